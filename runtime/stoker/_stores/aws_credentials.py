@@ -1,4 +1,4 @@
-"""AWS credentials in one event loop: where botocore's chain finds them, kept fresh; and signatures made with them."""
+"""AWS credentials in one event loop: where botocore's chain finds them, kept fresh; and who calls functions by them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as BotoCoreConnectionError
 
-from stoker._stores.credentials import Identity, RenewedCredentials
-from stoker._stores.http import Failure, error_of
-from stoker._stores.network import machine_vendor
+from stoker._stores.credentials import ExpiredCredentialsError, Identity, RenewedCredentials
+from stoker._stores.http import Failure, Rule, error_of
+from stoker._stores.network import lambda_region, machine_vendor
+from stoker._stores.options import ServedOptions
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,
     CredentialsError,
+    PermissionDeniedError,
     ServerError,
     StoreError,
     TransientError,
 )
 
-__all__ = ["AwsCredentials", "Keys", "botocore_session", "configured_region", "signed"]
+__all__ = ["AwsCaller", "AwsCredentials", "Keys", "botocore_session"]
 
 Keys: TypeAlias = tuple[str, str, str | None]
 
@@ -48,6 +50,7 @@ _NONE_FOUND = (
     "no AWS credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, "
     "run where a role is attached"
 )
+_NEEDED = "lambda:InvokeFunctionUrl and lambda:InvokeFunction on the function"
 
 
 class AwsCredentials:
@@ -162,23 +165,46 @@ def botocore_session(profile: str | None, keys: Keys | None) -> AioSession:
     return session
 
 
-def configured_region(session: AioSession) -> str | None:
-    """Return the region of ``AWS_DEFAULT_REGION`` or the profile, None if neither says one.
+class AwsCaller(AwsCredentials):
+    """Who has AWS credentials: each request is signed, for Lambda in the function's region.
+
+    The default of functions on Lambda (``AWS_IAM``). AWS Lambda, developer guide: "Control access to Lambda function
+    URLs".
+
+    Args:
+        url: of the function, whose host may name its region; else the configuration does.
+        options: profile and region.
+        environment: variables of this process.
+        otherwise: what else a user without credentials can do.
 
     Raises:
-        ConfigError: there is no such profile.
+        ConfigError: the region is not known, or there is no such profile.
     """
-    try:
-        region: str | None = session.get_config_variable("region")
-    except ProfileNotFound as error:
-        raise ConfigError(f"{error}; check AWS_PROFILE and the AWS configuration files") from error
-    return region
 
+    def __init__(self, url: str, options: ServedOptions, environment: Mapping[str, str], otherwise: str) -> None:
+        super().__init__(profile=options.profile, otherwise=otherwise)
+        region = options.region or lambda_region(url) or environment.get("AWS_REGION")
+        try:
+            region = region or self.session.get_config_variable("region")
+        except ProfileNotFound as error:
+            raise ConfigError(f"{error}; check AWS_PROFILE and the AWS configuration files") from error
+        if not region:
+            raise ConfigError(
+                f"{url} does not tell its AWS region; set AWS_REGION, ServedOptions(region=...) or --region"
+            )
+        self._region = region
 
-def signed(
-    url: str, headers: Mapping[str, str], signer: ReadOnlyCredentials, *, service: str, region: str
-) -> dict[str, str]:
-    """Return the headers of a GET with a signature over them and the URL: AWS's version 4, by botocore."""
-    request = AWSRequest(method="GET", url=url, headers=dict(headers))
-    SigV4Auth(signer, service, region).add_auth(request)
-    return dict(request.headers.items())
+    def headers(self, url: str, headers: Mapping[str, str], proof: ReadOnlyCredentials) -> Mapping[str, str]:
+        """Return the headers with a signature over them and the URL: AWS's version 4, by botocore."""
+        request = AWSRequest(method="GET", url=url, headers=dict(headers))
+        SigV4Auth(proof, "lambda", self._region).add_auth(request)
+        return dict(request.headers.items())
+
+    def rule(self, _status: int, code: str) -> Rule:
+        """Say what is missing. AWS does not always tell expired credentials from others, so new ones are tried."""
+        if code == "AccessDeniedException":
+            return PermissionDeniedError, f"these AWS credentials may not call the function; they need {_NEEDED}"
+        return ExpiredCredentialsError, (
+            f"AWS refuses these credentials: they need {_NEEDED}; or they have expired, are wrong, or sign for "
+            "another region (AWS_REGION, --region), or this machine's clock is off"
+        )

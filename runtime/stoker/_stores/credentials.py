@@ -14,7 +14,7 @@ from stoker.errors import CredentialsError, StoreError
 
 __all__ = [
     "ExpiredCredentialsError",
-    "Renewable",
+    "Credentials",
     "RenewedCredentials",
     "Endpoint",
     "Identity",
@@ -35,15 +35,27 @@ class ExpiredCredentialsError(CredentialsError):
     """Credentials have expired; others may be had where these came from."""
 
 
-class Renewable(Protocol[_C]):
+class Credentials(Protocol[_C]):
     """Where credentials come from."""
 
     async def current(self) -> _C:
-        """Return credentials, refreshed if they say themselves that they are about to expire."""
+        """Return credentials, refreshed if they say themselves that they are about to expire.
+
+        Raises:
+            CredentialsError: there are none.
+        """
         ...
 
     async def renew(self, used: _C) -> _C:
         """Look afresh, unless that was done since ``used`` were taken; return ``used`` if there are no others."""
+        ...
+
+    async def identity(self) -> Identity:
+        """Return whose they are.
+
+        Raises:
+            CredentialsError: there are none.
+        """
         ...
 
 

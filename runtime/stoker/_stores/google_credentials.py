@@ -26,15 +26,23 @@ from gcloud.aio.auth.token import (
 )
 from gcloud.aio.storage import Blob, Bucket, Storage
 
-from stoker._stores.credentials import RenewedCredentials
-from stoker._stores.http import Failure, error_of
+from stoker._stores.credentials import ExpiredCredentialsError, Identity, RenewedCredentials
+from stoker._stores.http import Failure, Rule, error_of
 from stoker._stores.network import machine_vendor, proxy_of, trusted
-from stoker.errors import ConnectionLostError, CredentialsError, ServerError, StokerError, TransientError
+from stoker._stores.options import ServedOptions
+from stoker.errors import (
+    ConnectionLostError,
+    CredentialsError,
+    PermissionDeniedError,
+    ServerError,
+    StokerError,
+    TransientError,
+)
 
 if TYPE_CHECKING:
     from requests import Session  # what the library's annotations say; its asyncio half takes aiohttp's
 
-__all__ = ["IdentityTokens", "signed_url", "source_of_tokens", "token_session"]
+__all__ = ["GoogleCaller", "IdentityTokens", "signed_url", "source_of_tokens", "token_session"]
 
 _ENDPOINT = "Google's token endpoint"
 _VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
@@ -185,6 +193,41 @@ class IdentityTokens:
             f"credentials of kind {source.token_type.value} identify no caller; name a service account that you may "
             "act for (--function-account, ServedOptions(service_account=...)), or use a service account's key"
         )
+
+
+class GoogleCaller:
+    """Who has Google credentials: each request carries an identity token for this function alone.
+
+    The default of functions on Cloud Run. Google Cloud, Cloud Run: "Authenticating service-to-service".
+    """
+
+    def __init__(self, url: str, options: ServedOptions, _environment: Mapping[str, str], otherwise: str) -> None:
+        self._tokens = IdentityTokens(options.service_account, otherwise=otherwise)
+        self._audience = url.rsplit("/", 2)[0]  # all but /v1/NAME is what tokens are made out to
+
+    async def current(self) -> str:
+        """Return a token that has not expired."""
+        return await self._tokens.get(self._audience)
+
+    async def renew(self, used: str) -> str:
+        """Return another one than was used, if it can be had."""
+        self._tokens.forget(self._audience, used)
+        return await self.current()
+
+    def headers(self, _url: str, headers: Mapping[str, str], proof: str) -> Mapping[str, str]:
+        """Return the headers with the token."""
+        return {**headers, "Authorization": f"Bearer {proof}"}
+
+    async def identity(self) -> Identity:
+        """Get a token, to know that one can be had; others follow it."""
+        await self.current()
+        return Identity(kind="identity tokens of Google's", is_renewed=True)
+
+    def rule(self, status: int, _code: str) -> Rule:
+        """Say what is missing."""
+        if status == 401:
+            return ExpiredCredentialsError, "Google does not take the identity token; log in again"
+        return PermissionDeniedError, "this Google account may not call the function; it needs roles/run.invoker on it"
 
 
 def _good_seconds(token: str) -> float:

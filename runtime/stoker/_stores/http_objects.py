@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from stoker._stores.credentials import Endpoint, ExpiredCredentialsError, Identity, Introduced, Renewable
+from stoker._stores.credentials import Credentials, Endpoint, ExpiredCredentialsError, Identity, Introduced
 from stoker._stores.http import Call, Destination, HttpReader, Reply
 from stoker._stores.location import Location, check_empty_range
 from stoker._stores.network import PerLoop
@@ -24,7 +24,7 @@ __all__ = ["Asked", "BucketObjects", "HttpObjects", "said_in"]
 _T = TypeVar("_T")
 
 
-class Access(Renewable[Any], Introduced, Protocol):
+class Access(Credentials[Any], Introduced, Protocol):
     """Connections and credentials of one store in one event loop."""
 
     @property

@@ -2,40 +2,63 @@
 
 What the store holds is what a manifest speaks of: the newest one, its versions, and their super-samples. Keys become
 paths of the function's by the manifest (``super-samples/{row}?version=``); nothing can be written.
+
+The function, or the platform in front of it, wants to know who calls: the bearer of a token of ours, a principal of
+AWS's, or one of Google's. The proof goes with the request to the function and nowhere else: one redirect of its is
+followed without it. An SDK is imported when its platform's identities are wanted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
-from stoker._stores.http import Call, Destination, Failure, Reply, Rule, error_of
+from stoker._stores.access_token import end_of
+from stoker._stores.credentials import Credentials, Endpoint, Identity, parse_date
+from stoker._stores.http import Call, Destination, Failure, HttpReader, Reply, Rule, error_of
 from stoker._stores.http_objects import Asked, HttpObjects
-from stoker._stores.http_store_access import ServedAccess, callers_of, said_of
+from stoker._stores.http_session import Connections
 from stoker._stores.location import Location, check_key, check_text
-from stoker._stores.network import PerLoop
-from stoker._stores.options import ServedOptions
+from stoker._stores.network import PerLoop, check_endpoint, is_this_machine, lambda_region
+from stoker._stores.options import Auth, HttpOptions, ServedOptions
 from stoker.abc import ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,
     ChecksumError,
+    ConfigError,
     CredentialsError,
     FormatError,
+    MissingExtraError,
     NotFoundError,
     ObjectChangedError,
     PermissionDeniedError,
+    ServerError,
     StoreError,
     UnexpectedAnswerError,
 )
 
-__all__ = ["HttpStore", "RowIndex", "super_samples", "version_of"]
+__all__ = [
+    "Bearer",
+    "Caller",
+    "HttpStore",
+    "RowIndex",
+    "ServedAccess",
+    "auth_of",
+    "callers_of",
+    "super_samples",
+    "version_of",
+]
 
 _BY_CODE: dict[str, Rule] = {
     "failed": (StoreError, "the function cannot answer this, and its log says why; ask whoever deployed it"),
@@ -49,6 +72,235 @@ _BY_CODE: dict[str, Rule] = {
 }
 _DATA_KEY = re.compile(r"data/([0-9a-f]{16})/([0-9]{8,10})", re.ASCII)
 _VERSION_KEY = re.compile(r"manifests/([0-9]{8,9})\.safetensors", re.ASCII)
+
+_WITHOUT = "send none with ServedOptions(anonymous=True) or --anonymous"
+# What those can do who have no credentials of the platform that a host belongs to.
+_OTHERWISE = f", set STOKER_TOKEN if the function wants a token, or {_WITHOUT}"
+_GOOGLE_DOMAINS = (".run.app", ".cloudfunctions.net")
+# Auth → the module that loads the platform's SDK, its caller, its extra.
+_PLATFORMS: Mapping[Auth, tuple[str, str, str]] = {
+    "aws": ("stoker._stores.aws_credentials", "AwsCaller", "s3"),
+    "google": ("stoker._stores.google_credentials", "GoogleCaller", "gcs"),
+}
+
+_REDIRECT = 307
+_STALE: Rule = (
+    ServerError,
+    "the bucket does not take the URL that the function has signed, which holds for a short time; ask for another",
+)
+_MAX_LOCATION_CHARACTERS = 8192
+_MAX_ORIGINS = 8  # the function itself, and the hosts of the bucket that it redirects to
+
+_P = TypeVar("_P")
+
+
+class Caller(Credentials[_P], Protocol[_P]):
+    """Who calls, by a proof that may end under way."""
+
+    def headers(self, url: str, headers: Mapping[str, str], proof: _P) -> Mapping[str, str]:
+        """Return the headers of a GET of ``url``, and among them who asks for it."""
+        ...
+
+    def rule(self, status: int, code: str) -> Rule:
+        """Return what it means that the platform refuses: by its status, 401 or 403, and its own code or none."""
+        ...
+
+
+def auth_of(url: str, options: ServedOptions, environment: Mapping[str, str]) -> Auth | None:
+    """Return how a reader of the data set at ``url`` says who it is; None is not at all.
+
+    It is what the options say; else there is a token in the environment; else it is what the platform that the host
+    belongs to wants by default.
+    """
+    host = urlsplit(url).hostname or ""
+    if options.anonymous or options.named_auth is not None:
+        return options.named_auth
+    if environment.get("STOKER_TOKEN"):
+        return "token"
+    if lambda_region(url):
+        return "aws"
+    return "google" if host.endswith(_GOOGLE_DOMAINS) else None
+
+
+class Bearer:
+    """Who has a ready token, or none."""
+
+    def __init__(self, token: str | None) -> None:
+        self._token = token
+
+    @classmethod
+    def of(cls, options: ServedOptions, environment: Mapping[str, str]) -> Bearer:
+        """Return who has the token of the options, else of the environment.
+
+        Raises:
+            ConfigError: there is none, or no header can carry it.
+        """
+        token = options.token or environment.get("STOKER_TOKEN")
+        if not token:
+            raise ConfigError(
+                f"a token is wanted, and there is none: set STOKER_TOKEN, or ServedOptions(token=...), or {_WITHOUT}"
+            )
+        return cls(ServedOptions(token=token).token)  # which checks it
+
+    async def current(self) -> str | None:
+        """Return the token."""
+        return self._token
+
+    async def renew(self, used: str | None) -> str | None:
+        """Return the same: there is no other."""
+        return used
+
+    def headers(self, _url: str, headers: Mapping[str, str], proof: str | None) -> Mapping[str, str]:
+        """Return the headers with the token."""
+        return headers if proof is None else {**headers, "Authorization": f"Bearer {proof}"}
+
+    async def identity(self) -> Identity:
+        """Return what kind of token it is, and when it ends if it is one of ours."""
+        if self._token is None:
+            return Identity(kind="none")
+        expires = end_of(self._token)
+        return Identity(kind="a ready token" if expires is None else "a token of stoker's", expires=expires)
+
+    def rule(self, status: int, _code: str) -> Rule:
+        """Say which identities there are."""
+        others = "ServedOptions(auth='aws') or (auth='google'), or --auth"
+        if self._token is None:
+            return CredentialsError, f"the platform wants to know who calls; set STOKER_TOKEN, or use {others}"
+        kind = CredentialsError if status == 401 else PermissionDeniedError
+        return kind, f"the platform, not the function, refuses the token; for identities of its own, use {others}"
+
+
+def callers_of(url: str, options: ServedOptions, environment: Mapping[str, str]) -> Callable[[], Caller[Any]]:
+    """Return what makes who reads the data set at ``url``, for one event loop, in which it raises ConfigError.
+
+    Raises:
+        MissingExtraError: the platform's SDK is not installed.
+    """
+    auth = auth_of(url, options, environment)
+    if auth is None:
+        return partial(Bearer, None)
+    if auth == "token":
+        return partial(Bearer.of, options, environment)
+    module, caller, extra = _PLATFORMS[auth]
+    try:
+        platform = import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"{url} is called with an identity of {auth}'s, which needs {error.name}; pip install 'stoker[{extra}]'"
+        ) from error
+    return partial(getattr(platform, caller), url, options, environment, _OTHERWISE)
+
+
+class ServedAccess:
+    """Connections to one function, and to where it redirects, in one event loop.
+
+    Args:
+        url: of the data set, https:// or http://.
+        caller: who calls.
+        http: connections and their limits.
+    """
+
+    def __init__(self, url: str, caller: Caller[Any], http: HttpOptions) -> None:
+        self._url, self._caller, self._http = url, caller, http
+        self._is_local = is_this_machine(urlsplit(url).hostname or "")
+        self._connections: dict[str, Connections] = {}
+        self.current, self.renew, self.identity = caller.current, caller.renew, caller.identity
+
+    @property
+    def reader(self) -> HttpReader:
+        """This: it follows one redirect."""
+        return self
+
+    writer = reader
+
+    def call(self, path: str, headers: Mapping[str, str], proof: Any, address: str) -> Call:
+        """Return a GET of a path below the data set's.
+
+        A condition in ``headers`` is for the function: where the bucket answers itself, its tags may be others.
+        """
+        url = f"{self._url}/{path}"
+        return Call(method="GET", url=url, headers=self._caller.headers(url, headers, proof), address=address)
+
+    async def read(self, call: Call, destination: Destination | None = None) -> Reply:
+        """Return the answer to a call from wherever the function sends us, which is asked for the same range only.
+
+        Raises:
+            StoreError: there was no answer, or a redirect must not be followed.
+        """
+        reply = await self._carried(call, destination)
+        if reply.status != _REDIRECT:
+            return reply
+        target = self._checked(reply.headers.get("Location", ""), call.address)
+        headers = {name: value for name, value in call.headers.items() if name == "Range"}
+        reply = await self._carried(replace(call, url=target, headers=headers), destination)
+        if 300 <= reply.status < 400:
+            raise StoreError(f"{call.address}: the function redirects to what redirects again; that is not followed")
+        if reply.status in (400, 401, 403):
+            raise error_of(Failure(address=call.address, status=reply.status), {str(reply.status): _STALE})
+        return reply
+
+    async def endpoint(self) -> Endpoint:
+        """Ask for a byte of the manifest without saying who asks: even a refusal says what time it is."""
+        call = Call(method="GET", url=f"{self._url}/manifest", headers={"Range": "bytes=0-0"}, address=self._url)
+        reply = await self._carried(call, None)
+        date = parse_date(reply.headers.get("Date"))
+        return Endpoint(address=self._url, region=lambda_region(self._url), date=date)
+
+    def shut_out(self, address: str, reply: Reply) -> StoreError:
+        """Return the error for a refusal of the platform's: the function has not seen the request."""
+        # AWS's type may be followed by a colon and where it is defined.
+        code = reply.headers.get("x-amzn-ErrorType", "").partition(":")[0]
+        said = _document(reply)
+        text = str(said.get("message") or said.get("Message") or "")
+        failure = Failure(address=address, status=reply.status, code=code, text=text)
+        return error_of(failure, {str(reply.status): self._caller.rule(reply.status, code)})
+
+    async def close(self) -> None:
+        """Close the connections; those of calls in progress break."""
+        for connections in self._connections.values():
+            await connections.close()
+        self._connections.clear()
+
+    async def _carried(self, call: Call, destination: Destination | None) -> Reply:
+        parts = urlsplit(call.url)
+        origin = f"{parts.scheme}://{parts.netloc}"
+        if origin not in self._connections:
+            if len(self._connections) >= _MAX_ORIGINS:
+                raise StoreError(f"{call.address}: the function redirects to ever more hosts; is it a stoker function?")
+            self._connections[origin] = Connections(self._http, origin)
+        return await self._connections[origin].reader.read(call, destination)
+
+    def _checked(self, location: str, address: str) -> str:
+        """Return where a redirect leads: to https, or on this machine where the function is on it, too.
+
+        It is a secret and not repeated, whatever is wrong with it.
+        """
+        try:
+            if len(location) > _MAX_LOCATION_CHARACTERS or not location.isascii() or not location.isprintable():
+                raise ValueError
+            parts = urlsplit(location)
+            check_endpoint(f"{parts.scheme}://{parts.netloc}", "the redirect")
+            is_safe = parts.scheme == "https" or (self._is_local and is_this_machine(parts.hostname or ""))
+        except (ValueError, ConfigError):
+            is_safe = False
+        if not is_safe or set(location) & set(" \\#"):
+            raise StoreError(f"{address}: the function redirects to where it must not; only https:// is followed")
+        return location
+
+
+def _said(reply: Reply) -> tuple[str, str]:
+    """Return the code and the message of an error of the function's, which is JSON; both empty of anybody else's."""
+    said = _document(reply)
+    return (str(said["error"]), str(said["message"])) if {"error", "message"} <= said.keys() else ("", "")
+
+
+def _document(reply: Reply) -> dict[str, Any]:
+    """Return the JSON object that an answer is; an empty one if it is none."""
+    try:
+        document = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 class HttpStore(HttpObjects[ServedAccess]):
@@ -106,7 +358,7 @@ class HttpStore(HttpObjects[ServedAccess]):
     async def _refusal(
         self, access: ServedAccess, _asked: Asked, _proof: Any, address: str, reply: Reply
     ) -> StoreError:
-        code, text = said_of(reply)
+        code, text = _said(reply)
         if not code and reply.status in (401, 403):
             return access.shut_out(address, reply)
         if code == "no-such-dataset":  # whatever of it was asked for

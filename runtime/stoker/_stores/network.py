@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import ssl
 from collections.abc import Callable
 from functools import cache
@@ -19,9 +20,10 @@ from urllib.request import getproxies, proxy_bypass
 
 from stoker.errors import ConfigError
 
-__all__ = ["check_endpoint", "is_this_machine", "machine_vendor", "proxy_of", "trusted", "PerLoop"]
+__all__ = ["check_endpoint", "is_this_machine", "lambda_region", "machine_vendor", "proxy_of", "trusted", "PerLoop"]
 
 _VENDOR = Path("/sys/class/dmi/id/sys_vendor")
+_LAMBDA_HOST = re.compile(r"[a-z0-9]+\.lambda-url\.([a-z0-9-]+)\.on\.aws", re.ASCII)
 _BUNDLES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 
 
@@ -69,6 +71,12 @@ def is_this_machine(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def lambda_region(url: str) -> str:
+    """Return the region of a Lambda function from its URL; empty if it is not one's."""
+    match = _LAMBDA_HOST.fullmatch(urlsplit(url).hostname or "")
+    return match[1] if match else ""
 
 
 def machine_vendor() -> str:

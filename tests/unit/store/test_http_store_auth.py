@@ -17,7 +17,7 @@ from aiohttp import web
 from stoker import ServedOptions, open_store
 from stoker._format.manifest import POINTER_KEY
 from stoker._stores import google_credentials as google_identity
-from stoker._stores.http_store_access import auth_of, callers_of
+from stoker._stores.http_store import auth_of, callers_of
 from stoker.abc import Store
 from stoker.errors import (
     ConfigError,

@@ -12,7 +12,7 @@ from stoker import GcsOptions, S3Options, ServedOptions, StoreOptions, open_stor
 from stoker._stores.access_token import Grant
 from stoker._stores.credentials import Endpoint, Identity, Introduced, parse_date
 from stoker._stores.http import Call, Reply
-from stoker._stores.http_store_access import ServedAccess
+from stoker._stores.http_store import ServedAccess
 from stoker.errors import ConnectionLostError
 from stoker_functions.serve import TokenKeys
 
