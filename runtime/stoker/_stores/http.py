@@ -75,7 +75,6 @@ class Call:
 
     Attributes:
         data: the body to send.
-        chunked: send it in HTTP chunks, its length unsaid.
 
     Raises:
         ConfigError: a header has what HTTP cannot carry; it may be a secret and is not repeated.
@@ -86,7 +85,6 @@ class Call:
     headers: Mapping[str, str] = field(repr=False)
     address: str
     data: object = field(default=None, repr=False)
-    chunked: bool = False
 
     def __post_init__(self) -> None:
         for name, value in self.headers.items():

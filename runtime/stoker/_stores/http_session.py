@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
+from io import BytesIO
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -233,8 +234,7 @@ def _request(
         call.method,
         URL(call.url, encoded=True),
         headers={**call.headers, "Accept-Encoding": "identity"},
-        data=call.data,
-        chunked=call.chunked or None,
+        data=BytesIO(call.data) if isinstance(call.data, bytes) else call.data,  # which is sent in pieces
         allow_redirects=False,
         trace_request_ctx=until_head,
     )
