@@ -105,19 +105,19 @@ class GcsAccess(Connections):
             date=parse_date(reply.headers.get("Date")),
         )
 
-    def call(self, asked: Asked, key: str, token: str | None, address: str) -> Call:
-        """Return a request that ``token`` authorises; ``key`` is within the bucket, empty for what it lists."""
-        method, headers = asked.method, self.headers(token) | asked.headers
+    def call(self, asked: Asked, place: str, proof: str | None, address: str) -> Call:
+        """Return a request that ``proof`` authorises; ``place`` is a key, empty for the bucket's list."""
+        method, headers = asked.method, self.headers(proof) | asked.headers
         url = f"{self._root_url}/storage/v1/b/{self._bucket}/o"
         query = dict(asked.query or {})
-        if key and not query and asked.only_reads:
+        if place and not query and asked.only_reads:
             query["alt"] = "media"
         if asked.body is not None:
             method, url = "POST", f"{self._root_url}/upload/storage/v1/b/{self._bucket}/o"
-            query |= {"uploadType": "media", "name": key}
+            query |= {"uploadType": "media", "name": place}
             headers["Content-Type"] = "application/octet-stream"
-        elif key:
-            url = f"{url}/{quote(key, safe='')}"
+        elif place:
+            url = f"{url}/{quote(place, safe='')}"
         if asked.tag is not None or asked.is_new:
             query["ifGenerationMatch"] = "0" if asked.tag is None else _generation(asked.tag)
         url = f"{url}?{urlencode(query)}" if query else url
@@ -243,9 +243,6 @@ class GcsStore(BucketObjects[GcsAccess]):
             return json.loads(reply.body), complaint
         except (ValueError, RecursionError):
             raise UnexpectedAnswerError(complaint) from None
-
-    def _call(self, access: GcsAccess, asked: Asked, proof: str | None, address: str) -> Call:
-        return access.call(asked, "" if asked.key is None else self._at.full_key(asked.key), proof, address)
 
     async def _refusal(
         self, access: GcsAccess, asked: Asked, proof: str | None, address: str, reply: Reply

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from stoker._stores.credentials import Credentials, Endpoint, ExpiredCredentialsError, Identity, Introduced
 from stoker._stores.http import Call, Destination, HttpReader, Reply
-from stoker._stores.location import Location, check_empty_range
+from stoker._stores.location import Location, check_found
 from stoker._stores.network import PerLoop
 from stoker._stores.object_store import ObjectStore
 from stoker.abc import ObjectInfo
@@ -35,6 +35,17 @@ class Access(Credentials[Any], Introduced, Protocol):
     @property
     def writer(self) -> HttpReader:
         """What performs all else."""
+        ...
+
+    def call(self, asked: Asked, place: str, proof: Any, address: str) -> Call:
+        """Return a request with the proof of who asks.
+
+        Args:
+            asked: what for.
+            place: the key within the bucket, empty for the bucket; or the path that ``asked`` has.
+            proof: the credentials in use.
+            address: of what is asked for, for messages.
+        """
         ...
 
     async def close(self) -> None:
@@ -116,7 +127,7 @@ class HttpObjects(ObjectStore, Generic[_A]):
         self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
     ) -> ObjectInfo:
         if start == end:
-            return check_empty_range(self._at, await self._head(key), start, tag)
+            return check_found(self._at.object_url(key), await self._head(key), start, end, tag)
         asked = Asked("GET", key, f"bytes={start}-{end - 1}", tag)
         reply = await self._ask(asked, Destination(into, start, end, begun))
         return self._info(key, reply) or await self._head(key)
@@ -127,11 +138,13 @@ class HttpObjects(ObjectStore, Generic[_A]):
         Raises:
             StoreError: it was refused, or there was no answer.
         """
-        access, address = self._access.get(), self.url if asked.key is None else self._at.object_url(asked.key)
+        access, address, place = self._access.get(), self.url, asked.path
+        if asked.key is not None:
+            address, place = self._at.object_url(asked.key), place or self._at.full_key(asked.key)
         used, is_renewed = await access.current(), False
         while True:
             carrier = access.reader if asked.only_reads else access.writer
-            reply = await carrier.read(self._call(access, asked, used, address), destination)
+            reply = await carrier.read(access.call(asked, place, used, address), destination)
             if not reply.refused or (not asked.only_reads and 200 <= reply.status < 300):
                 return reply
             error = await self._refusal(access, asked, used, address, reply)
@@ -141,10 +154,6 @@ class HttpObjects(ObjectStore, Generic[_A]):
             if renewed == used:
                 raise error
             used = renewed
-
-    @abstractmethod
-    def _call(self, access: _A, asked: Asked, proof: Any, address: str) -> Call:
-        """Return the request, with the proof of who asks."""
 
     @abstractmethod
     async def _refusal(self, access: _A, asked: Asked, proof: Any, address: str, reply: Reply) -> StoreError:

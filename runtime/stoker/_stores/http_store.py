@@ -29,7 +29,7 @@ from stoker._stores.credentials import Credentials, Endpoint, Identity, parse_da
 from stoker._stores.http import Call, Destination, Failure, HttpReader, Reply, Rule, error_of
 from stoker._stores.http_objects import Asked, HttpObjects
 from stoker._stores.http_session import Connections
-from stoker._stores.location import Location, check_key, check_text
+from stoker._stores.location import Location, check_found, check_key, check_text
 from stoker._stores.network import PerLoop, check_endpoint, is_this_machine, lambda_region
 from stoker._stores.options import Auth, HttpOptions, ServedOptions
 from stoker.abc import ObjectInfo
@@ -41,7 +41,6 @@ from stoker.errors import (
     FormatError,
     MissingExtraError,
     NotFoundError,
-    ObjectChangedError,
     PermissionDeniedError,
     ServerError,
     StoreError,
@@ -213,13 +212,14 @@ class ServedAccess:
 
     writer = reader
 
-    def call(self, path: str, headers: Mapping[str, str], proof: Any, address: str) -> Call:
+    def call(self, asked: Asked, place: str, proof: Any, address: str) -> Call:
         """Return a GET of a path below the data set's.
 
-        A condition in ``headers`` is for the function: where the bucket answers itself, its tags may be others.
+        Its condition is for the function: where the bucket answers itself, its tags may be others.
         """
-        url = f"{self._url}/{path}"
-        return Call(method="GET", url=url, headers=self._caller.headers(url, headers, proof), address=address)
+        url, condition = f"{self._url}/{place}", {} if asked.tag is None else {"If-Match": f'"{asked.tag}"'}
+        headers = self._caller.headers(url, asked.headers | condition, proof)
+        return Call(method="GET", url=url, headers=headers, address=address)
 
     async def read(self, call: Call, destination: Destination | None = None) -> Reply:
         """Return the answer to a call from wherever the function sends us, which is asked for the same range only.
@@ -325,9 +325,8 @@ class HttpStore(HttpObjects[ServedAccess]):
         self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
     ) -> ObjectInfo:
         info = await super()._get_range(key, start, end, into, tag, begun)
-        if tag not in (None, info.tag):  # the bucket may have answered, which was not told the condition
-            raise ObjectChangedError(f"{self._at.object_url(key)} was overwritten: its tag is no longer {tag}")
-        return info
+        # The bucket may have answered, which was not told the condition.
+        return check_found(self._at.object_url(key), info, start, end, tag)
 
     async def _head(self, key: str) -> ObjectInfo:
         """Return size and tag, with a byte: function platforms answer a HEAD with the length of what they saw, 0."""
@@ -350,10 +349,6 @@ class HttpStore(HttpObjects[ServedAccess]):
         if version := version_of(key):
             self._pinned.add(version)
         return reply
-
-    def _call(self, access: ServedAccess, asked: Asked, proof: Any, address: str) -> Call:
-        condition = {} if asked.tag is None else {"If-Match": f'"{asked.tag}"'}
-        return access.call(asked.path, asked.headers | condition, proof, address)
 
     async def _refusal(
         self, access: ServedAccess, _asked: Asked, _proof: Any, address: str, reply: Reply

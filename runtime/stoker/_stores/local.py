@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from stoker._base.threads import in_thread
-from stoker._stores.location import Location, check_key, check_text
+from stoker._stores.location import Location, check_found, check_key, check_text
 from stoker._stores.object_store import ObjectStore
 from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
@@ -35,7 +35,6 @@ from stoker.errors import (
     ObjectChangedError,
     PermissionDeniedError,
     PreconditionFailedError,
-    RangeBeyondEndError,
     ServerError,
     StoreError,
     TruncatedError,
@@ -95,13 +94,7 @@ class LocalStore(ObjectStore):
 
         def read(cancelled: threading.Event) -> ObjectInfo:
             with self._opened(key, path) as (file, info):
-                if tag not in (None, info.tag):
-                    raise ObjectChangedError(f"{self._at.object_url(key)} changed: its tag is no longer {tag}")
-                if end > info.size_bytes:
-                    raise RangeBeyondEndError(
-                        f"{self._at.object_url(key)} has {info.size_bytes} bytes; "
-                        f"range [{start}, {end}) goes beyond its end"
-                    )
+                check_found(self._at.object_url(key), info, start, end, tag)
                 self._fill(file, info, into, start, cancelled)
                 return info
 

@@ -18,7 +18,7 @@ __all__ = [
     "STORES",
     "Location",
     "check_conditions",
-    "check_empty_range",
+    "check_found",
     "check_key",
     "check_range",
     "check_text",
@@ -219,18 +219,17 @@ def check_range(start: int, end: int, into: memoryview) -> None:
         raise ConfigError(f"'into' has {into.nbytes} bytes for the {end - start} of range [{start}, {end})")
 
 
-def check_empty_range(location: Location, info: ObjectInfo, start: int, tag: str | None) -> ObjectInfo:
-    """Return ``info`` if ``[start, start)`` can be read from that object; HTTP cannot ask for an empty range.
+def check_found(address: str, info: ObjectInfo, start: int, end: int, tag: str | None) -> ObjectInfo:
+    """Return ``info`` if ``[start, end)`` of the object can be read.
 
     Raises:
         ObjectChangedError: the object has not the ``tag``.
-        RangeBeyondEndError: ``start`` is beyond its end.
+        RangeBeyondEndError: it ends before the range does.
     """
-    address = location.object_url(info.key)
     if tag not in (None, info.tag):
         raise ObjectChangedError(f"{address} was overwritten: its tag is no longer {tag}")
-    if start > info.size_bytes:
-        raise RangeBeyondEndError(f"{address} has {info.size_bytes} bytes, fewer than {start}")
+    if end > info.size_bytes:
+        raise RangeBeyondEndError(f"{address} has {info.size_bytes} bytes; range [{start}, {end}) goes beyond its end")
     return info
 
 

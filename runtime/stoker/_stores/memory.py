@@ -8,15 +8,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from stoker._stores.location import Location
+from stoker._stores.location import Location, check_found
 from stoker._stores.object_store import ObjectStore
 from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,
     NotFoundError,
-    ObjectChangedError,
     PreconditionFailedError,
-    RangeBeyondEndError,
 )
 
 __all__ = ["MemoryStore"]
@@ -51,12 +49,7 @@ class MemoryStore(ObjectStore):
     ) -> ObjectInfo:
         """Copy at once: nobody is told that it begins."""
         data, info = await self._read(key)
-        if tag not in (None, info.tag):
-            raise ObjectChangedError(f"{self._at.object_url(key)} was overwritten: its tag is no longer {tag}")
-        if end > len(data):
-            raise RangeBeyondEndError(
-                f"{self._at.object_url(key)} has {len(data)} bytes; range [{start}, {end}) goes beyond its end"
-            )
+        check_found(self._at.object_url(key), info, start, end, tag)
         into[:] = memoryview(data)[start:end]
         return info
 

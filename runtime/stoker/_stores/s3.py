@@ -10,11 +10,9 @@ from typing import Any
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
-from botocore.credentials import ReadOnlyCredentials
-
 from stoker._base.meter import PriceKey
 from stoker._stores.credentials import ExpiredCredentialsError
-from stoker._stores.http import Call, Failure, Reply, Rule, error_of
+from stoker._stores.http import Failure, Reply, Rule, error_of
 from stoker._stores.http_objects import Asked, BucketObjects
 from stoker._stores.location import Location
 from stoker._stores.options import S3Options
@@ -152,9 +150,6 @@ class S3Store(BucketObjects[S3Access]):
 
     async def _delete(self, key: str) -> None:
         await self._ask(Asked("DELETE", key))
-
-    def _call(self, access: S3Access, asked: Asked, proof: ReadOnlyCredentials | None, address: str) -> Call:
-        return access.call(asked, "" if asked.key is None else self._at.full_key(asked.key), proof, address)
 
     async def _refusal(self, _access: S3Access, asked: Asked, _proof: Any, address: str, reply: Reply) -> StoreError:
         return error_of(_failure(address, reply, writing=asked.body is not None), _BY_CODE)

@@ -89,8 +89,8 @@ class S3Access(Connections):
             date=parse_date(reply.headers.get("Date")),
         )
 
-    def call(self, asked: Asked, key: str, signer: ReadOnlyCredentials | None, address: str) -> Call:
-        """Return a request, signed by ``signer`` unless that is None; ``key`` is within the bucket, empty for itself.
+    def call(self, asked: Asked, place: str, proof: ReadOnlyCredentials | None, address: str) -> Call:
+        """Return a request, signed by ``proof`` unless that is None; ``place`` is a key, empty for the bucket.
 
         On AWS, what is written carries its checksum. Many S3-compatible services know none.
         """
@@ -101,15 +101,15 @@ class S3Access(Connections):
             headers["If-None-Match"] = "*"
         if self._options.requester_pays:
             headers["x-amz-request-payer"] = "requester"
-        method, url = asked.method, self._url(key, asked.query)
+        method, url = asked.method, self._url(place, asked.query)
         request = AWSRequest(method=method, url=url, headers=headers, data=asked.body)
         if asked.body is not None and not self.endpoint_url:
             request.headers[_CHECKSUM] = b64encode(crc32(asked.body).to_bytes(4, "big")).decode()
             # So the body need not be hashed for the signature, too.
             request.context["checksum"] = {"request_algorithm": {"in": "header", "name": _CHECKSUM}}
             request.context["has_streaming_input"] = True
-        if signer is not None:
-            S3SigV4Auth(signer, "s3", self._target.region).add_auth(request)
+        if proof is not None:
+            S3SigV4Auth(proof, "s3", self._target.region).add_auth(request)
         headers = dict(request.headers.items())
         return Call(method=method, url=url, headers=headers, address=address, data=asked.body)
 
