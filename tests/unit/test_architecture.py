@@ -30,7 +30,7 @@ MAY_IMPORT = {
 }
 HEAVY = ("torch", "boto3", "botocore", "aioboto3", "aiobotocore", "gcloud", "PIL", "simplejpeg", "sklearn", "moto")
 # Those whose business is one of them; the rest of the runtime imports these only where they are used.
-_OF_S3 = ("aws_credentials", "s3", "s3_access")
+_OF_S3 = ("aws_credentials", "s3")
 _OF_GCS = ("gcs", "google_credentials")
 ADAPTERS = {"stoker.images", *(f"stoker._stores.{name}" for name in (*_OF_S3, *_OF_GCS))}
 

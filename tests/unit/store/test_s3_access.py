@@ -9,7 +9,7 @@ from stoker import ConfigError, NotFoundError, S3Options, open_store
 from stoker._base.meter import PriceKey
 from stoker._stores.aws_credentials import botocore_session
 from stoker._stores.object_store import metered, price_key
-from stoker._stores.s3_access import Target, _target
+from stoker._stores.s3 import Target, _target
 from stoker_local import LocalBucket
 
 ENVIRONMENT = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
@@ -96,7 +96,7 @@ def test_prices_of_a_store_in_use_are_found_without_another_session_of_botocore(
         with pytest.raises(NotFoundError):
             await store.head("x")
         monkeypatch.delenv("AWS_ENDPOINT_URL")
-        monkeypatch.setattr("stoker._stores.s3_access.botocore_session", None)
+        monkeypatch.setattr("stoker._stores.s3.botocore_session", None)
         found = price_key(metered(store))
         await store.close()
         return found
