@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from stoker._base.arguments import check_picklable, explain_arguments
 from stoker._base.meter import Operation
 from stoker._base.sizes import format_bytes, parse_bytes
-from stoker._base.threads import LoopThread
+from stoker._base.threads import LoopThread, PerLoop
 from stoker._cost.prices import Prices
 from stoker._fetch.config import FetchConfig, check_fetch
 from stoker._fetch.samples import SampleReader
@@ -27,7 +27,6 @@ from stoker._format.schema import Schema
 from stoker._format.versions import read_manifest
 from stoker._memory.budget import SampleMemory
 from stoker._stores import StoreOptions, open_reader, url_of
-from stoker._stores.network import PerLoop
 from stoker._stores.object_store import ObjectStore, metered
 from stoker.abc import RangeReadable
 from stoker.errors import ArgumentError, ConfigError

@@ -10,7 +10,7 @@ from stoker._base.plugins import load_plugin, plugin_names
 from stoker._fanout.board import FanoutConfig, Task
 from stoker._fanout.driver import Driver
 from stoker._fanout.report import Report
-from stoker._stores.network import check_endpoint
+from stoker._stores.options import check_endpoint
 from stoker.abc import Answer, Executor
 from stoker.errors import ConfigError, FunctionError, StokerError, TransientError
 

@@ -13,7 +13,7 @@ import aiohttp
 from aiohappyeyeballs import AddrInfoType
 
 from stoker._stores.http import Failure, Rule, error_of
-from stoker._stores.network import proxy_of, trusted
+from stoker._stores.options import proxy_of, trusted
 from stoker.errors import (
     CredentialsError,
     DeadlineError,

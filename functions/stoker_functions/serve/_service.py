@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any, cast
 
 from stoker._base.retry import RetryingStore, RetryPolicy
+from stoker._base.threads import PerLoop
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.samples import SampleReader
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
@@ -24,7 +25,6 @@ from stoker._format.versions import read_manifest
 from stoker._memory.budget import SampleMemory
 from stoker._stores import Store
 from stoker._stores.access_token import TokenKeys
-from stoker._stores.network import PerLoop
 from stoker.errors import (
     ConfigError,
     CredentialsError,

@@ -16,11 +16,11 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from stoker.errors import StokerError
 
-__all__ = ["LoopThread", "WithdrawableMemory", "in_thread", "in_thread_until_cancelled"]
+__all__ = ["LoopThread", "PerLoop", "WithdrawableMemory", "in_thread", "in_thread_until_cancelled"]
 
 T = TypeVar("T")
 
@@ -178,9 +178,10 @@ class LoopThread:
 
 
 _instances: weakref.WeakSet[LoopThread] = weakref.WeakSet()
-_inherited: list[tuple[_Running, set[asyncio.Task[Any]]]] = []
-"""Kept for ever: collecting an inherited loop would close it, and with it watches that the parent needs; and collecting
-a task that waits there would run its clean-up, and complain."""
+_inherited: list[object] = []
+"""Kept for ever: collecting an inherited loop would close it, and with it watches that the parent needs; collecting a
+task that waits there would run its clean-up, and complain; and closing what belongs to a loop would say goodbye on the
+parent's TLS connections, and take its sockets out of the epoll set that the two processes share."""
 
 
 def _serve(
@@ -321,3 +322,37 @@ async def in_thread_until_cancelled(work: Callable[[], T], executor: Executor, l
             if ended.is_set():
                 left.discard(ended)
         raise
+
+
+class PerLoop(Generic[T]):
+    """One value per event loop, made on first use in it; loops in several threads may use the same one."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._pid = os.getpid()
+        # No lock: each entry is written only by its own loop's thread, and a lock may be held while forking.
+        self._made: dict[asyncio.AbstractEventLoop, T] = {}
+
+    def get(self) -> T:
+        """Return the running loop's value."""
+        loop = asyncio.get_running_loop()
+        self._drop_dead()
+        if (value := self._made.get(loop)) is None:
+            value = self._made[loop] = self._make()
+        return value
+
+    def any(self) -> T | None:
+        """Return a value that is there, of whatever loop; None if there is none."""
+        return next(iter(tuple(self._made.values())), None)
+
+    def take(self) -> T | None:
+        """Remove and return the running loop's value, for its end; None if there is none."""
+        self._drop_dead()
+        return self._made.pop(asyncio.get_running_loop(), None)
+
+    def _drop_dead(self) -> None:
+        if self._pid != os.getpid():
+            _inherited.append(self._made)
+            self._made, self._pid = {}, os.getpid()
+        for loop in [loop for loop in tuple(self._made) if loop.is_closed()]:
+            self._made.pop(loop, None)

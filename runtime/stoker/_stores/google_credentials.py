@@ -28,8 +28,7 @@ from gcloud.aio.storage import Blob, Bucket, Storage
 
 from stoker._stores.credentials import ExpiredCredentialsError, Identity, RenewedCredentials
 from stoker._stores.http import Failure, Rule, error_of
-from stoker._stores.network import machine_vendor, proxy_of, trusted
-from stoker._stores.options import ServedOptions
+from stoker._stores.options import ServedOptions, machine_vendor, proxy_of, trusted
 from stoker.errors import (
     ConnectionLostError,
     CredentialsError,

@@ -20,8 +20,7 @@ from urllib.parse import urlsplit
 from aiohappyeyeballs import AddrInfoType, start_connection
 
 from stoker._stores.http import Answer, Call, Destination, Reply
-from stoker._stores.network import trusted
-from stoker._stores.options import HttpOptions
+from stoker._stores.options import HttpOptions, trusted
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError, StoreError, TruncatedError
 
 __all__ = ["CHECK", "Dialled", "Dialer", "DirectReader"]

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from stoker._base.threads import PerLoop
 from stoker._stores.credentials import Credentials, Endpoint, ExpiredCredentialsError, Identity, Introduced
 from stoker._stores.http import Call, Destination, HttpReader, Reply
 from stoker._stores.location import Location, check_found
-from stoker._stores.network import PerLoop
 from stoker._stores.object_store import ObjectStore
 from stoker.abc import ObjectInfo
 from stoker.errors import StoreError, UnexpectedAnswerError

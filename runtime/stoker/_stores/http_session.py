@@ -32,8 +32,7 @@ from stoker._stores.http import (
     without_secrets,
 )
 from stoker._stores.http_direct import CHECK, DirectReader
-from stoker._stores.network import proxy_of, trusted
-from stoker._stores.options import HttpOptions
+from stoker._stores.options import HttpOptions, proxy_of, trusted
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,

@@ -23,6 +23,7 @@ from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from stoker._base.threads import PerLoop
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._stores.access_token import end_of
 from stoker._stores.credentials import Credentials, Endpoint, Identity, parse_date
@@ -30,8 +31,7 @@ from stoker._stores.http import Call, Destination, Failure, HttpReader, Reply, R
 from stoker._stores.http_objects import Asked, HttpObjects
 from stoker._stores.http_session import Connections
 from stoker._stores.location import Location, check_found, check_key, check_text
-from stoker._stores.network import PerLoop, check_endpoint, is_this_machine, lambda_region
-from stoker._stores.options import Auth, HttpOptions, ServedOptions
+from stoker._stores.options import Auth, HttpOptions, ServedOptions, check_endpoint, is_this_machine, lambda_region
 from stoker.abc import ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from stoker._base.fields import printable
 from stoker._base.plugins import plugin_names
-from stoker._stores.network import check_endpoint, is_this_machine
+from stoker._stores.options import check_endpoint, is_this_machine
 from stoker.abc import ObjectInfo
 from stoker.errors import ConfigError, ObjectChangedError, RangeBeyondEndError, StoreError
 

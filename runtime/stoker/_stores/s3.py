@@ -27,8 +27,7 @@ from stoker._stores.http import Call, Failure, Reply, Rule, error_of
 from stoker._stores.http_objects import Asked, BucketObjects
 from stoker._stores.http_session import Connections
 from stoker._stores.location import Location
-from stoker._stores.network import check_endpoint
-from stoker._stores.options import S3Options
+from stoker._stores.options import S3Options, check_endpoint
 from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,

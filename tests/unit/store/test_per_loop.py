@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from stoker._stores.network import PerLoop
+from stoker._base.threads import PerLoop
 
 
 class Thing:
@@ -66,7 +66,7 @@ def test_a_taken_value_is_made_anew() -> None:
 
 def test_after_a_fork_the_inherited_value_is_kept_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[object] = []
-    monkeypatch.setattr("stoker._stores.network._inherited", kept)
+    monkeypatch.setattr("stoker._base.threads._inherited", kept)
     things = PerLoop(Thing)
 
     async def main() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker import GcsOptions, S3Options, open_store
-from stoker._stores.network import proxy_of
+from stoker._stores.options import proxy_of
 from stoker.abc import Store
 from stoker.errors import ConfigError, ConnectionLostError, StoreError
 from support.stores import keys_of, read_range
