@@ -30,7 +30,7 @@ from stoker.errors import ConfigError, StateError
 from stoker_torch._config import Budget, LoaderArguments
 from stoker_torch._figures import LoaderPlan, LoaderStatistics, LoopStatistics
 from stoker_torch._iteration import Iteration, LoaderResources
-from stoker_torch._pool import SamplePool
+from stoker_torch._pool import SamplePool, has_functions
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank
 from stoker_torch._state import RunState, SourceState
 from stoker_torch._tensors import BufferPool, can_pin_memory
@@ -144,7 +144,8 @@ class Loader:
         self._resources = resources = LoaderResources.open(config.url, config)
         resources.pins_memory, resources.gathers_ahead = pins_memory, self._buffers is None
         resources.rows = gather_rows if self._buffers is None else self._buffers.gather_rows  # which knows the stream
-        resources.pool = SamplePool.of(config, threads=os.cpu_count() or 1, pin_memory=pins_memory)
+        if has_functions(config):
+            resources.pool = SamplePool(config, threads=os.cpu_count() or 1, pin_memory=pins_memory)
         if self._budget.dollars is not None:
             resources.allowance = Allowance(parse_dollars(self._budget.dollars), self.world_size)
         try:

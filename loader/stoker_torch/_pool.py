@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from time import monotonic
@@ -23,7 +23,7 @@ from stoker_torch._config import StreamConfig, WorkerOptions
 from stoker_torch._tensors import pinned, stacked
 from stoker_torch._user_functions import ContextOf, Crew, asks_for_context, with_context
 
-__all__ = ["PendingBatch", "SamplePool", "SampleWork"]
+__all__ = ["PendingBatch", "SamplePool", "has_functions"]
 
 _log = logging.getLogger("stoker")
 
@@ -34,58 +34,29 @@ Columns = Mapping[str, Any]
 NameOf = Callable[[int], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleWork:
-    """What is done to the samples of a batch.
-
-    Attributes:
-        decode: column → function of one value.
-        transform: function of one sample.
-        collate: function of the list of samples.
-        batch_transform: function of the batch.
-        pin_memory: whether what came of it is put into page-locked memory.
-        timeout_seconds: for which a batch is waited for; None: without a limit.
-    """
-
-    decode: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    transform: Callable[..., Any] | None = None
-    collate: Callable[[list[Any]], Any] | None = None
-    batch_transform: Callable[[Any], Any] | None = None
-    pin_memory: bool = False
-    timeout_seconds: float | None = None
-
-    @property
-    def by_sample(self) -> bool:
-        """Whether samples are handled one by one."""
-        return bool(self.decode) or self.transform is not None or self.collate is not None
-
-    @property
-    def is_none(self) -> bool:
-        """Whether there is nothing that a pool is needed for."""
-        return not self.by_sample and self.batch_transform is None
+def has_functions(config: StreamConfig) -> bool:
+    """Return whether settings have functions that a pool is needed for."""
+    functions = config.transform, config.collate, config.batch_transform
+    return bool(config.decode) or any(function is not None for function in functions)
 
 
 class PendingBatch:
     """A batch that is being worked on, part by part; whoever ends the last part finishes it.
 
     Args:
-        parts: how many; at least one.
-        places: how many samples.
-        sample: returns the sample at a place.
-        finish: makes the batch of its samples.
-        wait: waits for a result, or raises what says why there is none.
+        pool: works on it.
+        columns: name → values, tensors or ragged columns of one length.
+        name_of: names a sample of the batch, for errors.
+        context_of: returns a sample's context, for functions that ask for it.
+        samples: number of samples that are handled one by one.
+        parts: number of parts, at least one.
     """
 
     def __init__(
-        self,
-        parts: int,
-        places: int,
-        sample: Callable[[int], Any],
-        finish: Callable[[list[Any]], Any],
-        wait: Callable[[Future[Any]], Any],
+        self, pool: SamplePool, columns: Columns, name_of: NameOf, context_of: ContextOf, samples: int, parts: int
     ) -> None:
-        self._samples: list[Any] = [None] * places
-        self._sample, self._finish, self._wait = sample, finish, wait
+        self._pool, self.columns, self.name_of, self.context_of = pool, columns, name_of, context_of
+        self.samples: list[Any] = [None] * samples
         self._parts_left = parts
         self._lock = threading.Lock()
         self._result: Future[Any] = Future()
@@ -96,12 +67,12 @@ class PendingBatch:
             for place in part:
                 if self._result.done():  # another part failed, or nobody waits for the batch any more
                     return
-                self._samples[place] = self._sample(place)
+                self.samples[place] = self._pool.make_sample(self, place)
             with self._lock:
                 self._parts_left -= 1
                 if self._parts_left:
                     return
-            self._result.set_result(self._finish(self._samples))
+            self._result.set_result(self._pool.finish(self))
         except BaseException as error:  # noqa: BLE001 - a thread's boundary: whatever it is, the training loop gets it
             self.fail(error)
 
@@ -118,61 +89,41 @@ class PendingBatch:
             SampleTimeoutError: a function has not returned in time.
             BaseException: what is not an ``Exception`` (``SystemExit``, say) comes as a user's function raised it.
         """
-        return self._wait(self._result)
+        return self._pool.wait_for(self._result)
 
 
 class SamplePool:
     """Threads that work on samples, started with the first batch; not to be fed by two threads at a time.
 
     Args:
-        work: what to do.
-        workers: how many threads.
-        max_bad_samples: how many samples may fail over the life of the pool.
+        config: settings with the functions, how long they may take and how many samples may fail.
+        threads: number of threads where the settings name none.
+        collate: function of the list of samples, in place of the settings' own.
+        pin_memory: whether batches are put into page-locked memory.
 
     Attributes:
         bad_samples: how many have failed.
     """
 
-    def __init__(self, work: SampleWork, workers: int, max_bad_samples: int) -> None:
-        self._work = work
-        by_value = [*work.decode.values(), *([] if work.transform is None else [work.transform])]
-        self._needs_context = any(map(asks_for_context, by_value))
-        self._decode = [
-            (name, f"decode of column {name!r}", with_context(function)) for name, function in work.decode.items()
-        ]
-        self._transform = None if work.transform is None else with_context(work.transform)
-        self._workers = workers
-        self._allowed = max_bad_samples
-        self.bad_samples = 0
-        self._begin()
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         config: StreamConfig,
         *,
         threads: int,
         collate: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
-    ) -> SamplePool | None:
-        """Return the pool that settings ask for, None if there is nothing to do.
-
-        Args:
-            config: the settings.
-            threads: number of threads where the settings name none.
-            collate: function of the list of samples, in place of the settings' own.
-            pin_memory: whether batches are put into page-locked memory.
-        """
-        workers = WorkerOptions.of(config.workers)
-        work = SampleWork(
-            decode=config.decode or {},
-            transform=config.transform,
-            collate=collate or config.collate,
-            batch_transform=config.batch_transform,
-            pin_memory=pin_memory,
-            timeout_seconds=workers.timeout_seconds or None,
-        )
-        return None if work.is_none else cls(work, workers.threads or threads, workers.max_bad_samples)
+    ) -> None:
+        self._config, self._options = config, WorkerOptions.of(config.workers)
+        self._workers = self._options.threads or threads
+        self._collate, self._pin_memory = collate or config.collate, pin_memory
+        decode, transform = config.decode or {}, config.transform
+        self._decode = [(name, f"decode of column {name!r}", with_context(decode[name])) for name in decode]
+        self._transform = None if transform is None else with_context(transform)
+        self._is_by_sample = bool(decode) or transform is not None or self._collate is not None
+        by_value = [*decode.values(), *([] if transform is None else [transform])]
+        self._needs_context = any(map(asks_for_context, by_value))
+        self.bad_samples = 0
+        self._begin()
 
     def _begin(self) -> None:
         """Make what belongs to this process."""
@@ -187,12 +138,7 @@ class SamplePool:
         self._pending: weakref.WeakSet[PendingBatch] = weakref.WeakSet()
 
     def submit(self, columns: Columns, name_of: NameOf, context_of: ContextOf) -> PendingBatch:
-        """Begin to work on a batch.
-
-        Args:
-            columns: name → values, tensors or ragged columns of one length.
-            name_of: names a sample of the batch, for errors.
-            context_of: returns a sample's context, for functions that ask for it.
+        """Begin to work on a batch, of which :class:`PendingBatch` says more.
 
         Raises:
             StokerError: the pool was closed meanwhile, by another thread or the end of the interpreter.
@@ -203,16 +149,10 @@ class SamplePool:
         if crew is None:
             crew = self._crew = Crew(self._workers, "stoker-pool")
             self._finalizer = weakref.finalize(self, _end, crew, self._tasks)
-        count = len(next(iter(columns.values()))) if self._work.by_sample else 0
+        count = len(next(iter(columns.values()))) if self._is_by_sample else 0
         size = max(1, -(-count // (self._workers * _PARTS_PER_WORKER)))
         parts = [range(start, min(start + size, count)) for start in range(0, count, size)] or [range(0)]
-        batch = PendingBatch(
-            len(parts),
-            count,
-            partial(self._sample, columns, name_of, context_of),
-            partial(self._finished, columns, name_of),
-            self._result,
-        )
+        batch = PendingBatch(self, columns, name_of, context_of, count, len(parts))
         self._pending.add(batch)
         for part in parts:
             crew.submit(partial(batch.work_on, part))
@@ -226,13 +166,13 @@ class SamplePool:
             self._finalizer()
             self._forget_threads()
 
-    def _result(self, result: Future[Any]) -> Any:
+    def wait_for(self, result: Future[Any]) -> Any:
         """Wait for a batch; where it is late, leave its threads to themselves, and the next batch to new ones.
 
         Raises:
             SampleTimeoutError: it was not there in time.
         """
-        timeout_seconds = self._work.timeout_seconds
+        timeout_seconds = self._options.timeout_seconds or None
         with contextlib.suppress(TimeoutError):
             result.exception(timeout_seconds)
         if result.done():
@@ -247,14 +187,15 @@ class SamplePool:
         self._forget_threads()
         raise late
 
-    def _sample(self, columns: Columns, name_of: NameOf, context_of: ContextOf, place: int) -> Any:
+    def make_sample(self, batch: PendingBatch, place: int) -> Any:
         """Return one sample, or what stands for a bad one."""
-        work, tasks, thread = self._work, self._tasks, threading.get_ident()
-        task = tasks[thread] = _Task(name_of, place, "reading", monotonic())
+        tasks, thread = self._tasks, threading.get_ident()
+        task = tasks[thread] = _Task(batch.name_of, place, "reading", monotonic())
         try:
-            needed = columns if work.transform is not None or work.collate is not None else work.decode
-            sample: Any = {name: columns[name][place] for name in needed}
-            context = context_of(place) if self._needs_context else None
+            is_whole = self._transform is not None or self._collate is not None
+            needed = batch.columns if is_whole else self._config.decode or ()
+            sample: Any = {name: batch.columns[name][place] for name in needed}
+            context = batch.context_of(place) if self._needs_context else None
             for name, stage, function in self._decode:
                 task.stage = stage
                 sample[name] = function(sample[name], context)
@@ -265,47 +206,46 @@ class SamplePool:
         finally:
             del tasks[thread]
 
-    def _finished(self, columns: Columns, name_of: NameOf, samples: list[Any]) -> Any:
+    def finish(self, batch: PendingBatch) -> Any:
         """Replace bad samples, collate, and transform the batch.
 
         Raises:
             SampleError: more samples have failed than are allowed, all of this batch have, or the batch itself does.
         """
-        places = self._good_places(samples)
+        places = self._good_places(batch.samples)
         tasks, thread = self._tasks, threading.get_ident()
-        task = tasks[thread] = _Task(name_of, None, "collate", monotonic())
+        task = tasks[thread] = _Task(batch.name_of, None, "collate", monotonic())
         try:
-            batch = self._collated(columns, samples, places)
-            if self._work.batch_transform is not None:
+            result = self._collated(batch.columns, [batch.samples[place] for place in places], places)
+            if self._config.batch_transform is not None:
                 task.stage = "batch_transform"
-                batch = self._work.batch_transform(batch)
+                result = self._config.batch_transform(result)
         except Exception as error:
             raise task.failure(error) from error
         finally:
             del tasks[thread]
-        return pinned(batch) if self._work.pin_memory else batch
+        return pinned(result) if self._pin_memory else result
 
-    def _collated(self, columns: Columns, samples: list[Any], places: list[int]) -> Any:
-        work = self._work
-        good = [samples[place] for place in places]
-        if work.collate is not None:
-            return work.collate(good)
-        if work.transform is not None:
+    def _collated(self, columns: Columns, good: list[Any], places: list[int]) -> Any:
+        if self._collate is not None:
+            return self._collate(good)
+        if self._transform is not None:
             return default_collate(good)
         if places != list(range(len(places))):
             columns = {name: values[torch.tensor(places)] for name, values in columns.items()}
-        return {**columns, **{name: stacked([sample[name] for sample in good]) for name in work.decode}}
+        return {**columns, **{name: stacked([sample[name] for sample in good]) for name, *_ in self._decode}}
 
     def _good_places(self, samples: list[Any]) -> list[int]:
         """Return the place of each sample of the batch, bad ones replaced by the next good ones in turn."""
         bad = [sample.error for sample in samples if isinstance(sample, _Bad)]
         good = [place for place, sample in enumerate(samples) if not isinstance(sample, _Bad)]
         if bad:
+            allowed = self._options.max_bad_samples
             with self._lock:
                 self.bad_samples += len(bad)
-                too_many = self.bad_samples > self._allowed
-            if too_many and self._allowed:
-                bad[0].add_note(f"max_bad_samples={self._allowed} is used up: {self.bad_samples} samples have failed")
+                too_many = self.bad_samples > allowed
+            if too_many and allowed:
+                bad[0].add_note(f"max_bad_samples={allowed} is used up: {self.bad_samples} samples have failed")
             if too_many or not good:
                 raise bad[0]
         spare = cycle(good)

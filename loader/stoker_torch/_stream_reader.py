@@ -28,7 +28,7 @@ from stoker._format.manifest import Manifest
 from stoker._order.sharding import LaneShare
 from stoker.errors import ConfigError
 from stoker_torch._iteration import Iteration, LoaderResources
-from stoker_torch._pool import SamplePool
+from stoker_torch._pool import SamplePool, has_functions
 
 __all__ = ["EpochBoard", "MAX_EPOCH", "MAX_WORKERS", "Progress", "StreamReader", "Turn", "Worker", "samples_of"]
 
@@ -257,7 +257,8 @@ class StreamReader:
         config, threads = resources.config, 1 if worker.is_child else os.cpu_count() or 1
         by_sample = bool(config.decode) or config.transform is not None
         collate = list if self.is_chunked and by_sample else None
-        resources.pool = SamplePool.of(config, threads=threads, collate=collate)
+        if has_functions(config):
+            resources.pool = SamplePool(config, threads=threads, collate=collate)
         self._begun: Progress | None = None
         self._end_epoch: int | None = None
         resources.register_finalizer(self)

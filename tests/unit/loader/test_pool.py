@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import torch
 
 from stoker import SampleContext
 from stoker.errors import SampleError, SampleTimeoutError, StokerError
-from stoker_torch._pool import SamplePool, SampleWork
+from stoker_torch import StreamConfig, WorkerOptions
+from stoker_torch._pool import SamplePool
 from stoker_torch._user_functions import Crew, Work
 
 Pools = Callable[..., SamplePool]
@@ -27,8 +29,8 @@ Pools = Callable[..., SamplePool]
 def pools() -> Iterator[Pools]:
     made: list[SamplePool] = []
 
-    def make(work: SampleWork, workers: int = 3, max_bad_samples: int = 0) -> SamplePool:
-        made.append(SamplePool(work, workers, max_bad_samples))
+    def make(config: StreamConfig, workers: int = 3, **options: Any) -> SamplePool:
+        made.append(SamplePool(replace(config, workers=WorkerOptions(threads=workers, **options)), threads=1))
         return made[-1]
 
     yield make
@@ -59,7 +61,7 @@ def test_batches_and_their_samples_keep_their_order_whatever_each_takes(pools: P
         time.sleep(delays.random() / 200)
         return int(value) + 1000
 
-    pool = pools(SampleWork(decode={"x": slow}), workers=4)
+    pool = pools(StreamConfig(decode={"x": slow}), workers=4)
     pending = [pool.submit(columns(21, 100 * number), name_of, context_of) for number in range(5)]
     for number, batch in enumerate(pending):
         result = batch.result()
@@ -76,7 +78,7 @@ def test_every_sample_is_worked_on_once(pools: Pools, workers: int, count: int) 
         seen.append(int(value))
         return int(value)
 
-    pool = pools(SampleWork(decode={"x": note}), workers)
+    pool = pools(StreamConfig(decode={"x": note}), workers)
     assert pool.submit(columns(count), name_of, context_of).result()["x"].tolist() == list(range(count))
     assert sorted(seen) == list(range(count))
 
@@ -91,44 +93,46 @@ def test_functions_run_in_the_pools_threads_and_batch_transform_last(pools: Pool
 
         return function
 
-    work = SampleWork(
+    config = StreamConfig(
         decode={"x": noting("decode", int)},
         transform=noting("transform", lambda sample: sample["x"] + int(sample["y"])),
         collate=noting("collate", sum),
         batch_transform=noting("batch_transform", lambda total: -total),
     )
-    assert pools(work, workers=1).submit(columns(3), name_of, context_of).result() == -9
+    assert pools(config, workers=1).submit(columns(3), name_of, context_of).result() == -9
     assert [name for name, _ in ran] == ["decode", "transform"] * 3 + ["collate", "batch_transform"]
     assert {thread for _, thread in ran} == {"stoker-pool-0"}
 
 
 def test_a_batch_transform_alone_gets_the_columns(pools: Pools) -> None:
-    pool = pools(SampleWork(batch_transform=lambda batch: batch["x"].sum()))
+    pool = pools(StreamConfig(batch_transform=lambda batch: batch["x"].sum()))
     assert pool.submit(columns(5), name_of, context_of).result() == 10
 
 
 def test_a_bad_sample_is_named_with_its_stage_and_cause(pools: Pools) -> None:
-    decoding = pools(SampleWork(decode={"x": lambda value: 1 // int(value)}))
+    decoding = pools(StreamConfig(decode={"x": lambda value: 1 // int(value)}))
     with pytest.raises(SampleError, match=r"^sample 0: decode of column 'x' failed: ZeroDivisionError") as caught:
         decoding.submit(columns(4), name_of, context_of).result()
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    transforming = pools(SampleWork(transform=lambda sample: sample["gone"] if sample["x"] == 2 else 0))
+    transforming = pools(StreamConfig(transform=lambda sample: sample["gone"] if sample["x"] == 2 else 0))
     with pytest.raises(SampleError, match=r"^sample 2: transform failed: KeyError: 'gone'"):
         transforming.submit(columns(4), name_of, context_of).result()
 
 
 @pytest.mark.parametrize(
-    ("stage", "work"),
+    ("stage", "config"),
     [
-        ("collate", SampleWork(collate=lambda samples: samples[99])),
-        ("collate", SampleWork(transform=lambda sample: torch.zeros(int(sample["x"])))),
-        ("collate", SampleWork(decode={"x": lambda value: np.array("text")})),
-        ("batch_transform", SampleWork(batch_transform=lambda batch: batch["gone"])),
+        ("collate", StreamConfig(collate=lambda samples: samples[99])),
+        ("collate", StreamConfig(transform=lambda sample: torch.zeros(int(sample["x"])))),
+        ("collate", StreamConfig(decode={"x": lambda value: np.array("text")})),
+        ("batch_transform", StreamConfig(batch_transform=lambda batch: batch["gone"])),
     ],
 )
-def test_what_fails_on_a_whole_batch_is_typed_and_names_the_batch(pools: Pools, stage: str, work: SampleWork) -> None:
+def test_what_fails_on_a_whole_batch_is_typed_and_names_the_batch(
+    pools: Pools, stage: str, config: StreamConfig
+) -> None:
     with pytest.raises(SampleError, match=rf"^the batch that starts with sample 0: {stage} failed: ") as caught:
-        pools(work).submit(columns(4), name_of, context_of).result()
+        pools(config).submit(columns(4), name_of, context_of).result()
     assert caught.value.__cause__ is not None
 
 
@@ -139,7 +143,7 @@ def test_no_exception_of_a_function_hangs_the_loop(pools: Pools, error: type[Bas
         raise error("from the function")
 
     functions: dict[str, Any] = {where: {"x": fail} if where == "decode" else fail}
-    pool = pools(SampleWork(**functions))
+    pool = pools(StreamConfig(**functions))
     for _ in range(3):
         with pytest.raises(error, match="from the function"):
             pool.submit(columns(10), name_of, context_of).result()
@@ -156,7 +160,7 @@ def test_an_error_that_cannot_be_shown_is_a_bad_sample_as_any_other(pools: Pools
             raise UnspeakableError
         return int(value)
 
-    pool = pools(SampleWork(decode={"x": fail}), max_bad_samples=1)
+    pool = pools(StreamConfig(decode={"x": fail}), max_bad_samples=1)
     assert pool.submit(columns(3), name_of, context_of).result()["x"].tolist() == [0, 0, 2]
     with pytest.raises(SampleError, match=r"sample 1: .* failed: UnspeakableError: <its __str__ raises RuntimeError>"):
         pool.submit(columns(3), name_of, context_of).result()
@@ -168,7 +172,7 @@ def test_bad_samples_are_replaced_by_the_good_ones_of_their_batch_in_turn(pools:
             raise ValueError("even")
         return int(value)
 
-    pool = pools(SampleWork(decode={"x": odd}), max_bad_samples=3)
+    pool = pools(StreamConfig(decode={"x": odd}), max_bad_samples=3)
     batch = pool.submit(columns(6), name_of, context_of).result()
     assert batch["x"].tolist() == [1, 1, 3, 3, 5, 5]
     assert batch["y"].tolist() == [2, 2, 6, 6, 10, 10]
@@ -180,18 +184,18 @@ def test_bad_samples_are_replaced_by_the_good_ones_of_their_batch_in_turn(pools:
 
 
 def test_a_batch_without_a_good_sample_is_an_error_however_many_may_fail(pools: Pools) -> None:
-    pool = pools(SampleWork(decode={"x": lambda value: 1 // 0}), max_bad_samples=100)
+    pool = pools(StreamConfig(decode={"x": lambda value: 1 // 0}), max_bad_samples=100)
     with pytest.raises(SampleError, match="sample 0"):
         pool.submit(columns(3), name_of, context_of).result()
 
 
 def test_an_exception_that_a_function_returns_is_a_value(pools: Pools) -> None:
-    pool = pools(SampleWork(transform=lambda _: SampleError("a value"), collate=list))
+    pool = pools(StreamConfig(transform=lambda _: SampleError("a value"), collate=list))
     assert [str(value) for value in pool.submit(columns(2), name_of, context_of).result()] == ["a value"] * 2
 
 
 def test_threads_start_with_the_first_batch_and_end_with_close_and_start_again(pools: Pools) -> None:
-    pool = pools(SampleWork(decode={"x": int}), workers=2)
+    pool = pools(StreamConfig(decode={"x": int}), workers=2)
     assert pool_threads() == []
     for _ in range(2):
         pool.submit(columns(3), name_of, context_of).result()
@@ -215,7 +219,7 @@ def blocking() -> tuple[Callable[[Any], Any], threading.Event, threading.Event]:
 
 def test_close_fails_what_is_under_way_and_queued_instead_of_letting_it_wait_forever(pools: Pools) -> None:
     stuck, entered, leave = blocking()
-    pool = pools(SampleWork(decode={"x": stuck}), workers=1)
+    pool = pools(StreamConfig(decode={"x": stuck}), workers=1)
     running, queued = (pool.submit(columns(1, start), name_of, context_of) for start in (5, 6))
     entered.wait()
     closing = threading.Thread(target=pool.close)
@@ -231,7 +235,7 @@ def test_close_fails_what_is_under_way_and_queued_instead_of_letting_it_wait_for
 def test_a_pool_that_is_closed_while_it_is_given_a_batch_starts_no_thread_again(
     pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool, submit, parts = pools(SampleWork(decode={"x": int}), workers=2), Crew.submit, list[Work]()
+    pool, submit, parts = pools(StreamConfig(decode={"x": int}), workers=2), Crew.submit, list[Work]()
 
     def closing_behind_the_first(crew: Crew, part: Work) -> None:
         submit(crew, part)
@@ -250,7 +254,7 @@ def test_no_thread_starts_while_the_interpreter_is_ending(pools: Pools, monkeypa
     ended = threading.Thread()
     monkeypatch.setattr(threading, "main_thread", lambda: ended)
     with pytest.raises(StokerError, match="closed"):
-        pools(SampleWork(decode={"x": int})).submit(columns(3), name_of, context_of)
+        pools(StreamConfig(decode={"x": int})).submit(columns(3), name_of, context_of)
     assert pool_threads() == []
 
 
@@ -259,7 +263,7 @@ def test_close_leaves_a_function_that_does_not_return_behind_and_names_it(
 ) -> None:
     monkeypatch.setattr("stoker_torch._user_functions._CLOSE_SECONDS", 0.1)
     stuck, entered, leave = blocking()
-    pool = pools(SampleWork(transform=stuck), workers=2)
+    pool = pools(StreamConfig(transform=stuck), workers=2)
     pool.submit(columns(2, 5), name_of, context_of)
     entered.wait()
     pool.close()
@@ -285,7 +289,7 @@ def test_a_batch_that_is_late_names_the_sample_and_the_stage_and_the_next_gets_o
 ) -> None:
     stuck, _, leave = blocking()
     functions: dict[str, Any] = {stage: {"x": stuck} if stage == "decode" else stuck}
-    pool = pools(SampleWork(**functions, timeout_seconds=0.1), workers=1)
+    pool = pools(StreamConfig(**functions), workers=1, timeout_seconds=0.1)
     pending = pool.submit(columns(3), name_of, context_of)
     with pytest.raises(SampleTimeoutError, match=rf"timeout_seconds=0\.1: {what} has not returned for ") as caught:
         pending.result()
@@ -299,7 +303,7 @@ def test_a_timeout_that_a_function_raises_is_its_own(pools: Pools) -> None:
     def fail(_: Any) -> Any:
         raise TimeoutError("of a connection")
 
-    pool = pools(SampleWork(transform=fail, timeout_seconds=60))
+    pool = pools(StreamConfig(transform=fail), timeout_seconds=60)
     with pytest.raises(SampleError, match="transform failed: TimeoutError: of a connection") as caught:
         pool.submit(columns(3), name_of, context_of).result()
     assert not isinstance(caught.value, SampleTimeoutError)
@@ -315,7 +319,7 @@ def test_an_abandoned_batch_is_not_worked_on_any_further(pools: Pools) -> None:
         leave.wait()
         return int(value)
 
-    pool = pools(SampleWork(decode={"x": stuck}), workers=1)
+    pool = pools(StreamConfig(decode={"x": stuck}), workers=1)
     abandoned = pool.submit(columns(20), name_of, context_of)
     entered.wait()
     abandoned.fail(StokerError("left"))
@@ -325,7 +329,7 @@ def test_an_abandoned_batch_is_not_worked_on_any_further(pools: Pools) -> None:
 
 
 def test_a_forgotten_pool_ends_its_threads_and_keeps_no_batch() -> None:
-    pool = SamplePool(SampleWork(decode={"x": int}), 1, 0)
+    pool = SamplePool(StreamConfig(decode={"x": int}), threads=1)
     pending = pool.submit(columns(3), name_of, context_of)
     pool.submit(columns(3), name_of, context_of).result()  # the one thread is through with the first
     watched = weakref.ref(pending)
@@ -356,7 +360,7 @@ def test_a_forgotten_pool_ends_its_threads_and_keeps_no_batch() -> None:
 def test_decoded_values_of_one_type_and_shape_are_stacked(
     pools: Pools, result: Callable[[Any], Any], dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
-    batch = pools(SampleWork(decode={"x": result})).submit(columns(3), name_of, context_of).result()
+    batch = pools(StreamConfig(decode={"x": result})).submit(columns(3), name_of, context_of).result()
     assert batch["x"].dtype == dtype
     assert batch["x"].shape == shape
     assert batch["x"].reshape(3, -1)[:, 0].to(torch.int64).tolist() in ([0, 1, 2], [0, 1, 1])
@@ -373,6 +377,6 @@ def test_decoded_values_of_one_type_and_shape_are_stacked(
     ],
 )
 def test_other_decoded_values_make_a_list(pools: Pools, result: Callable[[Any], Any]) -> None:
-    batch = pools(SampleWork(decode={"x": result})).submit(columns(3), name_of, context_of).result()
+    batch = pools(StreamConfig(decode={"x": result})).submit(columns(3), name_of, context_of).result()
     assert isinstance(batch["x"], list)
     assert len(batch["x"]) == 3
