@@ -8,7 +8,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,14 +32,12 @@ from stoker_torch._figures import LoaderPlan, LoaderStatistics, LoopStatistics
 from stoker_torch._iteration import Iteration, LoaderResources
 from stoker_torch._pool import SamplePool, has_functions
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank
-from stoker_torch._state import RunState, SourceState
+from stoker_torch._state import RunState
 from stoker_torch._tensors import BufferPool, can_pin_memory
 
 __all__ = ["Loader"]
 
 _log = logging.getLogger("stoker")
-_ALIKE = ("batch_size", "drop_last", "evaluation", "epochs")
-"""Settings that all ranks must have alike, besides those that a state names."""
 
 
 class RunCursor:
@@ -267,7 +265,7 @@ class Loader:
         if is_over:
             self._tell_over(epoch, raises=cursor.is_abandoned and not cursor.is_resumed)
         cursor.begin()
-        compare_ranks(asdict(self._state()) | {name: getattr(self.config, name) for name in _ALIKE}, self.world_size)
+        compare_ranks(self._state().compared(self.config), self.world_size)
         asked = time.perf_counter()
         iteration = Iteration(resources, cursor, 0 if is_over else self.remaining, self._statistics)
         self._statistics.begun(asked)
@@ -324,11 +322,8 @@ class Loader:
     # State.
 
     def _state(self) -> RunState:
-        manifest = self._manifest
-        source = SourceState.of_config(
-            self.config, dataset=manifest.dataset, version=manifest.version, lanes=self._lanes
-        )
-        return RunState(epoch=self._cursor.place[0], position=self._cursor.place[1], **asdict(source))
+        epoch, position = self._cursor.place
+        return RunState.of_config(self.config, self._manifest, self._lanes, epoch=epoch, position=position)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place behind the batch yielded last, with all that fixes the order: plain values, fit for JSON.

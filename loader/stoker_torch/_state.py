@@ -21,11 +21,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from reprlib import repr as shown
 from types import FrameType, TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
+from stoker._format.manifest import Manifest
 from stoker.errors import ConfigError, StateError
 from stoker_torch._config import StreamConfig
 
@@ -42,6 +43,8 @@ __all__ = [
 
 _FORMAT = 1
 _LEAST = {"seed": 0, "version": 1, "window": 1, "lanes": 1, "limit": 1}
+_ALIKE = ("batch_size", "drop_last", "evaluation", "epochs")
+"""Settings that all ranks must have alike, besides those that a state names."""
 _SAME_SEQUENCE = {"full", "materialized"}
 """Shuffles of which a position is the same sample."""
 _END = 1 << 64  # numbers of the order are counted in words of 64 bits
@@ -81,41 +84,38 @@ class SourceState:
     window: int
     lanes: int
     limit: int | None
+    _OWNER: ClassVar[str]
 
     @classmethod
-    def of_config(cls, config: StreamConfig, *, dataset: str, version: int, lanes: int) -> SourceState:
-        """Return what a loader's settings fix, with what they leave to be found out."""
-        return SourceState(
-            dataset=dataset,
-            version=version,
-            seed=config.seed,
-            shuffle=config.shuffle,
-            window=config.window,
-            lanes=lanes,
-            limit=config.limit,
-        )
+    def of_config(cls, config: StreamConfig, manifest: Manifest, lanes: int, **place: Any) -> Self:
+        """Return what a loader's settings fix, with what they leave to be found out, and the place of a state."""
+        fixed = {name: getattr(config, name) for name in ("seed", "shuffle", "window", "limit")}
+        return cls(dataset=manifest.dataset, version=manifest.version, lanes=lanes, **fixed, **place)
 
-    @staticmethod
-    def values_of(state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of a state's only source.
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> Self:
+        """Return the state that ``to_dict`` gave.
 
         Raises:
-            StateError: a value is out of range, or the format is another.
-            KeyError: something is missing.
-            TypeError: something is of another type.
-            ValueError: there is not one source.
+            StateError: it is not one.
         """
-        if type(state["format"]) is not int or state["format"] != _FORMAT:
-            raise StateError(f"state of format {shown(state['format'])}: this version of stoker reads {_FORMAT}")
-        (source,) = state["sources"]
-        values = _values(SourceState(**source))
-        for name, least in _LEAST.items():
-            if name != "limit" or values[name] is not None:
-                checked_integer(values, name, least)
-        for name in ("dataset", "shuffle"):
-            if not isinstance(values[name], str):
-                raise StateError(f"the state's {name} {shown(values[name])} is not text")
-        return values
+        try:
+            source = _source_of(state)
+            return cls(**cls._place_of(state, source["lanes"]), **source)
+        except StateError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            text = f"{type(error).__name__}: {str(error)[:200]}"
+            raise StateError(f"this is not the state of a {cls._OWNER}: {text}") from None
+
+    @staticmethod
+    def _place_of(state: Mapping[str, Any], lanes: int) -> dict[str, Any]:
+        """Return what a state says besides its source; may raise what missing and odd values do."""
+        raise NotImplementedError
+
+    def compared(self, config: StreamConfig) -> dict[str, Any]:
+        """Return what all ranks must have alike."""
+        return asdict(self) | {name: getattr(config, name) for name in _ALIKE}
 
     def source_dict(self, **rest: Any) -> dict[str, Any]:
         """Return the state as plain values; ``sources`` has room for more than one data set."""
@@ -147,6 +147,28 @@ def _values(source: SourceState) -> dict[str, Any]:
     return {each.name: getattr(source, each.name) for each in fields(SourceState)}
 
 
+def _source_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a state's only source.
+
+    Raises:
+        StateError: a value is out of range, or the format is another.
+        KeyError: something is missing.
+        TypeError: something is of another type.
+        ValueError: there is not one source.
+    """
+    if type(state["format"]) is not int or state["format"] != _FORMAT:
+        raise StateError(f"state of format {shown(state['format'])}: this version of stoker reads {_FORMAT}")
+    (source,) = state["sources"]
+    values = _values(SourceState(**source))
+    for name, least in _LEAST.items():
+        if name != "limit" or values[name] is not None:
+            checked_integer(values, name, least)
+    for name in ("dataset", "shuffle"):
+        if not isinstance(values[name], str):
+            raise StateError(f"the state's {name} {shown(values[name])} is not text")
+    return values
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState(SourceState):
     """A position and all that fixes the order behind it.
@@ -158,25 +180,15 @@ class RunState(SourceState):
 
     epoch: int
     position: int
+    _OWNER = "Loader"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON or ``torch.save``."""
         return self.source_dict(epoch=self.epoch, position=self.position)
 
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Return the state that :meth:`to_dict` gave.
-
-        Raises:
-            StateError: it is not one.
-        """
-        try:
-            epoch, position = checked_integer(state, "epoch"), checked_integer(state, "position")
-            return cls(epoch=epoch, position=position, **cls.values_of(state))
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, StateError):
-                raise
-            raise StateError(f"this is not the state of a Loader: {type(error).__name__}: {str(error)[:200]}") from None
+    @staticmethod
+    def _place_of(state: Mapping[str, Any], lanes: int) -> dict[str, Any]:
+        return {name: checked_integer(state, name) for name in ("epoch", "position")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +206,7 @@ class StreamState(SourceState):
     delivered: Mapping[int, int] = field(default_factory=dict)
     repeated: int = 0
     is_complete: bool = False
+    _OWNER = "StreamDataset"
 
     def behind_end(self) -> StreamState:
         """Return the start of the next epoch, where all lanes have come to the end of this one; else this state."""
@@ -209,26 +222,14 @@ class StreamState(SourceState):
         rest = {"complete": True} if self.is_complete else {}
         return self.source_dict(epoch=self.epoch, repeated=self.repeated, lanes=delivered, **rest)
 
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Return the state that :meth:`to_dict` gave.
-
-        Raises:
-            StateError: it is not one.
-        """
-        try:
-            epoch, repeated = checked_integer(state, "epoch"), checked_integer(state, "repeated")
-            values = cls.values_of(state)
-            delivered = {int(lane): checked_integer(state["lanes"], lane) for lane, _ in state["lanes"].items()}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, StateError):
-                raise
-            raise StateError(f"this is not the state of a StreamDataset: {type(error).__name__}: {error}") from None
-        unknown = [lane for lane in delivered if not 0 <= lane < values["lanes"]]
+    @staticmethod
+    def _place_of(state: Mapping[str, Any], lanes: int) -> dict[str, Any]:
+        delivered = {int(lane): checked_integer(state["lanes"], lane) for lane, _ in state["lanes"].items()}
+        unknown = [lane for lane in delivered if not 0 <= lane < lanes]
         if unknown or not delivered:
-            raise StateError(f"the state's lanes {unknown or '{}'} are not among {values['lanes']}")
-        is_complete = state.get("complete") is True
-        return cls(epoch=epoch, repeated=repeated, delivered=delivered, is_complete=is_complete, **values)
+            raise StateError(f"the state's lanes {unknown or '{}'} are not among {lanes}")
+        counts = {name: checked_integer(state, name) for name in ("epoch", "repeated")}
+        return {**counts, "delivered": delivered, "is_complete": state.get("complete") is True}
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

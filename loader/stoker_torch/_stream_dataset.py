@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,6 @@ from stoker_torch._state import SourceState, StreamState
 from stoker_torch._stream_reader import MAX_EPOCH, EpochBoard, Progress, StreamReader, Turn, Worker, samples_of
 
 __all__ = ["StreamDataset"]
-
-_ALIKE = ("drop_last", "evaluation", "epochs", "batch_size")
-"""Settings that all ranks must have alike, besides those that a state names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +90,8 @@ class StreamDataset(IterableDataset[Any]):
             self.plan.check_dollars(self._budget.max_dollars_per_epoch)
         finally:
             self.close()  # a worker is best forked where no thread runs
-        alike = {name: getattr(self.config, name) for name in _ALIKE}
-        compare_ranks(asdict(self._source(self._lanes or 0)) | alike, self.world_size)
+        source = SourceState.of_config(self.config, self.manifest, self._lanes or 0)
+        compare_ranks(source.compared(self.config), self.world_size)
 
     def _check_settings(self) -> None:
         if self._budget.dollars is not None:
@@ -307,10 +304,6 @@ class StreamDataset(IterableDataset[Any]):
 
     # State.
 
-    def _source(self, lanes: int) -> SourceState:
-        manifest = self.manifest
-        return SourceState.of_config(self.config, dataset=manifest.dataset, version=manifest.version, lanes=lanes)
-
     def state_dict(self) -> dict[str, Any]:
         """Return how far each lane of this worker has come, with all that fixes the order: plain values, fit for JSON.
 
@@ -337,11 +330,11 @@ class StreamDataset(IterableDataset[Any]):
         return self._state(Progress(turn.epoch, self._opened(worker).share)) if state is None else state.to_dict()
 
     def _state(self, progress: Progress) -> dict[str, Any]:
-        delivered, repeated = progress.share.progress(progress.position)
-        source = asdict(self._source(progress.share.lanes))
-        is_complete = not progress.share.steps_from(progress.position)
-        state = StreamState(
-            epoch=progress.epoch, delivered=delivered, repeated=repeated, is_complete=is_complete, **source
+        share, position = progress.share, progress.position
+        delivered, repeated = share.progress(position)
+        place = {"epoch": progress.epoch, "delivered": delivered, "repeated": repeated}
+        state = StreamState.of_config(
+            self.config, self.manifest, share.lanes, **place, is_complete=not share.steps_from(position)
         )
         return (state if Worker.here().is_child else state.behind_end()).to_dict()
 
@@ -360,7 +353,7 @@ class StreamDataset(IterableDataset[Any]):
         """
         loaded = StreamState.from_dict(state)
         worker = Worker.here()
-        loaded.check(self._source(loaded.lanes), self.config)
+        loaded.check(SourceState.of_config(self.config, self.manifest, loaded.lanes), self.config)
         if worker.is_child:
             self._check_pinned(loaded, self._lanes or self.world_size * worker.count)
             self._loaded = _Loaded(loaded, None)

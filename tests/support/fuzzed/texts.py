@@ -14,7 +14,7 @@ from stoker._stores import gcs, s3
 from stoker._stores.http import Reply, error_of, retry_after_seconds
 from stoker._stores.http_objects import said_in
 from stoker.errors import SchemaError, ServerError, StateError, StoreError, UnexpectedAnswerError
-from stoker_torch._state import RunState, SourceState, checked_integer
+from stoker_torch._state import RunState, _source_of, checked_integer
 from support.fuzzed.files import SMALL
 from support.fuzzed.mutations import mutated_bytes, mutated_json
 from support.fuzzed.reader import Reader
@@ -183,7 +183,7 @@ TEXTS = {
         seeds=_states,
         mutate=mutated_json,
         errors=(StateError,),
-        refusing=(RunState.from_dict, SourceState.values_of, checked_integer),
+        refusing=(RunState.from_dict, _source_of, checked_integer),
     ),
     "refusal of S3": Reader(
         read=_read_s3_refusal, seeds=_s3_refusals, mutate=_mutated_answer, errors=(), kinds=S3_ERRORS
