@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextvars
 import logging
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from stoker.errors import ConfigError, StokerError
 from stoker_torch._sample_cache import LookUpCounts, LookUpStatistics
-from stoker_torch._user_functions import wait_for_threads
+from stoker_torch._user_functions import Crew
 
 __all__ = ["InformedDataLoader"]
 
@@ -100,25 +100,23 @@ class _Line:
 
     Attributes:
         batches: torch's iterator; of the thread, once that runs.
-        places: free ones for batches to be loaded.
         loaded: in order.
-        is_cut: whether nobody waits for batches any more.
+        is_over: whether nothing more is to be loaded.
     """
 
     batches: Iterator[Any]
-    places: threading.Semaphore
     loaded: SimpleQueue[_Loaded] = field(default_factory=SimpleQueue)
-    is_cut: bool = False
+    is_over: bool = False
 
 
 class _Iteration:
     """One epoch."""
 
     def __init__(self, batches: Iterator[Any], depth: int, clock: Callable[[], float], counts: LookUpCounts) -> None:
-        self._line: _Line | None = _Line(batches, threading.Semaphore(depth))
-        self._clock, self._counts = clock, counts
+        self._line: _Line | None = _Line(batches)
+        self._depth, self._clock, self._counts = depth, clock, counts
         self._pid = os.getpid()
-        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._crew: Crew | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -145,55 +143,45 @@ class _Iteration:
     def close(self) -> None:
         """Yield nothing more, and end the thread after the batch that it is loading; idempotent."""
         self._line = None
-        if self._finalizer is not None:
+        if self._crew is not None:
             self._finalizer()
 
     def _taken(self, line: _Line) -> _Loaded:
         """Return the next batch; load it if it is the first."""
-        if self._finalizer is None:
-            loaded = _next_of(line.batches)
-            if not _is_end(loaded[1]):
-                self._begin(line)
-            return loaded
-        try:
-            return line.loaded.get()
-        finally:
-            line.places.release()
+        if self._crew is not None:
+            try:
+                return line.loaded.get()
+            finally:
+                self._crew.submit(self._load)
+        loaded = _next_of(line.batches)
+        if not _is_end(loaded[1]):
+            self._begin(line)
+        return loaded
 
     def _begin(self, line: _Line) -> None:
         """Start the thread, with what torch keeps by thread set as it is here."""
-        settings = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), _current_device()
-        context = contextvars.copy_context()
-        thread = threading.Thread(
-            target=context.run, args=(_load, line, *settings), name="stoker-informed", daemon=True
-        )
-        thread.start()
-        self._finalizer = weakref.finalize(self, _cut, line, thread, self._pid)
-
-
-def _current_device() -> int | None:
-    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        settings = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), device
+        self._load = partial(contextvars.copy_context().run, _load, line, *settings)
+        self._crew = Crew(1, "stoker-informed")
+        self._finalizer = weakref.finalize(self, _end, self._crew)
+        for _ in range(self._depth):
+            self._crew.submit(self._load)
 
 
 def _load(line: _Line, inference: bool, gradients: bool, device: int | None) -> None:
-    """Load batches until the end of the epoch, never more than there are places."""
+    """Load a batch, unless that was the last one."""
+    if line.is_over:
+        return
     if device is not None:
         torch.cuda.set_device(device)  # or page-locked memory would be of the first device
     with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
-        while True:
-            line.places.acquire()
-            if line.is_cut:
-                return
-            loaded = _next_of(line.batches)
-            line.loaded.put(loaded)
-            if _is_end(loaded[1]):
-                return
-            del loaded  # or a waiting thread would keep the batch alive
+        loaded = _next_of(line.batches)
+    line.is_over = _is_end(loaded[1])
+    line.loaded.put(loaded)
+    del loaded  # or an error would keep itself, through its traceback's frames
 
 
-def _cut(line: _Line, thread: threading.Thread, pid: int) -> None:
-    if pid == os.getpid():
-        line.is_cut = True
-        line.places.release()
-        if wait_for_threads([thread]):
-            _log.warning("a thread is left behind: the data set has not returned the batch that was being loaded ahead")
+def _end(crew: Crew) -> None:
+    if not crew.close():
+        _log.warning("a thread is left behind: the data set has not returned the batch that was being loaded ahead")

@@ -48,7 +48,7 @@ def as_list(samples: list[Any]) -> list[Any]:
 
 
 def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "stoker-informed"]
+    return [thread.name for thread in threading.enumerate() if thread.name == "stoker-informed-0"]
 
 
 LOADERS: dict[str, Callable[[], tuple[Dataset[Any], dict[str, Any]]]] = {
@@ -127,7 +127,7 @@ def test_the_first_batch_is_loaded_in_the_loop_and_the_next_ones_during_it(depth
     assert next(batches) == 0
     watched.allow(depth)  # and not one more, or the permits would not suffice for what is asked for below
     watched.await_reads(1 + depth)
-    assert watched.reads == [(0, "MainThread"), *((index, "stoker-informed") for index in range(1, depth + 1))]
+    assert watched.reads == [(0, "MainThread"), *((index, "stoker-informed-0") for index in range(1, depth + 1))]
     assert [next(batches) for _ in range(depth)] == list(range(1, depth + 1))
     watched.await_reads(1)
     watched.allow(8)
