@@ -19,7 +19,6 @@ import shutil
 import struct
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,51 +28,31 @@ from stoker.errors import ConfigError, FormatError, SampleError, StokerError
 from stoker_torch._sample_cache import DamagedEntryError, FifoEntries, SampleCache, SharedCounts, locked
 from stoker_torch._sample_codec import decode_sample, encode_sample
 
-__all__ = ["CacheSession", "DiskCache"]
+__all__ = ["DiskCache"]
 
 _NAME = re.compile(r"stoker-cache-[0-9a-f]{16}", re.ASCII)
 """Folders of sessions; nothing else beside them is ever touched."""
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSession:
-    """A folder that is locked, and so in use, for as long as its owner lives.
+def _begin_session(path: Path) -> tuple[Path, int]:
+    """Make a folder beneath ``path``, and remove those that nobody uses any more.
 
-    Attributes:
-        folder: its path.
-        lock: the file descriptor that holds the lock.
+    Returns:
+        The folder and the file descriptor that holds its lock, so that it is in use for as long as its owner lives.
+
+    Raises:
+        OSError: ``path`` is not a folder that can be made, written to and locked.
     """
-
-    folder: Path
-    lock: int
-
-    @property
-    def number(self) -> int:
-        """A number of 64 bits that no other session has."""
-        return int(self.folder.name[-16:], 16)
-
-    @classmethod
-    def begin(cls, path: Path) -> CacheSession:
-        """Make a folder beneath ``path``, and remove those that nobody uses any more.
-
-        Raises:
-            OSError: ``path`` is not a folder that can be made, written to and locked.
-        """
-        path.mkdir(parents=True, exist_ok=True)
-        with locked(path):  # or another process that begins could take a folder that is not locked yet for a dead one
-            for left in path.iterdir():
-                if _NAME.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
-                    _remove_unless_in_use(left)
-            folder = path / f"stoker-cache-{secrets.token_hex(8)}"
-            folder.mkdir(mode=0o700)
-            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        return cls(folder, lock)
-
-    def end(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self.lock)
+    path.mkdir(parents=True, exist_ok=True)
+    with locked(path):  # or another process that begins could take a folder that is not locked yet for a dead one
+        for left in path.iterdir():
+            if _NAME.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
+                _remove_unless_in_use(left)
+        folder = path / f"stoker-cache-{secrets.token_hex(8)}"
+        folder.mkdir(mode=0o700)
+        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return folder, lock
 
 
 def _remove_unless_in_use(folder: Path) -> None:
@@ -120,12 +99,12 @@ class DiskCache(SampleCache):
             raise ConfigError("encode= and decode= are each other's reverse: give both or none")
         self._encode, self._decode = encode, decode
         try:
-            session = CacheSession.begin(Path(path).absolute())
+            self._folder, lock = _begin_session(Path(path).absolute())
         except OSError as error:
             raise ConfigError(f"{path} cannot hold a DiskCache, it needs a folder on a local disk: {error}") from error
-        self._folder, self._session = session.folder, session.number
-        self._finalizer: weakref.finalize[..., Any] | None = weakref.finalize(self, _end, entries, session)
-        self.counts: SharedCounts = SharedCounts(session.folder / "counts")
+        self._session = int(self._folder.name[-16:], 16)  # a number of 64 bits that no other has
+        self._finalizer: weakref.finalize[..., Any] | None = weakref.finalize(self, _end, entries, self._folder, lock)
+        self.counts: SharedCounts = SharedCounts(self._folder / "counts")
         self.counts.create()
 
     def get(self, index: int) -> Any:
@@ -215,7 +194,8 @@ class DiskCache(SampleCache):
         return decode_sample(data, _FRAME_BYTES)
 
 
-def _end(entries: FifoEntries, session: CacheSession) -> None:
+def _end(entries: FifoEntries, folder: Path, lock: int) -> None:
     if entries.is_own:  # a forked child has a copy of all this, and must leave alone what is its parent's
         entries.close()
-        session.end()
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)

@@ -13,7 +13,6 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -208,12 +207,6 @@ class _Reader:
         start = self.take(count * dtype.itemsize)
         return np.ndarray(shape, dtype, buffer=self._data, offset=start)
 
-    def scalar(self, name: Any, shape: Any) -> Any:
-        """Return the next value as a numpy scalar."""
-        if shape != []:
-            raise FormatError(f"a scalar in a sample has the shape {shape!r:.80}")
-        return self.array(name, shape)[()]
-
     def end(self) -> None:
         """Check that nothing is left."""
         if self._place != len(self._data):
@@ -236,15 +229,6 @@ def _elements(shape: Any) -> int:
     return math.prod(sizes)
 
 
-_READERS: dict[tuple[str, int], Callable[..., Any]] = {
-    ("bytes", 1): _Reader.bytes,
-    ("tensor", 2): _Reader.tensor,
-    ("array", 2): _Reader.array,
-    ("scalar", 2): _Reader.scalar,
-}
-"""Tag of a value with bytes of its own, and its number of arguments → what reads it."""
-
-
 def _rebuilt(structure: Any, reader: _Reader, depth: int) -> Any:
     """Return the value that a structure describes."""
     if not isinstance(structure, list | dict):
@@ -256,6 +240,12 @@ def _rebuilt(structure: Any, reader: _Reader, depth: int) -> Any:
             return tuple([_rebuilt(item, reader, depth - 1) for item in items])
         case ["dict", dict(entries)]:
             return {key: _rebuilt(item, reader, depth - 1) for key, item in entries.items()}
-        case [str(tag), *arguments] if (tag, len(arguments)) in _READERS:
-            return _READERS[tag, len(arguments)](reader, *arguments)
+        case ["bytes", size]:
+            return reader.bytes(size)
+        case ["tensor", name, shape]:
+            return reader.tensor(name, shape)
+        case ["array", name, shape]:
+            return reader.array(name, shape)
+        case ["scalar", name, []]:
+            return reader.array(name, [])[()]
     raise FormatError(f"{structure!r:.80} is no structure of a sample, or too deep in one")
