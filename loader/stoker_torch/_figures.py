@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -247,64 +248,65 @@ def _shown(seconds: float) -> str:
     return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:,.1f} s"
 
 
+@dataclass(slots=True)
 class LoopStatistics:
     """What a training loop was given, and how long it waited, in seconds of ``time.perf_counter``.
 
-    Args:
-        recorder: is told of what is noted here, and says what was waited for.
-
     Attributes:
-        construction_seconds: time that constructing the loader took.
+        recorder: is told of what is noted here, and says what was waited for.
+        construction_seconds: that constructing the loader took.
+        batches: yielded.
+        samples: yielded.
+        wait_seconds: on beginning iterations, and between asking for a batch and yielding it, in all.
+        loop_seconds: from the beginning of the first iteration to the last batch.
+        first_batch_seconds: from the beginning of the first iteration to the first batch.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self.construction_seconds = 0.0
-        self._batches = self._samples = 0
-        self._first_asked: float | None = None  # when the first iteration was begun
-        self._first_yielded: float | None = None
-        self._last_yielded: float | None = None
-        self._beginning = 0.0  # spent on beginning iterations that have not yielded yet
-        self._waited = 0.0  # on beginning iterations, and between asking for a batch and yielding it, in all
+    recorder: Recorder
+    construction_seconds: float = 0.0
+    batches: int = 0
+    samples: int = 0
+    wait_seconds: float = 0.0
+    loop_seconds: float = 0.0
+    first_batch_seconds: float | None = None
+    _first_asked: float = math.inf
+    _beginning: float = 0.0  # spent on beginning iterations that have not yielded yet
 
     def begun(self, asked: float) -> None:
         """Note an iteration that was asked for and has begun, which may have to read something first."""
         now = time.perf_counter()
-        self._first_asked = asked if self._first_asked is None else self._first_asked
+        self._first_asked = min(self._first_asked, asked)
         self._beginning += now - asked
-        self._recorder.begun(asked, now)
+        self.recorder.begun(asked, now)
 
     def yielded(self, batch: Batch, asked: float) -> None:
         """Note a batch that was asked for and is being yielded."""
-        self._batches += 1
-        self._samples += len(batch)
+        self.batches += 1
+        self.samples += len(batch)
         now = time.perf_counter()
-        self._first_yielded = now if self._first_yielded is None else self._first_yielded
-        self._last_yielded = now
-        self._waited += self._beginning + now - asked
+        self.loop_seconds = now - self._first_asked
+        if self.first_batch_seconds is None:
+            self.first_batch_seconds = self.loop_seconds
+        self.wait_seconds += self._beginning + now - asked
         self._beginning = 0.0
-        self._recorder.yielded(batch.epoch, asked, now)
+        self.recorder.yielded(batch.epoch, asked, now)
 
     def snapshot(
         self, feed: PipelineStatistics, reading: Reading, prices: Prices, bad_samples: int
     ) -> LoaderStatistics:
         """Return what was counted here, by a feed and by a store's meter."""
-        loop_seconds, first_batch_seconds = 0.0, None
-        if self._first_asked is not None and self._last_yielded is not None and self._first_yielded is not None:
-            loop_seconds = self._last_yielded - self._first_asked
-            first_batch_seconds = self._first_yielded - self._first_asked
         return LoaderStatistics(
-            batches=self._batches,
-            samples=self._samples,
+            batches=self.batches,
+            samples=self.samples,
             repeated_samples=feed.repeated,
             bad_samples=bad_samples,
-            wait_seconds=self._waited,
+            wait_seconds=self.wait_seconds,
             bucket_wait_seconds=feed.wait_seconds,
-            waits=self._recorder.by_phase(),
-            worst_waits=self._recorder.worst(),
-            loop_seconds=loop_seconds,
+            waits=self.recorder.by_phase(),
+            worst_waits=self.recorder.worst(),
+            loop_seconds=self.loop_seconds,
             construction_seconds=self.construction_seconds,
-            first_batch_seconds=first_batch_seconds,
+            first_batch_seconds=self.first_batch_seconds,
             look_ups=feed.look_ups,
             misses=feed.misses,
             get_requests=reading.requests[Operation.GET],

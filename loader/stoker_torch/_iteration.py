@@ -11,12 +11,13 @@ import os
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -301,24 +302,22 @@ _BATCHES_IN_POOL = 3
 """Batches that are worked on ahead of the one asked for: enough to keep the pool busy while a step runs."""
 
 
-class Cursor(Protocol):
+class Cursor(ABC):
     """Where an iteration is: it sends the feed there, and follows the batches that are yielded."""
 
+    @abstractmethod
     def seek(self) -> None:
         """Have the feed deliver what is to be yielded next, unless it does."""
-        ...
 
+    @abstractmethod
     def commit(self, batch: Batch) -> None:
         """Go behind a batch that is being yielded."""
-        ...
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027 - one that is told nothing has nothing to do
         """Take note that the loop has come to the end."""
-        ...
 
-    def fail(self) -> None:
+    def fail(self) -> None:  # noqa: B027 - as above
         """Take note that an error ended the iteration, which the next one may go on with."""
-        ...
 
 
 class Iteration:

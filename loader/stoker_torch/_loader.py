@@ -29,7 +29,7 @@ from stoker._trace.chrome import ChromeTrace
 from stoker.errors import ConfigError, StateError
 from stoker_torch._config import Budget, LoaderArguments
 from stoker_torch._figures import LoaderPlan, LoaderStatistics, LoopStatistics
-from stoker_torch._iteration import Iteration, LoaderResources
+from stoker_torch._iteration import Cursor, Iteration, LoaderResources
 from stoker_torch._pool import SamplePool, has_functions
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank
 from stoker_torch._state import RunState
@@ -40,7 +40,7 @@ __all__ = ["Loader"]
 _log = logging.getLogger("stoker")
 
 
-class RunCursor:
+class RunCursor(Cursor):
     """Where a loader's run is: a position of an epoch, over all ranks.
 
     Args:

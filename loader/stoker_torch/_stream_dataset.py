@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from stoker_torch._figures import LoaderPlan
 from stoker_torch._iteration import Iteration, LoaderResources
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank, refuse_resharding, trusts_length, warn_of_length
 from stoker_torch._state import SourceState, StreamState
-from stoker_torch._stream_reader import MAX_EPOCH, EpochBoard, Progress, StreamReader, Turn, Worker, samples_of
+from stoker_torch._stream_reader import MAX_EPOCH, EpochBoard, ShareCursor, StreamReader, Turn, Worker, samples_of
 
 __all__ = ["StreamDataset"]
 
@@ -108,14 +108,14 @@ class StreamDataset(IterableDataset[Any]):
         self._manifest: Manifest | None = None
         self._reader: StreamReader | None = None
         self._iteration: Iteration | None = None
-        self._progress: Progress | None = None
+        self._cursor: ShareCursor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a spawned worker needs: no connection goes with it."""
         self._check_dealing()
         check_picklable(self.config.url, "a store")
         check_picklable(self.config.tier or self.config.warm, "a tier")
-        forgotten = ("_manifest", "_reader", "_iteration", "_progress")
+        forgotten = ("_manifest", "_reader", "_iteration", "_cursor")
         return {name: value for name, value in self.__dict__.items() if name not in forgotten}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -191,25 +191,25 @@ class StreamDataset(IterableDataset[Any]):
         if isinstance(begun, Exception):
             raise begun
         iteration = self._begin(Worker.here()) if begun is None else begun
-        progress = self._progress
-        assert progress is not None  # noqa: S101 - the iteration has just begun
-        for batch in self._resumable(iteration, progress):
+        cursor = self._cursor
+        assert cursor is not None  # noqa: S101 - the iteration has just begun
+        for batch in self._resumable(iteration, cursor):
             if self.batch_size is not None:
                 yield batch
                 continue
-            for sample in samples_of(batch, progress.share, progress.position, progress.fetched):
-                if self._progress is not progress:
+            for sample in samples_of(batch, cursor.share, cursor.position, cursor.fetched):
+                if self._cursor is not cursor:
                     return
-                progress.position += 1
+                cursor.position += 1
                 yield sample
 
-    def _resumable(self, iteration: Iteration, progress: Progress) -> Iterator[Any]:
+    def _resumable(self, iteration: Iteration, cursor: ShareCursor) -> Iterator[Any]:
         """Yield an iteration's batches; an error makes the next iteration go on at its place, if this is no worker."""
         try:
             yield from iteration
         except Exception:
-            if self._progress is progress and not Worker.here().is_child:
-                self.load_state_dict(self._state(progress))
+            if self._cursor is cursor and not Worker.here().is_child:
+                self.load_state_dict(self._state(cursor))
             raise
 
     def _check_dealing(self) -> None:
@@ -228,8 +228,7 @@ class StreamDataset(IterableDataset[Any]):
         if self._is_length_trusted and worker.count > 1 and worker.number == 0:
             warn_of_length(worker.count)
         self._leave()
-        own = self._own_state()
-        turn = self._board.begin(worker.seat, None if own is None else own.epoch)
+        turn, state = self._turn_of(worker, self._board.begin)
         if self.config.epochs is not None and turn.epoch >= self.config.epochs and worker.number == 0:
             warnings.warn(
                 f"epochs={self.config.epochs} are over: this is epoch {turn.epoch}, counted from 0, and it is empty. "
@@ -238,38 +237,37 @@ class StreamDataset(IterableDataset[Any]):
                 UserWarning,
                 stacklevel=3,
             )
-        state = own or self._state_of(turn)
-        if own is not None:
+        if self._loaded is not None and self._loaded.turn is None:
             self._loaded = None
         reader = self._opened(worker)
-        progress = self._progress = Progress(turn.epoch, self._share(reader, state))
-        self._iteration = reader.iterate(progress)
+        self._cursor = ShareCursor(reader, turn.epoch, self._share(reader, state))
+        self._iteration = reader.iterate(self._cursor)
         return self._iteration
 
     def _leave(self) -> None:
         """End the iteration that is under way, if any."""
         if self._iteration is not None:
             self._iteration.close()
-        self._iteration = self._progress = None
+        self._iteration = self._cursor = None
 
-    def _own_state(self) -> StreamState | None:
-        """Return the state that was loaded in this worker, for the iteration that it begins next."""
-        return self._loaded.state if self._loaded is not None and self._loaded.turn is None else None
-
-    def _state_of(self, turn: Turn) -> StreamState | None:
-        """Return the state that was loaded for a turn, None if it begins at its epoch's start.
+    def _turn_of(self, worker: Worker, find: Callable[[Worker, int | None], Turn]) -> tuple[Turn, StreamState | None]:
+        """Return the turn that the epoch board finds, and the state that was loaded for it, if any.
 
         Raises:
-            StateError: it did not come to this process.
+            StateError: there is one, and it did not come to this process.
         """
-        if self._loaded is not None and self._loaded.turn == turn:
-            return self._loaded.state
+        loaded = self._loaded
+        if loaded is not None and loaded.turn is None:
+            return find(worker, loaded.state.epoch), loaded.state
+        turn = find(worker, None)
+        if loaded is not None and loaded.turn == turn:
+            return turn, loaded.state
         if self._board.needs_state(turn):
             raise StateError(
                 "a state was loaded when this worker was running already, and did not reach it; load it before a "
                 "DataLoader with persistent_workers is iterated over, or make a new DataLoader"
             )
-        return None
+        return turn, None
 
     def _share(self, reader: StreamReader, state: StreamState | None) -> LaneShare:
         """Return what is left of an epoch for this worker."""
@@ -318,21 +316,22 @@ class StreamDataset(IterableDataset[Any]):
                 "which samples of a DataLoader with workers have reached the training loop only it could know, and "
                 "torch's does not say: use torchdata's StatefulDataLoader and its state_dict(), or stoker_torch.Loader"
             )
-        if self._progress is None or (not worker.is_child and self._board.is_ordered()):
+        if self._cursor is None or (not worker.is_child and self._board.is_ordered()):
             return self._coming(worker)
-        return self._state(self._progress)
+        return self._state(self._cursor)
 
     def _coming(self, worker: Worker) -> dict[str, Any]:
         """Return the state of an iteration that has not begun."""
-        own = self._own_state()
-        turn = self._board.coming(worker.seat, None if own is None else own.epoch)
-        state = own or self._state_of(turn)
-        return self._state(Progress(turn.epoch, self._opened(worker).share)) if state is None else state.to_dict()
+        turn, state = self._turn_of(worker, self._board.coming)
+        if state is not None:
+            return state.to_dict()
+        reader = self._opened(worker)
+        return self._state(ShareCursor(reader, turn.epoch, reader.share))
 
-    def _state(self, progress: Progress) -> dict[str, Any]:
-        share, position = progress.share, progress.position
+    def _state(self, cursor: ShareCursor) -> dict[str, Any]:
+        share, position = cursor.share, cursor.position
         delivered, repeated = share.progress(position)
-        place = {"epoch": progress.epoch, "delivered": delivered, "repeated": repeated}
+        place = {"epoch": cursor.epoch, "delivered": delivered, "repeated": repeated}
         state = StreamState.of_config(
             self.config, self.manifest, share.lanes, **place, is_complete=not share.steps_from(position)
         )

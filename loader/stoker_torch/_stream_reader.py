@@ -27,10 +27,10 @@ from stoker._fetch.pipeline import PipelineConfig
 from stoker._format.manifest import Manifest
 from stoker._order.sharding import LaneShare
 from stoker.errors import ConfigError
-from stoker_torch._iteration import Iteration, LoaderResources
+from stoker_torch._iteration import Cursor, Iteration, LoaderResources
 from stoker_torch._pool import SamplePool, has_functions
 
-__all__ = ["EpochBoard", "MAX_EPOCH", "MAX_WORKERS", "Progress", "StreamReader", "Turn", "Worker", "samples_of"]
+__all__ = ["EpochBoard", "MAX_EPOCH", "MAX_WORKERS", "ShareCursor", "StreamReader", "Turn", "Worker", "samples_of"]
 
 _TAG_BITS, _EPOCH_BITS = 20, 24
 MAX_EPOCH = (1 << _EPOCH_BITS) - 1
@@ -52,37 +52,59 @@ class Turn(NamedTuple):
 
     @property
     def word(self) -> int:
-        """The turn as a number that rises from one to the next."""
-        return self.serial << _EPOCH_BITS | self.epoch
+        """The turn as a number that rises from one to the next, with room for a tag."""
+        return (self.serial << _EPOCH_BITS | self.epoch) << _TAG_BITS
 
     @classmethod
     def of(cls, word: int) -> Turn:
-        """Return the turn that a number stands for."""
-        return cls(word >> _EPOCH_BITS, word & MAX_EPOCH)
+        """Return the turn that a number stands for, whatever its tag."""
+        return cls(word >> _TAG_BITS + _EPOCH_BITS, word >> _TAG_BITS & MAX_EPOCH)
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Who begins an iteration.
+class Worker:
+    """A process that a data set is iterated over in.
 
     Attributes:
-        row: of the board: 0 for the process that made it, then one a worker.
-        tag: what all workers of one iteration have alike; 0 is nobody's.
+        number: of the rank's workers, from 0.
+        count: of them; 1 where there is no DataLoader or it has none.
+        tag: what all workers of one iteration have alike; 0 where it is no DataLoader's.
     """
 
-    row: int = 0
+    number: int = 0
+    count: int = 1
     tag: int = 0
 
     @classmethod
-    def of_worker(cls, worker: int, base_seed: int) -> Seat:
-        """Return a worker's seat.
+    def of(cls, number: int, count: int, base_seed: int) -> Worker:
+        """Return a worker of a DataLoader.
 
         Raises:
-            ConfigError: the board has no row for it.
+            ConfigError: the epoch board has no row for it.
         """
-        if worker >= MAX_WORKERS:
-            raise ConfigError(f"worker {worker} is not in [0, {MAX_WORKERS}): use fewer workers")
-        return cls(1 + worker, 1 + base_seed % ((1 << _TAG_BITS) - 1))
+        if number >= MAX_WORKERS:
+            raise ConfigError(f"worker {number} is not in [0, {MAX_WORKERS}): use fewer workers")
+        return cls(number, count, 1 + base_seed % ((1 << _TAG_BITS) - 1))
+
+    @classmethod
+    def here(cls) -> Worker:
+        """Return the one that this process is.
+
+        Raises:
+            ConfigError: there are too many.
+        """
+        info = get_worker_info()
+        return cls() if info is None else cls.of(info.id, info.num_workers, info.seed - info.id)
+
+    @property
+    def is_child(self) -> bool:
+        """Whether it is a DataLoader's."""
+        return self.tag != 0
+
+    @property
+    def row(self) -> int:
+        """Of the epoch board: 0 for the process that made it, then one a worker."""
+        return self.number + 1 if self.is_child else 0
 
 
 class EpochBoard:
@@ -93,7 +115,7 @@ class EpochBoard:
 
     def __init__(self) -> None:
         self._memory = RawArray(ctypes.c_uint64, 1 + (1 + MAX_WORKERS) * _KEPT)
-        self._words[0] = Turn(1, 0).word << _TAG_BITS
+        self._words[0] = Turn(1, 0).word
 
     def __getstate__(self) -> object:
         """Return the memory itself for a process that is being spawned, and for a copy what stands there."""
@@ -115,12 +137,12 @@ class EpochBoard:
         return _rows_of(self._words)
 
     @property
-    def _ordered(self) -> int:
-        return int(self._words[0]) >> _TAG_BITS
+    def _ordered(self) -> Turn:
+        return Turn.of(int(self._words[0]))
 
     @property
-    def _latest(self) -> int:
-        return int(self._rows.max()) >> _TAG_BITS
+    def _latest(self) -> Turn:
+        return Turn.of(int(self._rows.max()))
 
     def order(self, epoch: int, *, with_state: bool = False) -> Turn:
         """Make ``epoch`` the next that begins, for all processes, and return its turn.
@@ -129,49 +151,49 @@ class EpochBoard:
             epoch: from 0.
             with_state: whether it does not begin at its start, but where a state says.
         """
-        turn = Turn(Turn.of(max(self._latest, self._ordered)).serial + 1, epoch)
-        self._words[0] = turn.word << _TAG_BITS | (_STATE_TAG if with_state else 0)
+        turn = Turn(max(self._latest, self._ordered).serial + 1, epoch)
+        self._words[0] = turn.word | (_STATE_TAG if with_state else 0)
         return turn
 
     def needs_state(self, turn: Turn) -> bool:
         """Return whether the parent has loaded a state for a turn."""
-        return int(self._words[0]) == turn.word << _TAG_BITS | _STATE_TAG
+        return int(self._words[0]) == turn.word | _STATE_TAG
 
-    def coming(self, seat: Seat, epoch: int | None = None) -> Turn:
+    def coming(self, worker: Worker, epoch: int | None = None) -> Turn:
         """Return the turn that :meth:`begin` would."""
         words, mask = self._words.copy(), np.uint64((1 << _TAG_BITS) - 1)  # once: others begin meanwhile
         rows = _rows_of(words)
-        if seat.tag:
-            begun = rows[rows & mask == seat.tag] >> np.uint64(_TAG_BITS)
-            mine = rows[seat.row][rows[seat.row] & mask == seat.tag] >> np.uint64(_TAG_BITS)
-            others = [Turn.of(word) for word in begun.tolist() if word > max(mine.tolist(), default=-1)]
+        if worker.is_child:
+            is_tagged = rows & mask == worker.tag
+            mine = max(rows[worker.row][is_tagged[worker.row]].tolist(), default=-1)
+            others = [Turn.of(word) for word in rows[is_tagged].tolist() if word > mine]
             joined = min((turn for turn in others if epoch is None or turn.epoch == epoch), default=None)
             if joined is not None:
                 return joined
-        latest, ordered = (Turn.of(int(word) >> _TAG_BITS) for word in (rows.max(), words[0]))
+        latest, ordered = Turn.of(int(rows.max())), Turn.of(int(words[0]))
         if epoch is not None:
             return Turn(max(latest, ordered).serial + 1, epoch)
         return ordered if ordered.serial > latest.serial else latest._replace(epoch=latest.epoch + 1)
 
-    def begin(self, seat: Seat, epoch: int | None = None) -> Turn:
+    def begin(self, worker: Worker, epoch: int | None = None) -> Turn:
         """Take part in an iteration, and return which it is.
 
         Args:
-            seat: whose.
+            worker: this process.
             epoch: that it must be, which a worker's own state says.
         """
-        turn = self.coming(seat, epoch)
-        row = self._rows[seat.row]
-        row[int(np.argmin(row))] = turn.word << _TAG_BITS | seat.tag
+        turn = self.coming(worker, epoch)
+        row = self._rows[worker.row]
+        row[int(np.argmin(row))] = turn.word | worker.tag
         return turn
 
     def is_ordered(self) -> bool:
         """Return whether nothing has begun since the parent made its last order."""
-        return Turn.of(self._ordered).serial > Turn.of(self._latest).serial
+        return self._ordered.serial > self._latest.serial
 
     def is_in_workers(self) -> bool:
         """Return whether it was a worker that began the latest iteration."""
-        return not self.is_ordered() and int(self._rows[0].max()) >> _TAG_BITS < self._latest
+        return not self.is_ordered() and Turn.of(int(self._rows[0].max())) < self._latest
 
 
 def _rows_of(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -182,52 +204,6 @@ _CHUNK_BYTES = 1 << 20
 _CHUNK_SAMPLES = 256
 """Samples are read in chunks of about so many: small enough that the few that are decoded ahead are little memory,
 large enough that what a chunk costs (20 microseconds) is nothing beside them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """A process that a data set is iterated over in.
-
-    Attributes:
-        number: of the rank's workers, from 0.
-        count: of them; 1 where there is no DataLoader or it has none.
-        is_child: whether it is a DataLoader's.
-        seat: on the board.
-    """
-
-    number: int
-    count: int
-    is_child: bool
-    seat: Seat
-
-    @classmethod
-    def here(cls) -> Worker:
-        """Return the one that this process is.
-
-        Raises:
-            ConfigError: there are too many.
-        """
-        info = get_worker_info()
-        if info is None:
-            return cls(0, 1, False, Seat())
-        return cls(info.id, info.num_workers, True, Seat.of_worker(info.id, info.seed - info.id))
-
-
-@dataclass(slots=True, eq=False)
-class Progress:
-    """How far an iteration is.
-
-    Attributes:
-        epoch: being iterated over.
-        share: of it that is this worker's.
-        position: of the share behind what was yielded last.
-        fetched: of the share behind the batch or chunk that was taken last.
-    """
-
-    epoch: int
-    share: LaneShare
-    position: int = 0
-    fetched: int = 0
 
 
 class StreamReader:
@@ -259,7 +235,7 @@ class StreamReader:
         collate = list if self.is_chunked and by_sample else None
         if has_functions(config):
             resources.pool = SamplePool(config, threads=threads, collate=collate)
-        self._begun: Progress | None = None
+        self._begun_epoch: int | None = None
         self._end_epoch: int | None = None
         resources.register_finalizer(self)
 
@@ -268,17 +244,15 @@ class StreamReader:
         mine = self._pid, self.feed.manifest, self._worker, self.feed.config.order.lanes
         return mine == (os.getpid(), manifest, worker, lanes)
 
-    def iterate(self, progress: Progress) -> Iteration:
-        """Return what is left of a share, batch by batch or chunk by chunk, and count it into ``progress``."""
-        before, self._begun = self._begun, progress
-        is_resumed = progress.share is not self.share
-        if before is not None and (is_resumed or progress.epoch in (before.epoch, self._end_epoch)):
+    def iterate(self, cursor: ShareCursor) -> Iteration:
+        """Return what is left of a share, batch by batch or chunk by chunk, which moves the cursor."""
+        before, self._begun_epoch = self._begun_epoch, cursor.epoch
+        if before is not None and (cursor.share is not self.share or cursor.epoch in (before, self._end_epoch)):
             self.feed.stop()  # nothing of what was fetched ahead is what comes now
         # Most worker processes end with their epoch; only one that begins another may look ahead beyond it.
-        end_epoch = self._end_epoch = progress.epoch + 1 if self._worker.is_child and before is None else None
-        cursor = _ShareCursor(self, progress, end_epoch)
-        is_over = self.resources.config.epochs is not None and progress.epoch >= self.resources.config.epochs
-        return Iteration(self.resources, cursor, 0 if is_over else progress.share.steps_from(0))
+        cursor.end_epoch = self._end_epoch = cursor.epoch + 1 if self._worker.is_child and before is None else None
+        is_over = self.resources.config.epochs is not None and cursor.epoch >= self.resources.config.epochs
+        return Iteration(self.resources, cursor, 0 if is_over else cursor.share.steps_from(0))
 
     def close(self) -> None:
         """End fetching and threads and close connections. Idempotent."""
@@ -288,38 +262,38 @@ class StreamReader:
                 self.resources.pool.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _ShareCursor:
-    """Where an iteration over a worker's share is.
+@dataclass(slots=True, eq=False)
+class ShareCursor(Cursor):
+    """Where an iteration over a worker's share is; the epoch board says which epoch comes next.
 
     Attributes:
         reader: of the share.
-        progress: is kept here.
+        epoch: being iterated over.
+        share: of it that is this worker's.
+        position: of the share behind what was yielded last.
+        fetched: of the share behind the batch or chunk that was taken last.
         end_epoch: that the feed does not look ahead into.
     """
 
     reader: StreamReader
-    progress: Progress
-    end_epoch: int | None
+    epoch: int
+    share: LaneShare
+    position: int = 0
+    fetched: int = 0
+    end_epoch: int | None = None
 
     def seek(self) -> None:
         """Have the feed deliver what is behind the batch that was taken last, unless it does."""
-        reader, progress = self.reader, self.progress
-        if reader.feed.place != (progress.epoch, progress.fetched):
-            reader.feed.start(progress.epoch, progress.fetched, partition=progress.share, end_epoch=self.end_epoch)
-            reader.resources.register_finalizer(reader)
+        feed = self.reader.feed
+        if feed.place != (self.epoch, self.fetched):
+            feed.start(self.epoch, self.fetched, partition=self.share, end_epoch=self.end_epoch)
+            self.reader.resources.register_finalizer(self.reader)
 
     def commit(self, batch: Batch) -> None:
         """Go behind a batch; of a chunk, each sample that is yielded counts."""
-        self.progress.fetched = batch.end
+        self.fetched = batch.end
         if not self.reader.is_chunked:
-            self.progress.position = batch.end
-
-    def end(self) -> None:
-        """Do nothing: the epoch board says which epoch comes next."""
-
-    def fail(self) -> None:
-        """Do nothing: the data set goes on from the progress."""
+            self.position = batch.end
 
 
 def _chunk_samples(manifest: Manifest) -> int:

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker_torch._stream_reader import MAX_EPOCH, MAX_WORKERS, EpochBoard, Seat, Turn
+from stoker_torch._stream_reader import MAX_EPOCH, MAX_WORKERS, EpochBoard, Turn, Worker
 
-ALONE = Seat()
+ALONE = Worker()
 
 
-def seats(base_seed: int, workers: int = 3) -> list[Seat]:
-    return [Seat.of_worker(worker, base_seed) for worker in range(workers)]
+def seats(base_seed: int, workers: int = 3) -> list[Worker]:
+    return [Worker.of(worker, workers, base_seed) for worker in range(workers)]
 
 
 def epochs(board: EpochBoard, base_seed: int) -> set[int]:
@@ -41,7 +41,7 @@ def test_workers_agree_in_whatever_order_they_begin_and_whichever_never_do(
     board = EpochBoard()
     for epoch, (order, missing) in enumerate(iterations):
         base_seed = 1000 + epoch
-        begun = {board.begin(Seat.of_worker(worker, base_seed)).epoch for worker in order if worker not in missing}
+        begun = {board.begin(Worker.of(worker, 4, base_seed)).epoch for worker in order if worker not in missing}
         assert begun == {epoch}
 
 
@@ -133,6 +133,6 @@ def test_only_the_turn_that_was_ordered_with_a_state_needs_it() -> None:
 def test_the_last_worker_and_the_last_epoch_have_room() -> None:
     board = EpochBoard()
     board.order(MAX_EPOCH)
-    assert board.begin(Seat.of_worker(MAX_WORKERS - 1, 2**63 - 1)).epoch == MAX_EPOCH
+    assert board.begin(Worker.of(MAX_WORKERS - 1, MAX_WORKERS, 2**63 - 1)).epoch == MAX_EPOCH
     with pytest.raises(ConfigError, match=f"worker {MAX_WORKERS}"):
-        Seat.of_worker(MAX_WORKERS, 0)
+        Worker.of(MAX_WORKERS, MAX_WORKERS + 1, 0)
