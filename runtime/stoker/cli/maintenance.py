@@ -9,15 +9,15 @@ from argparse import ArgumentParser, Namespace
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from stoker._base.progress import Amount, Progress
 from stoker._base.retry import RetryingStore
 from stoker._base.sizes import format_bytes
-from stoker._format.manifest import Manifest, version_key
+from stoker._format.manifest import version_key
 from stoker._format.versions import read_manifest
 from stoker._maintenance import (
-    BadObject,
     GarbageReport,
     RebuildReport,
     Removal,
@@ -71,47 +71,27 @@ async def _verify(args: Namespace) -> int:
     async with opened(args) as inner:
         store = bill.metered(inner)
         manifest = await read_manifest(store, args.at)
-        bad = await _checked(args, store, manifest)
+        total = Amount(count=len(manifest), size_bytes=manifest.size_bytes)
+        async with Progress("verifying", "super-samples", total, sys.stderr, quiet=args.quiet or args.json) as progress:
+            bad = await verify(
+                store,
+                manifest,
+                deep=args.deep,
+                concurrency=args.concurrency,
+                on_object=lambda ref, _: progress.add(ref.size_bytes),
+            )
     if args.json:
-        print(json_text({**_summary_of_verify(args, manifest, bad), **bill.to_dict()}))
-    else:
-        _show_verify(args, manifest, bad, bill)
-    return 1 if bad else 0
-
-
-def _summary_of_verify(args: Namespace, manifest: Manifest, bad: list[BadObject]) -> dict[str, object]:
-    return {
-        "url": args.url,
-        "version": manifest.version,
-        "super_samples": len(manifest),
-        "size_bytes": manifest.size_bytes,
-        "bad": [{"key": item.key, "problem": item.problem} for item in bad],
-    }
-
-
-def _show_verify(args: Namespace, manifest: Manifest, bad: list[BadObject], bill: RequestBill) -> None:
+        figures = {"url": args.url, "version": manifest.version, "super_samples": total.count}
+        figures |= {"size_bytes": total.size_bytes, "bad": [asdict(item) for item in bad]}
+        print(json_text({**figures, **bill.to_dict()}))
+        return 1 if bad else 0
     for item in bad:
         print(printable(bad_object(item)))
     if not args.quiet:
         found = f"{len(bad):,} of them bad" if bad else "all of them good"
-        size = format_bytes(manifest.size_bytes)
-        print(
-            f"verified {counted(len(manifest), 'super-sample')} of version {manifest.version}, {size}: {found}",
-            file=sys.stderr,
-        )
-        print(bill.line(), file=sys.stderr)
-
-
-async def _checked(args: Namespace, store: Store, manifest: Manifest) -> list[BadObject]:
-    total = Amount(count=len(manifest), size_bytes=manifest.size_bytes)
-    async with Progress("verifying", "super-samples", total, sys.stderr, quiet=args.quiet or args.json) as progress:
-        return await verify(
-            store,
-            manifest,
-            deep=args.deep,
-            concurrency=args.concurrency,
-            on_object=lambda ref, _: progress.add(ref.size_bytes),
-        )
+        what = f"{counted(len(manifest), 'super-sample')} of version {manifest.version}"
+        print(f"verified {what}, {format_bytes(manifest.size_bytes)}: {found}\n{bill.line()}", file=sys.stderr)
+    return 1 if bad else 0
 
 
 _DEFAULT_BYTES = 8 << 20
@@ -135,39 +115,30 @@ def run_compact(args: Namespace) -> int:
     """Run the command and return its exit code."""
     bill = RequestBill()
     done = asyncio.run(_compact(args, bill))
+    version, left = done.manifest.version, done.left_objects
     if args.json:
-        figures = {
-            "url": args.url,
-            "version": done.manifest.version,
-            "objects_before": done.objects_before,
-            "objects_after": done.objects_after,
-            "left_objects": done.left_objects,
-        }
+        figures = {"url": args.url, "version": version, "objects_before": done.objects_before}
+        figures |= {"objects_after": done.objects_after, "left_objects": left}
         print(json_text({**figures, **bill.to_dict()}))
         return 0
     if done.objects_before:
-        what = f"{counted(done.objects_before, 'super-sample')} became {done.objects_after:,}"
         print(
-            f"{what}: version {done.manifest.version}; when no training runs on an older one, the old ones go with: "
-            "stoker gc --keep-versions 1 --delete"
+            f"{counted(done.objects_before, 'super-sample')} became {done.objects_after:,}: version {version}; when no "
+            "training runs on an older one, the old ones go with: stoker gc --keep-versions 1 --delete"
         )
-        if done.left_objects:
-            print(f"{counted(done.left_objects, 'small super-sample')} left for another time: run it again")
+        if left:
+            print(f"{counted(left, 'small super-sample')} left for another time: run it again")
     else:
-        print(f"nothing to gain in version {done.manifest.version}")
+        print(f"nothing to gain in version {version}")
     print(bill.line(), file=sys.stderr)
     return 0
 
 
 async def _compact(args: Namespace, bill: RequestBill) -> Compacted:
     async with opened(args) as inner:
-        store = bill.metered(inner)
-        return await compact(
-            RetryingStore(store),
-            BucketCatalog(store),
-            now_seconds=time.time(),
-            super_sample_bytes=args.super_sample_bytes,
-        )
+        store, size_bytes = bill.metered(inner), args.super_sample_bytes
+        catalog = BucketCatalog(store)
+        return await compact(RetryingStore(store), catalog, now_seconds=time.time(), super_sample_bytes=size_bytes)
 
 
 def configure_gc(parser: ArgumentParser) -> None:
@@ -195,16 +166,11 @@ def run_gc(args: Namespace) -> int:
     """Run the command and return its exit code."""
     bill = RequestBill()
     report = asyncio.run(_collected(args, bill))
-    if args.json:
-        print(json_text({**_summary_of_gc(args, report), **bill.to_dict()}))
-    else:
+    if not args.json:
         _show_garbage(report)
         print(bill.line(), file=sys.stderr)
-    return 0
-
-
-def _summary_of_gc(args: Namespace, report: GarbageReport) -> dict[str, object]:
-    return {
+        return 0
+    figures = {
         "url": args.url,
         "is_deleted": report.is_deleted,
         "super_samples": [info.key for info in report.objects],
@@ -213,6 +179,14 @@ def _summary_of_gc(args: Namespace, report: GarbageReport) -> dict[str, object]:
         "versions": report.versions,
         "unfinished": {run: each.objects for run, each in report.unfinished.items()},
     }
+    print(json_text({**figures, **bill.to_dict()}))
+    return 0
+
+
+async def _collected(args: Namespace, bill: RequestBill) -> GarbageReport:
+    async with opened(args) as inner:
+        store, keep = bill.metered(inner), args.keep_versions
+        return await gc(store, delete=args.delete, keep_versions=keep, abandoned=args.abandoned)
 
 
 def _show_garbage(report: GarbageReport) -> None:
@@ -222,11 +196,8 @@ def _show_garbage(report: GarbageReport) -> None:
         print(printable(key))
     count = len(report.objects) + len(report.records) + len(report.versions)
     verb = "deleted" if report.is_deleted else "could be deleted with --delete"
-    print(
-        f"{counted(count, 'object')} {verb}, {format_bytes(report.size_bytes)} of super-samples"
-        if count
-        else "no garbage"
-    )
+    found = f"{counted(count, 'object')} {verb}, {format_bytes(report.size_bytes)} of super-samples"
+    print(found if count else "no garbage")
     for line in _left_alone(report.unfinished.values()):
         print(f"left alone: {line}")
 
@@ -235,34 +206,24 @@ def _left_alone(unfinished: Iterable[Unfinished]) -> Iterator[str]:
     """Yield what is protected, and what becomes of it: a job in one line, and all that functions take in in another."""
     jobs: dict[str, list[int]] = defaultdict(list)
     for each in unfinished:
-        record = each.record
+        record, objects = each.record, counted(each.objects, "super-sample")
+        give_up = f"give it up with --abandoned {each.run}"
         if record is None:
-            yield f"run {each.run}, whose record is damaged, {counted(each.objects, 'super-sample')}"
+            yield f"run {each.run}, whose record is damaged, {objects}"
         elif each.is_refused:
-            remedy = f"it has other columns, or is of another data set; give it up with --abandoned {each.run}"
-            found = f"run {each.run} of {shortened(record.source)}, {counted(each.objects, 'super-sample')}"
-            yield f"{found}; no commit adds it: {remedy}"
+            remedy = f"no commit adds it: it has other columns, or is of another data set; {give_up}"
+            yield f"run {each.run} of {shortened(record.source)}, {objects}; {remedy}"
         elif record.mode == "deferred":
             jobs[record.job].append(each.objects)
         else:
-            found = f"the unfinished pack {each.run} of {shortened(record.source)}"
-            remedy = f"pack the same again to resume it, or give it up with --abandoned {each.run}"
-            yield f"{found}, {counted(each.objects, 'super-sample')}; {remedy}"
-    for job, objects in sorted(jobs.items(), reverse=True):
-        found = f"{counted(len(objects), 'run')} {f'of job {job}' if job else 'of functions'}"
-        remedy = (
-            f"the same stoker pack --on finishes and commits it, or give it up with --abandoned {job}"
-            if job
-            else "functions finish and commit them"
-        )
-        yield f"{found}, {counted(sum(objects), 'super-sample')}; {remedy}"
-
-
-async def _collected(args: Namespace, bill: RequestBill) -> GarbageReport:
-    async with opened(args) as store:
-        return await gc(
-            bill.metered(store), delete=args.delete, keep_versions=args.keep_versions, abandoned=args.abandoned
-        )
+            found = f"the unfinished pack {each.run} of {shortened(record.source)}, {objects}"
+            yield f"{found}; pack the same again to resume it, or {give_up}"
+    for job, counts in sorted(jobs.items(), reverse=True):
+        found = f"{counted(len(counts), 'run')} {f'of job {job}' if job else 'of functions'}"
+        remedy = "functions finish and commit them"
+        if job:
+            remedy = f"the same stoker pack --on finishes and commits it, or give it up with --abandoned {job}"
+        yield f"{found}, {counted(sum(counts), 'super-sample')}; {remedy}"
 
 
 def configure_rebuild(parser: ArgumentParser) -> None:
@@ -288,13 +249,13 @@ def run_rebuild(args: Namespace) -> int:
     what = "made" if report.is_new else "nothing is missing from"
     found = f"{counted(len(manifest), 'super-sample')}, {counted(manifest.samples, 'sample')}"
     print(f"{what} version {manifest.version}: {found}")
-    _list("lost", _problems(report.lost))
+    _list("lost", map(bad_object, report.lost))
     _list("adopted", report.adopted)
-    _list("not adopted", _problems(report.refused))
+    _list("not adopted", map(bad_object, report.refused))
     if not args.adopt:
         _list("in no version and no finished pack (--adopt takes them in)", report.orphans)
-    _list("missing", _problems(report.gaps))
-    _list("perhaps twice", _problems(report.repeats))
+    _list("missing", map(bad_object, report.gaps))
+    _list("perhaps twice", map(bad_object, report.repeats))
     return 1 if report.lost or report.refused or report.gaps or report.repeats else 0
 
 
@@ -303,15 +264,9 @@ async def _rebuild(args: Namespace) -> RebuildReport:
         return await rebuild_manifest(store, adopt=args.adopt, verify=args.verify)
 
 
-def _problems(objects: Iterable[BadObject]) -> list[str]:
-    return [bad_object(item) for item in objects]
-
-
 def _list(title: str, lines: Iterable[str]) -> None:
-    if lines := list(lines):
-        print(f"{title}: {len(lines):,}")
-        for line in lines:
-            print(f"  {printable(line)}")
+    if shown := [f"  {printable(line)}" for line in lines]:
+        print(f"{title}: {len(shown):,}", *shown, sep="\n")
 
 
 _SHOWN_OTHERS = 5
@@ -330,22 +285,12 @@ def run_rm(args: Namespace) -> int:
     """Run the command and return its exit code."""
     if not args.yes and not (sys.stdin is not None and sys.stdin.isatty()):
         raise ConfigError("stoker rm asks before it deletes, and there is no terminal to ask at; give --yes")
-    _check_no_links(args.url)
+    if links := [folder for folder in _own_folders(args.url) if folder.is_symlink()]:  # there may be another's files
+        raise ConfigError(
+            f"{printable(str(links[0]))} is a link to another folder, whose files would be deleted; remove the link "
+            "first, or name the data set that it leads to"
+        )
     return asyncio.run(_remove(args))
-
-
-def _check_no_links(url: str) -> None:
-    """Refuse a local data set with links to folders: what lies there may be another's.
-
-    Raises:
-        ConfigError: it has one.
-    """
-    for folder in _own_folders(url):
-        if folder.is_symlink():
-            raise ConfigError(
-                f"{printable(str(folder))} is a link to another folder, whose files would be deleted; remove the link "
-                "first, or name the data set that it leads to"
-            )
 
 
 async def _remove(args: Namespace) -> int:
@@ -357,7 +302,9 @@ async def _remove(args: Namespace) -> int:
         if not args.yes and not _is_confirmed(what):
             print("nothing was deleted", file=sys.stderr)
             return 1
-        await _delete(args, store, removal)
+        total = Amount(count=len(removal.objects), size_bytes=removal.size_bytes)
+        async with Progress("deleting", "objects", total, sys.stderr, quiet=args.quiet) as progress:
+            await remove(store, removal, lambda info: progress.add(info.size_bytes))
     _remove_empty_folders(args.url)
     if not args.quiet:
         print(f"deleted {what}; {bill.line()}", file=sys.stderr)
@@ -380,12 +327,6 @@ def _is_confirmed(what: str) -> bool:
         return input(f"delete {what}? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
         return False
-
-
-async def _delete(args: Namespace, store: Store, removal: Removal) -> None:
-    total = Amount(count=len(removal.objects), size_bytes=removal.size_bytes)
-    async with Progress("deleting", "objects", total, sys.stderr, quiet=args.quiet) as progress:
-        await remove(store, removal, lambda info: progress.add(info.size_bytes))
 
 
 def _own_folders(url: str) -> list[Path]:

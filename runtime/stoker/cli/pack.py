@@ -12,11 +12,9 @@ from typing import Any
 from stoker._base.progress import Amount, Progress
 from stoker._base.sizes import format_bytes
 from stoker._fanout.job import JobConfig, plan_job
-from stoker._format.manifest import Manifest
 from stoker._pack.packer import AsyncPacker, PackConfig, PackProgress
 from stoker._sources import KINDS, ObjectSource, open_source
 from stoker._sources.webdataset import WebDataset
-from stoker._stores import open_store
 from stoker._stores.location import Location, parse_url
 from stoker.abc import Store
 from stoker.cli.flags import (
@@ -25,6 +23,7 @@ from stoker.cli.flags import (
     check_function_options,
     check_reach,
     chosen_executor,
+    opened,
     positive,
     reached,
     size,
@@ -40,24 +39,28 @@ from stoker.fanout import Driver, FanoutConfig
 __all__ = ["configure", "run"]
 
 _OWN_FOLDERS = ("data", "epochs", "manifests", "packs")
+_IN_THIS_PROCESS = {
+    "concurrency": "functions upload as their memory allows",
+    "json": "with --on, the account is a text",
+    "overwrite": "functions create a data set or append to one",
+    "single_writer": "functions need conditional writes",
+}
+"""Options that mean nothing with ``--on``, and why."""
 
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "source",
         metavar="SRC",
         help="a folder (of images in class folders, of files, of .tar files), an .npy, .npz or .tar file, or several "
         "WebDataset tars as 'train-{000..099}.tar'; a path, or an s3:// or gs:// URL",
     )
-    parser.add_argument(
-        "url", type=writable, metavar="DST", help="where the data set is to be: a path, or an s3:// or gs:// URL"
-    )
-    parser.add_argument("--kind", choices=KINDS, help="what SRC is (default: its names tell)")
-    parser.add_argument(
-        "--strict", action="store_true", help="a tar without an end marker, which may be cut off, is an error"
-    )
-    parser.add_argument(
+    add("url", type=writable, metavar="DST", help="where the data set is to be: a path, or an s3:// or gs:// URL")
+    add("--kind", choices=KINDS, help="what SRC is (default: its names tell)")
+    add("--strict", action="store_true", help="a tar without an end marker, which may be cut off, is an error")
+    add(
         "--follow-links",
         action="store_true",
         help="pack what symbolic links in a local SRC lead to outside of it (default: such links are an error)",
@@ -67,21 +70,23 @@ def configure(parser: ArgumentParser) -> None:
     modes.add_argument(
         "--overwrite", action="store_true", help="replace the data set that is there; its earlier versions stay"
     )
-    parser.add_argument(
+    add(
         "--super-sample-bytes",
         type=super_sample_size,
         metavar="SIZE",
         help="limit of a super-sample, at most 32MiB (default: 8MiB)",
     )
-    parser.add_argument("--concurrency", type=positive, metavar="N", help="uploads at once (default: 8)")
-    parser.add_argument(
+    add("--concurrency", type=positive, metavar="N", help="uploads at once (default: 8)")
+    add(
         "--single-writer",
         action="store_true",
         help="nobody else writes to DST meanwhile, so its store needs no conditional writes",
     )
-    parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
-    parser.add_argument("--json", action="store_true", help="write the summary as JSON")
-    _add_fanout_options(parser)
+    add("--quiet", action="store_true", help="show no progress and no summary")
+    add("--json", action="store_true", help="write the summary as JSON")
+    group = parser.add_argument_group("packing in many functions at once", "see docs/fan-out.md")
+    add_function_options(group.add_argument, "pack")
+    group.add_argument("--part-bytes", type=size, metavar="SIZE", help="of a part, raw (default: 256MiB)")
     add_store_options(parser, of="DST, and SRC unless --source-… says otherwise")
     add_store_options(parser, prefix="source-", of="SRC")
     parser.set_defaults(when_interrupted="interrupted; what was packed stays: resume by running the same command again")
@@ -103,14 +108,11 @@ async def _pack(args: Namespace) -> None:
         args.source, args.kind, options, strict=args.strict, follow_links=args.follow_links, wrap=bill.metered
     )
     try:
-        store = open_store(args.url, options=store_options(args, args.url))
-        try:
+        async with opened(args) as store:
             if args.on:
                 await _pack_on(args, source, store)
             else:
                 await _from_source_to_store(args, source, bill.metered(store), bill)
-        finally:
-            await store.close()
     finally:
         await source.close()
 
@@ -122,11 +124,11 @@ async def _from_source_to_store(args: Namespace, source: ObjectSource, store: St
     _say_notes(notes, quiet=args.quiet)
     total = Amount(count=source.samples, size_bytes=source.size_bytes)
     progress = Progress("packing", "samples", total, sys.stderr, quiet=args.quiet)
-    last = PackProgress()
+    done = PackProgress()
 
-    def show(done: PackProgress) -> None:
-        nonlocal last
-        last = done
+    def show(now: PackProgress) -> None:
+        nonlocal done
+        done = now
         progress.update(_amount(done))
 
     async with AsyncPacker(store, _config(args, source), on_progress=show) as packer:
@@ -136,7 +138,7 @@ async def _from_source_to_store(args: Namespace, source: ObjectSource, store: St
             found = await anext(samples, None)
             _say(args, *sample_lines(source, durable, found))
             async with progress:
-                progress.start(_amount(last))
+                progress.start(_amount(done))
                 while found is not None:
                     where, sample = found
                     await packer.write(sample, where)
@@ -145,44 +147,29 @@ async def _from_source_to_store(args: Namespace, source: ObjectSource, store: St
     _say_notes([note for note in source.notes if note not in notes], quiet=args.quiet)
     seconds = asyncio.get_running_loop().time() - started_seconds
     if args.json:
-        print(json_text({**_figures(args, manifest, last, durable, seconds), **bill.to_dict()}))
-    _say(args, bill.line(), _summary(store.url, manifest, last, durable, seconds))
+        figures = {"url": args.url, "version": manifest.version, "samples": done.samples, "resumed_samples": durable}
+        figures |= {"super_samples": done.objects, "size_bytes": done.size_bytes, "seconds": seconds}
+        print(json_text({**figures, **bill.to_dict()}))
+    rest = f" (there already: {counted(durable, 'sample')})" if durable else ""
+    what = f"{counted(done.samples, 'sample')} into {counted(done.objects, 'super-sample')}"
+    rate = f"{(done.samples - durable) / max(seconds, 1e-3):,.0f} samples/s"
+    took = f"packed {what}, {format_bytes(done.size_bytes)}, in {seconds:.1f} s ({rate})"
+    _say(args, bill.line(), f"{took}: {store.url}, version {manifest.version}{rest}")
 
 
 def _config(args: Namespace, source: ObjectSource) -> PackConfig:
-    given = {name: getattr(args, name) for name in ("super_sample_bytes", "concurrency")}
-    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     mode: Any = "append" if args.append else "overwrite" if args.overwrite else "create"
-    settings["single_writer"] = args.single_writer
-    return PackConfig(schema=source.schema, source=source.fingerprint, mode=mode, **settings)
+    sizes = _given(args, "super_sample_bytes", "concurrency")
+    single = args.single_writer
+    return PackConfig(schema=source.schema, source=source.fingerprint, mode=mode, single_writer=single, **sizes)
+
+
+def _given(args: Namespace, *names: str) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def _amount(done: PackProgress) -> Amount:
     return Amount(count=done.samples, size_bytes=done.size_bytes)
-
-
-def _figures(
-    args: Namespace, manifest: Manifest, done: PackProgress, durable: int, seconds: float
-) -> dict[str, object]:
-    return {
-        "url": args.url,
-        "version": manifest.version,
-        "samples": done.samples,
-        "resumed_samples": durable,
-        "super_samples": done.objects,
-        "size_bytes": done.size_bytes,
-        "seconds": seconds,
-    }
-
-
-def _summary(url: str, manifest: Manifest, done: PackProgress, durable: int, seconds: float) -> str:
-    fresh = done.samples - durable
-    rest = f" (there already: {counted(durable, 'sample')})" if durable else ""
-    what = f"{counted(done.samples, 'sample')} into {counted(done.objects, 'super-sample')}"
-    return (
-        f"packed {what}, {format_bytes(done.size_bytes)}, in {seconds:.1f} s "
-        f"({fresh / max(seconds, 1e-3):,.0f} samples/s): {url}, version {manifest.version}{rest}"
-    )
 
 
 def _say(args: Namespace, *lines: str) -> None:
@@ -200,26 +187,14 @@ def _check_apart(source: str, destination: str) -> None:
         raise ConfigError(f"SRC {source} lies where DST {destination} keeps its own objects; choose another DST")
 
 
-def _add_fanout_options(parser: ArgumentParser) -> None:
-    """Add where functions run, and how they are found."""
-    group = parser.add_argument_group("packing in many functions at once", "see docs/fan-out.md")
-    add_function_options(group.add_argument, "pack")
-    group.add_argument("--part-bytes", type=size, metavar="SIZE", help="of a part, raw (default: 256MiB)")
-
-
 def _check_fanout_options(args: Namespace) -> None:
     """Raise for options that do not go together, or are not enough: a source may take minutes to be listed."""
     check_function_options(args, "part_bytes")
     if not args.on:
         return
-    if args.concurrency is not None:
-        raise ConfigError("--concurrency is for packing in this process; functions upload as their memory allows")
-    if args.json:
-        raise ConfigError("--json is for packing in this process; with --on, the account is a text")
-    if args.overwrite:
-        raise ConfigError("--overwrite is for packing in this process; functions create a data set or append to one")
-    if args.single_writer:
-        raise ConfigError("--single-writer is for packing in this process; functions need conditional writes")
+    for name, how in _IN_THIS_PROCESS.items():
+        if getattr(args, name):
+            raise ConfigError(f"--{name.replace('_', '-')} is for packing in this process; {how}")
     src, dst = parse_url(args.source), parse_url(args.url)
     _job_config(args, dst)
     check_reach(chosen_executor(args, _ways(args, src, dst)), src, dst)
@@ -233,7 +208,9 @@ async def _pack_on(args: Namespace, source: ObjectSource, store: Store) -> None:
         StokerError: the job cannot be planned, or functions cannot be called.
     """
     src, dst = parse_url(args.source), parse_url(args.url)
-    executor = chosen_executor(args, {**_ways(args, src, dst), **_touched(dst, source)})
+    touched = {"STOKER_DATASETS": f"data={url_for_functions(dst)}"}
+    touched["STOKER_SOURCES"] = url_for_functions(parse_url(source.root))
+    executor = chosen_executor(args, {**_ways(args, src, dst), **touched})
     if isinstance(source, WebDataset):
         await source.check_ends()
     job = await plan_job(source, store, _job_config(args, dst))
@@ -270,15 +247,6 @@ def _ways(args: Namespace, src: Location, dst: Location) -> dict[str, str]:
     return {**reached(args, src, "source_"), **reached(args, dst)}
 
 
-def _touched(dst: Location, source: ObjectSource) -> dict[str, str]:
-    """Return what functions that are started for this may touch."""
-    return {
-        "STOKER_DATASETS": f"data={url_for_functions(dst)}",
-        "STOKER_SOURCES": url_for_functions(parse_url(source.root)),
-    }
-
-
 def _job_config(args: Namespace, dst: Location) -> JobConfig:
-    given = {"super_sample_bytes": args.super_sample_bytes, "part_bytes": args.part_bytes}
-    sizes = {name: value for name, value in given.items() if value is not None}
+    sizes = _given(args, "super_sample_bytes", "part_bytes")
     return JobConfig(dataset=url_for_functions(dst), append=args.append, **sizes)
