@@ -17,6 +17,7 @@ from stoker._dataset import Dataset
 from stoker._diagnostics.doctor import Examination, examine
 from stoker._diagnostics.machine import Finding, Level
 from stoker._format.manifest import Manifest
+from stoker._format.schema import Schema
 from stoker._format.versions import list_versions, read_manifest
 from stoker.cli.flags import add_dataset, add_store_options, opened, positive, store_options
 from stoker.cli.output import counted, describe, json_text, preview, printable, table
@@ -33,36 +34,15 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
     manifest, versions = asyncio.run(_read(args))
-    if args.json:
-        print(json.dumps({"url": args.url, **_as_json(manifest, versions)}, indent=2))
-    else:
-        print(_as_text(args.url, manifest, versions))
-    return 0
-
-
-async def _read(args: Namespace) -> tuple[Manifest, list[int]]:
-    async with opened(args) as store:
-        return await read_manifest(store, args.at), await list_versions(store)
-
-
-def _runs(manifest: Manifest) -> list[dict[str, Any]]:
     runs, start = [], 0
     for run in manifest.runs:
         rows = slice(start, start + run.rows)
         start += run.rows
-        runs.append(
-            {
-                "run": run.run,
-                "super_samples": run.rows,
-                "samples": int(manifest.rows.samples[rows].sum(dtype="i8")),
-                "size_bytes": int(manifest.rows.size_bytes[rows].sum(dtype="i8")),
-            }
-        )
-    return runs
-
-
-def _as_json(manifest: Manifest, versions: list[int]) -> dict[str, Any]:
-    return {
+        samples = int(manifest.rows.samples[rows].sum(dtype="i8"))
+        size_bytes = int(manifest.rows.size_bytes[rows].sum(dtype="i8"))
+        runs.append({"run": run.run, "super_samples": run.rows, "samples": samples, "size_bytes": size_bytes})
+    facts = {
+        "url": args.url,
         "dataset": manifest.dataset,
         "version": manifest.version,
         "versions": versions,
@@ -71,26 +51,29 @@ def _as_json(manifest: Manifest, versions: list[int]) -> dict[str, Any]:
         "size_bytes": manifest.size_bytes,
         "largest_bytes": manifest.largest_bytes,
         "schema": json.loads(manifest.schema.to_json()),
-        "runs": _runs(manifest),
+        "runs": runs,
     }
+    print(json.dumps(facts, indent=2) if args.json else _as_text(facts, manifest.schema))
+    return 0
 
 
-def _as_text(url: str, manifest: Manifest, versions: list[int]) -> str:
-    average = format_bytes(manifest.size_bytes / max(1, len(manifest)))
-    largest = format_bytes(manifest.largest_bytes)
-    facts = [
-        ("data set", printable(manifest.dataset)),
-        (
-            "version",
-            f"{manifest.version} (there are {', '.join(map(str, versions))})"
-            if len(versions) > 1
-            else str(manifest.version),
-        ),
-        ("samples", f"{manifest.samples:,}"),
-        ("super-samples", f"{len(manifest):,}: {average} on average, {largest} the largest"),
-        ("size", format_bytes(manifest.size_bytes)),
+async def _read(args: Namespace) -> tuple[Manifest, list[int]]:
+    async with opened(args) as store:
+        return await read_manifest(store, args.at), await list_versions(store)
+
+
+def _as_text(facts: dict[str, Any], schema: Schema) -> str:
+    count, versions, size_bytes = facts["super_samples"], facts["versions"], facts["size_bytes"]
+    average, largest = format_bytes(size_bytes / max(1, count)), format_bytes(facts["largest_bytes"])
+    others = f" (there are {', '.join(map(str, versions))})" if len(versions) > 1 else ""
+    shown = [
+        ("data set", printable(facts["dataset"])),
+        ("version", f"{facts['version']}{others}"),
+        ("samples", f"{facts['samples']:,}"),
+        ("super-samples", f"{count:,}: {average} on average, {largest} the largest"),
+        ("size", format_bytes(size_bytes)),
     ]
-    columns = [(name, describe(column)) for name, column in manifest.schema.items()]
+    columns = [(name, describe(column)) for name, column in schema.items()]
     runs = [
         (
             run["run"],
@@ -98,9 +81,9 @@ def _as_text(url: str, manifest: Manifest, versions: list[int]) -> str:
             counted(run["samples"], "sample"),
             format_bytes(run["size_bytes"]),
         )
-        for run in _runs(manifest)
+        for run in facts["runs"]
     ]
-    return f"{url}\n{table(facts)}\ncolumns\n{table(columns)}\npack runs\n{table(runs)}"
+    return f"{facts['url']}\n{table(shown)}\ncolumns\n{table(columns)}\npack runs\n{table(runs)}"
 
 
 def configure_head(parser: ArgumentParser) -> None:

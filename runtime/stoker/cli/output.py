@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from stoker._base.fields import printable
-from stoker._base.meter import Operation, Reading
 from stoker._base.sizes import counted, format_dollars
 from stoker._cost.prices import Prices
 from stoker._format.display import describe_type
@@ -135,31 +134,17 @@ class RequestBill:
 
     def line(self) -> str:
         """Return ``12 requests to stores (10 GET, 2 LIST), $0.000054``, without a price where nothing is charged."""
-        counts = self._counts()
-        dollars = self._dollars()
-        each = (
-            f" ({', '.join(f'{count:,} {operation.upper()}' for operation, count in counts.items())})" if counts else ""
-        )
+        counts, dollars = self.to_dict().values()
+        each = ", ".join(f"{count:,} {operation.upper()}" for operation, count in counts.items())
         price = f", {format_dollars(dollars)}" if dollars else ""
-        return f"{counted(sum(counts.values()), 'request')} to stores{each}{price}"
+        return f"{counted(sum(counts.values()), 'request')} to stores{f' ({each})' if each else ''}{price}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return ``requests``, by operation, and ``dollars``, for them and what they moved, within the region."""
-        counts = {str(operation): count for operation, count in self._counts().items()}
-        return {"requests": counts, "dollars": self._dollars()}
-
-    def _readings(self) -> list[Reading]:
-        return [store.meter.reading() for store in self._stores]
-
-    def _counts(self) -> Counter[Operation]:
-        counts: Counter[Operation] = Counter()
-        for reading in self._readings():
-            counts.update(reading.requests)
-        return +counts
-
-    def _dollars(self) -> float:
-        dollars = 0.0
-        for reading in self._readings():
+        counts, dollars = Counter[str](), 0.0
+        for store in self._stores:
+            reading = store.meter.reading()
+            counts.update({str(operation): count for operation, count in reading.requests.items()})
             with suppress(ConfigError):  # of a store that the price list does not know
                 dollars += self._prices.dollars(reading)
-        return dollars
+        return {"requests": dict(+counts), "dollars": dollars}

@@ -57,7 +57,7 @@ def _view(args: Namespace) -> int:
 def _told(summary: Summary) -> str:
     whole = summary.seconds * max(1, len(summary.names))
     share = summary.waited_seconds / whole if whole else 0.0
-    batches = f"{summary.batches:,} {'batch' if summary.batches == 1 else 'batches'}"
+    batches = counted(summary.batches, "batch", "batches")
     ranks = f" on {len(summary.names)} ranks" if len(summary.names) > 1 else ""
     waited = f"{summary.waited_seconds:.3f} s ({share:.1%})"
     return f"{batches}{ranks} in {summary.seconds:.3f} s, of which {waited} were waited"
