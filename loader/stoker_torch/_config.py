@@ -16,7 +16,7 @@ from stoker._base.arguments import MovedArgument, explain_arguments
 from stoker._base.meter import Egress
 from stoker._base.sizes import parse_bytes
 from stoker._cache.tiers import CacheSpec, Sharers, open_tier
-from stoker._cost.spending import parse_dollars
+from stoker._cost.prices import parse_dollars
 from stoker._fetch.config import FetchConfig, check_fetch
 from stoker._fetch.pipeline import PipelineConfig
 from stoker._fetch.schedule import Continuous, Schedule

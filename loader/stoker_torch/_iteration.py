@@ -27,8 +27,7 @@ from stoker._base.retry import RetryingReader
 from stoker._base.threads import LoopThread
 from stoker._cache.keeper import Nearer
 from stoker._cache.tiers import made_tiers
-from stoker._cost.prices import Prices
-from stoker._cost.spending import Allowance
+from stoker._cost.prices import Allowance, Prices
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.gather import GatherRows, gather_rows
 from stoker._fetch.materialized_feed import BatchSource, MaterializedPipeline

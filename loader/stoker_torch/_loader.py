@@ -17,7 +17,7 @@ import numpy as np
 from stoker._base.arguments import takes_settings
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import format_bytes
-from stoker._cost.spending import Allowance, parse_dollars
+from stoker._cost.prices import Allowance, parse_dollars
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.gather import gather_rows
 from stoker._fetch.materialized_feed import BatchSource

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker._cost.spending import Allowance, parse_dollars
+from stoker._cost.prices import Allowance, parse_dollars
 from stoker.errors import BudgetError, BudgetExceededError, ConfigError, SpendingWarning
 
 

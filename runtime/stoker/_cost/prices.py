@@ -1,4 +1,4 @@
-"""What clouds charge: a dated file of list prices, and the arithmetic on it.
+"""What clouds charge: a dated file of list prices, the arithmetic on it, and a limit on dollars.
 
 The packaged ``prices.toml`` names its date and its sources. Another file takes its place through :meth:`Prices.load` or
 the variable ``STOKER_PRICES``: whole, or with ``overlay = true`` only in what it has. Local folders and memory cost
@@ -14,9 +14,12 @@ import fnmatch
 import itertools
 import math
 import os
+import re
 import tomllib
+import warnings
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from importlib import resources
 from pathlib import Path
@@ -25,16 +28,18 @@ from urllib.parse import urlsplit
 
 from stoker._base.fields import read_toml, shown
 from stoker._base.meter import Egress, Operation, PriceKey, Reading, check_store_name
-from stoker.errors import ConfigError
+from stoker.errors import BudgetExceededError, ConfigError, SpendingWarning
 
 __all__ = [
     "GB_BYTES",
+    "Allowance",
     "DiskPrices",
     "FunctionPrices",
     "MachinePrices",
     "PriceTier",
     "Prices",
     "StorePrices",
+    "parse_dollars",
 ]
 
 GB_BYTES = 1 << 30
@@ -42,6 +47,9 @@ _MOST_DOLLARS, _MOST_ACCELERATORS = 1e12, 1 << 16
 """Of one thing; more is a slip of the pen."""
 _FREE_SCHEMES = ("file", "memory", "stoker+https", "stoker+http")  # who serves pays
 _DIRECTORY_BUCKET = "--x-s3"
+_WARN_SHARE = 0.8
+_DOLLARS = re.compile(r"\$?\s*(\d[\d_,]*(?:\.\d+)?|\.\d+)\s*(USD)?", re.ASCII | re.IGNORECASE)
+_MAX_TEXT = 40
 _ROUNDING = 1e-9
 """Of a billing unit: what lies above a whole number of units by less than this is an error of floating point."""
 
@@ -64,11 +72,25 @@ class _Listed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorePrices(_Listed):
+class _Storage(_Listed):
+    """What data at rest cost.
+
+    Attributes:
+        storage_dollars_per_gb_month: of their size.
+    """
+
+    storage_dollars_per_gb_month: float
+
+    def storage_dollars(self, size_bytes: float, months: float = 1.0) -> float:
+        """Return what ``size_bytes`` cost."""
+        return size_bytes / GB_BYTES * self.storage_dollars_per_gb_month * months
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorePrices(_Storage):
     """What one storage class costs in one region.
 
     Attributes:
-        storage_dollars_per_gb_month: at rest.
         read_dollars_per_gb: retrieval, on top of the request.
         write_dollars_per_gb: upload, on top of the request.
         dollars_per_1000_requests: of each operation; a LIST is one page.
@@ -77,7 +99,6 @@ class StorePrices(_Listed):
             port only.
     """
 
-    storage_dollars_per_gb_month: float
     read_dollars_per_gb: float
     write_dollars_per_gb: float
     dollars_per_1000_requests: Mapping[Operation, float]
@@ -92,10 +113,6 @@ class StorePrices(_Listed):
         """Return what moving bytes costs, requests aside."""
         out = self.read_dollars_per_gb + self.egress_dollars_per_gb[egress]
         return (read_bytes * out + written_bytes * self.write_dollars_per_gb) / GB_BYTES
-
-    def storage_dollars(self, size_bytes: int, months: float = 1.0) -> float:
-        """Return what ``size_bytes`` at rest cost."""
-        return size_bytes / GB_BYTES * self.storage_dollars_per_gb_month * months
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,18 +177,8 @@ class FunctionPrices(_Listed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskPrices(_Listed):
-    """What a disk of a machine costs in one region.
-
-    Attributes:
-        storage_dollars_per_gb_month: of its size, whatever is on it.
-    """
-
-    storage_dollars_per_gb_month: float
-
-    def storage_dollars(self, size_bytes: float, months: float = 1.0) -> float:
-        """Return what a disk of ``size_bytes`` costs."""
-        return size_bytes / GB_BYTES * self.storage_dollars_per_gb_month * months
+class DiskPrices(_Storage):
+    """What a disk of a machine costs in one region: of its size, whatever is on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +361,12 @@ def _parsed(document: Mapping[str, Any]) -> Prices:
         raise ConfigError(f"date {shown(date)} is not a date like 2026-11-21")
     for name in _table(document["stores"], "stores"):
         check_store_name(name)
-    return Prices(date=date, **{name: _records(kind, document.get(name, {}), name) for name, kind in _KINDS.items()})
+    kinds = {name: _table(document.get(name, {}), name) for name in _KINDS}
+    records = {
+        name: {each: _record(_KINDS[name], entry, f"{name}.{each}") for each, entry in entries.items()}
+        for name, entries in kinds.items()
+    }
+    return Prices(date=date, **records)
 
 
 _STORES = {"s3", "s3express", "gs", "gsrapid"}
@@ -366,16 +378,11 @@ _KINDS: dict[str, type[Any]] = {
 }
 
 
-def _records(kind: type[Any], entries: object, where: str) -> dict[str, Any]:
-    return {name: _record(kind, entry, f"{where}.{name}") for name, entry in _table(entries, where).items()}
-
-
 def _record(kind: type[Any], entry: object, where: str) -> Any:
     """Return a record of ``kind``: texts, prices, and tables of prices, as its fields are named."""
     values = _table(entry, where)
-    every = {field.name for field in fields(kind)}
-    required = {field.name for field in fields(kind) if field.default is MISSING}
-    _check_keys(values, required, where, every)
+    names = {field.name: field.default is MISSING for field in fields(kind)}
+    _check_keys(values, {name for name, is_needed in names.items() if is_needed}, where, names.keys())
     return kind(**{name: _value(name, value, f"{where}.{name}") for name, value in values.items()})
 
 
@@ -383,13 +390,10 @@ def _value(name: str, value: object, where: str) -> Any:
     """Return the value of a record's field, checked by the field's name."""
     match name:
         case "name" | "region" | "source":
-            if not isinstance(value, str):
-                raise ConfigError(f"{where} is {shown(value)}, not text")
-            return value
+            return _checked(value, isinstance(value, str), where, "text")
         case "accelerators":
-            if type(value) is not int or not 0 <= value <= _MOST_ACCELERATORS:
-                raise ConfigError(f"{where} is {shown(value)}, not a number of accelerators")
-            return value
+            is_number = type(value) is int and 0 <= value <= _MOST_ACCELERATORS
+            return _checked(value, is_number, where, "a number of accelerators")
         case "endpoints":
             return tuple(_endpoint(each, where) for each in _array(value, where))
         case "tiers":
@@ -401,10 +405,14 @@ def _value(name: str, value: object, where: str) -> Any:
     return _price(value, where)
 
 
-def _array(value: object, where: str) -> list[object]:
-    if not isinstance(value, list):
-        raise ConfigError(f"{where} is {shown(value)}, not an array")
+def _checked(value: Any, is_right: bool, where: str, wanted: str) -> Any:
+    if not is_right:
+        raise ConfigError(f"{where} is {shown(value)}, not {wanted}")
     return value
+
+
+def _array(value: object, where: str) -> list[object]:
+    return _checked(value, isinstance(value, list), where, "an array")  # type: ignore[no-any-return]
 
 
 def _endpoint(value: object, where: str) -> str:
@@ -420,15 +428,12 @@ _TABLES: dict[str, tuple[str, ...]] = {
 
 
 def _table(value: object, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where} is {shown(value)}, not a table")
-    return value
+    return _checked(value, isinstance(value, dict), where, "a table")  # type: ignore[no-any-return]
 
 
-def _price(value: object, where: str) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= _MOST_DOLLARS:  # type: ignore[operator]
-        raise ConfigError(f"{where} is {shown(value)}, not a price from 0 to {_MOST_DOLLARS:,.0f} dollars")
-    return float(value)  # type: ignore[arg-type]
+def _price(value: Any, where: str) -> float:
+    is_price = type(value) in (int, float) and 0 <= value <= _MOST_DOLLARS
+    return float(_checked(value, is_price, where, f"a price from 0 to {_MOST_DOLLARS:,.0f} dollars"))
 
 
 def _check_keys(
@@ -438,3 +443,58 @@ def _check_keys(
         raise ConfigError(f"{where} has no {', '.join(sorted(missing))}")
     if unknown := table.keys() - expected - optional:
         raise ConfigError(f"{where} has unknown {', '.join(sorted(unknown))}")
+
+
+def parse_dollars(text: float | str) -> float:
+    """Return an amount of US dollars that is more than nothing.
+
+    Args:
+        text: a number, or text such as ``"5 USD"``, ``"$5"`` or ``"0.25"``.
+
+    Raises:
+        ConfigError: it is no such amount.
+    """
+    dollars = math.nan
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        with suppress(OverflowError):  # an integer of hundreds of digits
+            dollars = float(text)
+    elif isinstance(text, str) and len(text) <= _MAX_TEXT and (match := _DOLLARS.fullmatch(text.strip())):
+        dollars = float(match[1].replace("_", "").replace(",", ""))
+    if not 0 < dollars < math.inf:
+        raise ConfigError(f"{text!r:.{_MAX_TEXT}} is not an amount of dollars; write for example '5 USD' or 5.0")
+    return dollars
+
+
+class Allowance:
+    """What one rank of a job may spend.
+
+    Args:
+        budget_dollars: of the whole job.
+        takers: how many share it evenly.
+    """
+
+    __slots__ = ("_dollars", "_has_warned", "_of")
+
+    def __init__(self, budget_dollars: float, takers: int = 1) -> None:
+        self._dollars = budget_dollars / takers
+        self._of = f"${self._dollars:.6g}" + (
+            f", this rank's part of a budget of ${budget_dollars:.6g} for {takers} ranks" if takers > 1 else ""
+        )
+        self._has_warned = False
+
+    def check(self, spent_dollars: float) -> None:
+        """Warn once when 80% are spent.
+
+        Raises:
+            BudgetExceededError: all of it is spent.
+        """
+        if spent_dollars >= self._dollars:
+            raise BudgetExceededError(
+                f"${spent_dollars:.6g} are spent of {self._of}. Nothing is lost: save state_dict(), and load it into a "
+                "loader with a budget of its own to go on",
+                spent_dollars=spent_dollars,
+                budget_dollars=self._dollars,
+            )
+        if not self._has_warned and spent_dollars >= _WARN_SHARE * self._dollars:
+            self._has_warned = True
+            warnings.warn(f"${spent_dollars:.6g} are spent of {self._of}", SpendingWarning, stacklevel=4)

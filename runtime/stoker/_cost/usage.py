@@ -56,21 +56,29 @@ class Part:
             raise ConfigError(f"{self.name}: {self.quantity} {self.unit} for ${self.dollars} are beyond counting")
 
 
+def _rest(name: str, size_bytes: float, months: float, prices: StorePrices | DiskPrices) -> Part:
+    return Part(name, size_bytes / GB_BYTES * months, "GB-months", prices.storage_dollars(size_bytes, months))
+
+
 def total_dollars(parts: Sequence[Part]) -> float:
     """Return what all lines come to."""
     return math.fsum(part.dollars for part in parts)
 
 
-def _check_figures(record: Stored | Traffic | Machines | Calls | WarmTier) -> None:
-    for each in fields(record):
-        value = getattr(record, each.name)
-        numbers = value.values() if isinstance(value, Mapping) else [value]
-        if any(isinstance(number, int | float) and not 0 <= number < math.inf for number in numbers):
-            raise ConfigError(f"{each.name} is a number from 0, not {value!r}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """Something that is used; all numbers of it are finite and not negative."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            numbers = value.values() if isinstance(value, Mapping) else [value]
+            if any(isinstance(number, int | float) and not 0 <= number < math.inf for number in numbers):
+                raise ConfigError(f"{each.name} is a number from 0, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class Stored(_Use):
     """Data in a bucket.
 
     Attributes:
@@ -81,17 +89,13 @@ class Stored:
     size_bytes: float
     months: float = 1.0
 
-    def __post_init__(self) -> None:
-        _check_figures(self)
-
     def parts(self, store: StorePrices) -> list[Part]:
         """Return the lines."""
-        gb_months = self.size_bytes / GB_BYTES * self.months
-        return [Part("data at rest", gb_months, "GB-months", gb_months * store.storage_dollars_per_gb_month)]
+        return [_rest("data at rest", self.size_bytes, self.months, store)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class Traffic(_Use):
     """Requests to a bucket and the bytes that they move.
 
     Attributes:
@@ -107,7 +111,7 @@ class Traffic:
     egress: Egress = "same_region"
 
     def __post_init__(self) -> None:
-        _check_figures(self)
+        _Use.__post_init__(self)
         if self.egress not in get_args(Egress):
             raise ConfigError(f"egress {self.egress!r} is not one of {', '.join(get_args(Egress))}")
 
@@ -140,7 +144,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machines:
+class Machines(_Use):
     """Machines that train: n nodes for R = t_compute + t_wait, each with a disk of S.
 
     Attributes:
@@ -158,9 +162,6 @@ class Machines:
     wait_hours: float = 0.0
     disk_bytes: float = 0.0
     disk_months: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_figures(self)
 
     def time_parts(self, machine: MachinePrices) -> list[Part]:
         """Return the lines of the machines' hours.
@@ -181,12 +182,11 @@ class Machines:
 
     def disk_parts(self, disk: DiskPrices) -> list[Part]:
         """Return the line of the machines' disks."""
-        gb_months = self.nodes * self.disk_bytes / GB_BYTES * self.disk_months
-        return [Part("disks", gb_months, "GB-months", gb_months * disk.storage_dollars_per_gb_month)]
+        return [_rest("disks", self.nodes * self.disk_bytes, self.disk_months, disk)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
+class Calls(_Use):
     """Calls of functions.
 
     Attributes:
@@ -208,9 +208,6 @@ class Calls:
     init_seconds: float = 0.0
     tmp_bytes: float = 0.0
     months: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_figures(self)
 
     def parts(self, prices: FunctionPrices, name: str = "functions") -> list[Part]:
         """Return the lines. Each call is rounded up to what the platform bills by, its INIT with it.
@@ -246,7 +243,7 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmTier:
+class WarmTier(_Use):
     """Functions that keep data in memory because they are called again and again.
 
     A. Wang et al., "InfiniCache" (FAST 2020), section 4.3: what is served, what keeps functions warm, and back-ups.
@@ -278,7 +275,7 @@ class WarmTier:
     back_up_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_figures(self)
+        _Use.__post_init__(self)
         if not self.warm_every_seconds or not self.serve_bytes_per_second or self.back_up_every_seconds == 0:
             raise ConfigError("warm_every_seconds, serve_bytes_per_second and back_up_every_seconds are more than 0")
 
