@@ -1,9 +1,10 @@
 """Which ranges to read for values of objects, and the reading of them, each value verified by its checksum.
 
-:func:`plan_reads` is pure, and the only place where ranges are put together: for samples from anywhere, for some of a
-super-sample, and for whole columns. Values that lie next to each other in an object are read as one range, and so are
-values with a little between them, as long as there is room for what is read in vain: the smallest gaps are bridged
-first. :func:`read_values` runs a plan.
+:func:`plan_reads` is pure: it puts ranges together for samples from anywhere, and for some of a super-sample. Values
+that lie next to each other in an object are read as one range, and so are values with a little between them, as long as
+there is room for what is read in vain: the smallest gaps are bridged first. :func:`read_values` runs a plan. Whole
+columns go where they lie in the object, so for them there is room in any case:
+:func:`~stoker._fetch.super_samples.column_parts` needs no plan.
 """
 
 from __future__ import annotations
@@ -82,11 +83,6 @@ class Reads:
     def size_bytes(self) -> int:
         """What is read, and how much memory it takes."""
         return int((self.ends - self.starts).sum())
-
-    def parts_in_place(self) -> Sequence[RangePart]:
-        """Return the ranges of a single object, to go where they lie in it, not behind one another."""
-        ranges = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
-        return tuple(RangePart(start, end, start) for start, end in ranges)
 
 
 def plan_reads(

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import stoker
 from stoker import FetchConfig, Schema
@@ -185,6 +187,22 @@ def test_columns_that_touch_or_nearly_do_are_one_range() -> None:
 def test_a_column_without_a_single_byte_needs_no_request() -> None:
     body, _ = built(Schema({"x": stoker.Bytes(), "y": stoker.Bytes()}), [{"x": b"", "y": b"something"}])
     assert column_parts(Head.parse(body, len(body)), ["x"]) == []
+
+
+@given(sizes=st.lists(st.sampled_from([0, 0, 1, 9, GAP_BYTES, GAP_BYTES + 1]), min_size=1, max_size=6), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_exactly_the_narrow_gaps_between_wanted_columns_are_bridged(sizes: list[int], data: st.DataObject) -> None:
+    names = [f"c{number}" for number in range(len(sizes))]
+    wanted = data.draw(st.lists(st.sampled_from(names), unique=True))
+    sample = {name: bytes(size) for name, size in zip(names, sizes, strict=True)}
+    body, _ = built(Schema({name: stoker.Bytes() for name in names}), [sample])
+    head = Head.parse(body, len(body))
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(head.row_range(name, 0, 1) for name in wanted if sample[name]):
+        is_near = merged and start - merged[-1][1] <= GAP_BYTES
+        merged.append((merged.pop()[0] if is_near else start, end))
+    found = column_parts(head, wanted)
+    assert [(part.offset, part.start, part.end) for part in found] == [(start, start, end) for start, end in merged]
 
 
 @pytest.mark.parametrize("request_number", [0, 1])
