@@ -31,7 +31,7 @@ from stoker import Continuous
 from stoker._base.fetch_record import strand
 from stoker._base.recorder import Recorder
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.materialized_feed import BatchSource
+from stoker._fetch.pipeline import BatchPipeline
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import Ring
@@ -62,7 +62,7 @@ class Deaf(Recorder):
 class Unrecorded(Loader):
     """A loader without a record."""
 
-    def _made_feed(self, manifest: Manifest, lanes: int) -> BatchSource:
+    def _made_feed(self, manifest: Manifest, lanes: int) -> BatchPipeline:
         self._recorder = Deaf()
         config = self.config.feed_config(rank=self.rank, world_size=self.world_size, lanes=lanes)
         return self._supply.made_feed(manifest, self.config, config)

@@ -14,8 +14,7 @@ from stoker._base.sizes import counted, format_bytes, format_dollars
 from stoker._cache.keeper import CacheStatistics
 from stoker._cost.prices import Prices
 from stoker._fetch.batch_stream import Batch
-from stoker._fetch.materialized_feed import BatchSource
-from stoker._fetch.pipeline import PipelineStatistics
+from stoker._fetch.pipeline import BatchPipeline, PipelineStatistics
 from stoker._format.display import Rows, html_table, plain, text_table
 from stoker._stores.object_store import price_key
 from stoker.errors import BudgetError
@@ -62,7 +61,7 @@ class LoaderPlan:
     takers: int
 
     @classmethod
-    def of(cls, feed: BatchSource, prices: Prices, egress: Egress = "same_region") -> LoaderPlan:
+    def of(cls, feed: BatchPipeline, prices: Prices, egress: Egress = "same_region") -> LoaderPlan:
         """Return the plan of a feed whose reader is at ``egress``.
 
         Requests and bytes are expected values.

@@ -30,7 +30,7 @@ from stoker._cache.tiers import made_tiers
 from stoker._cost.prices import Allowance, Prices
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.gather import GatherRows, gather_rows
-from stoker._fetch.materialized_feed import BatchSource, MaterializedPipeline
+from stoker._fetch.materialized_pipeline import MaterializedPipeline
 from stoker._fetch.pipeline import BatchPipeline, PipelineConfig
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
@@ -179,7 +179,7 @@ class LoaderResources:
     pins_memory: bool = False
     gathers_ahead: bool = False
     allowance: Allowance | None = None
-    current: BatchSource | None = None
+    current: BatchPipeline | None = None
     nearer: Nearer | None = None
     ahead: OneAhead[Any] | None = None
     _own: Nearer = field(default_factory=Nearer)  # without a tier that the caller has made, and closes
@@ -194,7 +194,7 @@ class LoaderResources:
         return cls(config=config, store=store)
 
     @property
-    def feed(self) -> BatchSource:
+    def feed(self) -> BatchPipeline:
         """The feed in use."""
         assert self.current is not None  # noqa: S101 - whoever asks has made it
         return self.current
@@ -211,7 +211,7 @@ class LoaderResources:
         finally:
             self.manifest_hedges += reader.hedges
 
-    def create_feed(self, manifest: Manifest, feed_config: PipelineConfig) -> BatchSource:
+    def create_feed(self, manifest: Manifest, feed_config: PipelineConfig) -> BatchPipeline:
         """Return a feed that is not in use yet.
 
         Raises:
@@ -223,15 +223,17 @@ class LoaderResources:
         if unknown:
             raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
         nearer = self.nearer = self.nearer or self._open_tiers(manifest, feed_config)
-        given = self.store, manifest, feed_config, self.thread, self.rows
+        given = self.store, manifest, feed_config, self.thread
+        how: dict[str, Any] = {"copy_rows": self.rows, "recorder": self.recorder, "nearer": nearer}
         if config.shuffle != "materialized":
-            return BatchPipeline(*given, recorder=self.recorder, nearer=nearer)
-        budget = Budget.of(config.budget)
+            return BatchPipeline(*given, **how)
+        budget, pipeline = Budget.of(config.budget), MaterializedPipeline(*given, **how)
 
-        def check(feed: BatchPipeline) -> None:
-            LoaderPlan.of(feed, self.prices, budget.egress).check_dollars(budget.max_dollars_per_epoch)
+        def check(epoch: BatchPipeline) -> None:
+            LoaderPlan.of(epoch, self.prices, budget.egress).check_dollars(budget.max_dollars_per_epoch)
 
-        return MaterializedPipeline(*given, check, self.recorder, nearer)
+        pipeline.check = check
+        return pipeline
 
     def _open_tiers(self, manifest: Manifest, feed_config: PipelineConfig) -> Nearer:
         config = self.config
@@ -431,7 +433,7 @@ class Iteration:
             pending.append((batch, pool.submit(columns, batch.sample_name, contexts)))
 
 
-def _gathered(feed: BatchSource, with_ids: bool) -> tuple[Batch, dict[str, Any]] | None:
+def _gathered(feed: BatchPipeline, with_ids: bool) -> tuple[Batch, dict[str, Any]] | None:
     batch = feed.next()
     if batch is None:
         return None
@@ -441,6 +443,6 @@ def _gathered(feed: BatchSource, with_ids: bool) -> tuple[Batch, dict[str, Any]]
     return batch, columns
 
 
-def _contexts_of(feed: BatchSource, batch: Batch) -> ContextOf:
+def _contexts_of(feed: BatchPipeline, batch: Batch) -> ContextOf:
     ids, seed = batch.sample_ids(), feed.config.order.seed
     return lambda place: SampleContext(seed=seed, epoch=batch.epoch, sample=int(ids[place]))

@@ -20,7 +20,7 @@ from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Allowance, parse_dollars
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.gather import gather_rows
-from stoker._fetch.materialized_feed import BatchSource
+from stoker._fetch.pipeline import BatchPipeline
 from stoker._format.display import describe_manifest, html_table
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
@@ -179,7 +179,7 @@ class Loader:
         return replace(plan, shuffle=self.config.shuffle)
 
     @property
-    def _feed(self) -> BatchSource:
+    def _feed(self) -> BatchPipeline:
         return self._resources.feed
 
     def _columns(self) -> dict[str, Column]:
@@ -230,7 +230,7 @@ class Loader:
         """How many batches the current epoch has left on this rank."""
         return self._feed.partition.steps_from(self._cursor.place[1])
 
-    def _made_feed(self, manifest: Manifest, lanes: int) -> BatchSource:
+    def _made_feed(self, manifest: Manifest, lanes: int) -> BatchPipeline:
         config = self.config.feed_config(rank=self.rank, world_size=self.world_size, lanes=lanes)
         return self._resources.create_feed(manifest, config)
 

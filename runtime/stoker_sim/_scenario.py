@@ -21,9 +21,10 @@ from stoker._base.task_group import task_group
 from stoker._cache.keeper import Future
 from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import BucketModel, Constant, Latency
+from stoker._fetch.batch_stream import StepQueue
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.pipeline import PipelineConfig
-from stoker._fetch.prefetcher import Prefetcher, StepQueue
+from stoker._fetch.prefetcher import Prefetcher
 from stoker._format.manifest import Manifest
 from stoker._memory.budget import SlotPlan, plan_slots
 from stoker._memory.ring import Ring, anonymous_memory

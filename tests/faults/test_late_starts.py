@@ -12,9 +12,10 @@ import pytest
 from stoker import Array, Continuous, FetchConfig, OrderConfig, Schema
 from stoker._base.retry import RetryingReader
 from stoker._base.task_group import task_group
+from stoker._fetch.batch_stream import StepQueue
 from stoker._fetch.config import FetchStatistics
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.prefetcher import Prefetcher, StepQueue
+from stoker._fetch.prefetcher import Prefetcher
 from stoker._fetch.super_samples import SuperSampleReading
 from stoker._format.manifest import POINTER_KEY
 from stoker._format.versions import read_manifest

@@ -302,7 +302,7 @@ def fed(start: int = 0, batches: int = 1 << 30, **settings: Any) -> list[Any]:
         while len(found) < batches and (batch := feed.next()) is not None:
             found.append(flat(batch))
         feed.stop()
-        assert feed._ring.free == feed._ring.slots
+        assert feed._opened.ring.free == feed._opened.ring.slots
         return found
     finally:
         thread.close()
@@ -353,7 +353,7 @@ def test_leaving_early_leaves_nothing_in_the_ring_and_heads_are_read_once() -> N
         feed.start(epoch)
         assert feed.next() is not None
         feed.stop()
-        assert feed._ring.free == feed._ring.slots
+        assert feed._opened.ring.free == feed._opened.ring.slots
     heads = {(MANIFEST.key(row), 0, int(MANIFEST.rows.head_bytes[row])) for row in range(len(MANIFEST))}
     assert len(heads) == sum(sent in heads for sent in store.sent_ranges)
     thread.close()

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from stoker import OrderConfig
 from stoker._cache.eviction import POLICIES
 from stoker._cache.keeper import Future, KeepingTier, name_of
-from stoker._fetch.prefetcher import StepQueue
+from stoker._fetch.batch_stream import StepQueue
 from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch
 from stoker.testing import run_virtual

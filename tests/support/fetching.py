@@ -44,8 +44,7 @@ class Bench:
             ring=self.ring,
             rng=random.Random(1),
             config=config,
-            tiers=tiers,
-            warm=warm,
+            tiers=(*tiers, *([warm] if warm is not None else [])),
             small_hedge_bytes=small_hedge_bytes,
         )
 

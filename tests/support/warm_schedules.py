@@ -174,7 +174,7 @@ class WarmRun:
             ring=ring,
             rng=rng,
             config=FetchConfig(deadline_seconds=600.0, attempt_seconds=4.0, attempts=24),
-            warm=WarmTier(_Keeper(self)),
+            tiers=[WarmTier(_Keeper(self))],
         )
         for _ in range(rng.randint(2, 7)):
             ref = rng.choice(refs)

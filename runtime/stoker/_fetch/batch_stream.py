@@ -7,11 +7,13 @@ need, gathers, and gives back what is done with. Ready items are looked up witho
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +21,18 @@ from numpy.typing import NDArray
 from stoker._base.threads import LoopThread
 from stoker._fetch.gather import Columns, concatenate, gather
 from stoker._fetch.groups import GroupReading
-from stoker._fetch.prefetcher import Prefetcher, StepQueue
+from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._fetch.super_samples import SuperSampleReading
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import FirstTouch, RingStateError
 from stoker._order.order import EpochLayout
-from stoker._order.steps import Segment
+from stoker._order.steps import PlannedStep, Segment, StepSource
+from stoker.abc import Readable
 from stoker.errors import StokerError
 
-__all__ = ["Batch", "BatchStream", "Origin", "Reading", "StreamCounters"]
+__all__ = ["Batch", "BatchStream", "Origin", "Reading", "StepQueue", "StreamCounters"]
+
+Ref = TypeVar("Ref")
 
 Reading = SuperSampleReading | GroupReading
 """How samples come into memory: whole super-samples or columns of them; or groups of samples from anywhere.
@@ -37,17 +42,22 @@ What is delivered does not depend on it.
 
 
 class Origin:
-    """Says which samples of a data set the rows of super-samples are.
+    """A data set in a store, or an epoch of one that has objects of its own; says which samples their rows are.
 
     Args:
-        url: of the folder that the super-samples are in.
+        store: where the super-samples are.
         manifest: lists them.
-        layout: where they are an epoch's own, that of the epoch.
+        layout: of the epoch, where they are its own.
     """
 
-    def __init__(self, url: str, manifest: Manifest, layout: EpochLayout | None = None) -> None:
-        self._url, self._manifest, self._layout = url, manifest, layout
+    def __init__(self, store: Readable, manifest: Manifest, layout: EpochLayout | None = None) -> None:
+        self.store, self.manifest, self._layout = store, manifest, layout
         self._starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
+
+    @property
+    def is_epoch(self) -> bool:
+        """Whether it is an epoch."""
+        return self._layout is not None
 
     def sample_ids(self, super_samples: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of each sample in the packed order, ``int64 [samples]``."""
@@ -56,7 +66,7 @@ class Origin:
 
     def address(self, super_sample: int) -> str:
         """Return the URL of a super-sample."""
-        return f"{self._url}/{self._manifest.key(super_sample)}"
+        return f"{self.store.url}/{self.manifest.key(super_sample)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,17 +113,75 @@ class Batch:
 
 @dataclass(slots=True, kw_only=True)
 class StreamCounters:
-    """Counts of what a consumer asked for and waited for, over any number of streams.
+    """Counts of what a consumer was given, asked for and waited for, over any number of streams.
 
     Attributes:
+        batches: delivered.
+        samples: delivered.
+        repeated: samples that all ranks together delivered a second time, to give each rank one in a last batch.
         look_ups: items that a batch asked for when it first needed them: super-samples, or groups of samples.
         misses: of these, those that were not in the ring yet.
         wait_seconds: time that the consumer waited for items, and for what must be read before the first one.
+        first_batch_seconds: from asking for the first batch until it was there, None before it.
     """
 
+    batches: int = 0
+    samples: int = 0
+    repeated: int = 0
     look_ups: int = 0
     misses: int = 0
     wait_seconds: float = 0.0
+    first_batch_seconds: float | None = None
+
+
+class StepQueue(Generic[Ref]):
+    """Plans steps as far as either side has come: the prefetcher takes items, the consumer takes steps.
+
+    Thread-safe, since the two are on different threads.
+
+    Args:
+        steps: the order; nobody else advances it.
+        taken: is told of every item, with its step's epoch and end, when the next one is asked for: then it is being
+            fetched, and what it is was looked for in nearer places.
+    """
+
+    def __init__(self, steps: StepSource[Ref], taken: Callable[[Ref, int, int], object] | None = None) -> None:
+        self._steps, self._taken = steps, taken
+        self._planned: deque[PlannedStep[Ref]] = deque()
+        self._items: deque[tuple[Item[Ref], PlannedStep[Ref]]] = deque()
+        self._given: tuple[Item[Ref], PlannedStep[Ref]] | None = None
+        self._lock = threading.Lock()
+
+    def next_item(self) -> Item[Ref] | None:
+        """Return the next item in order of first use, None behind the last."""
+        with self._lock:
+            given, self._given = self._given, None
+            if self._taken is not None and given is not None:
+                item, step = given
+                self._taken(item.ref, step.epoch, step.end)
+            while not self._items:
+                if not self._plan():
+                    return None
+            self._given = self._items.popleft()
+            return self._given[0]
+
+    def next_step(self) -> PlannedStep[Ref] | None:
+        """Return the next step, None behind the last."""
+        with self._lock:
+            return self._planned.popleft() if self._planned or self._plan() else None
+
+    def peek(self) -> PlannedStep[Ref] | None:
+        """Return what :meth:`next_step` would."""
+        with self._lock:
+            return self._planned[0] if self._planned or self._plan() else None
+
+    def _plan(self) -> bool:
+        step = self._steps.next()
+        if step is None:
+            return False
+        self._planned.append(step)
+        self._items.extend((Item(index, ref, step.number), step) for index, ref in step.first_uses)
+        return True
 
 
 @dataclass(slots=True)

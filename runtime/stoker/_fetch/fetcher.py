@@ -47,9 +47,9 @@ class Fetcher:
         rng: random.Random,
         config: FetchConfig | None = None,
         tiers: Sequence[Tier] = (),
-        warm: Tier | None = None,
         small_hedge_bytes: int = 0,
         is_start: bool = False,
+        counters: FetchCounters | None = None,
         log: logging.Logger = _log,
         checksum: Callable[[memoryview], int] = crc32c,
     ) -> None:
@@ -61,11 +61,11 @@ class Fetcher:
             rng: for jitter.
             config: deadlines, retries, hedges and concurrency.
             tiers: nearer places to ask for whole objects first, in turn; one that is late is not waited for.
-            warm: the last of them, across a network.
             small_hedge_bytes: hedges up to this size share memory of their own, ``config.hedge_burst`` times as much,
                 while there is room; every other one needs a free slot.
             is_start: whether a start begins, in which each request may be hedged twice beside the budget; until
                 :meth:`end_start`.
+            counters: of what is done; its own by default.
             log: told of tiers that are left alone; a simulation brings its own.
             checksum: of a whole object; a model of a bucket, which moves no bytes, brings its own.
         """
@@ -73,11 +73,10 @@ class Fetcher:
         self._store = store
         self._ring = ring
         self._checksum = checksum
-        self._counters = FetchCounters()
+        self._counters = FetchCounters() if counters is None else counters
         self._hedges = Hedges(self.config, ring, self._counters, small_bytes=small_hedge_bytes, is_start=is_start)
         self._reader = RangeReader(store, rng=rng, config=self.config, counters=self._counters, hedges=self._hedges)
-        places = tuple(tiers) if warm is None else (*tiers, warm)
-        self._tiers = TierChain(places, self._hedges, self.config, self._counters, self._verify_whole, log)
+        self._tiers = TierChain(tiers, self._hedges, self.config, self._counters, self._verify_whole, log)
         self._sends_tags = True
 
     @property

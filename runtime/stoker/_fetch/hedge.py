@@ -51,20 +51,18 @@ class HedgeBudget:
     Args:
         fraction: hedges per request.
         burst: hedges beyond that.
+        counters: of hedges outside the budget.
         is_start: whether a start begins.
-
-    Attributes:
-        start_hedges: hedges outside the budget, so far.
     """
 
-    __slots__ = ("_fraction", "_is_start", "_most", "_tokens", "start_hedges")
+    __slots__ = ("_counters", "_fraction", "_is_start", "_most", "_tokens")
 
-    def __init__(self, fraction: float, burst: int, *, is_start: bool = False) -> None:
+    def __init__(self, fraction: float, burst: int, counters: FetchCounters, *, is_start: bool = False) -> None:
         self._fraction = fraction
         self._tokens = float(burst)
         self._most = burst + fraction * SAVED_REQUESTS
         self._is_start = is_start
-        self.start_hedges = 0
+        self._counters = counters
 
     @property
     def is_start(self) -> bool:
@@ -82,7 +80,7 @@ class HedgeBudget:
     def spend(self, hedges: int = START_HEDGES) -> bool:
         """Take a token for a hedge of a request that was hedged ``hedges`` times; False if there is none."""
         if self._is_start and hedges < START_HEDGES:
-            self.start_hedges += 1
+            self._counters.start_hedges += 1
             return True
         if self._tokens < 1.0:
             return False
@@ -193,7 +191,7 @@ class Hedges:
         self, config: FetchConfig, ring: Ring, counters: FetchCounters, *, small_bytes: int, is_start: bool
     ) -> None:
         self._config, self._ring, self._counters = config, ring, counters
-        self.budget = HedgeBudget(config.hedge_fraction, config.hedge_burst, is_start=is_start)
+        self.budget = HedgeBudget(config.hedge_fraction, config.hedge_burst, counters, is_start=is_start)
         self.times = TransferTimes()
         self._small_bytes = small_bytes
         self._small_used_bytes = 0

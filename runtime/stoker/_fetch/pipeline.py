@@ -12,24 +12,27 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from stoker._base.fetch_record import Phase
 from stoker._base.recorder import Recorder
 from stoker._base.threads import LoopThread
-from stoker._cache.keeper import CacheStatistics, Nearer
+from stoker._cache.keeper import CacheStatistics, KeepingTier, Nearer
 from stoker._cache.tiers import follow
-from stoker._fetch.batch_stream import Batch, BatchStream, Origin, Reading, StreamCounters
-from stoker._fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
+from stoker._fetch.batch_stream import Batch, BatchStream, Origin, Reading, StepQueue, StreamCounters
+from stoker._fetch.config import FetchConfig, FetchCounters, FetchStatistics
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.forecast import Forecast
 from stoker._fetch.gather import GatherRows, gather_rows
 from stoker._fetch.groups import GroupReading, HeadMemory
-from stoker._fetch.prefetcher import Prefetcher, StepQueue
+from stoker._fetch.prefetcher import Prefetcher
 from stoker._fetch.range_plan import ReadLimits
 from stoker._fetch.schedule import Continuous, Schedule
 from stoker._fetch.super_samples import SuperSampleReading
 from stoker._format.manifest import Manifest
+from stoker._format.schema import Column
 from stoker._memory.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_slots
 from stoker._memory.ring import FirstTouch, Ring, anonymous_memory
 from stoker._order.order import OrderConfig
@@ -38,7 +41,7 @@ from stoker._order.steps import Stretch
 from stoker.abc import Readable
 from stoker.errors import BudgetError, ConfigError, StokerError
 
-__all__ = ["BatchPipeline", "PipelineConfig", "PipelineStatistics"]
+__all__ = ["BatchPipeline", "OpenDataSet", "PipelineConfig", "PipelineStatistics"]
 
 _TOUCHED_BYTES = 128 << 20
 """Of the ring, taken at the start: what the first batches wait for. Taking more would slow the fetching down that it is
@@ -131,84 +134,88 @@ class PipelineConfig:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineStatistics:
-    """Counts since the feed was made.
+@dataclass(slots=True, kw_only=True)
+class PipelineStatistics(StreamCounters):
+    """A snapshot of a pipeline.
 
     Attributes:
-        batches: delivered.
-        samples: delivered.
-        repeated: samples that all ranks together delivered a second time, to give each rank one in a last batch.
-        look_ups: items that a batch asked for when it first needed them: super-samples, or groups of samples.
-        misses: of these, those that were not in the ring yet.
-        wait_seconds: time that the consumer waited for items, and for what must be read before the first one.
-        first_batch_seconds: from the start of the first stream to its first batch, None before it.
         fetch: requests, bytes, retries and hedges.
         caches: what tiers that keep have done, by name.
     """
 
-    batches: int
-    samples: int
-    repeated: int
-    look_ups: int
-    misses: int
-    wait_seconds: float
-    first_batch_seconds: float | None
     fetch: FetchStatistics
     caches: Mapping[str, CacheStatistics] = field(default_factory=dict)
 
 
-class BatchPipeline:
-    """Batches of one rank, as numpy arrays.
+class _Process:
+    """What the data sets that one process opens one after the other have in common: memory and counts."""
 
-    One thread at a time consumes; any may call :meth:`stop`. After a fork the child has its own memory, connections and
-    thread, and goes on where the parent was.
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.fetched = FetchCounters()
+        self._memory: memoryview | None = None
+
+    def allocate(self, size_bytes: int) -> memoryview:
+        """Return memory that all have who ask; none may be used after the next was asked for."""
+        if self._memory is None or len(self._memory) < size_bytes:
+            self._memory = anonymous_memory(size_bytes)
+        return self._memory[:size_bytes]
+
+
+class OpenDataSet:
+    """A data set as one process reads it in one order; nothing is allocated or connected before the first fetch.
 
     Args:
-        store: where the data set is.
-        manifest: the pinned version of its index.
+        origin: the data set.
         config: what to deliver and how.
-        thread: runs the fetching; the store must only be used on it.
-        rows: how rows are copied out of the ring.
-        allocate: returns the ring's memory.
-        recorder: follows fetches, and is told of waits.
+        copy_rows: how rows are copied out of the ring.
         nearer: where super-samples are looked for first; not where samples are read in groups.
-        origin: says which samples the rows are, where the manifest is an epoch's own.
+        process: lends memory and counts, to one after the other.
 
     Raises:
         BudgetError: the memory is too small; names the figure that fits.
         ConfigError: a column is not in the schema.
+
+    Attributes:
+        columns: that are delivered.
+        slots: how the memory is spent.
+        tiers: that keep by the order.
+        ring: what is fetched lies here.
+        fetcher: gets bytes.
+        reading: how samples come into the ring.
     """
 
     def __init__(
-        self,
-        store: Readable,
-        manifest: Manifest,
-        config: PipelineConfig,
-        thread: LoopThread,
-        rows: GatherRows = gather_rows,
-        allocate: Callable[[int], memoryview] = anonymous_memory,
-        recorder: Recorder | None = None,
-        nearer: Nearer | None = None,
-        origin: Origin | None = None,
+        self, origin: Origin, config: PipelineConfig, copy_rows: GatherRows, nearer: Nearer, process: _Process
     ) -> None:
-        self.store, self.manifest, self.config = store, manifest, config
+        manifest = origin.manifest
+        self.origin, self.config, self.process = origin, config, process
         self.partition = config.dealing(manifest.samples)
         self.columns = manifest.schema.chosen(config.columns)
         self.slots: SlotPlan = self._planned_slots()
-        self._nearer = Nearer() if nearer is None or self.slots.holds_groups else nearer
-        self._thread, self._rows, self._allocate, self._recorder = thread, rows, allocate, recorder
-        self._waits = StreamCounters()
-        self._origin = origin or Origin(store.url, manifest)
-        self._batches = self._samples = self._repeated = 0
-        self._first_batch_seconds: float | None = None
-        self._place = (0, 0)
-        self._is_stopped = False
-        self._begin()
+        nearer = Nearer() if self.slots.holds_groups else nearer
+        self.tiers = nearer.tiers
+        self.ring = Ring(self.slots.slots, self.slots.slot_bytes, allocate=process.allocate)
+        self.fetcher = Fetcher(
+            origin.store,
+            config=config.fetch,
+            small_hedge_bytes=self.slots.hedge_buffer_bytes,
+            ring=self.ring,
+            rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
+            tiers=(*self.tiers, *(() if nearer.warm is None else (nearer.warm,))),
+            is_start=True,
+            counters=process.fetched,
+        )
+        parts = manifest, self.columns, self.fetcher, self.ring
+        self.reading: Reading = (
+            GroupReading(*parts, ReadLimits.of(self.slots), copy_rows)
+            if self.slots.holds_groups
+            else SuperSampleReading(*parts, copy_rows)
+        )
 
     def _planned_slots(self) -> SlotPlan:
         """Return how the memory is spent; ``full`` is read in groups where not everything fits."""
-        manifest, config = self.manifest, self.config
+        manifest, config = self.origin.manifest, self.config
         manifest_bytes, sharers = manifest.file_bytes + config.held_bytes, config.workers or 1
         try:
             return plan_slots(manifest, manifest_bytes, config.order, self.partition, config.memory_bytes, sharers)
@@ -224,38 +231,108 @@ class BatchPipeline:
             sharers=sharers,
         )
 
-    def _begin(self) -> None:
-        """Make what belongs to this process; nothing is allocated or connected before the first fetch."""
-        self._pid = os.getpid()
+    @cached_property
+    def first_touch(self) -> FirstTouch:
+        """What takes the pages that the ring fills first."""
+        return FirstTouch(self.ring.memory[:_TOUCHED_BYTES])
+
+    async def follow(self, stretch: Stretch) -> Callable[[int, int, int], None]:
+        """Have tiers keep what a stretch needs; return what is to be told of every item that is taken."""
+        manifest = self.origin.manifest
+        return await follow(self.tiers, manifest, stretch, self.config.other_dealings(manifest.samples))
+
+
+class BatchPipeline:
+    """Batches of one rank, as numpy arrays.
+
+    One thread at a time consumes; any may call :meth:`stop`. After a fork the child has its own memory, connections and
+    thread, and goes on where the parent was.
+
+    Args:
+        store: where the data set is.
+        manifest: the pinned version of its index.
+        config: what to deliver and how.
+        thread: runs the fetching; the store must only be used on it.
+        copy_rows: how rows are copied out of the ring.
+        recorder: follows fetches, and is told of waits.
+        nearer: where super-samples are looked for first; not where samples are read in groups.
+
+    Raises:
+        BudgetError: the memory is too small; names the figure that fits.
+        ConfigError: a column is not in the schema.
+    """
+
+    def __init__(
+        self,
+        store: Readable,
+        manifest: Manifest,
+        config: PipelineConfig,
+        thread: LoopThread,
+        *,
+        copy_rows: GatherRows = gather_rows,
+        recorder: Recorder | None = None,
+        nearer: Nearer | None = None,
+    ) -> None:
+        self.store, self.manifest, self.config = store, manifest, config
+        self.partition = config.dealing(manifest.samples)
+        self._thread, self._copy_rows, self._recorder = thread, copy_rows, recorder
+        self._nearer = Nearer() if nearer is None else nearer
+        self._counters, self._process = StreamCounters(), _Process()
+        self._tiers: Sequence[KeepingTier] = ()
         self._stream: BatchStream | None = None
-        self._ring = Ring(self.slots.slots, self.slots.slot_bytes, allocate=self._allocate)
-        self._first_touch: FirstTouch | None = None
-        self._fetcher = Fetcher(
-            self.store,
-            config=self.config.fetch,
-            small_hedge_bytes=self.slots.hedge_buffer_bytes,
-            ring=self._ring,
-            rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
-            tiers=self._nearer.tiers,
-            warm=self._nearer.warm,
-            is_start=True,
-        )
-        parts = self.manifest, self.columns, self._fetcher, self._ring
-        self._reading: Reading = (
-            GroupReading(*parts, ReadLimits.of(self.slots), self._rows)
-            if self.slots.holds_groups
-            else SuperSampleReading(*parts, self._rows)
-        )
+        self._place, self._end_epoch = (0, 0), config.end_epoch
+        self._dealing: Dealing = self.partition
+        self._is_stopped = False
+        self._opened = self._open_first()
+
+    # What is read, and how.
+
+    def _open_first(self) -> OpenDataSet:
+        """Return what epochs will be like, until the first one is begun."""
+        return self._open(Origin(self.store, self.manifest), self.config, self._nearer)
+
+    def _open_here(self) -> OpenDataSet:
+        """Return what the epoch of the place is read from: the same for all epochs, until a fork."""
+        return self._opened if self._is_of_this_process else self._open_first()
+
+    def _open(self, origin: Origin, config: PipelineConfig, nearer: Nearer) -> OpenDataSet:
+        if self._process.pid != os.getpid():
+            self._process = _Process()
+        opened = OpenDataSet(origin, config, self._copy_rows, nearer, self._process)
+        self._tiers = opened.tiers or self._tiers
+        return opened
+
+    @property
+    def _is_of_this_process(self) -> bool:
+        return self._opened.process.pid == os.getpid()
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The columns that are delivered."""
+        return self._opened.columns
+
+    @property
+    def slots(self) -> SlotPlan:
+        """How the memory is spent on the epoch under way."""
+        return self._opened.slots
+
+    @property
+    def is_materialized(self) -> bool:
+        """Whether the epoch under way is read from objects of its own."""
+        return self._opened.origin.is_epoch
 
     def forecast(self) -> Forecast:
         """Return what an epoch of this rank will take."""
-        return self._reading.forecast(self.config.order, self.partition)
+        opened = self._opened
+        return opened.reading.forecast(opened.config.order, opened.partition)
 
     @property
     def place(self) -> tuple[int, int] | None:
         """The epoch and position that the stream under way would deliver next, None if there is none."""
         stream = self._stream
-        return self._place if stream is not None and not stream.is_closed and self._pid == os.getpid() else None
+        return self._place if stream is not None and not stream.is_closed and self._is_of_this_process else None
+
+    # From stream to stream.
 
     def start(
         self, epoch: int, position: int = 0, *, partition: Dealing | None = None, end_epoch: int | None = None
@@ -269,62 +346,75 @@ class BatchPipeline:
             end_epoch: do not look ahead into this epoch or beyond; default the config's.
 
         Raises:
+            BudgetError: the epoch cannot be read within the budget, of memory or of dollars.
             StokerError: what must be read before anything else could not be had.
         """
         self._end_stream()
-        if self._pid != os.getpid():
-            self._begin()
         self._place, self._is_stopped = (epoch, position), False
-        self._begin_stream(partition, end_epoch)
+        self._dealing = self.partition if partition is None else partition
+        self._end_epoch = self.config.end_epoch if end_epoch is None else end_epoch
+        self._begin()
 
-    def _begin_stream(self, partition: Dealing | None = None, end_epoch: int | None = None) -> BatchStream:
-        """Fetch from the place on."""
-        epoch, position = self._place
+    def _begin(self) -> None:
+        """Fetch from the place on, unless the run is over there."""
+        self._end_stream()
+        if not self._is_over:
+            self._read(self._open_here())
+
+    @property
+    def _is_over(self) -> bool:
+        return self._end_epoch is not None and self._place[0] >= self._end_epoch
+
+    def _read(self, opened: OpenDataSet) -> None:
+        """Fetch from the place on, from what was opened for its epoch."""
+        self._check_started()
+        self._opened = opened
         started = time.perf_counter()
-        self._thread.run(self._reading.prepare())
+        self._thread.run(opened.reading.prepare())
         ended = time.perf_counter()
-        self._waits.wait_seconds += ended - started
+        self._counters.wait_seconds += ended - started
         if self._recorder is not None:
             self._recorder.waited(Phase.START, started, ended)
-        stretch = Stretch(
-            order=self.config.order,
-            partition=self.partition if partition is None else partition,
-            epoch=epoch,
-            position=position,
-            end_epoch=self.config.end_epoch if end_epoch is None else end_epoch,
-        )
-        taken = None
-        if self._nearer.tiers:
-            others = self.config.other_dealings(self.manifest.samples)
-            taken = self._thread.run(follow(self._nearer.tiers, self.manifest, stretch, others))
-        if self._first_touch is None:
-            self._first_touch = FirstTouch(self._ring.memory[:_TOUCHED_BYTES])
-        queue: StepQueue[Any] = StepQueue(self._reading.steps(stretch), taken)
-        prefetcher = Prefetcher(
-            self._reading,
-            self._ring,
-            self.config.schedule,
-            queue.next_item,
-            hedge_slots=self.slots.hedge_slots,
-            recorder=self._recorder,
-        )
-        stream = self._stream = BatchStream(
-            queue, prefetcher, self._reading, self._first_touch, self._thread, self._waits
-        )
+        stream = self._stream = self._create_stream(opened)
         if self._is_stopped:  # looked at behind the assignment: a stop has seen the stream, or is seen here
             self._stream = None
         self._check_started()
         stream.start()
-        return stream
+
+    def _create_stream(self, opened: OpenDataSet) -> BatchStream:
+        epoch, position = self._place
+        stretch = Stretch(
+            order=opened.config.order,
+            partition=self._dealing,
+            epoch=epoch,
+            position=position,
+            end_epoch=self._end_of_stream,
+        )
+        taken = self._thread.run(opened.follow(stretch)) if opened.tiers else None
+        queue: StepQueue[Any] = StepQueue(opened.reading.steps(stretch), taken)
+        prefetcher = Prefetcher(
+            opened.reading,
+            opened.ring,
+            self.config.schedule,
+            queue.next_item,
+            hedge_slots=opened.slots.hedge_slots,
+            recorder=self._recorder,
+        )
+        return BatchStream(queue, prefetcher, opened.reading, opened.first_touch, self._thread, self._counters)
+
+    @property
+    def _end_of_stream(self) -> int | None:
+        """The epoch that the stream under way ends before."""
+        return self._end_epoch
 
     def _check_started(self) -> None:
-        """Check that nobody has stopped the feed.
+        """Check that nobody has stopped the pipeline.
 
         Raises:
             StokerError: somebody has.
         """
         if self._is_stopped:
-            raise StokerError("the feed was stopped: its loader was closed, or iterates anew")
+            raise StokerError("the batch pipeline was stopped: its loader was closed, or iterates anew")
 
     def next(self) -> Batch | None:
         """Return the next batch, or None where the run ends.
@@ -333,17 +423,18 @@ class BatchPipeline:
         it goes on at the batch that could not be had.
 
         Raises:
-            StokerError: a super-sample that the batch needs could not be had; names it. Or the feed was stopped.
+            StokerError: a super-sample that the batch needs could not be had; names it. Or the pipeline was stopped.
         """
         started = time.perf_counter()
-        if self._pid != os.getpid():
-            self.start(*self._place)
         self._check_started()
+        if self.place is None:
+            self._begin()
         stream = self._stream
-        if stream is None or stream.is_closed:
-            stream = self._begin_stream()
+        if stream is None:
+            self._check_started()
+            return None
         try:
-            batch = stream.next(self._origin)
+            batch = stream.next(self._opened.origin)
         except BaseException:
             self._end_stream()
             self._check_started()
@@ -351,14 +442,21 @@ class BatchPipeline:
         if batch is None:
             self._end_stream()
             return None
-        self._fetcher.end_start()
-        self._place = batch.next_place
-        self._batches += 1
-        self._samples += len(batch)
-        self._repeated += batch.repeated
-        if self._first_batch_seconds is None:
-            self._first_batch_seconds = time.perf_counter() - started
+        self._advance(batch, started)
         return batch
+
+    def _advance(self, batch: Batch, started: float) -> None:
+        """Go behind a batch that was asked for at a moment."""
+        self._opened.fetcher.end_start()
+        self._place = batch.next_place
+        if batch.is_last:
+            self._dealing = self._dealing.from_start()
+        counters = self._counters
+        counters.batches += 1
+        counters.samples += len(batch)
+        counters.repeated += batch.repeated
+        if counters.first_batch_seconds is None:
+            counters.first_batch_seconds = time.perf_counter() - started
 
     def is_ready(self) -> bool:
         """Return whether :meth:`next` would neither wait for the bucket nor fail."""
@@ -375,20 +473,14 @@ class BatchPipeline:
 
     def _end_stream(self) -> None:
         stream = self._stream
-        if stream is not None and self._pid == os.getpid():
+        if stream is not None and self._is_of_this_process:
             stream.close()
         self._stream = None  # only now: a close that was interrupted is repeated by the next start or stop
 
     def statistics(self) -> PipelineStatistics:
         """Return a snapshot."""
         return PipelineStatistics(
-            batches=self._batches,
-            samples=self._samples,
-            repeated=self._repeated,
-            look_ups=self._waits.look_ups,
-            misses=self._waits.misses,
-            wait_seconds=self._waits.wait_seconds,
-            first_batch_seconds=self._first_batch_seconds,
-            fetch=self._fetcher.stats,
-            caches={tier.name: tier.statistics() for tier in self._nearer.tiers},
+            **asdict(self._counters),
+            fetch=self._opened.fetcher.stats,
+            caches={tier.name: tier.statistics() for tier in self._tiers},
         )

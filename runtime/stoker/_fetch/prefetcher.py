@@ -17,7 +17,6 @@ waited for most of it.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -29,7 +28,6 @@ from stoker._base.recorder import Recorder
 from stoker._base.task_group import task_group
 from stoker._fetch.schedule import Progress, Schedule
 from stoker._memory.ring import Ring, RingStateError
-from stoker._order.steps import PlannedStep, StepSource
 from stoker.errors import (
     ChecksumError,
     ConfigError,
@@ -45,7 +43,7 @@ _SPLIT_ITEMS = 16
 _WAITED_SHARE = 0.5
 """Of a fetch's time that a consumer has waited for it, from which on its error is the consumer's."""
 
-__all__ = ["Item", "PrefetchStatistics", "Prefetcher", "SlotReader", "StepQueue"]
+__all__ = ["Item", "PrefetchStatistics", "Prefetcher", "SlotReader"]
 
 Ref = TypeVar("Ref")
 Wanted = TypeVar("Wanted", contravariant=True)
@@ -64,56 +62,6 @@ class Item(Generic[Ref]):
     index: int
     ref: Ref
     step: int
-
-
-class StepQueue(Generic[Ref]):
-    """Plans steps as far as either side has come: the prefetcher takes items, the consumer takes steps.
-
-    Thread-safe, since the two are on different threads.
-
-    Args:
-        steps: the order; nobody else advances it.
-        taken: is told of every item, with its step's epoch and end, when the next one is asked for: then it is being
-            fetched, and what it is was looked for in nearer places.
-    """
-
-    def __init__(self, steps: StepSource[Ref], taken: Callable[[Ref, int, int], object] | None = None) -> None:
-        self._steps, self._taken = steps, taken
-        self._planned: deque[PlannedStep[Ref]] = deque()
-        self._items: deque[tuple[Item[Ref], PlannedStep[Ref]]] = deque()
-        self._given: tuple[Item[Ref], PlannedStep[Ref]] | None = None
-        self._lock = threading.Lock()
-
-    def next_item(self) -> Item[Ref] | None:
-        """Return the next item in order of first use, None behind the last."""
-        with self._lock:
-            given, self._given = self._given, None
-            if self._taken is not None and given is not None:
-                item, step = given
-                self._taken(item.ref, step.epoch, step.end)
-            while not self._items:
-                if not self._plan():
-                    return None
-            self._given = self._items.popleft()
-            return self._given[0]
-
-    def next_step(self) -> PlannedStep[Ref] | None:
-        """Return the next step, None behind the last."""
-        with self._lock:
-            return self._planned.popleft() if self._planned or self._plan() else None
-
-    def peek(self) -> PlannedStep[Ref] | None:
-        """Return what :meth:`next_step` would."""
-        with self._lock:
-            return self._planned[0] if self._planned or self._plan() else None
-
-    def _plan(self) -> bool:
-        step = self._steps.next()
-        if step is None:
-            return False
-        self._planned.append(step)
-        self._items.extend((Item(index, ref, step.number), step) for index, ref in step.first_uses)
-        return True
 
 
 class SlotReader(Protocol[Wanted]):

@@ -12,9 +12,9 @@ import logging
 import random
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, fields
 from itertools import count
-from types import MappingProxyType
 
 from stoker._base.fetch_record import Phase, Request, Strand, strand
 from stoker._base.retry import LONG_SECONDS, Deadline, backoff_seconds
@@ -163,14 +163,14 @@ class RangeReader:
         """
         times = self._hedges.times
         first_byte_seconds, bytes_per_second = times.fit()
-        return self._counters.snapshot(
+        return FetchStatistics(
+            **{each.name: copy(getattr(self._counters, each.name)) for each in fields(self._counters)},
             first_byte_seconds=first_byte_seconds,
             bytes_per_second=bytes_per_second,
             transfer_seconds=times.median_seconds(),
             concurrency=self._aimd.limit,
             in_flight=self._limiter.in_flight,
-            tier_states=MappingProxyType(dict(tier_states)),
-            start_hedges=self._hedges.budget.start_hedges,
+            tier_states=tier_states,
         )
 
     async def read(self, fetch: ObjectFetch, part: RangePart) -> None:

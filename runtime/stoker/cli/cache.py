@@ -18,9 +18,9 @@ from stoker._base.task_group import for_each
 from stoker._cache.disk_tier import DiskTier
 from stoker._cache.keeper import Future
 from stoker._cache.tiers import CacheSpec, Sharers, made_tiers
+from stoker._fetch.batch_stream import StepQueue
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.prefetcher import StepQueue
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._memory.ring import Ring

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker._fetch.config import FetchCounters
 from stoker._fetch.hedge import SAVED_REQUESTS, START_HEDGES, HedgeBudget, TransferTimes
 
 
@@ -17,7 +18,8 @@ from stoker._fetch.hedge import SAVED_REQUESTS, START_HEDGES, HedgeBudget, Trans
 def test_hedges_never_exceed_burst_plus_fraction_of_requests_and_two_for_each_of_a_start(
     events: list[str], fraction: float, burst: int
 ) -> None:
-    budget = HedgeBudget(fraction, burst, is_start=True)
+    counters = FetchCounters()
+    budget = HedgeBudget(fraction, burst, counters, is_start=True)
     sent = of_start = hedged = of_this = 0
     is_start = True
     for event in events:
@@ -30,12 +32,12 @@ def test_hedges_never_exceed_burst_plus_fraction_of_requests_and_two_for_each_of
         elif event == "end of start":
             budget.end_start()
             is_start = False
-        assert budget.start_hedges <= START_HEDGES * of_start
-        assert hedged - budget.start_hedges <= burst + fraction * sent + 1e-9
+        assert counters.start_hedges <= START_HEDGES * of_start
+        assert hedged - counters.start_hedges <= burst + fraction * sent + 1e-9
 
 
 def test_a_budget_saves_what_a_hundred_requests_earn_and_no_more() -> None:
-    budget = HedgeBudget(0.1, 2)
+    budget = HedgeBudget(0.1, 2, FetchCounters())
     assert [budget.spend() for _ in range(3)] == [True, True, False]
     for _ in range(10_000):
         budget.earn()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stoker import OrderConfig
-from stoker._fetch.prefetcher import StepQueue
+from stoker._fetch.batch_stream import StepQueue
 from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch
 

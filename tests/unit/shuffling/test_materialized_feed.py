@@ -17,7 +17,7 @@ import stoker
 from stoker import Order, OrderConfig, open_store
 from stoker._base.threads import LoopThread
 from stoker._fetch.batch_stream import Batch
-from stoker._fetch.materialized_feed import MaterializedPipeline
+from stoker._fetch.materialized_pipeline import MaterializedPipeline
 from stoker._fetch.pipeline import PipelineConfig
 from stoker._format.versions import read_manifest
 from stoker._order.order import EpochLayout
@@ -347,7 +347,7 @@ def test_a_bucket_that_is_silent_between_two_epochs_does_not_keep_the_last_batch
             if self.is_silent and "/manifests/" in key:
                 await asyncio.sleep(3600)
 
-    monkeypatch.setattr("stoker._fetch.materialized_feed._AHEAD_SECONDS", 0.05)
+    monkeypatch.setattr("stoker._fetch.materialized_pipeline._AHEAD_SECONDS", 0.05)
     thread = LoopThread()
     try:
         store = Silent(open_store(three))

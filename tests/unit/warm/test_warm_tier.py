@@ -36,7 +36,7 @@ class Bench:
             ring=self.ring,
             rng=random.Random(1),
             config=FetchConfig(hedge=False, attempt_seconds=20.0),
-            warm=WarmTier(tier.proxy),
+            tiers=[WarmTier(tier.proxy)],
         )
 
     async def fetch_all(self) -> int:
@@ -134,7 +134,7 @@ def test_a_late_tier_costs_one_request_of_the_bucket_and_nothing_writes_afterwar
             bench.store,
             ring=bench.ring,
             rng=random.Random(1),
-            warm=WarmTier(bench.tier.proxy),
+            tiers=[WarmTier(bench.tier.proxy)],
         )
         for instance in bench.tier.platform.all_instances():
             instance.freeze()
