@@ -6,7 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -149,7 +149,6 @@ LoaderShuffle = Shuffle | Literal["materialized"]
 _MINIMA = {"batch_size": 1, "seed": 0, "window": 1, "lanes": 1, "rank": 0, "world_size": 1, "limit": 1, "version": 1}
 _MINIMA |= {"epochs": 1}
 """The integer settings, and the least that each may be."""
-_OPTIONAL = {"batch_size", "lanes", "rank", "world_size", "limit", "version", "epochs"}
 _FLAGS = ("drop_last", "evaluation", "with_ids", "pin_memory", "reuse_buffers")
 
 _HINTS = {
@@ -277,9 +276,10 @@ class StreamConfig:
         shuffle: object = self.shuffle
         if isinstance(shuffle, bool | np.bool_):
             object.__setattr__(self, "shuffle", "window" if shuffle else "none")
+        optional = {each.name for each in fields(self) if each.default is None}
         for name, least in _MINIMA.items():
             value = getattr(self, name)
-            if value is not None or name not in _OPTIONAL:
+            if value is not None or name not in optional:
                 object.__setattr__(self, name, checked_integer(name, value, least))
         for name in _FLAGS:
             flag = getattr(self, name, False)

@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from stoker.errors import ConfigError, RankMismatchError, StateError
-from stoker_torch import Loader, LoaderConfig, StreamDataset, WorkerOptions
+from stoker_torch import Loader, LoaderConfig, StreamConfig, StreamDataset, WorkerOptions
 from stoker_torch._ranks import compare_ranks, find_rank
 from stoker_torch._state import RunState
 from support.datasets import pack_numbers
@@ -32,6 +32,12 @@ STATE = RunState(
 def test_an_integer_setting_is_an_integer_and_not_too_small(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"^{name} "):
         LoaderConfig(**{"batch_size": 1, name: value})
+
+
+def test_a_loader_makes_batches_and_a_stream_data_set_need_not() -> None:
+    with pytest.raises(ConfigError, match=r"^batch_size None is not an integer of at least 1"):
+        LoaderConfig(batch_size=None)  # type: ignore[arg-type]
+    assert StreamConfig(batch_size=None).batch_size is None
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), True, "30 s", None])
