@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
@@ -23,6 +24,8 @@ _LIKENESS = 0.7
 """Of two names, from which one is taken for a misspelling of the other."""
 _OURS = ("stoker", "stoker_torch")
 """Packages whose frames are not where a deprecated argument was written."""
+_PRIVATE_PATH = re.compile(r"\b(stoker\w*)(?:\.\w+)*?\._[\w.]+(?=\.\w)")
+"""Of a class in a text; its package has it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,17 @@ def _caller_level() -> int:
     return level
 
 
+class _PublicSignature(inspect.Signature):
+    """A signature whose text names our types as users import them, and an object with all its defaults by its class."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        for default in (each.default for each in self.parameters.values()):
+            if is_dataclass(default) and not isinstance(default, type) and default == type(default)():
+                text = text.replace(repr(default), f"{type(default).__name__}()")
+        return _PRIVATE_PATH.sub(r"\1", text)
+
+
 def takes_settings(
     config: Callable[P, Config],
 ) -> Callable[[Callable[[Owner, Config], None]], Callable[Concatenate[Owner, P], None]]:
@@ -176,7 +190,7 @@ def takes_settings(
         construct_from.__name__, construct_from.__qualname__ = construct.__name__, construct.__qualname__
         construct_from.__module__, construct_from.__doc__ = construct.__module__, _described(config)
         construct_from.__annotations__ = {each.name: types[each.name] for each in given} | {"return": None}
-        construct_from.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions have it
+        construct_from.__signature__ = _PublicSignature(parameters)  # type: ignore[attr-defined]  # functions have it
         return construct_from
 
     return decorate

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import pydoc
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
@@ -42,6 +44,17 @@ def test_a_signature_has_every_setting_with_its_type_and_default(
 def test_help_describes_every_setting(kind: Callable[..., Any], config: type[StreamConfig]) -> None:
     text = pydoc.plain(pydoc.render_doc(kind))
     assert all(f" {each.name}: " in text for each in fields(config))
+
+
+@pytest.mark.parametrize(("kind", "config"), PAIRS)
+def test_a_signature_reads_as_a_user_would_write_it(kind: Callable[..., Any], config: type[StreamConfig]) -> None:
+    text = str(inspect.signature(kind))
+    named = re.findall(r"\b(stoker\w*(?:\.\w+)*)\.(\w+)", text)
+    assert {name for _, name in named} >= {"Tier", "Schedule", "FetchConfig", "S3Options", "WorkerOptions", "Budget"}
+    for module, name in named:
+        assert name in importlib.import_module(module).__all__, f"{module}.{name} is not public"
+    assert "fetch: stoker.FetchConfig = FetchConfig()," in text
+    assert "schedule: stoker.Schedule = Continuous()," in text
 
 
 def test_a_batch_size_must_be_given_to_a_loader_alone() -> None:
