@@ -16,11 +16,7 @@ def ranks_of(world_size: int, **settings: Any) -> list[Partition]:
 
 
 def walked(partition: Partition, position: int = 0) -> list[Step]:
-    steps = []
-    while (step := partition.step(position)) is not None:
-        steps.append(step)
-        position = step.end
-    return steps
+    return [step for step, _ in partition.walk(position)]
 
 
 def places(step: Step) -> list[tuple[int, int]]:
@@ -99,14 +95,14 @@ def test_no_full_step_has_more_lanes_under_way_than_are_said_to_be(
 
 
 def test_a_step_is_grouped_by_lane_in_rising_order() -> None:
-    step = Partition(samples=10, lanes=3, batch_size=7).step(2)
+    step, _ = next(Partition(samples=10, lanes=3, batch_size=7).walk(2))
     assert step == Step(9, (LaneSlice(0, 1, 3), LaneSlice(1, 1, 3), LaneSlice(2, 0, 3)))
 
 
 @pytest.mark.parametrize("position", [10, 11, 10**9])
 def test_there_is_no_step_at_or_behind_the_end(position: int) -> None:
     partition = Partition(samples=10, batch_size=3)
-    assert partition.step(position) is None
+    assert walked(partition, position) == []
     assert partition.steps_from(position) == 0
 
 

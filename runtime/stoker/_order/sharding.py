@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,67 +67,18 @@ class Step:
         return sum(part.end - part.start for part in self.slices)
 
 
-class Dealing(Protocol):
-    """How the positions of an epoch are dealt to one of those who take from it."""
-
-    @property
-    def samples(self) -> int:
-        """How many the epoch has, for all takers together."""
-        ...
-
-    @property
-    def lanes(self) -> int:
-        """Into how many parts the order is cut."""
-        ...
-
-    @property
-    def batch_size(self) -> int:
-        """The most samples that a step has."""
-        ...
-
-    @property
-    def takers(self) -> int:
-        """How many share the epoch: ranks, or the workers of all ranks."""
-        ...
-
-    def steps_from(self, position: int = 0) -> int:
-        """Return how many steps there are from a position to the end of the epoch."""
-        ...
-
-    def walk(self, position: int) -> Iterator[tuple[Step, bool]]:
-        """Yield the steps from a position to the end of the epoch, each with whether it is the last."""
-        ...
-
-    def lanes_touched(self) -> int:
-        """Return how many lanes may be under way at a time, from whatever position."""
-        ...
-
-    def lanes_taken(self) -> NDArray[np.int64]:
-        """Return which lanes the taker takes from in an epoch, rising; a stray step may touch others."""
-        ...
-
-    def positions_of(self, lane: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return at which of this dealing's positions places of a lane come; a taker's share tells it roughly."""
-        ...
-
-    def from_start(self) -> Self:
-        """Return the dealing of an epoch of which nothing was delivered before position 0."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """How an epoch is dealt to one rank.
+@dataclass(frozen=True, kw_only=True)
+class Dealing:
+    """How the positions of an epoch are dealt to one of those who take from it: a rank, or one worker of it.
 
     Attributes:
-        samples: of the epoch.
+        samples: of the epoch, for all takers together.
         lanes: into how many parts the order is cut.
-        batch_size: samples a step and rank.
+        batch_size: the most samples that a step has.
         rank: this rank.
         world_size: how many ranks there are.
-        drop_last: leave out the last global batch if it is not full; else it is divided evenly, and if it has fewer
-            samples than there are ranks, samples are repeated so that each rank has one.
-        evaluation: never drop and never repeat; ranks may then differ by one step.
+        drop_last: leave out what cannot be dealt evenly at the end.
+        evaluation: never drop and never repeat; ranks may then differ.
     """
 
     samples: int
@@ -148,12 +99,48 @@ class Partition:
 
     @property
     def takers(self) -> int:
-        """How many share the epoch: the ranks."""
+        """How many share the epoch: ranks, or the workers of all ranks."""
         return self.world_size
 
+    def steps_from(self, position: int = 0) -> int:
+        """Return how many steps there are from a position to the end of the epoch."""
+        raise NotImplementedError
+
+    def _step(self, position: int) -> Step:
+        """Return the step that starts at a position, where there is one."""
+        raise NotImplementedError
+
+    def walk(self, position: int) -> Iterator[tuple[Step, bool]]:
+        """Yield the steps from a position to the end of the epoch, each with whether it is the last."""
+        for left in range(self.steps_from(position) - 1, -1, -1):
+            step = self._step(position)
+            yield step, not left
+            position = step.end
+
+    def lanes_touched(self) -> int:
+        """Return how many lanes may be under way at a time, from whatever position."""
+        raise NotImplementedError
+
+    def lanes_taken(self) -> NDArray[np.int64]:
+        """Return which lanes the taker takes from in an epoch, rising; a stray step may touch others."""
+        raise NotImplementedError
+
+    def positions_of(self, lane: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return at which of this dealing's positions places of a lane come; a taker's share tells it roughly."""
+        raise NotImplementedError
+
     def from_start(self) -> Self:
-        """Return itself: positions count from the start of the epoch."""
+        """Return the dealing of an epoch of which nothing was delivered before position 0."""
         return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition(Dealing):
+    """How an epoch is dealt to one rank.
+
+    Without ``drop_last``, the last global batch, if it is not full, is divided evenly; if it has fewer samples than
+    there are ranks, samples are repeated so that each rank has one. In ``evaluation`` ranks may differ by one step.
+    """
 
     @property
     def global_batch(self) -> int:
@@ -167,10 +154,7 @@ class Partition:
             return full
         return full + 1
 
-    def step(self, position: int) -> Step | None:
-        """Return the step that starts at a position, or None if this rank's epoch ends there."""
-        if not self.steps_from(position):
-            return None
+    def _step(self, position: int) -> Step:
         end = min(position + self.global_batch, self.samples)
         count = end - position
         is_stray = count < self.global_batch
@@ -180,14 +164,6 @@ class Partition:
         first = self.rank % count
         repeated = 0 if self.evaluation else self.world_size - count
         return Step(end, self._slices(position, end, first, first + 1), repeated, is_stray)
-
-    def walk(self, position: int) -> Iterator[tuple[Step, bool]]:
-        """Yield this rank's steps from a position to the end of the epoch, each with whether it is the last."""
-        for left in range(self.steps_from(position) - 1, -1, -1):
-            step = self.step(position)
-            assert step is not None  # noqa: S101 - steps_from counts what step gives
-            yield step, not left
-            position = step.end
 
     def _slices(self, position: int, end: int, first: int, last: int) -> tuple[LaneSlice, ...]:
         """Return places ``[first, last)`` of the positions ``[position, end)`` once these are grouped by lane."""
@@ -277,22 +253,16 @@ class Interleaving:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaneShare:
-    """What one worker of one rank delivers of an epoch: a :class:`~stoker._order.sharding.Dealing` of whole lanes.
+class LaneShare(Dealing):
+    """What one worker of one rank delivers of an epoch: whole lanes, a multiple of all ranks' workers.
 
-    Its positions count the samples that it delivers, from 0 where ``delivered`` left off.
+    Its positions count the samples that it delivers, from 0 where ``delivered`` left off. With ``drop_last``, ranks
+    that have one sample more leave it out, and a last step that is not full goes, unless steps are ``chunks``; else the
+    others repeat their last sample. In ``evaluation`` ranks may differ by one sample.
 
     Attributes:
-        samples: of the epoch, over all ranks.
-        lanes: into how many parts the order is cut: a multiple of all ranks' workers.
-        batch_size: samples a step.
-        rank: this rank.
-        world_size: how many ranks there are.
         worker: this worker of the rank.
         workers: how many each rank has.
-        drop_last: where ranks differ, leave out the last sample of those that have one more; else the others repeat
-            their last one. Also leave out a last step that is not full, unless steps are ``chunks``.
-        evaluation: neither, so that ranks may differ by one sample.
         chunks: whether steps are only how samples are read, not batches.
         delivered: lane → places of it that were delivered before; 0 where it is not named, but what is named for this
             worker's lanes counts for the same worker of other ranks where nothing else is known of these.
@@ -302,24 +272,14 @@ class LaneShare:
         ConfigError: the lanes cannot be dealt evenly, or there is no sample for every worker.
     """
 
-    samples: int
-    lanes: int
-    batch_size: int
-    rank: int = 0
-    world_size: int = 1
     worker: int = 0
     workers: int = 1
-    drop_last: bool = False
-    evaluation: bool = False
     chunks: bool = False
     delivered: Mapping[int, int] = field(default_factory=dict)
     repeated: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size:
-            raise ConfigError(f"rank {self.rank} is not in [0, world_size={self.world_size})")
-        if self.drop_last and self.evaluation:
-            raise ConfigError("evaluation delivers every sample: it cannot be combined with drop_last")
+        super().__post_init__()
         if self.lanes % self.takers:
             nearest = max(1, round(self.lanes / self.takers)) * self.takers
             raise ConfigError(
@@ -379,7 +339,7 @@ class LaneShare:
         """Return what is left where so many places of lanes were delivered, and samples repeated."""
         return replace(self, delivered=delivered, repeated=repeated)
 
-    def from_start(self) -> LaneShare:
+    def from_start(self) -> Self:
         """Return the share of an epoch of which nothing was delivered."""
         return replace(self, delivered={}, repeated=0) if self.delivered or self.repeated else self
 
@@ -388,13 +348,9 @@ class LaneShare:
         left = max(0, self.count - position)
         return left // self.batch_size if self.drop_last and not self.chunks else -(-left // self.batch_size)
 
-    def walk(self, position: int) -> Iterator[tuple[Step, bool]]:
-        """Yield the steps from a position to the end, each with whether it is the last."""
-        for left in range(self.steps_from(position) - 1, -1, -1):
-            end = min(position + self.batch_size, self.count)
-            slices = self.slices(position, end)
-            yield Step(end, slices, max(0, end - max(position, self._rest.total))), not left
-            position = end
+    def _step(self, position: int) -> Step:
+        end = min(position + self.batch_size, self.count)
+        return Step(end, self.slices(position, end), max(0, end - max(position, self._rest.total)))
 
     def slices(self, start: int, end: int) -> tuple[LaneSlice, ...]:
         """Return what is delivered from a position to another: places of lanes that rise, and then repeated ones."""
