@@ -31,6 +31,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import numpy as np
@@ -121,7 +122,7 @@ class Order:
         if config.shuffle in ("none", "full"):
             self._sequence = np.arange(len(counts))
         else:
-            self._sequence = permutation(len(counts), seed=config.seed, purpose=Purpose.SUPER_SAMPLES, epoch=epoch)
+            self._sequence = _permutation(self, len(counts), Purpose.SUPER_SAMPLES)
         self._starts = np.concatenate([[0], np.cumsum(counts[self._sequence])])
         self._lanes: dict[int, Lane] = {}
 
@@ -177,6 +178,11 @@ class Order:
                 places = len(range(first, end, self.lanes))
                 ids[first - start :: self.lanes] = self.lane(lane).sample_ids(first // self.lanes, places)
         return ids
+
+
+def _permutation(order: Order, count: int, purpose: Purpose, index: int = 0, part: int = 0) -> NDArray[np.int64]:
+    """Return a permutation of ``range(count)``, drawn for a purpose in an epoch."""
+    return permutation(count, seed=order.config.seed, purpose=purpose, epoch=order.epoch, index=index, part=part)
 
 
 class Lane:
@@ -246,16 +252,8 @@ class Lane:
         parts = [self._rows_of(piece, block) for piece in pieces]
         which = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         rows = np.concatenate(parts)
-        config = self._order.config
-        if config.shuffle != "none":
-            shuffled = permutation(
-                len(rows),
-                seed=config.seed,
-                purpose=Purpose.BLOCK,
-                epoch=self._order.epoch,
-                index=block,
-                part=self._lane,
-            )
+        if self._order.config.shuffle != "none":
+            shuffled = _permutation(self._order, len(rows), Purpose.BLOCK, block, self._lane)
             which, rows = which[shuffled], rows[shuffled]
         return Block(pieces, which, rows)
 
@@ -272,14 +270,8 @@ class Lane:
         """Return a piece's own permutation; those of the pieces now in the window are kept."""
         if piece in self._row_permutations:
             return self._row_permutations[piece]
-        drawn = permutation(
-            int(self._counts[piece]),
-            seed=self._order.config.seed,
-            purpose=Purpose.ROWS,
-            epoch=self._order.epoch,
-            index=int(self.super_samples[piece]),
-            part=int(self.row_starts[piece]),
-        )
+        index, part = int(self.super_samples[piece]), int(self.row_starts[piece])
+        drawn = _permutation(self._order, int(self._counts[piece]), Purpose.ROWS, index, part)
         self._row_permutations[piece] = drawn
         if len(self._row_permutations) > self._parts:
             self._row_permutations.popitem(last=False)
@@ -349,7 +341,6 @@ class EpochLayout:
         numbers = np.arange(lanes + 1)
         self.lane_starts: NDArray[np.int64] = numbers * base + np.minimum(numbers, extra)
         """The first row of each lane, and the row behind the last: ``int64 [lanes + 1]``."""
-        self._permutation: FeistelPermutation | None = None
 
     def folder_of(self, epoch: int) -> str:
         """Return the folder of another epoch of the run."""
@@ -367,11 +358,11 @@ class EpochLayout:
 
     def samples_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers, in the packed order, of the samples that are at rows, ``int64 [n]``."""
-        return self._permuted()(self.positions(rows))
+        return self._permutation(self.positions(rows))
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows at which samples are that are given by their numbers: the inverse of :meth:`samples_of`."""
-        places, lanes = np.divmod(self._permuted().inverse(samples), self.lanes)
+        places, lanes = np.divmod(self._permutation.inverse(samples), self.lanes)
         rows: NDArray[np.int64] = self.lane_starts[lanes] + places
         return rows
 
@@ -397,10 +388,9 @@ class EpochLayout:
         counts = np.diff(np.clip(self.lane_starts, start, stop))
         return [int(count) for count in counts if count]
 
-    def _permuted(self) -> FeistelPermutation:
-        if self._permutation is None:
-            self._permutation = self.order.feistel()
-        return self._permutation
+    @cached_property
+    def _permutation(self) -> FeistelPermutation:
+        return self.order.feistel()
 
 
 def _digest(what: list[object]) -> str:

@@ -20,7 +20,6 @@ number of threads, worker processes and ranks, for any batch size, and for a run
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,37 +91,30 @@ class FeistelPermutation:
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where each of ``positions`` (``int64 [n]``, each in ``[0, count)``) goes, ``int64 [n]``."""
-        return self._walked(positions, self._network)
+        return self._walked(positions, self._keys)
 
     def inverse(self, images: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return which positions go to ``images`` (``int64 [n]``, each in ``[0, count)``), ``int64 [n]``."""
-        return self._walked(images, self._inverse_network)
+        return self._walked(images, self._keys[::-1], is_inverse=True)
 
     def _walked(
-        self, start: NDArray[np.int64], network: Callable[[NDArray[np.uint64]], NDArray[np.uint64]]
+        self, start: NDArray[np.int64], keys: NDArray[np.uint64], *, is_inverse: bool = False
     ) -> NDArray[np.int64]:
-        values = network(start.astype(np.uint64))
+        values = self._network(start.astype(np.uint64), keys, is_inverse=is_inverse)
         outside = np.flatnonzero(values >= self.count)
         while len(outside):
-            values[outside] = network(values[outside])
+            values[outside] = self._network(values[outside], keys, is_inverse=is_inverse)
             outside = outside[values[outside] >= self.count]
         return values.astype(np.int64)
 
-    def _network(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def _network(self, values: NDArray[np.uint64], keys: NDArray[np.uint64], *, is_inverse: bool) -> NDArray[np.uint64]:
+        """Return the images of values. A network whose halves change places undoes itself, key after key."""
         bits = np.uint64(self._half_bits)
         mask = np.uint64((1 << self._half_bits) - 1)
-        left, right = values >> bits, values & mask
-        for key in self._keys:
+        left, right = (values & mask, values >> bits) if is_inverse else (values >> bits, values & mask)
+        for key in keys:
             left, right = right, left ^ (_mix(right ^ key) & mask)
-        return (left << bits) | right
-
-    def _inverse_network(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        bits = np.uint64(self._half_bits)
-        mask = np.uint64((1 << self._half_bits) - 1)
-        left, right = values >> bits, values & mask
-        for key in self._keys[::-1]:
-            left, right = right ^ (_mix(left ^ key) & mask), left
-        return (left << bits) | right
+        return (right << bits) | left if is_inverse else (left << bits) | right
 
 
 class Stream(enum.IntEnum):
