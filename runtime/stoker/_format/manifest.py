@@ -15,7 +15,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, compress, groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from stoker._base.checksum import crc32c
 from stoker._format import tensorfile
 from stoker._format.schema import Schema
 from stoker._format.supersample import FORMAT, MAX_OBJECT_BYTES, Packed
-from stoker._format.tensorfile import DTYPES, DType
+from stoker._format.tensorfile import dtype_of
 from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, FormatError, SchemaError
 
@@ -123,11 +123,8 @@ class Rows:
     def kept(self, keep: NDArray[np.bool_]) -> Rows:
         """Return the rows where ``keep``, ``bool [rows]``, is true."""
         columns = {name: getattr(self, name)[keep] for name in _ROW_FIELDS}
-        if isinstance(self.tags, tuple):
-            return Rows(
-                **columns, tags=_compact([tag for tag, is_kept in zip(self.tags, keep, strict=True) if is_kept])
-            )
-        return Rows(**columns, tags=self.tags[keep])
+        tags = self.tags
+        return Rows(**columns, tags=_compact(list(compress(tags, keep))) if isinstance(tags, tuple) else tags[keep])
 
     def packed(self, row: int, ordinal: int) -> Packed:
         """Return one row as a record."""
@@ -251,12 +248,12 @@ class Manifest:
         """Size of what :meth:`to_bytes` returns, without making it."""
         arrays = self._arrays()
         header = tensorfile.encode_header({**self._metadata(), "crc32c": "0" * 8}, _tensors(arrays))
-        return len(header) + sum(array.nbytes for _, array in arrays.values())
+        return len(header) + sum(array.nbytes for array in arrays.values())
 
     def to_bytes(self) -> bytes:
         """Return the manifest as a safetensors file; the same manifest gives the same bytes everywhere."""
         arrays, metadata = self._arrays(), self._metadata()
-        data = b"".join(array.tobytes() for _, array in arrays.values())
+        data = b"".join(array.tobytes() for array in arrays.values())
         tensors = _tensors(arrays)
         metadata["crc32c"] = _checksum(metadata, tensors, data)
         return tensorfile.encode_header(metadata, tensors) + data
@@ -273,20 +270,18 @@ class Manifest:
     def _arrays(self) -> _Arrays:
         """Return the file's tensors, in order."""
         arrays: _Arrays = {
-            "run_id": (DTYPES["uint64"], np.array([int(run.run, 16) for run in self.runs], "<u8")),
-            "run_first_number": (DTYPES["uint32"], np.array([run.first_number for run in self.runs], "<u4")),
-            "run_rows": (DTYPES["uint32"], np.array([run.rows for run in self.runs], "<u4")),
+            "run_id": np.array([int(run.run, 16) for run in self.runs], "<u8"),
+            "run_first_number": np.array([run.first_number for run in self.runs], "<u4"),
+            "run_rows": np.array([run.rows for run in self.runs], "<u4"),
         }
         tags = self.rows.tags
         if isinstance(tags, tuple):
             text = [tag.encode() for tag in tags]
-            arrays["tag.offsets"] = (DTYPES["int64"], np.cumsum([0, *map(len, text)], dtype="<i8"))
-            arrays["tag"] = (DTYPES["uint8"], np.frombuffer(b"".join(text), np.uint8))
+            arrays["tag.offsets"] = np.cumsum([0, *map(len, text)], dtype="<i8")
+            arrays["tag"] = np.frombuffer(b"".join(text), np.uint8)
         else:
-            arrays["tag"] = (DTYPES["uint8" if tags.ndim == 2 else "int64"], tags)
-        for name in _ROW_FIELDS:
-            arrays[name] = (DTYPES["uint32"], getattr(self.rows, name))
-        return arrays
+            arrays["tag"] = tags
+        return arrays | {name: getattr(self.rows, name) for name in _ROW_FIELDS}
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Manifest:
@@ -332,11 +327,11 @@ class Manifest:
         return manifest
 
 
-_Arrays = dict[str, tuple[DType, NDArray[Any]]]
+_Arrays = dict[str, NDArray[Any]]
 
 
 def _tensors(arrays: _Arrays) -> tuple[tensorfile.Tensor, ...]:
-    return tensorfile.laid_out((name, dtype, array.shape) for name, (dtype, array) in arrays.items())
+    return tensorfile.laid_out((name, dtype_of(array.dtype), array.shape) for name, array in arrays.items())
 
 
 def _checksum(metadata: Mapping[str, str], tensors: Sequence[tensorfile.Tensor], data: bytes | memoryview) -> str:

@@ -71,7 +71,7 @@ class Column:
 
     def to_json(self) -> dict[str, Any]:
         """Return the column as plain JSON values."""
-        raise NotImplementedError
+        return {"kind": self.kind, "dtype": self.dtype.name, "shape": list(self.shape)}
 
 
 def _checked_shape(shape: object, dtype: DType) -> tuple[int, ...]:
@@ -180,10 +180,7 @@ class Array(Column):
 
     def to_json(self) -> dict[str, Any]:
         """Return the column as plain JSON values."""
-        column: dict[str, Any] = {"kind": "array", "dtype": self.dtype.name, "shape": list(self.shape)}
-        if self.classes is not None:
-            column["classes"] = list(self.classes)
-        return column
+        return Column.to_json(self) | ({} if self.classes is None else {"classes": list(self.classes)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +213,6 @@ class Ragged(Column):
     def decode(self, data: memoryview) -> Any:
         """Return an array of shape ``(any, *shape)``, in the dtype's holder type."""
         return np.frombuffer(data, self.dtype.holder).reshape(-1, *self.shape).copy()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the column as plain JSON values."""
-        return {"kind": "ragged", "dtype": self.dtype.name, "shape": list(self.shape)}
 
 
 _BYTE = dtype_of("uint8")

@@ -154,6 +154,29 @@ class SuperSampleBuilder:
         samples = len(self)
         if not samples:
             raise SchemaError("a super-sample needs at least one sample")
+        data, tensors = self._take_data(samples)
+        metadata = {
+            "stoker": FORMAT,
+            "dataset": origin.dataset,
+            "run": origin.run,
+            "ordinal": str(origin.ordinal),
+            "crc32c": f"{crc32c(data):08x}",
+            "schema": self.schema.to_json(),
+        }
+        header = tensorfile.encode_header(metadata | ({"last": "true"} if is_last else {}), tensors)
+        whole, head_bytes = header + data, len(header) + _head_end(self.schema, tensors)
+        head_crc32c = crc32c(memoryview(whole)[:head_bytes])
+        return whole, Packed(
+            ordinal=origin.ordinal,
+            size_bytes=len(whole),
+            samples=samples,
+            head_bytes=head_bytes,
+            head_crc32c=head_crc32c,
+            crc32c=crc32c(memoryview(whole)[head_bytes:], head_crc32c),
+        )
+
+    def _take_data(self, samples: int) -> tuple[bytes, tuple[tensorfile.Tensor, ...]]:
+        """Return the data section and what lies where in it, and begin anew."""
         parts = dict(zip(self.schema, self._values, strict=True))
         elements = {}
         for name, column in self.schema.items():
@@ -167,55 +190,13 @@ class SuperSampleBuilder:
         data = b"".join([part for tensor in tensors for part in parts[tensor.name]])
         self._values = [[] for _ in self.schema]
         self._value_bytes = 0
-        head = _Metadata(self.schema, origin, is_last)
-        return _assembled(data, samples, tensors, _head_end(self.schema, tensors), head)
-
-
-@dataclass(frozen=True, slots=True)
-class _Metadata:
-    """What a head says beside where things lie."""
-
-    schema: Schema
-    origin: Origin
-    is_last: bool
-    data_crc32c: int = 0
+        return data, tensors
 
 
 def _head_end(schema: Schema, tensors: Iterable[tensorfile.Tensor]) -> int:
     """Return how much of the data section belongs to the head."""
     large = {name for name, column in schema.items() if not is_small(column)}
     return max((tensor.end for tensor in tensors if tensor.name not in large), default=0)
-
-
-def _assembled(
-    data: bytes,
-    samples: int,
-    tensors: tuple[tensorfile.Tensor, ...],
-    head_end: int,
-    said: _Metadata,
-) -> tuple[bytes, Packed]:
-    origin = said.origin
-    metadata = {
-        "stoker": FORMAT,
-        "dataset": origin.dataset,
-        "run": origin.run,
-        "ordinal": str(origin.ordinal),
-        "crc32c": f"{crc32c(data):08x}",
-        "schema": said.schema.to_json(),
-    }
-    if said.is_last:
-        metadata["last"] = "true"
-    header = tensorfile.encode_header(metadata, tensors)
-    head_crc32c = crc32c(memoryview(data)[:head_end], crc32c(header))
-    whole = header + data
-    return whole, Packed(
-        ordinal=origin.ordinal,
-        size_bytes=len(whole),
-        samples=samples,
-        head_bytes=len(header) + head_end,
-        head_crc32c=head_crc32c,
-        crc32c=crc32c(memoryview(data)[head_end:], head_crc32c),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,8 +242,7 @@ class Head:
         if size_bytes > MAX_OBJECT_BYTES:
             raise FormatError(f"an object of {size_bytes} bytes is larger than any super-sample ({MAX_OBJECT_BYTES})")
         header = tensorfile.parse_header(data, size_bytes)
-        said = _metadata(header.metadata)
-        schema = said.schema
+        schema, origin, is_last, data_crc32c = _metadata(header.metadata)
         named = {tensor.name: tensor for tensor in header.tensors}
         samples = _samples(named)
         ragged = [name for name, column in schema.items() if not column.is_fixed]
@@ -280,13 +260,13 @@ class Head:
         checksums = np.frombuffer(data, "<u4", samples * len(schema), starts[CHECKSUMS])
         return cls(
             schema=schema,
-            origin=said.origin,
+            origin=origin,
             samples=samples,
             size_bytes=size_bytes,
             head_bytes=head_bytes,
             header_bytes=header.header_bytes,
-            data_crc32c=said.data_crc32c,
-            is_last=said.is_last,
+            data_crc32c=data_crc32c,
+            is_last=is_last,
             starts=starts,
             offsets=offsets,
             checksums=checksums.reshape(samples, len(schema)),
@@ -309,7 +289,7 @@ class Head:
         if header_bytes > len(data):
             return header_bytes
         header = tensorfile.parse_header(data, size_bytes)
-        return header.header_bytes + _head_end(_metadata(header.metadata).schema, header.tensors)
+        return header.header_bytes + _head_end(_metadata(header.metadata)[0], header.tensors)
 
     def row_range(self, name: str, start: int, end: int) -> tuple[int, int]:
         """Return the byte range in the object of column ``name`` of rows ``[start, end)``."""
@@ -346,7 +326,8 @@ class Head:
             begin = end
 
 
-def _metadata(metadata: Mapping[str, str]) -> _Metadata:
+def _metadata(metadata: Mapping[str, str]) -> tuple[Schema, Origin, bool, int]:
+    """Return what a header says beside where things lie: schema, origin, whether it is the last, and the checksum."""
     if metadata.get("stoker") != FORMAT:
         found = metadata.get("stoker")
         raise FormatError(
@@ -365,7 +346,7 @@ def _metadata(metadata: Mapping[str, str]) -> _Metadata:
         if not pattern.fullmatch(text):
             raise FormatError(f"the header's metadata has {text[:40]!r} for {pattern.pattern}")
     origin = Origin(dataset=dataset, run=run, ordinal=int(ordinal))
-    return _Metadata(schema, origin, metadata.get("last") == "true", int(checksum, 16))
+    return schema, origin, metadata.get("last") == "true", int(checksum, 16)
 
 
 def _samples(named: Mapping[str, tensorfile.Tensor]) -> int:

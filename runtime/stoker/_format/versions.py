@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -31,8 +32,6 @@ from stoker.errors import (
 __all__ = ["advance", "check_bucket", "commit", "list_versions", "newest_manifest", "publish", "read_manifest"]
 
 T = TypeVar("T")
-
-Read = tuple[bytes, ObjectInfo]
 
 LARGE_BYTES = 8 << 20
 MAX_MANIFEST_BYTES = 1 << 30  # of thirty million super-samples
@@ -245,8 +244,7 @@ async def _read_once(reader: RetryingReader[Readable], key: str) -> _Stored:
 
 async def _fetch(reader: RetryingReader[Readable], key: str) -> bytes | bytearray:
     """Read an object; once it is late, read it in parts if it is large, and else a second time."""
-    whole = asyncio.ensure_future(reader.get(key))
-    try:
+    async with _begun(reader.get(key)) as whole:
         await asyncio.wait({whole}, timeout=_LATE_SECONDS)
         info = None if whole.done() else await _looked_up(reader, key, whole)
         if info is not None and info.size_bytes > MAX_MANIFEST_BYTES:
@@ -255,51 +253,47 @@ async def _fetch(reader: RetryingReader[Readable], key: str) -> bytes | bytearra
             return await _fetch_in_parts(reader, info)
         if info is not None:
             await asyncio.wait({whole}, timeout=info.size_bytes / _LEAST_BYTES_PER_SECOND)
-        return (await whole if whole.done() else await _read_again(reader, key, whole))[0]
-    finally:
-        whole.cancel()
-        await asyncio.gather(whole, return_exceptions=True)
+        if not whole.done():
+            return (await _hedged(reader, whole, lambda: _prompt(reader, lambda: reader.get(key))))[0]
+        return whole.result()[0]
 
 
-async def _read_again(reader: RetryingReader[Readable], key: str, whole: asyncio.Future[Read]) -> Read:
+async def _looked_up(reader: RetryingReader[Readable], key: str, whole: asyncio.Task[Any]) -> ObjectInfo | None:
+    """Return what the store says of an object, None if ``whole`` is done first, or if the store does not say."""
+    async with _begun(_prompt(reader, lambda: reader.head(key))) as looking:
+        await asyncio.wait({whole, looking}, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            return looking.result() if looking.done() and not whole.done() else None
+        except StoreError:
+            return None
+
+
+async def _prompt(reader: RetryingReader[Readable], send: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Send a request, and once more if it is late."""
+    async with _begun(send()) as request:
+        await asyncio.wait({request}, timeout=_LATE_SECONDS)
+        return request.result() if request.done() else await _hedged(reader, request, send)
+
+
+async def _hedged(
+    reader: RetryingReader[Readable], late: asyncio.Task[T], send: Callable[[], Coroutine[Any, Any, T]]
+) -> T:
     """Send a request beside one that is late; the first that ends decides."""
     reader.hedges += 1
-    again = asyncio.ensure_future(_hedged(reader, lambda: reader.get(key)))
+    async with _begun(send()) as again:
+        await asyncio.wait({late, again}, return_when=asyncio.FIRST_COMPLETED)
+        return late.result() if late.done() else again.result()
+
+
+@asynccontextmanager
+async def _begun(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Have work done beside the block; what is left of it behind the block is cancelled, and has ended."""
+    task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({whole, again}, return_when=asyncio.FIRST_COMPLETED)
-        return whole.result() if whole.done() else again.result()
+        yield task
     finally:
-        again.cancel()
-        await asyncio.gather(again, return_exceptions=True)
-
-
-async def _looked_up(reader: RetryingReader[Readable], key: str, whole: asyncio.Future[Any]) -> ObjectInfo | None:
-    """Return what the store says of an object, None if ``whole`` is done first, or if the store does not say."""
-    looking = asyncio.ensure_future(_hedged(reader, lambda: reader.head(key)))
-    try:
-        await asyncio.wait({whole, looking}, return_when=asyncio.FIRST_COMPLETED)
-        return looking.result() if looking.done() and not whole.done() else None
-    except StoreError:
-        return None
-    finally:
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
-
-
-async def _hedged(reader: RetryingReader[Readable], send: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Send a request, and once more if it is late; the first that ends decides."""
-    requests = [asyncio.ensure_future(send())]
-    try:
-        await asyncio.wait(requests, timeout=_LATE_SECONDS)
-        if not requests[0].done():
-            reader.hedges += 1
-            requests.append(asyncio.ensure_future(send()))
-        done, _ = await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
-        return done.pop().result()
-    finally:
-        for each in requests:
-            each.cancel()
-        await asyncio.gather(*requests, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _fetch_in_parts(reader: RetryingReader[Readable], info: ObjectInfo) -> bytearray:
