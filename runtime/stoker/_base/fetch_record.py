@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import NamedTuple
 
 __all__ = ["FOLLOWED", "Fetch", "Phase", "Request", "Span", "Strand", "merged", "note_tier", "spoilt", "strand"]
@@ -223,9 +222,7 @@ class Strand:
     def __enter__(self) -> Strand:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.end_seconds = asyncio.get_running_loop().time()
         fetch = self._fetch
         del self._fetch  # a circle would keep every fetch until it is looked for, which costs more than the record
@@ -240,9 +237,7 @@ class _Unrecorded(Strand):
     def attempted(self, requests: Sequence[Request]) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         pass
 
 

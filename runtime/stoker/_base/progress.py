@@ -7,7 +7,6 @@ import shutil
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TextIO
 
 from stoker._base.sizes import format_bytes
@@ -60,9 +59,7 @@ class Progress:
             self._ticker = asyncio.create_task(self._tick())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         if self._ticker is None:
             return
         self._ticker.cancel()

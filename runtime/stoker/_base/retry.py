@@ -12,8 +12,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stoker._base.checksum import crc32c
 from stoker._base.meter import Operation, ReaderWrapper, StoreWrapper
@@ -120,12 +119,10 @@ class Deadline:
     async def __aenter__(self) -> None:
         await self._scope.__aenter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: Any) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        await self._scope.__aexit__(kind, error, traceback)
+        await self._scope.__aexit__(*exception)
 
 
 _COMPARED_BYTES = 1 << 20

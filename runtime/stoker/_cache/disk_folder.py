@@ -117,21 +117,14 @@ class DiskFolder:
     def _take_over(self) -> None:
         """Move what owners left behind that there are no more into the own part."""
         own = self._own_handle()
-        with os.scandir(self._root) as entries:
-            numbers = [entry.name for entry in entries if _is_number(entry.name)]
-        for number in numbers:
-            if int(number) >= self._config.owners:
-                with suppress(OSError), _part(self._root, number) as handle:
-                    for name in _tidied(handle):
-                        _move(name, handle, own)
-                    os.rmdir(number, dir_fd=self._root)
+        _empty(self._root, lambda name, handle: _move(name, handle, own), from_number=self._config.owners)
 
     def _hand_on(self, surplus: Sequence[str]) -> None:
         """Move what the own part has no room for to those of owners that are to come, or else remove it."""
         own, left = self._own_handle(), list(surplus)
         for number in range(self._config.owners):
             if number != self.own and left:
-                with suppress(OSError), _part(self._root, str(number), make=True) as handle:
+                with suppress(OSError), _part(self._root, number, make=True) as handle:
                     room = self._config.share_bytes - sum(_taken_bytes(name) for name in _tidied(handle))
                     while left and room >= _taken_bytes(left[-1]):
                         name = left.pop()
@@ -180,8 +173,8 @@ class DiskFolder:
     def _others(self) -> list[int]:
         """Return the numbers of the parts that others have, or had; a job of more ranks has more of them."""
         numbers = set(range(self._config.owners))
-        with suppress(OSError), os.scandir(self._root) as entries:
-            numbers.update(int(entry.name) for entry in entries if _is_number(entry.name))
+        with suppress(OSError):
+            numbers.update(_numbers(self._root))
         return sorted(numbers - {self.own})
 
     def _part_of(self, number: int) -> int | None:
@@ -275,8 +268,21 @@ def _taken_bytes(name: str) -> int:
     return -(-size_of(name) // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdecimal() and name == str(int(name[:9]))
+def _numbers(root: int) -> list[int]:
+    """Return the numbers of the owners' folders in that of a data set."""
+    with os.scandir(root) as entries:
+        names = [entry.name for entry in entries if entry.name.isascii() and entry.name.isdecimal()]
+    return [int(name) for name in names if name == str(int(name[:9]))]
+
+
+def _empty(root: int, dispose: Callable[[str, int], object], from_number: int = 0) -> None:
+    """Dispose of what is in the folders from a number on that have no owner, and remove these."""
+    for number in _numbers(root):
+        if number >= from_number:
+            with suppress(OSError), _part(root, number) as handle:
+                for name in _tidied(handle):
+                    dispose(name, handle)
+                os.rmdir(str(number), dir_fd=root)
 
 
 def _opened(parent: int, name: str, *, make: bool = False) -> int:
@@ -311,13 +317,13 @@ def _locked(handle: int) -> Iterator[None]:
 
 
 @contextmanager
-def _part(root: int, number: str, *, make: bool = False) -> Iterator[int]:
+def _part(root: int, number: int, *, make: bool = False) -> Iterator[int]:
     """Have an owner's folder that has no owner for a while.
 
     Raises:
         OSError: it has one, or is none.
     """
-    handle = _opened(root, number, make=make)
+    handle = _opened(root, str(number), make=make)
     try:
         with _locked(handle):
             yield handle
@@ -402,13 +408,7 @@ def _remove_unused(path: int, folder: str) -> None:
     root = _opened(path, folder)
     try:
         with _locked(root):
-            with os.scandir(root) as entries:
-                numbers = [entry.name for entry in entries if _is_number(entry.name)]
-            for number in numbers:
-                with suppress(OSError), _part(root, number) as handle:
-                    for name in _tidied(handle):
-                        _unlink(name, handle)
-                    os.rmdir(number, dir_fd=root)
+            _empty(root, _unlink)
             os.rmdir(folder, dir_fd=path)
     finally:
         os.close(root)

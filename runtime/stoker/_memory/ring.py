@@ -71,18 +71,14 @@ class RingStatistics:
         filling: slots that a transport may be writing to.
         ready: slots with verified bytes that a consumer has yet to release.
         peak_used: the most slots that were not free at once, ever.
-        acquired: how often a slot was acquired.
         committed: how often a slot became ready.
-        aborted: how often a slot was given back unfilled.
     """
 
     free: int
     filling: int
     ready: int
     peak_used: int
-    acquired: int
     committed: int
-    aborted: int
 
 
 def anonymous_memory(size_bytes: int) -> memoryview:
@@ -114,9 +110,7 @@ class Ring:
         self._promised = 0
         self._ready = 0
         self._peak_used = 0
-        self._acquired = 0
         self._committed = 0
-        self._aborted = 0
 
     @property
     def memory(self) -> memoryview:
@@ -151,7 +145,6 @@ class Ring:
         _ = self.memory
         slot = self._free.pop()
         self._step(slot, "acquire")
-        self._acquired += 1
         self._peak_used = max(self._peak_used, self.slots - len(self._free))
         return slot
 
@@ -185,7 +178,6 @@ class Ring:
         """FILLING to FREE: give the slot back unfilled. Its transport must have ended."""
         self._step(slot, "abort")
         self._free.append(slot)
-        self._aborted += 1
 
     def release(self, slot: int) -> None:
         """READY to FREE: the consumer is done with the bytes."""
@@ -215,9 +207,7 @@ class Ring:
             filling=self.slots - len(self._free) - self._ready,
             ready=self._ready,
             peak_used=self._peak_used,
-            acquired=self._acquired,
             committed=self._committed,
-            aborted=self._aborted,
         )
 
     def _step(self, slot: int, action: str) -> None:
