@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -39,6 +40,7 @@ MAX_PIXELS = 1 << 26
 Data = bytes | bytearray | memoryview | NDArray[np.uint8]
 Mode = Literal["RGB", "L"]
 Resize = Literal["crop", "stretch"]
+_Choose = Callable[[int, int], tuple[int, int, int, int]]
 
 # Formats whose decoders are part of Pillow itself; some of the others start programs (EPS starts Ghostscript).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000", "AVIF")
@@ -127,7 +129,7 @@ class ImageDecoder:
             count = 1 + (0 if self.random_crop is None else self.random_crop.numbers)
             first, *rest = context.uniform(count, stream=Stream.IMAGE).tolist()
             is_mirrored = first < self.flip
-            crop = None if self.random_crop is None else _RandomCrop(self.random_crop, rest)
+            crop = None if self.random_crop is None else partial(self.random_crop.choose, uniform=rest)
         request = _Request(
             size=(self.height, self.width),
             mode=self.mode,
@@ -194,13 +196,6 @@ def _checked_channels(name: str, values: Sequence[float], mode: Mode) -> tuple[f
     return channels
 
 
-class _RandomCrop(NamedTuple):
-    """A random crop and the random numbers that it chooses by."""
-
-    crop: RandomResizedCrop
-    uniform: list[float]
-
-
 class _Box(NamedTuple):
     """A part of an image, in pixels; fractions where the image was shrunk in decoding."""
 
@@ -226,7 +221,7 @@ class _Request:
         mode: of the result.
         resize: how to come to the size, where the crop is not random.
         max_pixels: of the image.
-        crop: chooses a part of the image.
+        crop: chooses a part of the image by its height and width, once it is upright.
         is_mirrored: whether the result is mirrored left to right, once it is upright.
     """
 
@@ -234,7 +229,7 @@ class _Request:
     mode: Mode
     resize: Resize
     max_pixels: int
-    crop: _RandomCrop | None = None
+    crop: _Choose | None = None
     is_mirrored: bool = False
 
     def stored_size(self, orientation: int) -> tuple[int, int] | None:
@@ -254,11 +249,11 @@ class _Request:
         return _Box(cut_x, cut_y, width - cut_x, height - cut_y)
 
     @staticmethod
-    def _random_box(crop: _RandomCrop, height: int, width: int, orientation: int) -> _Box:
+    def _random_box(choose: _Choose, height: int, width: int, orientation: int) -> _Box:
         transpose, up_down, left_right = _TURNS[orientation]
         if transpose:
             height, width = width, height
-        top, left, part_height, part_width = crop.crop.choose(height, width, crop.uniform)
+        top, left, part_height, part_width = choose(height, width)
         if up_down:
             top = height - top - part_height
         if left_right:

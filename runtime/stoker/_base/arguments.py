@@ -61,11 +61,12 @@ def check_names(given: Iterable[str], known: Collection[str], hints: Mapping[str
         if name in known:
             continue
         if name in hints:
-            raise ArgumentError(f"{owner} has no argument {name}=: {hints[name]}")
-        likely = get_close_matches(name, known, n=1, cutoff=_LIKENESS)
-        if likely:
-            raise ArgumentError(f"{owner} has no argument {name}=; did you mean {likely[0]}=?")
-        raise ArgumentError(f"{owner} has no argument {name}=; it takes {', '.join(known)}")
+            advice = f": {hints[name]}"
+        elif likely := get_close_matches(name, known, n=1, cutoff=_LIKENESS):
+            advice = f"; did you mean {likely[0]}=?"
+        else:
+            advice = f"; it takes {', '.join(known)}"
+        raise ArgumentError(f"{owner} has no argument {name}={advice}")
 
 
 def check_picklable(value: object, what: str) -> None:

@@ -26,7 +26,7 @@ from stoker._base.threads import WithdrawableMemory
 from stoker._cache.keeper import is_name, size_of
 from stoker.errors import ChecksumError
 
-__all__ = ["BLOCK_BYTES", "DiskFolder", "FolderConfig"]
+__all__ = ["BLOCK_BYTES", "DiskFolder", "FolderConfig", "taken_bytes"]
 
 BLOCK_BYTES = 4096
 """What a file takes of a disk is counted in these."""
@@ -125,11 +125,10 @@ class DiskFolder:
         for number in range(self._config.owners):
             if number != self.own and left:
                 with suppress(OSError), _part(self._root, number, make=True) as handle:
-                    room = self._config.share_bytes - sum(_taken_bytes(name) for name in _tidied(handle))
-                    while left and room >= _taken_bytes(left[-1]):
-                        name = left.pop()
-                        _move(name, own, handle)
-                        room -= _taken_bytes(name)
+                    room = self._config.share_bytes - sum(taken_bytes(size_of(name)) for name in _tidied(handle))
+                    while left and room >= (needed := taken_bytes(size_of(left[-1]))):
+                        _move(left.pop(), own, handle)
+                        room -= needed
         self.remove(*left)
 
     def _own_handle(self) -> int:
@@ -264,8 +263,9 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def _taken_bytes(name: str) -> int:
-    return -(-size_of(name) // BLOCK_BYTES) * BLOCK_BYTES
+def taken_bytes(size_bytes: int) -> int:
+    """Return what an object of a size takes of a limit."""
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def _numbers(root: int) -> list[int]:

@@ -15,7 +15,7 @@ from functools import partial
 
 from stoker._base.sizes import format_bytes
 from stoker._base.threads import WithdrawableMemory, in_thread, in_thread_until_cancelled
-from stoker._cache.disk_folder import BLOCK_BYTES, DiskFolder, FolderConfig
+from stoker._cache.disk_folder import BLOCK_BYTES, DiskFolder, FolderConfig, taken_bytes
 from stoker._cache.keeper import CacheStatistics, Future, Keeper, name_of
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import Ring
@@ -80,7 +80,7 @@ class DiskTier:
     is_shared = True
 
     def __init__(self, config: FolderConfig, policy: str, *, largest_bytes: int, behind_bytes: int = 32 << 20) -> None:
-        if config.share_bytes < -(-largest_bytes // BLOCK_BYTES) * BLOCK_BYTES:
+        if config.share_bytes < taken_bytes(largest_bytes):
             raise BudgetError(
                 f"a cache on disk of {format_bytes(config.share_bytes)} a process ({config.owners} share it) holds "
                 f"no super-sample, the largest having {format_bytes(largest_bytes)}: raise its limit, or leave it out"
@@ -164,7 +164,11 @@ class DiskTier:
         try:
             found = await self._read_file(folder, name, into, is_own=is_own)
         except OSError as error:
-            self._failed_to_read(name, error, is_own=is_own)
+            self._keeper.damaged += 1
+            if is_own:
+                self._keeper.drop(name)
+            if not isinstance(error, ChecksumError):
+                self._pause(error)
             return False
         finally:
             self._reading.subtract([name])
@@ -186,21 +190,9 @@ class DiskTier:
         finally:
             memory.withdraw()
 
-    def _failed_to_read(self, name: str, error: OSError, *, is_own: bool) -> None:
-        self._keeper.damaged += 1
-        if is_own:
-            self._keeper.drop(name)
-        if not isinstance(error, ChecksumError):
-            self._pause(error)
-
     def holds(self, ref: ObjectRef) -> bool:
         """Return whether an object is in the own part."""
         return name_of(ref) in self._keeper
-
-    @staticmethod
-    def taken_bytes(ref: ObjectRef) -> int:
-        """Return what an object takes of the limit, in bytes."""
-        return -(-ref.size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Copy an object into the line of those that wait to be written, if that is worth it and there is room."""

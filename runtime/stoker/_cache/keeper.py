@@ -172,7 +172,7 @@ class Future:
         own = stretch.partition if epoch == stretch.epoch else stretch.partition.from_start()
         plan = np.full(len(self._samples), NEVER, np.int64)
         for dealing in (own, *self._others):
-            for number in dealing.lanes_taken().tolist():
+            for number in dealing.own_lanes.tolist():
                 lane = order.lane(number)
                 np.minimum.at(plan, lane.super_samples, dealing.positions_of(number, lane.first_places()))
         plan[plan == NEVER] = _NOT_HERE

@@ -146,11 +146,6 @@ class Header:
     tensors: tuple[Tensor, ...]
     header_bytes: int
 
-    @property
-    def data_bytes(self) -> int:
-        """Size of the data section."""
-        return self.tensors[-1].end if self.tensors else 0
-
 
 def laid_out(tensors: Iterable[tuple[str, DType, tuple[int, ...]]]) -> tuple[Tensor, ...]:
     """Return the tensors one behind the other, in the order given."""

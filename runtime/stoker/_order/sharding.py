@@ -117,17 +117,18 @@ class Dealing:
             yield step, not left
             position = step.end
 
+    @cached_property
+    def own_lanes(self) -> NDArray[np.int64]:
+        """The lanes that the taker takes from in an epoch, rising; a stray step may touch others."""
+        raise NotImplementedError
+
     def lanes_touched(self) -> int:
         """Return how many lanes may be under way at a time, from whatever position."""
-        raise NotImplementedError
-
-    def lanes_taken(self) -> NDArray[np.int64]:
-        """Return which lanes the taker takes from in an epoch, rising; a stray step may touch others."""
-        raise NotImplementedError
+        return len(self.own_lanes)
 
     def positions_of(self, lane: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return at which of this dealing's positions places of a lane come; a taker's share tells it roughly."""
-        raise NotImplementedError
+        """Return at which of this dealing's positions places of a lane come; a worker's share tells it roughly."""
+        return places * self.lanes + lane
 
     def from_start(self) -> Self:
         """Return the dealing of an epoch of which nothing was delivered before position 0."""
@@ -188,8 +189,9 @@ class Partition(Dealing):
                 slices.append(LaneSlice(lane, begin + offset, stop + offset))
         return tuple(slices)
 
-    def lanes_taken(self) -> NDArray[np.int64]:
-        """Return which lanes this rank takes from in an epoch, rising; a short last step may touch others."""
+    @cached_property
+    def own_lanes(self) -> NDArray[np.int64]:
+        """The lanes that this rank takes from in an epoch, rising; a short last step may touch others."""
         period = self.lanes // math.gcd(self.global_batch, self.lanes)
         if self.world_size == 1 or period > _MOST_ENUMERATED_LANES:
             return np.arange(self.lanes)
@@ -197,10 +199,6 @@ class Partition(Dealing):
         starts = range(0, period * self.global_batch, self.global_batch)
         slices = (self._slices(start, start + self.global_batch, first, last) for start in starts)
         return np.array(sorted({part.lane for found in slices for part in found}), np.int64)
-
-    def positions_of(self, lane: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return at which positions of the epoch places of a lane come."""
-        return places * self.lanes + lane
 
     def lanes_touched(self) -> int:
         """Return how many lanes this rank may have under way at a time, from whatever position it starts.
@@ -379,15 +377,7 @@ class LaneShare(Dealing):
         places = dict(zip(self.own_lanes.tolist(), self._rest.after(position).tolist(), strict=True))
         return places, self.repeated + max(0, position - self._rest.total)
 
-    def lanes_taken(self) -> NDArray[np.int64]:
-        """Return this worker's lanes, rising."""
-        return self.own_lanes
-
     def positions_of(self, lane: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return about which of the share's positions places of one of its lanes are: as if lanes took turns."""
         turn = int(np.searchsorted(self.own_lanes, lane))
         return (places - self.delivered.get(lane, 0)) * len(self.own_lanes) + turn
-
-    def lanes_touched(self) -> int:
-        """Return how many lanes may be under way at a time."""
-        return len(self.own_lanes)

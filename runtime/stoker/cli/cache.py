@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from stoker._base.progress import Amount, Progress
 from stoker._base.sizes import format_bytes
 from stoker._base.task_group import for_each
+from stoker._cache.disk_folder import taken_bytes
 from stoker._cache.disk_tier import DiskTier
 from stoker._cache.keeper import Future
 from stoker._cache.tiers import CacheSpec, Sharers, made_tiers
@@ -155,7 +156,7 @@ def _rows_that_fit(manifest: Manifest, stretch: Stretch, limit_bytes: int) -> li
     left_bytes = limit_bytes
     while (item := queue.next_item()) is not None:
         if item.ref not in rows:
-            left_bytes -= DiskTier.taken_bytes(manifest.ref(item.ref))
+            left_bytes -= taken_bytes(int(manifest.rows.size_bytes[item.ref]))
             if left_bytes < 0:
                 break
             rows[item.ref] = None
