@@ -20,11 +20,22 @@ from typing import Any, Generic, TypeVar
 
 from stoker.errors import StokerError
 
-__all__ = ["LoopThread", "PerLoop", "WithdrawableMemory", "in_thread", "in_thread_until_cancelled"]
+__all__ = ["LoopThread", "PerLoop", "WithdrawableMemory", "in_children", "in_thread", "in_thread_until_cancelled"]
 
 T = TypeVar("T")
 
 Last = Callable[[], Coroutine[Any, Any, object]]
+
+in_children: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Objects of which a forked child calls the method ``forget_parent``."""
+
+
+def _forget_parent() -> None:
+    for each in list(in_children):
+        each.forget_parent()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +67,7 @@ class LoopThread:
         self._last = last
         self._lock = threading.Lock()
         self._running: _Running | None = None
-        _instances.add(self)
+        in_children.add(self)
 
     @property
     def is_running(self) -> bool:
@@ -168,7 +179,7 @@ class LoopThread:
         # Also runs when the LoopThread is garbage or the interpreter exits, while the thread can still be joined.
         return _Running(thread, loop, lasts, weakref.finalize(self, _stop, thread, loop, stop))
 
-    def _forget(self) -> None:
+    def forget_parent(self) -> None:
         """In a forked child: drop the parent's thread without touching it."""
         self._lock = threading.Lock()  # the parent may have held it at the fork
         if self._running is not None:
@@ -177,7 +188,6 @@ class LoopThread:
             self._running = None
 
 
-_instances: weakref.WeakSet[LoopThread] = weakref.WeakSet()
 _inherited: list[object] = []
 """Kept for ever: collecting an inherited loop would close it, and with it watches that the parent needs; collecting a
 task that waits there would run its clean-up, and complain; and closing what belongs to a loop would say goodbye on the
@@ -220,14 +230,6 @@ def _stop(thread: threading.Thread, loop: asyncio.AbstractEventLoop, stop: async
     loop.call_soon_threadsafe(stop.set)
     if thread is not threading.current_thread():
         thread.join()
-
-
-def _forget_all() -> None:
-    for instance in list(_instances):
-        instance._forget()  # noqa: SLF001 - this module's own class
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 async def in_thread(work: Callable[[threading.Event], T]) -> T:

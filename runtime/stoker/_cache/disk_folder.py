@@ -14,7 +14,6 @@ import fcntl
 import os
 import stat
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from stoker._base.checksum import crc32c
-from stoker._base.threads import WithdrawableMemory
+from stoker._base.threads import WithdrawableMemory, in_children
 from stoker._cache.keeper import is_name, size_of
 from stoker.errors import ChecksumError
 
@@ -89,7 +88,7 @@ class DiskFolder:
             self._root = _opened(path, config.folder, make=True)
         finally:
             os.close(path)
-        _instances.add(self)
+        in_children.add(self)
         try:
             with _locked(self._root):
                 self._begin(fit)
@@ -241,26 +240,15 @@ class DiskFolder:
         """Give the part up; what is in it stays for the next. Idempotent."""
         if self.own is not None and self.own in self._handles:
             fcntl.flock(self._handles[self.own], fcntl.LOCK_UN)  # a child forked meanwhile may have the handle too
-        self._forget()
+        self.forget_parent()
 
-    def _forget(self) -> None:
+    def forget_parent(self) -> None:
         """In a forked child: close handles, whose locks are the parent's."""
         handles, self._handles = [self._root, *self._handles.values()], {}
         self.own, self._root = None, -1
         for handle in handles:
             with suppress(OSError):
                 os.close(handle)
-
-
-_instances: weakref.WeakSet[DiskFolder] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for instance in list(_instances):
-        instance._forget()  # noqa: SLF001 - this module's own class
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 def taken_bytes(size_bytes: int) -> int:

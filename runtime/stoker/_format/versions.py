@@ -203,18 +203,11 @@ async def _newest(reader: RetryingReader[Readable]) -> _Stored | None:
         newest = await _read(reader, POINTER_KEY)
     except NotFoundError:
         return await _newest_listed(reader)
-    async for following in _following(reader, newest.manifest.version):
-        newest = following
-    return newest
-
-
-async def _following(reader: RetryingReader[Readable], version: int) -> AsyncIterator[_Stored]:
-    try:
-        while True:
-            version += 1
-            yield await _read_version(reader, version)
-    except NotFoundError:
-        return
+    while True:
+        try:
+            newest = await _read_version(reader, newest.manifest.version + 1)
+        except NotFoundError:
+            return newest
 
 
 async def _read_version(reader: RetryingReader[Readable], version: int) -> _Stored:
