@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
@@ -122,7 +121,7 @@ class Future:
         self._reads_all = len(self._others) + 1 >= stretch.partition.takers
         self._taken: set[int] = set()
         self._epoch_length = int(np.sum(samples, dtype=np.int64)) + 1
-        self._plans: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
+        self._plans: dict[int, NDArray[np.int64]] = {}
         self.present = stretch.epoch * self._epoch_length + stretch.position
         """The time that has passed: all that is needed up to it was asked for."""
         self._taking = self.present
@@ -258,9 +257,6 @@ class Keeper:
 
     def __contains__(self, name: str) -> bool:
         return name in self._residents
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._residents)
 
     def look_up(self, name: str) -> bool:
         """Return whether an object is resident, and count this as a use of it.

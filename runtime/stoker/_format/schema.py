@@ -84,14 +84,6 @@ def _checked_shape(shape: object, dtype: DType) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
-        return False
-    return True
-
-
 def _as_holder(value: object, dtype: DType) -> np.ndarray[Any, Any]:
     """Return ``value`` as an array in ``dtype``'s holder type, without changing any value."""
     if type(value) is np.ndarray and value.dtype == dtype.holder:  # nearly all values; numpy's dtype names are slow
@@ -163,8 +155,10 @@ class Array(Column):
     ) -> None:
         object.__setattr__(self, "dtype", dtype_of(dtype))
         object.__setattr__(self, "shape", _checked_shape(shape, self.dtype))
-        if classes is not None and not all(isinstance(name, str) and _is_unicode(name) for name in classes):
-            raise SchemaError(f"classes must be strings of valid Unicode, not {_shown(classes)}")
+        try:
+            "".join(classes or ()).encode()
+        except (TypeError, UnicodeEncodeError):  # as half of a surrogate pair, which JSON can spell, makes it
+            raise SchemaError(f"classes must be strings of valid Unicode, not {_shown(classes)}") from None
         object.__setattr__(self, "classes", None if classes is None else tuple(classes))
 
     def encode(self, value: object) -> bytes:
