@@ -12,8 +12,10 @@ import pytest
 from stoker import RetryingStore, open_store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
-from stoker._maintenance import gc, plan_removal, rebuild_manifest, remove, verify
 from stoker._maintenance.compaction import compact
+from stoker._maintenance.garbage import gc, plan_removal, remove
+from stoker._maintenance.inspection import verify
+from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.catalog import BucketCatalog
 from stoker.abc import Store
 from stoker.errors import BucketNotFoundError, DatasetExistsError, NotFoundError, StoreError

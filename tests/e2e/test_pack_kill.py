@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from stoker._format.manifest import POINTER_KEY, Manifest
-from stoker._maintenance import gc, verify
+from stoker._maintenance.garbage import gc
+from stoker._maintenance.inspection import verify
 from stoker._pack.record import list_records
 from stoker.abc import Store
 from stoker.testing import WatchedStore

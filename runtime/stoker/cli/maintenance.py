@@ -17,18 +17,10 @@ from stoker._base.retry import RetryingStore
 from stoker._base.sizes import format_bytes
 from stoker._format.manifest import version_key
 from stoker._format.versions import read_manifest
-from stoker._maintenance import (
-    GarbageReport,
-    RebuildReport,
-    Removal,
-    Unfinished,
-    gc,
-    plan_removal,
-    rebuild_manifest,
-    remove,
-    verify,
-)
 from stoker._maintenance.compaction import Compacted, compact
+from stoker._maintenance.garbage import GarbageReport, Removal, Unfinished, gc, plan_removal, remove
+from stoker._maintenance.inspection import verify
+from stoker._maintenance.recovery import RebuildReport, rebuild_manifest
 from stoker._pack.catalog import BucketCatalog
 from stoker._stores.location import parse_url
 from stoker.abc import Store

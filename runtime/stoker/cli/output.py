@@ -19,7 +19,7 @@ from stoker._base.sizes import counted, format_dollars
 from stoker._cost.prices import Prices
 from stoker._format.display import describe_type
 from stoker._format.schema import Array, Bytes, Column, Text
-from stoker._maintenance import BadObject
+from stoker._maintenance.inspection import BadObject
 from stoker._stores.object_store import ObjectStore, metered
 from stoker.abc import Sample, Source, Store
 from stoker.errors import ConfigError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stoker import Array, Bytes, Column, Ragged, Text
-from stoker._maintenance import BadObject
+from stoker._maintenance.inspection import BadObject
 from stoker.cli.output import bad_object, counted, describe, json_text, preview, printable, table
 
 

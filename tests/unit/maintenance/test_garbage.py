@@ -9,7 +9,9 @@ import pytest
 
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, object_key, version_key
-from stoker._maintenance import Unfinished, gc, rebuild_manifest, verify
+from stoker._maintenance.garbage import Unfinished, gc
+from stoker._maintenance.inspection import verify
+from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.record import record_key
 from stoker.abc import Store
 from stoker.errors import ChecksumError, ConfigError, NotFoundError, PackError

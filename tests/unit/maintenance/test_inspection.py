@@ -13,7 +13,7 @@ from stoker._base.checksum import crc32c
 from stoker._format import versions
 from stoker._format.manifest import PackRun, Rows, object_key
 from stoker._format.supersample import Origin, SuperSample
-from stoker._maintenance import BadObject, verify
+from stoker._maintenance.inspection import BadObject, verify
 from stoker.abc import ObjectInfo, ObjectRef, Store
 from stoker.errors import BucketNotFoundError, PermissionDeniedError
 from stoker.testing import WatchedStore

@@ -11,8 +11,10 @@ from stoker import Array, Bytes, RetryingStore, Schema, open_store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, object_key, version_key
 from stoker._format.supersample import Origin
-from stoker._maintenance import gc, rebuild_manifest, verify
 from stoker._maintenance.compaction import compact
+from stoker._maintenance.garbage import gc
+from stoker._maintenance.inspection import verify
+from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.record import PackRecord, record_key
 from stoker.abc import Store

@@ -12,7 +12,7 @@ import pytest
 from stoker import open_store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, version_key
-from stoker._maintenance import plan_removal, remove
+from stoker._maintenance.garbage import plan_removal, remove
 from stoker.abc import Store
 from stoker.errors import NotFoundError, StoreError
 from stoker.testing import WatchedStore

@@ -13,8 +13,10 @@ import stoker
 from stoker import Array, RetryingStore, Schema
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, version_key
-from stoker._maintenance import gc, rebuild_manifest, verify
 from stoker._maintenance.compaction import compact
+from stoker._maintenance.garbage import gc
+from stoker._maintenance.inspection import verify
+from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.packer import AsyncPacker
 from stoker.abc import Store

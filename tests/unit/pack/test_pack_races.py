@@ -10,7 +10,7 @@ import pytest
 
 from stoker._format import versions
 from stoker._format.manifest import Manifest
-from stoker._maintenance import gc
+from stoker._maintenance.garbage import gc
 from stoker._pack.packer import AsyncPacker
 from stoker.abc import Store
 from stoker.errors import DatasetExistsError, PackError

@@ -18,7 +18,7 @@ from stoker import Array, Packer, Schema
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY
 from stoker._format.supersample import SuperSample
-from stoker._maintenance import verify
+from stoker._maintenance.inspection import verify
 from stoker._pack.packer import AsyncPacker, PackProgress
 from stoker._pack.plan import PackConfig
 from stoker._pack.record import record_key
