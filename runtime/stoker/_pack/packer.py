@@ -29,7 +29,7 @@ from stoker._format.display import describe_columns, html_table
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column, Schema
 from stoker._pack.plan import PackConfig, PackPlan, plan_pack, successor
-from stoker._pack.record import Journal, PackRecord, record_key
+from stoker._pack.record import PackRecord, record_key
 from stoker._pack.run import Cut, PackProgress, RunConfig, RunWriter
 from stoker._stores import open_store
 from stoker._stores.options import StoreOptions
@@ -70,25 +70,25 @@ class AsyncPacker:
     async def __aenter__(self) -> AsyncPacker:
         plan = await plan_pack(self._store, self._config)
         config = self._config
-        journal = Journal(self._store, plan.tag, plan.record if plan.is_resumed else None)
+        is_resumed = plan.journal.recorded is not None
         made = RunConfig(
             dataset=plan.dataset,
             schema=config.schema,
             super_sample_bytes=config.super_sample_bytes,
             concurrency=config.concurrency,
         )
-        run = RunWriter(self._store, made, plan.record, journal, on_progress=self._on_progress)
+        run = RunWriter(self._store, made, plan.record, plan.journal, on_progress=self._on_progress)
         await run.begin()  # so that a missing permission is told before the source is read, too
-        if journal.recorded is not None and not config.single_writer:
-            await self._check_conditions(plan, journal.recorded)
+        if plan.journal.recorded is not None and not config.single_writer:
+            await self._check_conditions(plan.journal.recorded, is_resumed=is_resumed)
         self._at_work = _AtWork(plan, run)
         return self
 
-    async def _check_conditions(self, plan: PackPlan, record: PackRecord) -> None:
+    async def _check_conditions(self, record: PackRecord, *, is_resumed: bool) -> None:
         """Write the record again as if it were new, which the store must refuse."""
         if await self._store.keeps_conditions(record_key(record.run), record.to_bytes()):
             return
-        if not plan.is_resumed:
+        if not is_resumed:
             await self._store.delete(record_key(record.run))
         raise StoreError(
             f"{self._store.url} ignores If-None-Match: it replaced an object that was to be written only if there is "

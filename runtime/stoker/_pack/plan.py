@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal
@@ -17,8 +17,8 @@ from stoker._format import versions
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column, Schema
 from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
-from stoker._pack.record import PackRecord, list_records, record_key, run_id, run_prefix
-from stoker.abc import Readable
+from stoker._pack.record import Journal, PackRecord, list_records, record_key, run_id, run_prefix
+from stoker.abc import Readable, Store
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackError, SchemaError
 
 __all__ = [
@@ -87,19 +87,17 @@ class PackPlan:
     Attributes:
         dataset: id of the data set.
         record: the run's record; its prefix is durable.
-        tag: of what is stored under the record's key, None if nothing is.
-        is_resumed: whether the record is there already.
+        journal: of the run; it has a record already if the run is resumed.
         is_in_manifest: an earlier process committed the run and died before its record said so.
     """
 
     dataset: str
     record: PackRecord
-    tag: str | None
-    is_resumed: bool
+    journal: Journal
     is_in_manifest: bool
 
 
-async def plan_pack(store: Readable, config: PackConfig) -> PackPlan:
+async def plan_pack(store: Store, config: PackConfig) -> PackPlan:
     """Return which run a pack of ``config`` to ``store`` is.
 
     Raises:
@@ -120,19 +118,13 @@ async def plan_pack(store: Readable, config: PackConfig) -> PackPlan:
             return await _resumed(store, record, tag, base)
     if creates:
         check_can_create(store, base, [record for record, _ in known])
-    tags = {item.key: item.tag for item in logged}
-    return _begun(store.url, config, identity, base, tags)
-
-
-def _begun(url: str, config: PackConfig, identity: str, base: Manifest | None, tags: Mapping[str, str]) -> PackPlan:
-    """Return the plan of a new run on top of ``base``, where records are under the keys of ``tags``."""
     run = run_id(identity, 0 if base is None else base.version)
-    source = config.source if config.source is not None else url
+    source = config.source if config.source is not None else store.url
+    tags = {item.key: item.tag for item in logged}
     return PackPlan(
         dataset=run if base is None else base.dataset,
         record=PackRecord(run=run, identity=identity, source=source, mode=config.mode),
-        tag=tags.get(record_key(run)),
-        is_resumed=False,
+        journal=Journal(store, tags.get(record_key(run)), None),
         is_in_manifest=False,
     )
 
@@ -236,7 +228,7 @@ def _exists(store: Readable, base: Manifest) -> DatasetExistsError:
     )
 
 
-async def _resumed(store: Readable, record: PackRecord, tag: str, base: Manifest | None) -> PackPlan:
+async def _resumed(store: Store, record: PackRecord, tag: str, base: Manifest | None) -> PackPlan:
     dataset = record.run if base is None else base.dataset
     is_in_manifest = base is not None and any(run.run == record.run for run in base.runs)
     if is_in_manifest and record.state == "packing":
@@ -247,7 +239,8 @@ async def _resumed(store: Readable, record: PackRecord, tag: str, base: Manifest
     if base is not None and record.mode == "create" and not is_in_manifest:
         raise _exists(store, base)
     record = await still_stored(store, record, dataset)
-    return PackPlan(dataset=dataset, record=record, tag=tag, is_resumed=True, is_in_manifest=is_in_manifest)
+    journal = Journal(store, tag, record)
+    return PackPlan(dataset=dataset, record=record, journal=journal, is_in_manifest=is_in_manifest)
 
 
 async def still_stored(store: Readable, record: PackRecord, dataset: str) -> PackRecord:

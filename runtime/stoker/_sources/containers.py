@@ -121,7 +121,7 @@ def remedy_for(kind: str) -> str:
         return "unpack it (of a compressed tar, make a plain .tar)"
     if kind in ("bzip2 file", "xz file", "Zstandard file"):
         return "decompress it"
-    return "read its rows and write them with stoker.Packer"
+    return "read its rows and write them with stoker.Packer, or say the --kind of a plug-in that does (docs/plugins.md)"
 
 
 def _inflated(beginning: bytes) -> bytes:

@@ -30,6 +30,8 @@ _INTEGER = re.compile(rb"\s*([+-]?\d{1,20})\s*")
 _KINDS: dict[str, Column] = {"cls": Array("int64"), "txt": Text(), "json": Text()}
 _MAX_EXTENDED_BYTES = 1 << 20
 _BLOCK_BYTES = tarfile.BLOCKSIZE
+_PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_EXTENSIONS = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 
 class WebDataset(ObjectSource):
@@ -218,12 +220,14 @@ async def members(
         header = await _header(stream, where)
         if header is None:
             return
-        has_content = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
-        size_bytes = _size(overrides, header, where) if has_content or _is_extension(header) else 0
+        is_extension = header.type in _EXTENSIONS
+        has_content = is_extension or header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
+        said = header.size if is_extension else overrides.get("size", header.size)
+        size_bytes = _size(said, f"{where}: {header.name!r}") if has_content else 0
         end = stream.position + size_bytes + -size_bytes % _BLOCK_BYTES
         if size_bytes > stream.remaining:  # the padding behind the last member may be missing
             raise PackError(f"{where} is cut off: {header.name!r} is to have {size_bytes} bytes; make the tar again")
-        if _is_extension(header):
+        if is_extension:
             overrides |= await _extension(stream, header, size_bytes, where)
         else:
             if header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in overrides):
@@ -249,21 +253,13 @@ async def _header(stream: ByteStream, where: str) -> tarfile.TarInfo | None:
         ) from None
 
 
-def _is_extension(header: tarfile.TarInfo) -> bool:
-    return header.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, *_GNU_LONG)
-
-
-_GNU_LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-
-
-def _size(overrides: dict[str, str], header: tarfile.TarInfo, where: str) -> int:
-    text = header.size if _is_extension(header) else overrides.get("size", header.size)
+def _size(said: int | str, where: str) -> int:
     try:
-        size_bytes = int(text)
+        size_bytes = int(said)
     except ValueError:
         size_bytes = -1
     if size_bytes < 0:
-        raise PackError(f"{where}: {header.name!r} has the impossible size {str(text)[:40]}; make the tar again")
+        raise PackError(f"{where} has the impossible size {str(said)[:40]}; make the tar again")
     return size_bytes
 
 
