@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -82,7 +82,7 @@ async def compact(
         return Compacted(manifest=base, left_objects=len(small) if len(rows) < len(small) else 0)
     replaced = pack_runs(map(base.place, rows))
     names = remembered(_forgotten_with(base, replaced, await catalog.records()), now_seconds)
-    identity = hashlib.sha256(json.dumps([base.dataset, super_sample_bytes, *map(_named, replaced)]).encode())
+    identity = hashlib.sha256(json.dumps([base.dataset, super_sample_bytes, *map(astuple, replaced)]).encode())
     record = PackRecord(
         run=identity.hexdigest()[:16],
         identity=identity.hexdigest(),
@@ -126,7 +126,3 @@ def _forgotten_with(base: Manifest, replaced: Sequence[PackRun], records: Iterab
     runs = {run.run for run in replaced}
     left = {run.run for run in base.without(replaced).runs}
     return (record for record in records if record.run in runs and not (record.replaces and record.run in left))
-
-
-def _named(run: PackRun) -> list[object]:
-    return [run.run, run.first_number, run.rows]

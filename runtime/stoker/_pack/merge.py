@@ -86,7 +86,7 @@ async def merge(store: RetryingStore, catalog: BucketCatalog, *, now_seconds: fl
     while True:
         base = await versions.newest_manifest(store)
         records = await catalog.records()  # behind the manifest: so every run that it has is among them
-        if _tell_of_newer(records, base):
+        if any(record.version > _version(base) for record in records):
             if await _has_moved(store, base):
                 continue
             raise PackError(
@@ -98,16 +98,15 @@ async def merge(store: RetryingStore, catalog: BucketCatalog, *, now_seconds: fl
         waiting, lapsed = _of_job(job, records, base, memory, store.url) if job else _waiting(records, base, memory)
         taken, refused = _fitting(waiting, base, job, store.url)
         added, dropped, repeated_samples = await _fresh(store, catalog, memory, taken, base)
-        if not added:
-            if not (lapsed and await _has_moved(store, base)):
-                await catalog.forget([*dropped, *lapsed])
-            return Merged(manifest=base, repeated_samples=repeated_samples, refused=refused)
-        try:
-            manifest = await versions.commit(store, partial(_successor, base, added))
-        except _MovedError:
-            continue
-        await catalog.save(_committed(added, manifest, now_seconds))
-        await catalog.forget([*dropped, *lapsed])
+        manifest = base
+        if added:
+            try:
+                manifest = await versions.commit(store, partial(_successor, base, added))
+            except _MovedError:
+                continue
+            await catalog.save(_committed(added, manifest, now_seconds))
+        if added or not (lapsed and await _has_moved(store, base)):
+            await catalog.forget([*dropped, *lapsed])
         return Merged(
             manifest=manifest,
             runs=len(added),
@@ -115,10 +114,6 @@ async def merge(store: RetryingStore, catalog: BucketCatalog, *, now_seconds: fl
             repeated_samples=repeated_samples,
             refused=refused,
         )
-
-
-def _tell_of_newer(records: Iterable[PackRecord], base: Manifest | None) -> bool:
-    return any(record.version > _version(base) for record in records)
 
 
 async def _has_moved(store: RetryingStore, base: Manifest | None) -> bool:

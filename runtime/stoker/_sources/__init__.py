@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import entry_points
 
+from stoker._base.plugins import load_plugin, plugin_names
 from stoker._base.sizes import counted
 from stoker._base.task_group import for_each
 from stoker._format.manifest import POINTER_KEY
@@ -20,7 +20,7 @@ from stoker._sources.listing import ARCHIVES, ObjectSource, list_source, read
 from stoker._sources.webdataset import open_webdataset
 from stoker._stores.options import StoreOptions
 from stoker.abc import ObjectInfo, Readable, Sample, Source, SourceListing, Store
-from stoker.errors import ConfigError, MissingExtraError
+from stoker.errors import ConfigError
 
 __all__ = ["KINDS", "ObjectSource", "Sample", "detect_kind", "open_source"]
 
@@ -35,11 +35,11 @@ class _Kinds(Collection[str]):
     """The kinds of sources, built-in ones first. Plug-ins are looked for only where a kind is none of these."""
 
     def __contains__(self, kind: object) -> bool:
-        return kind in _BUILT_IN or kind in entry_points(group=_GROUP).names
+        return kind in _BUILT_IN or kind in plugin_names(_GROUP)
 
     def __iter__(self) -> Iterator[str]:
         yield from _BUILT_IN
-        yield from sorted(entry_points(group=_GROUP).names - set(_BUILT_IN))
+        yield from (name for name in plugin_names(_GROUP) if name not in _BUILT_IN)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -109,16 +109,12 @@ async def _opened(listing: SourceListing, said: str | None, *, strict: bool) -> 
 
 async def _open_plugin(listing: SourceListing, kind: str) -> ObjectSource:
     """Return the source that an entry point makes of a listing."""
-    point = next(iter(entry_points(group=_GROUP, name=kind)))
-    try:
-        opener: Callable[[SourceListing], Awaitable[object]] = point.load()
-    except (ImportError, AttributeError) as error:
-        raise MissingExtraError(f"the source {kind} ({point.value}) cannot be loaded: {error}") from error
+    opener: Callable[[SourceListing], Awaitable[object]] = load_plugin(_GROUP, kind, "source")
     source = await opener(listing)
     if not isinstance(source, Source):
         raise ConfigError(
-            f"the plug-in {point.value} of sources of kind {kind} returned a {type(source).__name__}, which has no "
-            "'schema' and 'read'; have it return a stoker.abc.Source"
+            f"the plug-in of sources of kind {kind} returned a {type(source).__name__}, which has no 'schema' and "
+            "'read'; have it return a stoker.abc.Source"
         )
     return _PluginSource(kind, source, listing)
 

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import sys
+from importlib import metadata
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -37,7 +38,8 @@ def json_lines(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec.loader.exec_module(module)
     values = {"json-lines": "json_lines:open_json_lines", "lost": "no_such_module:open", "npy": "json_lines:no"}
     points = EntryPoints(EntryPoint(name, value, "stoker.sources") for name, value in values.items())
-    monkeypatch.setattr(sources, "entry_points", points.select)
+    installed = metadata.entry_points
+    monkeypatch.setattr(metadata, "entry_points", lambda *, group: points.select(group=group) or installed(group=group))
     return module
 
 
