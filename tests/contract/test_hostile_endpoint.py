@@ -192,13 +192,32 @@ def test_an_answer_that_never_ends_has_a_limit(scheme: str, use: str, monkeypatc
     ("scheme", "page"),
     [
         ("gs", b'{"nextPageToken": "same"}'),
-        ("s3", b"<L><IsTruncated>true</IsTruncated><NextContinuationToken>same</NextContinuationToken></L>"),
+        (
+            "s3",
+            (
+                b"<ListBucketResult><IsTruncated>true</IsTruncated>"
+                b"<NextContinuationToken>same</NextContinuationToken></ListBucketResult>"
+            ),
+        ),
     ],
 )
 def test_a_listing_that_leads_back_to_itself_is_found_out(scheme: str, page: bytes) -> None:
     error, asked = meet(scheme, lambda _: reply("200 OK", body=page), USES["list"])
     assert isinstance(error, ServerError)
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("scheme", "page"),
+    [
+        ("s3", b"<Error><Code>SlowDown</Code></Error>"),
+        ("s3", b"<html><body/></html>"),
+        ("gs", b'{"error": {"code": 503}}'),
+    ],
+)
+def test_what_is_no_listing_is_not_an_empty_one(scheme: str, page: bytes) -> None:
+    error, _ = meet(scheme, lambda _: reply("200 OK", body=page), USES["list"])
+    assert isinstance(error, ServerError)
 
 
 @every_store

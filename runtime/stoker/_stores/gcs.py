@@ -239,9 +239,12 @@ class GcsStore(BucketObjects[GcsAccess]):
         complaint = f"{self.url if asked.key is None else self._at.object_url(asked.key)}: {_NONSENSE}"
         reply = await self._ask(asked)
         try:
-            return json.loads(reply.body), complaint
+            document = json.loads(reply.body)
         except (ValueError, RecursionError):
             raise UnexpectedAnswerError(complaint) from None
+        if isinstance(document, Mapping) and "error" in document:  # else it would be an empty listing
+            raise UnexpectedAnswerError(complaint)
+        return document, complaint
 
     async def _refusal(
         self, access: GcsAccess, asked: Asked, proof: str | None, address: str, reply: Reply

@@ -273,6 +273,8 @@ class S3Store(BucketObjects[S3Access]):
         reply = await self._ask(Asked("GET", None, query=query))
         try:
             page = ElementTree.fromstring(reply.body)  # noqa: S314 - expat limits what entities expand to
+            if page.tag.rpartition("}")[2] != "ListBucketResult":  # an error or a proxy's page, which lists nothing
+                raise ValueError(page.tag)
             decoded = unquote_plus if page.findtext("{*}EncodingType") == "url" else str
             infos = [self._listed(entry, decoded) for entry in page.iterfind("{*}Contents")]
             is_last = page.findtext("{*}IsTruncated") != "true"
