@@ -215,14 +215,13 @@ def _egress(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """A flag, ``--a-name``, and a key of the file, ``a_name``; without ``read`` it is a switch.
+    """A flag, ``--a-name``, and a key of the file, ``a_name``; its kind is what reads it, and its metavar.
 
-    It means nothing without one of those that it needs, where there are any.
+    Without a kind it is a switch. It means nothing without one of those that it needs, where there are any.
     """
 
     name: str
-    read: Callable[[str], Any] | None
-    metavar: str
+    kind: tuple[Callable[[str], Any], str] | None
     help: str
     needs: str = ""
 
@@ -232,91 +231,76 @@ class _Figure:
         return (flag, "--accelerator") if self.name == "machine" else (flag,)
 
 
+_COUNT, _NUMBER, _SHARE, _NAME = (positive, "N"), (_number, "N"), (_share, "SHARE"), (str, "NAME")
+_SIZE, _HOURS, _SECONDS = (size, "SIZE"), (_number, "H"), (_number, "S")
 _GROUPS: dict[str, tuple[_Figure, ...]] = {
     "the data set (read from its manifest where there is a URL)": (
-        _Figure("epochs", positive, "N", "epochs that read it (default: 1)", "URL"),
-        _Figure(
-            "hit_rate", _share, "SHARE", "of look-ups behind the first epoch that a cache answers (default: 0)", "URL"
-        ),
-        _Figure("packing", None, "", "count the writes that make it, too", "URL"),
+        _Figure("epochs", _COUNT, "epochs that read it (default: 1)", "URL"),
+        _Figure("hit_rate", _SHARE, "of look-ups behind the first epoch that a cache answers (default: 0)", "URL"),
+        _Figure("packing", None, "count the writes that make it, too", "URL"),
     ),
     "the bucket": (
         _Figure(
             "store",
-            str,
-            "NAME",
+            _NAME,
             "s3, s3express, gs, gsrapid, r2, minio or another of the price file (default: the URL's, else s3)",
             _BUCKET,
         ),
         _Figure(
-            "egress", _egress, "WHERE", "of the reader: same_region (the default), other_region or internet", _BUCKET
+            "egress", (_egress, "WHERE"), "of the reader: same_region (the default), other_region or internet", _BUCKET
         ),
-        _Figure("size", size, "SIZE", "at rest (default: the data set's)"),
-        _Figure("months", _number, "N", "for which data and disks are kept (default: 1)", "URL size disk_size"),
-        _Figure("gets", _number, "N", "GET requests, beside the data set's"),
-        _Figure("puts", _number, "N", "PUT requests, beside the data set's"),
-        _Figure("lists", _number, "N", "pages of listings"),
-        _Figure("read", size, "SIZE", "read, beside the data set's"),
-        _Figure("written", size, "SIZE", "written, beside the data set's"),
+        _Figure("size", _SIZE, "at rest (default: the data set's)"),
+        _Figure("months", _NUMBER, "for which data and disks are kept (default: 1)", "URL size disk_size"),
+        _Figure("gets", _NUMBER, "GET requests, beside the data set's"),
+        _Figure("puts", _NUMBER, "PUT requests, beside the data set's"),
+        _Figure("lists", _NUMBER, "pages of listings"),
+        _Figure("read", _SIZE, "read, beside the data set's"),
+        _Figure("written", _SIZE, "written, beside the data set's"),
     ),
     "the machines": (
         _Figure(
             "machine",
-            str,
-            "NAME",
+            _NAME,
             "with the accelerator: g6.xlarge, p5.48xlarge, cloud-run-l4, …",
             "compute_hours wait_hours",
         ),
         _Figure(
-            "nodes",
-            positive,
-            "N",
-            "machines that share each epoch, a rank an accelerator (default: 1)",
-            "URL machine disk",
+            "nodes", _COUNT, "machines that share each epoch, a rank an accelerator (default: 1)", "URL machine disk"
         ),
-        _Figure("accelerators", positive, "N", "of each machine that the job has (default: all)", "machine"),
-        _Figure("compute_hours", _number, "H", "that each machine computes", "machine"),
-        _Figure("wait_hours", _number, "H", "that each waits for data", "machine"),
-        _Figure("stall", _share, "SHARE", "of its hours that each waits, instead of --wait-hours", "compute_hours"),
-        _Figure("disk", str, "KIND", "of disk in each: gp3, pd-standard, pd-balanced", "disk_size"),
-        _Figure("disk_size", size, "SIZE", "of each disk", "disk"),
+        _Figure("accelerators", _COUNT, "of each machine that the job has (default: all)", "machine"),
+        _Figure("compute_hours", _HOURS, "that each machine computes", "machine"),
+        _Figure("wait_hours", _HOURS, "that each waits for data", "machine"),
+        _Figure("stall", _SHARE, "of its hours that each waits, instead of --wait-hours", "compute_hours"),
+        _Figure("disk", (str, "KIND"), "of disk in each: gp3, pd-standard, pd-balanced", "disk_size"),
+        _Figure("disk_size", _SIZE, "of each disk", "disk"),
     ),
     "functions": (
-        _Figure("function", str, "PLATFORM", "lambda (the default), lambda-arm or cloud-run", "calls warm_functions"),
-        _Figure("calls", _number, "N", "calls"),
-        _Figure("call_seconds", _number, "S", "that each runs", "calls"),
-        _Figure("function_memory", size, "SIZE", "of a function (default: 1769MiB)", "calls"),
+        _Figure("function", (str, "PLATFORM"), "lambda (the default), lambda-arm or cloud-run", "calls warm_functions"),
+        _Figure("calls", _NUMBER, "calls"),
+        _Figure("call_seconds", _SECONDS, "that each runs", "calls"),
+        _Figure("function_memory", _SIZE, "of a function (default: 1769MiB)", "calls"),
         _Figure(
-            "function_vcpus",
-            _number,
-            "N",
-            "of a function, where they are billed apart (default: 1)",
-            "calls warm_functions",
+            "function_vcpus", _NUMBER, "of a function, where they are billed apart (default: 1)", "calls warm_functions"
         ),
         _Figure(
-            "function_tmp",
-            size,
-            "SIZE",
-            "of /tmp of a function; Lambda gives 512 MB for nothing (default: that)",
-            "calls",
+            "function_tmp", _SIZE, "of /tmp of a function; Lambda gives 512 MB for nothing (default: that)", "calls"
         ),
-        _Figure("cold_starts", _number, "N", "of the calls, how many start an instance", "calls"),
-        _Figure("init_seconds", _number, "S", "that a start takes", "cold_starts"),
+        _Figure("cold_starts", _NUMBER, "of the calls, how many start an instance", "calls"),
+        _Figure("init_seconds", _SECONDS, "that a start takes", "cold_starts"),
     ),
     "a warm tier (on the same platform)": (
-        _Figure("warm_functions", positive, "N", "functions that keep data in memory", "warm_hours"),
-        _Figure("warm_hours", _number, "H", "for so long", "warm_functions"),
-        _Figure("warm_memory", size, "SIZE", "of each (default: 1536MiB)", "warm_functions"),
-        _Figure("served", size, "SIZE", "that they serve, at 75 MB/s each", "warm_functions"),
-        _Figure("serve_calls", _number, "N", "calls that serve it", "served"),
+        _Figure("warm_functions", _COUNT, "functions that keep data in memory", "warm_hours"),
+        _Figure("warm_hours", _HOURS, "for so long", "warm_functions"),
+        _Figure("warm_memory", _SIZE, "of each (default: 1536MiB)", "warm_functions"),
+        _Figure("served", _SIZE, "that they serve, at 75 MB/s each", "warm_functions"),
+        _Figure("serve_calls", _NUMBER, "calls that serve it", "served"),
         _Figure(
             "back_up_every",
-            number_from(0.001, 1e15),
-            "S",
+            (number_from(0.001, 1e15), "S"),
             "seconds between back-ups of each (default: none are made)",
             "warm_functions",
         ),
-        _Figure("back_up_seconds", _number, "S", "that a back-up takes", "back_up_every"),
+        _Figure("back_up_seconds", _SECONDS, "that a back-up takes", "back_up_every"),
     ),
 }
 _FIGURES = {figure.name: figure for group in _GROUPS.values() for figure in group}
@@ -329,9 +313,9 @@ def _add_figures(parser: ArgumentParser) -> None:
     for title, group in _GROUPS.items():
         section = parser.add_argument_group(title)
         for figure in group:
-            how: dict[str, Any] = {"type": figure.read, "metavar": figure.metavar}
-            if figure.read is None:
-                how = {"action": "store_true", "default": None}
+            how: dict[str, Any] = {"action": "store_true", "default": None}
+            if figure.kind is not None:
+                how = dict(zip(("type", "metavar"), figure.kind, strict=True))
             section.add_argument(*figure.flags, dest=figure.name, help=figure.help, **how)
 
 
@@ -359,10 +343,10 @@ def _of_file(path: Path) -> dict[str, Any]:
         figure = _FIGURES.get(name)
         if figure is None:
             raise ConfigError(f"{path} has {shown(name)}, which is no figure; there are {', '.join(_FIGURES)}")
-        if figure.read is None and not isinstance(value, bool):
+        if figure.kind is None and not isinstance(value, bool):
             raise ConfigError(f"{path}: {name} is true or false, not {shown(value)}")
         try:
-            found[name] = value if figure.read is None else figure.read(str(value))
+            found[name] = value if figure.kind is None else figure.kind[0](str(value))
         except (ArgumentTypeError, ValueError) as error:  # ValueError: it is an integer of thousands of digits
             raise ConfigError(f"{path}: {name}: {error}") from None
     return found
