@@ -361,7 +361,7 @@ def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]] 
     Args:
         scenario: to run.
         sinks_of: returns what is told of a rank's fetches and waits
-            (:meth:`~stoker._trace.chrome.RanksTrace.sinks` for example). No record is kept of ranks that have none.
+            (:func:`~stoker._trace.chrome.rank_traces` for example). No record is kept of ranks that have none.
 
     Raises:
         BudgetError: the memory is too small for the order; or ``full`` would be read in groups, which takes bytes.

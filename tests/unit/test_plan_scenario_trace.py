@@ -9,7 +9,7 @@ import pytest
 from stoker import OrderConfig
 from stoker._diagnostics.latency import Constant, Late
 from stoker._fetch.pipeline import PipelineConfig
-from stoker._trace.chrome import MOST_RANKS, RanksTrace
+from stoker._trace.chrome import MOST_RANKS, rank_traces
 from stoker._trace.recording import Recording, Told
 from stoker.trace import read_trace
 from stoker_sim import BucketModel
@@ -34,8 +34,8 @@ def scenario(nodes: int = NODES) -> Scenario:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
     path = tmp_path_factory.mktemp("trace") / "t.json"
-    with RanksTrace(path) as trace:
-        simulate(scenario(), trace.sinks)
+    with rank_traces(path) as sinks_of:
+        simulate(scenario(), sinks_of)
     return list(read_trace(path))
 
 
@@ -58,17 +58,17 @@ def test_its_requests_are_those_of_the_result(told: list[Told]) -> None:
 
 
 def test_a_run_that_is_traced_is_the_run_that_is_not(tmp_path: Path) -> None:
-    with RanksTrace(tmp_path / "t.json") as trace:
-        assert simulate(scenario(), trace.sinks) == simulate(scenario())
+    with rank_traces(tmp_path / "t.json") as sinks_of:
+        assert simulate(scenario(), sinks_of) == simulate(scenario())
 
 
 def test_no_more_than_the_first_ranks_are_traced(tmp_path: Path) -> None:
-    with RanksTrace(tmp_path / "t.json") as trace:
-        assert [bool(trace.sinks(rank)) for rank in range(MOST_RANKS + 2)] == [True] * MOST_RANKS + [False] * 2
+    with rank_traces(tmp_path / "t.json") as sinks_of:
+        assert [bool(sinks_of(rank)) for rank in range(MOST_RANKS + 2)] == [True] * MOST_RANKS + [False] * 2
 
 
 def test_a_large_one_ends_at_its_limit(tmp_path: Path) -> None:
-    with RanksTrace(tmp_path / "t.json", limit="50kB") as trace:
-        simulate(scenario(), trace.sinks)
+    with rank_traces(tmp_path / "t.json", limit="50kB") as sinks_of:
+        simulate(scenario(), sinks_of)
     assert (tmp_path / "t.json").stat().st_size <= 50_000
     assert Recording.of(read_trace(tmp_path / "t.json")).is_full

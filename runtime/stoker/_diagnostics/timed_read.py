@@ -66,7 +66,9 @@ def rate_limit_of(requests: Sequence[SentRequest], usual_seconds: float) -> Rate
     """
     requests = sorted(requests, key=lambda each: each.sent)
     refused = [each.sent for each in requests if each.is_refused]
-    answered, queued = _answers(requests, _WAITS_FACTOR * usual_seconds + _WAITS_SECONDS)
+    answered = [(each.sent, each.begun) for each in requests if each.begun is not None and not each.is_refused]
+    late_seconds = _WAITS_FACTOR * usual_seconds + _WAITS_SECONDS
+    queued = [(sent, begun) for sent, begun in answered if begun - sent > late_seconds]
     is_queued = len(queued) >= max(_LEAST_TELLING + 1, _QUEUED_PART * len(answered))
     if not refused and not is_queued:
         return None
@@ -81,14 +83,6 @@ def rate_limit_of(requests: Sequence[SentRequest], usual_seconds: float) -> Rate
     full = refused[0] if refused else queued[0][0]
     at_once = sum(sent < full for sent, _ in answered) - rate * (full - requests[0].sent)
     return RateLimit(requests_per_second=rate, burst=max(1, round(at_once)), longest_line_seconds=longest)
-
-
-def _answers(
-    requests: Sequence[SentRequest], late_seconds: float
-) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Return when those that were answered were sent and answered: of all of them, and of those that had to wait."""
-    answered = [(each.sent, each.begun) for each in requests if each.begun is not None and not each.is_refused]
-    return answered, [(sent, begun) for sent, begun in answered if begun - sent > late_seconds]
 
 
 def _rate(moments: Sequence[float], seconds: float) -> float:
@@ -185,7 +179,8 @@ class TimedReader:
         request = self._group.create_task(self._request(ref.key, end, begun))
         is_patient = patience_seconds is not None
         await _either(request, begun, patience_seconds if is_patient else self.late_seconds)
-        self._note(sent, request, begun)
+        is_refused = request.done() and isinstance(request.result(), ThrottledError)
+        self.sent.append(SentRequest(sent, begun.result() if begun.done() else None, is_refused))
         if not request.done() and not begun.done():
             if is_patient:
                 request.cancel()
@@ -212,10 +207,6 @@ class TimedReader:
         self._next_seconds = max(now_seconds, self._next_seconds) + self.spacing_seconds
         if wait_seconds > 0:
             await asyncio.sleep(wait_seconds)
-
-    def _note(self, sent: float, request: asyncio.Task[StoreError | None], begun: asyncio.Future[float]) -> None:
-        is_refused = request.done() and isinstance(request.result(), ThrottledError)
-        self.sent.append(SentRequest(sent, begun.result() if begun.done() else None, is_refused))
 
     async def leave(self, seconds: float) -> None:
         """Wait so long for the first bytes of late reads; what is still to come then counts as if it came then."""

@@ -15,8 +15,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
@@ -28,16 +28,7 @@ from stoker._base.sizes import format_bytes, parse_bytes
 from stoker.abc import TraceSink
 from stoker.errors import ConfigError
 
-__all__ = [
-    "LOOP_ROW",
-    "MOST_RANKS",
-    "REQUEST_ROWS",
-    "SLOT_ROWS",
-    "ChromeTrace",
-    "EventFile",
-    "ProcessTrace",
-    "RanksTrace",
-]
+__all__ = ["LOOP_ROW", "MOST_RANKS", "REQUEST_ROWS", "SLOT_ROWS", "ChromeTrace", "ProcessTrace", "rank_traces"]
 
 _log = logging.getLogger("stoker")
 _BUFFER_BYTES = 64 << 10
@@ -80,7 +71,7 @@ class EventFile:
         self._clock = clock
         self._pid = os.getpid()
         self._waiting: list[str] = []
-        self._waiting_bytes = self._size_bytes = self._whole_bytes = 0
+        self._waiting_bytes = self._whole_bytes = 0
         self._flushed_seconds = 0.0
         self._is_over = False
 
@@ -93,7 +84,7 @@ class EventFile:
         """Write events, lines with a comma and a line's end between them: ASCII, so that characters are bytes."""
         if self._is_over:
             return
-        if self._size_bytes + len(events) + 2 > self._limit_bytes - _FULL_BYTES:
+        if self._whole_bytes + self._waiting_bytes + len(events) + 2 > self._limit_bytes - _FULL_BYTES:
             size = format_bytes(self._limit_bytes)
             _log.warning("the trace %s is full: what comes behind its %s is left out", self.path, size)
             self._put(f'{{"name":"the trace is full: {size}","ph":"i","s":"g","ts":0,"pid":0,"tid":0}}')
@@ -127,9 +118,7 @@ class EventFile:
             self._file.close()
 
     def _put(self, events: str) -> None:
-        size_bytes = len(events) + 2
-        self._size_bytes += size_bytes
-        self._waiting_bytes += size_bytes
+        self._waiting_bytes += len(events) + 2
         self._waiting.append(events)
 
     def _write_waiting(self) -> None:
@@ -364,10 +353,13 @@ class ChromeTrace(ProcessTrace):
         self.close()
 
 
-class RanksTrace:
-    """The trace of ranks that are simulated: in one file, of the first :data:`MOST_RANKS`, each as a process.
+@contextmanager
+def rank_traces(
+    path: str | os.PathLike[str], *, limit: int | str = "64MB"
+) -> Iterator[Callable[[int], Sequence[TraceSink]]]:
+    """Trace ranks that are simulated in one file, the first :data:`MOST_RANKS`, each as a process.
 
-    Times are virtual, from the run's begin.
+    Yields what returns the sinks of a rank: none of a rank that has no place. Times are virtual, from the run's begin.
 
     Args:
         path: of the file, which is written anew.
@@ -376,21 +368,8 @@ class RanksTrace:
     Raises:
         ConfigError: the file cannot be written to, or the limit is too small.
     """
-
-    def __init__(self, path: str | os.PathLike[str], *, limit: int | str = "64MB") -> None:
-        self._file = EventFile(path, limit=limit)
-        self._finalizer = weakref.finalize(self, self._file.close)
-
-    def sinks(self, rank: int) -> Sequence[TraceSink]:
-        """Return what is to be told of a rank: nothing of those that have no place."""
-        return [ProcessTrace(self._file, rank + 1, f"rank {rank}", 0.0)] if rank < MOST_RANKS else []
-
-    def close(self) -> None:
-        """Write what is in memory, and end the list. Idempotent."""
-        self._file.close()
-
-    def __enter__(self) -> RanksTrace:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    file = EventFile(path, limit=limit)
+    try:
+        yield lambda rank: [ProcessTrace(file, rank + 1, f"rank {rank}", 0.0)] if rank < MOST_RANKS else []
+    finally:
+        file.close()

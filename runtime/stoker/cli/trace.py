@@ -23,10 +23,10 @@ def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     what = parser.add_subparsers(title="what to do", metavar="WHAT", required=True, dest="what")
     view = what.add_parser("view", help="print what was waited for, and the worst waits with object and phase")
-    view.add_argument("trace", metavar="FILE", type=Path, help=_FILE)
     view.add_argument("--worst", type=positive, default=WORST_WAITS, metavar="N", help="how many waits (default: 10)")
     picture = what.add_parser("picture", help="draw batches, the fill of the ring, and fetches over time")
-    picture.add_argument("trace", metavar="FILE", type=Path, help=_FILE)
+    for each in (view, picture):
+        each.add_argument("trace", metavar="FILE", type=Path, help=_FILE)
     picture.add_argument("--out", required=True, type=Path, metavar="FILE", help="a picture: .png or .html")
     begin = "first second of the trace to show (default: its beginning, or around the worst wait of a long one)"
     picture.add_argument("--begin", type=float, metavar="SECOND", help=begin)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker._cost.prices import Prices
-from stoker._trace.chrome import MOST_RANKS, RanksTrace
+from stoker._trace.chrome import MOST_RANKS, rank_traces
 from stoker.cli.output import json_text, printable, table
 from stoker.errors import ConfigError
 from stoker_sim import _experiments as experiments
@@ -101,8 +101,8 @@ def _simulated(name: str, quick: bool, trace: Path | None) -> _Found:
 def _traced(scenario: Scenario, trace: Path | None) -> Run:
     if trace is None:
         return simulate(scenario)
-    with RanksTrace(trace) as ranks:
-        return simulate(scenario, ranks.sinks)
+    with rank_traces(trace) as sinks_of:
+        return simulate(scenario, sinks_of)
 
 
 def _as_json(found: _Found) -> dict[str, object]:
