@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from stoker._base.fields import read_toml, shown
 from stoker._base.meter import Egress, Operation, PriceKey
-from stoker._cost.prices import FunctionPrices, Prices, StorePrices
+from stoker._cost.prices import DiskPrices, FunctionPrices, MachinePrices, Prices, StorePrices
 from stoker._cost.usage import (
     Calls,
     Machines,
@@ -52,15 +52,23 @@ def run(args: Namespace) -> int:
     given, prices = _figures(args, has_dataset=args.url is not None), Prices.load()
     if args.url is None and not given:
         raise ConfigError("there is nothing to reckon: give the URL of a data set, or figures (--gets, --machine, …)")
-    bill = _Bill(prices, given)
-    if args.url is not None or _OF_BUCKET & given.keys():
-        super_samples, size_bytes, key = (0, 0, PriceKey("s3")) if args.url is None else asyncio.run(_read(args))
-        name = given.get("store") or args.prices
-        store = prices.store(replace(key, name=name) if name else key)
-        bill.add_bucket(store, super_samples, size_bytes)
-    bill.add_machines()
-    bill.add_functions()
-    bill.show(as_json=args.json)
+    parts: list[Part] = []
+    sources: dict[str, None] = {}
+    for each, source in _reckoned(args, given, prices):
+        if used := [part for part in each if part.quantity]:
+            parts += used
+            sources[f"{source.name} ({source.region})"] = None
+    dollars = total_dollars(parts)
+    if args.json:
+        of = {"date": str(prices.date), "of": list(sources)}
+        print(json_text({"prices": of, "parts": [asdict(part) for part in parts], "dollars": dollars}))
+        return 0
+    rows = [(part.name, _quantity(part.quantity), part.unit, _dollars(part.dollars)) for part in parts]
+    rows.append(("total", "", "", _dollars(dollars)))
+    widths = [max(len(row[column]) for row in rows) for column in (1, 3)]
+    print(table([(row[0], row[1].rjust(widths[0]), row[2], row[3].rjust(widths[1])) for row in rows], indent=""))
+    if sources:
+        print(f"list prices of {prices.date}: {printable('; '.join(sources))}")
     return 0
 
 
@@ -78,112 +86,83 @@ class _Figures(dict[str, Any]):
         return 0
 
 
-class _Bill:
-    """Lines, and whose prices they are reckoned with."""
+_Priced = StorePrices | MachinePrices | DiskPrices | FunctionPrices
 
-    def __init__(self, prices: Prices, given: _Figures) -> None:
-        self._prices, self._given = prices, given
-        self._parts: list[Part] = []
-        self._sources: dict[str, None] = {}
 
-    def _add(self, parts: Sequence[Part], source: Any) -> None:
-        used = [part for part in parts if part.quantity]
-        self._parts += used
-        if used:
-            self._sources[f"{source.name} ({source.region})"] = None
-
-    def add_bucket(self, store: StorePrices, super_samples: int, size_bytes: int) -> None:
-        """Add data at rest, and the requests that were given and those that a data set takes."""
-        given, egress = self._given, self._given.get("egress", "same_region")
-        traffic = Traffic(
-            requests={Operation.GET: given["gets"], Operation.PUT: given["puts"], Operation.LIST: given["lists"]},
-            read_bytes=given["read"],
-            written_bytes=given["written"],
-            egress=egress,
-        )
-        if super_samples:
-            how = {"epochs": given.get("epochs", 1), "ranks": self._ranks(), "hit_rate": given["hit_rate"]}
-            traffic += training_traffic(super_samples, size_bytes, **how, egress=egress)
-        if given.get("packing"):
-            traffic += packing_traffic(super_samples, size_bytes, egress=egress)
+def _reckoned(args: Namespace, given: _Figures, prices: Prices) -> Iterator[tuple[Sequence[Part], _Priced]]:
+    """Yield the lines of each thing that is paid for, with the prices that they are reckoned with."""
+    if args.url is not None or _OF_BUCKET & given.keys():
+        super_samples, size_bytes, key = (0, 0, PriceKey("s3")) if args.url is None else asyncio.run(_read(args))
+        name = given.get("store") or args.prices
+        store = prices.store(replace(key, name=name) if name else key)
         stored = Stored(size_bytes=given.get("size", size_bytes), months=given.get("months", 1.0))
-        self._add([*stored.parts(store), *traffic.parts(store)], store)
+        yield [*stored.parts(store), *_traffic(given, prices, super_samples, size_bytes).parts(store)], store
+    compute_hours, stall = given["compute_hours"], given["stall"]
+    machines = Machines(
+        nodes=given.get("nodes", 1),
+        accelerators=given.get("accelerators"),
+        compute_hours=compute_hours,
+        wait_hours=given.get("wait_hours", compute_hours * stall / (1 - stall)),
+        disk_bytes=given["disk_size"],
+        disk_months=given.get("months", 1.0),
+    )
+    if "machine" in given:
+        machine = prices.machine(given["machine"])
+        yield machines.time_parts(machine), machine
+    if "disk" in given:
+        disk = prices.disk(given["disk"])
+        yield machines.disk_parts(disk), disk
+    if {"calls", "warm_functions"} & given.keys():
+        functions = prices.function(given.get("function", "lambda"))
+        yield _function_parts(given, functions), functions
 
-    def _ranks(self) -> int:
-        """Return how many share an epoch: one for each accelerator."""
-        machine, accelerators = self._given.get("machine"), self._given.get("accelerators")
+
+def _traffic(given: _Figures, prices: Prices, super_samples: int, size_bytes: int) -> Traffic:
+    """Return the requests that are given and those that a data set takes, by a rank for each accelerator."""
+    egress = given.get("egress", "same_region")
+    traffic = Traffic(
+        requests={Operation.GET: given["gets"], Operation.PUT: given["puts"], Operation.LIST: given["lists"]},
+        read_bytes=given["read"],
+        written_bytes=given["written"],
+        egress=egress,
+    )
+    if super_samples:
+        accelerators = given.get("accelerators")
         if accelerators is None:
-            accelerators = 1 if machine is None else max(1, self._prices.machine(machine).accelerators)
-        return int(self._given.get("nodes", 1) * accelerators)
+            accelerators = max(1, prices.machine(given["machine"]).accelerators) if "machine" in given else 1
+        ranks = given.get("nodes", 1) * accelerators
+        how = {"epochs": given.get("epochs", 1), "ranks": ranks, "hit_rate": given["hit_rate"]}
+        traffic += training_traffic(super_samples, size_bytes, **how, egress=egress)
+    if given.get("packing"):
+        traffic += packing_traffic(super_samples, size_bytes, egress=egress)
+    return traffic
 
-    def add_machines(self) -> None:
-        """Add the hours of machines and their disks."""
-        given = self._given
-        compute_hours, stall = given["compute_hours"], given["stall"]
-        machines = Machines(
-            nodes=given.get("nodes", 1),
-            accelerators=given.get("accelerators"),
-            compute_hours=compute_hours,
-            wait_hours=given.get("wait_hours", compute_hours * stall / (1 - stall)),
-            disk_bytes=given["disk_size"],
-            disk_months=given.get("months", 1.0),
-        )
-        if "machine" in given:
-            machine = self._prices.machine(given["machine"])
-            self._add(machines.time_parts(machine), machine)
-        if "disk" in given:
-            disk = self._prices.disk(given["disk"])
-            self._add(machines.disk_parts(disk), disk)
 
-    def add_functions(self) -> None:
-        """Add calls of functions and a warm tier."""
-        given = self._given
-        if not {"calls", "warm_functions"} & given.keys():
-            return
-        prices = self._prices.function(given.get("function", "lambda"))
-        vcpus = self._vcpus(prices)
-        calls = Calls(
-            calls=given["calls"],
-            seconds=given["call_seconds"],
-            memory_bytes=given.get("function_memory", _FUNCTION_BYTES),
-            vcpus=vcpus,
-            tmp_bytes=given["function_tmp"],
-            cold_starts=given["cold_starts"],
-            init_seconds=given["init_seconds"],
-        )
-        warm = WarmTier(
-            functions=given["warm_functions"],
-            memory_bytes=given.get("warm_memory", _WARM_BYTES),
-            hours=given["warm_hours"],
-            vcpus=vcpus,
-            served_bytes=given["served"],
-            serve_calls=given["serve_calls"],
-            back_up_every_seconds=given.get("back_up_every"),
-            back_up_seconds=given["back_up_seconds"],
-        )
-        self._add([*calls.parts(prices), *warm.parts(prices)], prices)
-
-    def _vcpus(self, prices: FunctionPrices) -> float:
-        """Return the processors of a function that are billed apart from its memory: one, unless told otherwise."""
-        if prices.dollars_per_vcpu_second:
-            return float(self._given.get("function_vcpus", 1))
-        if self._given["function_vcpus"]:
-            raise ConfigError(f"function_vcpus means nothing to {prices.name}: processors come with the memory")
-        return 0.0
-
-    def show(self, *, as_json: bool) -> None:
-        """Print the lines and what they come to."""
-        dollars = total_dollars(self._parts)
-        if as_json:
-            prices = {"date": str(self._prices.date), "of": list(self._sources)}
-            print(json_text({"prices": prices, "parts": [asdict(part) for part in self._parts], "dollars": dollars}))
-            return
-        rows = [(part.name, _quantity(part.quantity), part.unit, _dollars(part.dollars)) for part in self._parts]
-        rows.append(("total", "", "", _dollars(dollars)))
-        widths = [max(len(row[column]) for row in rows) for column in (1, 3)]
-        print(table([(row[0], row[1].rjust(widths[0]), row[2], row[3].rjust(widths[1])) for row in rows], indent=""))
-        if self._sources:
-            print(f"list prices of {self._prices.date}: {printable('; '.join(self._sources))}")
+def _function_parts(given: _Figures, prices: FunctionPrices) -> list[Part]:
+    """Return the lines of calls and of a warm tier; of processors that are billed apart, a function has one."""
+    vcpus = float(given.get("function_vcpus", 1)) if prices.dollars_per_vcpu_second else 0.0
+    if given["function_vcpus"] and not prices.dollars_per_vcpu_second:
+        raise ConfigError(f"function_vcpus means nothing to {prices.name}: processors come with the memory")
+    calls = Calls(
+        calls=given["calls"],
+        seconds=given["call_seconds"],
+        memory_bytes=given.get("function_memory", _FUNCTION_BYTES),
+        vcpus=vcpus,
+        tmp_bytes=given["function_tmp"],
+        cold_starts=given["cold_starts"],
+        init_seconds=given["init_seconds"],
+    )
+    warm = WarmTier(
+        functions=given["warm_functions"],
+        memory_bytes=given.get("warm_memory", _WARM_BYTES),
+        hours=given["warm_hours"],
+        vcpus=vcpus,
+        served_bytes=given["served"],
+        serve_calls=given["serve_calls"],
+        back_up_every_seconds=given.get("back_up_every"),
+        back_up_seconds=given["back_up_seconds"],
+    )
+    return [*calls.parts(prices), *warm.parts(prices)]
 
 
 def _quantity(quantity: float) -> str:
