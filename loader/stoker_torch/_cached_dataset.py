@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, Self, get_args
@@ -35,27 +35,10 @@ Visible = Literal["each", "together"]
 
 
 @dataclass(slots=True)
-class FetchCounts:
-    """What a service has done.
-
-    Attributes:
-        fetches: requests.
-        fetched: samples that it put into the cache.
-        already_cached: indices that it dropped because their sample was there, or on its way.
-        failures: samples that it could not read or put.
-    """
-
-    fetches: int = 0
-    fetched: int = 0
-    already_cached: int = 0
-    failures: int = 0
-
-
-@dataclass(slots=True)
 class _Fetch:
-    """A request whose samples become visible together, in the order they were asked for."""
+    """Samples that become visible together, in the order they were asked for."""
 
-    indices: list[int]
+    indices: Sequence[int]
     read: dict[int, Any] = field(default_factory=dict)
     ended: int = 0
 
@@ -88,7 +71,7 @@ class FetchService:
         self._being_read: set[int] = set()
         self._refusal: SampleError | None = None
         self._has_warned = self._is_closed = False
-        self.counts = FetchCounts()
+        self.counts = dict.fromkeys(("fetches", "fetched", "already_cached", "failures"), 0)
 
     def fetch(self, indices: Sequence[int]) -> None:
         """Begin to read the samples that are neither cached nor on their way.
@@ -99,16 +82,17 @@ class FetchService:
         self.check()
         missing = []
         with self._lock:
-            self.counts.fetches += 1
+            self.counts["fetches"] += 1
             for index in indices:
                 if index in self._wanted or self._cache.holds(index, renew=self._renew):
-                    self.counts.already_cached += 1
+                    self.counts["already_cached"] += 1
                 else:
                     self._wanted.add(index)
                     missing.append(index)
-        fetch = _Fetch(missing) if self._visible == "together" else None
-        for index in missing:
-            self._executor.submit(partial(self._work, index, fetch))
+        groups = [missing] if self._visible == "together" else [[index] for index in missing]
+        for fetch in map(_Fetch, groups):
+            for index in fetch.indices:
+                self._executor.submit(partial(self._work, index, fetch))
 
     def check(self) -> None:
         """Do nothing, as long as fetching has a point.
@@ -127,38 +111,42 @@ class FetchService:
         if self._drop_late:
             self.forget((index,))
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this is not a forked child's copy, without threads and with locks that may be held for ever."""
+        return self._pid == os.getpid()
+
     def forget(self, indices: Iterable[int]) -> None:
         """Do not begin to read samples that were asked for and are not needed any more."""
-        if self._pid == os.getpid():  # a forked child may collect its copy of an iteration, with a lock held for ever
+        if self.is_own:  # a forked child may collect its copy of an iteration
             with self._lock:
                 self._wanted.difference_update(indices)
 
     def close(self) -> None:
-        """Drop what is not begun, and wait a while for what is."""
+        """Drop what is not begun, and wait a while for what is; of no effect in a forked child."""
+        if not self.is_own:
+            return
         self._is_closed = True
         if self._executor.close() is False:
             stuck = ", ".join(map(str, sorted(self._being_read)))
             _log.warning("threads are left behind: the data set has not returned sample %s", stuck)
 
-    def _work(self, index: int, fetch: _Fetch | None) -> None:
+    def _work(self, index: int, fetch: _Fetch) -> None:
         """Read one sample, and put into the cache what becomes visible with it."""
-        read = {}
         try:
             if index in self._wanted:
                 self._being_read.add(index)
-                read[index] = self._dataset[index]
+                fetch.read[index] = self._dataset[index]
         except BaseException as error:  # noqa: BLE001 - a thread's boundary: training reads it again, and gets the error
             self._note_failure(index, type(error).__name__)  # only that: its text may have a signed URL in it
         finally:
             self._being_read.discard(index)
-        if fetch is not None:
-            with self._lock:
-                fetch.read |= read
-                fetch.ended += 1
-                is_last = fetch.ended == len(fetch.indices)
-            read = {each: fetch.read[each] for each in fetch.indices if each in fetch.read} if is_last else {}
-        for each, sample in read.items():
-            self._put(each, sample)
+        with self._lock:
+            fetch.ended += 1
+            is_last = fetch.ended == len(fetch.indices)
+        for each in fetch.indices if is_last else ():
+            if each in fetch.read:
+                self._put(each, fetch.read[each])
 
     def _put(self, index: int, sample: Any) -> None:
         try:
@@ -173,13 +161,13 @@ class FetchService:
             return
         with self._lock:
             self._wanted.discard(index)
-            self.counts.fetched += 1
+            self.counts["fetched"] += 1
 
     def _note_failure(self, index: int, reason: str) -> None:
         """Count a failure, and log the first."""
         with self._lock:
             self._wanted.discard(index)
-            self.counts.failures += 1
+            self.counts["failures"] += 1
             is_first, self._has_warned = not self._has_warned, True
         if is_first:
             _log.warning("sample %d could not be fetched ahead, and training will read it: %s", index, reason)
@@ -231,11 +219,10 @@ class CachedDataset(Dataset[Any]):
         self.dataset = dataset
         self.cache = cache
         self._clock = clock
-        self._pid = os.getpid()
         reading = executor or Crew(threads, "stoker-fetch")
         service = FetchService(dataset, cache, reading, visible=visible, renew=renew, drop_late=drop_late)
         self._service: FetchService | None = service
-        self._finalizer: weakref.finalize[..., Any] | None = weakref.finalize(self, _close, service, self._pid)
+        self._finalizer: weakref.finalize[..., Any] | None = weakref.finalize(self, service.close)
 
     @property
     def service(self) -> FetchService:
@@ -244,7 +231,7 @@ class CachedDataset(Dataset[Any]):
         Raises:
             ConfigError: this is another process than the one that fetches.
         """
-        if self._service is None or self._pid != os.getpid():
+        if self._service is None or not self._service.is_own:
             raise ConfigError("a CachedDataset fetches in the process that made it: make sampler and data set there")
         return self._service
 
@@ -273,8 +260,8 @@ class CachedDataset(Dataset[Any]):
     def stats(self) -> CacheStatistics:
         """Return what was counted so far; look-ups of all processes, fetches of this one."""
         look_ups, misses, damaged, waited_ns = self.cache.counts.read()
-        seconds, fetched = waited_ns / 1e9, asdict(self.service.counts)
-        return CacheStatistics(look_ups=look_ups, misses=misses, damaged=damaged, wait_seconds=seconds, **fetched)
+        seconds, fetches = waited_ns / 1e9, self.service.counts
+        return CacheStatistics(look_ups=look_ups, misses=misses, damaged=damaged, wait_seconds=seconds, **fetches)
 
     def close(self) -> None:
         """Fetch nothing more: drop what is queued, wait for what is being read and end the threads; idempotent."""
@@ -290,11 +277,6 @@ class CachedDataset(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a worker process needs: it looks up and does not fetch."""
         return {**self.__dict__, "_service": None, "_finalizer": None}
-
-
-def _close(service: FetchService, pid: int) -> None:
-    if pid == os.getpid():  # a forked child has a copy without threads, with locks that may be held for ever
-        service.close()
 
 
 class PrefetchSampler(Sampler[int]):

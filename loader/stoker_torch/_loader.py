@@ -175,12 +175,8 @@ class Loader:
     @property
     def plan(self) -> LoaderPlan:
         """What an epoch takes: steps, lanes, bytes, GETs, dollars and memory; its text is one line."""
-        plan = LoaderPlan.of(self._feed, self._resources.prices, self._budget.egress)
+        plan = LoaderPlan.of(self._resources.feed, self._resources.prices, self._budget.egress)
         return replace(plan, shuffle=self.config.shuffle)
-
-    @property
-    def _feed(self) -> BatchPipeline:
-        return self._resources.feed
 
     def _columns(self) -> dict[str, Column]:
         return self._manifest.schema.chosen(self.config.columns)
@@ -223,12 +219,12 @@ class Loader:
 
     def __len__(self) -> int:
         """Return how many batches a whole epoch has on this rank."""
-        return self._feed.partition.steps_from(0)
+        return self._resources.feed.partition.steps_from(0)
 
     @property
     def remaining(self) -> int:
         """How many batches the current epoch has left on this rank."""
-        return self._feed.partition.steps_from(self._cursor.place[1])
+        return self._resources.feed.partition.steps_from(self._cursor.place[1])
 
     def _made_feed(self, manifest: Manifest, lanes: int) -> BatchPipeline:
         config = self.config.feed_config(rank=self.rank, world_size=self.world_size, lanes=lanes)
@@ -344,7 +340,7 @@ class Loader:
         """
         loaded = RunState.from_dict(state)
         loaded.check(self._state(), self.config)
-        manifest, feed = self._manifest, self._feed
+        manifest, feed = self._manifest, self._resources.feed
         if loaded.version != manifest.version:
             manifest = self._resources.read_manifest(loaded.version)
             self._resources.register_finalizer(self._cursor)
@@ -353,8 +349,8 @@ class Loader:
         if loaded.position > feed.partition.samples:
             raise StateError(f"the state's position {loaded.position} is behind {feed.partition.samples} samples")
         self._leave()
-        if feed is not self._feed:
-            self._feed.stop()
+        if feed is not self._resources.feed:
+            self._resources.feed.stop()
             self._manifest, self._lanes, self._resources.current = manifest, loaded.lanes, feed
         self._cursor.resume(loaded.epoch, loaded.position)
 
@@ -365,7 +361,7 @@ class Loader:
         resources = self._resources
         bad_samples = 0 if resources.pool is None else resources.pool.bad_samples
         reading = resources.store.meter.reading()
-        found = self._statistics.snapshot(self._feed.statistics(), reading, resources.prices, bad_samples)
+        found = self._statistics.snapshot(self._resources.feed.statistics(), reading, resources.prices, bad_samples)
         return replace(found, hedges=found.hedges + resources.manifest_hedges)
 
     def close(self) -> None:

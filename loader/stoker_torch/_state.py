@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from reprlib import repr as shown
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, ClassVar, Protocol, Self
 
 from stoker._format.manifest import Manifest
@@ -249,17 +249,15 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     found = [StreamState.from_dict(each) for state in states for each in _found(state)]
     if not found:
         raise StateError("there is no state of a StreamDataset to merge")
+    bare = [replace(state, delivered={}, repeated=0, is_complete=False) for state in found]
+    if any(each != bare[0] for each in bare):
+        raise StateError("the states are of different epochs or runs, and cannot be merged")
     delivered: dict[int, int] = {}
-    for state in found:
-        if replace(state, delivered={}, repeated=0, is_complete=False) != replace(
-            found[0], delivered={}, repeated=0, is_complete=False
-        ):
-            raise StateError("the states are of different epochs or runs, and cannot be merged")
-        for lane, places in state.delivered.items():
-            if delivered.setdefault(lane, places) != places:
-                raise StateError(f"lane {lane} has come to {delivered[lane]} and to {places} in states to be merged")
+    for lane, places in (each for state in found for each in state.delivered.items()):
+        if delivered.setdefault(lane, places) != places:
+            raise StateError(f"lane {lane} has come to {delivered[lane]} and to {places} in states to be merged")
     is_complete = all(state.is_complete for state in found)
-    merged = replace(found[0], delivered=dict(sorted(delivered.items())), repeated=0, is_complete=is_complete)
+    merged = replace(bare[0], delivered=dict(sorted(delivered.items())), is_complete=is_complete)
     return merged.behind_end().to_dict()
 
 
@@ -361,9 +359,7 @@ class Preemption:
     def __enter__(self) -> Preemption:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

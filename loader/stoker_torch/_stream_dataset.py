@@ -188,25 +188,22 @@ class StreamDataset(IterableDataset[Any]):
             return self._values(error)
 
     def _values(self, begun: Iteration | Exception | None) -> Iterator[Any]:
+        """Yield an iteration's values; an error makes the next one go on at its place, if this is no worker."""
         if isinstance(begun, Exception):
             raise begun
         iteration = self._begin(Worker.here()) if begun is None else begun
         cursor = self._cursor
         assert cursor is not None  # noqa: S101 - the iteration has just begun
-        for batch in self._resumable(iteration, cursor):
-            if self.batch_size is not None:
-                yield batch
-                continue
-            for sample in samples_of(batch, cursor.share, cursor.position, cursor.fetched):
-                if self._cursor is not cursor:
-                    return
-                cursor.position += 1
-                yield sample
-
-    def _resumable(self, iteration: Iteration, cursor: ShareCursor) -> Iterator[Any]:
-        """Yield an iteration's batches; an error makes the next iteration go on at its place, if this is no worker."""
         try:
-            yield from iteration
+            for batch in iteration:
+                if self.batch_size is not None:
+                    yield batch
+                    continue
+                for sample in samples_of(batch, cursor.share, cursor.position, cursor.fetched):
+                    if self._cursor is not cursor:
+                        return
+                    cursor.position += 1
+                    yield sample
         except Exception:
             if self._cursor is cursor and not Worker.here().is_child:
                 self.load_state_dict(self._state(cursor))

@@ -240,7 +240,7 @@ class BufferPool:
                 buffer.event = None
                 return buffer.memory.view()
         self.made += 1
-        buffers.append(_Buffer(_allocated(rounded_bytes, self.pinned)))
+        buffers.append(_Buffer(torch.empty(rounded_bytes, dtype=torch.uint8, pin_memory=self.pinned).numpy()))
         return buffers[-1].memory.view()
 
     def _is_free(self, buffer: _Buffer) -> bool:
@@ -252,10 +252,6 @@ class BufferPool:
                 buffer.event.record()
             return bool(buffer.event.query())
         return True
-
-
-def _allocated(size_bytes: int, pinned: bool) -> NDArray[Any]:
-    return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=pinned).numpy()
 
 
 def can_pin_memory() -> bool:

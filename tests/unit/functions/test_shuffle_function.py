@@ -55,7 +55,7 @@ def test_every_event_delivered_twice_makes_an_epoch_that_a_loader_reads(way: Any
         assert {**first, **varies} == {**second, **varies}
     with Loader(url, batch_size=8, shuffle="materialized", seed=7, lanes=2) as loader:
         assert sorted(numbers(loader)) == list(range(SAMPLES))
-        assert loader._feed.is_materialized
+        assert loader._resources.feed.is_materialized
 
 
 @pytest.mark.parametrize(
