@@ -10,16 +10,16 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.threads import LoopThread
-from stoker._fetch.gather import Columns, concatenate, gather
+from stoker._fetch.gather import Columns, PickedRows, concatenate, gather
 from stoker._fetch.groups import GroupReading
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._fetch.super_samples import SuperSampleReading
@@ -184,16 +184,6 @@ class StepQueue(Generic[Ref]):
         return True
 
 
-@dataclass(slots=True)
-class _Gathering:
-    """A batch in the making: segments whose slots are known, and what was gathered before them."""
-
-    columns: list[Columns] = field(default_factory=list)
-    super_samples: list[NDArray[np.int64]] = field(default_factory=list)
-    rows: list[NDArray[np.int64]] = field(default_factory=list)
-    segments: list[tuple[Segment, list[int]]] = field(default_factory=list)
-
-
 class BatchStream:
     """Fetches from :meth:`start` until :meth:`close`.
 
@@ -257,21 +247,38 @@ class BatchStream:
             step.first_uses or self._prefetcher.schedule.follows_steps
         ):  # waking the other thread costs more than a gather
             self._thread.call_soon(self._prefetcher.reached, step.number, self._used)
-        batch = _Gathering()
-        for segment in step.segments:
-            self._give_back(segment.passed)
-            batch.segments.append((segment, [self._slot(item, batch) for item in segment.items]))
-        self._flush(batch)
+        parts = list(self._gathered(step.segments))
         return Batch(
-            columns=concatenate(batch.columns),
+            columns=concatenate([columns for columns, _ in parts]),
             epoch=step.epoch,
             end=step.end,
             is_last=step.is_last,
-            super_samples=np.concatenate(batch.super_samples),
-            rows=np.concatenate(batch.rows),
+            super_samples=np.concatenate([picked.super_samples for _, picked in parts]),
+            rows=np.concatenate([picked.rows for _, picked in parts]),
             repeated=step.repeated,
             origin=origin,
         )
+
+    def _gathered(self, segments: Iterable[Segment]) -> Iterator[tuple[Columns, PickedRows]]:
+        """Yield the samples of segments in as few parts as possible, and give back the items that are done with.
+
+        Before a wait, what could be gathered is, and what it no longer needs is given back: a ring that has no room for
+        all that one batch needs must not be full of what the batch has seen already.
+        """
+        found: list[tuple[Segment, list[int]]] = []
+        for segment in segments:
+            self._give_back(segment.passed)
+            slots: list[int] = []
+            for item in segment.items:
+                slot = self._prefetcher.ready(item)
+                if slot is None:
+                    if found:
+                        yield self._gather(found)
+                        found = []
+                    slot = self._wait(item)
+                slots.append(slot)
+            found.append((segment, slots))
+        yield self._gather(found)
 
     def is_ready(self) -> bool:
         """Return whether :meth:`next` would neither wait nor fail."""
@@ -320,16 +327,8 @@ class BatchStream:
             self._running.cancel()
             await asyncio.wait([self._running])
 
-    def _slot(self, item: int, batch: _Gathering) -> int:
-        """Return the slot of an item, waiting for it if need be.
-
-        Before a wait, what could be gathered is, and what it no longer needs is given back: a ring that has no room for
-        all that one batch needs must not be full of what the batch has seen already.
-        """
-        slot = self._prefetcher.ready(item)
-        if slot is not None:
-            return slot
-        self._flush(batch)
+    def _wait(self, item: int) -> int:
+        """Return the slot of an item once it is there."""
         started = time.perf_counter()
         try:
             return self._thread.run(self._prefetcher.wait(item), self._life)
@@ -340,25 +339,20 @@ class BatchStream:
             if self._prefetcher.recorder is not None:
                 self._prefetcher.recorder.waited_for(item, started, ended)
 
-    def _flush(self, batch: _Gathering) -> None:
-        """Gather the segments that wait in a batch, in one go, and release the items that are done with."""
-        if not batch.segments:
-            return
+    def _gather(self, found: Sequence[tuple[Segment, list[int]]]) -> tuple[Columns, PickedRows]:
+        """Return the samples of segments, of which each is given with its slots; their last items are given back."""
         slots: list[int] = []
         which: list[NDArray[np.int64]] = []
         rows: list[NDArray[np.int64]] = []
-        for segment, found in batch.segments:
+        for segment, segment_slots in found:
             segment_which, segment_rows = segment.picks()
             which.append(segment_which + len(slots))
             rows.append(segment_rows)
-            slots.extend(found)
+            slots += segment_slots
         picked = self._reading.picked(slots, np.concatenate(which), np.concatenate(rows))
-        batch.super_samples.append(picked.super_samples)
-        batch.rows.append(picked.rows)
-        batch.columns.append(gather(picked, self._reading.columns, self._reading.copy_rows))
-        done = [item for segment, _ in batch.segments for item in segment.done]
-        batch.segments.clear()
-        self._give_back(done)
+        columns = gather(picked, self._reading.columns, self._reading.copy_rows)
+        self._give_back([item for segment, _ in found for item in segment.done])
+        return columns, picked
 
     def _give_back(self, items: Sequence[int]) -> None:
         if items:

@@ -19,11 +19,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from stoker._base.fetch_record import Fetch
 from stoker._base.recorder import Recorder
 from stoker._base.task_group import task_group
 from stoker._fetch.schedule import Progress, Schedule
@@ -79,9 +78,9 @@ class SlotReader(Protocol[Wanted]):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PrefetchStatistics:
-    """A snapshot of a prefetcher.
+    """What a prefetcher has done.
 
     Attributes:
         issued: items whose fetch has begun.
@@ -92,16 +91,30 @@ class PrefetchStatistics:
         misses: items issued only because the consumer was waiting already, before the schedule would have.
     """
 
-    issued: int
-    fetched: int
-    failed: int
-    released: int
-    waits: int
-    misses: int
+    issued: int = 0
+    fetched: int = 0
+    failed: int = 0
+    released: int = 0
+    waits: int = 0
+    misses: int = 0
 
 
 class Prefetcher(Generic[Ref]):
-    """Keeps the ring filled. Lives on one event loop; only :meth:`ready` may be called from other threads."""
+    """Keeps the ring filled. Lives on one event loop; only :meth:`ready` may be called from other threads.
+
+    Nothing is fetched before :meth:`run`.
+
+    Args:
+        reader: reads into ``ring``.
+        ring: shared with the reader, used by nobody else.
+        schedule: how far ahead.
+        items: returns the next item, None after the last.
+        hedge_slots: slots that admission leaves free for hedges.
+        recorder: follows the fetches.
+
+    Attributes:
+        stats: counts so far.
+    """
 
     def __init__(
         self,
@@ -113,27 +126,13 @@ class Prefetcher(Generic[Ref]):
         hedge_slots: int,
         recorder: Recorder | None = None,
     ) -> None:
-        """Prepare; nothing is fetched before :meth:`run`.
-
-        Args:
-            reader: reads into ``ring``.
-            ring: shared with the reader, used by nobody else.
-            schedule: how far ahead.
-            items: returns the next item, None after the last.
-            hedge_slots: slots that admission leaves free for hedges.
-            recorder: follows the fetches.
-        """
         if hedge_slots < 0 or ring.slots - hedge_slots < schedule.needed_slots:
             raise ConfigError(
                 f"{schedule} needs {schedule.needed_slots} slots beside {hedge_slots} for hedges; the ring has "
                 f"{ring.slots}: raise the memory budget or fetch less ahead"
             )
-        self._reader = reader
-        self._ring = ring
-        self.schedule = schedule
-        self._items = items
-        self._hedge_slots = hedge_slots
-        self.recorder = recorder
+        self._reader, self._ring, self._items, self._hedge_slots = reader, ring, items, hedge_slots
+        self.schedule, self.recorder, self.stats = schedule, recorder, PrefetchStatistics()
         self._outcomes: dict[int, int | Exception] = {}
         self._arrivals: dict[int, asyncio.Event] = {}
         self._wait_begun_seconds: dict[int, float] = {}
@@ -143,25 +142,10 @@ class Prefetcher(Generic[Ref]):
         self._ended: Exception | None = None
         self._unplanned: Exception | None = None
         self._wanted = -1
-        self._granted = 0
-        self._step = 0
-        self._consumed = 0
+        self._granted = self._step = self._consumed = 0
         self._first_step: int | None = None
         self._first_missing = 0
         self._start_items = _START_ITEMS
-        self._issued = self._fetched = self._failed = self._released = self._waits = self._misses = 0
-
-    @property
-    def stats(self) -> PrefetchStatistics:
-        """A snapshot."""
-        return PrefetchStatistics(
-            issued=self._issued,
-            fetched=self._fetched,
-            failed=self._failed,
-            released=self._released,
-            waits=self._waits,
-            misses=self._misses,
-        )
 
     async def run(self) -> None:
         """Fetch until the items are exhausted and every fetch has ended.
@@ -183,7 +167,7 @@ class Prefetcher(Generic[Ref]):
         if self._unplanned is not None:
             self._end(self._unplanned)
             raise self._unplanned
-        self._end(StokerError(f"the order has only {self._issued} items"))
+        self._end(StokerError(f"the order has only {self.stats.issued} items"))
 
     async def wait(self, index: int) -> int:
         """Return the slot of an item, READY, once it is there; it and all before it are issued at once.
@@ -194,7 +178,7 @@ class Prefetcher(Generic[Ref]):
         """
         if (slot := self.ready(index)) is not None:
             return slot
-        self._waits += 1
+        self.stats.waits += 1
         self._wanted = max(self._wanted, index)
         self._wait_begun_seconds[index] = asyncio.get_running_loop().time()
         self._fetch_failed_anew()
@@ -232,7 +216,7 @@ class Prefetcher(Generic[Ref]):
             self._ring.release(outcome)
         if self.recorder is not None:
             self.recorder.released(index)
-        self._released += 1
+        self.stats.released += 1
         self._changed.set()
 
     def release_all(self) -> None:
@@ -264,7 +248,8 @@ class Prefetcher(Generic[Ref]):
 
     @property
     def _under_way(self) -> int:
-        return self._issued - self._fetched - self._failed - self._claimed
+        stats = self.stats
+        return stats.issued - stats.fetched - stats.failed - self._claimed
 
     def _next_item(self) -> Item[Ref] | None:
         try:
@@ -280,7 +265,7 @@ class Prefetcher(Generic[Ref]):
             if self._due and self._ring.free:
                 await self._issue(fetches, self._due.popleft(), 0.0)
             elif item is not None and self._may_issue(item):
-                self._issued += 1
+                self.stats.issued += 1
                 self._first_missing += item.step == self._first_step
                 await self._issue(fetches, item, idle_seconds)
                 item, idle_seconds = self._next_item(), 0.0
@@ -308,34 +293,33 @@ class Prefetcher(Generic[Ref]):
         if self._ring.free - self._claimed <= (0 if waited_for else self._hedge_slots):
             return False
         if self._granted == 0:
-            progress = Progress(self._issued, self._consumed, item.step, self._step)
+            progress = Progress(self.stats.issued, self._consumed, item.step, self._step)
             self._granted = self.schedule.admit(progress)
         if self._granted > 0:
             self._granted -= 1
             return True
-        self._misses += waited_for
+        self.stats.misses += waited_for
         return waited_for
-
-    @property
-    def _is_starting(self) -> bool:
-        return self._start_items < _FULL_ITEMS
 
     def _would_delay(self) -> bool:
         """Return whether one more fetch would keep what is needed soon from arriving: in the start of a run."""
-        if self._first_missing:
-            return True
-        return self._is_starting and self._under_way >= self._start_items
+        is_starting = self._start_items < _FULL_ITEMS
+        return bool(self._first_missing) or (is_starting and self._under_way >= self._start_items)
 
     async def _fill(self, item: Item[Ref], idle_seconds: float) -> None:
         urgent = item.index <= self._wanted or item.step == self._first_step or item.index < _SPLIT_ITEMS
         begun_seconds = asyncio.get_running_loop().time()
         outcome: int | Exception
         try:
-            with self._followed(item, idle_seconds) as fetch:
+            with (
+                nullcontext()
+                if self.recorder is None
+                else self.recorder.following(item.index, item.step, idle_seconds) as fetch
+            ):
                 outcome = await self._reader.fetch(item.ref, urgent=urgent)
                 if fetch is not None:
                     fetch.slot = outcome
-            self._fetched += 1
+            self.stats.fetched += 1
         except Exception as error:  # noqa: BLE001 - a task boundary: raised again to the consumer, at this item
             if _may_pass(error) and not self._was_waited_for(item, begun_seconds):
                 self._failed_ahead[item.index] = item
@@ -344,7 +328,7 @@ class Prefetcher(Generic[Ref]):
                 self._changed.set()
                 return
             outcome = error
-            self._failed += 1
+            self.stats.failed += 1
         self._outcomes[item.index] = outcome
         if item.step == self._first_step:
             self._first_missing -= 1
@@ -361,12 +345,6 @@ class Prefetcher(Generic[Ref]):
             return False
         now_seconds = asyncio.get_running_loop().time()
         return now_seconds - wait_begun_seconds >= _WAITED_SHARE * (now_seconds - begun_seconds)
-
-    def _followed(self, item: Item[Ref], idle_seconds: float) -> AbstractContextManager[Fetch | None]:
-        """Keep a record of what happens in the block, if there is a recorder."""
-        if self.recorder is None:
-            return nullcontext()
-        return self.recorder.following(item.index, item.step, idle_seconds)
 
     def _end(self, reason: Exception) -> None:
         self._ended = reason
