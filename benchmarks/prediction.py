@@ -24,7 +24,7 @@ import numpy as np
 import stoker
 from stoker import Continuous, NextBatch, OrderConfig, Schedule
 from stoker._diagnostics.probe import Probe, ProbeLimits, probe
-from stoker._fetch.pipeline import PipelineConfig
+from stoker._fetch.config import PipelineConfig
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker_local import BucketConfig, BucketProcess, Shape, bucket_process

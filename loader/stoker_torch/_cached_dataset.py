@@ -21,7 +21,7 @@ from typing import Any, Literal, Self, get_args
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from stoker._base.arguments import explain_arguments
-from stoker._fetch.schedule import FetchSize, Progress
+from stoker._fetch.config import FetchSize, Progress
 from stoker.errors import ConfigError, SampleError, StokerError
 from stoker_torch._sample_cache import CacheStatistics, DamagedEntryError, SampleCache
 from stoker_torch._user_functions import Crew, Executor

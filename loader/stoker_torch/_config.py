@@ -17,9 +17,7 @@ from stoker._base.meter import Egress
 from stoker._base.sizes import parse_bytes
 from stoker._cache.tiers import CacheSpec, Sharers, open_tier
 from stoker._cost.prices import parse_dollars
-from stoker._fetch.config import FetchConfig, check_fetch
-from stoker._fetch.pipeline import PipelineConfig
-from stoker._fetch.schedule import Continuous, Schedule
+from stoker._fetch.config import Continuous, FetchConfig, PipelineConfig, Schedule, check_fetch
 from stoker._order.order import OrderConfig, Shuffle
 from stoker._stores.location import is_url_like
 from stoker._stores.options import StoreOptions

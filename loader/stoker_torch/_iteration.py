@@ -29,9 +29,10 @@ from stoker._cache.keeper import Nearer
 from stoker._cache.tiers import made_tiers
 from stoker._cost.prices import Allowance, Prices
 from stoker._fetch.batch_stream import Batch
+from stoker._fetch.config import PipelineConfig
 from stoker._fetch.gather import GatherRows, gather_rows
 from stoker._fetch.materialized_pipeline import MaterializedPipeline
-from stoker._fetch.pipeline import BatchPipeline, PipelineConfig
+from stoker._fetch.pipeline import BatchPipeline
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.random_words import SampleContext

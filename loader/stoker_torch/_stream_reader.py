@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
 from stoker._fetch.batch_stream import Batch
-from stoker._fetch.pipeline import PipelineConfig
+from stoker._fetch.config import PipelineConfig
 from stoker._format.manifest import Manifest
 from stoker._order.sharding import LaneShare
 from stoker.errors import ConfigError

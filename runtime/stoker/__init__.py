@@ -51,8 +51,7 @@ _NAMES_OF = {
     "stoker._base.retry": "RetryPolicy RetryingStore",
     "stoker._cost.prices": "Prices",
     "stoker._dataset": "Dataset",
-    "stoker._fetch.config": "FetchConfig",
-    "stoker._fetch.schedule": "Continuous FetchSize NextBatch Progress Schedule",
+    "stoker._fetch.config": "Continuous FetchConfig FetchSize NextBatch Progress Schedule",
     "stoker._format.schema": "Array Bytes Column Ragged Schema Text",
     "stoker._order.order": "Order OrderConfig",
     "stoker._order.random_words": "SampleContext",
@@ -66,8 +65,7 @@ if TYPE_CHECKING:
     from stoker._base.retry import RetryingStore, RetryPolicy
     from stoker._cost.prices import Prices
     from stoker._dataset import Dataset
-    from stoker._fetch.config import FetchConfig
-    from stoker._fetch.schedule import Continuous, FetchSize, NextBatch, Progress, Schedule
+    from stoker._fetch.config import Continuous, FetchConfig, FetchSize, NextBatch, Progress, Schedule
     from stoker._format.schema import Array, Bytes, Column, Ragged, Schema, Text
     from stoker._order.order import Order, OrderConfig
     from stoker._order.random_words import SampleContext

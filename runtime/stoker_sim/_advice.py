@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from stoker._base.sizes import MOST_BYTES, format_bytes
 from stoker._cache.disk_folder import BLOCK_BYTES
-from stoker._fetch.schedule import Continuous
+from stoker._fetch.config import Continuous
 from stoker._format.manifest import Manifest
 from stoker._memory.budget import plan_slots, window_slots
 from stoker._memory.ring import ALIGNMENT_BYTES

@@ -22,8 +22,8 @@ from stoker._cache.keeper import Future
 from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import BucketModel, Constant, Latency
 from stoker._fetch.batch_stream import StepQueue
+from stoker._fetch.config import PipelineConfig
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.pipeline import PipelineConfig
 from stoker._fetch.prefetcher import Prefetcher
 from stoker._format.manifest import Manifest
 from stoker._memory.budget import SlotPlan, plan_slots

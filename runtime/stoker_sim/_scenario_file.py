@@ -27,9 +27,7 @@ from stoker._diagnostics.latency import (
     Latency,
     LogNormal,
 )
-from stoker._fetch.config import FetchConfig
-from stoker._fetch.pipeline import PipelineConfig
-from stoker._fetch.schedule import Continuous, FetchSize, NextBatch, Schedule
+from stoker._fetch.config import Continuous, FetchConfig, FetchSize, NextBatch, PipelineConfig, Schedule
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.order import MAX_LANES, OrderConfig

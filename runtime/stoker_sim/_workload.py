@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker._base.sizes import counted
 from stoker._diagnostics.latency import LONGEST_SECONDS, BucketModel
-from stoker._fetch.pipeline import PipelineConfig
+from stoker._fetch.config import PipelineConfig
 from stoker._format.manifest import Manifest, PackRun
 from stoker.errors import ConfigError
 from stoker_sim._caches import hit_rates

@@ -17,9 +17,10 @@ import stoker
 from stoker import Order, OrderConfig, Prices, Schema
 from stoker._base.threads import LoopThread
 from stoker._fetch.batch_stream import Batch
+from stoker._fetch.config import PipelineConfig
 from stoker._fetch.gather import RaggedValues
 from stoker._fetch.groups import GroupSteps
-from stoker._fetch.pipeline import BatchPipeline, PipelineConfig
+from stoker._fetch.pipeline import BatchPipeline
 from stoker._fetch.range_plan import MOST_SAMPLES, Group, ReadLimits, plan_reads
 from stoker._memory.budget import most_sample_bytes, plan_group_slots
 from stoker._order.sharding import Partition

@@ -16,9 +16,10 @@ import numpy as np
 
 from stoker import Array, Bytes, Continuous, FetchConfig, NextBatch, OrderConfig, Schedule, Schema
 from stoker._base.threads import LoopThread
+from stoker._fetch.config import PipelineConfig
 from stoker._fetch.gather import gather
 from stoker._fetch.groups import GroupReading
-from stoker._fetch.pipeline import BatchPipeline, PipelineConfig
+from stoker._fetch.pipeline import BatchPipeline
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.budget import window_slots
 from stoker._order.order import Shuffle

@@ -10,7 +10,7 @@ import pytest
 
 from stoker import OrderConfig
 from stoker._diagnostics.latency import Constant
-from stoker._fetch.pipeline import PipelineConfig
+from stoker._fetch.config import PipelineConfig
 from stoker.errors import ConfigError
 from stoker_sim import BucketModel
 from stoker_sim._allocation import POLICIES, Cluster, Job

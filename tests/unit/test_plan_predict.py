@@ -19,7 +19,7 @@ from stoker import FetchConfig, NextBatch, Operation, OrderConfig, Prices
 from stoker._base.sizes import parse_bytes
 from stoker._cache.tiers import CacheSpec, Sharers, made_tiers
 from stoker._diagnostics.latency import Constant, Late, LogNormal
-from stoker._fetch.pipeline import PipelineConfig
+from stoker._fetch.config import PipelineConfig
 from stoker.errors import BudgetError, ConfigError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel

@@ -11,7 +11,7 @@ import pytest
 from stoker import FetchConfig, NextBatch, OrderConfig
 from stoker._cache.keeper import Future
 from stoker._diagnostics.latency import Constant, Late, LogNormal
-from stoker._fetch.pipeline import PipelineConfig
+from stoker._fetch.config import PipelineConfig
 from stoker._order.steps import Stretch
 from stoker.errors import BudgetError, ConfigError
 from stoker_sim import BucketModel

@@ -8,7 +8,7 @@ import pytest
 
 from stoker import OrderConfig
 from stoker._diagnostics.latency import Constant, Late
-from stoker._fetch.pipeline import PipelineConfig
+from stoker._fetch.config import PipelineConfig
 from stoker._trace.chrome import MOST_RANKS, rank_traces
 from stoker._trace.recording import Recording, Told
 from stoker.trace import read_trace

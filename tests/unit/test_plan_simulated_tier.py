@@ -11,7 +11,7 @@ import pytest
 from stoker import OrderConfig
 from stoker._cache.eviction import Lru, Residents, Uniform
 from stoker._diagnostics.latency import Constant
-from stoker._fetch.pipeline import PipelineConfig
+from stoker._fetch.config import PipelineConfig
 from stoker.abc import ObjectRef, Tier
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel

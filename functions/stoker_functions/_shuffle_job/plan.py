@@ -23,8 +23,7 @@ from typing import Any, get_args
 
 from stoker._base.meter import Operation
 from stoker._cost.prices import FunctionPrices, StorePrices
-from stoker._fetch.forecast import forecast_groups
-from stoker._fetch.range_plan import ReadLimits
+from stoker._fetch.range_plan import ReadLimits, forecast_groups
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._memory.budget import most_sample_bytes

@@ -1,16 +1,36 @@
-"""How hard the fetcher tries, every knob with its default; and what it has done so far, in numbers."""
+"""Settings of the data path, and its counts: what to deliver, how far ahead to fetch, and how hard to try.
+
+A schedule never changes what is fetched or in which order, only when: a pure decision, made from how far the prefetcher
+and the consumer have come. Whatever it says, an item that the consumer is waiting for is issued, and none is issued
+without a free slot.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from stoker._base.arguments import explain_arguments
+from stoker._order.order import OrderConfig
+from stoker._order.sharding import Dealing, LaneShare, Partition
 from stoker.errors import ConfigError
 
-__all__ = ["GAP_BYTES", "FetchConfig", "FetchCounters", "FetchStatistics", "check_fetch"]
+__all__ = [
+    "Continuous",
+    "FetchConfig",
+    "FetchCounters",
+    "FetchSize",
+    "FetchStatistics",
+    "GAP_BYTES",
+    "NextBatch",
+    "PipelineConfig",
+    "Progress",
+    "Schedule",
+    "check_fetch",
+]
 
 GAP_BYTES = 128 << 10
 """Unwanted bytes that are read rather than sending one more request: what arrives in about a first byte's time."""
@@ -106,6 +126,207 @@ def check_fetch(fetch: object) -> None:
     """Raise ConfigError unless a setting ``fetch`` is a :class:`FetchConfig`."""
     if not isinstance(fetch, FetchConfig):
         raise ConfigError(f"fetch is a FetchConfig, such as FetchConfig(deadline_seconds=60), not {fetch!r:.80}")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the prefetcher and the consumer have come; items count from the start of the run.
+
+    Attributes:
+        issued: items whose fetch has begun.
+        consumed: items that the consumer has begun to use.
+        next_item_step: the step that first uses the next item to be issued; None if there is none.
+        step: the step the consumer is at.
+    """
+
+    issued: int
+    consumed: int
+    next_item_step: int | None
+    step: int
+
+
+class Schedule(Protocol):
+    """Decides how far ahead to fetch."""
+
+    @property
+    def needed_slots(self) -> int:
+        """The fewest slots with which the schedule can do what it says."""
+        ...
+
+    @property
+    def follows_steps(self) -> bool:
+        """Whether :attr:`Progress.step` matters: if not, it may be behind until an item is first used."""
+        ...
+
+    def admit(self, progress: Progress) -> int:
+        """Return how many items may be issued now; asked again once these are issued and progress is made."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Continuous:
+    """Fill whatever memory there is, in order of first use; also across epochs. The default."""
+
+    @property
+    def needed_slots(self) -> int:
+        """One: the ring is the only limit."""
+        return 1
+
+    @property
+    def follows_steps(self) -> bool:
+        """No: memory is the limit."""
+        return False
+
+    def admit(self, progress: Progress) -> int:
+        """Always one more: it is asked again after each, and the ring bounds the rest."""
+        return int(progress.next_item_step is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSize:
+    """Fetch ``fetch_size`` more items whenever at most ``threshold`` fetched ones are left to use.
+
+    DELI's pre-fetch rule: Krichevsky, St. Louis and Guo, "Quantifying and Improving Performance of Distributed Deep
+    Learning with Cloud Storage" (IC2E 2021).
+    """
+
+    fetch_size: int
+    threshold: int
+
+    def __post_init__(self) -> None:
+        if self.fetch_size < 1 or self.threshold < 0:
+            raise ConfigError(f"FetchSize needs fetch_size >= 1 and threshold >= 0, not {self}")
+
+    @classmethod
+    def half_and_half(cls, items: int) -> FetchSize:
+        """Fetch half of ``items`` (a cache's room, at least 1) when the other half is left: DELI's 50/50."""
+        return cls(fetch_size=items - items // 2, threshold=items // 2)
+
+    @property
+    def needed_slots(self) -> int:
+        """``threshold`` items still unused and ``fetch_size`` new ones are held at once."""
+        return self.threshold + self.fetch_size
+
+    @property
+    def follows_steps(self) -> bool:
+        """No: it counts items."""
+        return False
+
+    def admit(self, progress: Progress) -> int:
+        """Return ``fetch_size`` when at most ``threshold`` issued items are unused, else 0."""
+        return self.fetch_size if progress.issued - progress.consumed <= self.threshold else 0
+
+
+@dataclass(frozen=True, slots=True)
+class NextBatch:
+    """Fetch what the next ``depth`` steps need while the current step runs (IPDL's in-parallel loading)."""
+
+    depth: int = 1
+
+    def __post_init__(self) -> None:
+        if self.depth < 1:
+            raise ConfigError(f"NextBatch needs depth >= 1, not {self.depth}")
+
+    @property
+    def needed_slots(self) -> int:
+        """One: how many items a step needs is for the order to say."""
+        return 1
+
+    @property
+    def follows_steps(self) -> bool:
+        """Yes: it counts steps."""
+        return True
+
+    def admit(self, progress: Progress) -> int:
+        """Return 1 while the next item is first used at most ``depth`` steps ahead, else 0."""
+        upcoming = progress.next_item_step
+        return int(upcoming is not None and upcoming <= progress.step + self.depth)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineConfig:
+    """What to deliver and how.
+
+    Attributes:
+        order: seed, shuffle, window and lanes.
+        batch_size: samples a batch and rank.
+        rank: this rank.
+        world_size: how many ranks there are.
+        worker: this worker process of the rank, where whole lanes are dealt to workers.
+        workers: how many there are, which divide the memory; None where steps are dealt to ranks.
+        local_ranks: of this machine, which share what is kept on its disks; this one may be among them or not.
+        chunks: whether a worker's batches are only how samples are read.
+        by_lanes: deal ``full`` by lanes, as other orders are.
+        drop_last: leave out the last global batch if it is not full.
+        evaluation: deliver every sample once, with no repeats and no drops; ranks may differ by one batch.
+        limit: deliver only the first so many positions of every epoch.
+        columns: which to deliver, in this order; all if None.
+        memory_bytes: budget of this rank.
+        held_bytes: of it, what is taken besides.
+        end_epoch: do not look ahead into this epoch or beyond.
+        schedule: how far ahead to fetch.
+        fetch: deadlines, retries, hedges and concurrency.
+    """
+
+    order: OrderConfig = field(default_factory=OrderConfig)
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    workers: int | None = None
+    local_ranks: Sequence[int] = ()
+    chunks: bool = False
+    by_lanes: bool = False
+    drop_last: bool = False
+    evaluation: bool = False
+    limit: int | None = None
+    columns: tuple[str, ...] | None = None
+    memory_bytes: int = 512 << 20
+    held_bytes: int = 0
+    end_epoch: int | None = None
+    schedule: Schedule = field(default_factory=Continuous)
+    fetch: FetchConfig = field(default_factory=FetchConfig)
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit {self.limit} is not at least 1 sample")
+
+    def dealing(self, samples: int) -> Dealing:
+        """Return how an epoch of a data set of so many samples is dealt to this rank, or this worker of it."""
+        return self.partition(samples) if self.workers is None else self.lane_share(samples)
+
+    def other_dealings(self, samples: int) -> list[Dealing]:
+        """Return how such an epoch is dealt to the other processes of the machine."""
+        takers = [(rank, worker) for rank in self.local_ranks for worker in range(self.workers or 1)]
+        others = [taker for taker in takers if taker != (self.rank, self.worker)]
+        return [replace(self, rank=rank, worker=worker).dealing(samples) for rank, worker in others]
+
+    def lane_share(self, samples: int) -> LaneShare:
+        """Return what this worker has of an epoch."""
+        return LaneShare(
+            samples=samples if self.limit is None else min(samples, self.limit),
+            lanes=self.order.lanes,
+            batch_size=self.batch_size,
+            rank=self.rank,
+            world_size=self.world_size,
+            worker=self.worker,
+            workers=self.workers or 1,
+            drop_last=self.drop_last,
+            evaluation=self.evaluation,
+            chunks=self.chunks,
+        )
+
+    def partition(self, samples: int) -> Partition:
+        """Return what this rank has of an epoch."""
+        return Partition(
+            samples=samples if self.limit is None else min(samples, self.limit),
+            lanes=self.order.lanes if self.by_lanes or self.order.shuffle != "full" else 1,
+            batch_size=self.batch_size,
+            rank=self.rank,
+            world_size=self.world_size,
+            drop_last=self.drop_last,
+            evaluation=self.evaluation,
+        )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.forecast import Forecast, forecast_groups
 from stoker._fetch.gather import GatherRows, gather_rows
-from stoker._fetch.range_plan import MOST_SAMPLES, Group, ReadLimits, Values, read_values
+from stoker._fetch.range_plan import MOST_SAMPLES, Forecast, Group, ReadLimits, Values, forecast_groups, read_values
 from stoker._fetch.super_samples import fetch_head
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column

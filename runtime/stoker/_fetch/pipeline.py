@@ -12,7 +12,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -22,116 +22,27 @@ from stoker._base.threads import LoopThread
 from stoker._cache.keeper import CacheStatistics, KeepingTier, Nearer
 from stoker._cache.tiers import follow
 from stoker._fetch.batch_stream import Batch, BatchStream, Origin, Reading, StepQueue, StreamCounters
-from stoker._fetch.config import FetchConfig, FetchCounters, FetchStatistics
+from stoker._fetch.config import FetchCounters, FetchStatistics, PipelineConfig
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.forecast import Forecast
 from stoker._fetch.gather import GatherRows, gather_rows
 from stoker._fetch.groups import GroupReading, HeadMemory
 from stoker._fetch.prefetcher import Prefetcher
-from stoker._fetch.range_plan import ReadLimits
-from stoker._fetch.schedule import Continuous, Schedule
+from stoker._fetch.range_plan import Forecast, ReadLimits
 from stoker._fetch.super_samples import SuperSampleReading
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._memory.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_slots
 from stoker._memory.ring import FirstTouch, Ring, anonymous_memory
-from stoker._order.order import OrderConfig
-from stoker._order.sharding import Dealing, LaneShare, Partition
+from stoker._order.sharding import Dealing
 from stoker._order.steps import Stretch
 from stoker.abc import Readable
-from stoker.errors import BudgetError, ConfigError, StokerError
+from stoker.errors import BudgetError, StokerError
 
-__all__ = ["BatchPipeline", "OpenDataSet", "PipelineConfig", "PipelineStatistics"]
+__all__ = ["BatchPipeline", "OpenDataSet", "PipelineStatistics"]
 
 _TOUCHED_BYTES = 128 << 20
 """Of the ring, taken at the start: what the first batches wait for. Taking more would slow the fetching down that it is
 to help, where there are few cores."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineConfig:
-    """What to deliver and how.
-
-    Attributes:
-        order: seed, shuffle, window and lanes.
-        batch_size: samples a batch and rank.
-        rank: this rank.
-        world_size: how many ranks there are.
-        worker: this worker process of the rank, where whole lanes are dealt to workers.
-        workers: how many there are, which divide the memory; None where steps are dealt to ranks.
-        local_ranks: of this machine, which share what is kept on its disks; this one may be among them or not.
-        chunks: whether a worker's batches are only how samples are read.
-        by_lanes: deal ``full`` by lanes, as other orders are.
-        drop_last: leave out the last global batch if it is not full.
-        evaluation: deliver every sample once, with no repeats and no drops; ranks may differ by one batch.
-        limit: deliver only the first so many positions of every epoch.
-        columns: which to deliver, in this order; all if None.
-        memory_bytes: budget of this rank.
-        held_bytes: of it, what is taken besides.
-        end_epoch: do not look ahead into this epoch or beyond.
-        schedule: how far ahead to fetch.
-        fetch: deadlines, retries, hedges and concurrency.
-    """
-
-    order: OrderConfig = field(default_factory=OrderConfig)
-    batch_size: int
-    rank: int = 0
-    world_size: int = 1
-    worker: int = 0
-    workers: int | None = None
-    local_ranks: Sequence[int] = ()
-    chunks: bool = False
-    by_lanes: bool = False
-    drop_last: bool = False
-    evaluation: bool = False
-    limit: int | None = None
-    columns: tuple[str, ...] | None = None
-    memory_bytes: int = 512 << 20
-    held_bytes: int = 0
-    end_epoch: int | None = None
-    schedule: Schedule = field(default_factory=Continuous)
-    fetch: FetchConfig = field(default_factory=FetchConfig)
-
-    def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit {self.limit} is not at least 1 sample")
-
-    def dealing(self, samples: int) -> Dealing:
-        """Return how an epoch of a data set of so many samples is dealt to this rank, or this worker of it."""
-        return self.partition(samples) if self.workers is None else self.lane_share(samples)
-
-    def other_dealings(self, samples: int) -> list[Dealing]:
-        """Return how such an epoch is dealt to the other processes of the machine."""
-        takers = [(rank, worker) for rank in self.local_ranks for worker in range(self.workers or 1)]
-        others = [taker for taker in takers if taker != (self.rank, self.worker)]
-        return [replace(self, rank=rank, worker=worker).dealing(samples) for rank, worker in others]
-
-    def lane_share(self, samples: int) -> LaneShare:
-        """Return what this worker has of an epoch."""
-        return LaneShare(
-            samples=samples if self.limit is None else min(samples, self.limit),
-            lanes=self.order.lanes,
-            batch_size=self.batch_size,
-            rank=self.rank,
-            world_size=self.world_size,
-            worker=self.worker,
-            workers=self.workers or 1,
-            drop_last=self.drop_last,
-            evaluation=self.evaluation,
-            chunks=self.chunks,
-        )
-
-    def partition(self, samples: int) -> Partition:
-        """Return what this rank has of an epoch."""
-        return Partition(
-            samples=samples if self.limit is None else min(samples, self.limit),
-            lanes=self.order.lanes if self.by_lanes or self.order.shuffle != "full" else 1,
-            batch_size=self.batch_size,
-            rank=self.rank,
-            world_size=self.world_size,
-            drop_last=self.drop_last,
-            evaluation=self.evaluation,
-        )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from typing import Generic, Protocol, TypeVar
 
 from stoker._base.recorder import Recorder
 from stoker._base.task_group import task_group
-from stoker._fetch.schedule import Progress, Schedule
+from stoker._fetch.config import Progress, Schedule
 from stoker._memory.ring import Ring, RingStateError
 from stoker.errors import (
     ChecksumError,

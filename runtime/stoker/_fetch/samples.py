@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
-from stoker._fetch.forecast import mean_row_bytes
-from stoker._fetch.range_plan import Group, ReadLimits, Values, read_values
+from stoker._fetch.range_plan import Group, ReadLimits, Values, mean_row_bytes, read_values
 from stoker._fetch.super_samples import LEAST_SAVING, fetch_head, open_head
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from stoker._base.checksum import crc32c
 from stoker._fetch.config import GAP_BYTES
 from stoker._fetch.fetcher import Fetcher, RangePart
-from stoker._fetch.forecast import Forecast, mean_row_bytes, super_samples_read
 from stoker._fetch.gather import GatherRows, gather_rows
+from stoker._fetch.range_plan import Forecast, mean_row_bytes, super_samples_read
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import Head

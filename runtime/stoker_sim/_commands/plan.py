@@ -17,8 +17,7 @@ from stoker._cost.prices import Prices, StorePrices
 from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._diagnostics.machine import look
 from stoker._diagnostics.probe import LEAST_PROBE_BYTES, Probe, ProbeLimits, probe
-from stoker._fetch.pipeline import PipelineConfig
-from stoker._fetch.schedule import Continuous, NextBatch, Schedule
+from stoker._fetch.config import Continuous, NextBatch, PipelineConfig, Schedule
 from stoker._format.versions import read_manifest
 from stoker._order.order import MAX_LANES, OrderConfig, Shuffle
 from stoker._stores.object_store import price_key

@@ -2,7 +2,7 @@
 
 N. Krichevsky, R. St. Louis, T. Guo, "Quantifying and Improving Performance of Distributed Deep Learning with Cloud
 Storage" (IC2E 2021), section V-A; its measurements are condensed from the authors' repository, cake-lab/DELI (MIT).
-When to fetch is decided by :class:`~stoker._fetch.schedule.FetchSize`, what stays by
+When to fetch is decided by :class:`~stoker._fetch.config.FetchSize`, what stays by
 :class:`~stoker._cache.eviction.Fifo`: the code that a loader runs. What a request takes is the model's. Of the
 workloads there is what the paper says of them, what its authors measured, and what had to be fitted.
 """
@@ -22,7 +22,7 @@ import numpy as np
 from stoker._base.clock import run_virtual
 from stoker._base.task_group import task_group
 from stoker._cache.eviction import Fifo, Residents
-from stoker._fetch.schedule import FetchSize, Progress
+from stoker._fetch.config import FetchSize, Progress
 from stoker.errors import ConfigError
 from stoker_sim._bucket import Shared
 

@@ -13,8 +13,7 @@ from functools import partial
 import numpy as np
 
 from stoker._diagnostics.latency import BucketModel, Constant
-from stoker._fetch.config import FetchConfig
-from stoker._fetch.pipeline import PipelineConfig
+from stoker._fetch.config import FetchConfig, PipelineConfig
 from stoker._order.order import OrderConfig
 from stoker_sim._bucket import described
 from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, measurements, simulated

@@ -22,8 +22,7 @@ from stoker._base.clock import run_virtual
 from stoker._base.meter import Operation
 from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
-from stoker._fetch.config import FetchConfig
-from stoker._fetch.pipeline import PipelineConfig
+from stoker._fetch.config import FetchConfig, PipelineConfig
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.order import OrderConfig

@@ -17,9 +17,7 @@ import numpy as np
 
 from stoker._base.clock import run_virtual
 from stoker._diagnostics.latency import BucketModel, Late, LogNormal
-from stoker._fetch.config import FetchConfig
-from stoker._fetch.pipeline import PipelineConfig
-from stoker._fetch.schedule import NextBatch
+from stoker._fetch.config import FetchConfig, NextBatch, PipelineConfig
 from stoker._format.manifest import Manifest
 from stoker._order.order import Order, OrderConfig
 from stoker.abc import Readable

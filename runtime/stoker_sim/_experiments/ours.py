@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
-from stoker._fetch.config import FetchConfig
-from stoker._fetch.pipeline import PipelineConfig
+from stoker._fetch.config import FetchConfig, PipelineConfig
 from stoker._order.order import Order, OrderConfig
 from stoker_sim._bucket import described
 from stoker_sim._caches import TierModel, hit_rates

@@ -16,7 +16,7 @@ from statistics import mean, median, quantiles
 from stoker._base.sizes import counted
 from stoker._cache.eviction import Residents, Uniform
 from stoker._diagnostics.latency import BucketModel, Constant, Latency, LogNormal
-from stoker._fetch.pipeline import PipelineConfig
+from stoker._fetch.config import PipelineConfig
 from stoker._order.order import OrderConfig
 from stoker.abc import ObjectRef
 from stoker_sim._allocation import POLICIES, Cluster, Job, Policy, Share

@@ -11,7 +11,8 @@ import stoker
 from stoker import OrderConfig, Schema
 from stoker._base.threads import LoopThread
 from stoker._fetch.batch_stream import Batch
-from stoker._fetch.pipeline import BatchPipeline, PipelineConfig
+from stoker._fetch.config import PipelineConfig
+from stoker._fetch.pipeline import BatchPipeline
 from stoker._order.sharding import Partition
 from stoker.errors import NotFoundError
 from support.faulty_store import FaultyStore, Weather

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stoker import Array, OrderConfig, Schema
-from stoker._fetch.forecast import super_samples_read
+from stoker._fetch.range_plan import super_samples_read
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch

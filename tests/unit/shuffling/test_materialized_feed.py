@@ -17,8 +17,8 @@ import stoker
 from stoker import Order, OrderConfig, open_store
 from stoker._base.threads import LoopThread
 from stoker._fetch.batch_stream import Batch
+from stoker._fetch.config import PipelineConfig
 from stoker._fetch.materialized_pipeline import MaterializedPipeline
-from stoker._fetch.pipeline import PipelineConfig
 from stoker._format.versions import read_manifest
 from stoker._order.order import EpochLayout
 from stoker.abc import Store
