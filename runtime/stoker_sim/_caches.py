@@ -8,7 +8,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -192,9 +191,8 @@ class _Epochs:
         self.present = -1
         self._next = np.full(len(self.sequence), np.iinfo(np.int64).max)
         order = np.argsort(self.sequence, kind="stable")
-        for before, after in pairwise(order.tolist()):
-            if self.sequence[before] == self.sequence[after]:
-                self._next[before] = after
+        is_again = self.sequence[order[:-1]] == self.sequence[order[1:]]
+        self._next[order[:-1][is_again]] = order[1:][is_again]
         self._latest: dict[int, int] = {}
 
     def __iter__(self) -> Iterator[int]:

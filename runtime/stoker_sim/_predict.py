@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from statistics import median
 
@@ -154,12 +154,7 @@ class EpochForecast:
 
     def grown(self, factor: float) -> EpochForecast:
         """Return an epoch that is ``factor`` times as long."""
-        return EpochForecast(
-            seconds=factor * self.seconds,
-            wait_seconds=factor * self.wait_seconds,
-            requests=factor * self.requests,
-            read_bytes=factor * self.read_bytes,
-        )
+        return EpochForecast(**{name: factor * value for name, value in asdict(self).items()})
 
     def at_least(self, seconds: float) -> EpochForecast:
         """Return an epoch that takes no less: one that found more in its ring than it left there is not typical."""
@@ -168,12 +163,7 @@ class EpochForecast:
 
     def followed_by(self, other: EpochForecast) -> EpochForecast:
         """Return an epoch whose second part is another."""
-        return EpochForecast(
-            seconds=self.seconds + other.seconds,
-            wait_seconds=self.wait_seconds + other.wait_seconds,
-            requests=self.requests + other.requests,
-            read_bytes=self.read_bytes + other.read_bytes,
-        )
+        return EpochForecast(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
 
     def dollars(self, store: StorePrices, egress: Egress = "same_region") -> float:
         """Return what a store with these prices asks for the requests and the bytes."""

@@ -41,8 +41,6 @@ __all__ = [
     "LONGEST_FIRST_BYTE_SECONDS",
     "EpochResult",
     "Node",
-    "NodeParts",
-    "Nothing",
     "Run",
     "Scenario",
     "TierMaker",
@@ -89,50 +87,8 @@ class EpochResult:
     first_batch_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeParts:
-    """What a node is made of.
-
-    Attributes:
-        manifest: of the data set.
-        feed: what it delivers, and with which memory, schedule and fetching.
-        bucket: where the data set is.
-        compute: what a step takes once its batch is there.
-        epochs: how many it trains.
-        seed: of what is drawn.
-        tiers: makes the nearer places, for a rank that needs super-samples when the future says so.
-        memory: stands for the ring's.
-        order: gives the order of an epoch.
-        meet: waited for after each step, where nodes go in step.
-        recorder: follows fetches, and is told of waits.
-    """
-
-    manifest: Manifest
-    feed: PipelineConfig
-    bucket: Readable
-    compute: Latency = field(default_factory=lambda: Constant(0.0))
-    epochs: int = 1
-    seed: int = 0
-    tiers: Callable[[Future], Sequence[Tier]] | None = None
-    memory: Nothing
-    order: OrderSource
-    meet: asyncio.Barrier | None = None
-    recorder: Recorder | None = None
-
-
-class Nothing:
-    """Stands for the memory of all rings: nothing that matters is ever written to it, so they share one slot."""
-
-    def __init__(self, slot_bytes: int) -> None:
-        self._slot = anonymous_memory(slot_bytes)
-
-    def ring(self, slots: int, slot_bytes: int) -> Ring:
-        """Return a ring whose slots are all in one place."""
-        return _RingOfNothing(slots, slot_bytes, self._slot)
-
-
 class _RingOfNothing(Ring):
-    """The states of slots, without memory of their own."""
+    """The states of slots. Nothing that matters is ever written to the rings of a run, so they share one slot."""
 
     def __init__(self, slots: int, slot_bytes: int, slot: memoryview) -> None:
         super().__init__(slots, slot_bytes, allocate=lambda _: slot[:0])
@@ -144,36 +100,63 @@ class _RingOfNothing(Ring):
         return self._slot[:length_bytes]
 
 
+@dataclass(kw_only=True, eq=False)
 class Node:
-    """One rank's run; :meth:`run` it once, on a virtual clock."""
+    """One rank's run; :meth:`run` it once, on a virtual clock.
 
-    def __init__(self, parts: NodeParts) -> None:
-        manifest, feed = parts.manifest, parts.feed
-        self._parts = parts
+    Attributes:
+        manifest: of the data set.
+        feed: what it delivers, and with which memory, schedule and fetching.
+        bucket: where the data set is.
+        compute: what a step takes once its batch is there.
+        epochs: how many it trains.
+        seed: of what is drawn.
+        tiers: makes the nearer places, for a rank that needs super-samples when the future says so.
+        memory: of one slot, which all rings share.
+        order: gives the order of an epoch.
+        meet: waited for after each step, where nodes go in step.
+        recorder: follows fetches, and is told of waits.
+        results: of its epochs so far.
+    """
+
+    manifest: Manifest
+    feed: PipelineConfig
+    bucket: Readable
+    compute: Latency = field(default_factory=lambda: Constant(0.0))
+    epochs: int = 1
+    seed: int = 0
+    tiers: Callable[[Future], Sequence[Tier]] | None = None
+    memory: memoryview
+    order: OrderSource
+    meet: asyncio.Barrier | None = None
+    recorder: Recorder | None = None
+    results: list[EpochResult] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        manifest, feed = self.manifest, self.feed
         self._dealing = feed.dealing(manifest.samples)
         self.slots: SlotPlan = plan_slots(
             manifest, manifest.file_bytes + feed.held_bytes, feed.order, self._dealing, feed.memory_bytes
         )
-        self._ring = parts.memory.ring(self.slots.slots, self.slots.slot_bytes)
-        self._stretch = Stretch(order=feed.order, partition=self._dealing, end_epoch=parts.epochs)
-        self._future = Future(manifest.rows.samples, self._stretch, parts.order) if parts.tiers is not None else None
-        self._rng = random.Random(f"{parts.seed} {feed.rank}")  # noqa: S311 - a model's
+        self._ring = _RingOfNothing(self.slots.slots, self.slots.slot_bytes, self.memory)
+        self._stretch = Stretch(order=feed.order, partition=self._dealing, end_epoch=self.epochs)
+        self._future = Future(manifest.rows.samples, self._stretch, self.order) if self.tiers is not None else None
+        self._rng = random.Random(f"{self.seed} {feed.rank}")  # noqa: S311 - a model's
         self._fetcher = Fetcher(
-            parts.bucket,
+            self.bucket,
             ring=self._ring,
             rng=self._rng,
             config=feed.fetch,
-            tiers=parts.tiers(self._future) if parts.tiers is not None and self._future is not None else (),
+            tiers=self.tiers(self._future) if self.tiers is not None and self._future is not None else (),
             is_start=True,
             log=_log,
             checksum=lambda _: 0,  # of what moves no bytes
         )
-        self.results: list[EpochResult] = []
         self._counted = self._fetcher.stats
 
     async def fetch(self, ref: int, *, urgent: bool = False) -> int:
         """Fetch a super-sample by its row: what the prefetcher asks for."""
-        return await self._fetcher.fetch(self._parts.manifest.ref(ref), urgent=urgent)
+        return await self._fetcher.fetch(self.manifest.ref(ref), urgent=urgent)
 
     async def run(self) -> list[EpochResult]:
         """Train; return one result an epoch.
@@ -181,16 +164,15 @@ class Node:
         Raises:
             StokerError: a super-sample could not be had.
         """
-        parts = self._parts
-        steps = Steps(parts.manifest.rows.samples, self._stretch, parts.order)
+        steps = Steps(self.manifest.rows.samples, self._stretch, self.order)
         queue = StepQueue(steps, None if self._future is None else self._future.take)
         prefetcher = Prefetcher(
             self,
             self._ring,
-            parts.feed.schedule,
+            self.feed.schedule,
             queue.next_item,
             hedge_slots=self.slots.hedge_slots,
-            recorder=parts.recorder,
+            recorder=self.recorder,
         )
         async with task_group() as group:
             group.create_task(prefetcher.run())
@@ -202,7 +184,7 @@ class Node:
         started_seconds = epoch_seconds = loop.time()
         while (step := queue.next_step()) is not None:
             if not self.results or self.results[-1].epoch != step.epoch:
-                self.results.append(EpochResult(rank=self._parts.feed.rank, epoch=step.epoch))
+                self.results.append(EpochResult(rank=self.feed.rank, epoch=step.epoch))
             now = self.results[-1]
             used += len(step.first_uses)
             now.look_ups += len(step.first_uses)
@@ -211,16 +193,16 @@ class Node:
             asked_seconds = loop.time()
             await self._take(step, prefetcher, now)
             self._fetcher.end_start()
-            if self._parts.recorder is not None:
-                self._parts.recorder.yielded(step.epoch, asked_seconds, loop.time())
+            if self.recorder is not None:
+                self.recorder.yielded(step.epoch, asked_seconds, loop.time())
             if step.number == 0:
                 now.first_batch_seconds = loop.time() - started_seconds
-            seconds = self._parts.compute.draw(self._rng)
+            seconds = self.compute.draw(self._rng)
             now.compute_seconds += seconds
             if seconds:
                 await asyncio.sleep(seconds)
-            if self._parts.meet is not None:
-                await self._parts.meet.wait()
+            if self.meet is not None:
+                await self.meet.wait()
             if step.is_last:
                 now.seconds, epoch_seconds = loop.time() - epoch_seconds, loop.time()
                 self._count(now)
@@ -237,8 +219,8 @@ class Node:
                     await prefetcher.wait(item)
                     now.misses += 1
                     now.wait_seconds += loop.time() - asked_seconds
-                    if self._parts.recorder is not None:
-                        self._parts.recorder.waited_for(item, asked_seconds, loop.time())
+                    if self.recorder is not None:
+                        self.recorder.waited_for(item, asked_seconds, loop.time())
             for item in segment.done:
                 prefetcher.release(item)
 
@@ -383,7 +365,7 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trac
     bucket = SimulatedBucket(scenario.bucket, size_of(manifest))
     meet = asyncio.Barrier(feed.world_size) if scenario.in_step else None
     warm = SimulatedWarm(scenario.warm, f"{scenario.seed} warm") if scenario.warm is not None else None
-    memory = Nothing(manifest.largest_bytes)
+    memory = anonymous_memory(manifest.largest_bytes)
     order = lru_cache(maxsize=_ORDERS)(lambda epoch: Order(manifest.rows.samples, feed.order, epoch))
 
     copies = [Counter[int]() for _ in scenario.caches]
@@ -408,19 +390,17 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trac
             return [*caches, *others, *functions]
 
         return Node(
-            NodeParts(
-                manifest=manifest,
-                feed=mine,
-                bucket=view,
-                compute=scenario.compute,
-                epochs=scenario.epochs,
-                seed=scenario.seed,
-                tiers=tiers if scenario.caches or scenario.tiers is not None or warm is not None else None,
-                memory=memory,
-                order=lambda samples, config, epoch: order(epoch),
-                meet=meet,
-                recorder=Recorder(sinks) if sinks else None,
-            )
+            manifest=manifest,
+            feed=mine,
+            bucket=view,
+            compute=scenario.compute,
+            epochs=scenario.epochs,
+            seed=scenario.seed,
+            tiers=tiers if scenario.caches or scenario.tiers is not None or warm is not None else None,
+            memory=memory,
+            order=lambda samples, config, epoch: order(epoch),
+            meet=meet,
+            recorder=Recorder(sinks) if sinks else None,
         )
 
     nodes = [node(rank) for rank in range(feed.world_size)]

@@ -13,7 +13,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -76,7 +76,7 @@ class WarmModel:
         return [life(node) for node in range(config.nodes)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class WarmTally:
     """What a warm tier did in a run.
 
@@ -95,17 +95,17 @@ class WarmTally:
         model: of the tier.
     """
 
-    hits: int
-    losses: int
-    rebuilt: int
-    put_back: int
-    bucket_requests: int
-    bucket_bytes: int
-    evicted: int
-    shards: int
-    shard_bytes: int
-    held_bytes: float
-    lives: Sequence[NodeLife]
+    hits: int = 0
+    losses: int = 0
+    rebuilt: int = 0
+    put_back: int = 0
+    bucket_requests: int = 0
+    bucket_bytes: int = 0
+    evicted: int = 0
+    shards: int = 0
+    shard_bytes: int = 0
+    held_bytes: float = 0.0
+    lives: Sequence[NodeLife] = ()
     model: WarmModel
 
     def bill(self, prices: FunctionPrices, get_dollars: float) -> Bill:
@@ -167,8 +167,7 @@ class SimulatedWarm:
         self._rows_of = [set[int]() for _ in range(model.config.nodes)]
         self._horizon_seconds = _FIRST_HORIZON_SECONDS
         self._losses = self._node_losses()
-        self._hits = self._lost = self._rebuilt = self._evicted = self._shards = self._shard_bytes = 0
-        self._put_back_shards = self._bucket_requests = self._bucket_bytes = 0
+        self._counted = WarmTally(model=model)
 
     def shard_seconds(self, ref: ObjectRef) -> float | None:
         """Return after how many seconds enough shards of an object are there; None if it is not here.
@@ -183,13 +182,13 @@ class SimulatedWarm:
         if len(lost) > config.code.parity:
             self._residents.drop(ref.row)
             self._forget(ref.row)
-            self._lost += 1
+            self._counted.losses += 1
             return None
         self._residents.look_up(ref.row)
-        self._hits += 1
+        self._counted.hits += 1
         self._move(ref, config.code.shards - len(lost))
         self._restore(held, lost)
-        self._rebuilt += len(lost)
+        self._counted.rebuilt += len(lost)
         seconds = sorted(self._model.latency.draw(self._rng) for _ in range(config.code.shards - len(lost)))
         return seconds[config.code.data - 1] + self._transfer_seconds(ref)
 
@@ -201,7 +200,7 @@ class SimulatedWarm:
             return
         for row in evicted:
             self._forget(row)
-        self._evicted += len(evicted)
+        self._counted.evicted += len(evicted)
         nodes = self._rng.sample(range(self._model.config.nodes), code.shards)
         self._objects[ref.row] = _Object(ref, nodes, [now_seconds] * code.shards)
         for node in nodes:
@@ -228,27 +227,15 @@ class SimulatedWarm:
 
     def tally(self, seconds: float) -> WarmTally:
         """Return what was done until then."""
-        return WarmTally(
-            hits=self._hits,
-            losses=self._lost,
-            rebuilt=self._rebuilt,
-            put_back=self._put_back_shards,
-            bucket_requests=self._bucket_requests,
-            bucket_bytes=self._bucket_bytes,
-            evicted=self._evicted,
-            shards=self._shards,
-            shard_bytes=self._shard_bytes,
-            held_bytes=self._residents.used / self._model.config.nodes,
-            lives=self._model.lives(seconds, self._seed),
-            model=self._model,
-        )
+        held_bytes = self._residents.used / self._model.config.nodes
+        return replace(self._counted, held_bytes=held_bytes, lives=self._model.lives(seconds, self._seed))
 
     def _transfer_seconds(self, ref: ObjectRef) -> float:
         return self._model.config.code.shard_bytes(ref.size_bytes) / self._model.bytes_per_second
 
     def _move(self, ref: ObjectRef, shards: int) -> None:
-        self._shards += shards
-        self._shard_bytes += shards * self._model.config.code.shard_bytes(ref.size_bytes)
+        self._counted.shards += shards
+        self._counted.shard_bytes += shards * self._model.config.code.shard_bytes(ref.size_bytes)
 
     def _restore(self, held: _Object, positions: Sequence[int]) -> None:
         """Write shards again, to the nodes that lost them: those have most room."""
@@ -268,11 +255,11 @@ class SimulatedWarm:
             async with task_group() as group:
                 for start, end in cuts:
                     group.create_task(reader.get_range(ref.key, start, end, into=_NOTHING))
-            self._bucket_requests += len(cuts)
-            self._bucket_bytes += sum(end - start for start, end in cuts)
+            self._counted.bucket_requests += len(cuts)
+            self._counted.bucket_bytes += sum(end - start for start, end in cuts)
             await asyncio.sleep(self._model.latency.draw(self._rng) + self._transfer_seconds(ref))
             self._restore(held, lost)
-            self._put_back_shards += len(lost)
+            self._counted.put_back += len(lost)
 
     def _lost_by(self, notice: _Notice) -> Iterator[tuple[int, int]]:
         """Yield the objects that have lost a shard so, and its position."""

@@ -37,20 +37,6 @@ _CONNECTION_BYTES_PER_SECOND = 90e6
 _SCHEDULES: Mapping[str, Schedule] = {"continuous": Continuous(), "next-batch": NextBatch()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bucket:
-    """What is known of the way to the bucket; ``probe`` is None where all was given."""
-
-    model: BucketModel
-    node_bytes_per_second: float
-    median_seconds: float
-    slowest_seconds: float
-    start_seconds: float
-    start_range_seconds: tuple[float, float]
-    prices: StorePrices
-    probe: Probe | None
-
-
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_dataset(parser)
@@ -94,23 +80,9 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    feed, prices = _feed(args), Prices.load()
-    workload, bucket = asyncio.run(_looked(args, feed, prices))
-    money = _Money(args, bucket.prices)
-    memory_bytes = look().free_bytes // 2 if args.memory is None else args.memory
-    resources = Resources(
-        memory_bytes=memory_bytes // args.ranks_per_node,
-        disk_bytes=args.disk,
-        disk_folder=args.disk_folder,
-        slowest_seconds=bucket.slowest_seconds,
-        median_seconds=bucket.median_seconds,
-        epochs=args.epochs,
-    )
-    advice = advise(workload, resources)
-    if args.json:
-        print(json_text(_as_json(args, workload, bucket, advice, money)))
-    else:
-        print("\n".join(_as_text(args, workload, bucket, advice, money)))
+    workload, resources, measured, prices = asyncio.run(_looked(args, _feed(args), Prices.load()))
+    plan = _Plan(args, workload, resources, measured, prices, advise(workload, resources))
+    print(json_text(plan.as_json()) if args.json else "\n".join(plan.as_text()))
     return 0
 
 
@@ -131,7 +103,9 @@ def _feed(args: Namespace) -> PipelineConfig:
     )
 
 
-async def _looked(args: Namespace, feed: PipelineConfig, prices: Prices) -> tuple[Workload, _Bucket]:
+async def _looked(
+    args: Namespace, feed: PipelineConfig, prices: Prices
+) -> tuple[Workload, Resources, Probe | None, StorePrices]:
     """Read the manifest, and measure what was not given; a workload that cannot be planned is not measured for."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
@@ -148,14 +122,8 @@ async def _looked(args: Namespace, feed: PipelineConfig, prices: Prices) -> tupl
         if args.first_byte is None or args.bandwidth is None:
             limits = ProbeLimits(size_bytes=args.probe)
             measured = await probe(store, [manifest.ref(row) for row in _spread(len(manifest))], limits)
-    bucket = _bucket(args, measured, (read_seconds - opened_seconds, read_seconds), store_prices)
-    return replace(
-        workload,
-        bucket=bucket.model,
-        node_bytes_per_second=bucket.node_bytes_per_second,
-        start_seconds=bucket.start_seconds,
-        start_range_seconds=bucket.start_range_seconds,
-    ), bucket
+    found = _with_bucket(args, workload, measured, (read_seconds - opened_seconds, read_seconds))
+    return *found, measured, store_prices
 
 
 def _spread(count: int) -> Sequence[int]:
@@ -163,14 +131,16 @@ def _spread(count: int) -> Sequence[int]:
     return range(0, count, max(1, count // 64))
 
 
-def _bucket(args: Namespace, measured: Probe | None, read_seconds: tuple[float, float], prices: StorePrices) -> _Bucket:
-    """Return the bucket as measured, but for what is given.
+def _with_bucket(
+    args: Namespace, workload: Workload, measured: Probe | None, read_seconds: tuple[float, float]
+) -> tuple[Workload, Resources]:
+    """Return a workload with the bucket as measured, but for what is given, and what a rank and its node can spare.
 
     Args:
         args: of the command line.
+        workload: without a bucket.
         measured: what the probe found, None where all was given.
         read_seconds: that opening the store and reading the manifest took, without imports and with them.
-        prices: of the store.
     """
     if measured is not None:
         model, total = measured.bucket(), measured.total_bytes_per_second
@@ -188,100 +158,133 @@ def _bucket(args: Namespace, measured: Probe | None, read_seconds: tuple[float, 
         total, rate = args.bandwidth, min(rate, args.bandwidth)
     if args.requests_per_second is not None:
         model = replace(model, requests_per_second=args.requests_per_second, longest_line_seconds=math.inf, burst=1)
-    return _Bucket(
-        model=replace(model, connection_bytes_per_second=rate),
+    memory_bytes = look().free_bytes // 2 if args.memory is None else args.memory
+    return replace(
+        workload,
+        bucket=replace(model, connection_bytes_per_second=rate),
         node_bytes_per_second=total,
-        median_seconds=median_seconds,
-        slowest_seconds=slowest_seconds,
         start_seconds=start_seconds,
         start_range_seconds=starts,
-        prices=prices,
-        probe=measured,
+    ), Resources(
+        memory_bytes=memory_bytes // args.ranks_per_node,
+        disk_bytes=args.disk,
+        disk_folder=args.disk_folder,
+        slowest_seconds=slowest_seconds,
+        median_seconds=median_seconds,
+        epochs=args.epochs,
     )
 
 
-class _Money:
-    """Dollars of an epoch, of all nodes."""
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What was asked and found; ``probe`` is None where all was given."""
 
-    def __init__(self, args: Namespace, prices: StorePrices) -> None:
-        self._args, self._prices = args, prices
-        self.is_free = prices.region == "local"
+    args: Namespace
+    workload: Workload
+    resources: Resources
+    probe: Probe | None
+    prices: StorePrices
+    advice: Advice
 
-    def of(self, epoch: EpochForecast) -> float:
-        """Return what the bucket asks for."""
-        return epoch.dollars(self._prices, self._args.egress)
+    def dollars(self, epoch: EpochForecast) -> float:
+        """Return what the bucket asks for an epoch of all nodes."""
+        return epoch.dollars(self.prices, self.args.egress)
 
-    def waiting(self, epoch: EpochForecast) -> float | None:
+    def waiting_dollars(self, epoch: EpochForecast) -> float | None:
         """Return what the nodes cost while they wait; None if their price is not known."""
-        hour = self._args.price_of_hour
-        return None if hour is None else epoch.wait_seconds / 3600 * self._args.nodes * hour
+        hour = self.args.price_of_hour
+        return None if hour is None else epoch.wait_seconds / 3600 * self.args.nodes * hour
 
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``--json`` writes."""
+        manifest, advice = self.workload.manifest, self.advice
+        return {
+            "url": self.args.url,
+            "version": manifest.version,
+            "samples": manifest.samples,
+            "super_samples": len(manifest),
+            "size_bytes": manifest.size_bytes,
+            "nodes": self.workload.nodes,
+            "ranks_per_node": self.workload.ranks_per_node,
+            "probe": self.probe and asdict(self.probe),
+            "given": self._prediction(advice.given),
+            "refused": advice.refused,
+            "advised": self._prediction(advice.advised),
+            "suggestions": [asdict(each) | {"is_change": each.is_change} for each in advice.suggestions],
+        }
 
-def _as_json(args: Namespace, workload: Workload, bucket: _Bucket, advice: Advice, money: _Money) -> dict[str, Any]:
-    def prediction(found: Prediction | None) -> dict[str, Any] | None:
+    def _prediction(self, found: Prediction | None) -> dict[str, Any] | None:
         if found is None:
             return None
         shown = asdict(found)
         shown["bound"] |= {"seconds": found.bound.seconds, "limit": found.bound.limit}
         for name, epoch in (("first", found.first), ("later", found.later)):
-            more = {"stall": epoch.stall, "dollars": money.of(epoch), "waiting_dollars": money.waiting(epoch)}
-            shown[name] |= more
+            waiting = self.waiting_dollars(epoch)
+            shown[name] |= {"stall": epoch.stall, "dollars": self.dollars(epoch), "waiting_dollars": waiting}
         return shown
 
-    return {
-        "url": args.url,
-        "version": workload.manifest.version,
-        "samples": workload.manifest.samples,
-        "super_samples": len(workload.manifest),
-        "size_bytes": workload.manifest.size_bytes,
-        "nodes": workload.nodes,
-        "ranks_per_node": workload.ranks_per_node,
-        "probe": None if bucket.probe is None else asdict(bucket.probe),
-        "given": prediction(advice.given),
-        "refused": advice.refused,
-        "advised": prediction(advice.advised),
-        "suggestions": [asdict(each) | {"is_change": each.is_change} for each in advice.suggestions],
-    }
+    def as_text(self) -> list[str]:
+        """Return the lines of what is shown."""
+        args, manifest, ranks = self.args, self.workload.manifest, self.args.ranks_per_node
+        average, sample = (format_bytes(manifest.size_bytes / len(manifest)), format_bytes(self.workload.sample_bytes))
+        need = format_bytes(ranks * args.gpu_rate * self.workload.sample_bytes)
+        who, a_node = (", each", "") if ranks == 1 else (f" of {counted(ranks, 'rank')}, each rank", " a node")
+        rate = f"{args.gpu_rate:,.0f}" if args.gpu_rate >= 10 else f"{args.gpu_rate:.3g}"
+        training = f"{counted(args.nodes, 'node')}{who} {rate} samples/s in batches of {args.batch_size}"
+        packed = f"{counted(len(manifest), 'super-sample')} of {average}"
+        return [
+            f"{printable(args.url)}, version {manifest.version}",
+            f"  {counted(manifest.samples, 'sample')} of {sample} in {packed}",
+            *_wrapped(f"{training}: {need}/s{a_node}"),
+            *_wrapped(self._bucket()),
+            "",
+            *self._predicted(),
+            "",
+            *_bound(self.advice),
+            "",
+            *(line for each in self.advice.suggestions for line in _suggested(each, args.url)),
+        ]
 
+    def _bucket(self) -> str:
+        """Return how the bucket answers, and whence that is known."""
+        found, bucket = self.probe, self.workload.bucket
+        limit, excess = bucket.requests_per_second, _excess(bucket)
+        limited = "" if limit == math.inf else f"; the bucket answers {limit:,.3g} requests/s, and {excess}"
+        alone, together = map(format_bytes, (bucket.connection_bytes_per_second, self.workload.node_bytes_per_second))
+        first_byte = _seconds(self.resources.median_seconds)
+        rates = f"first byte {first_byte}, one connection {alone}/s, a node {together}/s"
+        if found is None:
+            return f"as given: {rates}{limited}"
+        took = f"{counted(found.requests, 'request')} and {format_bytes(found.read_bytes)} in {_seconds(found.seconds)}"
+        if found.is_rate_assumed:
+            return f"measured with {took}: {rates}; rates are assumed, since the objects are too small to tell{limited}"
+        more = "" if found.is_saturated else " at least"
+        return f"measured with {took}: {rates}{more} (with {counted(found.connections, 'connection')}){limited}"
 
-def _as_text(args: Namespace, workload: Workload, bucket: _Bucket, advice: Advice, money: _Money) -> list[str]:
-    manifest = workload.manifest
-    average = format_bytes(manifest.size_bytes / len(manifest))
-    ranks = args.ranks_per_node
-    need = format_bytes(ranks * args.gpu_rate * workload.sample_bytes)
-    packed = f"{counted(len(manifest), 'super-sample')} of {average}"
-    who, a_node = (", each", "") if ranks == 1 else (f" of {counted(ranks, 'rank')}, each rank", " a node")
-    rate = f"{args.gpu_rate:,.0f}" if args.gpu_rate >= 10 else f"{args.gpu_rate:.3g}"
-    training = f"{counted(args.nodes, 'node')}{who} {rate} samples/s in batches of {args.batch_size}"
-    return [
-        f"{printable(args.url)}, version {manifest.version}",
-        f"  {counted(manifest.samples, 'sample')} of {format_bytes(workload.sample_bytes)} in {packed}",
-        *_wrapped(f"{training}: {need}/s{a_node}"),
-        *_measured(bucket),
-        "",
-        *_predicted(advice, money),
-        "",
-        *_bound(advice),
-        "",
-        *(line for each in advice.suggestions for line in _suggested(each, args.url)),
-    ]
-
-
-def _measured(bucket: _Bucket) -> list[str]:
-    found = bucket.probe
-    limit = bucket.model.requests_per_second
-    limited = "" if limit == math.inf else f"; the bucket answers {limit:,.3g} requests/s, and {_excess(bucket.model)}"
-    alone, together = format_bytes(bucket.model.connection_bytes_per_second), format_bytes(bucket.node_bytes_per_second)
-    rates = f"first byte {_seconds(bucket.median_seconds)}, one connection {alone}/s, a node {together}/s"
-    if found is None:
-        return _wrapped(f"as given: {rates}{limited}")
-    more = "" if found.is_saturated else " at least"
-    took = f"{counted(found.requests, 'request')} and {format_bytes(found.read_bytes)} in {_seconds(found.seconds)}"
-    if found.is_rate_assumed:
-        return _wrapped(
-            f"measured with {took}: {rates}; rates are assumed, since the objects are too small to tell{limited}"
-        )
-    return _wrapped(f"measured with {took}: {rates}{more} (with {counted(found.connections, 'connection')}){limited}")
+    def _predicted(self) -> list[str]:
+        advice = self.advice
+        columns = [("as it is", advice.given), ("advised", advice.advised)]
+        if not any(each.is_change for each in advice.suggestions):
+            columns = columns[:1]
+        rows: list[list[str]] = [["predicted", *(name for name, _ in columns)]]
+        facts: dict[str, Callable[[Prediction], str]] = {
+            "time to first batch": lambda found: "{} to {}".format(*map(_seconds, found.first_batch_range_seconds)),
+            "first epoch": lambda found: f"{_seconds(found.first.seconds)}, {found.first.stall:.1%} stalled",
+            "later epochs": lambda found: f"{_seconds(found.later.seconds)}, {found.later.stall:.1%} stalled",
+            "requests, first epoch": lambda found: f"{found.first.requests:,.0f}",
+            "requests, later epochs": lambda found: f"{found.later.requests:,.0f}",
+            "bytes an epoch": lambda found: format_bytes(found.later.read_bytes),
+            "bucket an epoch": lambda found: format_dollars(self.dollars(found.later)),
+            "waiting an epoch": lambda found: format_dollars(self.waiting_dollars(found.later) or 0.0),
+        }
+        if self.prices.region == "local":
+            del facts["bucket an epoch"]
+        if advice.advised and self.waiting_dollars(advice.advised.later) is None:
+            del facts["waiting an epoch"]
+        for name, fact in facts.items():
+            rows.append([name, *("cannot run" if found is None else fact(found) for _, found in columns)])
+        shown = table(rows).splitlines()
+        return shown + (_wrapped(advice.refused) if advice.refused else [])
 
 
 def _excess(model: BucketModel) -> str:
@@ -291,31 +294,6 @@ def _excess(model: BucketModel) -> str:
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-
-
-def _predicted(advice: Advice, money: _Money) -> list[str]:
-    columns = [("as it is", advice.given), ("advised", advice.advised)]
-    if not any(each.is_change for each in advice.suggestions):
-        columns = columns[:1]
-    rows: list[list[str]] = [["predicted", *(name for name, _ in columns)]]
-    facts: dict[str, Callable[[Prediction], str]] = {
-        "time to first batch": lambda found: "{} to {}".format(*map(_seconds, found.first_batch_range_seconds)),
-        "first epoch": lambda found: f"{_seconds(found.first.seconds)}, {found.first.stall:.1%} stalled",
-        "later epochs": lambda found: f"{_seconds(found.later.seconds)}, {found.later.stall:.1%} stalled",
-        "requests, first epoch": lambda found: f"{found.first.requests:,.0f}",
-        "requests, later epochs": lambda found: f"{found.later.requests:,.0f}",
-        "bytes an epoch": lambda found: format_bytes(found.later.read_bytes),
-        "bucket an epoch": lambda found: format_dollars(money.of(found.later)),
-        "waiting an epoch": lambda found: format_dollars(money.waiting(found.later) or 0.0),
-    }
-    if money.is_free:
-        del facts["bucket an epoch"]
-    if advice.advised and money.waiting(advice.advised.later) is None:
-        del facts["waiting an epoch"]
-    for name, fact in facts.items():
-        rows.append([name, *("cannot run" if found is None else fact(found) for _, found in columns)])
-    shown = table(rows).splitlines()
-    return shown + (_wrapped(advice.refused) if advice.refused else [])
 
 
 def _bound(advice: Advice) -> list[str]:

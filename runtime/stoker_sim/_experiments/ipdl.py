@@ -19,12 +19,13 @@ from stoker._base.clock import run_virtual
 from stoker._diagnostics.latency import BucketModel, Late, LogNormal
 from stoker._fetch.config import FetchConfig, NextBatch, PipelineConfig
 from stoker._format.manifest import Manifest
+from stoker._memory.ring import anonymous_memory
 from stoker._order.order import Order, OrderConfig
 from stoker.abc import Readable
 from stoker_sim._bucket import BucketView, SimulatedBucket, described, size_of
 from stoker_sim._dataloader import DecodingView, Disk, DiskModel, DiskView, LoaderModel, Processors, train
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
-from stoker_sim._scenario import Node, NodeParts, Nothing
+from stoker_sim._scenario import Node
 
 __all__ = ["EXPERIMENTS"]
 
@@ -196,15 +197,13 @@ def _with_schedule(place: _Place, depth: int, readers: int, batches: int) -> _Fo
         ),
     )
     node = Node(
-        NodeParts(
-            manifest=manifest,
-            feed=feed,
-            bucket=DecodingView(place.store(manifest), processors, _DECODE_SECONDS),
-            compute=steps,
-            seed=_SEED,
-            memory=Nothing(slot_bytes),
-            order=Order,
-        )
+        manifest=manifest,
+        feed=feed,
+        bucket=DecodingView(place.store(manifest), processors, _DECODE_SECONDS),
+        compute=steps,
+        seed=_SEED,
+        memory=anonymous_memory(slot_bytes),
+        order=Order,
     )
     run_virtual(node.run())
     return _Found.of(steps, processors.busy_seconds + batches * _STEP_SECONDS, place.cores)
