@@ -19,17 +19,7 @@ from stoker._order.order import MAX_LANES
 from stoker.errors import ConfigError
 from stoker_sim._section import Section, read_section
 
-__all__ = [
-    "POLICIES",
-    "Allocation",
-    "Caches",
-    "Cluster",
-    "Job",
-    "Policy",
-    "Share",
-    "allocate",
-    "read_jobs",
-]
+__all__ = ["POLICIES", "Allocation", "Caches", "Cluster", "Job", "Policy", "Share", "allocate", "read_jobs"]
 
 Caches = Mapping[Hashable, int]
 """What is cached of each data set, in bytes on all its nodes together, by :attr:`Job.data`."""

@@ -21,13 +21,7 @@ from stoker.abc import EvictionPolicy, ObjectRef
 from stoker.errors import ConfigError
 from stoker_sim._bucket import SharedLink
 
-__all__ = [
-    "REPLICA_AWARE",
-    "ReplicaAware",
-    "SimulatedTier",
-    "TierModel",
-    "hit_rates",
-]
+__all__ = ["REPLICA_AWARE", "ReplicaAware", "SimulatedTier", "TierModel", "hit_rates"]
 
 Key = TypeVar("Key", bound=Hashable)
 _NVME = Constant(0.0001)

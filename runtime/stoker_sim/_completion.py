@@ -16,11 +16,7 @@ from stoker._base.sizes import counted
 from stoker.errors import ConfigError
 from stoker_sim._allocation import Caches, Cluster, Job, Policy
 
-__all__ = [
-    "Completion",
-    "Submission",
-    "completions",
-]
+__all__ = ["Completion", "Submission", "completions"]
 
 _ENDED = 1e-9
 """Of an epoch: what is left of it when it counts as read."""

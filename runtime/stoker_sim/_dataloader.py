@@ -25,15 +25,7 @@ from stoker.abc import Readable
 from stoker.errors import ConfigError
 from stoker_sim._bucket import ModelledReader, Shared
 
-__all__ = [
-    "DecodingView",
-    "Disk",
-    "DiskModel",
-    "DiskView",
-    "LoaderModel",
-    "Processors",
-    "train",
-]
+__all__ = ["DecodingView", "Disk", "DiskModel", "DiskView", "LoaderModel", "Processors", "train"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

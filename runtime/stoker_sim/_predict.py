@@ -22,14 +22,7 @@ from stoker_sim._bucket import SharedLink
 from stoker_sim._scenario import Run, Scenario, TierMaker, simulate
 from stoker_sim._workload import Cache, Workload, beginning, excerpt
 
-__all__ = [
-    "Bound",
-    "Demand",
-    "EpochForecast",
-    "Prediction",
-    "bound_of",
-    "predict",
-]
+__all__ = ["Bound", "Demand", "EpochForecast", "Prediction", "bound_of", "predict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

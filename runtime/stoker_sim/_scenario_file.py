@@ -50,11 +50,7 @@ from stoker_sim._warm_fleet import Reclaim
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 
-__all__ = [
-    "ScenarioFile",
-    "outcome",
-    "read_scenario",
-]
+__all__ = ["ScenarioFile", "outcome", "read_scenario"]
 
 _MOST_SUPER_SAMPLES = 10_000_000
 """What a model keeps of one is some hundred bytes."""

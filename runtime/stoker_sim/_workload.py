@@ -17,13 +17,7 @@ from stoker._format.manifest import Manifest, PackRun
 from stoker.errors import ConfigError
 from stoker_sim._caches import hit_rates
 
-__all__ = [
-    "Cache",
-    "Workload",
-    "beginning",
-    "excerpt",
-    "settled_hit_rate",
-]
+__all__ = ["Cache", "Workload", "beginning", "excerpt", "settled_hit_rate"]
 
 _HIT_OBJECTS, _HIT_EPOCHS, _HIT_SETTLED = 300, 12, 6
 """Of a reader in an epoch; epochs; and from which of them on a cache counts as settled. Costs milliseconds."""

@@ -30,10 +30,7 @@ from stoker_sim._experiments.outcome import (
 )
 from stoker_sim._scenario import Scenario, simulate
 
-__all__ = [
-    "BUCKET",
-    "EXPERIMENTS",
-]
+__all__ = ["BUCKET", "EXPERIMENTS"]
 
 _GET_SECONDS = 0.055
 _GETS_PER_SECOND = 100.0

@@ -32,10 +32,7 @@ from stoker_sim._experiments.deli import WORKLOADS
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, bars_beside, published
 from stoker_sim._scenario import Scenario, simulate
 
-__all__ = [
-    "EXPERIMENTS",
-    "HeldView",
-]
+__all__ = ["EXPERIMENTS", "HeldView"]
 
 
 class HeldView(BucketView):

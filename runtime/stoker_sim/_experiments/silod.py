@@ -26,14 +26,7 @@ from stoker_sim._completion import Submission, completions
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
 from stoker_sim._scenario import Scenario, simulate
 
-__all__ = [
-    "EXPERIMENTS",
-    "Case",
-    "Circumstances",
-    "cases",
-    "queue",
-    "simulated_rate",
-]
+__all__ = ["EXPERIMENTS", "Case", "Circumstances", "cases", "queue", "simulated_rate"]
 
 _GPUS = 96
 _CACHE_BYTES = 2 * 10**12

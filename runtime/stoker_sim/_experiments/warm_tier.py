@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import product, starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -37,19 +38,7 @@ from stoker_sim._warm_fleet import (
 from stoker_warm._code import Code
 from stoker_warm._upkeep import UpkeepConfig
 
-__all__ = [
-    "EXPERIMENTS",
-    "LINGER_SECONDS",
-    "OBJECTS",
-    "OBJECT_BYTES",
-    "PAPER",
-    "Found",
-    "Lives",
-    "Load",
-    "Setting",
-    "found_of",
-    "node_calls",
-]
+__all__ = ["EXPERIMENTS"]
 
 PAPER = published("infinicache")
 OBJECT_BYTES = 8 << 20
@@ -115,14 +104,6 @@ class Load:
         return self.shards_of_node(code) * code.shard_bytes(OBJECT_BYTES)
 
 
-class _Eager(NamedTuple):
-    """What it took to put shards back at once: mean times, and bytes a second from the bucket."""
-
-    notice_seconds: float
-    back_seconds: float
-    bytes_per_second: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What came of it.
@@ -132,14 +113,26 @@ class Found:
         whole_hours: the part of hours in which every object could.
         bill: for all.
         copied_bytes: that went through the proxy to put shards back and for back-ups.
-        eager: what it took to put shards back at once, if that was done.
+        notice_seconds: the mean time until a loss was noticed, if shards are put back at once,
+        back_seconds: and until they were back,
+        bucket_bytes_per_second: and what was read for it.
     """
 
     object_hours: float
     whole_hours: float
     bill: Bill
     copied_bytes: float
-    eager: _Eager | None = None
+    notice_seconds: float | None = None
+    back_seconds: float | None = None
+    bucket_bytes_per_second: float | None = None
+
+
+class Case(NamedTuple):
+    """A tier on a platform."""
+
+    lives: Lives
+    setting: Setting
+    load: Load
 
 
 @lru_cache(maxsize=16)
@@ -149,51 +142,45 @@ def _strikes(lives: Lives, functions: int, hours: int) -> list[list[Strike]]:
     return [list(strikes(reclaim, hours * 3600.0, rng)) for _ in range(functions)]
 
 
-def _histories(setting: Setting, lives: Lives, load: Load) -> list[NodeLife]:
+def _histories(case: Case) -> list[NodeLife]:
+    lives, setting, load = case
     upkeep = UpkeepConfig(
         warm_seconds=setting.warm_seconds, backup_seconds=setting.backup_seconds, peer_seconds=setting.backup_seconds
     )
     uses_per_second, rng = load.shards_of_node(setting.code) / load.read_seconds, random.Random(_SEED)  # noqa: S311
-    return [
-        lived(
-            upkeep,
-            each,
-            load.hours * 3600.0,
-            offset=(node + 1) / load.functions,
-            uses_per_second=uses_per_second,
-            rng=rng,
-        )
-        for node, each in enumerate(_strikes(lives, load.functions, load.hours))
-    ]
+    live = partial(lived, upkeep, seconds=load.hours * 3600.0, uses_per_second=uses_per_second, rng=rng)
+    struck = enumerate(_strikes(lives, load.functions, load.hours), start=1)
+    return [live(strikes=each, offset=number / load.functions) for number, each in struck]
 
 
 @lru_cache(maxsize=1024)
-def found_of(setting: Setting, lives: Lives, load: Load) -> Found:
+def found_of(case: Case) -> Found:
     """Return what comes of a tier; the platform takes the same instances at the same times from each."""
-    histories = _histories(setting, lives, load)
-    return _put_back_at_once(setting, histories, load) if setting.put_back else _read(setting, histories, load)
+    histories = _histories(case)
+    return _put_back_at_once(case, histories) if case.setting.put_back else _read(case, histories)
 
 
-def _read(setting: Setting, histories: Sequence[NodeLife], load: Load) -> Found:
+def _read(case: Case, histories: Sequence[NodeLife]) -> Found:
     """Return what comes of lost shards that the next read of their object puts back, each in a call of its own."""
+    code, load = case.setting.code, case.load
     lost_seconds = [[at for at, _ in each.losses] for each in histories]
-    lost = lost_between_reads(setting.code, lost_seconds, load.hours, load.read_seconds)
+    lost = lost_between_reads(code, lost_seconds, load.hours, load.read_seconds)
     # What a node loses twice between two reads is put back once.
     refills = sum(len({int(at // load.read_seconds) for at in each}) for each in lost_seconds)
-    repair = node_calls().moving(refills * load.shards_of_node(setting.code), setting.code.shard_bytes(OBJECT_BYTES))
+    repair = _CALLS.moving(refills * load.shards_of_node(code), code.shard_bytes(OBJECT_BYTES))
     copies = sum(2 * each.copies for each in histories) + refills
     return Found(
         object_hours=1.0 - float(lost.mean()),
         whole_hours=float(((1.0 - lost) ** load.objects).mean()),
-        bill=_bill(setting, histories, load, repair, gets=float(lost.sum()) * load.objects),
-        copied_bytes=copies * load.held_bytes(setting.code),
+        bill=_bill(case, histories, repair, gets=float(lost.sum()) * load.objects),
+        copied_bytes=copies * load.held_bytes(code),
     )
 
 
-def _put_back_at_once(setting: Setting, histories: Sequence[NodeLife], load: Load) -> Found:
+def _put_back_at_once(case: Case, histories: Sequence[NodeLife]) -> Found:
     """Return what comes of lost shards that are put back from the bucket when a loss is noticed."""
-    code, calls = setting.code, node_calls()
-    model = PutBackModel(at_once=setting.put_back, linger_seconds=calls.linger_seconds)
+    code, load = case.setting.code, case.load
+    model = PutBackModel(at_once=case.setting.put_back, linger_seconds=LINGER_SECONDS)
     places = placed(code, load.objects, load.functions, np.random.default_rng(_SEED))
     played = put_back(model, code, places, histories, OBJECT_BYTES, load.hours * 3600.0)
     lost = played.lost_objects(load.hours)
@@ -201,27 +188,36 @@ def _put_back_at_once(setting: Setting, histories: Sequence[NodeLife], load: Loa
     return Found(
         object_hours=1.0 - float(lost.mean()) / load.objects,
         whole_hours=float((lost == 0).mean()),
-        bill=_bill(setting, histories, load, Served(played.calls, played.write_seconds), gets=played.requests),
+        bill=_bill(case, histories, Served(played.calls, played.write_seconds), gets=played.requests),
         copied_bytes=copied_bytes + 2 * sum(each.copies for each in histories) * load.held_bytes(code),
-        eager=_Eager(played.notice_seconds, played.back_seconds, played.read_bytes / load.hours / 3600.0),
+        notice_seconds=played.notice_seconds,
+        back_seconds=played.back_seconds,
+        bucket_bytes_per_second=played.read_bytes / load.hours / 3600.0,
     )
 
 
-def node_calls() -> NodeCalls:
-    """Return what calls of the paper's functions are billed for."""
-    return NodeCalls(memory_bytes=PAPER["memory_bytes"], linger_seconds=LINGER_SECONDS)
+_CALLS = NodeCalls(memory_bytes=PAPER["memory_bytes"], linger_seconds=LINGER_SECONDS)
+"""What calls of the paper's functions are billed for."""
 
 
-def _bill(setting: Setting, histories: Sequence[NodeLife], load: Load, repair: Served, gets: float) -> Bill:
-    prices, calls, code = Prices.load(), node_calls(), setting.code
-    return calls.bill(
+def _bill(case: Case, histories: Sequence[NodeLife], repair: Served, gets: float) -> Bill:
+    prices, code = Prices.load(), case.setting.code
+    return _CALLS.bill(
         histories,
-        load.held_bytes(code),
+        case.load.held_bytes(code),
         prices.function("lambda"),
-        read=calls.moving(load.reads * code.shards, code.shard_bytes(OBJECT_BYTES)),
+        read=_CALLS.moving(case.load.reads * code.shards, code.shard_bytes(OBJECT_BYTES)),
         repair=repair,
         bucket_dollars=gets * prices.store("s3://any").request_dollars(Operation.GET),
     )
+
+
+def _least_dollars(case: Case) -> float:
+    """Return what it takes at least to give every instance that is taken one successor with as many data bytes."""
+    load = case.load
+    data_bytes = load.objects * OBJECT_BYTES / load.functions
+    taken = load.functions * load.hours * 60.0 / case.lives.minutes
+    return taken * _CALLS.moving_dollars(data_bytes, Prices.load().function("lambda"))
 
 
 _THEIR_DOLLARS = max(bill["dollars"] for bill in PAPER["bills"])
@@ -230,13 +226,43 @@ _ASKED = (Lives(10), Lives(30), Lives(60))
 _PAPERS = Lives(444, 0.53)
 """The lives with which InfiniCache's design has InfiniCache's availability: see the experiment ``infinicache``."""
 _CODES = tuple(Code.parse(text) for text in ("4+2", "8+4", "10+2", "10+4", "10+6", "12+4", "4+4", "4+5"))
-_Tried = dict[Lives, list[tuple[Setting, Found]]]
-_SETTING_COLUMNS = ("code", "keep-warm s", "back-up s", "put back")
-_FIGURE_COLUMNS = (
-    *("object-hours kept", f"hours with none of {OBJECTS:,} lost"),
-    *("warm-up $", "back-up $", "repair $", "bucket $", "reads $", "all $"),
-    *("noticed after s", "back after s more", "bucket MB/s"),
-)
+_NONE_LOST = f"hours with none of {OBJECTS:,} lost"
+_DOLLARS = f"$ of {PAPER['hours']} h"
+_FIGURES: dict[str, Callable[[Case], Cell]] = {
+    "mean life min": lambda case: case.lives.minutes,
+    "together": lambda case: case.lives.together,
+    "setting": lambda case: str(case.setting),
+    "code": lambda case: str(case.setting.code),
+    "keep-warm s": lambda case: case.setting.warm_seconds,
+    "back-up s": lambda case: case.setting.backup_seconds,
+    "put back": lambda case: f"{case.setting.put_back} at once" if case.setting.put_back else "when read",
+    "hours": lambda case: case.load.hours,
+    "objects": lambda case: case.load.objects,
+    "held by a node MB": lambda case: case.load.held_bytes(case.setting.code) / 1e6,
+    "read every min": lambda case: round(case.load.read_seconds / 60.0),
+    "object-hours kept": lambda case: found_of(case).object_hours,
+    _NONE_LOST: lambda case: found_of(case).whole_hours,
+    "hours with none lost": lambda case: found_of(case).whole_hours,
+    "warm-up $": lambda case: found_of(case).bill.warm_dollars,
+    "back-up $": lambda case: found_of(case).bill.backup_dollars,
+    "repair $": lambda case: found_of(case).bill.repair_dollars,
+    "bucket $": lambda case: found_of(case).bill.bucket_dollars,
+    "reads $": lambda case: found_of(case).bill.read_dollars,
+    "all $": lambda case: found_of(case).bill.dollars,
+    _DOLLARS: lambda case: found_of(case).bill.dollars / case.load.hours * PAPER["hours"],
+    "upkeep $": lambda case: found_of(case).bill.upkeep_dollars,
+    "least upkeep $": _least_dollars,
+    "through the proxy MB/s": lambda case: found_of(case).copied_bytes / case.load.hours / 3600.0 / 1e6,
+    "noticed after s": lambda case: found_of(case).notice_seconds,
+    "back after s more": lambda case: found_of(case).back_seconds,
+    "bucket MB/s": lambda case: None if (rate := found_of(case).bucket_bytes_per_second) is None else rate / 1e6,
+}
+"""What tables tell of a case, by the name of its column."""
+_SETTING = ("code", "keep-warm s", "back-up s", "put back")
+
+
+def _table(name: str, columns: tuple[str, ...], cases: Iterable[Case]) -> Table:
+    return Table(name, columns, [tuple(_FIGURES[column](case) for column in columns) for case in cases])
 
 
 def _settings(codes: Sequence[Code], *, quick: bool) -> Iterable[Setting]:
@@ -247,49 +273,33 @@ def _settings(codes: Sequence[Code], *, quick: bool) -> Iterable[Setting]:
         yield Setting(code=code, warm_seconds=_EAGER_SECONDS, put_back=_AT_ONCE)
 
 
-def _by_setting(tried: _Tried) -> Table:
-    rows = [
-        (lives.minutes, lives.together, *_named(setting), *_figures(found))
-        for lives, each in tried.items()
-        for setting, found in each
-    ]
-    columns = ("mean life min", "together", *_SETTING_COLUMNS, *_FIGURE_COLUMNS)
-    return Table("warm-tier", columns, rows)
+def _by_setting(cases: Iterable[Case]) -> Table:
+    columns = (
+        *("mean life min", "together", *_SETTING, "object-hours kept", _NONE_LOST),
+        *("warm-up $", "back-up $", "repair $", "bucket $", "reads $", "all $"),
+        *("noticed after s", "back after s more", "bucket MB/s"),
+    )
+    return _table("warm-tier", columns, cases)
 
 
-def _named(setting: Setting) -> tuple[Cell, ...]:
-    put_back = f"{setting.put_back} at once" if setting.put_back else "when read"
-    return str(setting.code), setting.warm_seconds, setting.backup_seconds, put_back
-
-
-def _figures(found: Found) -> tuple[Cell, ...]:
-    bill, eager = found.bill, found.eager
-    dollars = bill.warm_dollars, bill.backup_dollars, bill.repair_dollars, bill.bucket_dollars, bill.read_dollars
-    took = (eager.notice_seconds, eager.back_seconds, eager.bytes_per_second / 1e6) if eager else (None, None, None)
-    return found.object_hours, found.whole_hours, *dollars, bill.dollars, *took
-
-
-def _cheapest(tried: _Tried, hours: int) -> Table:
+def _cheapest(cases: Sequence[Case], hours: int) -> Table:
     """Return what costs least of all that is above InfiniCache's availability, and what comes next to it if none is."""
     rows: list[tuple[Cell, ...]] = []
     their_dollars = _THEIR_DOLLARS * hours / PAPER["hours"]
-    for lives, each in tried.items():
-        for is_eager in (False, True):
-            of = [(setting, found) for setting, found in each if bool(setting.put_back) == is_eager]
-            for measure, rate in (
-                ("object-hours", [found.object_hours for _, found in of]),
-                ("hours with none lost", [found.whole_hours for _, found in of]),
-            ):
-                above = [at for at, each_rate in enumerate(rate) if each_rate > _THEIR_RATE]
-                dollars = [found.bill.dollars for _, found in of]
-                best = min(above, key=dollars.__getitem__) if above else max(range(len(of)), key=rate.__getitem__)
-                is_better = bool(above) and dollars[best] < their_dollars
-                figures = (rate[best], dollars[best], "yes" if is_better else "no")
-                rows.append((lives.minutes, measure, *_named(of[best][0]), *figures))
-    columns = (
-        *("mean life min", "availability", *_SETTING_COLUMNS, "reached", "all $"),
-        "above InfiniCache's for less",
-    )
+    measures: dict[str, Callable[[Case], float]] = {
+        "object-hours": lambda case: found_of(case).object_hours,
+        "hours with none lost": lambda case: found_of(case).whole_hours,
+    }
+    for lives, is_eager in product(dict.fromkeys(case.lives for case in cases), (False, True)):
+        of = [case for case in cases if case.lives == lives and bool(case.setting.put_back) == is_eager]
+        for measure, rate in measures.items():
+            above = [case for case in of if rate(case) > _THEIR_RATE]
+            best = min(above, key=lambda case: found_of(case).bill.dollars) if above else max(of, key=rate)
+            dollars = found_of(best).bill.dollars
+            named = [_FIGURES[column](best) for column in _SETTING]
+            is_better = "yes" if above and dollars < their_dollars else "no"
+            rows.append((lives.minutes, measure, *named, rate(best), dollars, is_better))
+    columns = ("mean life min", "availability", *_SETTING, "reached", "all $", "above InfiniCache's for less")
     return Table("warm-tier-cheapest", columns, rows)
 
 
@@ -310,20 +320,15 @@ _SHOWN = (_THEIRS, _OFTEN, *_BEST.values())
 
 def _best(lives: Iterable[Lives], hours: int) -> Table:
     """Return the best settings over so many hours that their availability is sure; dollars as for the paper's hours."""
-    rows: list[tuple[Cell, ...]] = []
-    for each in lives:
-        setting, load = _BEST[each], Load(hours=hours)
-        found = found_of(setting, each, load)
-        dollars = found.bill.dollars / hours * PAPER["hours"]
-        rows.append((each.minutes, *_named(setting), hours, found.object_hours, found.whole_hours, dollars))
-    columns = ("mean life min", *_SETTING_COLUMNS, "hours", *_FIGURE_COLUMNS[:2], f"$ of {PAPER['hours']} h")
-    return Table("warm-tier-best", columns, rows)
+    columns = ("mean life min", *_SETTING, "hours", "object-hours kept", _NONE_LOST, _DOLLARS)
+    return _table("warm-tier-best", columns, [Case(each, _BEST[each], Load(hours=hours)) for each in lives])
 
 
 def _by_life(lives: Sequence[Lives], load: Load) -> list[Panel]:
     """Draw what is kept and what it costs by mean life; at InfiniCache's lives as points, since they are of a kind."""
-    every = [[found_of(setting, each, load) for setting in _SHOWN] for each in (*lives, _PAPERS)]
+    every = [[found_of(Case(each, setting, load)) for setting in _SHOWN] for each in (*lives, _PAPERS)]
     known = [PAPER["availability"][name] for name in ("with_backup", "without_backup")]
+    note = f"InfiniCache's: {_PAPERS.minutes} min, {_PAPERS.together:.0%} of reclaims take the back-up, too"
 
     def panel(title: str, label: str, value: Callable[[Found], float], theirs: list[float]) -> Panel:
         values = [[value(found) for found in of] for of in every]
@@ -334,14 +339,7 @@ def _by_life(lives: Sequence[Lives], load: Load) -> list[Panel]:
         if theirs:
             at = [_PAPERS.minutes] * len(theirs)
             series.append(Series("InfiniCache, published", at, theirs, is_published=True))
-        return Panel(
-            title,
-            "mean life of an instance (min)",
-            label,
-            series,
-            x_log=True,
-            note=f"InfiniCache's: {_PAPERS.minutes} min, {_PAPERS.together:.0%} of reclaims take the back-up, too",
-        )
+        return Panel(title, "mean life of an instance (min)", label, series, x_log=True, note=note)
 
     paid = sorted(bill["dollars"] for bill in PAPER["bills"])
     whole, hours = f"Hours in which none of {load.objects:,} objects is lost", f"{load.hours} hours of {load.functions}"
@@ -354,62 +352,36 @@ def _by_life(lives: Sequence[Lives], load: Load) -> list[Panel]:
 
 def _by_objects(counts: Sequence[int], lives: Sequence[Lives], load: Load) -> tuple[Table, Panel]:
     """Return both availabilities, the bill and the least bill there can be, by how much the tier holds."""
-    rows: list[tuple[Cell, ...]] = []
-    series = []
+    cases, series = list[Case](), []
     for each in lives:
         for setting in (_OFTEN, _BEST.get(each, _EAGER)):
-            whole = []
-            for objects in counts:
-                of = Load(hours=load.hours, functions=load.functions, objects=objects)
-                found = found_of(setting, each, of)
-                whole.append(found.whole_hours)
-                copied = found.copied_bytes / load.hours / 3600.0 / 1e6
-                figures = (found.object_hours, whole[-1], found.bill.upkeep_dollars, _least_dollars(each, of), copied)
-                rows.append((each.minutes, str(setting), objects, of.held_bytes(setting.code) / 1e6, *figures))
+            of = [Case(each, setting, replace(load, objects=objects)) for objects in counts]
+            cases += of
             if each is not _PAPERS:
+                whole = [found_of(case).whole_hours for case in of]
                 series.append(Series(f"{setting}, {each.minutes} min", counts, whole))
     columns = (
-        *("mean life min", "setting", "objects", "held by a node MB"),
-        *("object-hours kept", "hours with none lost", "upkeep $", "least upkeep $", "through the proxy MB/s"),
+        *("mean life min", "setting", "objects", "held by a node MB", "object-hours kept", "hours with none lost"),
+        *("upkeep $", "least upkeep $", "through the proxy MB/s"),
     )
-    panel = Panel(
-        "Hours in which no object is lost, by how many there are",
-        "objects of 8 MiB",
-        "part of hours",
-        series,
-        x_log=True,
-    )
-    return Table("warm-tier-objects", columns, rows), panel
+    title = "Hours in which no object is lost, by how many there are"
+    panel = Panel(title, "objects of 8 MiB", "part of hours", series, x_log=True)
+    return _table("warm-tier-objects", columns, cases), panel
 
 
 def _by_reads(minutes: Sequence[int], lives: Sequence[Lives], hours: int) -> Table:
     """Return what is kept if objects are read more often, and lost shards put back as often."""
-    rows: list[tuple[Cell, ...]] = []
-    for each in lives:
-        for setting in (_THEIRS, _OFTEN, Setting(code=Code(10, 4))):
-            for every in minutes:
-                found = found_of(setting, each, Load(hours=hours, read_seconds=60.0 * every))
-                figures = found.object_hours, found.whole_hours, found.bill.upkeep_dollars
-                rows.append((each.minutes, str(setting), every, *figures))
-    columns = (
-        *("mean life min", "setting", "read every min"),
-        *("object-hours kept", f"hours with none of {OBJECTS:,} lost", "upkeep $"),
-    )
-    return Table("warm-tier-reads", columns, rows)
-
-
-def _least_dollars(lives: Lives, load: Load) -> float:
-    """Return what it takes at least to give every instance that is taken one successor with as many data bytes."""
-    data_bytes = load.objects * OBJECT_BYTES / load.functions
-    taken = load.functions * load.hours * 60.0 / lives.minutes
-    return taken * node_calls().moving_dollars(data_bytes, Prices.load().function("lambda"))
+    settings = (_THEIRS, _OFTEN, Setting(code=Code(10, 4)))
+    loads = [Load(hours=hours, read_seconds=60.0 * every) for every in minutes]
+    columns = ("mean life min", "setting", "read every min", "object-hours kept", _NONE_LOST, "upkeep $")
+    return _table("warm-tier-reads", columns, starmap(Case, product(lives, settings, loads)))
 
 
 def _run(quick: bool) -> Outcome:
     load = Load(hours=2 if quick else PAPER["hours"])
     all_lives = (*_ASKED[1 if quick else 0 :], _PAPERS)
     settings = list(_settings((Code(10, 2), Code(4, 4)) if quick else _CODES, quick=quick))
-    tried = {lives: [(setting, found_of(setting, lives, load)) for setting in settings] for lives in all_lives}
+    tried = [Case(lives, setting, load) for lives, setting in product(all_lives, settings)]
     between = () if quick else (Lives(120), Lives(240))
     panels = _by_life((*all_lives[:-1], *between), load)
     by_objects, objects_panel = _by_objects((100, 1_000) if quick else _COUNTS, all_lives, load)
