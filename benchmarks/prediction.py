@@ -28,8 +28,7 @@ from stoker._fetch.config import PipelineConfig
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker_local import BucketConfig, BucketProcess, Shape, bucket_process
-from stoker_sim._predict import Prediction, predict
-from stoker_sim._workload import Workload
+from stoker_sim._predict import Prediction, Workload, predict
 from stoker_torch import Loader
 
 EPOCHS = 3

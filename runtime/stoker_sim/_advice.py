@@ -14,8 +14,8 @@ from stoker._memory.budget import plan_slots, window_slots
 from stoker._memory.ring import ALIGNMENT_BYTES
 from stoker.errors import BudgetError, ConfigError, StokerError
 from stoker_sim._bucket import described
-from stoker_sim._predict import Prediction, predict
-from stoker_sim._workload import Cache, Workload
+from stoker_sim._caches import Cache
+from stoker_sim._predict import Prediction, Workload, predict
 
 __all__ = ["Advice", "Resources", "Suggestion", "advise"]
 

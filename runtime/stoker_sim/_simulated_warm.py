@@ -25,6 +25,7 @@ from stoker._diagnostics.latency import Latency, LogNormal
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ConfigError, StoreError
 from stoker_sim._bucket import SharedLink
+from stoker_sim._caches import ModelledTier
 from stoker_sim._warm_fleet import Bill, NodeCalls, NodeLife, Reclaim, lived, strikes
 from stoker_warm._put_back import NAMES_AT_ONCE, takes_whole
 from stoker_warm._settings import WarmConfig
@@ -293,7 +294,7 @@ class SimulatedWarm:
         return [[at for at, _ in life.losses] for life in self._model.lives(self._horizon_seconds, self._seed)]
 
 
-class WarmView:
+class WarmView(ModelledTier):
     """The tier as one rank's fetcher sees it, through that machine's network.
 
     Args:
@@ -322,6 +323,3 @@ class WarmView:
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Put the object away."""
         self._shared.keep(ref)
-
-    async def close(self) -> None:
-        """Nothing to release."""

@@ -25,9 +25,9 @@ from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._advice import Advice, Resources, Suggestion, advise
 from stoker_sim._bucket import BucketView, SimulatedBucket, described
-from stoker_sim._predict import Prediction, predict
+from stoker_sim._caches import Cache, settled_hit_rate
+from stoker_sim._predict import Prediction, Workload, predict
 from stoker_sim._scenario import Scenario, simulate
-from stoker_sim._workload import Cache, Workload, settled_hit_rate
 
 MIB = 1 << 20
 _SOME = LogNormal(0.02, 0.04)

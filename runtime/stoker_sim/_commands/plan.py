@@ -25,9 +25,8 @@ from stoker.cli.flags import add_dataset, number_from, opened, positive, rate_fr
 from stoker.cli.output import counted, json_text, printable, table
 from stoker.errors import ConfigError
 from stoker_sim._advice import Advice, Resources, Suggestion, advise
-from stoker_sim._predict import EpochForecast, Prediction
+from stoker_sim._predict import EpochForecast, Prediction, Workload
 from stoker_sim._scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS
-from stoker_sim._workload import Workload
 
 __all__ = ["configure", "run"]
 
