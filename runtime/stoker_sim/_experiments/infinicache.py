@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,17 @@ from numpy.typing import NDArray
 from stoker._cost.prices import FunctionPrices, Prices
 from stoker._cost.usage import Calls, total_dollars
 from stoker.errors import ConfigError
-from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, difference, published
+from stoker_sim._experiments.outcome import (
+    Cell,
+    Experiment,
+    Outcome,
+    Panel,
+    Series,
+    Table,
+    bars_beside,
+    difference,
+    published,
+)
 from stoker_sim._warm_fleet import HOUR_SECONDS, Bill, Reclaim, check_durations, lost_within, placed
 from stoker_warm._code import Code
 
@@ -212,6 +223,7 @@ _ASKED_MINUTES = (10, 30, 60)
 _CODES = (Code(10, 0), Code(10, 1), Code(10, 2), Code(10, 4))
 _REFERENCE_LATENCY = {"10+0": (2.93, 6.9), "10+1": (2.02, 4.3), "10+2": (1.60, 3.2)}
 """Mean and 99th percentile of the first ten arrivals, in units of the mean shard's time."""
+_BACKUP = {True: "5 min", False: "none"}
 _SEED = 1
 
 
@@ -273,39 +285,38 @@ def _every(seconds: float | None) -> str:
     return "none" if seconds is None else f"{seconds:.0f} s"
 
 
-def _bills() -> Table:
-    prices = Prices.load().function("lambda")
+def _bills() -> tuple[Table, Panel]:
+    prices, bills, functions = Prices.load().function("lambda"), _PAPER["bills"], _PAPER["functions"]
     rows: list[tuple[Cell, ...]] = []
+    found: list[float] = []
     for when, billing in (("100 ms, as then", _THEN), ("1 ms, as now", _NOW)):
-        for known in _PAPER["bills"]:
+        for known in bills:
             objects, reads_per_hour = known["objects"], _READS_PER_HOUR[known["objects"]]
             fleet = WarmFleet(
-                functions=_PAPER["functions"],
+                functions=functions,
                 memory_bytes=_PAPER["memory_bytes"],
                 code=_CODE,
                 upkeep=_upkeep(backup=known["backup"], reads_per_hour=reads_per_hour),
                 reads_per_hour=reads_per_hour,
             )
             bill = fleet.bill(_PAPER["hours"], prices, replace(billing, shard_call_seconds=_SHARD_SECONDS[objects]))
+            found.append(bill.dollars)
             dollars = known["dollars"] if billing is _THEN else None
-            parts = bill.warm_dollars, bill.backup_dollars, bill.read_dollars, bill.dollars
+            parts = bill.warm_dollars, bill.backup_dollars, bill.read_dollars, bill.dollars, dollars
             fewer = _PAPER["elasticache_dollars"] / bill.dollars
-            rows.append(
-                (
-                    objects,
-                    "5 min" if known["backup"] else "none",
-                    when,
-                    *parts,
-                    dollars,
-                    difference(bill.dollars, dollars),
-                    fewer,
-                )
-            )
+            backup = _BACKUP[known["backup"]]
+            rows.append((objects, backup, when, *parts, difference(bill.dollars, dollars), fewer))
     columns = (
         *("read", "back-up", "billed by", "warm-up $", "back-up $", "reads $"),
         *("all $", "published $", "difference $", "ElastiCache / all"),
     )
-    return Table("infinicache-dollars", columns, rows)
+    names = [f"{known['objects']},\nback-up {_BACKUP[known['backup']]}" for known in bills] + ["ElastiCache"]
+    theirs = [*(known["dollars"] for known in bills), _PAPER["elasticache_dollars"]]
+    then, now = [*found[: len(bills)], math.nan], [*found[len(bills) :], math.nan]
+    bars = bars_beside("simulated, billed by 100 ms", names, then, theirs, published="published")
+    bars.append(Series("simulated, billed by 1 ms", names, now, kind="bars"))
+    panel = Panel("50 hours of 400 functions of 1.5 GB", "", "dollars", bars, y_log=True)
+    return Table("infinicache-dollars", columns, rows), panel
 
 
 def _latencies(size: _Size) -> tuple[Table, Panel]:
@@ -334,19 +345,14 @@ def _latencies(size: _Size) -> tuple[Table, Panel]:
 def _by_life(size: _Size, lives: Sequence[int]) -> tuple[Table, Panel]:
     rows: list[tuple[Cell, ...]] = []
     series = []
-    for backup in (True, False):
-        for together in (0.0, _PAPERS_RECLAIM.together):
-            rates = []
-            for minutes in lives:
-                reclaim = Reclaim(mean_life_seconds=60.0 * minutes, together=together)
-                rates.append(float(_kept(reclaim, _upkeep(backup=backup), size).mean()))
-                rows.append(("5 min" if backup else "none", together, minutes, rates[-1]))
-            if backup or not together:
-                name = f"back-ups, {together:.0%} taken together" if backup else "no back-ups"
-                series.append(Series(name, lives, rates))
-    known = [_PAPER["availability"][name] for name in ("with_backup", "without_backup")]
-    papers_minutes = _PAPERS_RECLAIM.mean_life_seconds / 60
-    series.append(Series("published", [papers_minutes] * 2, known, is_published=True))
+    for backup, together in product((True, False), (0.0, _PAPERS_RECLAIM.together)):
+        reclaims = [Reclaim(mean_life_seconds=60.0 * minutes, together=together) for minutes in lives]
+        rates = [float(_kept(reclaim, _upkeep(backup=backup), size).mean()) for reclaim in reclaims]
+        rows += [(_BACKUP[backup], together, *each) for each in zip(lives, rates, strict=True)]
+        if backup or not together:
+            name = f"back-ups, {together:.0%} taken together" if backup else "no back-ups"
+            series.append(Series(name, lives, rates))
+    series.append(_published_rates(_PAPERS_RECLAIM.mean_life_seconds / 60))
     panel = Panel(
         "Objects that last an hour, 10+2 in 400 functions",
         "mean life of an instance (min)",
@@ -355,8 +361,7 @@ def _by_life(size: _Size, lives: Sequence[int]) -> tuple[Table, Panel]:
         x_log=True,
         note="the published points stand at the life that was fitted to them",
     )
-    table = Table("infinicache-lives", ("back-up", "together", "mean life min", "kept"), rows)
-    return table, panel
+    return Table("infinicache-lives", ("back-up", "together", "mean life min", "kept"), rows), panel
 
 
 def _by_code(size: _Size) -> tuple[Table, Panel]:
@@ -367,43 +372,26 @@ def _by_code(size: _Size) -> tuple[Table, Panel]:
         name = "back-up every 5 min" if backup else "no back-up"
         rows += [(name, str(code), rate) for code, rate in zip(_CODES, rates, strict=True)]
         series.append(Series(name, [code.parity for code in _CODES], rates))
-    known = [_PAPER["availability"][name] for name in ("with_backup", "without_backup")]
-    series.append(Series("published", [_CODE.parity] * 2, known, is_published=True))
-    panel = Panel(
-        "Objects that last an hour, by parity, with the paper's reclaims",
-        "parity shards beside 10 of data",
-        "part of object-hours kept",
-        series,
-    )
+    series.append(_published_rates(_CODE.parity))
+    title = "Objects that last an hour, by parity, with the paper's reclaims"
+    panel = Panel(title, "parity shards beside 10 of data", "part of object-hours kept", series)
     return Table("infinicache-parity", ("back-up", "code", "kept"), rows), panel
 
 
-def _dollar_panel(bills: Table) -> Panel:
-    known = len(_PAPER["bills"])
-    names = [f"{row[0]},\nback-up {row[1]}" for row in bills.rows[:known]] + ["ElastiCache"]
-    dollars, theirs = _numbers(bills, 6), _numbers(bills, 7)[:known]
-    series = [
-        Series("simulated, billed by 100 ms", names, [*dollars[:known], math.nan], kind="bars"),
-        Series("published", names, [*theirs, _PAPER["elasticache_dollars"]], is_published=True, kind="bars"),
-        Series("simulated, billed by 1 ms", names, [*dollars[known:], math.nan], kind="bars"),
-    ]
-    return Panel("50 hours of 400 functions of 1.5 GB", "", "dollars", series, y_log=True)
-
-
-def _numbers(table: Table, column: int) -> list[float]:
-    cells = [row[column] for row in table.rows]
-    return [float(cell) if isinstance(cell, float) else math.nan for cell in cells]
+def _published_rates(x: float) -> Series:
+    rates = [_PAPER["availability"][name] for name in ("with_backup", "without_backup")]
+    return Series("published", [x, x], rates, is_published=True)
 
 
 def _run(quick: bool) -> Outcome:
     size = _QUICK if quick else _FULL
-    survivals, bills = _survivals(size), _bills()
+    bills, dollar_panel = _bills()
     latencies, latency_panel = _latencies(size)
     lives, life_panel = _by_life(size, _LIVES_MINUTES[1::2] if quick else _LIVES_MINUTES)
     parities, parity_panel = _by_code(size)
     return Outcome(
-        [survivals, bills, latencies, lives, parities],
-        [life_panel, parity_panel, _dollar_panel(bills), latency_panel],
+        [_survivals(size), bills, latencies, lives, parities],
+        [life_panel, parity_panel, dollar_panel, latency_panel],
         _REMARKS,
     )
 
