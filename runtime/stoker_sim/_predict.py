@@ -10,7 +10,7 @@ import math
 import random
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from statistics import median
 
 import numpy as np
@@ -367,7 +367,7 @@ def predict(workload: Workload, *, seed: int = 0, starts: int = 1) -> Prediction
         BudgetError: the memory is too small for the order; names the figure that fits.
         ConfigError: the bucket or the network is so slow that a loader could not have its data.
     """
-    feed, small, hit_rate = workload.feed, excerpt(workload), workload.hit_rate
+    feed, hit_rate = workload.feed, workload.hit_rate
     slots = plan_slots(
         workload.manifest,
         workload.manifest.file_bytes + feed.held_bytes,
@@ -375,8 +375,7 @@ def predict(workload: Workload, *, seed: int = 0, starts: int = 1) -> Prediction
         feed.partition(workload.manifest.samples),
         feed.memory_bytes,
     )
-    cold = _simulated(small, 0.0, seed)
-    settled = _simulated(small, hit_rate, seed) if hit_rate else cold
+    small, cold, settled = _runs(workload, seed)
     each_for = feed.world_size / small.feed.world_size
     growth = max(1.0, workload.manifest.samples / each_for / small.manifest.samples)
     begun = _first_batch_seconds(cold)
@@ -394,6 +393,14 @@ def predict(workload: Workload, *, seed: int = 0, starts: int = 1) -> Prediction
         simulated=min(1.0, 1.0 / growth),
         slots=slots.slots,
     )
+
+
+@lru_cache(maxsize=8)
+def _runs(workload: Workload, seed: int) -> tuple[Workload, Run, Run]:
+    """Return an excerpt and its runs, with empty and with settled caches; advice asks for the same ones again."""
+    small, hit_rate = excerpt(workload), workload.hit_rate
+    cold = _simulated(small, 0.0, seed)
+    return small, cold, _simulated(small, hit_rate, seed) if hit_rate else cold
 
 
 def _simulated(workload: Workload, hit_rate: float, seed: int, epochs: int = 0) -> Run:
