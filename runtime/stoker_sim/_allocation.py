@@ -17,7 +17,7 @@ from pathlib import Path
 from stoker._base.sizes import MOST_BYTES, parse_rate
 from stoker._order.order import MAX_LANES
 from stoker.errors import ConfigError
-from stoker_sim._section import Section, read_section
+from stoker_sim._scenario_file import Section, read_section
 
 __all__ = ["POLICIES", "Allocation", "Caches", "Cluster", "Job", "Policy", "Share", "allocate", "read_jobs"]
 

@@ -1,23 +1,21 @@
-"""Scenarios that a person describes in a TOML file, and what is told of their runs.
+"""Scenarios that a person describes in a TOML file, whose every field is in ``docs/simulator.md``.
 
-Every field is in ``docs/simulator.md``. A run is told as a table by epochs, with its totals, and a picture.
+Each field has the type and lies within the bounds that it must have. One that nobody asked for is an error too, since
+it is most often the misspelling of one that has a default. Every error names the field by its whole path.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
-from stoker._base.meter import Operation
-from stoker._base.sizes import counted
+from stoker._base.fields import read_toml, shown
+from stoker._base.sizes import MOST_BYTES, parse_bytes
 from stoker._cache.eviction import policy_names
-from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import (
     LEAST_MEDIAN_SECONDS,
     LONGEST_SECONDS,
@@ -36,21 +34,168 @@ from stoker._trace.recording import read_trace
 from stoker.errors import ConfigError
 from stoker_sim._bucket import described, read_durations, recorded_bucket
 from stoker_sim._caches import REPLICA_AWARE, TierModel
-from stoker_sim._experiments.outcome import Cell, Outcome, Panel, Series, Table
 from stoker_sim._scenario import (
     LEAST_BYTES_PER_SECOND,
     LONGEST_FIRST_BYTE_SECONDS,
-    EpochResult,
-    Run,
     Scenario,
 )
-from stoker_sim._section import Section, read_section
-from stoker_sim._simulated_warm import WarmModel, WarmTally
+from stoker_sim._simulated_warm import WarmModel
 from stoker_sim._warm_fleet import Reclaim
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 
-__all__ = ["ScenarioFile", "outcome", "read_scenario"]
+__all__ = ["ScenarioFile", "Section", "read_scenario", "read_section"]
+
+Config = TypeVar("Config")
+_SIZED = ("_bytes", "_bytes_per_second")
+_MOST_INTEGER = (1 << 63) - 1
+"""TOML's own bound, which Python's reader does not keep."""
+
+
+def read_section(path: Path) -> Section:
+    """Return a file's top section.
+
+    Raises:
+        ConfigError: it cannot be read, is too large, or is not TOML.
+    """
+    return Section(read_toml(path), str(path))
+
+
+class Section:
+    """A table of the file. Its methods take a field out and raise ConfigError where it is not what it must be.
+
+    Args:
+        values: of its fields.
+        file: for errors.
+        path: of the section in the file, such as ``bucket.first_byte``.
+    """
+
+    def __init__(self, values: Mapping[str, Any], file: str, path: str = "") -> None:
+        self._left, self._file, self._path = dict(values), file, path
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
+    @property
+    def folder(self) -> Path:
+        """Where the file is: what it names is relative to it."""
+        return Path(self._file).parent
+
+    def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = _MOST_INTEGER) -> int:
+        """Return an integer from ``least`` to ``most``."""
+        value = self._take(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.wrong(name, value, f"an integer {_range(least, most, _MOST_INTEGER)}")
+        return value
+
+    def number(self, name: str, default: float | None = None, *, least: float = 0.0, most: float = math.inf) -> float:
+        """Return a number from ``least`` to ``most``; where its name says bytes, ``"90MB"`` is one too."""
+        value = self._take(name, default)
+        number = self._size(name, value) if isinstance(value, str) and name.endswith(_SIZED) else value
+        if not isinstance(number, int | float) or isinstance(number, bool) or not least <= number <= most:
+            raise self.wrong(name, value, f"a number {_range(least, most, math.inf)}")
+        return float(number)
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """Return a number of bytes, which may be written with a unit, such as ``"8MiB"``."""
+        return self._size(name, self._take(name, default))
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """Return true or false."""
+        value = self._take(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong(name, value, "true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return a text that is not empty."""
+        value = self._take(name, default)
+        if not isinstance(value, str) or not value:
+            raise self.wrong(name, value, "a text")
+        return value
+
+    def choice(self, name: str, choices: Sequence[str], default: str | None = None) -> str:
+        """Return one of the texts in ``choices``."""
+        value = self._take(name, default)
+        if value not in choices:
+            raise self.wrong(name, value, f"one of {', '.join(choices)}")
+        return str(value)
+
+    def within(self, name: str) -> Section:
+        """Return the section of this name; an empty one if there is none."""
+        value = self._left.pop(name, {})
+        if not isinstance(value, dict):
+            raise self.wrong(name, value, f"a table, [{self._named(name)}]")
+        return Section(value, self._file, self._named(name))
+
+    def each(self, name: str) -> list[Section]:
+        """Return the sections of an array of tables, none if there is none."""
+        value = self._left.pop(name, [])
+        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+            raise self.wrong(name, value, f"an array of tables, [[{self._named(name)}]]")
+        return [Section(one, self._file, f"{self._named(name)}[{place}]") for place, one in enumerate(value)]
+
+    def config(self, kind: type[Config], **given: Any) -> Config:
+        """Return a frozen dataclass whose numbers and switches, those that are not given, are this section's fields.
+
+        What is left out has the dataclass's default.
+        """
+        for field in fields(kind):  # type: ignore[arg-type]
+            if field.name in self._left and field.name not in given:
+                match field.type:
+                    case "int":
+                        given[field.name] = self.integer(field.name, least=0)
+                    case "float":
+                        given[field.name] = self.number(field.name)
+                    case "bool":
+                        given[field.name] = self.boolean(field.name, default=False)
+        return self.checked(kind, **given)
+
+    def checked(self, make: Callable[..., Config], **given: Any) -> Config:
+        """Return what is made of this section's fields, all of them; what it refuses is said to be of this section."""
+        self.end()
+        try:
+            return make(**given)
+        except ConfigError as error:
+            raise ConfigError(f"{self._file}: {self._path + ': ' if self._path else ''}{error}") from None
+
+    def end(self) -> None:
+        """Refuse fields that were not asked for."""
+        if self._left:
+            raise ConfigError(
+                f"{self._file}: {self._named(min(self._left))} means nothing: leave it out, or look for a misspelling"
+            )
+
+    def wrong(self, name: str, value: object, wanted: str) -> ConfigError:
+        """Return the error for a field that is not what it must be."""
+        return ConfigError(f"{self._file}: {self._named(name)} is {shown(value)}, not {wanted}")
+
+    def _size(self, name: str, value: Any) -> int:
+        try:
+            size_bytes = parse_bytes(value)
+        except ConfigError as error:
+            raise ConfigError(f"{self._file}: {self._named(name)}: {error}") from None
+        if size_bytes > MOST_BYTES:
+            raise self.wrong(name, value, f"a number of bytes of at most {MOST_BYTES}, an exbibyte")
+        return size_bytes
+
+    def _take(self, name: str, default: object) -> Any:
+        if name in self._left:
+            value = self._left.pop(name)
+            if isinstance(value, int) and not -_MOST_INTEGER <= value <= _MOST_INTEGER:
+                raise self.wrong(name, value, "a number of 64 bits, as TOML has them")
+            return value
+        if default is None:
+            raise ConfigError(f"{self._file}: {self._named(name)} is missing")
+        return default
+
+    def _named(self, name: str) -> str:
+        return f"{self._path}.{name}" if self._path else name
+
+
+def _range(least: float, most: float, endless: float) -> str:
+    return f"of at least {least:g}" if most == endless else f"from {least:g} to {most:,.15g}"
+
 
 _MOST_SUPER_SAMPLES = 10_000_000
 """What a model keeps of one is some hundred bytes."""
@@ -278,111 +423,3 @@ def _usual(section: Section, default: Callable[[], Latency], most_seconds: float
         path, event = section.folder / section.text("recorded"), section.text("event", "first_byte")
         return read_durations(path, event)
     return default()
-
-
-_PLATFORM = "lambda"
-"""Whose prices functions have."""
-_COLUMNS = (
-    "epoch",
-    "seconds",
-    "wait s, mean",
-    "wait s, least",
-    "wait s, most",
-    "stall",
-    "look-ups",
-    "misses",
-    "requests",
-    "hedges",
-    "read GB",
-    "request dollars",
-)
-
-
-def outcome(name: str, scenario: Scenario, run: Run, *, prices: Prices, url: str) -> Outcome:
-    """Return a run's table, a line an epoch and one for all, and its picture.
-
-    Args:
-        name: of the table.
-        scenario: what was simulated.
-        run: what it took.
-        prices: of requests,
-        url: to a store like this one.
-    """
-    dollars = prices.request_dollars(url, Operation.GET)
-    tiers = sorted({tier for each in run.epochs for tier in each.tier_hits})
-    epochs = [run.of_epoch(epoch) for epoch in range(scenario.epochs)]
-    rows = [_row(epoch, results, tiers, dollars) for epoch, results in enumerate(epochs)]
-    rows.append(_row("all", run.epochs, tiers, dollars, seconds=run.seconds))
-    first = max(each.first_batch_seconds for each in run.of_epoch(0) if each.first_batch_seconds is not None)
-    nodes = counted(scenario.feed.world_size, "node")
-    remarks: tuple[str, ...] = (
-        f"{nodes}, {counted(len(scenario.manifest), 'super-sample')}; waits are of a node.",
-        f"The first batch was there after {first:.3g} s on the last of the nodes.",
-        f"A GET costs ${dollars:.3g} ({url}, {prices.date}); look-ups, requests and bytes are of all nodes together.",
-    )
-    if run.warm is not None:
-        remarks = (*remarks, *_warm_remarks(run.warm, run.seconds, prices, dollars))
-    table = Table(name, (*_COLUMNS, *(f"from {tier}" for tier in tiers)), rows)
-    return Outcome([table], _panels(epochs, tiers), remarks)
-
-
-def _warm_remarks(warm: WarmTally, seconds: float, prices: Prices, get_dollars: float) -> tuple[str, ...]:
-    config, bill = warm.model.config, warm.bill(prices.function(_PLATFORM), get_dollars)
-    gone = sum(len(each.losses) for each in warm.lives)
-    reads, dollars = counted(warm.hits + warm.losses, "read"), f"${bill.dollars:.3g} at {_PLATFORM}'s prices"
-    parts = f"reads and writes ${bill.read_dollars:.3g}, upkeep ${bill.upkeep_dollars:.3g}"
-    rate = warm.bucket_bytes / 1e6 / max(1e-12, seconds)
-    gets = f"by {counted(warm.bucket_requests, 'GET')}, ${bill.bucket_dollars:.3g}, {rate:.3g} MB/s on average"
-    return (
-        f"The warm tier: {counted(config.nodes, 'function')}, {config.code} shards; {warm.evicted} went for others.",
-        f"Of {reads} of what it held, {warm.losses} found too many shards lost; {warm.rebuilt} were put back by reads.",
-        *([f"{counted(warm.put_back, 'shard')} went back from the bucket {gets}."] if config.put_back else []),
-        f"Its functions lost their memory {gone} times in {seconds / 3600:.3g} h. All costs {dollars}: {parts}.",
-    )
-
-
-def _row(
-    epoch: int | str, nodes: Sequence[EpochResult], tiers: Sequence[str], dollars: float, seconds: float | None = None
-) -> tuple[Cell, ...]:
-    waits = [each.wait_seconds for each in nodes]
-    requests = sum(each.requests for each in nodes)
-    hits = sum((each.tier_hits for each in nodes), Counter[str]())
-    return (
-        epoch,
-        max(each.seconds for each in nodes) if seconds is None else seconds,
-        fmean(waits),
-        min(waits),
-        max(waits),
-        sum(waits) / max(1e-12, sum(each.seconds for each in nodes)),
-        sum(each.look_ups for each in nodes),
-        sum(each.misses for each in nodes),
-        requests,
-        sum(each.hedges for each in nodes),
-        sum(each.read_bytes for each in nodes) / 1e9,
-        requests * dollars,
-        *(hits[tier] for tier in tiers),
-    )
-
-
-def _panels(epochs: Sequence[Sequence[EpochResult]], tiers: Sequence[str]) -> list[Panel]:
-    numbers = list(range(len(epochs)))
-    waits = [[each.wait_seconds for each in nodes] for nodes in epochs]
-    sources = {"the bucket, in requests": [sum(each.requests for each in nodes) for nodes in epochs]}
-    sources |= {tier: [sum(each.tier_hits[tier] for each in nodes) for nodes in epochs] for tier in tiers}
-    return [
-        Panel(
-            "Wait for data",
-            "epoch",
-            "seconds of a node",
-            [
-                Series("slowest node", numbers, [max(each) for each in waits]),
-                Series("mean", numbers, [fmean(each) for each in waits]),
-            ],
-        ),
-        Panel(
-            "Where super-samples came from",
-            "epoch",
-            "number, of all nodes",
-            [Series(name, numbers, numbers_of) for name, numbers_of in sources.items()],
-        ),
-    ]

@@ -12,8 +12,9 @@ from stoker import FetchSize, NextBatch, Prices, open_store
 from stoker._diagnostics.latency import Constant, Late, LogNormal, Recorded
 from stoker.errors import ConfigError
 from stoker_sim._bucket import read_durations
+from stoker_sim._commands.simulate import scenario_outcome
 from stoker_sim._scenario import simulate
-from stoker_sim._scenario_file import outcome, read_scenario
+from stoker_sim._scenario_file import read_scenario
 from support.packing import numbered, pack
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples/scenarios").glob("*.toml"))
@@ -41,7 +42,7 @@ def test_there_are_examples() -> None:
 def test_an_example_runs_and_its_table_adds_up(path: Path) -> None:
     file = read_scenario(path)
     run = simulate(file.scenario)
-    found = outcome(path.stem, file.scenario, run, prices=Prices.load(), url=file.url)
+    found = scenario_outcome(path.stem, file.scenario, run, prices=Prices.load(), url=file.url)
     (table,) = found.tables
     columns = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
     assert columns["epoch"] == (*range(file.scenario.epochs), "all")

@@ -15,8 +15,9 @@ from stoker.errors import ConfigError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._bucket import BucketView, SimulatedBucket
+from stoker_sim._commands.simulate import scenario_outcome
 from stoker_sim._scenario import Run, Scenario, simulate
-from stoker_sim._scenario_file import outcome, read_scenario
+from stoker_sim._scenario_file import read_scenario
 from stoker_sim._simulated_warm import SimulatedWarm, WarmModel, WarmTally, WarmView
 from stoker_sim._warm_fleet import Reclaim
 from stoker_warm._code import Code
@@ -204,7 +205,7 @@ def test_the_outcome_says_what_the_tier_did_and_cost(tmp_path: Path) -> None:
     scenario = scenario_of(tmp_path, "[warm]\nmean_life_seconds = 60\n")
     run, prices = simulate(scenario), Prices.load()
     assert run.warm is not None
-    said = " ".join(outcome("x", scenario, run, prices=prices, url="s3").remarks)
+    said = " ".join(scenario_outcome("x", scenario, run, prices=prices, url="s3").remarks)
     assert f"Of {run.warm.hits + run.warm.losses} reads of what it held, {run.warm.losses} found" in said
     assert f"{run.warm.rebuilt} were put back by reads" in said
     assert "from the bucket" not in said
@@ -216,7 +217,7 @@ def test_the_outcome_says_what_went_back_from_the_bucket(tmp_path: Path) -> None
     run = simulate(scenario)
     assert run.warm is not None
     assert run.warm.put_back > 100
-    said = " ".join(outcome("x", scenario, run, prices=Prices.load(), url="s3").remarks)
+    said = " ".join(scenario_outcome("x", scenario, run, prices=Prices.load(), url="s3").remarks)
     assert f"{run.warm.put_back} shards went back from the bucket by {run.warm.bucket_requests} GETs" in said
 
 

@@ -7,33 +7,25 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
+from stoker._base.meter import Operation
+from stoker._base.sizes import counted
 from stoker._cost.prices import Prices
 from stoker._trace.chrome import MOST_RANKS, rank_traces
 from stoker.cli.output import json_text, printable, table
 from stoker.errors import ConfigError
 from stoker_sim import _experiments as experiments
-from stoker_sim._experiments.outcome import Cell, Outcome, write_html, write_png
-from stoker_sim._scenario import Run, Scenario, simulate
-from stoker_sim._scenario_file import outcome, read_scenario
+from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Row, Series, Table, write_html, write_png
+from stoker_sim._scenario import EpochResult, Run, Scenario, simulate
+from stoker_sim._scenario_file import read_scenario
+from stoker_sim._simulated_warm import WarmTally
 
-__all__ = ["configure", "run"]
+__all__ = ["configure", "run", "scenario_outcome"]
 
 _SHOWN_ROWS = 60
 _SCENARIO = ".toml"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """What was simulated: its name, what it is, whose figures stand beside it, its outcome, and how long it took."""
-
-    name: str
-    title: str
-    source: str
-    outcome: Outcome
-    seconds: float
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -61,12 +53,15 @@ def run(args: Namespace) -> int:
     if args.trace is not None and (len(names) > 1 or not names[0].endswith(_SCENARIO)):
         raise ConfigError("--trace is for one SCENARIO.toml: name that alone")
     if args.json:
-        print(json_text([_as_json(_simulated(name, args.quick, args.trace)) for name in names]))
+        print(json_text([_as_json(_experiment(name, args.trace), args.quick) for name in names]))
         return 0
     _check_places(names, args.out)
-    for each in (_simulated(name, args.quick, args.trace) for name in names):
-        _show(each)
-        _write(each, args.out, with_html=not args.no_html)
+    for name in names:
+        begun = time.perf_counter()
+        experiment = _experiment(name, args.trace)
+        found = experiment.run(args.quick)
+        _show(experiment, found, time.perf_counter() - begun)
+        _write(experiment, found, args.out, with_html=not args.no_html)
     return 0
 
 
@@ -85,17 +80,18 @@ def _stem(name: str) -> str:
     return Path(name).stem if name.endswith(_SCENARIO) else name
 
 
-def _simulated(name: str, quick: bool, trace: Path | None) -> _Found:
-    begun = time.perf_counter()
+def _experiment(name: str, trace: Path | None) -> Experiment:
+    """Return the experiment of a name, or the one that a file describes."""
     if not name.endswith(_SCENARIO):
-        experiment = experiments.load(name)
-        title, source, result = experiment.title, experiment.source, experiment.run(quick)
-    else:
-        file, prices = read_scenario(Path(name)), Prices.load()
-        title, source = file.title, name
-        prices.store(file.url)  # before it is run
-        result = outcome(_stem(name), file.scenario, _traced(file.scenario, trace), prices=prices, url=file.url)
-    return _Found(name=_stem(name), title=title, source=source, outcome=result, seconds=time.perf_counter() - begun)
+        return experiments.load(name)
+    file, prices = read_scenario(Path(name)), Prices.load()
+    prices.store(file.url)  # before it is run
+
+    def run(quick: bool) -> Outcome:
+        ran = _traced(file.scenario, trace)
+        return scenario_outcome(_stem(name), file.scenario, ran, prices=prices, url=file.url)
+
+    return Experiment(_stem(name), file.title, name, run)
 
 
 def _traced(scenario: Scenario, trace: Path | None) -> Run:
@@ -105,15 +101,16 @@ def _traced(scenario: Scenario, trace: Path | None) -> Run:
         return simulate(scenario, sinks_of)
 
 
-def _as_json(found: _Found) -> dict[str, object]:
-    tables = [{"name": each.name, "columns": each.columns, "rows": each.rows} for each in found.outcome.tables]
-    of = {"name": found.name, "title": found.title, "source": found.source}
-    return {**of, "tables": tables, "remarks": found.outcome.remarks}
+def _as_json(experiment: Experiment, quick: bool) -> dict[str, object]:
+    found = experiment.run(quick)
+    tables = [{"name": each.name, "columns": each.columns, "rows": each.rows} for each in found.tables]
+    of = {"name": experiment.name, "title": experiment.title, "source": experiment.source}
+    return {**of, "tables": tables, "remarks": found.remarks}
 
 
-def _show(found: _Found) -> None:
-    print(f"{printable(f'{found.name}: {found.title} ({found.source})')}; {found.seconds:.1f} s")
-    for each in found.outcome.tables:
+def _show(experiment: Experiment, found: Outcome, seconds: float) -> None:
+    print(f"{printable(f'{experiment.name}: {experiment.title} ({experiment.source})')}; {seconds:.1f} s")
+    for each in found.tables:
         rows = [
             [printable(column) for column in each.columns],
             *([_shown(cell) for cell in row] for row in each.rows[:_SHOWN_ROWS]),
@@ -121,7 +118,7 @@ def _show(found: _Found) -> None:
         print(table(rows))
         if len(each.rows) > _SHOWN_ROWS:
             print(f"  … and {len(each.rows) - _SHOWN_ROWS} more rows")
-    for remark in found.outcome.remarks:
+    for remark in found.remarks:
         print(f"  {printable(remark)}")
 
 
@@ -131,16 +128,15 @@ def _shown(cell: Cell) -> str:
     return f"{cell:.4g}" if isinstance(cell, float) else printable(str(cell))
 
 
-def _write(found: _Found, folder: Path, *, with_html: bool) -> None:
-    title = printable(found.title)
+def _write(experiment: Experiment, found: Outcome, folder: Path, *, with_html: bool) -> None:
+    name, title = experiment.name, printable(experiment.title)
     with _saying(folder):
-        for place, each in enumerate(found.outcome.tables):
-            name = found.name if place == 0 else each.name
-            (folder / f"{name}.csv").write_text(each.to_csv(), "utf-8")
-        write_png(found.outcome.panels, title, folder / f"{found.name}.png")
+        for place, each in enumerate(found.tables):
+            (folder / f"{each.name if place else name}.csv").write_text(each.to_csv(), "utf-8")
+        write_png(found.panels, title, folder / f"{name}.png")
         if with_html:
-            write_html(found.outcome.panels, title, folder / f"{found.name}.html")
-    print(f"  written to {printable(f'{folder}/{found.name}')}.*")
+            write_html(found.panels, title, folder / f"{name}.html")
+    print(f"  written to {printable(f'{folder}/{name}')}.*")
 
 
 @contextmanager
@@ -150,3 +146,96 @@ def _saying(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written to: {error.strerror}; name another folder with --out") from None
+
+
+_PLATFORM = "lambda"
+"""Whose prices functions have."""
+
+
+def scenario_outcome(name: str, scenario: Scenario, run: Run, *, prices: Prices, url: str) -> Outcome:
+    """Return a run's table, a line an epoch and one for all, and its picture.
+
+    Args:
+        name: of the table.
+        scenario: what was simulated.
+        run: what it took.
+        prices: of requests,
+        url: to a store like this one.
+    """
+    dollars = prices.request_dollars(url, Operation.GET)
+    tiers = sorted({tier for each in run.epochs for tier in each.tier_hits})
+    epochs = [run.of_epoch(epoch) for epoch in range(scenario.epochs)]
+    rows = [_row(epoch, results, tiers, dollars) for epoch, results in enumerate(epochs)]
+    rows.append(_row("all", run.epochs, tiers, dollars, seconds=run.seconds))
+    first = max(each.first_batch_seconds for each in run.of_epoch(0) if each.first_batch_seconds is not None)
+    nodes = counted(scenario.feed.world_size, "node")
+    remarks: tuple[str, ...] = (
+        f"{nodes}, {counted(len(scenario.manifest), 'super-sample')}; waits are of a node.",
+        f"The first batch was there after {first:.3g} s on the last of the nodes.",
+        f"A GET costs ${dollars:.3g} ({url}, {prices.date}); look-ups, requests and bytes are of all nodes together.",
+    )
+    if run.warm is not None:
+        remarks = (*remarks, *_warm_remarks(run.warm, run.seconds, prices, dollars))
+    return Outcome([Table.of(name, rows)], _panels(epochs, tiers), remarks)
+
+
+def _warm_remarks(warm: WarmTally, seconds: float, prices: Prices, get_dollars: float) -> tuple[str, ...]:
+    config, bill = warm.model.config, warm.bill(prices.function(_PLATFORM), get_dollars)
+    gone = sum(len(each.losses) for each in warm.lives)
+    reads, dollars = counted(warm.hits + warm.losses, "read"), f"${bill.dollars:.3g} at {_PLATFORM}'s prices"
+    parts = f"reads and writes ${bill.read_dollars:.3g}, upkeep ${bill.upkeep_dollars:.3g}"
+    rate = warm.bucket_bytes / 1e6 / max(1e-12, seconds)
+    gets = f"by {counted(warm.bucket_requests, 'GET')}, ${bill.bucket_dollars:.3g}, {rate:.3g} MB/s on average"
+    return (
+        f"The warm tier: {counted(config.nodes, 'function')}, {config.code} shards; {warm.evicted} went for others.",
+        f"Of {reads} of what it held, {warm.losses} found too many shards lost; {warm.rebuilt} were put back by reads.",
+        *([f"{counted(warm.put_back, 'shard')} went back from the bucket {gets}."] if config.put_back else []),
+        f"Its functions lost their memory {gone} times in {seconds / 3600:.3g} h. All costs {dollars}: {parts}.",
+    )
+
+
+def _row(
+    epoch: int | str, nodes: Sequence[EpochResult], tiers: Sequence[str], dollars: float, seconds: float | None = None
+) -> Row:
+    waits = [each.wait_seconds for each in nodes]
+    requests = sum(each.requests for each in nodes)
+    hits = sum((each.tier_hits for each in nodes), Counter[str]())
+    return {
+        "epoch": epoch,
+        "seconds": max(each.seconds for each in nodes) if seconds is None else seconds,
+        "wait s, mean": fmean(waits),
+        "wait s, least": min(waits),
+        "wait s, most": max(waits),
+        "stall": sum(waits) / max(1e-12, sum(each.seconds for each in nodes)),
+        "look-ups": sum(each.look_ups for each in nodes),
+        "misses": sum(each.misses for each in nodes),
+        "requests": requests,
+        "hedges": sum(each.hedges for each in nodes),
+        "read GB": sum(each.read_bytes for each in nodes) / 1e9,
+        "request dollars": requests * dollars,
+        **{f"from {tier}": hits[tier] for tier in tiers},
+    }
+
+
+def _panels(epochs: Sequence[Sequence[EpochResult]], tiers: Sequence[str]) -> list[Panel]:
+    numbers = list(range(len(epochs)))
+    waits = [[each.wait_seconds for each in nodes] for nodes in epochs]
+    sources = {"the bucket, in requests": [sum(each.requests for each in nodes) for nodes in epochs]}
+    sources |= {tier: [sum(each.tier_hits[tier] for each in nodes) for nodes in epochs] for tier in tiers}
+    return [
+        Panel(
+            "Wait for data",
+            "epoch",
+            "seconds of a node",
+            [
+                Series("slowest node", numbers, [max(each) for each in waits]),
+                Series("mean", numbers, [fmean(each) for each in waits]),
+            ],
+        ),
+        Panel(
+            "Where super-samples came from",
+            "epoch",
+            "number, of all nodes",
+            [Series(name, numbers, numbers_of) for name, numbers_of in sources.items()],
+        ),
+    ]

@@ -14,8 +14,7 @@ from unittest.mock import patch
 
 from stoker._cost.prices import DiskPrices, FunctionPrices, MachinePrices, PriceTier, StorePrices
 from stoker_sim._allocation import read_jobs
-from stoker_sim._scenario_file import read_scenario
-from stoker_sim._section import Section
+from stoker_sim._scenario_file import Section, read_scenario
 from stoker_torch import Loader, StreamDataset
 from support.datasets import pack_numbers
 from support.outside_names.shape import shape
