@@ -3,23 +3,36 @@
 The model is SiloD's (H. Zhao and others, "SiloD: A Co-design of Caching and Scheduling for Deep Learning Clusters",
 EuroSys 2023): a job that computes ``f*`` bytes a second, reads a data set of ``d`` bytes once an epoch in random order,
 has ``c`` of them cached and ``b`` bytes a second from the bucket, trains ``f = min(f*, b / (1 - c/d))`` bytes a second.
-Jobs and their cluster may stand in a TOML file, whose fields are in ``docs/allocation.md``.
+
+Jobs in a queue are done when a cluster says whose policy divides both anew whenever one comes or goes. Data flows as a
+fluid: between two events every job trains at the rate of that estimate. A job's cache fills as it reads, and what it
+adds counts for it from its next epoch on, since each sample is read once an epoch. What a policy takes from a data set
+is lost and must be read again.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 
-from stoker._base.sizes import MOST_BYTES, parse_rate
-from stoker._order.order import MAX_LANES
+from stoker._base.sizes import counted
 from stoker.errors import ConfigError
-from stoker_sim._scenario_file import Section, read_section
 
-__all__ = ["POLICIES", "Allocation", "Caches", "Cluster", "Job", "Policy", "Share", "allocate", "read_jobs"]
+__all__ = [
+    "POLICIES",
+    "Allocation",
+    "Cluster",
+    "Completion",
+    "Job",
+    "Policy",
+    "Share",
+    "Submission",
+    "allocate",
+    "completions",
+]
 
 Caches = Mapping[Hashable, int]
 """What is cached of each data set, in bytes on all its nodes together, by :attr:`Job.data`."""
@@ -46,7 +59,7 @@ class Job:
 
     def __post_init__(self) -> None:
         for name in ("dataset_bytes", "compute_bytes_per_second", "nodes"):
-            if not 0 < getattr(self, name) < float("inf"):
+            if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(
                     f"{name} of the job {self.name!r} must be more than 0 and finite, not {getattr(self, name)}"
                 )
@@ -91,7 +104,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         for name in ("cache_bytes", "bytes_per_second"):
-            if not 0 <= getattr(self, name) < float("inf"):
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} of the cluster must be at least 0 and finite, not {getattr(self, name)}")
 
 
@@ -147,7 +160,7 @@ class Allocation:
         return sum(share.bytes_per_second for share in self.shares)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Policy:
     """A way to divide.
 
@@ -232,10 +245,6 @@ def _even_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
     return {data: int(part) for data, part in caches.items()}
 
 
-def _no_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
-    return {}
-
-
 def _best_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
     """Return a placement with which all jobs together train as fast as is found.
 
@@ -288,7 +297,7 @@ def _improved(jobs: Sequence[Job], cluster: Cluster, caches: Caches) -> tuple[fl
 def _fastest(jobs: Sequence[Job], cluster: Cluster, caches: Caches) -> list[float]:
     missed = [job.missed(caches[job.data]) for job in jobs]
     given = _most_hits_first(jobs, missed, cluster.bytes_per_second)
-    return [job.rate(*each) for job, each in zip(jobs, zip(missed, given, strict=True), strict=True)]
+    return [job.rate(*each) for job, *each in zip(jobs, missed, given, strict=True)]
 
 
 def _in_proportion(jobs: Sequence[Job], missed: Sequence[float], bytes_per_second: float) -> list[float]:
@@ -325,81 +334,167 @@ def _filled(total: float, caps: Sequence[float]) -> list[float]:
     return parts
 
 
-POLICIES = {
-    policy.name: policy
-    for policy in (
-        Policy(name="greedy", cache=_best_cache, bandwidth=_most_hits_first),
-        Policy(name="max-min", cache=_efficient_cache, bandwidth=_in_proportion),
-        Policy(name="equal", cache=_even_cache, bandwidth=_evenly),
-        Policy(name="no-cache", cache=_no_cache, bandwidth=_evenly),
-    )
-}
+_POLICIES = (
+    Policy("greedy", _best_cache, _most_hits_first),
+    Policy("max-min", _efficient_cache, _in_proportion),
+    Policy("equal", _even_cache, _evenly),
+    Policy("no-cache", lambda jobs, cluster: {}, _evenly),
+)
+POLICIES = {policy.name: policy for policy in _POLICIES}
 """By name: the most in all; the same part of its full rate for everybody, as large as can be; the same for everybody;
 and the bucket alone."""
 
 
-_MOST_SAMPLES_PER_SECOND = 1e12
+_ENDED = 1e-9
+"""Of an epoch: what is left of it when it counts as read."""
 
 
-def read_jobs(path: Path, *, cache_bytes: int | None, bytes_per_second: float | None) -> tuple[list[Job], Cluster]:
-    """Read a file of jobs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job in the queue.
 
-    Args:
-        path: of it.
-        cache_bytes: of the cluster, in place of the file's,
-        bytes_per_second: and so here.
+    Attributes:
+        job: what it is.
+        seconds: when it is handed in.
+        epochs: how many it trains.
+        gpus: that it holds while it runs.
 
     Raises:
-        ConfigError: the file cannot be read, or a field is missing, unknown or out of bounds; names the job and it.
+        ConfigError: a number cannot be.
     """
-    top = read_section(path)
-    cluster = top.within("cluster")
-    if cache_bytes is None or "cache_bytes" in cluster:
-        given_bytes = cluster.size("cache_bytes")
-        cache_bytes = given_bytes if cache_bytes is None else cache_bytes
-    if bytes_per_second is None or "bandwidth" in cluster:
-        given_rate = _rate(cluster, "bandwidth")
-        bytes_per_second = given_rate if bytes_per_second is None else bytes_per_second
-    cluster.end()
-    jobs = [_job(section) for section in top.each("jobs")]
-    top.end()
-    if not jobs:
-        raise ConfigError(f"{path} has no jobs; describe each in a table [[jobs]]")
-    return jobs, Cluster(cache_bytes=cache_bytes, bytes_per_second=bytes_per_second)
+
+    job: Job
+    seconds: float
+    epochs: int
+    gpus: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < math.inf or self.epochs < 1 or self.gpus < 1:
+            raise ConfigError(
+                f"the job {self.job.name!r} is handed in at a time from 0, for 1 epoch and on 1 GPU at least, not at "
+                f"{self.seconds} s, for {self.epochs} and on {self.gpus}"
+            )
+
+    @property
+    def least_seconds(self) -> float:
+        """What it takes alone, with all its data at hand."""
+        return self.epochs * self.job.dataset_bytes / self.job.compute_bytes_per_second
 
 
-def _job(section: Section) -> Job:
-    name = section.text("name")
-    try:
-        dataset_bytes = section.size("dataset_bytes")
-        dataset = section.text("dataset") if "dataset" in section else None
-        nodes, rate = section.integer("nodes", 1, most=MAX_LANES), _compute_rate(section)
-        return section.checked(
-            Job,
-            name=name,
-            dataset=dataset,
-            dataset_bytes=dataset_bytes,
-            compute_bytes_per_second=rate,
-            nodes=nodes,
-        )
-    except ConfigError as error:
-        raise ConfigError(f"{error} (the job {name!r})") from None
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A job that is done.
+
+    Attributes:
+        submission: which.
+        started_seconds: when it got its GPUs.
+        ended_seconds: when its last epoch ended.
+    """
+
+    submission: Submission
+    started_seconds: float
+    ended_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """The job completion time: from handing in to the end."""
+        return self.ended_seconds - self.submission.seconds
 
 
-def _compute_rate(section: Section) -> float:
-    """Return what a job trains a second, which a person may know in bytes or in samples."""
-    if "samples_per_second" in section:
-        if "compute" in section:
-            raise section.wrong("compute", section.text("compute"), "left out, as it must be beside samples_per_second")
-        return section.number("samples_per_second", most=_MOST_SAMPLES_PER_SECOND) * section.size("sample_bytes")
-    return _rate(section, "compute")
+@dataclass(slots=True)
+class _Running:
+    """A job that trains: what is left to do, and what of the cache counts in this epoch."""
+
+    submission: Submission
+    started_seconds: float
+    epochs_left: int
+    left_bytes: float
+    counted_bytes: float
 
 
-def _rate(section: Section, name: str) -> float:
-    text = section.text(name)
-    try:
-        if (rate := parse_rate(text)) <= MOST_BYTES:
-            return rate
-    except ConfigError:
-        raise section.wrong(name, text, 'a rate such as "10Gbit" or "400MB/s"') from None
-    raise section.wrong(name, text, f"a rate of at most {MOST_BYTES} bytes a second")
+def completions(submissions: Sequence[Submission], cluster: Cluster, gpus: int, policy: Policy) -> list[Completion]:
+    """Run a queue, first in, first out, and return the jobs in the order in which they end.
+
+    Raises:
+        ConfigError: a job wants more GPUs than there are, or nothing comes from the bucket, so that no cache can fill.
+    """
+    for each in submissions:
+        if each.gpus > gpus:
+            raise ConfigError(f"the job {each.job.name!r} wants {counted(each.gpus, 'GPU')}, and there are {gpus}")
+    if not cluster.bytes_per_second > 0:
+        raise ConfigError("bytes_per_second of the cluster must be more than 0 for jobs to read their data")
+    return _Queue(submissions, cluster, gpus, policy).run()
+
+
+class _Queue:
+    def __init__(self, submissions: Sequence[Submission], cluster: Cluster, gpus: int, policy: Policy) -> None:
+        self._coming = deque(sorted(submissions, key=lambda each: each.seconds))
+        self._cluster, self._free_gpus, self._policy = cluster, gpus, policy
+        self._now_seconds = 0.0
+        self._running: list[_Running] = []
+        self._resident: dict[Hashable, float] = {}
+        self._done: list[Completion] = []
+        self._changed = True
+
+    def run(self) -> list[Completion]:
+        """Go from event to event: a job comes, or an epoch ends. The cache is divided anew when a job comes or goes."""
+        caches: Caches = {}
+        while self._coming or self._running:
+            self._start()
+            if self._changed:
+                caches = self._place()
+            jobs = [each.submission.job for each in self._running]
+            missed = [each.submission.job.missed(each.counted_bytes) for each in self._running]
+            given = self._policy.bandwidth(jobs, missed, self._cluster.bytes_per_second)
+            rates = [job.rate(*each) for job, *each in zip(jobs, missed, given, strict=True)]
+            seconds = self._until_next(rates)
+            self._now_seconds += seconds
+            for each, rate, arriving in zip(self._running, rates, given, strict=True):
+                each.left_bytes -= rate * seconds
+                self._fill(each.submission.job, arriving * seconds, caches)
+            self._end_epochs()
+        return self._done
+
+    def _start(self) -> None:
+        """Let jobs begin that have come, in line, as long as the first finds its GPUs free."""
+        while self._coming and self._coming[0].seconds <= self._now_seconds:
+            if self._coming[0].gpus > self._free_gpus:
+                break
+            each = self._coming.popleft()
+            self._free_gpus -= each.gpus
+            self._changed = True
+            job = each.job
+            kept = self._resident.get(job.data, 0.0)
+            self._running.append(_Running(each, self._now_seconds, each.epochs, job.dataset_bytes, kept))
+
+    def _place(self) -> Caches:
+        """Divide the cache; what is over a data set's part is lost at once."""
+        caches = self._policy.cache([each.submission.job for each in self._running], self._cluster)
+        self._resident = {data: min(self._resident.get(data, 0.0), room) for data, room in caches.items()}
+        for each in self._running:
+            each.counted_bytes = min(each.counted_bytes, self._resident.get(each.submission.job.data, 0.0))
+        self._changed = False
+        return caches
+
+    def _fill(self, job: Job, arrived_bytes: float, caches: Caches) -> None:
+        if job.data in caches:
+            self._resident[job.data] = min(caches[job.data], self._resident[job.data] + arrived_bytes)
+
+    def _until_next(self, rates: Sequence[float]) -> float:
+        waits = [each.left_bytes / rate for each, rate in zip(self._running, rates, strict=True) if rate]
+        if self._coming and self._coming[0].seconds > self._now_seconds:
+            waits.append(self._coming[0].seconds - self._now_seconds)
+        return min(waits, default=math.inf)
+
+    def _end_epochs(self) -> None:
+        for each in list(self._running):
+            job = each.submission.job
+            if each.left_bytes > job.dataset_bytes * _ENDED:
+                continue
+            each.epochs_left -= 1
+            each.left_bytes, each.counted_bytes = job.dataset_bytes, self._resident.get(job.data, 0.0)
+            if not each.epochs_left:
+                self._running.remove(each)
+                self._changed = True
+                self._free_gpus += each.submission.gpus
+                self._done.append(Completion(each.submission, each.started_seconds, self._now_seconds))

@@ -13,10 +13,9 @@ from stoker._diagnostics.latency import Constant
 from stoker._fetch.config import PipelineConfig
 from stoker.errors import ConfigError
 from stoker_sim import BucketModel
-from stoker_sim._allocation import POLICIES, Cluster, Job
+from stoker_sim._allocation import POLICIES, Cluster, Completion, Job, Submission, completions
 from stoker_sim._bucket import described
 from stoker_sim._caches import TierModel
-from stoker_sim._completion import Completion, Submission, completions
 from stoker_sim._experiments.silod import queue
 from stoker_sim._scenario import Scenario, simulate
 from support.allocating import job

@@ -10,7 +10,7 @@ import pytest
 from stoker import Prices
 from stoker._base.fields import read_text, read_toml
 from stoker.errors import ConfigError
-from stoker_sim._allocation import read_jobs
+from stoker_sim._commands.allocate import read_jobs
 from stoker_sim._scenario_file import read_scenario
 
 MIB = 1 << 20

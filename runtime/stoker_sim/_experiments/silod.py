@@ -19,10 +19,9 @@ from stoker._diagnostics.latency import BucketModel, Constant, Latency, LogNorma
 from stoker._fetch.config import PipelineConfig
 from stoker._order.order import OrderConfig
 from stoker.abc import ObjectRef
-from stoker_sim._allocation import POLICIES, Cluster, Job, Policy, Share
+from stoker_sim._allocation import POLICIES, Cluster, Job, Policy, Share, Submission, completions
 from stoker_sim._bucket import described
 from stoker_sim._caches import SimulatedTier, TierModel
-from stoker_sim._completion import Submission, completions
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
 from stoker_sim._scenario import Scenario, simulate
 

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from stoker._cost.prices import DiskPrices, FunctionPrices, MachinePrices, PriceTier, StorePrices
-from stoker_sim._allocation import read_jobs
+from stoker_sim._commands.allocate import read_jobs
 from stoker_sim._scenario_file import Section, read_scenario
 from stoker_torch import Loader, StreamDataset
 from support.datasets import pack_numbers
