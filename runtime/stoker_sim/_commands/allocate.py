@@ -159,7 +159,7 @@ def read_jobs(path: Path, *, cache_bytes: int | None, bytes_per_second: float | 
         given_bytes = cluster.size("cache_bytes")
         cache_bytes = given_bytes if cache_bytes is None else cache_bytes
     if bytes_per_second is None or "bandwidth" in cluster:
-        given_rate = _rate(cluster, "bandwidth")
+        given_rate = _read_rate(cluster, "bandwidth")
         bytes_per_second = given_rate if bytes_per_second is None else bytes_per_second
     cluster.end()
     jobs = [_job(section) for section in top.each("jobs")]
@@ -193,10 +193,10 @@ def _compute_rate(section: Section) -> float:
         if "compute" in section:
             raise section.wrong("compute", section.text("compute"), "left out, as it must be beside samples_per_second")
         return section.number("samples_per_second", most=_MOST_SAMPLES_PER_SECOND) * section.size("sample_bytes")
-    return _rate(section, "compute")
+    return _read_rate(section, "compute")
 
 
-def _rate(section: Section, name: str) -> float:
+def _read_rate(section: Section, name: str) -> float:
     text = section.text(name)
     try:
         if (rate := parse_rate(text)) <= MOST_BYTES:

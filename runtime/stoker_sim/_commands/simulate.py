@@ -59,9 +59,9 @@ def run(args: Namespace) -> int:
     for name in names:
         begun = time.perf_counter()
         experiment = _experiment(name, args.trace)
-        found = experiment.run(args.quick)
-        _show(experiment, found, time.perf_counter() - begun)
-        _write(experiment, found, args.out, with_html=not args.no_html)
+        outcome = experiment.run(args.quick)
+        _show(experiment, outcome, time.perf_counter() - begun)
+        _write(experiment, outcome, args.out, with_html=not args.no_html)
     return 0
 
 
