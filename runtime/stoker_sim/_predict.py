@@ -19,7 +19,7 @@ from stoker._base.meter import Egress, Operation
 from stoker._base.sizes import counted
 from stoker._cost.prices import StorePrices
 from stoker._diagnostics.latency import LONGEST_SECONDS, BucketModel, Constant
-from stoker._fetch.pipeline import PipelineConfig
+from stoker._fetch.config import PipelineConfig
 from stoker._format.manifest import Manifest, PackRun
 from stoker._memory.budget import plan_slots
 from stoker.errors import ConfigError
