@@ -62,10 +62,9 @@ class Deaf(Recorder):
 class Unrecorded(Loader):
     """A loader without a record."""
 
-    def _made_feed(self, manifest: Manifest, lanes: int) -> BatchPipeline:
-        self._recorder = Deaf()
-        config = self.config.feed_config(rank=self.rank, world_size=self.world_size, lanes=lanes)
-        return self._supply.made_feed(manifest, self.config, config)
+    def _create_feed(self, manifest: Manifest, lanes: int) -> BatchPipeline:
+        self._recorder, self._resources.recorder = Deaf(), None
+        return super()._create_feed(manifest, lanes)
 
 
 def pack(size_bytes: int) -> str:

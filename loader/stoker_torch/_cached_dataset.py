@@ -24,7 +24,7 @@ from stoker._base.arguments import explain_arguments
 from stoker._fetch.config import FetchSize, Progress
 from stoker.errors import ConfigError, SampleError, StokerError
 from stoker_torch._sample_cache import CacheStatistics, DamagedEntryError, SampleCache
-from stoker_torch._user_functions import Crew, Executor
+from stoker_torch._user_functions import Executor, ThreadPool
 
 __all__ = ["CachedDataset", "PrefetchSampler"]
 
@@ -219,7 +219,7 @@ class CachedDataset(Dataset[Any]):
         self.dataset = dataset
         self.cache = cache
         self._clock = clock
-        reading = executor or Crew(threads, "stoker-fetch")
+        reading = executor or ThreadPool(threads, "stoker-fetch")
         service = FetchService(dataset, cache, reading, visible=visible, renew=renew, drop_late=drop_late)
         self._service: FetchService | None = service
         self._finalizer: weakref.finalize[..., Any] | None = weakref.finalize(self, service.close)

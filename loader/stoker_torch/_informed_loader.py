@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from stoker.errors import ConfigError, StokerError
 from stoker_torch._sample_cache import LookUpCounts, LookUpStatistics
-from stoker_torch._user_functions import Crew
+from stoker_torch._user_functions import ThreadPool
 
 __all__ = ["InformedDataLoader"]
 
@@ -116,7 +116,7 @@ class _Iteration:
         self._line: _Line | None = _Line(batches)
         self._depth, self._clock, self._counts = depth, clock, counts
         self._pid = os.getpid()
-        self._crew: Crew | None = None
+        self._threads: ThreadPool | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -143,16 +143,16 @@ class _Iteration:
     def close(self) -> None:
         """Yield nothing more, and end the thread after the batch that it is loading; idempotent."""
         self._line = None
-        if self._crew is not None:
+        if self._threads is not None:
             self._finalizer()
 
     def _taken(self, line: _Line) -> _Loaded:
         """Return the next batch; load it if it is the first."""
-        if self._crew is not None:
+        if self._threads is not None:
             try:
                 return line.loaded.get()
             finally:
-                self._crew.submit(self._load)
+                self._threads.submit(self._load)
         loaded = _next_of(line.batches)
         if not _is_end(loaded[1]):
             self._begin(line)
@@ -163,10 +163,10 @@ class _Iteration:
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         settings = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), device
         self._load = partial(contextvars.copy_context().run, _load, line, *settings)
-        self._crew = Crew(1, "stoker-informed")
-        self._finalizer = weakref.finalize(self, _end, self._crew)
+        self._threads = ThreadPool(1, "stoker-informed")
+        self._finalizer = weakref.finalize(self, _end, self._threads)
         for _ in range(self._depth):
-            self._crew.submit(self._load)
+            self._threads.submit(self._load)
 
 
 def _load(line: _Line, inference: bool, gradients: bool, device: int | None) -> None:
@@ -182,6 +182,6 @@ def _load(line: _Line, inference: bool, gradients: bool, device: int | None) -> 
     del loaded  # or an error would keep itself, through its traceback's frames
 
 
-def _end(crew: Crew) -> None:
-    if not crew.close():
+def _end(threads: ThreadPool) -> None:
+    if not threads.close():
         _log.warning("a thread is left behind: the data set has not returned the batch that was being loaded ahead")

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -46,7 +46,7 @@ from stoker_torch._pool import PendingBatch, SamplePool
 from stoker_torch._tensors import pinned, to_tensors
 from stoker_torch._user_functions import ContextOf
 
-__all__ = ["Cursor", "Iteration", "LoaderResources", "OneAhead"]
+__all__ = ["Cursor", "Iteration", "LoaderResources", "DoubleBuffer"]
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ _BUSY_SECONDS = 0.002
 """A loop that comes back sooner does nothing meanwhile: to hand it a batch from another thread would cost it time."""
 
 
-class OneAhead(Generic[T]):
+class DoubleBuffer(Generic[T]):
     """Makes values one after the other, and one ahead while whoever asks for them is busy.
 
     ``make`` is called by who asks, or by a thread of the loop's executor if :meth:`is_ready` says that it would not
@@ -138,12 +138,12 @@ class OneAhead(Generic[T]):
                 self._made = None
 
 
-def _prepare_in_executor(reference: weakref.ref[OneAhead[T]]) -> None:
+def _prepare_in_executor(reference: weakref.ref[DoubleBuffer[T]]) -> None:
     with suppress(RuntimeError):  # where the interpreter is ending, nobody will ask for another
         asyncio.get_running_loop().run_in_executor(None, _prepare, reference)
 
 
-def _prepare(reference: weakref.ref[OneAhead[T]]) -> None:
+def _prepare(reference: weakref.ref[DoubleBuffer[T]]) -> None:
     ahead = reference()
     if ahead is not None:
         ahead.prepare()
@@ -182,7 +182,7 @@ class LoaderResources:
     allowance: Allowance | None = None
     current: BatchPipeline | None = None
     nearer: Nearer | None = None
-    ahead: OneAhead[Any] | None = None
+    ahead: DoubleBuffer[Any] | None = None
     _own: Nearer = field(default_factory=Nearer)  # without a tier that the caller has made, and closes
     _closing: threading.RLock = field(default_factory=threading.RLock)
     manifest_hedges: int = 0
@@ -244,6 +244,11 @@ class LoaderResources:
         is_lent = shared is not None and shared in (config.tier, config.warm)
         self._own = Nearer(tiers, None if is_lent else shared)
         return Nearer(tiers, shared)
+
+    def plan(self) -> LoaderPlan:
+        """Return what an epoch of the feed in use takes."""
+        plan = LoaderPlan.of(self.feed, self.prices, Budget.of(self.config.budget).egress)
+        return replace(plan, shuffle=self.config.shuffle)
 
     def check_spending(self) -> None:
         """Warn of the end of the budget; at its end, fetch nothing more.
@@ -344,7 +349,7 @@ class Iteration:
         resources, feed = self._resources, self._resources.feed
         make = partial(_gathered, feed, resources.config.with_ids)  # outlives this: must not refer to the cursor
         thread = resources.thread if resources.gathers_ahead and resources.pool is None else None
-        self._ahead = resources.ahead = OneAhead(make, self._left, feed.is_ready, thread)
+        self._ahead = resources.ahead = DoubleBuffer(make, self._left, feed.is_ready, thread)
         if self._left:
             self._cursor.seek()
 
@@ -409,14 +414,11 @@ class Iteration:
         oldest = pending.popleft()
         if isinstance(oldest, Exception):
             raise oldest
-        return oldest[0], self._result(oldest[1])
-
-    def _result(self, pending: PendingBatch) -> Any:
         asked = time.perf_counter()
-        result = pending.result()
-        if self._resources.recorder is not None:
-            self._resources.recorder.waited(Phase.DECODE, asked, time.perf_counter())
-        return result
+        result = oldest[1].result()
+        if resources.recorder is not None:
+            resources.recorder.waited(Phase.DECODE, asked, time.perf_counter())
+        return oldest[0], result
 
     def _fill(self, pool: SamplePool, pending: deque[tuple[Batch, PendingBatch] | Exception]) -> None:
         """Have the pool begin with batches that are there; waits for one only if it has none."""

@@ -148,10 +148,10 @@ class Loader:
             resources.allowance = Allowance(parse_dollars(self._budget.dollars), self.world_size)
         try:
             self._manifest = resources.read_manifest(config.version)
-            self._trace = self._made_trace()
+            self._trace = self._create_trace()
             self._recorder = Recorder([*config.sinks(), *([] if self._trace is None else [self._trace])])
             resources.recorder = self._recorder
-            resources.current = self._made_feed(self._manifest, self._lanes)
+            resources.current = self._create_feed(self._manifest, self._lanes)
             plan = self.plan
             plan.check_dollars(self._budget.max_dollars_per_epoch)
         except BaseException:
@@ -175,8 +175,7 @@ class Loader:
     @property
     def plan(self) -> LoaderPlan:
         """What an epoch takes: steps, lanes, bytes, GETs, dollars and memory; its text is one line."""
-        plan = LoaderPlan.of(self._resources.feed, self._resources.prices, self._budget.egress)
-        return replace(plan, shuffle=self.config.shuffle)
+        return self._resources.plan()
 
     def _columns(self) -> dict[str, Column]:
         return self._manifest.schema.chosen(self.config.columns)
@@ -226,11 +225,11 @@ class Loader:
         """How many batches the current epoch has left on this rank."""
         return self._resources.feed.partition.steps_from(self._cursor.place[1])
 
-    def _made_feed(self, manifest: Manifest, lanes: int) -> BatchPipeline:
+    def _create_feed(self, manifest: Manifest, lanes: int) -> BatchPipeline:
         config = self.config.feed_config(rank=self.rank, world_size=self.world_size, lanes=lanes)
         return self._resources.create_feed(manifest, config)
 
-    def _made_trace(self) -> ChromeTrace | None:
+    def _create_trace(self) -> ChromeTrace | None:
         path = self.config.trace
         if not isinstance(path, str | os.PathLike):
             return None
@@ -345,7 +344,7 @@ class Loader:
             manifest = self._resources.read_manifest(loaded.version)
             self._resources.register_finalizer(self._cursor)
         if (loaded.version, loaded.lanes) != (self._manifest.version, self._lanes):
-            feed = self._made_feed(manifest, loaded.lanes)
+            feed = self._create_feed(manifest, loaded.lanes)
         if loaded.position > feed.partition.samples:
             raise StateError(f"the state's position {loaded.position} is behind {feed.partition.samples} samples")
         self._leave()

@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 from stoker.errors import SampleError, SampleTimeoutError, StokerError
 from stoker_torch._config import StreamConfig, WorkerOptions
 from stoker_torch._tensors import pinned, stacked
-from stoker_torch._user_functions import ContextOf, Crew, asks_for_context, with_context
+from stoker_torch._user_functions import ContextOf, ThreadPool, asks_for_context, with_context
 
 __all__ = ["PendingBatch", "SamplePool", "has_functions"]
 
@@ -133,7 +133,7 @@ class SamplePool:
 
     def _forget_threads(self) -> None:
         """Leave threads and batches to themselves; the next batch starts new ones."""
-        self._crew: Crew | None = None
+        self._threads: ThreadPool | None = None
         self._tasks: dict[int, _Task] = {}
         self._pending: weakref.WeakSet[PendingBatch] = weakref.WeakSet()
 
@@ -145,22 +145,24 @@ class SamplePool:
         """
         if self._pid != os.getpid():
             self._begin()
-        crew = self._crew
-        if crew is None:
-            crew = self._crew = Crew(self._workers, "stoker-pool")
-            self._finalizer = weakref.finalize(self, _end, crew, self._tasks)
+        threads = self._threads
+        if threads is None:
+            threads = self._threads = ThreadPool(self._workers, "stoker-pool")
+            self._finalizer = weakref.finalize(self, _end, threads, self._tasks)
         count = len(next(iter(columns.values()))) if self._is_by_sample else 0
         size = max(1, -(-count // (self._workers * _PARTS_PER_WORKER)))
         parts = [range(start, min(start + size, count)) for start in range(0, count, size)] or [range(0)]
         batch = PendingBatch(self, columns, name_of, context_of, count, len(parts))
         self._pending.add(batch)
         for part in parts:
-            crew.submit(partial(batch.work_on, part))
+            threads.submit(partial(batch.work_on, part))
         return batch
 
     def close(self) -> None:
         """Drop what is queued, wait 5 s for what is running and end the threads; the next batch starts new ones."""
-        if self._crew is not None and self._pid == os.getpid():  # a forked child has a copy, with locks held for ever
+        if (
+            self._threads is not None and self._pid == os.getpid()
+        ):  # a forked child has a copy, with locks held for ever
             for batch in list(self._pending):
                 batch.fail(StokerError("the loader was closed while the batch was being worked on"))
             self._finalizer()
@@ -181,9 +183,9 @@ class SamplePool:
             f"no batch within timeout_seconds={timeout_seconds}: {_longest(self._tasks)}; "
             "mend the function, or give it more time"
         )
-        if self._crew is not None:
+        if self._threads is not None:
             self._finalizer.detach()
-            self._crew.dismiss()
+            self._threads.dismiss()
         self._forget_threads()
         raise late
 
@@ -306,7 +308,7 @@ def _longest(tasks: dict[int, _Task]) -> str:
     return f"{first.stage} of {first.name()} has not returned for {monotonic() - first.begun:.1f} s{others}"
 
 
-def _end(crew: Crew, tasks: dict[int, _Task]) -> None:
+def _end(threads: ThreadPool, tasks: dict[int, _Task]) -> None:
     """End threads; warn of a function that keeps one from ending."""
-    if not crew.close():
+    if not threads.close():
         _log.warning("a thread of the loader is left behind: %s", _longest(tasks))

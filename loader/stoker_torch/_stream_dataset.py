@@ -11,7 +11,6 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from stoker._base.arguments import check_picklable, takes_settings
-from stoker._cost.prices import Prices
 from stoker._format.manifest import Manifest
 from stoker._order.sharding import LaneShare
 from stoker._stores import url_of
@@ -152,8 +151,7 @@ class StreamDataset(IterableDataset[Any]):
     @property
     def plan(self) -> LoaderPlan:
         """What an epoch of this process takes: of the rank, where that is no worker; its text is one line."""
-        plan = LoaderPlan.of(self._opened(Worker.here()).feed, Prices.load(), self._budget.egress)
-        return replace(plan, shuffle=self.config.shuffle)
+        return self._opened(Worker.here()).resources.plan()
 
     def _opened(self, worker: Worker) -> StreamReader:
         """Return the reader of this process."""
@@ -351,7 +349,12 @@ class StreamDataset(IterableDataset[Any]):
         worker = Worker.here()
         loaded.check(SourceState.of_config(self.config, self.manifest, loaded.lanes), self.config)
         if worker.is_child:
-            self._check_pinned(loaded, self._lanes or self.world_size * worker.count)
+            lanes = self._lanes or self.world_size * worker.count
+            for name, mine in {"version": self.manifest.version, "lanes": lanes}.items():
+                if (theirs := getattr(loaded, name)) != mine:  # which the workers of later epochs would not know
+                    raise StateError(
+                        f"the state was taken with {name}={theirs}, this data set has {mine}; give it {name}={theirs}"
+                    )
             self._loaded = _Loaded(loaded, None)
             return
         self._leave()
@@ -363,17 +366,6 @@ class StreamDataset(IterableDataset[Any]):
             self.set_epoch(loaded.epoch + 1)
             return
         self._loaded = _Loaded(loaded, self._board.order(loaded.epoch, with_state=True))
-
-    def _check_pinned(self, loaded: StreamState, lanes: int) -> None:
-        """Refuse what a worker cannot take over for the workers of later epochs."""
-        for name, theirs, mine in (
-            ("version", loaded.version, self.manifest.version),
-            ("lanes", loaded.lanes, lanes),
-        ):
-            if theirs != mine:
-                raise StateError(
-                    f"the state was taken with {name}={theirs}, this data set has {mine}; give it {name}={theirs}"
-                )
 
     # The end.
 

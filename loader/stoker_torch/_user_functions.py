@@ -21,7 +21,7 @@ from stoker.errors import ConfigError, StokerError
 
 __all__ = [
     "ContextOf",
-    "Crew",
+    "ThreadPool",
     "Executor",
     "WithContext",
     "Work",
@@ -94,7 +94,7 @@ class Executor(Protocol):
         ...
 
 
-class Crew:
+class ThreadPool:
     """Threads, started with the first work, and never again once they were dismissed or the interpreter is ending.
 
     An executor of ``concurrent.futures`` would do all that is queued before it let the interpreter exit.

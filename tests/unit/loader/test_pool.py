@@ -20,7 +20,7 @@ from stoker import SampleContext
 from stoker.errors import SampleError, SampleTimeoutError, StokerError
 from stoker_torch import StreamConfig, WorkerOptions
 from stoker_torch._pool import SamplePool
-from stoker_torch._user_functions import Crew, Work
+from stoker_torch._user_functions import ThreadPool, Work
 
 Pools = Callable[..., SamplePool]
 
@@ -235,15 +235,15 @@ def test_close_fails_what_is_under_way_and_queued_instead_of_letting_it_wait_for
 def test_a_pool_that_is_closed_while_it_is_given_a_batch_starts_no_thread_again(
     pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool, submit, parts = pools(StreamConfig(decode={"x": int}), workers=2), Crew.submit, list[Work]()
+    pool, submit, parts = pools(StreamConfig(decode={"x": int}), workers=2), ThreadPool.submit, list[Work]()
 
-    def closing_behind_the_first(crew: Crew, part: Work) -> None:
-        submit(crew, part)
+    def closing_behind_the_first(threads: ThreadPool, part: Work) -> None:
+        submit(threads, part)
         parts.append(part)
         if len(parts) == 1:
             pool.close()
 
-    monkeypatch.setattr(Crew, "submit", closing_behind_the_first)
+    monkeypatch.setattr(ThreadPool, "submit", closing_behind_the_first)
     with pytest.raises(StokerError, match="closed"):
         pool.submit(columns(40), name_of, context_of)
     assert len(parts) == 1

@@ -15,7 +15,7 @@ import torch
 import stoker
 from stoker._base.threads import LoopThread
 from stoker_torch import Loader
-from stoker_torch._iteration import OneAhead, _prepare_in_executor
+from stoker_torch._iteration import DoubleBuffer, _prepare_in_executor
 
 BUSY_SECONDS = 0.02
 
@@ -54,7 +54,7 @@ class Maker:
             assert self.done.wait_for(lambda: len(self.made) >= count, timeout=30)
 
 
-def busy_loop(ahead: OneAhead[tuple[int]], maker: Maker, steps: int) -> list[int]:
+def busy_loop(ahead: DoubleBuffer[tuple[int]], maker: Maker, steps: int) -> list[int]:
     """Take values with time between them; each is made while the loop is busy with the one before."""
     found = []
     for step in range(steps):
@@ -69,7 +69,7 @@ def busy_loop(ahead: OneAhead[tuple[int]], maker: Maker, steps: int) -> list[int
 
 def test_a_busy_loop_finds_its_values_made(thread: LoopThread) -> None:
     maker = Maker()
-    ahead = OneAhead(maker, 10, lambda: True, thread)
+    ahead = DoubleBuffer(maker, 10, lambda: True, thread)
     assert busy_loop(ahead, maker, 10) == list(range(10))
     assert maker.made == ["asker"] * 2 + ["other"] * 8
     assert ahead.next() is None
@@ -78,14 +78,14 @@ def test_a_busy_loop_finds_its_values_made(thread: LoopThread) -> None:
 def test_a_loop_that_asks_at_once_makes_its_values_itself(thread: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker_torch._iteration._BUSY_SECONDS", 1e6)
     maker = Maker()
-    ahead = OneAhead(maker, 100, lambda: True, thread)
+    ahead = DoubleBuffer(maker, 100, lambda: True, thread)
     assert [ahead.next() for _ in range(100)] == [(number,) for number in range(100)]
     assert set(maker.made) == {"asker"}
 
 
 def test_nothing_is_made_ahead_that_would_have_to_wait(thread: LoopThread) -> None:
     maker = Maker()
-    ahead = OneAhead(maker, 10, lambda: False, thread)
+    ahead = DoubleBuffer(maker, 10, lambda: False, thread)
     for number in range(4):
         ahead.prepare()
         assert len(maker.made) == number
@@ -94,7 +94,7 @@ def test_nothing_is_made_ahead_that_would_have_to_wait(thread: LoopThread) -> No
 
 def test_an_error_comes_where_its_value_would_have(thread: LoopThread) -> None:
     maker = Maker(fails_at=2)
-    ahead = OneAhead(maker, 10, lambda: True, thread)
+    ahead = DoubleBuffer(maker, 10, lambda: True, thread)
     assert ahead.next() == (0,)
     ahead.prepare()
     assert ahead.next() == (1,)
@@ -112,7 +112,7 @@ def test_nothing_is_made_ahead_nor_said_where_the_interpreter_is_ending() -> Non
         executor = ThreadPoolExecutor()
         loop.set_default_executor(executor)
         executor.shutdown()
-        ahead = OneAhead(Maker(), 10, lambda: True, None)
+        ahead = DoubleBuffer(Maker(), 10, lambda: True, None)
         loop.call_soon(_prepare_in_executor, weakref.ref(ahead))
         await asyncio.sleep(0)
         assert ahead.next() == (0,)
@@ -123,7 +123,7 @@ def test_nothing_is_made_ahead_nor_said_where_the_interpreter_is_ending() -> Non
 
 def test_where_values_end_early_nothing_more_is_asked_for(thread: LoopThread) -> None:
     maker = Maker(ends_at=1)
-    ahead = OneAhead(maker, 10, lambda: True, thread)
+    ahead = DoubleBuffer(maker, 10, lambda: True, thread)
     assert ahead.next() == (0,)
     ahead.prepare()
     assert ahead.next() is None
@@ -141,7 +141,7 @@ def test_closing_waits_for_what_is_being_made_and_makes_nothing_more(thread: Loo
         made.append(1)
         return 1
 
-    ahead = OneAhead(slow, 10, lambda: True, thread)
+    ahead = DoubleBuffer(slow, 10, lambda: True, thread)
     preparing = threading.Thread(target=ahead.prepare)
     preparing.start()
     assert begun.wait(30)
