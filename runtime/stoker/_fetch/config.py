@@ -368,6 +368,11 @@ class FetchCounters:
     tier_errors: Counter[str] = field(default_factory=Counter)
     tier_late: Counter[str] = field(default_factory=Counter)
 
+    def delivered(self, size_bytes: int) -> None:
+        """Count an object, or ranges of one, that were verified."""
+        self.objects += 1
+        self.useful_bytes += size_bytes
+
 
 @dataclass(slots=True, kw_only=True)
 class FetchStatistics(FetchCounters):

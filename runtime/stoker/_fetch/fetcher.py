@@ -15,7 +15,7 @@ from stoker._base.fetch_record import Phase, spoilt, strand
 from stoker._base.task_group import task_group
 from stoker._fetch.config import FetchConfig, FetchCounters, FetchStatistics
 from stoker._fetch.hedge import Hedges
-from stoker._fetch.race import Found, TierChain
+from stoker._fetch.race import TierChain
 from stoker._fetch.range_reader import ObjectFetch, RangePart, RangeReader
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef, Readable, Tier
@@ -126,25 +126,7 @@ class Fetcher:
         def from_store(into: memoryview) -> Awaitable[None]:
             return self.fetch_ranges(ref, parts, into=into, verify=verify, urgent=urgent)
 
-        return self._fetch_nearest(ref, into, from_store) if self._tiers else from_store(into)
-
-    async def _fetch_nearest(
-        self, ref: ObjectRef, into: memoryview, from_store: Callable[[memoryview], Awaitable[None]]
-    ) -> None:
-        """Read an object from the nearest place that delivers it in time, and offer it to those that lack it."""
-        match await self._tiers.read(ref, into, from_store):
-            case Found.TIER:
-                self._delivered(ref.size_bytes)
-            case Found.STORE:
-                self._tiers.offer(ref, into)
-            case Found.NOWHERE:
-                try:
-                    await from_store(into)
-                except StokerError:
-                    if not await self._tiers.read_patiently(ref, into):
-                        raise
-                    self._delivered(ref.size_bytes)
-                self._tiers.offer(ref, into)
+        return self._tiers.fetch(ref, into, from_store) if self._tiers else from_store(into)
 
     async def fetch_ranges(
         self,
@@ -199,7 +181,7 @@ class Fetcher:
             self._end(fetch, error)
         if fetch.tag != sent_tag:
             self._accept_copies(fetch)
-        self._delivered(fetch.size_bytes)
+        self._counters.delivered(fetch.size_bytes)
 
     def _read_again(self, fetch: ObjectFetch, error: StokerError) -> ChecksumError | None:
         """Decide what follows a reading that failed; raise if another one cannot help.
@@ -251,10 +233,7 @@ class Fetcher:
 
         A place that lacks, spoils or fails costs time and nothing else.
         """
-        if await self._tiers.read(ref, into) is Found.NOWHERE:
-            return False
-        self._delivered(ref.size_bytes)
-        return True
+        return bool(self._tiers) and await self._tiers.read(ref, into)
 
     def split(self, part: RangePart, *, urgent: bool) -> list[RangePart]:
         """Cut what is urgent into ranges of nearly equal size; nothing of an empty one needs to be read."""
@@ -267,10 +246,6 @@ class Fetcher:
             for begin, end in pairwise(cuts)
             if begin < end
         ]
-
-    def _delivered(self, size_bytes: int) -> None:
-        self._counters.objects += 1
-        self._counters.useful_bytes += size_bytes
 
     def _accept_copies(self, fetch: ObjectFetch) -> None:
         if self._sends_tags:

@@ -28,7 +28,6 @@ __all__ = [
     "PAUSE_SECONDS",
     "Breaker",
     "BreakerState",
-    "Found",
     "Outcome",
     "Permit",
     "TierChain",
@@ -133,14 +132,6 @@ ReadStore = Callable[[memoryview], Awaitable[None]]
 Verify = Callable[[ObjectRef, memoryview], None]
 
 
-class Found(enum.Enum):
-    """Where an object came from."""
-
-    NOWHERE = enum.auto()
-    TIER = enum.auto()
-    STORE = enum.auto()
-
-
 class _Answer(enum.StrEnum):
     """What came of a tier, as traces call it; one that was late was cancelled, or was beaten by the store in a race."""
 
@@ -150,15 +141,6 @@ class _Answer(enum.StrEnum):
     LATE = "late"
     BEATEN = "beaten"
     NOT_ASKED = "not asked"
-
-
-_OUTCOMES = {
-    _Answer.DELIVERED: Outcome.DELIVERED,
-    _Answer.LACKING: Outcome.UNDECIDED,
-    _Answer.FAILED: Outcome.FAILED,
-    _Answer.LATE: Outcome.FAILED,
-    _Answer.BEATEN: Outcome.FAILED,
-}
 
 
 class _Member:
@@ -213,49 +195,72 @@ class TierChain:
         """Return the state of each tier's breaker, by name of the tier."""
         return {member.tier.name: str(member.breaker.state) for member in self._members}
 
-    def offer(self, ref: ObjectRef, data: memoryview) -> None:
-        """Tell all tiers of verified bytes that came from the store."""
-        self._offer(ref, data, len(self._members))
+    async def fetch(self, ref: ObjectRef, into: memoryview, store: ReadStore) -> None:
+        """Fill ``into`` with an object, verified, from the nearest place that delivers it in time.
 
-    async def read(self, ref: ObjectRef, into: memoryview, store: ReadStore | None = None) -> Found:
-        """Fill ``into`` with an object, verified, and say from where; NOWHERE if the store is to be read into it now.
-
-        When the call ends, however it ends, nothing writes to ``into`` any more. The first tier that is late is the
-        last that is asked. Tiers nearer than the one that delivers are offered the object.
+        When the call ends, however it ends, nothing writes to ``into`` any more. Places nearer than the one that
+        delivers are offered the object.
 
         Args:
             ref: the object.
             into: memory of its size.
-            store: fills other memory of this size from the store, for a race; without it there is none.
+            store: fills memory of this size from the store: ``into``, or other memory in a race.
+
+        Raises:
+            StokerError: the store could not, and no tier either.
+        """
+        answer = await self._ask_in_turn(ref, into, store)
+        if answer is _Answer.DELIVERED:
+            return
+        if answer is not _Answer.BEATEN:
+            try:
+                await store(into)
+            except StokerError:
+                if not await self._read_patiently(ref, into):
+                    raise
+        self._offer(ref, into, len(self._members))
+
+    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
+        """Fill ``into`` with an object, verified, from the nearest tier that has it; return whether one had.
+
+        A tier that lacks, spoils or fails costs time and nothing else.
+        """
+        return await self._ask_in_turn(ref, into, None) is _Answer.DELIVERED
+
+    async def _ask_in_turn(self, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
+        """Ask tiers until one or the store has delivered, and return what the last one answered.
+
+        The first tier that is late is the last that is asked.
 
         Raises:
             StokerError: a tier was late and then could not, and neither could the store.
         """
-        if self._members:
-            self._hedges.budget.earn()
+        self._hedges.budget.earn()
+        answer = _Answer.LACKING
         for place, member in enumerate(self._members):
             answer = await self._permitted(member, ref, into, store)
             note_tier(member.tier.name, answer)
             if answer is _Answer.DELIVERED:
-                self._counters.tier_hits[member.tier.name] += 1
+                self._delivered(member, ref)
                 self._offer(ref, into, place)
-                return Found.TIER
-            if answer is _Answer.BEATEN:
-                return Found.STORE
-            if answer is _Answer.LATE:
+            if answer in (_Answer.DELIVERED, _Answer.BEATEN, _Answer.LATE):
                 break
-        return Found.NOWHERE
+        return answer
 
-    async def read_patiently(self, ref: ObjectRef, into: memoryview) -> bool:
+    async def _read_patiently(self, ref: ObjectRef, into: memoryview) -> bool:
         """Fill ``into`` from any tier that can, whatever its breaker says: for when the store cannot.
 
         A tier may take ``attempt_seconds``, and what the bytes take at ``least_bytes_per_second``.
         """
         for member in self._members:
             if await self._read_tier(member, ref, into) is _Answer.DELIVERED:
-                self._counters.tier_hits[member.tier.name] += 1
+                self._delivered(member, ref)
                 return True
         return False
+
+    def _delivered(self, member: _Member, ref: ObjectRef) -> None:
+        self._counters.tier_hits[member.tier.name] += 1
+        self._counters.delivered(ref.size_bytes)
 
     def _offer(self, ref: ObjectRef, data: memoryview, nearer_than: int) -> None:
         for member in self._members[:nearer_than]:
@@ -274,7 +279,8 @@ class TierChain:
         member.under_way += 1
         try:
             answer = await self._ask(member, ref, into, store)
-            outcome = _OUTCOMES[answer]
+            if answer is not _Answer.LACKING:
+                outcome = Outcome.DELIVERED if answer is _Answer.DELIVERED else Outcome.FAILED
         except StokerError:
             outcome = Outcome.FAILED
             raise
