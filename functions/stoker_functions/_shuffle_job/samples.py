@@ -188,31 +188,23 @@ class _GroupReader:
     def groups(self, blocks: Iterable[Group]) -> Iterator[Group]:
         """Cut blocks so that the values of a group leave room for what is read in vain."""
         for block in blocks:
-            starts, ends = self._extents(block)
+            starts, ends = self._heads.extents(self._large, block)
             reached = np.cumsum((ends - starts).sum(axis=0))
             begin = 0
             while begin < len(block):
                 before = int(reached[begin - 1]) if begin else 0
                 end = int(np.searchsorted(reached, before + self._limits.payload_bytes, "right"))
                 end = max(begin + 1, min(end, begin + MOST_SAMPLES))
-                yield Group(block.super_samples[begin:end], block.rows[begin:end])
+                yield block[begin:end]
                 begin = end
 
-    def _extents(self, group: Group) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        extents = np.empty((2, len(self._large), len(group)), np.int64)
-        for number, name in enumerate(self._large):
-            extents[:, number] = self._heads.extents(name, group.super_samples, group.rows)
-        return extents[0], extents[1]
-
     async def read(self, group: Group) -> Samples:
-        checksums = [self._heads.checksums(name, group.super_samples, group.rows) for name in self._schema]
         samples = Samples.empty(len(group), len(self._schema))
-        samples.checksums[:] = np.stack(checksums, axis=1)
-        starts, ends = self._extents(group)
+        checksums = self._heads.checksums(list(self._schema), group)
+        samples.checksums[:] = checksums.T
+        starts, ends = self._heads.extents(self._large, group)
         large = [list(self._schema).index(name) for name in self._large]
-        values = Values(
-            samples=group, columns=self._large, starts=starts, ends=ends, checksums=samples.checksums[:, large].T.copy()
-        )
+        values = Values(samples=group, columns=self._large, starts=starts, ends=ends, checksums=checksums[large])
         reads = values.plan(self._limits)
         data = memoryview(bytearray(reads.size_bytes))
         source = self._source
@@ -233,7 +225,7 @@ class _GroupReader:
                 memory, starts = data, addresses[name]
             else:
                 memory, size_bytes = self._heads.memory, column.element_bytes
-                starts = self._heads.addresses(name, group.super_samples, group.rows, size_bytes)
+                starts = self._heads.addresses(name, group, size_bytes)
                 samples.sizes[:, number] = size_bytes
             ends = starts + samples.sizes[:, number]
             columns.append([memory[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)])

@@ -170,8 +170,7 @@ class _Work:
 
         async def samples(done: int) -> AsyncGenerator[Samples, None]:
             memory = self._memory(manifest)
-            left = Group(wanted.super_samples[done:], wanted.rows[done:])
-            yield await read_whole(self._source(self.store, manifest, memory), left, memory.reads)
+            yield await read_whole(self._source(self.store, manifest, memory), wanted[done:], memory.reads)
 
         result = await self._write(self._scattered, self._scatter_run(part), sections, samples)
         return {name if name in ("state", "run") else f"scattered_{name}": value for name, value in result.items()}
@@ -211,8 +210,7 @@ class _Work:
     async def _gathered(self, start: int, done: int, stop: int) -> AsyncGenerator[Samples, None]:
         cells, wanted = await self._cells(start, stop)
         memory = self._memory(cells)
-        left = Group(wanted.super_samples[done:], wanted.rows[done:])
-        yield await read_whole(self._source(self._scattered, cells, memory), left, memory.reads)
+        yield await read_whole(self._source(self._scattered, cells, memory), wanted[done:], memory.reads)
 
     async def _cells(self, start: int, stop: int) -> tuple[Manifest, Group]:
         """Return what was scattered to this slice, as a manifest, and where in it the slice's samples are, in order.

@@ -85,7 +85,7 @@ class GroupSteps:
             start = 0
             for step, is_last in steps:
                 these = slice(start, start + step.samples)
-                yield _Batch(step, is_last, Group(samples.super_samples[these], samples.rows[these]), sizes[these])
+                yield _Batch(step, is_last, samples[these], sizes[these])
                 start = these.stop
 
     def _runs(self, batches: Iterator[_Batch]) -> Iterator[list[_Batch]]:
@@ -107,8 +107,7 @@ class GroupSteps:
 
     def _planned(self, epoch: int, run: list[_Batch]) -> Iterator[PlannedStep[Group]]:
         """Cut a run into groups, mostly one, and plan its steps over them."""
-        super_samples = np.concatenate([batch.samples.super_samples for batch in run])
-        rows = np.concatenate([batch.samples.rows for batch in run])
+        samples = Group.joined([batch.samples for batch in run])
         cuts = _cuts(np.concatenate([batch.sizes for batch in run]), self._group_bytes)
         first_item, self._next_item = self._next_item, self._next_item + len(cuts) - 1
         start = 0
@@ -121,8 +120,7 @@ class GroupSteps:
                 if begin >= stop:
                     continue
                 if begin == group_start:
-                    group = slice(group_start, group_end)
-                    first_uses.append((item, Group(super_samples[group], rows[group])))
+                    first_uses.append((item, samples[group_start:group_end]))
                 segments.append(
                     Segment(
                         start=begin - start,
@@ -204,30 +202,32 @@ class HeadMemory:
         assert self._memory is not None  # noqa: S101 - loaded before anything is asked for
         return self._memory
 
-    def addresses(
-        self, tensor: str, super_samples: NDArray[np.int64], rows: NDArray[np.int64], row_bytes: int
-    ) -> NDArray[np.int64]:
-        """Return where in :attr:`memory` rows of a tensor of the head are, ``int64 [samples]``."""
-        addresses: NDArray[np.int64] = (
-            self._bases[super_samples] + self._starts[tensor][super_samples] + rows * row_bytes
-        )
-        return addresses
+    def addresses(self, tensor: str, group: Group, row_bytes: int) -> NDArray[np.int64]:
+        """Return where in :attr:`memory` the rows of a tensor of the head are, ``int64 [samples]``."""
+        starts: NDArray[np.int64] = self._bases[group.super_samples] + self._starts[tensor][group.super_samples]
+        return starts + group.rows * row_bytes
 
-    def extents(
-        self, name: str, super_samples: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return first byte and end, in its object, of each row's value of a column, ``int64 [samples]``."""
-        column = self._columns[name]
-        base, row_bytes = self._starts[name][super_samples], column.element_bytes
-        if column.is_fixed:
-            return base + rows * row_bytes, base + (rows + 1) * row_bytes
-        borders = gather_rows(self.memory, self.addresses(f"{name}.offsets", super_samples, rows, 8), 16).view("<i8")
-        return base + borders[:, 0] * row_bytes, base + borders[:, 1] * row_bytes
+    def extents(self, names: Sequence[str], group: Group) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return first byte and end, in its object, of every value of columns, ``int64 [columns, samples]``."""
+        extents = np.empty((2, len(names), len(group)), np.int64)
+        for number, name in enumerate(names):
+            column = self._columns[name]
+            if column.is_fixed:
+                extents[:, number] = group.rows, group.rows + 1
+            else:
+                offsets = self.addresses(f"{name}.offsets", group, 8)
+                extents[:, number] = gather_rows(self.memory, offsets, 16).view("<i8").T
+            extents[:, number] *= column.element_bytes
+            extents[:, number] += self._starts[name][group.super_samples]
+        return extents[0], extents[1]
 
-    def checksums(self, name: str, super_samples: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return the CRC-32C of each row's value of a column, ``uint32 [samples]``."""
-        places = self.addresses(CHECKSUMS, super_samples, rows, 4 * len(self._numbers)) + 4 * self._numbers[name]
-        return gather_rows(self.memory, places, 4).view("<u4").reshape(-1)
+    def checksums(self, names: Sequence[str], group: Group) -> NDArray[np.uint32]:
+        """Return the CRC-32C of every value of columns, ``uint32 [columns, samples]``."""
+        checksums = np.empty((len(names), len(group)), np.uint32)
+        rows = self.addresses(CHECKSUMS, group, 4 * len(self._numbers))
+        for number, name in enumerate(names):
+            checksums[number] = gather_rows(self.memory, rows + 4 * self._numbers[name], 4).view("<u4").reshape(-1)
+        return checksums
 
 
 def _bases(manifest: Manifest) -> NDArray[np.int64]:
@@ -286,15 +286,8 @@ class GroupReading:
         samples = self._manifest.rows.samples
         return GroupSteps(samples, stretch, self._sizes_of, self._limits.payload_bytes)
 
-    def _extents(self, group: Group) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return first byte and end of every value to read, ``int64 [large columns, samples]``."""
-        extents = np.empty((2, len(self._large), len(group)), np.int64)
-        for number, name in enumerate(self._large):
-            extents[:, number] = self._heads.extents(name, group.super_samples, group.rows)
-        return extents[0], extents[1]
-
     def _sizes_of(self, group: Group) -> NDArray[np.int64]:
-        starts, ends = self._extents(group)
+        starts, ends = self._heads.extents(self._large, group)
         sizes: NDArray[np.int64] = (ends - starts).sum(axis=0)
         return sizes
 
@@ -307,17 +300,11 @@ class GroupReading:
         """
         ring = self._ring
         with ring.filling(f"{len(ref)} samples", 0) as slot:
-            starts, ends = self._extents(ref)
-            wanted = [self._heads.checksums(name, ref.super_samples, ref.rows) for name in self._large]
-            values = Values(
-                samples=ref,
-                columns=self._large,
-                starts=starts,
-                ends=ends,
-                checksums=np.array(wanted, np.uint32).reshape(starts.shape),
-            )
-            reads = values.plan(self._limits)
+            starts, ends = self._heads.extents(self._large, ref)
+            checksums = self._heads.checksums(self._large, ref)
+            values = Values(samples=ref, columns=self._large, starts=starts, ends=ends, checksums=checksums)
             manifest, fetcher, into = self._manifest, self._fetcher, ring.view(slot, ring.slot_bytes)
+            reads = values.plan(self._limits)
             addresses = await read_values(values, reads, into, manifest=manifest, fetcher=fetcher, urgent=urgent)
             self._placed[slot] = ref, addresses
         return slot
@@ -331,12 +318,13 @@ class GroupReading:
         addresses = np.concatenate(
             [addresses + ring.offset(slot) for slot, (_, addresses) in zip(slots, placed, strict=True)], axis=1
         )[:, places]
+        samples = Group.joined([group for group, _ in placed])[places]
         return GroupRows(
             memory=ring.memory,
             heads=self._heads,
             addresses=dict(zip(self._large, addresses, strict=True)),
-            super_samples=np.concatenate([group.super_samples for group, _ in placed])[places],
-            rows=np.concatenate([group.rows for group, _ in placed])[places],
+            super_samples=samples.super_samples,
+            rows=samples.rows,
         )
 
 
@@ -362,9 +350,10 @@ class GroupRows:
         """Return the memory and the address of each value."""
         if name in self.addresses:
             return self.memory, self.addresses[name]
-        return self.heads.memory, self.heads.addresses(name, self.super_samples, self.rows, column.element_bytes)
+        samples = Group(self.super_samples, self.rows)
+        return self.heads.memory, self.heads.addresses(name, samples, column.element_bytes)
 
     def ragged(self, name: str, column: Column) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int64]]:
         """Return the memory, the address of each value and its length in elements."""
-        starts, ends = self.heads.extents(name, self.super_samples, self.rows)
-        return self.memory, self.addresses[name], (ends - starts) // column.element_bytes
+        starts, ends = self.heads.extents([name], Group(self.super_samples, self.rows))
+        return self.memory, self.addresses[name], (ends - starts)[0] // column.element_bytes

@@ -163,6 +163,15 @@ class Group:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __getitem__(self, which: slice | NDArray[np.int64]) -> Group:
+        return Group(self.super_samples[which], self.rows[which])
+
+    @classmethod
+    def joined(cls, groups: Sequence[Group]) -> Group:
+        """Return the samples of groups, one behind the other."""
+        super_samples = np.concatenate([group.super_samples for group in groups])
+        return cls(super_samples, np.concatenate([group.rows for group in groups]))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Values:
