@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +66,9 @@ def found(url: str = URL, *, is_shaped: bool = False, **changes: Any) -> dict[st
 
     async def look() -> list[Finding]:
         what = Examination(url=url, limits=QUICK, machine=lambda: GOOD, whereabouts=Whereabouts)
-        return [finding async for finding in examine(replace(what, **changes))]
+        findings: list[Finding] = []
+        await examine(replace(what, **changes), findings.append)
+        return findings
 
     findings = asyncio.run(look())
     assert "MARKER" not in repr(findings)
@@ -171,7 +173,9 @@ def test_no_bandwidth_is_reported_that_a_bucket_does_not_have(monkeypatch: pytes
         async def look() -> list[Finding]:
             limits = ProbeLimits(size_bytes=32 << 20)
             what = Examination(url=URL, limits=limits, machine=lambda: GOOD, whereabouts=Whereabouts)
-            return [finding async for finding in examine(what) if finding.check == "bandwidth"]
+            findings: list[Finding] = []
+            await examine(what, findings.append)
+            return [finding for finding in findings if finding.check == "bandwidth"]
 
         (rates,) = asyncio.run(look())
     figures = [float(figure.replace(",", "")) for figure in re.findall(r"([\d,]+) MB/s", rates.text)]
@@ -293,7 +297,9 @@ def test_a_rate_that_objects_are_too_small_to_tell_is_not_shown_as_measured(tmp_
 
     async def look() -> list[Finding]:
         what = Examination(url=str(tmp_path / "small"), limits=QUICK, machine=lambda: GOOD, whereabouts=Whereabouts)
-        return [finding async for finding in examine(what) if finding.check == "bandwidth"]
+        findings: list[Finding] = []
+        await examine(what, findings.append)
+        return [finding for finding in findings if finding.check == "bandwidth"]
 
     (rates,) = asyncio.run(look())
     assert (rates.level, rates.text) == (Level.NOTE, "not measured: the objects are too small to tell")
@@ -386,9 +392,9 @@ def test_a_remedy_of_several_findings_is_written_once(
     plan = "stoker plan URL --gpu-rate N"
     twice = [Finding(check, Level.WARNING, "slow", command=plan) for check in ("latency", "bandwidth")]
 
-    async def examined(what: Examination) -> AsyncGenerator[Finding, None]:
+    async def examined(what: Examination, tell: Callable[[Finding], object]) -> None:
         for finding in twice:
-            yield finding
+            tell(finding)
 
     monkeypatch.setattr("stoker.cli.info.examine", examined)
     assert main(["doctor", "x"]) == 0
@@ -421,7 +427,9 @@ def test_a_function_that_serves_is_looked_at_as_a_bucket_is(served: str) -> None
         what = Examination(
             url=served, options=token(5), limits=QUICK, machine=lambda: GOOD, whereabouts=Whereabouts, write=True
         )
-        return {finding.check: finding async for finding in examine(what)}
+        findings: list[Finding] = []
+        await examine(what, findings.append)
+        return {finding.check: finding for finding in findings}
 
     findings = asyncio.run(look())
     assert "MARKER" not in repr(findings)

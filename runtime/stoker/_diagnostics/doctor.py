@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -98,65 +98,58 @@ class Examination:
     whereabouts: Callable[[], Whereabouts] = field(default=whereabouts)
 
 
-async def examine(what: Examination) -> AsyncGenerator[Finding, None]:
-    """Yield findings as they are made; what cannot be looked at after a problem is left out.
+async def examine(what: Examination, tell: Callable[[Finding], object]) -> None:
+    """Tell what is found, as it is found; what cannot be looked at after a problem is left out.
 
     Raises:
         ConfigError: the URL or the options are wrong.
     """
     for finding in package_findings(parse_url(what.url).scheme):
-        yield finding
+        tell(finding)
         if finding.level is Level.PROBLEM:
             return
     machine = what.machine()
     for finding in machine_findings(machine):
-        yield finding
+        tell(finding)
     store = open_store(what.url, options=what.options)
     try:
-        async with aclosing(_Doctor(what, machine, store).look()) as findings:
-            async for finding in findings:
-                yield finding
+        await _Doctor(what, machine, store, tell).look()
     finally:
         await store.close()
 
 
 class _Doctor:
-    def __init__(self, what: Examination, machine: Machine, store: Store) -> None:
-        self._what, self._machine, self._store = what, machine, store
+    def __init__(self, what: Examination, machine: Machine, store: Store, tell: Callable[[Finding], object]) -> None:
+        self._what, self._machine, self._store, self._tell = what, machine, store, tell
         self._reader = RetryingReader(store, _ATTEMPTS)
         self._manifest: Manifest | None = None
 
-    async def look(self) -> AsyncGenerator[Finding, None]:
+    async def look(self) -> None:
         """Look at the endpoint, the credentials, the permissions, the data set and the speed, in this order."""
         if isinstance(self._store, Introduced):
             try:
-                for finding in await self._endpoint(self._store):
-                    yield finding
-                yield await self._identity(self._store)
+                await self._endpoint(self._store)
+                self._tell(await self._identity(self._store))
             except StokerError as error:
-                yield _problem("endpoint", error)
+                self._tell(_problem("endpoint", error))
                 return
         read = await self._read()
-        yield read
+        self._tell(read)
         if read.level is not Level.PROBLEM or self._what.write:
-            yield await self._list()
+            self._tell(await self._list())
         if self._what.write:
-            for finding in await self._write():
-                yield finding
+            await self._write()
         if self._manifest is not None:
-            for finding in await self._dataset(self._manifest):
-                yield finding
-            for finding in await self._speed(self._manifest):
-                yield finding
+            await self._dataset(self._manifest)
+            await self._speed(self._manifest)
 
-    async def _endpoint(self, store: Introduced) -> list[Finding]:
+    async def _endpoint(self, store: Introduced) -> None:
         asked = self._what.clock()
         endpoint = await store.endpoint()
-        found = [ok("endpoint", f"{endpoint.address} answers")]
+        self._tell(ok("endpoint", f"{endpoint.address} answers"))
         if endpoint.date is not None:
-            found.append(_clock(endpoint.date, (asked + self._what.clock()) / 2))
-        where = await asyncio.to_thread(self._what.whereabouts)
-        return [*found, _region(endpoint, where)]
+            self._tell(_clock(endpoint.date, (asked + self._what.clock()) / 2))
+        self._tell(_region(endpoint, await asyncio.to_thread(self._what.whereabouts)))
 
     async def _identity(self, store: Introduced) -> Finding:
         found = await store.identity()
@@ -233,10 +226,11 @@ class _Doctor:
                 await found.aclose()
         return ok("list", "allowed")
 
-    async def _write(self) -> list[Finding]:
+    async def _write(self) -> None:
         """Write an object twice, each time on condition that there is none, and delete it."""
         if not isinstance(self._store, Writable) or self._is_served:
-            return [note("write", "what a function serves is read-only")]
+            self._tell(note("write", "what a function serves is read-only"))
+            return
         key = f"doctor/{secrets.token_hex(8)}"
         try:
             await self._store.put(key, b"stoker doctor", if_absent=True)
@@ -246,8 +240,10 @@ class _Doctor:
                 await self._store.delete(key)
         except StokerError as error:
             advice = "let these credentials write and delete: s3:PutObject and s3:DeleteObject"
-            return [_problem("write", error, advice)]
-        return [ok("write", "a small object was written and deleted"), second]
+            self._tell(_problem("write", error, advice))
+            return
+        self._tell(ok("write", "a small object was written and deleted"))
+        self._tell(second)
 
     async def _second_write(self, key: str) -> Finding:
         try:
@@ -257,33 +253,33 @@ class _Doctor:
         text = "the store ignores conditions, so two who pack at once may lose a version"
         return problem("conditional write", text, "use a store that honours If-None-Match, or pack from one place only")
 
-    async def _dataset(self, manifest: Manifest) -> list[Finding]:
+    async def _dataset(self, manifest: Manifest) -> None:
         packed = f"{counted(manifest.samples, 'sample')} in {counted(len(manifest), 'super-sample')}"
         text = f"version {manifest.version}, {packed}, {format_bytes(manifest.size_bytes)}"
-        found = [ok("data set", text) if len(manifest) else warning("data set", text)]
-        try:
+        self._tell(ok("data set", text) if len(manifest) else warning("data set", text))
+        with suppress(StokerError):  # who may read one version need not be allowed to ask for others
             newest = await newest_manifest(self._reader)
-        except StokerError:
-            newest = None  # who may read one version need not be allowed to ask for others
-        if newest is not None and newest.version > manifest.version:
-            text = f"version {newest.version} is complete, but readers are told of {manifest.version}"
-            advice = "a writer died between the two; the next one repairs it"
-            found.append(warning("newest version", text, advice, _COMPACT))
-        return [*found, *_sizes(manifest, self._machine)]
+            if newest is not None and newest.version > manifest.version:
+                text = f"version {newest.version} is complete, but readers are told of {manifest.version}"
+                advice = "a writer died between the two; the next one repairs it"
+                self._tell(warning("newest version", text, advice, _COMPACT))
+        for finding in _sizes(manifest, self._machine):
+            self._tell(finding)
 
-    async def _speed(self, manifest: Manifest) -> list[Finding]:
+    async def _speed(self, manifest: Manifest) -> None:
         if not len(manifest):
-            return []
+            return
         try:
             refs = [manifest.ref(row) for row in range(0, len(manifest), max(1, len(manifest) // 64))]
             found = await probe(self._store, refs, self._what.limits)
-        except NotFoundError as error:
-            return [_lost(error)]
         except StokerError as error:
             advice = _REMEDIES.get(type(error), "see which objects cannot be read")
-            return [_problem("speed", error, advice, _VERIFY)]
+            is_lost = isinstance(error, NotFoundError)
+            self._tell(_lost(error) if is_lost else _problem("speed", error, advice, _VERIFY))
+            return
         took = f"with {counted(found.requests, 'request')}, {format_bytes(found.read_bytes)}"
-        return [*_speeds(found), ok("measured", took), *_failures(found)]
+        for finding in (*_speeds(found), ok("measured", took), *_failures(found)):
+            self._tell(finding)
 
 
 def _failures(found: Probe) -> Iterator[Finding]:
@@ -369,7 +365,7 @@ def _problem(check: str, error: StokerError, advice: str = "", command: str = ""
     return problem(name, str(error), advice, command)
 
 
-def _lost(error: NotFoundError) -> Finding:
+def _lost(error: StokerError) -> Finding:
     """Say that the manifest speaks of what is not there."""
     return problem("read", str(error), "look what else is missing, and pack that again", _VERIFY)
 

@@ -7,7 +7,6 @@ import json
 import shlex
 import textwrap
 from argparse import ArgumentParser, Namespace
-from contextlib import aclosing
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -130,12 +129,14 @@ def run_doctor(args: Namespace) -> int:
 
 async def _examine(args: Namespace) -> list[Finding]:
     what = Examination(url=args.url, options=store_options(args, args.url), write=args.write)
-    found, commands = [], set[str]()
-    async with aclosing(examine(what)) as findings:
-        async for finding in findings:
-            found.append(finding)
-            if not args.json:
-                print("\n".join(_shown(finding, args.url, commands)), flush=True)
+    found, commands = list[Finding](), set[str]()
+
+    def tell(finding: Finding) -> None:
+        found.append(finding)
+        if not args.json:
+            print("\n".join(_shown(finding, args.url, commands)), flush=True)
+
+    await examine(what, tell)
     return found
 
 
