@@ -10,14 +10,13 @@ import asyncio
 import math
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice, pairwise
 from statistics import median
 
 from stoker._base.sizes import counted, format_bytes
 from stoker._base.task_group import task_group
-from stoker._diagnostics.latency import BucketModel, Recorded
-from stoker._diagnostics.timed_read import RateLimit, TimedRead, TimedReader, rate_limit_of
+from stoker._diagnostics.latency import BucketModel, Recorded, TimedRead, TimedReader, rate_limit_of
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ConfigError, DeadlineError
 
@@ -111,7 +110,7 @@ class Probe:
         requests: that were sent.
         failed: of them, those that ended in an error that may pass.
         throttled: of these, those that the bucket refused because there were too many.
-        limit: on the rate of requests; None if there is none, or none was met.
+        limit: a bucket with the limit on the rate of requests; None if there is none, or none was met.
         read_bytes: that arrived, late ones aside.
         seconds: that it took.
     """
@@ -131,7 +130,7 @@ class Probe:
     requests: int
     failed: int
     throttled: int
-    limit: RateLimit | None
+    limit: BucketModel | None
     read_bytes: int
     seconds: float
 
@@ -147,13 +146,10 @@ class Probe:
 
     def bucket(self) -> BucketModel:
         """Return a bucket that answers like this one; what all share is its request rate, not its network."""
-        limit = self.limit or RateLimit(requests_per_second=math.inf)
-        return BucketModel(
+        return replace(
+            self.limit or BucketModel(),
             first_byte=Recorded(self.first_byte_seconds),
             connection_bytes_per_second=self.connection_bytes_per_second,
-            requests_per_second=limit.requests_per_second,
-            longest_line_seconds=limit.longest_line_seconds,
-            burst=limit.burst,
             error_fraction=min(_MOST_ERRORS, self.failed_part),
         )
 
@@ -193,7 +189,7 @@ class _Prober:
         self._reader, self._limits = reader, limits
         self._brought = 0.0
         self._connects: tuple[float, ...] = ()
-        self._limit: RateLimit | None = None
+        self._limit: BucketModel | None = None
         self._asked = self._failed = 0
         """Requests, and failed ones, before a limit to them was kept."""
 
@@ -259,7 +255,7 @@ class _Prober:
         reads = [await reader.read(_SMALL_BYTES) for _ in range(_READS_PACED)]
         return [read.done - read.sent for read in self._some(reads)]
 
-    async def _rate_limit(self, first_byte_seconds: float) -> RateLimit | None:
+    async def _rate_limit(self, first_byte_seconds: float) -> BucketModel | None:
         """Return the limit that the bucket sets to requests: many small ones at once find one, more tell its rate."""
         reader, left = self._reader, self._limits.requests - self._reader.requests
         for _ in range(_LOOKS):
