@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stoker._sources.listing import ByteStream, _expanded
 from stoker._sources.webdataset import members
 from stoker._stores.location import parse_url
-from stoker._stores.memory import MemoryStore
+from stoker._stores.object_store import MemoryStore
 from support.places import tar_of
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=300).filter(

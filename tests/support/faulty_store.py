@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stoker._base.checksum import crc32c
-from stoker._stores.credentials import ExpiredCredentialsError
+from stoker._stores.http_objects import ExpiredCredentialsError
 from stoker.abc import ObjectInfo, ObjectRef
 from stoker.errors import (
     ConnectionLostError,

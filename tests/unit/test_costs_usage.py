@@ -20,7 +20,7 @@ from stoker._cost.usage import (
     total_dollars,
     training_traffic,
 )
-from stoker._stores.memory import MemoryStore
+from stoker._stores.object_store import MemoryStore
 from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import ConfigError
 from stoker_torch import Loader

@@ -17,7 +17,7 @@ import pytest
 import stoker
 from stoker import FetchConfig, open_store
 from stoker._base.sizes import parse_bytes
-from stoker._stores.memory import MemoryStore
+from stoker._stores.object_store import MemoryStore
 from stoker.errors import BudgetError, ConfigError, CopiedBucketWarning, FetchError, NotFoundError, StokerError
 from stoker.testing import run_virtual
 from support.datasets import SCHEMA, pack_numbers, sample_of

@@ -33,7 +33,7 @@ from stoker._diagnostics.probe import Probe, ProbeLimits, probe
 from stoker._format.manifest import Manifest
 from stoker._format.versions import newest_manifest, read_manifest
 from stoker._stores import Store, StoreOptions, open_store
-from stoker._stores.credentials import Endpoint, Introduced
+from stoker._stores.http_objects import Endpoint, Introduced
 from stoker._stores.location import parse_url
 from stoker.abc import ObjectRef, Writable
 from stoker.errors import (

@@ -32,7 +32,7 @@ __all__ = [
 
 # Scheme → module, adapter, its options, its extra. An adapter and its SDK are imported when a URL of theirs is opened.
 _ADAPTERS: dict[str, tuple[str, str, type[StoreOptions] | None, str]] = {
-    "memory": ("stoker._stores.memory", "MemoryStore", None, ""),
+    "memory": ("stoker._stores.object_store", "MemoryStore", None, ""),
     "file": ("stoker._stores.local", "LocalStore", None, ""),
     "s3": ("stoker._stores.s3", "S3Store", S3Options, "s3"),
     "gs": ("stoker._stores.gcs", "GcsStore", GcsOptions, "gcs"),

@@ -24,8 +24,8 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as BotoCoreConnectionError
 
-from stoker._stores.credentials import ExpiredCredentialsError, Identity, RenewedCredentials
 from stoker._stores.http import Failure, Rule, error_of
+from stoker._stores.http_objects import ExpiredCredentialsError, Identity, RenewedCredentials
 from stoker._stores.options import ServedOptions, lambda_region, machine_vendor
 from stoker.errors import (
     ConfigError,

@@ -16,10 +16,17 @@ from gcloud.aio.auth.token import Type
 
 from stoker._base.meter import PriceKey
 from stoker._format.manifest import POINTER_KEY
-from stoker._stores.credentials import Endpoint, ExpiredCredentialsError, Identity, RenewedCredentials, parse_date
 from stoker._stores.google_credentials import signed_url, source_of_tokens, token_session
-from stoker._stores.http import Call, Failure, Reply, Rule, error_of
-from stoker._stores.http_objects import Asked, BucketObjects, said_in
+from stoker._stores.http import Call, Failure, Reply, Rule, error_of, parse_date
+from stoker._stores.http_objects import (
+    Asked,
+    BucketObjects,
+    Endpoint,
+    ExpiredCredentialsError,
+    Identity,
+    RenewedCredentials,
+    said_in,
+)
 from stoker._stores.http_session import Connections
 from stoker._stores.location import Location
 from stoker._stores.options import GcsOptions, check_endpoint

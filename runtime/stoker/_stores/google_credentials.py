@@ -26,8 +26,8 @@ from gcloud.aio.auth.token import (
 )
 from gcloud.aio.storage import Blob, Bucket, Storage
 
-from stoker._stores.credentials import ExpiredCredentialsError, Identity, RenewedCredentials
 from stoker._stores.http import Failure, Rule, error_of
+from stoker._stores.http_objects import ExpiredCredentialsError, Identity, RenewedCredentials
 from stoker._stores.options import ServedOptions, machine_vendor, proxy_of, trusted
 from stoker.errors import (
     ConnectionLostError,

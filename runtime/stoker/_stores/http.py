@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Protocol, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
@@ -23,7 +24,6 @@ import h11
 from multidict import CIMultiDict
 
 from stoker._base.fields import printable
-from stoker._stores.credentials import parse_date
 from stoker.errors import (
     ConfigError,
     CredentialsError,
@@ -56,6 +56,7 @@ __all__ = [
     "Failure",
     "Rule",
     "error_of",
+    "parse_date",
     "retry_after_seconds",
 ]
 
@@ -445,3 +446,12 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
     if until is None:
         return None
     return max(0.0, (until - (now or datetime.now(UTC))).total_seconds())
+
+
+def parse_date(header: str | None) -> datetime | None:
+    """Return the time in a ``Date`` header, None if there is none or it is not one; HTTP's dates are in UTC."""
+    try:
+        found = parsedate_to_datetime(header) if header else None
+    except (ValueError, OverflowError):
+        return None
+    return found.replace(tzinfo=UTC) if found and found.tzinfo is None else found

@@ -26,9 +26,8 @@ from urllib.parse import urlsplit
 from stoker._base.threads import PerLoop
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._stores.access_token import end_of
-from stoker._stores.credentials import Credentials, Endpoint, Identity, parse_date
-from stoker._stores.http import Call, Destination, Failure, HttpReader, Reply, Rule, error_of
-from stoker._stores.http_objects import Asked, HttpObjects
+from stoker._stores.http import Call, Destination, Failure, HttpReader, Reply, Rule, error_of, parse_date
+from stoker._stores.http_objects import Asked, Credentials, Endpoint, HttpObjects, Identity
 from stoker._stores.http_session import Connections
 from stoker._stores.location import Location, check_found, check_key, check_text
 from stoker._stores.options import Auth, HttpOptions, ServedOptions, check_endpoint, is_this_machine, lambda_region

@@ -1,22 +1,34 @@
-"""What every store is here: requests that are checked and counted before an adapter, or a plug-in, sends them."""
+"""What every store is here: requests that are checked and counted before an adapter, or a plug-in, sends them.
+
+The smallest adapter is a store in this process's memory, for tests and demonstrations.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import nullcontext
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from copy import copy
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from stoker._base.fields import printable
 from stoker._base.meter import Egress, Meter, Operation, PriceKey
-from stoker._stores.location import check_conditions, check_key, check_range, check_text
+from stoker._stores.location import Location, check_conditions, check_found, check_key, check_range, check_text
 from stoker.abc import Buffer, ObjectInfo, RangeReadable
-from stoker.errors import PermissionDeniedError, StoreError
+from stoker.errors import (
+    BucketNotFoundError,
+    NotFoundError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    StoreError,
+)
 
-__all__ = ["MeteredStore", "ObjectStore", "metered", "price_key"]
+__all__ = ["MemoryStore", "MeteredStore", "ObjectStore", "metered", "price_key"]
 
 _PAGE_KEYS = 1000
 _VERBS = {
@@ -244,3 +256,85 @@ def metered(store: RangeReadable, *, egress: Egress = "same_region", meter: Mete
     counted = copy(store) if isinstance(store, ObjectStore) else MeteredStore(store)
     counted.meter = meter or Meter(store.url, egress=egress, key=partial(price_key, store))
     return counted
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Objects by key within the bucket. A tag is the number of the write, so no two contents ever share one."""
+
+    objects: dict[str, tuple[bytes, str]] = field(default_factory=dict)
+    writes: int = 0
+
+
+_buckets: dict[str, _Bucket] = {}
+_lock = threading.Lock()  # held for a few dictionary operations; loops in several threads may share a bucket
+
+
+class MemoryStore(ObjectStore):
+    """``memory://name/prefix``: named, and shared by all who open the same name. The first object makes the bucket."""
+
+    def __init__(self, location: Location, _options: None = None) -> None:
+        super().__init__(location.url)
+        self._at = location
+
+    async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        return await self._read(key)
+
+    async def _get_range(
+        self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
+    ) -> ObjectInfo:
+        """Copy at once: nobody is told that it begins."""
+        data, info = await self._read(key)
+        check_found(self._at.object_url(key), info, start, end, tag)
+        into[:] = memoryview(data)[start:end]
+        return info
+
+    async def _head(self, key: str) -> ObjectInfo:
+        return (await self._read(key))[1]
+
+    async def _list(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
+        """Yield the objects under ``prefix`` as they were when the listing began."""
+        first, after = self._at.within_bucket(prefix), self._at.within_bucket(start_after).encode()
+        with self._bucket() as bucket:
+            found = [(key.encode(), entry) for key, entry in bucket.objects.items() if key.startswith(first)]
+        found = sorted(item for item in found if not start_after or item[0] > after)
+        for number, (key, (data, tag)) in enumerate(found):
+            if number % _PAGE_KEYS == 0:
+                await asyncio.sleep(0)
+            yield ObjectInfo(key=self._at.relative(key.decode()), size_bytes=len(data), tag=tag)
+
+    async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
+        full_key, content = self._at.full_key(key), bytes(data)
+        await asyncio.sleep(0)
+        with _lock:
+            bucket = _buckets.setdefault(self._at.bucket, _Bucket())
+            _, found = bucket.objects.get(full_key, (b"", None))
+            if (if_absent and found is not None) or (if_tag is not None and found != if_tag):
+                raise PreconditionFailedError(
+                    f"{self._at.object_url(key)} was written by somebody else; read it again and decide"
+                )
+            bucket.writes += 1
+            bucket.objects[full_key] = (content, f"{bucket.writes:x}")
+            return ObjectInfo(key=key, size_bytes=len(content), tag=f"{bucket.writes:x}")
+
+    async def _delete(self, key: str) -> None:
+        full_key = self._at.full_key(key)
+        await asyncio.sleep(0)
+        with self._bucket() as bucket:
+            bucket.objects.pop(full_key, None)
+
+    async def _read(self, key: str) -> tuple[bytes, ObjectInfo]:
+        full_key = self._at.full_key(key)
+        await asyncio.sleep(0)
+        with self._bucket() as bucket:
+            if full_key not in bucket.objects:
+                raise NotFoundError(f"{self._at.object_url(key)} does not exist")
+            data, tag = bucket.objects[full_key]
+        return data, ObjectInfo(key=key, size_bytes=len(data), tag=tag)
+
+    @contextmanager
+    def _bucket(self) -> Iterator[_Bucket]:
+        with _lock:
+            if self._at.bucket not in _buckets:
+                raise BucketNotFoundError(f"{self.url}: nothing was ever written to memory://{self._at.bucket}")
+            yield _buckets[self._at.bucket]

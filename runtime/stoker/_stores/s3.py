@@ -22,9 +22,8 @@ from botocore.utils import check_dns_name
 
 from stoker._base.meter import PriceKey
 from stoker._stores.aws_credentials import AwsCredentials, Keys, botocore_session
-from stoker._stores.credentials import Endpoint, ExpiredCredentialsError, Identity, parse_date
-from stoker._stores.http import Call, Failure, Reply, Rule, error_of
-from stoker._stores.http_objects import Asked, BucketObjects
+from stoker._stores.http import Call, Failure, Reply, Rule, error_of, parse_date
+from stoker._stores.http_objects import Asked, BucketObjects, Endpoint, ExpiredCredentialsError, Identity
 from stoker._stores.http_session import Connections
 from stoker._stores.location import Location
 from stoker._stores.options import S3Options, check_endpoint

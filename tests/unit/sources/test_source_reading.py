@@ -8,7 +8,7 @@ import pytest
 from stoker._base.task_group import MAX_AHEAD_BYTES, MAX_READS, in_order
 from stoker._sources.listing import ByteStream, spans
 from stoker._stores.location import parse_url
-from stoker._stores.memory import MemoryStore
+from stoker._stores.object_store import MemoryStore
 from stoker.errors import TruncatedError
 
 

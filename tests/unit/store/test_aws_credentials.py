@@ -15,7 +15,7 @@ from botocore.utils import ContainerMetadataFetcher
 from stoker import S3Options, open_store
 from stoker._stores import aws_credentials
 from stoker._stores.aws_credentials import AwsCredentials
-from stoker._stores.credentials import RenewedCredentials
+from stoker._stores.http_objects import RenewedCredentials
 from stoker.errors import ConnectionLostError, CredentialsError, StoreError, TransientError
 from support.speaking import Server, serving
 
@@ -101,7 +101,7 @@ def test_keys_that_last_are_used_while_the_endpoint_fails_by_reads_and_by_writes
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said = [keys("first", timedelta(minutes=5))]
-    monkeypatch.setattr("stoker._stores.credentials._AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("stoker._stores.http_objects._AGAIN_SECONDS", 0.0)
 
     async def use(_: str) -> None:
         store = open_store("s3://bucket", options=S3Options(endpoint_url="http://127.0.0.1:1"))

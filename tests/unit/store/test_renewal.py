@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker._stores.credentials import RenewedCredentials
+from stoker._stores.http_objects import RenewedCredentials
 from stoker.errors import ConnectionLostError, CredentialsError, StoreError
 from stoker.testing import run_virtual
 

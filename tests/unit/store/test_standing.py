@@ -10,8 +10,8 @@ import pytest
 
 from stoker import GcsOptions, S3Options, ServedOptions, StoreOptions, open_store
 from stoker._stores.access_token import Grant
-from stoker._stores.credentials import Endpoint, Identity, Introduced, parse_date
-from stoker._stores.http import Call, Reply
+from stoker._stores.http import Call, Reply, parse_date
+from stoker._stores.http_objects import Endpoint, Identity, Introduced
 from stoker._stores.http_store import ServedAccess
 from stoker.errors import ConnectionLostError
 from stoker_functions.serve import TokenKeys
