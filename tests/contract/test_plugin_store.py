@@ -129,6 +129,55 @@ def test_a_store_that_takes_no_conditions_never_ignores_one() -> None:
             asyncio.run(store.put("a", b"1", **condition))
 
 
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), KeyError("x"), TimeoutError()], ids=repr)
+@pytest.mark.parametrize(
+    ("method", "call"),
+    [
+        ("get", lambda store: store.get("a\x1b")),
+        ("get_range", lambda store: read_range(store, "a\x1b", 0, 1)),
+        ("head", lambda store: store.head("a\x1b")),
+        ("list", lambda store: keys_of(store, "a\x1b")),
+        ("put", lambda store: store.put("a\x1b", b"")),
+        ("delete", lambda store: store.delete("a\x1b")),
+    ],
+)
+def test_an_error_that_a_plug_in_does_not_translate_names_the_store_the_object_and_the_method(
+    method: str, call: Callable[[Any], Any], error: Exception
+) -> None:
+    class Failing:
+        url = "mine://place"
+
+        async def fail(self, *_: object, **__: object) -> Any:
+            raise error
+
+        async def list(self, *_: object, **__: object) -> Any:
+            yield await self.fail()
+
+        get = get_range = head = put = delete = fail
+
+    with pytest.raises(StoreError, match=rf"^mine://place/a\\x1b: {method}\(\) of Failing failed: ") as caught:
+        asyncio.run(call(metered(Failing())))
+    assert caught.value.__cause__ is error
+    assert repr(error) in str(caught.value)
+
+
+def test_a_plug_ins_own_store_errors_and_cancellations_pass_as_they_are() -> None:
+    class Waiting(Minimal):
+        async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def main() -> None:
+        store = metered(Waiting())
+        with pytest.raises(NotFoundError, match=r"^mine://place/y does not exist$"):
+            await store.head("y")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await store.get("x")
+
+    asyncio.run(main())
+
+
 def test_what_else_a_plug_in_can_do_is_reached_through_its_meter() -> None:
     class Signing(Minimal):
         async def presign(self, key: str, *, seconds: int, tag: str = "") -> str:

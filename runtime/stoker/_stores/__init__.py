@@ -46,7 +46,8 @@ def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = No
 
     Other schemes are those of plug-ins: entry points in the group ``stoker.stores``, each a function that takes the URL
     and returns a store (:class:`stoker.abc.Store`). Nothing is read, connected to or created before the store's first
-    use, and no cloud SDK is imported for another store's URL.
+    use, and no cloud SDK is imported for another store's URL. Every store has every method: one that cannot work
+    there, such as writing to a data set that is served, raises a PermissionDeniedError that says so.
 
     Raises:
         ConfigError: the URL is malformed, or ``options`` are those of another kind of store.

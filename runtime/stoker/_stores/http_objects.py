@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -341,7 +341,7 @@ class BucketObjects(HttpObjects[_A]):
 
     nonsense = "the answer makes no sense"
 
-    async def _list(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
+    async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
         first, after = self._at.within_bucket(prefix), self._at.within_bucket(start_after) if start_after else ""
         token = ""
         while True:

@@ -14,7 +14,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -331,7 +331,7 @@ class HttpStore(HttpObjects[ServedAccess]):
         """Return size and tag, with a byte: function platforms answer a HEAD with the length of what they saw, 0."""
         return self._info(key, await self._ask(Asked("GET", key, "bytes=0-0")))
 
-    async def _list(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
+    async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
         """Yield what the newest manifest speaks of, and that manifest under both its keys."""
         for text in (prefix, start_after):
             check_text("object key or prefix", text)

@@ -17,7 +17,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from itertools import islice
@@ -109,7 +109,7 @@ class LocalStore(ObjectStore):
 
         return await in_thread(look)
 
-    async def _list(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
+    async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
         """Yield the files under the folder, links followed; files that come or go meanwhile may or may not appear."""
         for text in (prefix, start_after):
             check_text("object key or prefix", text)

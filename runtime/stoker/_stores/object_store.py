@@ -10,7 +10,7 @@ import inspect
 import itertools
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import aclosing, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from stoker.errors import (
     NotFoundError,
     PermissionDeniedError,
     PreconditionFailedError,
+    StokerError,
     StoreError,
 )
 
@@ -93,17 +94,13 @@ class ObjectStore:
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield the objects under ``prefix``; each page of 1,000 keys is a request, and so is an empty answer."""
-        found = self._list(prefix, start_after)
-        try:
+        async with aclosing(self._list(prefix, start_after)) as found:
             for number in itertools.count():
                 with self.meter.request(Operation.LIST) if number % _PAGE_KEYS == 0 else nullcontext():
                     info = await anext(found, None)
                 if info is None:
                     return
                 yield info
-        finally:
-            if isinstance(found, AsyncGenerator):
-                await found.aclose()
 
     async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
         """Write an object."""
@@ -135,7 +132,7 @@ class ObjectStore:
     async def _head(self, key: str) -> ObjectInfo:
         raise self._lacks("head", key)
 
-    def _list(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
+    def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
         raise self._lacks("list", prefix)
 
     async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
@@ -188,47 +185,64 @@ class MeteredStore(ObjectStore):
     async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
         if not hasattr(self.wrapped, "get"):
             return await super()._get(key)
-        found: tuple[bytes, ObjectInfo] = await self._method("get", key)(key)
+        with self._method("get", key) as get:
+            found: tuple[bytes, ObjectInfo] = await get(key)
         return found
 
     async def _get_range(
         self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
     ) -> ObjectInfo:
-        read = self._method("get_range", key)
-        info: ObjectInfo = await read(key, start, end, into=into, tag=tag, begun=begun)
+        with self._method("get_range", key) as read:
+            info: ObjectInfo = await read(key, start, end, into=into, tag=tag, begun=begun)
         return info
 
     async def _head(self, key: str) -> ObjectInfo:
-        info: ObjectInfo = await self._method("head", key)(key)
+        with self._method("head", key) as head:
+            info: ObjectInfo = await head(key)
         return info
 
-    def _list(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
+    async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
         for text in (prefix, start_after):
             check_text("object key or prefix", text)
-        found: AsyncIterator[ObjectInfo] = self._method("list")(prefix, start_after=start_after)
-        return found
+        with self._method("list", prefix) as found:
+            listing = found(prefix, start_after=start_after)
+            try:
+                async for info in listing:
+                    yield info
+            finally:
+                if isinstance(listing, AsyncGenerator):
+                    await listing.aclose()
 
     async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
-        put = self._method("put", key)
         conditions = {"if_absent": if_absent, "if_tag": if_tag} if if_absent or if_tag is not None else {}
-        if not conditions.keys() <= inspect.signature(put).parameters.keys():
-            raise StoreError(
-                f"{self.url}/{printable(key)}: this store cannot write on condition, so another writer might go "
-                f"unnoticed: put() of {self._name} takes no if_absent and if_tag; write to a store that keeps them"
-            )
-        info: ObjectInfo = await put(key, data, **conditions)
+        with self._method("put", key) as put:
+            if not conditions.keys() <= inspect.signature(put).parameters.keys():
+                raise StoreError(
+                    f"{self.url}/{printable(key)}: this store cannot write on condition, so another writer might go "
+                    f"unnoticed: put() of {self._name} takes no if_absent and if_tag; write to a store that keeps them"
+                )
+            info: ObjectInfo = await put(key, data, **conditions)
         return info
 
     async def _delete(self, key: str) -> None:
-        await self._method("delete", key)(key)
+        with self._method("delete", key) as delete:
+            await delete(key)
 
-    def _method(self, name: str, key: str = "") -> Callable[..., Any]:
+    @contextmanager
+    def _method(self, name: str, key: str) -> Iterator[Callable[..., Any]]:
+        """Yield a method of the store; what it raises that no store may becomes an error that names the object."""
         if name != "list":
             check_key(key)
         found: Callable[..., Any] | None = getattr(self.wrapped, name, None)
         if found is None:
             raise self._lacks(name, key)
-        return found
+        try:
+            yield found
+        except StokerError:
+            raise
+        except Exception as error:
+            message = f"{self.url}/{printable(key)}: {name}() of {self._name} failed: {error!r}"
+            raise StoreError(message) from error
 
     @property
     def _name(self) -> str:
@@ -292,7 +306,7 @@ class MemoryStore(ObjectStore):
     async def _head(self, key: str) -> ObjectInfo:
         return (await self._read(key))[1]
 
-    async def _list(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
+    async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
         """Yield the objects under ``prefix`` as they were when the listing began."""
         first, after = self._at.within_bucket(prefix), self._at.within_bucket(start_after).encode()
         with self._bucket() as bucket:
