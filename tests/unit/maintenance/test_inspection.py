@@ -174,21 +174,13 @@ def test_verify_reads_no_more_objects_at_once_than_it_was_told() -> None:
     class Counting(WatchedStore):
         now = most = 0
 
-        async def get_range(
-            self,
-            key: str,
-            start: int,
-            end: int,
-            *,
-            into: memoryview,
-            tag: str | None = None,
-            begun: Callable[[], None] | None = None,
-        ) -> ObjectInfo:
-            self.now += 1
+        async def before(self, number: int, operation: str, key: str) -> None:
+            self.now += operation == "get"
             self.most = max(self.most, self.now)
             await asyncio.sleep(0)
-            self.now -= 1
-            return await self.store.get_range(key, start, end, into=into, tag=tag, begun=begun)
+
+        async def after(self, number: int, operation: str, key: str) -> None:
+            self.now -= operation == "get"
 
     async def main() -> None:
         store = Counting(await data_set())
