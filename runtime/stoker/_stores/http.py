@@ -227,7 +227,7 @@ class Answer:
         self._status = 0
         self._body = bytearray()
         self._direct: memoryview | None = None
-        self._done = 0
+        self._done = self._size_bytes = 0
         self._is_over = False
         self.request = self._serialised()
         self.begun = False
@@ -310,7 +310,7 @@ class Answer:
         destination = self._destination
         if destination is None or self._refused:
             return False
-        object_bytes_of_range(self._call, self._status, self._headers, destination)
+        self._size_bytes = object_bytes_of_range(self._call, self._status, self._headers, destination)
         destination.begin()
         if self._headers.get("Content-Length") != str(destination.into.nbytes) or "Transfer-Encoding" in self._headers:
             return False
@@ -322,11 +322,6 @@ class Answer:
         self.is_last = response.http_version < b"1.1" or "close" in wishes or len(ahead) > self._done
         return True
 
-    def _too_much(self) -> TruncatedError:
-        assert self._destination is not None  # noqa: S101 - only what has one can be too much
-        size_bytes = self._destination.into.nbytes
-        return TruncatedError(f"{self._call.address}: the store sent more than the {size_bytes} bytes asked for")
-
     def _take(self, data: bytes | bytearray) -> None:
         destination = self._destination
         if destination is None or self._refused:
@@ -335,7 +330,8 @@ class Answer:
                 checked_whole(len(self._body), self._call.address)
             return
         if self._done + len(data) > destination.into.nbytes:
-            raise self._too_much()
+            size_bytes, address = destination.into.nbytes, self._call.address
+            raise TruncatedError(f"{address}: the store sent more than the {size_bytes} bytes asked for")
         destination.into[self._done : self._done + len(data)] = data
         self._done += len(data)
 
@@ -346,18 +342,15 @@ class Answer:
         return self._finish(is_last=self.is_last)
 
     def _finish(self, *, is_last: bool) -> bool:
-        destination, call = self._destination, self._call
+        call, body = self._call, bytes(self._body)
         if self._refused:
-            size_bytes, body = 0, without_secrets(bytes(self._body[:MAX_ERROR_BYTES]), call.headers)
-        elif destination is None:
-            size_bytes, body = object_bytes(call, self._headers, len(self._body)), bytes(self._body)
-        else:
-            wanted_bytes = destination.into.nbytes
-            if self._done < wanted_bytes:
-                raise TruncatedError(f"{call.address}: the body ended after {self._done} of {wanted_bytes} bytes")
-            size_bytes, body = object_bytes_of_range(call, self._status, self._headers, destination), b""
+            body = without_secrets(body[:MAX_ERROR_BYTES], call.headers)
+        elif self._destination is None:
+            self._size_bytes = object_bytes(call, self._headers, len(body))
+        elif self._done < (wanted_bytes := self._destination.into.nbytes):
+            raise TruncatedError(f"{call.address}: the body ended after {self._done} of {wanted_bytes} bytes")
         self.is_last = is_last
-        self.reply = Reply(status=self._status, headers=self._headers, body=body, size_bytes=size_bytes)
+        self.reply = Reply(status=self._status, headers=self._headers, body=body, size_bytes=self._size_bytes)
         return True
 
 

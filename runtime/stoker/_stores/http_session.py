@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from io import BytesIO
 from types import SimpleNamespace
@@ -203,7 +203,14 @@ async def _answered(session: aiohttp.ClientSession, call: Call) -> AsyncIterator
     """
     times = session.timeout
     async with asyncio.timeout((times.sock_connect or 0.0) + (times.sock_read or 0.0)) as until_head:
-        async with _request(session, call, until_head) as response:
+        async with session.request(
+            call.method,
+            URL(call.url, encoded=True),
+            headers={**call.headers, "Accept-Encoding": "identity"},
+            data=BytesIO(call.data) if isinstance(call.data, bytes) else call.data,  # which is sent in pieces
+            allow_redirects=False,
+            trace_request_ctx=until_head,
+        ) as response:
             until_head.reschedule(None)
             yield response
 
@@ -224,19 +231,6 @@ def _socket(silence_seconds: float, address: AddrInfoType) -> socket.socket:
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(silence_seconds * 1000)))
     return made
-
-
-def _request(
-    session: aiohttp.ClientSession, call: Call, until_head: asyncio.Timeout
-) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-    return session.request(
-        call.method,
-        URL(call.url, encoded=True),
-        headers={**call.headers, "Accept-Encoding": "identity"},
-        data=BytesIO(call.data) if isinstance(call.data, bytes) else call.data,  # which is sent in pieces
-        allow_redirects=False,
-        trace_request_ctx=until_head,
-    )
 
 
 async def _copy(response: aiohttp.ClientResponse, into: memoryview, address: str) -> None:

@@ -22,7 +22,6 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
 
 from stoker._base.threads import in_thread
 from stoker._stores.location import Location, check_found, check_key, check_text
@@ -40,7 +39,7 @@ from stoker.errors import (
     TruncatedError,
 )
 
-__all__ = ["LocalStore", "is_partial", "locked", "partial_file", "sweep", "Found", "walk"]
+__all__ = ["LocalStore", "is_partial", "locked", "sweep"]
 
 _READ_BYTES = 4 << 20  # between two looks at whether the reader was cancelled
 _PAGE_KEYS = 1000
@@ -113,11 +112,11 @@ class LocalStore(ObjectStore):
         """Yield the files under the folder, links followed; files that come or go meanwhile may or may not appear."""
         for text in (prefix, start_after):
             check_text("object key or prefix", text)
-        found = walk(self._root, prefix, start_after, hidden=is_partial)
+        found = _walk(self._root, "", prefix, start_after)
 
         def page(_: threading.Event) -> list[ObjectInfo]:
             with self._translated(self.url):
-                return [_info(item) for item in islice(found, _PAGE_KEYS)]
+                return list(islice(found, _PAGE_KEYS))
 
         try:
             while infos := await in_thread(page):
@@ -134,7 +133,7 @@ class LocalStore(ObjectStore):
             with self._translated(self._at.object_url(key)):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._sweep_once(path.parent)
-                with partial_file(path.parent, data) as (partial, status), locked(path.parent) as has_locks:
+                with _partial_file(path.parent, data) as (partial, status), locked(path.parent) as has_locks:
                     current = _current_tag(path)
                     if (if_absent and current is not None) or (if_tag is not None and current != if_tag):
                         raise self._lost(key)
@@ -142,7 +141,7 @@ class LocalStore(ObjectStore):
                         partial.replace(path)
                     else:
                         self._write_without_lock(key, partial, path, if_absent=if_absent)
-                return ObjectInfo(key=key, size_bytes=status.st_size, tag=_tag(status))
+                return _info(key, status)
 
         return await in_thread(write)
 
@@ -223,7 +222,7 @@ class LocalStore(ObjectStore):
                 status = os.fstat(file)
                 if not stat.S_ISREG(status.st_mode):
                     raise NotFoundError(f"{address} is not a regular file")
-                yield file, _info((key, status))
+                yield file, _info(key, status)
             finally:
                 os.close(file)
 
@@ -243,8 +242,7 @@ def _tag(status: os.stat_result) -> str:
     return f"{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
 
 
-def _info(found: Found) -> ObjectInfo:
-    key, status = found
+def _info(key: str, status: os.stat_result) -> ObjectInfo:
     return ObjectInfo(key=key, size_bytes=status.st_size, tag=_tag(status))
 
 
@@ -267,7 +265,7 @@ def is_partial(name: str) -> bool:
 
 
 @contextmanager
-def partial_file(folder: Path, data: Buffer) -> Iterator[tuple[Path, os.stat_result]]:
+def _partial_file(folder: Path, data: Buffer) -> Iterator[tuple[Path, os.stat_result]]:
     """Write ``data`` durably to a new hidden file, which is gone afterwards unless it was renamed."""
     path, file = _created(folder)
     try:
@@ -349,47 +347,32 @@ def _lock(handle: int) -> bool:
     return True
 
 
-Found: TypeAlias = tuple[str, os.stat_result]
+def _walk(
+    folder: Path, path: str, prefix: str, start_after: str, above: frozenset[tuple[int, int]] = frozenset()
+) -> Generator[ObjectInfo, None, None]:
+    """Yield the regular files below a folder whose keys start with ``path``, in ascending UTF-8 order of key.
 
-
-def walk(root: Path, prefix: str, start_after: str, *, hidden: Callable[[str], bool]) -> Generator[Found, None, None]:
-    """Yield (key, status) of the regular files below ``root``, in ascending UTF-8 order of key.
-
-    Links are followed; a folder that contains itself through links is entered once per path. ``hidden(name)`` leaves
-    a file out.
+    Links are followed; a folder that contains itself through links is entered once per path.
 
     Raises:
-        OSError: a folder cannot be read. One that vanishes during the walk is left out, unless it is ``root``.
+        OSError: a folder cannot be read. One that vanishes during the walk is left out, unless it is the first.
         StoreError: a file's name is not valid UTF-8, so that it has no key.
     """
-    status = root.stat()
-    yield from _folder(root, "", prefix, start_after, hidden, frozenset([(status.st_dev, status.st_ino)]))
-
-
-def _folder(
-    folder: Path,
-    path: str,
-    prefix: str,
-    start_after: str,
-    hidden: Callable[[str], bool],
-    above: frozenset[tuple[int, int]],
-) -> Generator[Found, None, None]:
+    status = folder.stat()
+    here = status.st_dev, status.st_ino
+    if here in above:
+        return
     for name, is_folder in _entries(folder):
         key = path + name
-        if not _may_match(key, prefix, start_after, is_folder) or (not is_folder and hidden(name)):
+        if not _may_match(key, prefix, start_after, is_folder):
             continue
         try:
-            status = (folder / name.rstrip("/")).stat()
+            if is_folder:
+                yield from _walk(folder / name, key, prefix, start_after, above | {here})
+            elif not is_partial(name) and stat.S_ISREG((status := (folder / name).stat()).st_mode):
+                yield _info(key, status)
         except FileNotFoundError:
             continue
-        if not is_folder:
-            if stat.S_ISREG(status.st_mode):
-                yield key, status
-        elif (here := (status.st_dev, status.st_ino)) not in above:
-            try:
-                yield from _folder(folder / name, key, prefix, start_after, hidden, above | {here})
-            except FileNotFoundError:
-                continue
 
 
 def _entries(folder: Path) -> list[tuple[str, bool]]:

@@ -104,15 +104,8 @@ class S3Options:
     http: HttpOptions = field(default_factory=HttpOptions)
 
     def __post_init__(self) -> None:
-        if self.endpoint_url is not None:
-            check_endpoint(self.endpoint_url, "endpoint_url")
-        if self.prices is not None:
-            check_store_name(self.prices)
-        _check_credentials(
-            access_key_id=self.access_key_id,
-            secret_access_key=self.secret_access_key,
-            session_token=self.session_token,
-        )
+        _check_bucket(self.endpoint_url, self.prices)
+        _check_credentials(self, "access_key_id", "secret_access_key", "session_token")
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise ConfigError("access_key_id and secret_access_key go together; give both or neither")
         if self.session_token is not None and self.access_key_id is None:
@@ -146,11 +139,8 @@ class GcsOptions:
     http: HttpOptions = field(default_factory=HttpOptions)
 
     def __post_init__(self) -> None:
-        if self.endpoint_url is not None:
-            check_endpoint(self.endpoint_url, "endpoint_url")
-        if self.prices is not None:
-            check_store_name(self.prices)
-        _check_credentials(token=self.token)
+        _check_bucket(self.endpoint_url, self.prices)
+        _check_credentials(self, "token")
         if (self.token is not None) + (self.credentials_file is not None) + self.anonymous > 1:
             raise ConfigError("token, credentials_file and anonymous exclude each other; give one of them")
 
@@ -183,7 +173,7 @@ class ServedOptions:
     http: HttpOptions = field(default_factory=HttpOptions)
 
     def __post_init__(self) -> None:
-        _check_credentials(token=self.token)
+        _check_credentials(self, "token")
         if self.auth not in (None, *get_args(Auth)):
             raise ConfigError(f"auth is 'aws', 'google' or 'token', not {self.auth!r}")
         if len(self._said) + self.anonymous > 1:
@@ -206,9 +196,17 @@ class ServedOptions:
 StoreOptions = S3Options | GcsOptions | ServedOptions
 
 
-def _check_credentials(**credentials: str | None) -> None:
+def _check_bucket(endpoint_url: str | None, prices: str | None) -> None:
+    if endpoint_url is not None:
+        check_endpoint(endpoint_url, "endpoint_url")
+    if prices is not None:
+        check_store_name(prices)
+
+
+def _check_credentials(options: StoreOptions, *names: str) -> None:
     """Raise ConfigError if one has what no credential has: most come with the line end of the file they stood in."""
-    for name, value in credentials.items():
+    for name in names:
+        value: str | None = getattr(options, name)
         if value is not None and not (value.isascii() and value.isprintable() and value == value.strip()):
             raise ConfigError(f"{name} has blanks or a line end around it, or characters that no request can carry")
 
