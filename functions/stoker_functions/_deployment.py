@@ -20,10 +20,11 @@ from stoker._base.sizes import parse_bytes
 from stoker._format.schema import Schema
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.catalog import BucketCatalog
-from stoker._stores import Store, open_store
+from stoker._stores import open_store
 from stoker._stores.access_token import DATASET_NAME
 from stoker._stores.location import parse_url
 from stoker._stores.object_store import metered
+from stoker.abc import Store
 from stoker.errors import ConfigError, DeadlineError, EventError, MissingExtraError
 
 __all__ = ["Deadline", "Deployment", "INGEST_KINDS", "Ingest", "Settings", "open_catalog"]

@@ -18,9 +18,8 @@ from stoker._format.manifest import Manifest
 from stoker._format.schema import Schema
 from stoker._format.supersample import FORMAT, Origin, SuperSampleBuilder
 from stoker._order.order import Order
-from stoker._stores import ObjectInfo, Presigner
 from stoker._stores.access_token import DATASET_NAME, TokenKeys
-from stoker.abc import ObjectRef
+from stoker.abc import ObjectInfo, ObjectRef, Presigner
 from stoker.errors import ChecksumError, ConfigError, CredentialsError, ObjectChangedError
 from stoker_functions.serve._messages import BatchAsk, Refusal, Request, Response, asked_range, is_unchanged
 

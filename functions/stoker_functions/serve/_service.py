@@ -23,8 +23,8 @@ from stoker._fetch.samples import SampleReader
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._format.versions import read_manifest
 from stoker._memory.budget import SampleMemory
-from stoker._stores import Store
 from stoker._stores.access_token import TokenKeys
+from stoker.abc import Store
 from stoker.errors import (
     ConfigError,
     CredentialsError,

@@ -32,10 +32,10 @@ from stoker._diagnostics.machine import (
 from stoker._diagnostics.probe import Probe, ProbeLimits, probe
 from stoker._format.manifest import Manifest
 from stoker._format.versions import newest_manifest, read_manifest
-from stoker._stores import Store, StoreOptions, open_store
+from stoker._stores import StoreOptions, open_store
 from stoker._stores.http_objects import Endpoint, Introduced
 from stoker._stores.location import parse_url
-from stoker.abc import ObjectRef, Writable
+from stoker.abc import ObjectRef, Store, Writable
 from stoker.errors import (
     BucketNotFoundError,
     ChecksumError,

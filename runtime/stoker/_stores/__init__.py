@@ -10,21 +10,15 @@ from stoker._base.plugins import load_plugin
 from stoker._stores.location import STORES, Location, parse_url
 from stoker._stores.object_store import MeteredStore
 from stoker._stores.options import GcsOptions, HttpOptions, S3Options, ServedOptions, StoreOptions
-from stoker.abc import Buffer, ObjectInfo, Presigner, RangeReadable, Readable, Store, Writable
+from stoker.abc import RangeReadable, Store
 from stoker.errors import ConfigError, MissingExtraError, StokerError, StoreError
 
 __all__ = [
-    "Buffer",
     "GcsOptions",
     "HttpOptions",
-    "ObjectInfo",
-    "Presigner",
-    "Readable",
     "S3Options",
     "ServedOptions",
-    "Store",
     "StoreOptions",
-    "Writable",
     "open_reader",
     "open_store",
     "url_of",

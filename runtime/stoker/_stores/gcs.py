@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import TypeVar
 from urllib.parse import quote, urlencode
 
 from gcloud.aio.auth import Token
@@ -25,7 +26,6 @@ from stoker._stores.http_objects import (
     ExpiredCredentialsError,
     Identity,
     RenewedCredentials,
-    said_in,
 )
 from stoker._stores.http_session import Connections
 from stoker._stores.location import Location
@@ -43,6 +43,8 @@ from stoker.errors import (
 )
 
 __all__ = ["GcsAccess", "GcsStore"]
+
+_T = TypeVar("_T")
 
 _GOOGLE = "https://storage.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -173,15 +175,12 @@ def _emulator(options: GcsOptions, environment: Mapping[str, str]) -> str | None
     return url.rstrip("/")
 
 
-_REJECTED: Rule = (ExpiredCredentialsError, "the token is missing, expired or not valid; log in again")
 _SLOW: Rule = (ThrottledError, "Google asks to slow down; send fewer requests at once")
 
 _BY_CODE: dict[str, Rule] = {
-    "401": _REJECTED,
-    "authError": _REJECTED,
+    "401": (ExpiredCredentialsError, "the token is missing, expired or not valid; log in again"),
     "quotaExceeded": _SLOW,
     "rateLimitExceeded": _SLOW,
-    "required": _REJECTED,
     "userProjectMissing": (
         PermissionDeniedError,
         "the requester pays for this bucket; use GcsOptions(user_project=...) or --user-project",
@@ -224,10 +223,10 @@ class GcsStore(BucketObjects[GcsAccess]):
         query |= {name: value for name, value in (("startOffset", after), ("pageToken", token)) if value}
         page, complaint = await self._document(Asked("GET", None, query=query))
         infos = [
-            _object_info(self._at.relative(said_in(entry, "name", str, complaint)), entry, complaint)
-            for entry in said_in(page, "items", list, complaint, [])
+            _object_info(self._at.relative(_said(entry, "name", str, complaint)), entry, complaint)
+            for entry in _said(page, "items", list, complaint, [])
         ]
-        return infos, said_in(page, "nextPageToken", str, complaint, "")
+        return infos, _said(page, "nextPageToken", str, complaint, "")
 
     async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
         asked = Asked("PUT", key, tag=if_tag, is_new=if_absent, body=bytes(data))
@@ -286,10 +285,29 @@ class GcsStore(BucketObjects[GcsAccess]):
 
 
 def _object_info(key: str, metadata: object, complaint: str) -> ObjectInfo:
-    size, generation = (said_in(metadata, name, str, complaint) for name in ("size", "generation"))
+    size, generation = (_said(metadata, name, str, complaint) for name in ("size", "generation"))
     if not re.fullmatch(r"[0-9]{1,18}", size) or not re.fullmatch(r"[0-9]{1,20}", generation):
         raise UnexpectedAnswerError(complaint)
     return ObjectInfo(key=key, size_bytes=int(size), tag=generation)
+
+
+def _said(document: object, name: str, kind: type[_T], complaint: str, default: _T | None = None) -> _T:
+    """Return a field of an answer.
+
+    Args:
+        document: the answer, or a part of it.
+        name: of the field.
+        kind: that the value must be of.
+        complaint: text of the error.
+        default: for a field that is not there; None if it must be.
+
+    Raises:
+        UnexpectedAnswerError: it is not there, or not of its kind.
+    """
+    value = document.get(name, default) if isinstance(document, Mapping) else None
+    if not isinstance(value, kind):
+        raise UnexpectedAnswerError(complaint)
+    return value
 
 
 def _generation(tag: str) -> str:

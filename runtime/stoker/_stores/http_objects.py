@@ -31,7 +31,6 @@ __all__ = [
     "Identity",
     "Introduced",
     "RenewedCredentials",
-    "said_in",
 ]
 
 _C = TypeVar("_C")
@@ -364,22 +363,3 @@ class BucketObjects(HttpObjects[_A]):
             after: key in the bucket after which the listing begins; empty for the first.
             token: of the page; empty for the first.
         """
-
-
-def said_in(document: object, name: str, kind: type[_T], complaint: str, default: _T | None = None) -> _T:
-    """Return a field of an answer.
-
-    Args:
-        document: the answer, or a part of it.
-        name: of the field.
-        kind: that the value must be of.
-        complaint: text of the error.
-        default: for a field that is not there; None if it must be.
-
-    Raises:
-        UnexpectedAnswerError: it is not there, or not of its kind.
-    """
-    value = document.get(name, default) if isinstance(document, Mapping) else None
-    if not isinstance(value, kind):
-        raise UnexpectedAnswerError(complaint)
-    return value

@@ -71,10 +71,8 @@ class LocalStore(ObjectStore):
         self._swept: set[Path] = set()
 
     async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        path = self._path(key)
-
         def read(cancelled: threading.Event) -> tuple[bytes, ObjectInfo]:
-            with self._opened(key, path) as (file, info):
+            with self._opened(key) as (file, info):
                 if info.size_bytes > _MAX_WHOLE_BYTES:
                     raise StoreError(
                         f"{self._at.object_url(key)} has {info.size_bytes} bytes, too many to read at once"
@@ -89,10 +87,9 @@ class LocalStore(ObjectStore):
         self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
     ) -> ObjectInfo:
         """Cancellation waits for the copy in progress, at most 4 MiB. Nobody is told that it begins."""
-        path = self._path(key)
 
         def read(cancelled: threading.Event) -> ObjectInfo:
-            with self._opened(key, path) as (file, info):
+            with self._opened(key) as (file, info):
                 check_found(self._at.object_url(key), info, start, end, tag)
                 self._fill(file, info, into, start, cancelled)
                 return info
@@ -100,10 +97,8 @@ class LocalStore(ObjectStore):
         return await in_thread(read)
 
     async def _head(self, key: str) -> ObjectInfo:
-        path = self._path(key)
-
         def look(_: threading.Event) -> ObjectInfo:
-            with self._opened(key, path) as (_file, info):
+            with self._opened(key) as (_file, info):
                 return info
 
         return await in_thread(look)
@@ -213,8 +208,8 @@ class LocalStore(ObjectStore):
             raise kind(f"{address} {what}") from error
 
     @contextmanager
-    def _opened(self, key: str, path: Path) -> Iterator[tuple[int, ObjectInfo]]:
-        address = self._at.object_url(key)
+    def _opened(self, key: str) -> Iterator[tuple[int, ObjectInfo]]:
+        path, address = self._path(key), self._at.object_url(key)
         with self._translated(address):
             # O_NONBLOCK: opening a named pipe must not wait for its writer.
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

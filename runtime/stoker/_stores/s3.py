@@ -34,10 +34,8 @@ from stoker.errors import (
     CredentialsError,
     DeadlineError,
     NotFoundError,
-    ObjectChangedError,
     PermissionDeniedError,
     PreconditionFailedError,
-    RangeBeyondEndError,
     StoreError,
     ThrottledError,
     TransientError,
@@ -59,35 +57,28 @@ _DENIED: Rule = (
     ),
 )
 _EXPIRED: Rule = (ExpiredCredentialsError, "the credentials have expired; log in again or renew the session token")
-_PRECONDITION: Rule = (ObjectChangedError, "the object was overwritten since the manifest pinned it")
 _REGION: Rule = (
     WrongRegionError,
     "the bucket lives in region {region}; set AWS_REGION, S3Options(region=...) or --region",
 )
-_SLOW: Rule = (ThrottledError, "S3 asks to slow down; send fewer requests at once")
 
+# Of other codes, the status says as much.
 _BY_CODE: dict[str, Rule] = {
-    "AccessDenied": _DENIED,
-    "AllAccessDisabled": _DENIED,
     "403": _DENIED,
     "AuthorizationHeaderMalformed": _BAD_KEY,
-    "ConditionalRequestConflict": _PRECONDITION,
     "ExpiredToken": _EXPIRED,
     "ExpiredTokenException": _EXPIRED,
     "IllegalLocationConstraintException": _REGION,
     "InvalidAccessKeyId": _BAD_KEY,
     "InvalidObjectState": (StoreError, "the object is archived; restore it before reading"),
-    "InvalidRange": (RangeBeyondEndError, "the range begins beyond the object's end"),
     "InvalidToken": _BAD_KEY,
     "NoSuchBucket": (BucketNotFoundError, "the bucket does not exist; check its name and the endpoint"),
     "PermanentRedirect": _REGION,
-    "PreconditionFailed": _PRECONDITION,
     "RequestTimeTooSkewed": (StoreError, "this machine's clock is off; set it"),
     "RequestTimeout": (DeadlineError, "S3 waited too long for the request; try again"),
     "SignatureDoesNotMatch": _BAD_KEY,
-    "SlowDown": _SLOW,
     "TemporaryRedirect": _REGION,
-    "Throttling": _SLOW,
+    "Throttling": (ThrottledError, "S3 asks to slow down; send fewer requests at once"),
     "TokenRefreshRequired": _EXPIRED,
     "WrongRegion": _REGION,
 }

@@ -13,10 +13,10 @@ from typing import TypeVar, get_args
 
 from stoker._base.sizes import MOST_BYTES, format_bytes, parse_bytes, parse_rate
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
-from stoker._stores import GcsOptions, S3Options, ServedOptions, Store, open_store
+from stoker._stores import GcsOptions, S3Options, ServedOptions, open_store
 from stoker._stores.location import Location, parse_url
 from stoker._stores.options import Auth, StoreOptions
-from stoker.abc import Executor
+from stoker.abc import Executor, Store
 from stoker.cli import BUCKET_TITLE
 from stoker.errors import ConfigError
 

@@ -12,7 +12,6 @@ from stoker import Schema
 from stoker._format import schema as schema_module
 from stoker._stores import gcs, s3
 from stoker._stores.http import Reply, error_of, retry_after_seconds
-from stoker._stores.http_objects import said_in
 from stoker.errors import SchemaError, ServerError, StateError, StoreError, UnexpectedAnswerError
 from stoker_torch._state import RunState, _source_of, checked_integer
 from support.fuzzed.files import SMALL
@@ -196,6 +195,6 @@ TEXTS = {
         seeds=_gcs_objects,
         mutate=mutated_json,
         errors=(ServerError, UnexpectedAnswerError),
-        refusing=(gcs._object_info, said_in),
+        refusing=(gcs._object_info, gcs._said),
     ),
 }
