@@ -127,16 +127,8 @@ def size_of(function: str) -> tuple[int, float]:
 
 def _refused(function: str, url: str, reply: Reply) -> StokerError:
     """Return the function's own error, which has a type, or the platform's."""
-    said = _object(reply.body)
-    if said is not None and isinstance(said.get("errorType"), str):
+    said = reply.document
+    if isinstance(said.get("errorType"), str):
         return error_of_function(function, said["errorType"], str(said.get("errorMessage", "")))
     text = reply.body.decode("utf-8", "replace")
     return refusal(Failure(address=url, status=reply.status, text=text, headers=reply.headers))
-
-
-def _object(body: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

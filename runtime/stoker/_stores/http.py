@@ -12,12 +12,13 @@ A refusal becomes a typed error that names the object, what happened and the rem
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 import h11
@@ -109,6 +110,15 @@ class Reply:
     def refused(self) -> bool:
         """Whether the store did not do what it was asked."""
         return self.status not in (200, 206)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The JSON object that the body is; an empty one if it is none."""
+        try:
+            found = json.loads(self.body)
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)

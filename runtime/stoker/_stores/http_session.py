@@ -47,7 +47,6 @@ __all__ = [
     "Connections",
     "SessionReader",
     "exchange",
-    "open_reader",
     "open_session",
     "translated",
     "StrictConnector",
@@ -118,31 +117,23 @@ async def _send_conditions_once(request: ClientRequest, handler: ClientHandlerTy
         raise
 
 
-def open_reader(
-    options: HttpOptions, url: str, session: aiohttp.ClientSession, *, ca_bundle: str | None = None
-) -> HttpReader:
-    """Return what performs reads of the endpoint ``url``: through ``session`` where it must, else directly.
+class Connections:
+    """Connections to the endpoint ``url`` from one event loop.
+
+    Attributes:
+        reader: performs reads: directly, unless the options or a proxy forbid it.
+        writer: performs all else.
 
     Raises:
         ConfigError: the environment names certificates that cannot be used.
     """
-    if options.transport == "aiohttp" or proxy_of(url) is not None:
-        return SessionReader(session)
-    return DirectReader(options, url, ca_bundle=ca_bundle)
-
-
-class Connections:
-    """Connections to one endpoint from one event loop.
-
-    Attributes:
-        reader: performs reads.
-        writer: performs all else.
-    """
 
     def __init__(self, options: HttpOptions, url: str, *, ca_bundle: str | None = None) -> None:
+        is_direct = options.transport == "direct" and proxy_of(url) is None
+        reader = DirectReader(options, url, ca_bundle=ca_bundle) if is_direct else None
         self._session = open_session(options, url, ca_bundle=ca_bundle)
-        self.reader: HttpReader = open_reader(options, url, self._session, ca_bundle=ca_bundle)
         self.writer: HttpReader = SessionReader(self._session)
+        self.reader: HttpReader = reader or self.writer
 
     async def close(self) -> None:
         """Close the connections; those of calls in progress break."""

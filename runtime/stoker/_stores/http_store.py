@@ -11,7 +11,6 @@ followed without it. An SDK is imported when its platform's identities are wante
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
@@ -249,7 +248,7 @@ class ServedAccess:
         """Return the error for a refusal of the platform's: the function has not seen the request."""
         # AWS's type may be followed by a colon and where it is defined.
         code = reply.headers.get("x-amzn-ErrorType", "").partition(":")[0]
-        said = _document(reply)
+        said = reply.document
         text = str(said.get("message") or said.get("Message") or "")
         failure = Failure(address=address, status=reply.status, code=code, text=text)
         return error_of(failure, {str(reply.status): self._caller.rule(reply.status, code)})
@@ -289,17 +288,8 @@ class ServedAccess:
 
 def _said(reply: Reply) -> tuple[str, str]:
     """Return the code and the message of an error of the function's, which is JSON; both empty of anybody else's."""
-    said = _document(reply)
+    said = reply.document
     return (str(said["error"]), str(said["message"])) if {"error", "message"} <= said.keys() else ("", "")
-
-
-def _document(reply: Reply) -> dict[str, Any]:
-    """Return the JSON object that an answer is; an empty one if it is none."""
-    try:
-        document = json.loads(reply.body)
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 class HttpStore(HttpObjects[ServedAccess]):

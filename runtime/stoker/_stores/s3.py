@@ -273,7 +273,7 @@ class S3Store(BucketObjects[S3Access]):
             raise UnexpectedAnswerError(f"{self.url}: {_NONSENSE}") from None
 
     def _listed(self, entry: ElementTree.Element, decoded: Callable[[str], str]) -> ObjectInfo:
-        key, size, tag = decoded(_text(entry, "Key")), _text(entry, "Size"), _tag(_text(entry, "ETag"))
+        key, size, tag = decoded(_text(entry, "Key")), _text(entry, "Size"), _text(entry, "ETag").strip('"')
         return ObjectInfo(key=self._at.relative(key), size_bytes=int(size), tag=tag)
 
     async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
@@ -299,11 +299,7 @@ class S3Store(BucketObjects[S3Access]):
             raise UnexpectedAnswerError(
                 f"{self._at.object_url(key)}: the endpoint sends no ETag; stoker pins objects by it"
             )
-        return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=_tag(reply.headers["ETag"]))
-
-
-def _tag(etag: str) -> str:
-    return etag.strip('"')
+        return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=reply.headers["ETag"].strip('"'))
 
 
 def _text(element: ElementTree.Element, name: str) -> str:
@@ -324,17 +320,12 @@ def _failure(address: str, reply: Reply, *, writing: bool = False) -> Failure:
         match[1].decode(errors="replace") if (match := re.search(pattern, reply.body)) else ""
         for pattern in (rb"<Code>([^<]+)</Code>", rb"<Message>([^<]+)</Message>", rb"<Region>([^<]+)</Region>")
     )
-    region = reply.headers.get("x-amz-bucket-region", region)
+    status, headers = reply.status, reply.headers
+    region = headers.get("x-amz-bucket-region", region)
     region = region if re.fullmatch(r"[a-z0-9-]{1,32}", region) else ""
     is_elsewhere = region and code in ("", "AuthorizationHeaderMalformed")
-    if reply.status in (301, 307, 400) and is_elsewhere:
+    if status in (301, 307, 400) and is_elsewhere:
         code = "WrongRegion"
     return Failure(
-        address=address,
-        status=reply.status,
-        code=code,
-        text=text,
-        region=region,
-        headers=reply.headers,
-        writing=writing,
+        address=address, status=status, code=code, text=text, region=region, headers=headers, writing=writing
     )

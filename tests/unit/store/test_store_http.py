@@ -11,7 +11,7 @@ import pytest
 
 from stoker import HttpOptions
 from stoker._stores.http import Call, Destination, HttpReader, Reply
-from stoker._stores.http_session import open_reader, open_session
+from stoker._stores.http_session import Connections
 from stoker.errors import ConfigError, ConnectionLostError, ServerError, StoreError, TruncatedError
 
 BODY = b"0123456789"
@@ -53,13 +53,11 @@ def transport(request: pytest.FixtureRequest) -> Transport:
 
 @asynccontextmanager
 async def reader_of(url: str, transport: Transport) -> AsyncIterator[HttpReader]:
-    options = HttpOptions(transport=transport)
-    async with open_session(options, url) as session:
-        reader = open_reader(options, url, session)
-        try:
-            yield reader
-        finally:
-            await reader.close()
+    connections = Connections(HttpOptions(transport=transport), url)
+    try:
+        yield connections.reader
+    finally:
+        await connections.close()
 
 
 def read(transport: Transport, answer: bytes, start: int = 2, end: int = 7) -> tuple[Reply, bytes, bytes]:
