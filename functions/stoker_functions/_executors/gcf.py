@@ -13,7 +13,7 @@ import aiohttp
 
 from stoker._stores.google_credentials import IdentityTokens
 from stoker._stores.http import Call, Failure, Reply
-from stoker._stores.http_session import exchange, translated
+from stoker._stores.http_session import SessionReader
 from stoker.abc import Answer, Executor
 from stoker.errors import ConfigError, CredentialsError, StokerError
 from stoker.fanout import ExecutorOptions, error_of_function
@@ -97,8 +97,8 @@ class GcfExecutor(Executor):
         if token:
             headers["Authorization"] = f"Bearer {token}"
         begun_seconds = asyncio.get_running_loop().time()
-        with translated(url):
-            reply = await exchange(self._session, Call(method="POST", url=url, headers=headers, address=url, data=data))
+        call = Call(method="POST", url=url, headers=headers, address=url, data=data)
+        reply = await SessionReader(self._session).read(call)
         seconds = asyncio.get_running_loop().time() - begun_seconds
         if reply.refused:
             error = _refused(function, url, reply)

@@ -24,7 +24,7 @@ from botocore.awsrequest import AWSPreparedRequest
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
 from stoker._stores.http import Call, Failure, without_secrets
-from stoker._stores.http_session import exchange, translated
+from stoker._stores.http_session import SessionReader
 from stoker.abc import Answer, Executor
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, DeadlineError, StokerError
 from stoker.fanout import ExecutorOptions, error_of_function
@@ -141,8 +141,7 @@ class _Sender:
         headers = {name: value if isinstance(value, str) else value.decode() for name, value in request.headers.items()}
         address = request.url.removesuffix("/invocations")
         call = Call(method=request.method, url=request.url, headers=headers, address=address, data=request.body)
-        with translated(address):
-            reply = await exchange(self._session, call)
+        reply = await SessionReader(self._session).read(call)
         answered = {name.lower(): value for name, value in reply.headers.items()}
         body = _Body(without_secrets(reply.body, headers))
         return AioAWSResponse(request.url, reply.status, answered, body)  # type: ignore[arg-type]  # as aiobotocore's own

@@ -188,7 +188,6 @@ _BY_CODE: dict[str, Rule] = {
     "userRateLimitExceeded": _SLOW,
 }
 
-_NONSENSE = "the answer makes no sense; is this a GCS endpoint?"
 _AS_JSON = {"alt": "json"}
 _LIST_FIELDS = "items(name,size,generation),nextPageToken"
 _MISSING_BUCKET = "The specified bucket does not exist"
@@ -200,7 +199,7 @@ _NO_GENERATION = "1"
 class GcsStore(BucketObjects[GcsAccess]):
     """``gs://bucket/prefix``."""
 
-    nonsense = _NONSENSE
+    nonsense = "the answer makes no sense; is this a GCS endpoint?"
 
     def __init__(self, location: Location, options: GcsOptions) -> None:
         super().__init__(location, partial(GcsAccess, location.bucket, options))
@@ -242,7 +241,7 @@ class GcsStore(BucketObjects[GcsAccess]):
 
     async def _document(self, asked: Asked) -> tuple[object, str]:
         """Return the JSON of an answer, and what to say if it makes no sense."""
-        complaint = f"{self.url if asked.key is None else self._at.object_url(asked.key)}: {_NONSENSE}"
+        complaint = f"{self.url if asked.key is None else self._at.object_url(asked.key)}: {self.nonsense}"
         reply = await self._ask(asked)
         try:
             document = json.loads(reply.body)

@@ -46,9 +46,7 @@ from stoker.errors import (
 __all__ = [
     "Connections",
     "SessionReader",
-    "exchange",
     "open_session",
-    "translated",
     "StrictConnector",
 ]
 
@@ -142,29 +140,24 @@ class Connections:
 
 
 class SessionReader:
-    """An :class:`~stoker._stores.http.HttpReader` over a session that somebody else closes."""
+    """An :class:`~stoker._stores.http.HttpReader`, for writes too, over a session that somebody else closes."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
     async def read(self, call: Call, destination: Destination | None = None) -> Reply:
         """Receive an answer, and copy a range into its destination as it arrives."""
-        with translated(call.address):
-            return await exchange(self._session, call, destination)
+        with _translated(call.address):
+            async with _answered(self._session, call) as response:
+                try:
+                    body, size_bytes = await _received(response, call, destination)
+                except BaseException:
+                    response.close()  # there may be bytes on their way: the connection is of no use to anybody else
+                    raise
+                return Reply(status=response.status, headers=response.headers, body=body, size_bytes=size_bytes)
 
     async def close(self) -> None:
         """Nothing: the session is not this one's."""
-
-
-async def exchange(session: aiohttp.ClientSession, call: Call, destination: Destination | None = None) -> Reply:
-    """Perform a call and return its answer, as an HttpReader does; the HTTP client's errors stay as they are."""
-    async with _answered(session, call) as response:
-        try:
-            body, size_bytes = await _received(response, call, destination)
-        except BaseException:
-            response.close()  # there may be bytes on their way: the connection is of no use to anybody else
-            raise
-        return Reply(status=response.status, headers=response.headers, body=body, size_bytes=size_bytes)
 
 
 async def _received(response: aiohttp.ClientResponse, call: Call, destination: Destination | None) -> tuple[bytes, int]:
@@ -236,7 +229,7 @@ async def _copy(response: aiohttp.ClientResponse, into: memoryview, address: str
 
 
 @contextmanager
-def translated(address: str) -> Iterator[None]:
+def _translated(address: str) -> Iterator[None]:
     """Turn the HTTP client's errors into ours; ours pass unchanged."""
     try:
         yield

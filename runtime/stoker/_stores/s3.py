@@ -83,8 +83,6 @@ _BY_CODE: dict[str, Rule] = {
     "WrongRegion": _REGION,
 }
 
-_NONSENSE = "the answer makes no sense; is this an S3 endpoint?"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -223,7 +221,7 @@ def _target(bucket: str, options: S3Options, session: AioSession, environment: M
 class S3Store(BucketObjects[S3Access]):
     """``s3://bucket/prefix``."""
 
-    nonsense = _NONSENSE
+    nonsense = "the answer makes no sense; is this an S3 endpoint?"
 
     def __init__(self, location: Location, options: S3Options) -> None:
         if location.bucket.endswith("--x-s3"):
@@ -270,7 +268,7 @@ class S3Store(BucketObjects[S3Access]):
             is_last = page.findtext("{*}IsTruncated") != "true"
             return infos, "" if is_last else _text(page, "NextContinuationToken")
         except (ElementTree.ParseError, ValueError, LookupError):  # the latter two: it is of no encoding that there is
-            raise UnexpectedAnswerError(f"{self.url}: {_NONSENSE}") from None
+            raise UnexpectedAnswerError(f"{self.url}: {self.nonsense}") from None
 
     def _listed(self, entry: ElementTree.Element, decoded: Callable[[str], str]) -> ObjectInfo:
         key, size, tag = decoded(_text(entry, "Key")), _text(entry, "Size"), _text(entry, "ETag").strip('"')

@@ -11,7 +11,7 @@ import pytest
 
 from stoker import HttpOptions
 from stoker._stores.http import Call, Destination
-from stoker._stores.http_session import SessionReader, exchange, open_session, translated
+from stoker._stores.http_session import SessionReader, open_session
 from stoker.errors import ServerError
 from support.speaking import BODY, HEAD, WHOLE, Server, Speak, serving
 
@@ -66,8 +66,7 @@ async def read(session: aiohttp.ClientSession, server: Server) -> bytes:
 
 async def ask(session: aiohttp.ClientSession, server: Server, method: str = "GET") -> bytes:
     call = Call(method=method, url=f"{server.url}/x", headers={}, address="x")
-    with translated("x"):
-        return (await exchange(session, call)).body
+    return (await SessionReader(session).read(call)).body
 
 
 @pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
