@@ -20,7 +20,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from reprlib import repr as shown
 from types import FrameType
@@ -43,8 +43,6 @@ __all__ = [
 
 _FORMAT = 1
 _LEAST = {"seed": 0, "version": 1, "window": 1, "lanes": 1, "limit": 1}
-_ALIKE = ("batch_size", "drop_last", "evaluation", "epochs")
-"""Settings that all ranks must have alike, besides those that a state names."""
 _SAME_SEQUENCE = {"full", "materialized"}
 """Shuffles of which a position is the same sample."""
 _END = 1 << 64  # numbers of the order are counted in words of 64 bits
@@ -85,6 +83,7 @@ class SourceState:
     lanes: int
     limit: int | None
     _OWNER: ClassVar[str]
+    _ALIKE: ClassVar[Sequence[str]] = ("drop_last", "evaluation", "epochs", "batch_size")
 
     @classmethod
     def of_config(cls, config: StreamConfig, manifest: Manifest, lanes: int, **place: Any) -> Self:
@@ -114,8 +113,8 @@ class SourceState:
         raise NotImplementedError
 
     def compared(self, config: StreamConfig) -> dict[str, Any]:
-        """Return what all ranks must have alike."""
-        return asdict(self) | {name: getattr(config, name) for name in _ALIKE}
+        """Return what all ranks must have alike, in the order in which they compare it."""
+        return asdict(self) | {name: getattr(config, name) for name in self._ALIKE}
 
     def source_dict(self, **rest: Any) -> dict[str, Any]:
         """Return the state as plain values; ``sources`` has room for more than one data set."""
@@ -181,6 +180,7 @@ class RunState(SourceState):
     epoch: int
     position: int
     _OWNER = "Loader"
+    _ALIKE = ("batch_size", "drop_last", "evaluation", "epochs")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON or ``torch.save``."""

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Protocol
@@ -26,7 +26,6 @@ __all__ = [
     "WithContext",
     "Work",
     "asks_for_context",
-    "wait_for_threads",
     "with_context",
 ]
 
@@ -130,12 +129,16 @@ class ThreadPool:
             self._queue.put(work)
 
     def close(self) -> bool:
-        """Drop what is queued, wait a while for what is being done, and end the threads.
+        """Drop what is queued, and wait for what is being done, for 5 s, or 2 s where the interpreter is ending.
 
         Returns:
-            Whether all of them have ended; one that has not will, if its function ever returns.
+            Whether all threads have ended; one that has not will, if its function ever returns.
         """
-        return not wait_for_threads(self.dismiss())
+        deadline = monotonic() + (_CLOSE_SECONDS if threading.main_thread().is_alive() else _EXIT_SECONDS)
+        threads = [each for each in self.dismiss() if each is not threading.current_thread()]  # the collector's is any
+        for thread in threads:
+            thread.join(max(0.0, deadline - monotonic()))
+        return not any(thread.is_alive() for thread in threads)
 
     def dismiss(self) -> list[threading.Thread]:
         """Drop what is queued, have each thread end after what it does, and return the threads at once."""
@@ -150,19 +153,6 @@ class ThreadPool:
         for _ in threads:
             self._queue.put(None)
         return threads
-
-
-def wait_for_threads(threads: Iterable[threading.Thread]) -> list[threading.Thread]:
-    """Wait until threads have ended, for at most 5 s together, or 2 s where the interpreter is ending.
-
-    Returns:
-        Those that are still running.
-    """
-    deadline = monotonic() + (_CLOSE_SECONDS if threading.main_thread().is_alive() else _EXIT_SECONDS)
-    others = [thread for thread in threads if thread is not threading.current_thread()]  # the collector runs anywhere
-    for thread in others:
-        thread.join(max(0.0, deadline - monotonic()))
-    return [thread for thread in others if thread.is_alive()]
 
 
 def _serve(queue: SimpleQueue[Work | None]) -> None:
