@@ -27,7 +27,7 @@ from stoker._fetch.groups import HeadMemory
 from stoker._fetch.materialized_epochs import PartRecord
 from stoker._fetch.range_plan import MOST_SAMPLES, Group, ReadLimits, Values, read_values
 from stoker._fetch.super_samples import open_head
-from stoker._format.manifest import Manifest, Rows, object_key, pack_runs
+from stoker._format.manifest import Manifest, object_key
 from stoker._format.schema import Schema
 from stoker._format.supersample import Head, Origin, Packed, SuperSampleBuilder, is_small
 from stoker.abc import Store
@@ -301,22 +301,15 @@ class PartWriter:
         return self._record.samples == self.samples
 
     def _resume(self) -> None:
-        written = self._record.written
-        if written is None:
-            return
-        row = 0
-        for run in written.runs:
-            for number in range(run.first_number, run.first_number + run.rows):
-                packed = written.rows.packed(row, number)
-                self._advance()
-                left = self._borders[self._section] - self._taken if self._taken < self.samples else 0
-                expected = self._config.sections[self._section].run if left else None
-                if packed.samples > left or (run.run, number) != (expected, self._ordinals.get(run.run, 0)):
-                    raise PackError(f"{self._store.url} has the record of other work than this; delete its parts/")
-                self._packed.append((run.run, packed))
-                self._ordinals[run.run] = number + 1
-                self._taken += packed.samples
-                row += 1
+        for run, packed in () if self._record.written is None else self._record.written.packed():
+            self._advance()
+            left = self._borders[self._section] - self._taken if self._taken < self.samples else 0
+            expected = self._config.sections[self._section].run if left else None
+            if packed.samples > left or (run, packed.ordinal) != (expected, self._ordinals.get(run, 0)):
+                raise PackError(f"{self._store.url} has the record of other work than this; delete its parts/")
+            self._packed.append((run, packed))
+            self._ordinals[run] = packed.ordinal + 1
+            self._taken += packed.samples
         self._advance()
 
     def _advance(self) -> None:
@@ -381,12 +374,4 @@ class PartWriter:
 
     async def _save(self) -> None:
         if len(self._packed) > len(self._record):
-            await self._record.save(
-                Manifest(
-                    dataset=self._config.dataset,
-                    version=1,
-                    schema=self._config.schema,
-                    rows=Rows.of([packed for _, packed in self._packed]),
-                    runs=pack_runs((run, packed.ordinal) for run, packed in self._packed),
-                )
-            )
+            await self._record.save(Manifest.of(self._config.dataset, self._config.schema, self._packed))

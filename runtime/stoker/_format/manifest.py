@@ -177,6 +177,13 @@ class Manifest:
         if any(a == b and first + rows > second for (a, first, rows), (b, second, _) in pairwise(ordered)):
             raise FormatError("the manifest has an object twice")
 
+    @classmethod
+    def of(cls, dataset: str, schema: Schema, packed: Iterable[tuple[str, Packed]], version: int = 1) -> Manifest:
+        """Return a manifest of super-samples, each with its pack run, in the order given."""
+        places = list(packed)
+        rows, runs = Rows.of([each for _, each in places]), pack_runs((run, each.ordinal) for run, each in places)
+        return cls(dataset=dataset, version=version, schema=schema, rows=rows, runs=runs)
+
     def __len__(self) -> int:
         return len(self.rows)
 

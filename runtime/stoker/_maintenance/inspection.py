@@ -15,7 +15,7 @@ from typing import TypeVar
 from stoker._base.checksum import crc32c, crc32c_combined
 from stoker._base.retry import RetryingReader
 from stoker._base.task_group import for_each
-from stoker._format.manifest import Manifest, PackRun, Rows, object_key
+from stoker._format.manifest import Manifest, object_key
 from stoker._format.supersample import MAX_OBJECT_BYTES, Head, Origin, Packed, SuperSample
 from stoker._pack.record import PackRecord
 from stoker.abc import ObjectInfo, ObjectRef, Readable
@@ -236,13 +236,8 @@ async def restored(store: Readable, record: PackRecord) -> PackRecord:
             is_complete = head.is_last
 
     await for_each(range(len(infos)), read, concurrency=_HEADS_AT_ONCE)  # none is kept: they are large
-    manifest = Manifest(
-        dataset=first.origin.dataset,
-        version=1,
-        schema=first.schema,
-        rows=Rows.of([rows[number] for number in range(len(infos))]),
-        runs=(PackRun(record.run, 0, len(infos)),),
-    )
+    places = [(record.run, rows[number]) for number in range(len(infos))]
+    manifest = Manifest.of(first.origin.dataset, first.schema, places)
     found = replace(record, state="complete" if is_complete else "packing", prefix=manifest)
     return found if found.progress > record.progress else record
 

@@ -18,7 +18,7 @@ from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader
 from stoker._base.sizes import counted
 from stoker._format import versions
-from stoker._format.manifest import MAX_VERSION, Manifest, Rows, object_key, pack_runs
+from stoker._format.manifest import MAX_VERSION, Manifest, object_key
 from stoker._format.schema import Schema
 from stoker._format.supersample import Head, Packed
 from stoker._maintenance.inspection import BadObject, Place, list_super_samples, open_super_sample, problems_of
@@ -119,7 +119,8 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = 
             f"{store.url} tells of version {survey.newest_version}, which none can follow; delete the manifest or pack "
             "record that says so and rebuild again"
         )
-    rebuilt = _manifest(dataset, survey.newest_version + 1, rows)
+    packed = [(run, packed) for (run, _), packed in rows.items()]
+    rebuilt = Manifest.of(*dataset, packed, survey.newest_version + 1)
     manifest = await _publish(store, survey.base, rebuilt)
     return RebuildReport(
         manifest=manifest,
@@ -451,13 +452,3 @@ async def _opened(reader: RetryingReader[Readable], place: Place) -> _Orphan:
         raise FormatError(f"{object_key(*place)} says that it is {head.origin}")
     first_checksums = tuple(row.tobytes() for row in head.checksums[:_COMPARED_SAMPLES])
     return _Orphan((head.origin.dataset, head.schema), packed, head.is_last, first_checksums)
-
-
-def _manifest(dataset: _Dataset, version: int, rows: dict[Place, Packed]) -> Manifest:
-    return Manifest(
-        dataset=dataset[0],
-        version=version,
-        schema=dataset[1],
-        rows=Rows.of(list(rows.values())),
-        runs=pack_runs(rows),
-    )

@@ -14,7 +14,7 @@ from functools import partial
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingStore
 from stoker._base.task_group import InOrder, in_order
-from stoker._format.manifest import Manifest, PackRun, Rows, object_key
+from stoker._format.manifest import Manifest, object_key
 from stoker._format.schema import Schema
 from stoker._format.supersample import Origin, Packed, SuperSample, SuperSampleBuilder
 from stoker._pack.record import Journal, PackRecord, record_growth
@@ -253,13 +253,7 @@ class RunWriter:
                     f"doubled; nothing was committed: give the run up with stoker gc --abandoned {run} --delete, and "
                     "pack again"
                 )
-        return Manifest(
-            dataset=self._config.dataset,
-            version=1,
-            schema=self._config.schema,
-            rows=Rows.of(packed),
-            runs=(PackRun(run, 0, len(packed)),),
-        )
+        return Manifest.of(self._config.dataset, self._config.schema, [(run, each) for each in packed])
 
     def _take_in(self, packed: list[Packed]) -> None:
         """Count super-samples that follow the durable prefix and are durable too."""
