@@ -25,7 +25,6 @@ from stoker._base.checksum import crc32c
 from stoker._format import tensorfile
 from stoker._format.schema import Schema
 from stoker._format.supersample import FORMAT, MAX_OBJECT_BYTES, Packed
-from stoker._format.tensorfile import dtype_of
 from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, FormatError, SchemaError
 
@@ -254,14 +253,14 @@ class Manifest:
     def file_bytes(self) -> int:
         """Size of what :meth:`to_bytes` returns, without making it."""
         arrays = self._arrays()
-        header = tensorfile.encode_header({**self._metadata(), "crc32c": "0" * 8}, _tensors(arrays))
+        header = tensorfile.encode_header({**self._metadata(), "crc32c": "0" * 8}, tensorfile.tensors_of(arrays))
         return len(header) + sum(array.nbytes for array in arrays.values())
 
     def to_bytes(self) -> bytes:
         """Return the manifest as a safetensors file; the same manifest gives the same bytes everywhere."""
         arrays, metadata = self._arrays(), self._metadata()
         data = b"".join(array.tobytes() for array in arrays.values())
-        tensors = _tensors(arrays)
+        tensors = tensorfile.tensors_of(arrays)
         metadata["crc32c"] = _checksum(metadata, tensors, data)
         return tensorfile.encode_header(metadata, tensors) + data
 
@@ -283,9 +282,7 @@ class Manifest:
         }
         tags = self.rows.tags
         if isinstance(tags, tuple):
-            text = [tag.encode() for tag in tags]
-            arrays["tag.offsets"] = np.cumsum([0, *map(len, text)], dtype="<i8")
-            arrays["tag"] = np.frombuffer(b"".join(text), np.uint8)
+            arrays |= tensorfile.ragged("tag", [tag.encode() for tag in tags])
         else:
             arrays["tag"] = tags
         return arrays | {name: getattr(self.rows, name) for name in _ROW_FIELDS}
@@ -301,15 +298,7 @@ class Manifest:
         header = tensorfile.parse_header(data, len(data))
         if header.metadata.get("stoker_manifest") != FORMAT:
             raise FormatError("this is not a manifest of a format that this version reads; a newer stoker may")
-        arrays = {
-            tensor.name: np.frombuffer(
-                data,
-                tensor.dtype.holder,
-                (tensor.end - tensor.start) // tensor.dtype.size_bytes,
-                header.header_bytes + tensor.start,
-            ).reshape(tensor.shape)
-            for tensor in header.tensors
-        }
+        arrays = tensorfile.arrays_of(header, data)
         try:
             metadata = header.metadata
             found = _checksum(metadata, header.tensors, memoryview(data)[header.header_bytes :])
@@ -337,10 +326,6 @@ class Manifest:
 _Arrays = dict[str, NDArray[Any]]
 
 
-def _tensors(arrays: _Arrays) -> tuple[tensorfile.Tensor, ...]:
-    return tensorfile.laid_out((name, dtype_of(array.dtype), array.shape) for name, array in arrays.items())
-
-
 def _checksum(metadata: Mapping[str, str], tensors: Sequence[tensorfile.Tensor], data: bytes | memoryview) -> str:
     """Return the CRC-32C of what the header says, and then of the data section: 8 hexadecimal digits."""
     said = [{name: text for name, text in sorted(metadata.items()) if name != "crc32c"}, [t.name for t in tensors]]
@@ -353,7 +338,7 @@ def _parsed_version(text: str) -> int:
     return int(text)
 
 
-def _parsed_rows(arrays: Mapping[str, NDArray[Any]]) -> Rows:
+def _parsed_rows(arrays: _Arrays) -> Rows:
     columns = {name: arrays[name] for name in _ROW_FIELDS}
     count = columns["samples"].size
     if any(array.dtype != np.dtype("<u4") or array.shape != (count,) for array in columns.values()):
@@ -364,22 +349,17 @@ def _parsed_rows(arrays: Mapping[str, NDArray[Any]]) -> Rows:
         raise FormatError("the manifest has a super-sample without samples, or with a head larger than itself")
     tags = arrays["tag"]
     if "tag.offsets" in arrays:
-        return Rows(**columns, tags=_parsed_text_tags(tags, arrays["tag.offsets"], count))
+        return Rows(**columns, tags=_parsed_text_tags(arrays, count))
     kinds = {((count, 16), np.dtype("u1")), ((count,), np.dtype("<i8"))}
     if (tags.shape, tags.dtype) not in kinds:
         raise FormatError("the manifest's tags are neither 16 bytes nor an int64 a row")
     return Rows(**columns, tags=tags)
 
 
-def _parsed_text_tags(tags: NDArray[Any], offsets: NDArray[Any], count: int) -> tuple[str, ...]:
-    if tags.dtype != np.uint8 or tags.ndim != 1 or offsets.shape != (count + 1,) or offsets.dtype != np.dtype("<i8"):
-        raise FormatError("the manifest's text tags have the wrong shape or dtype")
-    ends = offsets.tolist()
-    if ends[0] != 0 or ends[-1] != len(tags) or (offsets[1:] < offsets[:-1]).any():
-        raise FormatError("the offsets of the manifest's tags do not rise to their end")
-    text = tags.tobytes()
+def _parsed_text_tags(arrays: _Arrays, count: int) -> tuple[str, ...]:
+    tags = tensorfile.ragged_pieces("tag", arrays, count, "the manifest's text tags")
     try:
-        found = tuple(str(text[start:end], "ascii") for start, end in pairwise(ends))
+        found = tuple(str(tag, "ascii") for tag in tags)
     except UnicodeDecodeError:
         raise FormatError("the manifest has a tag that is not printable ASCII") from None
     if not all(map(str.isprintable, found)):  # they are sent as headers
@@ -387,7 +367,7 @@ def _parsed_text_tags(tags: NDArray[Any], offsets: NDArray[Any], count: int) -> 
     return found
 
 
-def _parsed_runs(arrays: Mapping[str, NDArray[Any]]) -> tuple[PackRun, ...]:
+def _parsed_runs(arrays: _Arrays) -> tuple[PackRun, ...]:
     ids, firsts, rows = arrays["run_id"], arrays["run_first_number"], arrays["run_rows"]
     wanted = (("<u8", ids), ("<u4", firsts), ("<u4", rows))
     if any(array.dtype != np.dtype(code) or array.shape != (ids.size,) for code, array in wanted):

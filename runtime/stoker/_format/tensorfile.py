@@ -16,11 +16,13 @@ import contextlib
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import FormatError, SchemaError
 
@@ -31,10 +33,14 @@ __all__ = [
     "DType",
     "Header",
     "Tensor",
+    "arrays_of",
     "dtype_of",
     "encode_header",
     "parse_header",
     "parse_length",
+    "ragged",
+    "ragged_pieces",
+    "tensors_of",
 ]
 
 
@@ -155,6 +161,51 @@ def laid_out(tensors: Iterable[tuple[str, DType, tuple[int, ...]]]) -> tuple[Ten
         placed.append(Tensor(name, dtype, shape, end))
         end = placed[-1].end
     return tuple(placed)
+
+
+def tensors_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[Tensor, ...]:
+    """Return the tensors that hold arrays, in the order given."""
+    return laid_out((name, dtype_of(array.dtype), array.shape) for name, array in arrays.items())
+
+
+def arrays_of(header: Header, data: bytes | bytearray | memoryview) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a whole file, in order, as views of its bytes."""
+    return {
+        tensor.name: np.frombuffer(
+            data,
+            tensor.dtype.holder,
+            (tensor.end - tensor.start) // tensor.dtype.size_bytes,
+            header.header_bytes + tensor.start,
+        ).reshape(tensor.shape)
+        for tensor in header.tensors
+    }
+
+
+def ragged(name: str, pieces: Sequence[bytes]) -> dict[str, NDArray[Any]]:
+    """Return pieces of bytes as two arrays: where each begins and the last ends, and all of them."""
+    offsets = np.cumsum([0, *map(len, pieces)], dtype="<i8")
+    return {f"{name}.offsets": offsets, name: np.frombuffer(b"".join(pieces), np.uint8)}
+
+
+def ragged_pieces(name: str, arrays: Mapping[str, NDArray[Any]], count: int, what: str) -> list[memoryview]:
+    """Return the pieces that :func:`ragged` made arrays of, as views of them.
+
+    Args:
+        name: of the array that has all of them.
+        arrays: of a file that comes from outside.
+        count: how many there must be.
+        what: the pieces are, for messages.
+
+    Raises:
+        FormatError: the arrays are none of so many pieces.
+    """
+    offsets, data = arrays[f"{name}.offsets"], arrays[name]
+    is_bytes = data.dtype == np.uint8 and data.ndim == 1
+    if not is_bytes or offsets.dtype != np.int64 or offsets.shape != (count + 1,) or count < 0:
+        raise FormatError(f"{what} have the wrong shape or dtype")
+    if offsets[0] != 0 or offsets[-1] != len(data) or (offsets[1:] < offsets[:-1]).any():
+        raise FormatError(f"the offsets of {what} do not rise to their end")
+    return [data.data[start:end] for start, end in pairwise(offsets.tolist())]
 
 
 def encode_header(metadata: Mapping[str, str], tensors: Iterable[Tensor]) -> bytes:

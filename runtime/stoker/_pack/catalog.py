@@ -18,16 +18,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
-
-import numpy as np
 
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingStore
 from stoker._base.task_group import for_each
 from stoker._format import tensorfile
 from stoker._format.supersample import FORMAT
-from stoker._format.tensorfile import DTYPES, DType
 from stoker._pack.record import (
     REMEMBERED_SECONDS,
     Journal,
@@ -47,7 +43,6 @@ DIGEST_KEY = "packs/committed.safetensors"
 _REQUESTS_AT_ONCE = 16
 _LEAST_LACKING = 256
 _LACKING_FRACTION = 16
-_DIGEST_TENSORS = ("tag", "record")
 
 
 class BucketCatalog:
@@ -158,13 +153,11 @@ def _remainder(record: PackRecord, young_seconds: float) -> PackRecord:
 def digest_bytes(records: Mapping[str, tuple[str, PackRecord]]) -> bytes:
     """Return the digest of records: key → tag of the object, and what it says without its prefix."""
     ordered = [records[key] for key in sorted(records)]
-    pieces = {
-        "tag": [tag.encode() for tag, _ in ordered],
-        "record": [record.to_bytes() for _, record in ordered],
-    }
-    data = b"".join(_offsets(pieces[name]) + b"".join(pieces[name]) for name in _DIGEST_TENSORS)
-    tensors = _tensors(len(ordered), [sum(map(len, pieces[name])) for name in _DIGEST_TENSORS])
-    return tensorfile.encode_header({"stoker_digest": FORMAT, "crc32c": f"{crc32c(data):08x}"}, tensors) + data
+    tags, pieces = [tag.encode() for tag, _ in ordered], [record.to_bytes() for _, record in ordered]
+    arrays = tensorfile.ragged("tag", tags) | tensorfile.ragged("record", pieces)
+    data = b"".join(array.tobytes() for array in arrays.values())
+    metadata = {"stoker_digest": FORMAT, "crc32c": f"{crc32c(data):08x}"}
+    return tensorfile.encode_header(metadata, tensorfile.tensors_of(arrays)) + data
 
 
 def digested(data: bytes) -> dict[str, tuple[str, PackRecord]]:
@@ -177,37 +170,18 @@ def digested(data: bytes) -> dict[str, tuple[str, PackRecord]]:
     header = tensorfile.parse_header(data, len(data))
     if header.metadata.get("stoker_digest") != FORMAT:
         raise FormatError("this is not a digest of a format that this version reads; a newer stoker may")
-    by_name = {tensor.name: tensor for tensor in header.tensors}
-    count = by_name["tag.offsets"].shape[0] - 1 if "tag.offsets" in by_name and by_name["tag.offsets"].shape else 0
-    sizes = [by_name[name].end - by_name[name].start if name in by_name else 0 for name in _DIGEST_TENSORS]
-    if count < 0 or header.tensors != _tensors(count, sizes):
-        raise FormatError("the digest's tensors are not those of one")
-    content = memoryview(data)[header.header_bytes :]
-    if header.metadata.get("crc32c") != f"{crc32c(content):08x}":
+    if header.metadata.get("crc32c") != f"{crc32c(memoryview(data)[header.header_bytes :]):08x}":
         raise ChecksumError("the digest is damaged: its checksum differs")
-    tags, records = (_pieces(content, by_name[f"{name}.offsets"], by_name[name]) for name in _DIGEST_TENSORS)
+    arrays = tensorfile.arrays_of(header, data)
+    if list(arrays) != ["tag.offsets", "tag", "record.offsets", "record"]:
+        raise FormatError("the digest's tensors are not those of one")
+    count = arrays["tag.offsets"].size - 1
+    tags = tensorfile.ragged_pieces("tag", arrays, count, "the digest's tags")
+    pieces = tensorfile.ragged_pieces("record", arrays, count, "the digest's records")
     found: dict[str, tuple[str, PackRecord]] = {}
-    for tag, piece in zip(tags, records, strict=True):
+    for tag, piece in zip(tags, pieces, strict=True):
         record = PackRecord.from_bytes(piece)
         if not record.is_committed:
             raise FormatError(f"the digest has the record of run {record.run}, which is not committed")
         found[record_key(record.run)] = str(tag, "utf-8", "replace"), record
     return found
-
-
-def _offsets(pieces: Iterable[bytes]) -> bytes:
-    return np.cumsum([0, *map(len, pieces)], dtype="<i8").tobytes()
-
-
-def _tensors(count: int, sizes: Iterable[int]) -> tuple[tensorfile.Tensor, ...]:
-    wanted: list[tuple[str, DType, tuple[int, ...]]] = []
-    for name, size in zip(_DIGEST_TENSORS, sizes, strict=True):
-        wanted += [(f"{name}.offsets", DTYPES["int64"], (count + 1,)), (name, DTYPES["uint8"], (size,))]
-    return tensorfile.laid_out(wanted)
-
-
-def _pieces(content: memoryview, offsets: tensorfile.Tensor, data: tensorfile.Tensor) -> list[memoryview]:
-    ends = np.frombuffer(content[offsets.start : offsets.end], "<i8")
-    if ends[0] != 0 or ends[-1] != data.end - data.start or (ends[1:] < ends[:-1]).any():
-        raise FormatError("the offsets of the digest do not rise to their end")
-    return [content[data.start + start : data.start + end] for start, end in pairwise(ends.tolist())]
