@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
+from typing import Any
 
 from stoker._base.clock import run_virtual
 from stoker._base.meter import Operation
@@ -22,13 +23,13 @@ from stoker._cache.keeper import Future
 from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import BucketModel, Constant, Latency
 from stoker._fetch.batch_stream import StepQueue
-from stoker._fetch.config import PipelineConfig
+from stoker._fetch.config import FetchConfig, PipelineConfig
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Prefetcher
 from stoker._format.manifest import Manifest
 from stoker._memory.budget import SlotPlan, plan_slots
-from stoker._memory.ring import Ring, anonymous_memory
-from stoker._order.order import Order
+from stoker._memory.ring import ALIGNMENT_BYTES, Ring, anonymous_memory
+from stoker._order.order import Order, OrderConfig
 from stoker._order.steps import OrderSource, PlannedStep, Steps, Stretch
 from stoker.abc import Readable, Tier, TraceSink
 from stoker.errors import ConfigError, StoreError
@@ -44,7 +45,10 @@ __all__ = [
     "Run",
     "Scenario",
     "TierMaker",
+    "by_lanes",
+    "one_by_one",
     "simulate",
+    "slot_bytes",
 ]
 
 _log = logging.getLogger("stoker.simulated")
@@ -292,6 +296,35 @@ class Scenario:
             raise ConfigError(
                 f"no global batch is whole: drop_last leaves out all {counted(self.manifest.samples, 'sample')}"
             )
+
+
+def by_lanes(
+    manifest: Manifest, order: OrderConfig, batch_size: int, ring_bytes: int, fetch: FetchConfig, **settings: Any
+) -> Scenario:
+    """Return a scenario with a rank for each lane.
+
+    Args:
+        manifest: of the data set.
+        order: of its samples.
+        batch_size: of each rank.
+        ring_bytes: of each rank's memory, the manifest aside.
+        fetch: how each rank fetches.
+        settings: the scenario's others.
+    """
+    memory_bytes, ranks = manifest.file_bytes + ring_bytes, order.lanes
+    feed = PipelineConfig(order=order, batch_size=batch_size, world_size=ranks, memory_bytes=memory_bytes, fetch=fetch)
+    return Scenario(manifest=manifest, feed=feed, **settings)
+
+
+def one_by_one(at_once: int, **settings: Any) -> FetchConfig:
+    """Return how to fetch whole super-samples, as many at once and none a second time for being late."""
+    counts = {"concurrency_start": at_once, "concurrency_least": at_once, "concurrency_most": at_once}
+    return FetchConfig(**counts, split_parts=1, hedge=False, **settings)
+
+
+def slot_bytes(size_bytes: int) -> int:
+    """Return the bytes of a ring's slot that holds so many."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from stoker._diagnostics.latency import BucketModel, Constant
-from stoker._fetch.config import FetchConfig, PipelineConfig
+from stoker._fetch.config import FetchConfig
 from stoker._order.order import OrderConfig
 from stoker_sim._bucket import described
 from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, measurements, simulated
@@ -28,7 +28,7 @@ from stoker_sim._experiments.outcome import (
     difference,
     excess,
 )
-from stoker_sim._scenario import Scenario, simulate
+from stoker_sim._scenario import by_lanes, simulate
 
 __all__ = ["BUCKET", "EXPERIMENTS"]
 
@@ -50,16 +50,12 @@ is not in the paper; 20 MB/s is what a small machine of its time is known to get
 
 def _bytes_per_second(samples: int, of_one_object: int, at_once: int) -> float:
     """Return what a node reads of objects that hold so many samples, so many at once."""
-    objects = max(2, samples // of_one_object)
-    manifest = described(super_samples=objects, samples=of_one_object, super_sample_bytes=of_one_object * _SAMPLE_BYTES)
+    size_bytes = of_one_object * _SAMPLE_BYTES
     fetch = FetchConfig(hedge=False, concurrency_start=at_once, concurrency_least=1, concurrency_most=at_once)
-    feed = PipelineConfig(
-        order=OrderConfig(shuffle="none"),
-        batch_size=of_one_object,
-        memory_bytes=manifest.file_bytes + 128 * manifest.largest_bytes + (1 << 20),
-        fetch=fetch,
-    )
-    run = simulate(Scenario(manifest=manifest, feed=feed, bucket=BUCKET))
+    objects, ring_bytes = max(2, samples // of_one_object), 128 * size_bytes + (1 << 20)
+    manifest = described(super_samples=objects, samples=of_one_object, super_sample_bytes=size_bytes)
+    order = OrderConfig(shuffle="none")
+    run = simulate(by_lanes(manifest, order, of_one_object, ring_bytes, fetch, bucket=BUCKET))
     return run.read_bytes / run.seconds
 
 

@@ -14,7 +14,7 @@ import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from stoker._base.clock import run_virtual
 from stoker._base.meter import Operation
 from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
-from stoker._fetch.config import FetchConfig, PipelineConfig
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.order import OrderConfig
@@ -30,7 +29,7 @@ from stoker.abc import ObjectInfo
 from stoker_sim._bucket import BucketView, Shared, SimulatedBucket, described
 from stoker_sim._experiments.deli import WORKLOADS
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, bars_beside, published
-from stoker_sim._scenario import Scenario, simulate
+from stoker_sim._scenario import by_lanes, one_by_one, simulate, slot_bytes
 
 __all__ = ["EXPERIMENTS", "HeldView"]
 
@@ -118,27 +117,14 @@ class _Size:
 
 def _seconds(place: _Place, *, objects: int, files: int, object_bytes: int, clients: int) -> float:
     """Return how long clients take that divide a shuffled data set of so many objects: an epoch between two others."""
-    manifest = described(super_samples=objects, samples=files, super_sample_bytes=object_bytes, head_bytes=64)
     slots = 2 * _WINDOW + 2 * place.at_once + 4 if files > 1 else 2 * _BATCH_FILES
-    order = OrderConfig(seed=_SEED, shuffle="block", window=_WINDOW if files > 1 else 1, lanes=clients)
     batch_files = max(1, min(_BATCH_FILES, objects * files // clients))
-    feed = PipelineConfig(
-        order=order,
-        batch_size=batch_files,
-        world_size=clients,
-        memory_bytes=manifest.file_bytes + slots * (-(-manifest.largest_bytes // 64) * 64),
-        fetch=FetchConfig(
-            concurrency_start=place.at_once,
-            concurrency_least=place.at_once,
-            concurrency_most=place.at_once,
-            split_parts=1,
-            hedge=False,
-        ),
-    )
+    manifest = described(super_samples=objects, samples=files, super_sample_bytes=object_bytes, head_bytes=64)
+    order = OrderConfig(seed=_SEED, shuffle="block", window=_WINDOW if files > 1 else 1, lanes=clients)
+    ring_bytes, fetch = slots * slot_bytes(object_bytes), one_by_one(place.at_once)
     compute = Constant(batch_files * _HANDLING_SECONDS)
-    run = simulate(
-        Scenario(manifest=manifest, feed=feed, bucket=place.model, compute=compute, epochs=_EPOCHS, seed=_SEED)
-    )
+    asked = by_lanes(manifest, order, batch_files, ring_bytes, fetch, bucket=place.model, compute=compute)
+    run = simulate(replace(asked, epochs=_EPOCHS, seed=_SEED))
     return max(epoch.seconds for epoch in run.of_epoch(1))
 
 

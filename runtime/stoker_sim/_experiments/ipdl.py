@@ -17,7 +17,7 @@ import numpy as np
 
 from stoker._base.clock import run_virtual
 from stoker._diagnostics.latency import BucketModel, Late, LogNormal
-from stoker._fetch.config import FetchConfig, NextBatch, PipelineConfig
+from stoker._fetch.config import NextBatch, PipelineConfig
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import anonymous_memory
 from stoker._order.order import Order, OrderConfig
@@ -25,7 +25,7 @@ from stoker.abc import Readable
 from stoker_sim._bucket import BucketView, SimulatedBucket, described, size_of
 from stoker_sim._dataloader import DecodingView, Disk, DiskModel, DiskView, LoaderModel, Processors, train
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
-from stoker_sim._scenario import Node
+from stoker_sim._scenario import Node, one_by_one, slot_bytes
 
 __all__ = ["EXPERIMENTS"]
 
@@ -180,21 +180,13 @@ def _with_workers(place: _Place, workers: int, batches: int) -> _Found:
 
 def _with_schedule(place: _Place, depth: int, readers: int, batches: int) -> _Found:
     manifest, steps, processors = _dataset(), _Steps(), Processors(place.cores - 1)  # one core is the loop's
-    slot_bytes = -(-_SAMPLE_BYTES // 64) * 64
     feed = PipelineConfig(
         order=OrderConfig(seed=_SEED, window=1),
         batch_size=_BATCH,
-        memory_bytes=manifest.file_bytes + ((depth + 2) * _BATCH) * 2 * slot_bytes,
+        memory_bytes=manifest.file_bytes + ((depth + 2) * _BATCH) * 2 * slot_bytes(_SAMPLE_BYTES),
         limit=batches * _BATCH,
         schedule=NextBatch(depth),
-        fetch=FetchConfig(
-            concurrency_start=readers,
-            concurrency_least=readers,
-            concurrency_most=readers,
-            split_parts=1,
-            hedge=False,
-            deadline_seconds=3600.0,
-        ),
+        fetch=one_by_one(readers, deadline_seconds=3600.0),
     )
     node = Node(
         manifest=manifest,
@@ -202,7 +194,7 @@ def _with_schedule(place: _Place, depth: int, readers: int, batches: int) -> _Fo
         bucket=DecodingView(place.store(manifest), processors, _DECODE_SECONDS),
         compute=steps,
         seed=_SEED,
-        memory=anonymous_memory(slot_bytes),
+        memory=anonymous_memory(slot_bytes(_SAMPLE_BYTES)),
         order=Order,
     )
     run_virtual(node.run())

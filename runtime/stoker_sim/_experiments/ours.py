@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
-from stoker._fetch.config import FetchConfig, PipelineConfig
+from stoker._fetch.config import FetchConfig
 from stoker._order.order import Order, OrderConfig
 from stoker_sim._bucket import described
 from stoker_sim._caches import TierModel, hit_rates
 from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, simulated
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, bars_beside, difference
-from stoker_sim._scenario import EpochResult, Run, Scenario, simulate
+from stoker_sim._scenario import EpochResult, Run, by_lanes, simulate, slot_bytes
 
 __all__ = ["EXPERIMENTS", "Cost", "measured_cost"]
 
@@ -55,33 +55,21 @@ _QUICK_PART = 12
 
 def _epochs(workload: Workload, samples: int) -> list[EpochResult]:
     """Return each epoch of the first node, with a ring as large as the paper's cache and so many samples an object."""
-    manifest = described(
-        super_samples=workload.dataset_samples // samples,
-        samples=samples,
-        super_sample_bytes=samples * workload.sample_bytes,
-        head_bytes=64,
+    bucket = BucketModel(
+        first_byte=Constant(workload.costs.get_seconds),
+        requests_per_second=_NODES * _GETS_PER_SECOND,
+        connection_bytes_per_second=_CONNECTION_BYTES_PER_SECOND,
     )
-    slot_bytes = -(-manifest.largest_bytes // 64) * 64
-    feed = PipelineConfig(
-        order=OrderConfig(seed=1, window=_WINDOW if samples > 1 else 1, lanes=_NODES),
-        batch_size=_BATCH_SIZE,
-        world_size=_NODES,
-        memory_bytes=manifest.file_bytes + _CACHE_SAMPLES // samples * slot_bytes,
-        fetch=FetchConfig(concurrency_start=_REQUESTS_AT_ONCE, concurrency_most=_REQUESTS_AT_ONCE),
-    )
-    steps = feed.dealing(manifest.samples).steps_from(0)
-    scenario = Scenario(
-        manifest=manifest,
-        feed=feed,
-        bucket=BucketModel(
-            first_byte=Constant(workload.costs.get_seconds),
-            requests_per_second=_NODES * _GETS_PER_SECOND,
-            connection_bytes_per_second=_CONNECTION_BYTES_PER_SECOND,
-        ),
-        compute=Constant(workload.compute_seconds / steps),
-        epochs=_EPOCHS,
-    )
-    return [each for each in simulate(scenario).epochs if each.rank == 0]
+    size_bytes = samples * workload.sample_bytes
+    objects = workload.dataset_samples // samples
+    manifest = described(super_samples=objects, samples=samples, super_sample_bytes=size_bytes, head_bytes=64)
+    order = OrderConfig(seed=1, window=_WINDOW if samples > 1 else 1, lanes=_NODES)
+    fetch = FetchConfig(concurrency_start=_REQUESTS_AT_ONCE, concurrency_most=_REQUESTS_AT_ONCE)
+    ring_bytes = _CACHE_SAMPLES // samples * slot_bytes(size_bytes)
+    scenario = by_lanes(manifest, order, _BATCH_SIZE, ring_bytes, fetch, bucket=bucket, epochs=_EPOCHS)
+    steps = scenario.feed.dealing(scenario.manifest.samples).steps_from(0)
+    run = simulate(replace(scenario, compute=Constant(workload.compute_seconds / steps)))
+    return [each for each in run.epochs if each.rank == 0]
 
 
 def _row(workload: Workload, way: str, epoch: int, ours: EpochResult, direct_seconds: float) -> tuple[Cell, ...]:
@@ -211,16 +199,17 @@ _ORDER = OrderConfig(seed=1, window=4, lanes=_NODES)
 
 
 def _run_with(policy: str, share: float, super_samples: int, epochs: int) -> Run:
-    manifest = described(
-        super_samples=super_samples, samples=_SAMPLES, super_sample_bytes=_SUPER_SAMPLE_BYTES, head_bytes=64
-    )
-    memory_bytes = manifest.file_bytes + _SLOTS * _SUPER_SAMPLE_BYTES
-    scenario = Scenario(
-        manifest=manifest,
-        feed=PipelineConfig(order=_ORDER, batch_size=_SAMPLES, world_size=_NODES, memory_bytes=memory_bytes),
+    size_bytes = _SUPER_SAMPLE_BYTES
+    manifest = described(super_samples=super_samples, samples=_SAMPLES, super_sample_bytes=size_bytes, head_bytes=64)
+    scenario = by_lanes(
+        manifest,
+        _ORDER,
+        _SAMPLES,
+        _SLOTS * size_bytes,
+        FetchConfig(),
         bucket=BucketModel(first_byte=LogNormal(0.02, 0.08)),
         compute=Constant(0.1),
-        caches=[TierModel(limit_bytes=_held(share, super_samples) * _SUPER_SAMPLE_BYTES, policy=policy)],
+        caches=[TierModel(limit_bytes=_held(share, super_samples) * size_bytes, policy=policy)],
         epochs=epochs,
         in_step=True,
     )
@@ -310,20 +299,10 @@ class Cost:
 
 def measured_cost(nodes: int, super_samples: int) -> Cost:
     """Simulate an epoch on so many nodes, each with as many super-samples of 8 MiB, a batch each."""
-    manifest = described(
-        super_samples=nodes * super_samples, samples=_SCALE_SAMPLES, super_sample_bytes=_SCALE_BYTES, head_bytes=4096
-    )
-    scenario = Scenario(
-        manifest=manifest,
-        feed=PipelineConfig(
-            order=OrderConfig(seed=1, lanes=nodes),
-            batch_size=_SCALE_SAMPLES,
-            world_size=nodes,
-            memory_bytes=manifest.file_bytes + (256 << 20),
-        ),
-        bucket=BucketModel(first_byte=LogNormal(0.02, 0.08)),
-        compute=Constant(0.1),
-    )
+    objects, order = nodes * super_samples, OrderConfig(seed=1, lanes=nodes)
+    manifest = described(super_samples=objects, samples=_SCALE_SAMPLES, super_sample_bytes=_SCALE_BYTES)
+    bucket, compute = BucketModel(first_byte=LogNormal(0.02, 0.08)), Constant(0.1)
+    scenario = by_lanes(manifest, order, _SCALE_SAMPLES, 256 << 20, FetchConfig(), bucket=bucket, compute=compute)
     begun = time.process_time()
     run = simulate(scenario)
     cpu_seconds = time.process_time() - begun

@@ -16,14 +16,14 @@ from statistics import mean, median, quantiles
 from stoker._base.sizes import counted
 from stoker._cache.eviction import Residents, Uniform
 from stoker._diagnostics.latency import BucketModel, Constant, Latency, LogNormal
-from stoker._fetch.config import PipelineConfig
+from stoker._fetch.config import FetchConfig
 from stoker._order.order import OrderConfig
 from stoker.abc import ObjectRef
 from stoker_sim._allocation import POLICIES, Cluster, Job, Policy, Share, Submission, completions
 from stoker_sim._bucket import described
 from stoker_sim._caches import SimulatedTier, TierModel
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
-from stoker_sim._scenario import Scenario, simulate
+from stoker_sim._scenario import Scenario, by_lanes, simulate
 
 __all__ = ["EXPERIMENTS", "Case", "Circumstances", "cases", "queue", "simulated_rate"]
 
@@ -273,15 +273,12 @@ def _scenario(share: Share, around: Circumstances) -> Scenario:
     """Return a run of a job, without its cache, that goes on for an epoch so that the others have one to read ahead."""
     job = share.job
     super_sample_bytes = job.dataset_bytes // around.super_samples
-    manifest = described(super_samples=around.super_samples, samples=_SAMPLES, super_sample_bytes=super_sample_bytes)
-    return Scenario(
-        manifest=manifest,
-        feed=PipelineConfig(
-            order=OrderConfig(seed=around.seed, lanes=job.nodes),
-            batch_size=_SAMPLES,
-            world_size=job.nodes,
-            memory_bytes=manifest.file_bytes + around.memory_bytes,
-        ),
+    return by_lanes(
+        described(super_samples=around.super_samples, samples=_SAMPLES, super_sample_bytes=super_sample_bytes),
+        OrderConfig(seed=around.seed, lanes=job.nodes),
+        _SAMPLES,
+        around.memory_bytes,
+        FetchConfig(),
         bucket=BucketModel(
             first_byte=around.first_byte,
             connection_bytes_per_second=around.connection_bytes_per_second,
