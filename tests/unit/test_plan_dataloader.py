@@ -10,7 +10,7 @@ import pytest
 
 from stoker.errors import ConfigError, NotFoundError
 from stoker.testing import run_virtual
-from stoker_sim._dataloader import DecodingView, Disk, DiskModel, DiskView, LoaderModel, Processors, train
+from stoker_sim._experiments.ipdl import DecodingView, Disk, DiskModel, DiskView, LoaderModel, Processors, train
 
 STILL = DiskModel(settle_seconds=0.0, stroke_seconds=1.0, turn_seconds=0.0, bytes_per_second=1e6, pieces=1)
 

@@ -4,30 +4,264 @@ X. Ruan, H. Chen, "Informed Prefetching in I/O Bounded Distributed Deep Learning
 the schedule ``NextBatch(1)`` with one reader; it and deeper ones are this package's own schedule, prefetcher and ring.
 The plots' figures are not in the text, so ours stand beside the trends that the slides state. What a disk, a cluster
 and a step take is not published: typical figures are assumed.
+
+Workers load as in torch.utils.data (versions 1.4 to 2): every worker has a queue, batches are dealt to workers in
+turn, as many as ``prefetch_factor`` for each at first and one more whenever the training loop takes one. A batch that
+is ready early waits for those before it. Without workers the loop loads its batches itself.
+
+The disk has one head: what it reads next is what lies nearest of what it is asked for. Serving the nearest request
+never waits for a better one. So a lone reader, which asks for the next piece only when it has the last one, finds
+the head where it left it; two readers take the head away from each other between two pieces of one file (S. Iyer, P.
+Druschel, "Anticipatory scheduling", SOSP 2001, section 1); and of many requests one is near.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from stoker._base.clock import run_virtual
+from stoker._base.meter import Operation, ReaderWrapper
+from stoker._base.task_group import task_group
 from stoker._diagnostics.latency import BucketModel, Late, LogNormal
 from stoker._fetch.config import NextBatch, PipelineConfig
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import anonymous_memory
 from stoker._order.order import Order, OrderConfig
 from stoker.abc import Readable
-from stoker_sim._bucket import BucketView, SimulatedBucket, described, size_of
-from stoker_sim._dataloader import DecodingView, Disk, DiskModel, DiskView, LoaderModel, Processors, train
+from stoker.errors import ConfigError
+from stoker_sim._bucket import BucketView, ModelledReader, Shared, SimulatedBucket, described, size_of
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
 from stoker_sim._scenario import Node, one_by_one, slot_bytes
 
-__all__ = ["EXPERIMENTS"]
+__all__ = ["EXPERIMENTS", "DecodingView", "Disk", "DiskModel", "DiskView", "LoaderModel", "Processors", "train"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskModel:
+    """How long a disk takes.
+
+    Attributes:
+        settle_seconds: of the shortest move of the head.
+        stroke_seconds: of the longest; others grow with the root of the distance.
+        turn_seconds: of a turn of the platter, of which each read waits for a part.
+        bytes_per_second: while the head reads.
+        pieces: places that a file is read from, one after the other, all near: its record, and its bytes.
+    """
+
+    settle_seconds: float = 0.001
+    stroke_seconds: float = 0.016
+    turn_seconds: float = 60 / 7200
+    bytes_per_second: float = 150e6
+    pieces: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.settle_seconds <= self.stroke_seconds < math.inf:
+            raise ConfigError(f"a disk needs 0 <= settle_seconds <= stroke_seconds, not {self}")
+        if not (0 <= self.turn_seconds < math.inf and self.bytes_per_second > 0 and self.pieces >= 1):
+            raise ConfigError(f"a disk needs turn_seconds >= 0, bytes_per_second > 0 and pieces >= 1, not {self}")
+
+    def seek_seconds(self, distance: float) -> float:
+        """Return how long the head takes for a distance, in parts of its whole way; 0 for none."""
+        if not distance:
+            return 0.0
+        return self.settle_seconds + (self.stroke_seconds - self.settle_seconds) * math.sqrt(distance)
+
+
+class Disk:
+    """One disk, which many may read from.
+
+    Args:
+        model: how long it takes.
+        rng: for the platter's place.
+    """
+
+    def __init__(self, model: DiskModel, rng: random.Random) -> None:
+        self.model, self._rng = model, rng
+        self._head = 0.5
+        self._is_busy = False
+        self._waiting: list[tuple[float, asyncio.Future[None]]] = []
+
+    async def read_file(self, place: float, size_bytes: int) -> None:
+        """Take the time of a file; cancelled, let the head go on to the next one.
+
+        Args:
+            place: where it lies, 0 to 1.
+            size_bytes: of its last piece; the others take none.
+        """
+        for piece in range(self.model.pieces):
+            await self._read(place + piece * 1e-9, size_bytes if piece == self.model.pieces - 1 else 0)
+
+    async def _read(self, place: float, size_bytes: int) -> None:
+        await self._turn(place)
+        try:
+            seek_seconds = self.model.seek_seconds(abs(place - self._head))
+            self._head = place
+            turn_seconds = self._rng.random() * self.model.turn_seconds
+            await asyncio.sleep(seek_seconds + turn_seconds + size_bytes / self.model.bytes_per_second)
+        finally:
+            self._pass_on()
+
+    async def _turn(self, place: float) -> None:
+        """Return when the head may be moved to a place."""
+        if not self._is_busy:
+            self._is_busy = True
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((place, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """Give the head to whoever is nearest to it."""
+        self._waiting = [each for each in self._waiting if not each[1].done()]
+        if not self._waiting:
+            self._is_busy = False
+            return
+        nearest = min(self._waiting, key=lambda each: abs(each[0] - self._head))
+        self._waiting.remove(nearest)
+        nearest[1].set_result(None)
+
+
+class DiskView(ModelledReader):
+    """A disk's files as objects.
+
+    Args:
+        disk: where they are.
+        size_of: the size in bytes of the file under a key; raises KeyError if there is none.
+        place_of: where it lies, 0 to 1.
+    """
+
+    def __init__(self, disk: Disk, size_of: Callable[[str], int], place_of: Callable[[str], float]) -> None:
+        super().__init__("simulated://disk", size_of)
+        self._disk, self._place_of = disk, place_of
+
+    async def _transfer(self, key: str, size_bytes: int) -> None:
+        await self._disk.read_file(self._place_of(key), size_bytes)
+
+
+T = TypeVar("T")
+
+
+class Processors:
+    """Cores that jobs share evenly, each on one of them at most.
+
+    Attributes:
+        cores: how many.
+        busy_seconds: of work that was given to them, in seconds of one core.
+    """
+
+    def __init__(self, cores: int) -> None:
+        if cores < 1:
+            raise ConfigError(f"a machine has at least 1 core, not {cores}")
+        self.cores = cores
+        self.busy_seconds = 0.0
+        self._shared = Shared(lambda jobs: min(1.0, cores / jobs))
+
+    async def work(self, seconds: float) -> None:
+        """Take what so many seconds of a core take beside the other jobs."""
+        self.busy_seconds += seconds
+        await self._shared.serve(seconds)
+
+
+class DecodingView(ReaderWrapper[Readable]):
+    """Another store to read from, each of whose answers is decoded once it is there.
+
+    Args:
+        wrapped: what is read.
+        processors: CPU cores that decode.
+        seconds: decode time of one answer, in seconds.
+    """
+
+    def __init__(self, wrapped: Readable, processors: Processors, seconds: float) -> None:
+        super().__init__(wrapped)
+        self._processors, self._seconds = processors, seconds
+
+    async def _perform(self, operation: Operation, key: str, request: Callable[[], Awaitable[T]]) -> T:
+        """Read, and decode what has bytes."""
+        answer = await request()
+        if operation is Operation.GET:
+            await self._processors.work(self._seconds)
+        return answer
+
+
+Load = Callable[[int], Awaitable[object]]
+"""Loads a sample, given by its number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderModel:
+    """How batches are loaded.
+
+    Attributes:
+        workers: processes; 0 loads in the training loop.
+        prefetch_factor: batches that a worker is asked for ahead.
+        hand_over_seconds: that the training loop takes for a batch of a worker's.
+    """
+
+    workers: int
+    prefetch_factor: int = 2
+    hand_over_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or self.prefetch_factor < 1:
+            raise ConfigError(f"a loader needs workers >= 0 and prefetch_factor >= 1, not {self}")
+        if not self.hand_over_seconds >= 0:
+            raise ConfigError(f"hand_over_seconds must be at least 0, not {self.hand_over_seconds}")
+
+
+async def train(
+    model: LoaderModel, batches: Sequence[Iterable[int]], load: Load, step: Callable[[], Awaitable[object]]
+) -> None:
+    """Load batches in their order and take a step on each.
+
+    Args:
+        model: how they are loaded.
+        batches: the samples of each.
+        load: loads a sample; a worker loads one after the other.
+        step: trains on the batch that is there.
+    """
+    if not model.workers:
+        for batch in batches:
+            for sample in batch:
+                await load(sample)
+            await step()
+        return
+    ready = [asyncio.Event() for _ in batches]
+    queues: list[asyncio.Queue[int | None]] = [asyncio.Queue() for _ in range(model.workers)]
+
+    def ask(number: int) -> None:
+        queues[number % model.workers].put_nowait(number if number < len(batches) else None)
+
+    async def work(queue: asyncio.Queue[int | None]) -> None:
+        while (number := await queue.get()) is not None:
+            for sample in batches[number]:
+                await load(sample)
+            ready[number].set()
+
+    async with task_group() as group:
+        for queue in queues:
+            group.create_task(work(queue))
+        ahead = model.workers * model.prefetch_factor
+        for number in range(ahead):
+            ask(number)
+        for number, is_ready in enumerate(ready):
+            await is_ready.wait()
+            ask(number + ahead)
+            await asyncio.sleep(model.hand_over_seconds)
+            await step()
+
 
 _PAPER = published("ipdl")
 _BATCH = _PAPER["batch_samples"]
@@ -48,29 +282,27 @@ def _disk(manifest: Manifest) -> Readable:
     return DiskView(disk, size_of(manifest), lambda key: float(places[int(key.rpartition("/")[2])]))
 
 
-def _cluster(manifest: Manifest) -> Readable:
-    model = BucketModel(first_byte=LogNormal(0.004, 0.012), connection_bytes_per_second=100e6)
+def _bucket(model: BucketModel, manifest: Manifest) -> Readable:
     return BucketView(SimulatedBucket(model, size_of(manifest)), random.Random(_SEED))  # noqa: S311 - a model's
+
+
+_CLUSTER = BucketModel(first_byte=LogNormal(0.004, 0.012), connection_bytes_per_second=100e6)
+_LATE_BUCKET = BucketModel(first_byte=Late(LogNormal(0.02, 0.08), _LATE_FRACTION, _LATE_SECONDS))
 
 
 @dataclass(slots=True)
 class _Steps:
-    """What steps take, which notes when each begins."""
+    """What steps take, a :class:`~stoker._diagnostics.latency.Latency` which notes when each begins."""
 
     begun_seconds: list[float] = field(default_factory=list)
 
-    def begin(self) -> float:
+    def draw(self, rng: random.Random | None = None) -> float:
         """Return what a step takes that begins now."""
         self.begun_seconds.append(asyncio.get_running_loop().time())
         return _STEP_SECONDS
 
-    def draw(self, rng: random.Random) -> float:
-        """The same, as a node asks for it: a :class:`~stoker._diagnostics.latency.Latency`."""
-        return self.begin()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Found(NamedTuple):
     """What a loader took.
 
     Attributes:
@@ -89,13 +321,9 @@ class _Found:
     def of(cls, steps: _Steps, busy_seconds: float, cores: int) -> _Found:
         begun = np.array(steps.begun_seconds)
         tens = begun[_WINDOW_BATCHES:] - begun[:-_WINDOW_BATCHES]
-        whole_seconds = begun[-1] + _STEP_SECONDS
-        return cls(
-            seconds=float(tens.mean()),
-            least_seconds=float(tens.min()),
-            spread=round(float(tens.std() / tens.mean()), 6),
-            processor=float(busy_seconds / (whole_seconds * cores)),
-        )
+        spread = round(float(tens.std() / tens.mean()), 6)
+        processor = busy_seconds / ((begun[-1] + _STEP_SECONDS) * cores)
+        return cls(float(tens.mean()), float(tens.min()), spread, float(processor))
 
 
 _ByWorkers = dict[int, _Found]
@@ -116,14 +344,9 @@ class _Place:
 
     name: str
     cores: int
-    trend: str
+    trend: str = ""
     store: Callable[[Manifest], Readable]
-    trends: Callable[[_ByWorkers], Iterator[_Trend]]
-
-
-def _late_bucket(manifest: Manifest) -> Readable:
-    model = BucketModel(first_byte=Late(LogNormal(0.02, 0.08), _LATE_FRACTION, _LATE_SECONDS))
-    return BucketView(SimulatedBucket(model, size_of(manifest)), random.Random(_SEED))  # noqa: S311 - a model's
+    trends: Callable[[_ByWorkers], Iterator[_Trend]] = lambda _: iter(())
 
 
 def _disk_trends(found: _ByWorkers) -> Iterator[_Trend]:
@@ -155,11 +378,9 @@ def _holds(value: bool) -> str:
 
 _PLACES = (
     _Place(name="one disk", store=_disk, trends=_disk_trends, **_PAPER["disk"]),
-    _Place(name="a cluster's memory", store=_cluster, trends=_cluster_trends, **_PAPER["cluster"]),
+    _Place(name="a cluster's memory", store=partial(_bucket, _CLUSTER), trends=_cluster_trends, **_PAPER["cluster"]),
 )
-_LATE = _Place(
-    name="a bucket", cores=_PAPER["cluster"]["cores"], trend="", store=_late_bucket, trends=lambda _: iter(())
-)
+_LATE = _Place(name="a bucket", cores=_PAPER["cluster"]["cores"], store=partial(_bucket, _LATE_BUCKET))
 
 
 def _with_workers(place: _Place, workers: int, batches: int) -> _Found:
@@ -171,7 +392,7 @@ def _with_workers(place: _Place, workers: int, batches: int) -> _Found:
         await store.get_range(manifest.key(sample), 0, _SAMPLE_BYTES, into=memoryview(b""))
 
     async def step() -> None:
-        await processors.work(steps.begin())  # the loop keeps a core busy while it drives the accelerator
+        await processors.work(steps.draw())  # the loop keeps a core busy while it drives the accelerator
 
     model = LoaderModel(workers=workers, hand_over_seconds=_HAND_OVER_SECONDS)
     run_virtual(train(model, drawn.tolist(), load, step))
@@ -216,12 +437,12 @@ def _run(quick: bool) -> Outcome:
     drawn = []
     for place in _PLACES:
         found = _found_at(place, workers, shown, batches)
-        rows += [_row(place, way, number, each) for (way, number), each in found.items()]
+        rows += [(place.name, way, number, *each) for (way, number), each in found.items()]
         drawn.append(_panels(place, found))
         by_workers = {number: each for (way, number), each in found.items() if way == "DataLoader"}
         trends += [(place.name, *trend) for trend in place.trends(by_workers)]
     deeper = {depth: _with_schedule(_LATE, depth, _LATE_READERS, batches) for depth in depths}
-    rows += [_row(_LATE, f"NextBatch, {_LATE_READERS} readers", depth, each) for depth, each in deeper.items()]
+    rows += [(_LATE.name, f"NextBatch, {_LATE_READERS} readers", depth, *each) for depth, each in deeper.items()]
     columns = ("data", "loader", "workers or depth", "s per 10 batches", "fastest 10", "spread", "processors")
     table = Table("ipdl", columns, rows)
     checked = Table("ipdl-trends", ("data", "published", "ours", "holds"), trends)
@@ -238,10 +459,6 @@ def _found_at(
         name = "NextBatch, " + ("1 reader" if readers == 1 else f"{readers} readers")
         found |= {(name, depth): _with_schedule(place, depth, readers, batches) for depth in depths}
     return found
-
-
-def _row(place: _Place, way: str, number: int, found: _Found) -> tuple[Cell, ...]:
-    return place.name, way, number, found.seconds, found.least_seconds, found.spread, found.processor
 
 
 def _depth_panel(found: dict[int, _Found]) -> Panel:
