@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from stoker import Array, Bytes, Order, OrderConfig, Schema
-from stoker._fetch.materialized_epochs import read_epoch
+from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._format.manifest import Manifest, version_key
 from stoker._format.supersample import SuperSample
 from stoker._order.order import EpochLayout

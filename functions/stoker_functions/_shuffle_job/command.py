@@ -15,7 +15,7 @@ from stoker._base.progress import Amount, Progress, format_seconds
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices, StorePrices
 from stoker._fetch.groups import HeadMemory
-from stoker._fetch.materialized_epochs import read_epoch
+from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.order import MAX_EPOCH, EpochLayout

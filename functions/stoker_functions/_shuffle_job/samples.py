@@ -24,7 +24,6 @@ from stoker._base.sizes import format_bytes
 from stoker._base.task_group import InOrder, for_each
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.groups import HeadMemory
-from stoker._fetch.materialized_epochs import PartRecord
 from stoker._fetch.range_plan import MOST_SAMPLES, Group, ReadLimits, Values, read_values
 from stoker._fetch.super_samples import open_head
 from stoker._format.manifest import Manifest, object_key
@@ -32,6 +31,7 @@ from stoker._format.schema import Schema
 from stoker._format.supersample import Head, Origin, Packed, SuperSampleBuilder, is_small
 from stoker.abc import Store
 from stoker.errors import BudgetError, ChecksumError, DeadlineError, PackError
+from stoker_functions._shuffle_job.epochs import PartRecord
 from stoker_functions._shuffle_job.task import held_bytes
 
 __all__ = ["PartWriter", "SampleSource", "Samples", "Section", "WriteConfig", "read_groups", "read_whole"]

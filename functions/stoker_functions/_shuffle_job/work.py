@@ -19,7 +19,7 @@ from stoker._base.retry import RetryingReader
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.groups import HeadMemory
-from stoker._fetch.materialized_epochs import SCATTERED_FOLDER, PartRecord, commit_epoch, read_epoch
+from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._fetch.range_plan import MOST_SAMPLES, Group
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.versions import read_manifest
@@ -29,6 +29,7 @@ from stoker._order.order import EpochLayout
 from stoker.abc import Readable, Store
 from stoker.errors import DeadlineError, NotFoundError, PackError
 from stoker_functions._deployment import Deadline, Deployment
+from stoker_functions._shuffle_job.epochs import SCATTERED_FOLDER, PartRecord, commit_epoch
 from stoker_functions._shuffle_job.samples import (
     PartWriter,
     Samples,

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from stoker._base.meter import FolderStore
+from stoker._base.retry import RetryingReader
 from stoker._base.sizes import counted
 from stoker._cache.keeper import Nearer
 from stoker._fetch.batch_stream import Batch, Origin
-from stoker._fetch.materialized_epochs import read_epoch
 from stoker._fetch.pipeline import BatchPipeline, OpenDataSet
+from stoker._format.manifest import Manifest, version_key
 from stoker._order.order import MAX_EPOCH, EpochLayout
-from stoker.abc import Store
+from stoker.abc import ObjectInfo, Readable, Store
 from stoker.errors import (
     BudgetError,
     ChecksumError,
@@ -29,11 +30,57 @@ from stoker.errors import (
     StokerError,
 )
 
-__all__ = ["MaterializedPipeline"]
+__all__ = ["EPOCH_VERSION", "MaterializedPipeline", "read_epoch", "stored_manifest"]
 
 _log = logging.getLogger("stoker")
 _AHEAD_SECONDS = 2.0
 """In which the next epoch's manifest must be read while a gathered batch waits for it."""
+EPOCH_VERSION = 1
+"""The only one that an epoch's data set has."""
+
+
+async def stored_manifest(store: Readable, key: str) -> tuple[Manifest, ObjectInfo]:
+    """Return a manifest, and what the store says of it: one GET, or two where it was damaged on its way.
+
+    Raises:
+        NotFoundError: there is none.
+        FormatError: what is there is no manifest.
+        ChecksumError: it is damaged.
+        StoreError: the store failed.
+    """
+    reader = RetryingReader(store)
+    data, info = await reader.get(key)
+    try:
+        return Manifest.from_bytes(data), info
+    except ChecksumError:
+        data, info = await reader.get(key)
+        return Manifest.from_bytes(data), info
+
+
+async def read_epoch(store: Store, layout: EpochLayout) -> Manifest | None:
+    """Return the manifest of an epoch, None if there is none, or none that can be used: one GET, nothing is listed.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    folder = FolderStore(store, layout.folder)
+    try:
+        manifest, _ = await stored_manifest(folder, version_key(EPOCH_VERSION))
+        _check(manifest, layout)
+    except NotFoundError:
+        return None
+    except (ChecksumError, FormatError, PermissionDeniedError) as error:
+        # Those who may not list a bucket are told that they may not read what does not exist.
+        _log.warning("the materialized epoch %s cannot be used: %s", folder.url, error)
+        return None
+    return manifest
+
+
+def _check(manifest: Manifest, layout: EpochLayout) -> None:
+    if manifest.dataset != layout.dataset or manifest.schema != layout.manifest.schema:
+        raise FormatError("its manifest is of another data set, or has another schema")
+    if manifest.samples != layout.samples:
+        raise FormatError(f"its manifest has {manifest.samples} samples, the data set {layout.samples}")
 
 
 class MaterializedPipeline(BatchPipeline):

@@ -11,7 +11,7 @@ import pytest
 from stoker import Array, Operation, Prices, Schema
 from stoker._base.meter import Meter
 from stoker._fetch.groups import HeadMemory
-from stoker._fetch.materialized_epochs import read_epoch
+from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.supersample import Packed
 from stoker._format.versions import read_manifest

@@ -16,13 +16,14 @@ import pytest
 from stoker import Array, Bytes, Order, OrderConfig, Prices, Schema, open_store
 from stoker._base.meter import FolderStore
 from stoker._fetch.groups import HeadMemory
-from stoker._fetch.materialized_epochs import delete_epochs, read_epoch
+from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._format.manifest import POINTER_KEY, Manifest, PackRun, Rows, version_key
 from stoker._format.supersample import Packed, SuperSample
 from stoker._format.versions import read_manifest
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import BudgetError, DeadlineError, NotFoundError, PackError, StoreError
 from stoker.testing import DyingStore, FlakyStore, WatchedStore, run_virtual
+from stoker_functions._shuffle_job.epochs import delete_epochs
 from stoker_functions._shuffle_job.plan import PlanConfig, Worker, plan_ways
 from stoker_functions._shuffle_job.task import ShuffleTask, Way
 from stoker_functions._shuffle_job.work import perform

@@ -1,4 +1,4 @@
-"""The materialized epochs in a store: what their tasks have recorded, found, committed, and deleted when they are old.
+"""What the tasks of a materialized epoch have recorded in its store; its commit; and the deletion of old ones.
 
 The record of a task is a manifest, stored beside what it lists: the task is complete when its record has all of its
 samples. Records only grow, so any number of processes may carry out the same task at the same time.
@@ -7,58 +7,30 @@ samples. Records only grow, so any number of processes may carry out the same ta
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from stoker._base.meter import FolderStore
-from stoker._base.retry import RetryingReader, RetryingStore
+from stoker._base.retry import RetryingStore
 from stoker._base.task_group import for_each
+from stoker._fetch.materialized_pipeline import EPOCH_VERSION, read_epoch, stored_manifest
 from stoker._format import versions
-from stoker._format.manifest import Manifest, Rows, version_key
+from stoker._format.manifest import Manifest, Rows
 from stoker._order.order import EpochLayout
-from stoker.abc import ObjectInfo, Readable, Store
+from stoker.abc import Store
 from stoker.errors import (
     ChecksumError,
     FormatError,
     NotFoundError,
     PackError,
-    PermissionDeniedError,
     PreconditionFailedError,
 )
 
-__all__ = [
-    "DeletedEpochs",
-    "PartRecord",
-    "RECORD_FOLDER",
-    "SCATTERED_FOLDER",
-    "commit_epoch",
-    "delete_epochs",
-    "read_epoch",
-    "stored_manifest",
-]
+__all__ = ["DeletedEpochs", "PartRecord", "SCATTERED_FOLDER", "commit_epoch", "delete_epochs"]
 
-RECORD_FOLDER = "parts/"
-
-
-async def stored_manifest(store: Readable, key: str) -> tuple[Manifest, ObjectInfo]:
-    """Return a manifest, and what the store says of it: one GET, or two where it was damaged on its way.
-
-    Raises:
-        NotFoundError: there is none.
-        FormatError: what is there is no manifest.
-        ChecksumError: it is damaged.
-        StoreError: the store failed.
-    """
-    reader = RetryingReader(store)
-    data, info = await reader.get(key)
-    try:
-        return Manifest.from_bytes(data), info
-    except ChecksumError:
-        data, info = await reader.get(key)
-        return Manifest.from_bytes(data), info
+_RECORD_FOLDER = "parts/"
 
 
 class PartRecord:
@@ -72,7 +44,7 @@ class PartRecord:
 
     def __init__(self, store: Store, run: str, dataset: str) -> None:
         self._store = RetryingStore(store)
-        self._key = f"{RECORD_FOLDER}{run}.safetensors"
+        self._key = f"{_RECORD_FOLDER}{run}.safetensors"
         self._dataset = dataset
         self._tag: str | None = None
         self.written: Manifest | None = None
@@ -128,38 +100,9 @@ class PartRecord:
         return f"{self._store.url}/{self._key}"
 
 
-_log = logging.getLogger("stoker")
 SCATTERED_FOLDER = "scattered/"
 """Of an epoch: what lies between the scatters and the slices, until the commit."""
 _REQUESTS_AT_ONCE = 32
-_VERSION = 1
-"""The only one that an epoch's data set has."""
-
-
-async def read_epoch(store: Store, layout: EpochLayout) -> Manifest | None:
-    """Return the manifest of an epoch, None if there is none, or none that can be used: one GET, nothing is listed.
-
-    Raises:
-        StoreError: the store failed.
-    """
-    folder = FolderStore(store, layout.folder)
-    try:
-        manifest, _ = await stored_manifest(folder, version_key(_VERSION))
-        _check(manifest, layout)
-    except NotFoundError:
-        return None
-    except (ChecksumError, FormatError, PermissionDeniedError) as error:
-        # Those who may not list a bucket are told that they may not read what does not exist.
-        _log.warning("the materialized epoch %s cannot be used: %s", folder.url, error)
-        return None
-    return manifest
-
-
-def _check(manifest: Manifest, layout: EpochLayout) -> None:
-    if manifest.dataset != layout.dataset or manifest.schema != layout.manifest.schema:
-        raise FormatError("its manifest is of another data set, or has another schema")
-    if manifest.samples != layout.samples:
-        raise FormatError(f"its manifest has {manifest.samples} samples, the data set {layout.samples}")
 
 
 async def commit_epoch(
@@ -219,7 +162,7 @@ async def _built(folder: FolderStore, layout: EpochLayout, runs: Sequence[str]) 
         )
     return Manifest(
         dataset=layout.dataset,
-        version=_VERSION,
+        version=EPOCH_VERSION,
         schema=layout.manifest.schema,
         rows=_joined(parts),
         runs=tuple(part for run in runs for part in found[run].runs),
@@ -285,4 +228,4 @@ async def _keys(store: RetryingStore, prefix: str, end: str = "\U0010ffff") -> l
 
 def _turn(key: str) -> int:
     """Return when to delete an object: what names others before these."""
-    return 0 if "/manifest" in key else 1 if f"/{RECORD_FOLDER}" in key else 2
+    return 0 if "/manifest" in key else 1 if f"/{_RECORD_FOLDER}" in key else 2
