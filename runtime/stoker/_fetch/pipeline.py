@@ -67,7 +67,7 @@ class _Process:
         self._memory: memoryview | None = None
 
     def allocate(self, size_bytes: int) -> memoryview:
-        """Return memory that all have who ask; none may be used after the next was asked for."""
+        """Return memory for a ring; it is the same for each ring, so the one before must not be used any more."""
         if self._memory is None or len(self._memory) < size_bytes:
             self._memory = anonymous_memory(size_bytes)
         return self._memory[:size_bytes]
@@ -185,16 +185,15 @@ class BatchPipeline:
         nearer: Nearer | None = None,
     ) -> None:
         self.store, self.manifest, self.config = store, manifest, config
-        self.partition = config.dealing(manifest.samples)
         self._thread, self._copy_rows, self._recorder = thread, copy_rows, recorder
         self._nearer = Nearer() if nearer is None else nearer
         self._counters, self._process = StreamCounters(), _Process()
         self._tiers: Sequence[KeepingTier] = ()
         self._stream: BatchStream | None = None
         self._place, self._end_epoch = (0, 0), config.end_epoch
-        self._dealing: Dealing = self.partition
         self._is_stopped = False
         self._opened = self._open_first()
+        self.partition = self._dealing = self._opened.partition
 
     # What is read, and how.
 
