@@ -15,8 +15,8 @@ from stoker._base.fetch_record import Phase, spoilt, strand
 from stoker._base.task_group import task_group
 from stoker._fetch.config import FetchConfig, FetchCounters, FetchStatistics
 from stoker._fetch.hedge import Hedges
-from stoker._fetch.race import TierChain
 from stoker._fetch.range_reader import ObjectFetch, RangePart, RangeReader
+from stoker._fetch.tier_chain import TierChain
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef, Readable, Tier
 from stoker.errors import (

@@ -149,12 +149,12 @@ class SuperSampleReading:
             data = ring.view(slot, wanted.size_bytes)
             if not (self._leaves_out and self.saving >= LEAST_SAVING):
                 await fetcher.fetch_whole(wanted, data, urgent=urgent)
-                self._note(ref, slot, open_head(manifest, ref, data))
+                self._hold(ref, slot, open_head(manifest, ref, data))
             elif await fetcher.read_tiers(wanted, data):
-                self._note(ref, slot, open_head(manifest, ref, data))
+                self._hold(ref, slot, open_head(manifest, ref, data))
             else:
                 head = await fetch_head(fetcher, manifest, ref, data, urgent=urgent)
-                parts = [piece for part in self._note(ref, slot, head) for piece in fetcher.split(part, urgent=urgent)]
+                parts = [piece for part in self._hold(ref, slot, head) for piece in fetcher.split(part, urgent=urgent)]
                 if parts:
                     verify = partial(self._verify, head)
                     await fetcher.fetch_ranges(wanted, parts, into=data, verify=verify, urgent=urgent)
@@ -166,7 +166,7 @@ class SuperSampleReading:
                 start, end = head.row_range(name, 0, head.samples)
                 head.verify_rows(name, 0, data[start:end])
 
-    def _note(self, row: int, slot: int, head: Head) -> Sequence[RangePart]:
+    def _hold(self, row: int, slot: int, head: Head) -> Sequence[RangePart]:
         """Note what a slot holds; return the ranges of its wanted columns, if some are left out."""
         self._opened[slot] = row, head
         if not self._leaves_out:
