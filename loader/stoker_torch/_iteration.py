@@ -172,7 +172,7 @@ class LoaderResources:
 
     config: StreamConfig
     store: ObjectStore
-    thread: LoopThread = field(default_factory=lambda: LoopThread("stoker-loader"))
+    thread: LoopThread = field(init=False)
     prices: Prices = field(default_factory=Prices.load)
     pool: SamplePool | None = None
     recorder: Recorder | None = None
@@ -187,6 +187,9 @@ class LoaderResources:
     _closing: threading.RLock = field(default_factory=threading.RLock)
     manifest_hedges: int = 0
     _finalizer: weakref.finalize[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.thread = LoopThread("stoker-loader", last=self.store.close)
 
     @classmethod
     def open(cls, place: str | os.PathLike[str] | RangeReadable, config: StreamConfig) -> LoaderResources:
@@ -302,7 +305,7 @@ class LoaderResources:
                 if self.thread.is_running:
                     self.thread.run(self._own.close())
             finally:
-                self.thread.close(self.store.close)  # waits for what is being gathered, too
+                self.thread.close()  # waits for what is being gathered, too
 
 
 _BATCHES_IN_POOL = 3

@@ -216,13 +216,12 @@ async def _tasks() -> int:
 
 
 def test_what_closes_last_is_awaited_behind_everything_else_and_its_error_is_raised() -> None:
-    loop_thread = LoopThread("stoker-test")
-
     async def last() -> None:
         raise LookupError(await thread_name())
 
-    loop_thread.close(last)
+    loop_thread = LoopThread("stoker-test", last=last)
+    loop_thread.close()
     loop_thread.start()
     with pytest.raises(LookupError, match="stoker-test"):
-        loop_thread.close(last)
+        loop_thread.close()
     assert stoker_threads() == []

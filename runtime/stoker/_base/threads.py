@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from stoker.errors import StokerError
@@ -42,7 +41,6 @@ os.register_at_fork(after_in_child=_forget_parent)
 class _Running:
     thread: threading.Thread
     loop: asyncio.AbstractEventLoop
-    lasts: list[Last]
     finalizer: weakref.finalize[..., Any]
     is_closing: bool = False
 
@@ -59,7 +57,8 @@ class LoopThread:
     Args:
         name: of the thread.
         last: awaited on the thread, behind everything else, before it ends, however it ends: to close what belongs to
-            its loop. Must not refer to the LoopThread, or to what owns it: these would never be garbage.
+            its loop. Must not refer to the LoopThread, or to what owns it: these would never be garbage. Its error is
+            raised to whoever closes.
     """
 
     def __init__(self, name: str = "stoker-loop", *, last: Last | None = None) -> None:
@@ -144,20 +143,13 @@ class LoopThread:
             future.cancel()
             raise
 
-    def close(self, last: Last | None = None) -> None:
-        """Cancel what runs, wait for it to end, and end the thread. Idempotent; the next call starts a new one.
-
-        Args:
-            last: awaited on the thread, if it runs, behind everything else; its error is raised here.
-        """
+    def close(self) -> None:
+        """Cancel what runs, wait for it to end, and end the thread. Idempotent; the next call starts a new one."""
         with self._lock:
             running = self._running
             if running is None:
                 return
             running.is_closing = True  # under the lock: what was called before it is called before the loop stops
-        ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        if last is not None:
-            running.lasts.append(partial(_settle, ended, last))
         try:
             running.finalizer()
             if not self.is_current:
@@ -166,18 +158,15 @@ class LoopThread:
             with self._lock:
                 if self._running is running:
                     self._running = None
-        if ended.done():
-            ended.result()
 
     def _start(self) -> _Running:
         started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]
-        started = concurrent.futures.Future()
-        lasts = [] if self._last is None else [self._last]
-        thread = threading.Thread(target=_serve, args=(started, lasts), name=self._name, daemon=True)
+        started, ended = concurrent.futures.Future(), concurrent.futures.Future[None]()
+        thread = threading.Thread(target=_serve, args=(started, ended, self._last), name=self._name, daemon=True)
         thread.start()
         loop, stop = started.result()
         # Also runs when the LoopThread is garbage or the interpreter exits, while the thread can still be joined.
-        return _Running(thread, loop, lasts, weakref.finalize(self, _stop, thread, loop, stop))
+        return _Running(thread, loop, weakref.finalize(self, _stop, thread, loop, stop, ended))
 
     def forget_parent(self) -> None:
         """In a forked child: drop the parent's thread without touching it."""
@@ -195,7 +184,9 @@ parent's TLS connections, and take its sockets out of the epoll set that the two
 
 
 def _serve(
-    started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]], lasts: list[Last]
+    started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]],
+    ended: concurrent.futures.Future[None],
+    last: Last | None,
 ) -> None:
     async def until_stopped() -> None:
         stop = asyncio.Event()
@@ -205,31 +196,28 @@ def _serve(
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        for last in lasts:
+        if last is not None:
             await last()
 
     try:
         with asyncio.Runner() as runner:  # on leaving, it cancels and awaits every task that is left
             runner.run(until_stopped())
-    except BaseException as error:
-        if started.done():
-            raise
-        started.set_exception(error)  # no loop could be made (out of files): for the caller to see
-
-
-async def _settle(ended: concurrent.futures.Future[None], last: Last) -> None:
-    try:
-        await last()
-    except Exception as error:  # noqa: BLE001 - a task boundary: raised again to whoever closes
-        ended.set_exception(error)
+    except BaseException as error:  # noqa: BLE001 - a task boundary: raised again to whoever starts or closes
+        (ended if started.done() else started).set_exception(error)  # no loop could be made (out of files)
     else:
         ended.set_result(None)
 
 
-def _stop(thread: threading.Thread, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+def _stop(
+    thread: threading.Thread,
+    loop: asyncio.AbstractEventLoop,
+    stop: asyncio.Event,
+    ended: concurrent.futures.Future[None],
+) -> None:
     loop.call_soon_threadsafe(stop.set)
     if thread is not threading.current_thread():
         thread.join()
+        ended.result()
 
 
 async def in_thread(work: Callable[[threading.Event], T]) -> T:
