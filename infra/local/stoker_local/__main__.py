@@ -1,4 +1,7 @@
-"""``python -m stoker_local``: the local bucket and the local function cloud as programs."""
+"""``python -m stoker_local``: the local bucket and the local function cloud as programs.
+
+What the function cloud needs is imported only for it: a bucket starts in half the time without aiohttp.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,30 @@ import argparse
 import asyncio
 import dataclasses
 import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 from stoker.errors import MissingExtraError
 from stoker_local._bucket import LocalBucket
 from stoker_local._config import WELL_KNOWN, BucketConfig, is_this_machine
 from stoker_local._host import stopping
 from stoker_local._network import PROFILES
+
+if TYPE_CHECKING:
+    from stoker_local.functions import FunctionCloudConfig
 from stoker_local._s3.model import BucketSpec
 from stoker_local._s3.signature import KeyPair
 
 _MEMORY = "memory"
+_MEMORY_MB, _TIMEOUT_SECONDS = 512, 60.0
+_OWN_FLAGS = {
+    name: f"--{name.replace('_', '-')}"
+    for name in ("function", "task_root", "memory_mb", "timeout", "environment", "url_auth", "port")
+}
+"""What a file of ``--config`` says itself, by the name of the option."""
 _HELP = "serve S3 from memory until it is interrupted"
 _FUNCTIONS_HELP = "run Lambda and Google functions, and a bucket, until it is interrupted"
 _FUNCTIONS_DESCRIPTION = (
@@ -29,15 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the program and return its exit code."""
     options = _parser().parse_args(arguments)
     try:
-        if options.command == "functions":
-            # Imported only here: a bucket starts in half the time without aiohttp.
-            from stoker_local.functions import _program
-
-            _program.run(options)
-            return 0
         watched = options.config == "-"
-        config = BucketConfig.from_json(sys.stdin.readline()) if watched else _config(options)
-        asyncio.run(_serve(config, root=options.root, watch_stdin=watched))
+        if options.command == "functions":
+            asyncio.run(_serve_functions(_cloud_config(options), options.bucket, watch_stdin=watched))
+        else:
+            config = BucketConfig.from_json(sys.stdin.readline()) if watched else _config(options)
+            asyncio.run(_serve(config, root=options.root, watch_stdin=watched))
     except (OSError, ValueError, MissingExtraError) as error:
         print(f"stoker_local: {error}", file=sys.stderr)
         return 1
@@ -108,9 +120,79 @@ async def _serve(config: BucketConfig, *, root: str, watch_stdin: bool) -> None:
         for folder in _folders(root):
             for path in (path for path in folder.rglob("*") if path.is_file()):
                 bucket.put(folder.name, path.relative_to(folder).as_posix(), path.read_bytes())
-        variables = " ".join(f"{name}={value}" for name, value in bucket.environment().items())
-        print(f"export {variables}", flush=True)
+        _print_export(bucket.environment())
         await stop.wait()
+
+
+def _print_export(variables: Mapping[str, str]) -> None:
+    print("export " + " ".join(f"{name}={value}" for name, value in variables.items()), flush=True)
+
+
+def _cloud_config(options: argparse.Namespace) -> FunctionCloudConfig:
+    from stoker_local.functions import FunctionCloudConfig, FunctionSpec
+
+    own = [flag for name, flag in _OWN_FLAGS.items() if getattr(options, name) is not None]
+    if options.config is not None:
+        if own:
+            raise ValueError(f"{own[0]} does not go with --config, whose file has it all")
+        try:
+            text = sys.stdin.readline() if options.config == "-" else Path(options.config).read_text("utf-8")
+            return FunctionCloudConfig.from_json(text)
+        except ValueError as error:
+            raise ValueError(f"{'standard input' if options.config == '-' else options.config}: {error}") from error
+    if not options.function:
+        raise ValueError("there is no function; give --function NAME=MODULE.HANDLER, or --config FILE")
+    environment = dict(_pair(text) for text in options.environment or ())
+    functions = (
+        FunctionSpec(
+            name=name,
+            handler=handler,
+            task_root=options.task_root or ".",
+            memory_mb=_MEMORY_MB if options.memory_mb is None else options.memory_mb,
+            timeout_seconds=_TIMEOUT_SECONDS if options.timeout is None else options.timeout,
+            environment=environment,
+            url_auth=options.url_auth or "",
+        )
+        for name, handler in map(_pair, options.function)
+    )
+    return FunctionCloudConfig(functions=tuple(functions), port=options.port or 0)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise ValueError(f"{text!r} is not like NAME=VALUE")
+    return name, value
+
+
+async def _serve_functions(config: FunctionCloudConfig, buckets: list[str] | None, *, watch_stdin: bool) -> None:
+    """Serve until SIGINT, SIGTERM or, if it is watched, the end of standard input; then write a bill."""
+    from stoker_local._gcs import GcsConfig, LocalGcs
+    from stoker_local.functions import function_cloud, total
+
+    names = buckets or sorted({"stoker", *(each.bucket for each in config.notifications)})
+    s3 = BucketConfig(region=config.region, keys=config.keys, buckets=tuple(BucketSpec(name=n) for n in names))
+    google = GcsConfig(buckets=tuple(sorted({"stoker", *(each.bucket for each in config.finalized)})))
+    stop = stopping(watch_stdin=watch_stdin)
+    async with AsyncExitStack() as stack:
+        bucket = await stack.enter_async_context(LocalBucket(s3))
+        gcs = await stack.enter_async_context(LocalGcs(google)) if config.google else None
+        running = function_cloud(config, bucket=bucket, gcs=gcs, echo=sys.stderr.write)
+        cloud = await stack.enter_async_context(running)
+        _print_export({**bucket.environment(), **(gcs.environment() if gcs else {}), **cloud.environment()})
+        for name, url in {**cloud.function_urls, **cloud.google_urls}.items():
+            print(f"# {name}: {url}")
+        if cloud.google_url:
+            print(f"# all of Google's, below their names: {cloud.google_url}")
+        sys.stdout.flush()
+        await stop.wait()
+        figures = cloud.statistics()
+        for name, each in (*figures.items(), ("in all", total(figures))):
+            line = (
+                f"{name}: {each.invocations} invocations, {each.cold_starts} cold starts, {each.errors} errors, "
+                f"{each.gb_seconds:.3f} GB-s, ${each.dollars:.6f}"
+            )
+            print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
@@ -19,10 +20,12 @@ from stoker_local._network import FaultPlan, Shape
 from stoker_local._s3.model import BucketSpec
 from stoker_local._s3.signature import KeyPair
 
-__all__ = ["WELL_KNOWN", "BucketConfig", "is_this_machine", "read_json", "unique_names"]
+__all__ = ["PORTS", "WELL_KNOWN", "BucketConfig", "check_fields", "is_this_machine", "read_json", "unique_names"]
 
 T = TypeVar("T")
 
+PORTS = (0, 65535)
+_TOO_LITTLE: Mapping[float | None, str] = {None: "is not positive", 0: "is negative"}
 WELL_KNOWN = KeyPair(access_key="stoker", secret_key="stoker-secret")  # noqa: S106  (not a secret)
 
 
@@ -53,14 +56,9 @@ class BucketConfig:
     request_seconds: float = 300.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 1 << 16:
-            raise ValueError(f"port={self.port} is not within [0, 65535]")
-        if self.max_object_bytes < 0:
-            raise ValueError(f"max_object_bytes={self.max_object_bytes} is negative")
-        if not (self.max_connections > 0 and self.request_seconds > 0):
-            raise ValueError(
-                f"max_connections={self.max_connections} and request_seconds={self.request_seconds} must be positive"
-            )
+        check_fields(
+            self, port=PORTS, max_object_bytes=(0, None), max_connections=(1, None), request_seconds=(None, None)
+        )
         if not is_this_machine(self.host) and any(key.secret_key == WELL_KNOWN.secret_key for key in self.keys):
             raise ValueError(f"host={self.host!r} is open to other machines; give keys of your own")
         if not is_this_machine(self.host) and any(bucket.anonymous for bucket in self.buckets):
@@ -84,6 +82,32 @@ def is_this_machine(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def check_fields(record: Any, **bounds: tuple[float | None, float | None]) -> None:
+    """Refuse a dataclass with a number out of its bounds or a text that is none of its annotation's choices.
+
+    Args:
+        record: it; its ``name``, if it has one, stands in the error.
+        bounds: field → least and most; a least of None is all above zero, a most of None has no end.
+
+    Raises:
+        ValueError: says which field, its value and what it may be.
+    """
+    for name, hint in get_type_hints(type(record)).items():
+        value, choices = getattr(record, name), get_args(hint) if get_origin(hint) is Literal else ()
+        least, most = bounds.get(name, (-math.inf, None))
+        if choices and value not in choices:
+            wrong = f"is not one of {', '.join(map(repr, choices))}"
+        elif name in bounds and not ((value > 0 if least is None else value >= least) and value <= (most or math.inf)):
+            lower = "(0" if least is None else f"[{least}"
+            wrong = (
+                _TOO_LITTLE.get(least, f"is less than {least}") if most is None else f"is not within {lower}, {most}]"
+            )
+        else:
+            continue
+        of = f" of {record.name}" if hasattr(record, "name") else ""
+        raise ValueError(f"{name}={value!r}{of} {wrong}")
 
 
 def unique_names(what: str, names: Iterable[str]) -> set[str]:

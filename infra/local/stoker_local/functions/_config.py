@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from stoker_local._config import WELL_KNOWN, is_this_machine, read_json, unique_names
+from stoker_local._config import PORTS, WELL_KNOWN, check_fields, is_this_machine, read_json, unique_names
 from stoker_local._network import check_probabilities
 from stoker_local._s3.signature import KeyPair
 
@@ -29,14 +29,9 @@ __all__ = [
 
 _LAMBDA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _ENVIRONMENT_BYTES = 4096
-_MEMORY_MB = range(128, 10_241)
-_TMP_MB = range(512, 10_241)
-_MAX_LAMBDA_SECONDS = 900.0
 _RATE = re.compile(r"rate\((?P<count>[1-9][0-9]{0,8}) (?P<unit>second|minute|hour|day)(?P<plural>s?)\)", re.ASCII)
 _UNIT_SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
-_MAX_BATCH = 10_000
 _SERVICE_NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
-_MAX_SERVICE_SECONDS = 3600.0
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _VARIABLE_VALUE = re.compile(r"[\x01-\ud7ff\ue000-\U0010ffff]*")
 
@@ -76,20 +71,14 @@ class FunctionSpec:
             raise ValueError(f"handler={self.handler!r} of {self.name} is not module.function")
         if not Path(self.task_root).is_dir():
             raise ValueError(f"task_root={self.task_root!r} of {self.name} is no folder")
-        if self.memory_mb not in _MEMORY_MB or self.tmp_mb not in _TMP_MB:
-            raise ValueError(
-                f"{self.name}: memory_mb={self.memory_mb} is not within [128, 10240] "
-                f"or tmp_mb={self.tmp_mb} not within [512, 10240]"
-            )
-        if not 0 < self.timeout_seconds <= _MAX_LAMBDA_SECONDS:
-            raise ValueError(f"timeout_seconds={self.timeout_seconds} of {self.name} is not within (0, 900]")
-        if self.concurrency < 1 or not 0 <= self.retries <= 2:
-            raise ValueError(
-                f"{self.name}: concurrency={self.concurrency} is not positive "
-                f"or retries={self.retries} not within [0, 2]"
-            )
-        if self.url_auth not in ("", "AWS_IAM", "NONE"):
-            raise ValueError(f"url_auth={self.url_auth!r} of {self.name} is not '', 'AWS_IAM' or 'NONE'")
+        check_fields(
+            self,
+            memory_mb=(128, 10_240),
+            tmp_mb=(512, 10_240),
+            timeout_seconds=(None, 900),
+            concurrency=(1, None),
+            retries=(0, 2),
+        )
         size_bytes = check_variables(self.environment, owner=self.name)
         if size_bytes > _ENVIRONMENT_BYTES:
             raise ValueError(f"the environment of {self.name} has {size_bytes} bytes; Lambda takes 4096")
@@ -119,11 +108,7 @@ class QueueSpec:
     duplicate_probability: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.visibility_seconds > 0 or self.max_receives < 1:
-            raise ValueError(
-                f"visibility_seconds={self.visibility_seconds} or max_receives={self.max_receives} of {self.name} "
-                "is not positive"
-            )
+        check_fields(self, visibility_seconds=(None, None), max_receives=(1, None))
         if self.dead_letters == self.name:
             raise ValueError(f"{self.name} cannot be its own queue of dead letters")
         if not 0 <= self.duplicate_probability < 1:
@@ -160,11 +145,7 @@ class EventSource:
     report_failures: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch_size <= _MAX_BATCH or self.concurrency < 1 or not 0 <= self.window_seconds <= 300:
-            raise ValueError(
-                f"batch_size={self.batch_size} is not within [1, {_MAX_BATCH}], concurrency={self.concurrency} "
-                f"not positive or window_seconds={self.window_seconds} not within [0, 300]"
-            )
+        check_fields(self, batch_size=(1, 10_000), concurrency=(1, None), window_seconds=(0, 300))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,15 +213,14 @@ class GoogleSpec:
             raise ValueError(f"source={self.source!r} of {self.name} is no file")
         if not self.target.isidentifier():
             raise ValueError(f"target={self.target!r} of {self.name} is not the name of a function")
-        if self.signature not in ("http", "cloudevent"):
-            raise ValueError(f"signature={self.signature!r} of {self.name} is not 'http' or 'cloudevent'")
-        if not (self.memory_mb >= 128 and self.cpus > 0 and self.instances >= 1 and 1 <= self.concurrency <= 1000):
-            raise ValueError(
-                f"{self.name}: memory_mb={self.memory_mb} is less than 128, cpus={self.cpus} or "
-                f"instances={self.instances} not positive, or concurrency={self.concurrency} not within [1, 1000]"
-            )
-        if not 0 < self.timeout_seconds <= _MAX_SERVICE_SECONDS:
-            raise ValueError(f"timeout_seconds={self.timeout_seconds} of {self.name} is not within (0, 3600]")
+        check_fields(
+            self,
+            memory_mb=(128, None),
+            cpus=(None, None),
+            instances=(1, None),
+            concurrency=(1, 1000),
+            timeout_seconds=(None, 3600),
+        )
         check_variables(self.environment, owner=self.name)
 
     @property
@@ -269,8 +249,7 @@ class ObjectFinalized:
     concurrency: int = 2
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise ValueError(f"concurrency={self.concurrency} is not positive")
+        check_fields(self, concurrency=(1, None))
 
 
 def check_variables(variables: Mapping[str, str], *, owner: str) -> int:
@@ -313,8 +292,7 @@ class FunctionFault:
     freeze_seconds: float = 0.5
 
     def __post_init__(self) -> None:
-        if not (self.after_seconds >= 0 and self.freeze_seconds >= 0):
-            raise ValueError(f"after_seconds={self.after_seconds} or freeze_seconds={self.freeze_seconds} is negative")
+        check_fields(self, after_seconds=(0, None), freeze_seconds=(0, None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,10 +317,7 @@ class FunctionFaultPlan:
 
     def __post_init__(self) -> None:
         check_probabilities(self.probabilities)
-        if not (self.within_seconds >= 0 and self.freeze_seconds >= 0):
-            raise ValueError(
-                f"within_seconds={self.within_seconds} or freeze_seconds={self.freeze_seconds} is negative"
-            )
+        check_fields(self, within_seconds=(0, None), freeze_seconds=(0, None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,15 +364,9 @@ class FunctionCloudConfig:
             raise ValueError(f"host={self.host!r} is open to other machines; functions run only for this one")
         if not self.keys:
             raise ValueError("keys are empty: nobody could sign a request")
-        if not 0 <= self.port < 1 << 16:
-            raise ValueError(f"port={self.port} is not within [0, 65535]")
-        if not (self.idle_seconds > 0 and self.init_seconds > 0 and min(self.event_retry_seconds) >= 0):
-            raise ValueError(
-                f"idle_seconds={self.idle_seconds} and init_seconds={self.init_seconds} must be positive, "
-                f"event_retry_seconds={self.event_retry_seconds} not negative"
-            )
-        if self.tmp not in ("auto", "tmpfs", "folder"):
-            raise ValueError(f"tmp={self.tmp!r} is not 'auto', 'tmpfs' or 'folder'")
+        check_fields(self, port=PORTS, idle_seconds=(None, None), init_seconds=(None, None))
+        if not min(self.event_retry_seconds) >= 0:
+            raise ValueError(f"event_retry_seconds={self.event_retry_seconds} is negative")
         check_variables(self.environment, owner="every function")
         self._check_names()
         self._check_visibility()

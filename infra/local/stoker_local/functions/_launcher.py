@@ -1,9 +1,14 @@
 """Started by path in a bare interpreter: limits this process, gives it its own ``/tmp``, and becomes a function.
 
-It imports nothing but the standard library's lightest modules, since its time counts as cold start. Its one argument
+It imports nothing but the standard library's lightest modules, since its time counts as cold start. Its argument
 is a JSON object: ``command`` to become, ``parent`` (process to die with), ``address_bytes``, ``file_bytes`` and
 ``open_files`` (limits or null), ``tmp_bytes`` (size of the private ``/tmp`` or null) and ``keep`` (folders under
 ``/tmp`` that stay visible).
+
+Without an argument it kills what a cloud leaves behind that dies itself. Its standard input is then a pipe that ends
+with the cloud, however it dies. Until then, each line says of a process group that it has come (``+123``) or gone
+(``-123``), or that all is well and over (``.``), since what was forked from the cloud's process may still hold the
+pipe.
 
 ``/tmp`` is a tmpfs in a private mount namespace: mount_namespaces(7), user_namespaces(7), tmpfs(5).
 """
@@ -16,6 +21,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
@@ -24,7 +30,7 @@ _PARENT_DEATH_SIGNAL = 1
 _TMP = "/tmp"  # noqa: S108  (the function's own)
 
 
-def main(settings: dict[str, Any]) -> None:
+def launch(settings: dict[str, Any]) -> None:
     """Become the command, or exit with what prevents it on standard error."""
     for limit, name in (
         (resource.RLIMIT_AS, "address_bytes"),
@@ -74,5 +80,25 @@ def _check(result: int, what: str) -> None:
         sys.exit(f"cannot {what}: {os.strerror(ctypes.get_errno())}")
 
 
+def guard(lines: Iterable[str]) -> None:
+    """Follow the groups to the end, then kill those that are left."""
+    groups: set[int] = set()
+    for line in lines:
+        if line.startswith("."):
+            break
+        if line.startswith("+"):
+            groups.add(int(line[1:]))
+        else:
+            groups.discard(int(line[1:]))
+    for group in groups:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    if len(sys.argv) > 1:
+        launch(json.loads(sys.argv[1]))
+    else:
+        guard(sys.stdin)

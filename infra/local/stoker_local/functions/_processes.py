@@ -39,7 +39,6 @@ __all__ = [
     "warden",
 ]
 
-_GUARDIAN = Path(__file__).with_name("_guardian.py")
 _LAUNCHER = Path(__file__).with_name("_launcher.py")
 _TMP = Path("/tmp")  # noqa: S108  (the function's own)
 _PROBE_SECONDS = 30.0
@@ -124,7 +123,7 @@ async def warden(tmp: Literal["auto", "tmpfs", "folder"]) -> AsyncIterator[Warde
     """
     chosen = choose_tmp(tmp)
     guardian = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", str(_GUARDIAN)),
+        *(sys.executable, "-I", "-S", str(_LAUNCHER)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         env={},
