@@ -7,8 +7,9 @@ import ipaddress
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from email.utils import formatdate
 from types import TracebackType
 from typing import Any
@@ -28,30 +29,30 @@ from stoker_local._network import (
     answer_steps,
 )
 from stoker_local._objects import ObjectMap, StoredObject
+from stoker_local._s3 import S3Service
 from stoker_local._s3.model import Call, S3Error
 from stoker_local._s3.operations import etag_of
-from stoker_local._s3.service import S3Service
+from stoker_local._s3.signature import KeyPair
 
-__all__ = ["LocalBucket", "environment_of"]
+__all__ = ["LocalBucket", "client_variables", "environment_of"]
 
 _PACED_BYTES = 1 << 18
 _ADMIN = "/-/"
 
 
+def client_variables(region: str, keys: Sequence[KeyPair]) -> dict[str, str]:
+    """Return the environment variables by which any AWS client signs with the first of the keys."""
+    variables = {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
+    for key in keys[:1]:
+        variables |= {"AWS_ACCESS_KEY_ID": key.access_key, "AWS_SECRET_ACCESS_KEY": key.secret_key}
+        variables |= {"AWS_SESSION_TOKEN": key.session_token} if key.session_token else {}
+    return variables
+
+
 def environment_of(config: BucketConfig, url: str) -> dict[str, str]:
     """Return the environment variables that lead any AWS client to the bucket at ``url``, with its first key."""
-    variables = {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_REGION": config.region,
-        "AWS_DEFAULT_REGION": config.region,
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    if config.keys:
-        variables["AWS_ACCESS_KEY_ID"] = config.keys[0].access_key
-        variables["AWS_SECRET_ACCESS_KEY"] = config.keys[0].secret_key
-        if config.keys[0].session_token:
-            variables["AWS_SESSION_TOKEN"] = config.keys[0].session_token
-    return variables
+    endpoint = {"AWS_ENDPOINT_URL": url, "AWS_EC2_METADATA_DISABLED": "true"}
+    return endpoint | client_variables(config.region, config.keys)
 
 
 class LocalBucket:
@@ -316,13 +317,5 @@ class Counts:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counters as JSON-ready values."""
-        return {
-            "requests": dict(self.requests),
-            "statuses": {str(status): count for status, count in self.statuses.items()},
-            "faults": dict(self.faults),
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
-            "connections": self.connections,
-            "connections_opened": self.connections_opened,
-            "peak_connections": self.peak_connections,
-        }
+        values = {each.name: copy(getattr(self, each.name)) for each in fields(self)}
+        return values | {"statuses": {str(status): count for status, count in self.statuses.items()}}

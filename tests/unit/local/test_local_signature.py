@@ -11,7 +11,7 @@ from botocore.credentials import Credentials
 
 from stoker_local import BucketSpec, KeyPair
 from stoker_local._http1 import Request, parse_head
-from stoker_local._s3.service import S3Service
+from stoker_local._s3 import S3Service
 from support.local_bucket import signed_request
 
 HOST = "http://127.0.0.1:9"

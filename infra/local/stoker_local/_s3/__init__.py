@@ -1,1 +1,252 @@
-"""S3's protocol, without its network: requests in, responses out, nothing awaited."""
+"""S3's protocol without its network, as one synchronous function: requests in, responses out, nothing awaited.
+
+Here is which operation a request is, whether it may, and what operations on buckets answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+
+from stoker_local._http1 import Body, Request, Response
+from stoker_local._objects import ObjectCreated
+from stoker_local._s3 import multipart, operations
+from stoker_local._s3.model import (
+    OWNER,
+    Bucket,
+    BucketSpec,
+    Call,
+    CopySource,
+    S3Error,
+    decode_payload,
+    element,
+    iso_time,
+    parse_xml,
+    xml_response,
+)
+from stoker_local._s3.signature import KeyPair, read_claim, verify
+
+__all__ = ["S3Service"]
+
+_Handler = Callable[[Bucket, Call, float], Response]
+_ROUTES: dict[tuple[str, str, str], tuple[str, _Handler | None]] = {
+    ("GET", "service", ""): ("ListBuckets", None),
+    ("PUT", "bucket", ""): ("CreateBucket", None),
+    ("HEAD", "bucket", ""): ("HeadBucket", None),
+    ("DELETE", "bucket", ""): ("DeleteBucket", None),
+    ("GET", "bucket", "location"): ("GetBucketLocation", None),
+    ("GET", "bucket", "versioning"): ("GetBucketVersioning", None),
+    ("GET", "bucket", ""): ("ListObjects", operations.list_objects),
+    ("GET", "bucket", "list-type"): ("ListObjectsV2", operations.list_objects_v2),
+    ("GET", "bucket", "versions"): ("ListObjectVersions", operations.list_object_versions),
+    ("GET", "bucket", "uploads"): ("ListMultipartUploads", multipart.list_uploads),
+    ("POST", "bucket", "delete"): ("DeleteObjects", operations.delete_objects),
+    ("GET", "object", ""): ("GetObject", operations.get_object),
+    ("GET", "object", "partNumber"): ("GetObject", operations.get_object),
+    ("HEAD", "object", ""): ("HeadObject", operations.get_object),
+    ("HEAD", "object", "partNumber"): ("HeadObject", operations.get_object),
+    ("PUT", "object", ""): ("PutObject", operations.put_object),
+    ("DELETE", "object", ""): ("DeleteObject", operations.delete_object),
+    ("GET", "object", "tagging"): ("GetObjectTagging", operations.get_tags),
+    ("PUT", "object", "tagging"): ("PutObjectTagging", operations.put_tags),
+    ("DELETE", "object", "tagging"): ("DeleteObjectTagging", operations.delete_tags),
+    ("POST", "object", "uploads"): ("CreateMultipartUpload", multipart.create_upload),
+    ("PUT", "object", "uploadId"): ("UploadPart", multipart.upload_part),
+    ("POST", "object", "uploadId"): ("CompleteMultipartUpload", multipart.complete_upload),
+    ("DELETE", "object", "uploadId"): ("AbortMultipartUpload", multipart.abort_upload),
+    ("GET", "object", "uploadId"): ("ListParts", multipart.list_parts),
+}
+"""The operation of a method, a level and a sub-resource, and what performs it where that is given one bucket."""
+_OPERATIONS = {name: handler for name, handler in _ROUTES.values() if handler is not None}
+_WITH_SOURCE = MappingProxyType({"PutObject": "CopyObject", "UploadPart": "UploadPartCopy"})
+_NOT_IMPLEMENTED = (
+    "accelerate acl attributes cors encryption inventory legal-hold lifecycle logging metrics notification object-lock "
+    "policy policyStatus publicAccessBlock replication requestPayment restore retention select torrent website"
+)
+_SUBRESOURCES = {subresource for _, _, subresource in _ROUTES if subresource}.union(_NOT_IMPLEMENTED.split())
+_READS = ("Get", "Head", "List")  # how the names of operations that only read begin
+_COPIES: MappingProxyType[str, Callable[[Bucket, Call, CopySource, float], Response]] = MappingProxyType(
+    {"CopyObject": multipart.copy_object, "UploadPartCopy": multipart.upload_part_copy}
+)
+_CREATIONS = MappingProxyType(
+    {
+        "PutObject": "ObjectCreated:Put",
+        "CopyObject": "ObjectCreated:Copy",
+        "CompleteMultipartUpload": "ObjectCreated:CompleteMultipartUpload",
+    }
+)
+_MAX_KEY_BYTES = 1024
+
+
+class S3Service:
+    """The buckets of one endpoint.
+
+    Attributes:
+        buckets: by name.
+        keys: key pairs by access key; may be changed at any time.
+        watchers: called with every object that a request creates, before it is answered.
+    """
+
+    def __init__(
+        self,
+        *,
+        region: str,
+        keys: Iterable[KeyPair],
+        buckets: Iterable[BucketSpec],
+        clock: Callable[[], float],
+    ) -> None:
+        self.region = region
+        self.keys = {key.access_key: key for key in keys}
+        self.buckets: dict[str, Bucket] = {}
+        self.watchers: list[Callable[[ObjectCreated], None]] = []
+        self._clock = clock
+        for spec in buckets:
+            self.add_bucket(spec)
+
+    def add_bucket(self, spec: BucketSpec) -> Bucket:
+        """Make an empty bucket and return it; one of that name is replaced."""
+        bucket = Bucket(spec=spec, region=spec.region or self.region, created_at=self._clock())
+        self.buckets[spec.name] = bucket
+        return bucket
+
+    def call(self, request: Request, body: Body) -> Call:
+        """Return which operation, on what, a request is; it may still be refused."""
+        bucket, _, key = request.path[1:].partition("/")
+        level = "object" if key else "bucket" if bucket else "service"
+        asked = [name for name, _ in request.query if name in _SUBRESOURCES]
+        subresource = "uploadId" if "uploadId" in asked else asked[0] if asked else ""
+        operation, _ = _ROUTES.get((request.method, level, subresource), ("Unknown", None))
+        if multipart.COPY_SOURCE in request.headers:
+            operation = _WITH_SOURCE.get(operation, operation)
+        return Call(operation=operation, bucket=bucket, key=key, request=request, body=body)
+
+    def perform(self, call: Call) -> Response:
+        """Answer an operation; what S3 refuses is answered with its error."""
+        try:
+            return self._perform(call)
+        except S3Error as error:
+            response = error.response(call.request.path)
+            if call.operation == "HeadBucket" and (bucket := self.buckets.get(call.bucket)):  # whoever asks is told
+                response = replace(response, headers={**response.headers, "x-amz-bucket-region": bucket.region})
+            return response
+
+    def _perform(self, call: Call) -> Response:
+        if call.operation == "Unknown":
+            raise S3Error("NotImplemented", "A header or query you provided implies what is not implemented.")
+        bucket = self.buckets.get(call.bucket)
+        key = self._authenticate(call, bucket)
+        self._check_rights(call, call.bucket, key, reads=call.operation.startswith(_READS))
+        if call.operation == "ListBuckets":
+            return self._list_buckets(call)
+        if call.operation == "CreateBucket":
+            return self._create_bucket(call)
+        bucket = self._bucket(call.bucket)
+        if len(call.key.encode()) > _MAX_KEY_BYTES:
+            raise S3Error("KeyTooLongError", "Your key is too long")
+        if call.key and call.request.query and call.request.parameters.get("versionId", "null") != "null":
+            raise S3Error("NoSuchVersion", "The specified version does not exist.", elements={"Key": call.key})
+        before = bucket.objects.get(call.key)
+        response = self._perform_in(bucket, call, key)
+        stored = bucket.objects.get(call.key)
+        if (event := _CREATIONS.get(call.operation)) and stored is not None and stored is not before:
+            self._tell(ObjectCreated(bucket=call.bucket, key=call.key, event=event, stored=stored))
+        return response
+
+    def _perform_in(self, bucket: Bucket, call: Call, key: KeyPair | None) -> Response:
+        now = self._clock()
+        if call.operation in _OPERATIONS:
+            return _OPERATIONS[call.operation](bucket, call, now)
+        if call.operation in _COPIES:
+            return _COPIES[call.operation](bucket, call, self._copy_source(call, key), now)
+        return self._on_bucket(bucket, call)
+
+    def _bucket(self, name: str) -> Bucket:
+        bucket = self.buckets.get(name)
+        if bucket is None:
+            raise S3Error("NoSuchBucket", "The specified bucket does not exist", elements={"BucketName": name})
+        return bucket
+
+    def _copy_source(self, call: Call, key: KeyPair | None) -> CopySource:
+        """Return the object that a copy reads, if who asks may read it."""
+        name, source_key = multipart.parse_copy_source(call.request.headers[multipart.COPY_SOURCE])
+        self._check_rights(call, name, key, reads=True)
+        return CopySource(bucket=name, key=source_key, stored=self._bucket(name).stored_object(source_key))
+
+    def _tell(self, created: ObjectCreated) -> None:
+        for watch in self.watchers:
+            watch(created)
+
+    def _authenticate(self, call: Call, bucket: Bucket | None) -> KeyPair | None:
+        """Return the key pair that signed a request, or None if nobody did."""
+        claim = read_claim(call.request)
+        if claim is None:
+            return None
+        key = verify(call.request, claim, self.keys, now=datetime.fromtimestamp(self._clock(), UTC))
+        self._check_region(claim.region, bucket)
+        return key
+
+    def _check_rights(self, call: Call, name: str, key: KeyPair | None, *, reads: bool) -> None:
+        """Refuse what ``key`` may not do in the bucket ``name``."""
+        bucket = self.buckets.get(name)
+        if key is None:
+            if bucket is None or not bucket.spec.anonymous or not reads:
+                raise S3Error("AccessDenied", "Access Denied")
+        elif (key.buckets is not None and name not in key.buckets) or (key.read_only and not reads):
+            raise S3Error("AccessDenied", "Access Denied")
+        pays = call.request.headers.get("x-amz-request-payer") == "requester"
+        if bucket is not None and bucket.spec.requester_pays and (key is None or not pays):
+            raise S3Error("AccessDenied", "Access Denied: the requester pays for this bucket")
+
+    def _check_region(self, region: str, bucket: Bucket | None) -> None:
+        """Refuse a scope of another region as S3 does: a redirect from this endpoint, else a malformed header."""
+        home = self.region if bucket is None else bucket.region
+        if region == home:
+            return
+        headers = {"x-amz-bucket-region": home}
+        if region == self.region and bucket is not None:
+            raise S3Error(
+                "PermanentRedirect",
+                "The bucket you are attempting to access must be addressed using the specified endpoint.",
+                elements={"Bucket": bucket.spec.name, "Endpoint": f"s3.{home}.amazonaws.com"},
+                headers=headers,
+            )
+        message = f"The authorization header is malformed; the region '{region}' is wrong; expecting '{home}'"
+        raise S3Error("AuthorizationHeaderMalformed", message, elements={"Region": home}, headers=headers)
+
+    def _list_buckets(self, call: Call) -> Response:
+        query = call.request.parameters
+        prefix, start = query.get("prefix", ""), query.get("continuation-token", "")
+        limit = operations.number_parameter(query, "max-buckets", default=10_000, maximum=10_000)
+        names = [name for name in sorted(self.buckets) if name.startswith(prefix) and name >= start]
+        buckets = "".join(
+            f"<Bucket>{element('Name', name)}{element('CreationDate', iso_time(bucket.created_at))}</Bucket>"
+            for name, bucket in ((name, self.buckets[name]) for name in names[:limit])
+        )
+        following = element("ContinuationToken", names[limit]) if len(names) > limit > 0 else ""
+        return xml_response("ListAllMyBucketsResult", f"{OWNER}<Buckets>{buckets}</Buckets>{following}")
+
+    def _create_bucket(self, call: Call) -> Response:
+        body = decode_payload(call.request, call.body)
+        region = parse_xml(body).findtext("LocationConstraint") if len(body) else None
+        if call.bucket in self.buckets:
+            raise S3Error("BucketAlreadyOwnedByYou", "Your previous request to create the bucket succeeded.")
+        try:
+            self.add_bucket(BucketSpec(name=call.bucket, region=region))
+        except ValueError as error:
+            raise S3Error("InvalidBucketName", "The specified bucket is not valid.") from error
+        return Response(headers={"Location": f"/{call.bucket}"})
+
+    def _on_bucket(self, bucket: Bucket, call: Call) -> Response:
+        if call.operation == "DeleteBucket":
+            if bucket.objects:
+                raise S3Error("BucketNotEmpty", "The bucket you tried to delete is not empty")
+            del self.buckets[call.bucket]
+            return Response(status=204)
+        if call.operation == "GetBucketLocation":
+            # The region's name, empty for the first region that S3 had.
+            return xml_response("LocationConstraint", "" if bucket.region == "us-east-1" else bucket.region)
+        if call.operation == "GetBucketVersioning":
+            return xml_response("VersioningConfiguration", "")  # never enabled
+        return Response(headers={"x-amz-bucket-region": bucket.region})

@@ -17,7 +17,7 @@ import aiohttp
 from aiohttp import web
 
 from stoker.errors import MissingExtraError
-from stoker_local._bucket import LocalBucket
+from stoker_local._bucket import LocalBucket, client_variables
 from stoker_local._gcs import LocalGcs
 from stoker_local._host import Tasks, background, catch_all, serving
 from stoker_local._objects import ObjectCreated
@@ -89,15 +89,7 @@ class FunctionCloud:
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that lead any AWS client's Lambda calls here, with the first key."""
-        key = self.config.keys[0]
-        variables = {
-            "AWS_ENDPOINT_URL_LAMBDA": self.url,
-            "AWS_REGION": self.config.region,
-            "AWS_DEFAULT_REGION": self.config.region,
-            "AWS_ACCESS_KEY_ID": key.access_key,
-            "AWS_SECRET_ACCESS_KEY": key.secret_key,
-        }
-        return variables | ({"AWS_SESSION_TOKEN": key.session_token} if key.session_token else {})
+        return {"AWS_ENDPOINT_URL_LAMBDA": self.url, **client_variables(self.config.region, self.config.keys)}
 
     async def invoke(self, function: str, event: Any, *, waits: bool = False) -> Outcome:
         """Run a Lambda function without a request; ``waits`` rather than be throttled.
