@@ -8,7 +8,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -87,14 +87,7 @@ _CLOUD = Shape(
 PROFILES = {
     "none": Shape(),
     "cloud": _CLOUD,
-    "cloud-tail": Shape(
-        first_byte_seconds=_CLOUD.first_byte_seconds,
-        first_byte_sigma=_CLOUD.first_byte_sigma,
-        connection_bytes_per_second=_CLOUD.connection_bytes_per_second,
-        total_bytes_per_second=_CLOUD.total_bytes_per_second,
-        tail_fraction=0.05,
-        tail_seconds=2.0,
-    ),
+    "cloud-tail": replace(_CLOUD, tail_fraction=0.05, tail_seconds=2.0),
 }
 
 

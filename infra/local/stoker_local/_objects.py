@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stoker_local._http1 import Body
@@ -60,35 +61,24 @@ class ObjectCreated:
     stored: StoredObject
 
 
-class ObjectMap(MutableMapping[str, StoredObject]):
+class ObjectMap(UserDict[str, StoredObject]):
     """A bucket's objects by key; lists in ascending order of UTF-8 bytes."""
 
-    def __init__(self) -> None:
-        self._objects: dict[str, StoredObject] = {}
-        self._sorted: list[str] | None = []
-
-    def __getitem__(self, key: str) -> StoredObject:
-        return self._objects[key]
+    _sorted: list[str] | None = None
 
     def __setitem__(self, key: str, stored: StoredObject) -> None:
-        if key not in self._objects:
+        if key not in self.data:
             self._sorted = None
-        self._objects[key] = stored
+        self.data[key] = stored
 
     def __delitem__(self, key: str) -> None:
-        del self._objects[key]
+        del self.data[key]
         self._sorted = None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._objects)
-
-    def __len__(self) -> int:
-        return len(self._objects)
 
     def page(self, *, prefix: str, delimiter: str = "", start: str = "", limit: int) -> Page:
         """Return one page of the listing; see :func:`~stoker_local._objects.list_page`."""
         if self._sorted is None:
-            self._sorted = sorted(self._objects)
+            self._sorted = sorted(self.data)
         return list_page(self._sorted, prefix=prefix, delimiter=delimiter, start=start, limit=limit)
 
 

@@ -14,8 +14,8 @@ from stoker._base.task_group import for_each
 from stoker._stores import open_store
 from stoker.errors import ConfigError
 from stoker_local._config import BucketConfig
+from stoker_local._demo.run import SHAPE
 from stoker_local._demo.training import Digits
-from stoker_local._network import Shape
 from stoker_local._s3.model import BucketSpec
 from stoker_local.functions import (
     EventSource,
@@ -86,8 +86,7 @@ class FunctionDemoConfig:
 
     def bucket(self) -> BucketConfig:
         """Return the buckets: for raw images, and for the data set; as far away as a cloud's."""
-        shape = Shape(first_byte_seconds=0.020, connection_bytes_per_second=90e6)
-        return BucketConfig(buckets=(BucketSpec(name="raw"), BucketSpec(name=DATASET_KEY[0])), shape=shape)
+        return BucketConfig(buckets=(BucketSpec(name="raw"), BucketSpec(name=DATASET_KEY[0])), shape=SHAPE)
 
     def cloud(self) -> FunctionCloudConfig:
         """Return the functions and what calls them: as they are deployed, with shorter times."""

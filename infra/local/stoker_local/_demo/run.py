@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -21,15 +22,15 @@ from stoker_local._config import BucketConfig
 from stoker_local._demo import training
 from stoker_local._demo.screen import Screen, bar
 from stoker_local._demo.training import Batches, Step, Timing, accuracy, new_model, open_direct, train, tune
-from stoker_local._host import BucketProcess, bucket_process
+from stoker_local._host import bucket_process
 from stoker_local._network import Shape
 from stoker_local._s3.model import BucketSpec
 from stoker_torch import Loader, LoaderStatistics
 
-__all__ = ["DemoConfig", "Result", "failures", "led_to", "quiet_torch", "read_counts", "run", "table"]
+__all__ = ["SHAPE", "DemoConfig", "Result", "failures", "led_to", "quiet_torch", "read_counts", "run", "table"]
 
 _BUCKET, _IMAGES, _PACKED = "digits", "images", "packed"
-_SHAPE = Shape(first_byte_seconds=0.020, connection_bytes_per_second=90e6)
+SHAPE = Shape(first_byte_seconds=0.020, connection_bytes_per_second=90e6)
 _OPERATIONS = {
     "GetObject": Operation.GET,
     "HeadObject": Operation.HEAD,
@@ -64,17 +65,27 @@ class DemoConfig:
 def run(config: DemoConfig, screen: Screen) -> int:
     """Run the demo; return 0 if both ways learned and the loader waited less."""
     train_digits, test_digits = training.load()
-    bucket_config = BucketConfig(buckets=(BucketSpec(name=_BUCKET),), shape=_SHAPE)
+    bucket_config = BucketConfig(buckets=(BucketSpec(name=_BUCKET),), shape=SHAPE)
     with bucket_process(bucket_config) as bucket, led_to(bucket.environment()), quiet_torch():
         screen.item("bucket", "S3 on this machine: 20 ms to the first byte, 90 MB/s a connection")
         asyncio.run(_fill(train_digits, config, screen))
         workers = config.workers or _tuned(config, screen)
         _warm_up(config.batch_size)
-        contest = _Contest(config, bucket, test_digits, screen)
+
+        def trained(name: str, how: str, opening: AbstractContextManager[Batches]) -> Result:
+            """Train on what ``opening`` opens: each way has the same model, bucket, test and display."""
+            screen.draw(f"{name} starts ...")
+            bucket.reset()
+            model = new_model(config.seed)
+            timing = train(opening, model, config.epochs, partial(_show, name, screen))
+            reading = read_counts(f"s3://{_BUCKET}", bucket.counts())
+            reached = accuracy(model, test_digits)
+            return Result(name=name, workers=how, accuracy=reached, timing=timing, reading=reading)
+
         opening = open_direct(_BUCKET, f"{_IMAGES}/", workers, config.batch_size, config.seed)
-        direct = contest.result("DataLoader", f"{workers} worker processes", opening)
+        direct = trained("DataLoader", f"{workers} worker processes", opening)
         ended: list[LoaderStatistics] = []
-        loader = contest.result("stoker's Loader", "no worker processes", _open_loader(config, ended.append))
+        loader = trained("stoker's Loader", "no worker processes", _open_loader(config, ended.append))
     return _conclude(direct, loader, ended[0].bucket_wait_seconds, config, screen)
 
 
@@ -128,35 +139,14 @@ def _open_loader(config: DemoConfig, on_end: Callable[[LoaderStatistics], None])
         on_end(loader.stats())
 
 
-@dataclass(frozen=True, slots=True)
-class _Contest:
-    """Equal conditions for each way of reading: the same model, bucket, test and display."""
-
-    config: DemoConfig
-    bucket: BucketProcess
-    test_digits: training.Digits
-    screen: Screen
-
-    def result(self, name: str, workers: str, opening: AbstractContextManager[Batches]) -> Result:
-        """Train on what ``opening`` opens, and return how it did."""
-
-        def show(step: Step) -> None:
-            text = (
-                f"epoch {step.epoch}/{step.epochs}, loss {step.loss:.3f}, "
-                f"{step.samples / step.loop_seconds:,.0f} images/s, waited {step.wait_seconds / step.loop_seconds:.0%}"
-            )
-            self.screen.draw(f"{name} {bar(step.done, 12)} {text}")
-            if step.is_last_of_epoch:
-                self.screen.milestone(f"{name}: {text}")
-
-        self.screen.draw(f"{name} starts ...")
-        self.bucket.reset()
-        model = new_model(self.config.seed)
-        timing = train(opening, model, self.config.epochs, show)
-        reading = read_counts(f"s3://{_BUCKET}", self.bucket.counts())
-        return Result(
-            name=name, workers=workers, accuracy=accuracy(model, self.test_digits), timing=timing, reading=reading
-        )
+def _show(name: str, screen: Screen, step: Step) -> None:
+    text = (
+        f"epoch {step.epoch}/{step.epochs}, loss {step.loss:.3f}, "
+        f"{step.samples / step.loop_seconds:,.0f} images/s, waited {step.wait_seconds / step.loop_seconds:.0%}"
+    )
+    screen.draw(f"{name} {bar(step.done, 12)} {text}")
+    if step.is_last_of_epoch:
+        screen.milestone(f"{name}: {text}")
 
 
 def _conclude(direct: Result, loader: Result, bucket_wait_seconds: float, config: DemoConfig, screen: Screen) -> int:

@@ -6,7 +6,6 @@ is one GET per image, in the worker processes of a plain DataLoader.
 
 from __future__ import annotations
 
-import asyncio
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from stoker._base.task_group import task_group
+from stoker._base.task_group import for_each
 from stoker._format.manifest import Manifest
 from stoker._pack.packer import AsyncPacker, PackConfig
 from stoker._sources import open_source
@@ -101,20 +100,16 @@ async def upload(digits: Digits, url: str, report: Report) -> int:
         url: of the folder of classes.
         report: told how many objects are there, after each.
     """
-    store, at_once = open_store(url), asyncio.Semaphore(_UPLOADS_AT_ONCE)
-    written: list[int] = []
+    store, written = open_store(url), list[int]()
 
     async def put(index: int) -> None:
         data = digits.png(index)
-        async with at_once:
-            await store.put(f"{digits.labels[index]}/{index:04}.png", data)
+        await store.put(f"{digits.labels[index]}/{index:04}.png", data)
         written.append(len(data))
         report(len(written))
 
     try:
-        async with task_group() as uploads:
-            for index in range(len(digits)):
-                uploads.create_task(put(index))
+        await for_each(range(len(digits)), put, concurrency=_UPLOADS_AT_ONCE)
     finally:
         await store.close()
     return sum(written)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -405,14 +406,11 @@ class FunctionCloudConfig:
                 )
 
     def _check_dead_letters(self) -> None:
-        following = {spec.name: spec.dead_letters for spec in self.queues}
-        for name in following:
-            passed, at = {name}, following[name]
-            while at:
-                if at in passed:
-                    raise ValueError(f"the dead letters of {name} come back to {at}")
-                passed.add(at)
-                at = following[at]
+        try:
+            TopologicalSorter({spec.name: [spec.dead_letters] for spec in self.queues}).prepare()
+        except CycleError as error:
+            name = min(error.args[1])
+            raise ValueError(f"the dead letters of {name} come back to {name}") from error
 
     @classmethod
     def from_json(cls, text: str) -> FunctionCloudConfig:

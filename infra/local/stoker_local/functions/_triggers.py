@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from graphlib import TopologicalSorter
 from typing import Any
 from urllib.parse import quote_plus
 
@@ -127,12 +128,11 @@ def created_message(created: ObjectCreated, *, region: str, sequence: int) -> st
 def create_queues(specs: Sequence[QueueSpec], *, seed: int, clock: Callable[[], float]) -> dict[str, LocalQueue]:
     """Return the queues by name, each made after the one that takes its dead letters."""
     queues: dict[str, LocalQueue] = {}
-    waiting = {spec.name: spec for spec in specs}
-    while waiting:
-        spec = next(spec for spec in waiting.values() if spec.dead_letters not in waiting)
-        del waiting[spec.name]
-        chance = random.Random(f"{seed}/{spec.name}")  # noqa: S311  (reproducible duplicates, not secrets)
-        queues[spec.name] = LocalQueue(spec, chance=chance, dead_letters=queues.get(spec.dead_letters), clock=clock)
+    known = {spec.name: spec for spec in specs}
+    for name in TopologicalSorter({spec.name: [spec.dead_letters] for spec in specs}).static_order():
+        if spec := known.get(name):
+            chance = random.Random(f"{seed}/{name}")  # noqa: S311  (reproducible duplicates, not secrets)
+            queues[name] = LocalQueue(spec, chance=chance, dead_letters=queues.get(spec.dead_letters), clock=clock)
     return queues
 
 
