@@ -20,7 +20,7 @@ from benchmarks.functions.quiet import Patience
 from benchmarks.functions.stage import DATA, Stage, function, pack_event, stage
 from stoker_functions._shuffle_job.task import ShuffleTask
 from stoker_local import PROFILES
-from stoker_local._objects import ObjectCreated
+from stoker_local._s3.model import ObjectCreated
 from stoker_local.functions._endpoints import request_event
 from stoker_local.functions._triggers import Message, batch_event, created_message
 from stoker_warm._wake import Task, Wake

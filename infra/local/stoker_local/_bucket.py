@@ -28,9 +28,8 @@ from stoker_local._network import (
     StepKind,
     answer_steps,
 )
-from stoker_local._objects import ObjectMap, StoredObject
 from stoker_local._s3 import S3Service
-from stoker_local._s3.model import Call, S3Error
+from stoker_local._s3.model import Call, ObjectMap, S3Error, StoredObject
 from stoker_local._s3.operations import etag_of
 from stoker_local._s3.signature import KeyPair
 

@@ -24,8 +24,7 @@ from aiohttp import web
 from stoker._base.checksum import crc32c
 from stoker_local._config import is_this_machine
 from stoker_local._host import running_server, serving
-from stoker_local._objects import ObjectCreated, ObjectMap, StoredObject, UnsatisfiableRangeError, byte_range
-from stoker_local._s3.model import iso_time
+from stoker_local._s3.model import ObjectCreated, ObjectMap, StoredObject, UnsatisfiableRangeError, byte_range, iso_time
 
 __all__ = ["GcsConfig", "GcsError", "LocalGcs", "resource_of", "running_gcs", "split_upload"]
 

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker_local._objects import StoredObject
-from stoker_local._s3.model import S3Error
+from stoker_local._s3.model import S3Error, StoredObject
 from stoker_local._s3.multipart import parse_copy_source
 from stoker_local._s3.operations import COPY_SOURCE_IF, Outcome, read_outcome
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_local._objects import Page, list_page
+from stoker_local._s3.model import Page, list_page
 
 _KEYS = st.sets(st.text(st.sampled_from("ab/é\ud7ff\U0010ffff"), min_size=1, max_size=6), max_size=30)
 

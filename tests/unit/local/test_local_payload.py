@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker_local._http1 import Request
-from stoker_local._s3.model import S3Error, decode_payload
+from stoker_local._s3.model import S3Error
+from stoker_local._s3.signature import decode_payload
 
 
 def _request(**headers: str) -> Request:

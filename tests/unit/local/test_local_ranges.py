@@ -1,6 +1,6 @@
 import pytest
 
-from stoker_local._objects import UnsatisfiableRangeError, byte_range
+from stoker_local._s3.model import UnsatisfiableRangeError, byte_range
 
 
 @pytest.mark.parametrize(

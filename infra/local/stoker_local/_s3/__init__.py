@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from stoker_local._http1 import Body, Request, Response
-from stoker_local._objects import ObjectCreated
 from stoker_local._s3 import multipart, operations
 from stoker_local._s3.model import (
     OWNER,
@@ -19,14 +18,14 @@ from stoker_local._s3.model import (
     BucketSpec,
     Call,
     CopySource,
+    ObjectCreated,
     S3Error,
-    decode_payload,
     element,
     iso_time,
     parse_xml,
     xml_response,
 )
-from stoker_local._s3.signature import KeyPair, read_claim, verify
+from stoker_local._s3.signature import KeyPair, decode_payload, read_claim, verify
 
 __all__ = ["S3Service"]
 

@@ -1,21 +1,18 @@
-"""What S3's operations work on: buckets, calls, errors, the XML they speak, and the bytes that clients send."""
+"""What S3's operations work on: buckets, calls, errors and the XML they speak; and objects, which GCS has too."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 import re
-import zlib
-from collections.abc import Callable, Mapping
+import sys
+from bisect import bisect_left
+from collections import UserDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from stoker._base.checksum import crc32c
 from stoker_local._http1 import Body, Request, Response
-from stoker_local._objects import ObjectMap, StoredObject
 
 __all__ = [
     "OWNER",
@@ -24,15 +21,158 @@ __all__ = [
     "Call",
     "Completion",
     "CopySource",
+    "ObjectCreated",
+    "ObjectMap",
+    "Page",
     "S3Error",
+    "StoredObject",
+    "UnsatisfiableRangeError",
     "Upload",
     "UploadedPart",
-    "decode_payload",
+    "byte_range",
     "element",
     "iso_time",
+    "list_page",
     "parse_xml",
+    "successor",
     "xml_response",
 ]
+
+_LAST = chr(sys.maxunicode)
+_RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{1,18})?|-([0-9]{1,18}))", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredObject:
+    """An object: immutable, replaced as a whole.
+
+    Attributes:
+        data: read-only, the buffer it was received in.
+        tag: the store's identity of the content: a quoted MD5 (S3) or a decimal generation (GCS).
+        modified_at: POSIX seconds.
+        headers: to be sent with the object (``Content-Type``, ``x-amz-meta-…``).
+        tags: S3's object tags.
+        part_bytes: sizes of the parts that it was uploaded in; empty if it was uploaded whole.
+    """
+
+    data: Body
+    tag: str
+    modified_at: float
+    headers: dict[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    part_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectCreated:
+    """An object that a request has just made or replaced.
+
+    Attributes:
+        event: S3's name of what happened, such as ``ObjectCreated:Put``.
+    """
+
+    bucket: str
+    key: str
+    event: str
+    stored: StoredObject
+
+
+class ObjectMap(UserDict[str, StoredObject]):
+    """A bucket's objects by key; lists in ascending order of UTF-8 bytes."""
+
+    _sorted: list[str] | None = None
+
+    def __setitem__(self, key: str, stored: StoredObject) -> None:
+        if key not in self.data:
+            self._sorted = None
+        self.data[key] = stored
+
+    def __delitem__(self, key: str) -> None:
+        del self.data[key]
+        self._sorted = None
+
+    def page(self, *, prefix: str, delimiter: str = "", start: str = "", limit: int) -> Page:
+        """Return one page of the listing; see :func:`~stoker_local._s3.model.list_page`."""
+        if self._sorted is None:
+            self._sorted = sorted(self.data)
+        return list_page(self._sorted, prefix=prefix, delimiter=delimiter, start=start, limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page of keys and of common prefixes, both ascending.
+
+    Attributes:
+        next_start: where the next page starts, inclusive; None if this was the last.
+    """
+
+    keys: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    next_start: str | None
+
+
+def list_page(sorted_keys: Sequence[str], *, prefix: str, delimiter: str = "", start: str = "", limit: int) -> Page:
+    """Return at most ``limit`` keys and common prefixes at or after ``start`` (inclusive) under ``prefix``.
+
+    Keys ascend by code point, which is the order of their UTF-8 bytes. Keys that share the part up to the first
+    ``delimiter`` after the prefix count as one common prefix; its keys are skipped by bisection, not one by one.
+    """
+    keys: list[str] = []
+    prefixes: list[str] = []
+    position = bisect_left(sorted_keys, max(start, prefix))
+    while position < len(sorted_keys) and (key := sorted_keys[position]).startswith(prefix):
+        if len(keys) + len(prefixes) == limit:
+            return Page(keys=tuple(keys), prefixes=tuple(prefixes), next_start=key if limit else None)
+        cut = key.find(delimiter, len(prefix)) if delimiter else -1
+        if cut < 0:
+            keys.append(key)
+            position += 1
+        else:
+            prefixes.append(key[: cut + len(delimiter)])
+            position = bisect_left(sorted_keys, successor(prefixes[-1]), position)
+    return Page(keys=tuple(keys), prefixes=tuple(prefixes), next_start=None)
+
+
+def successor(prefix: str) -> str:
+    """Return the least string greater than every string that starts with ``prefix``."""
+    stem = prefix.rstrip(_LAST)
+    if not stem:
+        return _LAST * (len(prefix) + 1024)
+    code = ord(stem[-1]) + 1
+    return stem[:-1] + chr(0xE000 if code == 0xD800 else code)
+
+
+class UnsatisfiableRangeError(Exception):
+    """The range holds no byte of the object; to be answered with 416 and ``content_range``."""
+
+    def __init__(self, header: str, size_bytes: int) -> None:
+        super().__init__(f"{header} of {size_bytes} bytes")
+        self.content_range = f"bytes */{size_bytes}"
+
+
+def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
+    """Return the half-open range that ``header`` asks for, cut to the object, or None for the whole object.
+
+    ``a-b`` includes b, ``a-`` goes to the end, ``-n`` is the last n bytes.
+
+    Raises:
+        UnsatisfiableRangeError: the range is well-formed and empty.
+    """
+    match = _RANGE.fullmatch(header.replace(" ", ""))
+    if match is None:
+        return None
+    first, last, suffix = (None if digits is None else int(digits) for digits in match.groups())
+    if suffix is not None:
+        start, end = max(0, size_bytes - suffix), size_bytes
+    else:
+        start = first or 0
+        if last is not None and last < start:
+            return None
+        end = size_bytes if last is None else min(last + 1, size_bytes)
+    if start >= end:
+        raise UnsatisfiableRangeError(header, size_bytes)
+    return start, end
+
 
 _STATUS = {
     "AccessDenied": 403,
@@ -59,15 +199,6 @@ _STATUS = {
 OWNER = "<Owner><ID>stoker</ID><DisplayName>stoker</DisplayName></Owner>"  # of every bucket and object
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_UNSIGNED = ("UNSIGNED-PAYLOAD", "STREAMING-UNSIGNED-PAYLOAD-TRAILER")
-_MAX_CHUNK_HEAD_BYTES = 1024
-_CHECKSUMS: dict[str, Callable[[Body], bytes]] = {
-    "x-amz-checksum-crc32": lambda data: zlib.crc32(data).to_bytes(4, "big"),
-    "x-amz-checksum-crc32c": lambda data: crc32c(data).to_bytes(4, "big"),
-    "x-amz-checksum-sha1": lambda data: hashlib.sha1(data, usedforsecurity=False).digest(),
-    "x-amz-checksum-sha256": lambda data: hashlib.sha256(data).digest(),
-    "content-md5": lambda data: hashlib.md5(data, usedforsecurity=False).digest(),
-}
 
 
 class S3Error(Exception):
@@ -246,82 +377,3 @@ def parse_xml(body: Body) -> ElementTree.Element:
 def iso_time(posix_seconds: float) -> str:
     """Return a time as S3 writes it in XML."""
     return datetime.fromtimestamp(posix_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-
-
-def decode_payload(request: Request, body: Body) -> Body:
-    """Return the object's bytes that ``body`` carries; not aws-chunked, it is returned as it is.
-
-    The checksums that the client announced are verified, in headers or in the trailer (CRC-64/NVME excepted, which
-    is taken on trust). Chunk signatures are not implemented.
-
-    Raises:
-        S3Error: the coding is malformed, or a length or a digest does not match.
-    """
-    declared = request.headers.get("x-amz-content-sha256", "UNSIGNED-PAYLOAD")
-    digests: Mapping[str, str] = request.headers
-    if declared.startswith("STREAMING-AWS4"):
-        raise S3Error("NotImplemented", "Signed chunks are not implemented; send an unsigned trailer instead.")
-    if declared.startswith("STREAMING-") or "aws-chunked" in request.headers.get("content-encoding", ""):
-        body, trailer = _decode_chunks(body)
-        digests = {**request.headers, **trailer}
-        if request.headers.get("x-amz-decoded-content-length", str(len(body))) != str(len(body)):
-            raise S3Error("InvalidRequest", "The body is not as long as x-amz-decoded-content-length says.")
-    elif declared not in _UNSIGNED and hashlib.sha256(body).hexdigest() != declared:
-        raise S3Error("XAmzContentSHA256Mismatch", "The provided x-amz-content-sha256 is not the body's.")
-    _verify_digests(digests, body)
-    return body
-
-
-def _verify_digests(digests: Mapping[str, str], body: Body) -> None:
-    for name, digest in _CHECKSUMS.items():
-        if name not in digests:
-            continue
-        try:
-            sent = base64.b64decode(digests[name], validate=True)
-        except (binascii.Error, ValueError):
-            sent = b""
-        expected = digest(body)
-        if len(sent) != len(expected):
-            raise S3Error("InvalidDigest", f"The {name} you specified is not valid.")
-        if sent != expected:
-            raise S3Error("BadDigest", f"The {name} you specified did not match what we received.")
-
-
-def _decode_chunks(body: Body) -> tuple[Body, dict[str, str]]:
-    """Undo ``size[;extension]CRLF data CRLF … 0 CRLF [name:value CRLF]… CRLF``; one chunk is decoded without a copy."""
-    view = memoryview(body)
-    chunks: list[memoryview] = []
-    position = 0
-    while True:
-        line, position = _line(body, position)
-        digits = line.partition(b";")[0]
-        if not 0 < len(digits) <= 15 or digits.strip(b"0123456789abcdefABCDEF"):
-            raise S3Error("InvalidRequest", "The aws-chunked body is malformed: bad chunk size.")
-        size = int(digits, 16)
-        if size == 0:
-            break
-        chunks.append(view[position : position + size])
-        position += size
-        if bytes(view[position : position + 2]) != b"\r\n":
-            raise S3Error("InvalidRequest", "The aws-chunked body is malformed: a chunk has a wrong length.")
-        position += 2
-    return (chunks[0] if len(chunks) == 1 else b"".join(chunks)), _trailer(body, position)
-
-
-def _trailer(body: Body, position: int) -> dict[str, str]:
-    trailer: dict[str, str] = {}
-    while position < len(body):
-        line, position = _line(body, position)
-        if not line:
-            break
-        name, _, value = line.decode("latin-1").partition(":")
-        trailer[name.strip().lower()] = value.strip()
-    return trailer
-
-
-def _line(body: Body, position: int) -> tuple[bytes, int]:
-    head = bytes(memoryview(body)[position : position + _MAX_CHUNK_HEAD_BYTES])
-    end = head.find(b"\r\n")
-    if end < 0:
-        raise S3Error("InvalidRequest", "The aws-chunked body is malformed: a line has no end.")
-    return head[:end], position + end + 2

@@ -8,7 +8,6 @@ from itertools import pairwise
 from urllib.parse import unquote
 
 from stoker_local._http1 import Body, Response
-from stoker_local._objects import StoredObject
 from stoker_local._s3.model import (
     OWNER,
     Bucket,
@@ -16,9 +15,9 @@ from stoker_local._s3.model import (
     Completion,
     CopySource,
     S3Error,
+    StoredObject,
     Upload,
     UploadedPart,
-    decode_payload,
     element,
     iso_time,
     parse_xml,
@@ -37,6 +36,7 @@ from stoker_local._s3.operations import (
     tags_of_header,
     url_coder,
 )
+from stoker_local._s3.signature import decode_payload
 
 __all__ = [
     "COPY_SOURCE",

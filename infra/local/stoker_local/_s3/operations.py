@@ -19,18 +19,22 @@ from enum import Enum
 from urllib.parse import quote
 
 from stoker_local._http1 import Body, Request, Response, parse_query
-from stoker_local._objects import Page, StoredObject, UnsatisfiableRangeError, byte_range, successor
 from stoker_local._s3.model import (
     OWNER,
     Bucket,
     Call,
+    Page,
     S3Error,
-    decode_payload,
+    StoredObject,
+    UnsatisfiableRangeError,
+    byte_range,
     element,
     iso_time,
     parse_xml,
+    successor,
     xml_response,
 )
+from stoker_local._s3.signature import decode_payload
 
 __all__ = [
     "COPY_SOURCE_IF",

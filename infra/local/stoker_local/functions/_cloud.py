@@ -20,7 +20,7 @@ from stoker.errors import MissingExtraError
 from stoker_local._bucket import LocalBucket, client_variables
 from stoker_local._gcs import LocalGcs
 from stoker_local._host import Tasks, background, catch_all, serving
-from stoker_local._objects import ObjectCreated
+from stoker_local._s3.model import ObjectCreated
 from stoker_local.functions._config import FunctionCloudConfig, FunctionFaultPlan
 from stoker_local.functions._endpoints import Authority, function_url, invoke_api
 from stoker_local.functions._fleet import Fleet, FunctionFaultInjector

@@ -29,7 +29,7 @@ from yarl import URL
 
 from stoker_local._gcs import resource_of
 from stoker_local._host import Tasks, catch_all, read_body
-from stoker_local._objects import ObjectCreated
+from stoker_local._s3.model import ObjectCreated
 from stoker_local.functions._config import FunctionFault, FunctionFaultKind, GoogleSpec
 from stoker_local.functions._fleet import FunctionFaultInjector, Pool
 from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan, peak_memory_bytes

@@ -22,7 +22,7 @@ from graphlib import TopologicalSorter
 from typing import Any
 from urllib.parse import quote_plus
 
-from stoker_local._objects import ObjectCreated
+from stoker_local._s3.model import ObjectCreated
 from stoker_local.functions._config import EventSource, Notification, QueueSpec, Schedule
 from stoker_local.functions._statistics import MAX_REQUEST_BYTES, Outcome, ServiceError
 

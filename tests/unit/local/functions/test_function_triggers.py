@@ -7,7 +7,7 @@ from urllib.parse import unquote_plus
 import pytest
 
 from stoker.testing import run_virtual
-from stoker_local._objects import ObjectCreated, StoredObject
+from stoker_local._s3.model import ObjectCreated, StoredObject
 from stoker_local.functions import Notification, Schedule
 from stoker_local.functions._google import finalized_message
 from stoker_local.functions._triggers import created_message, keep_firing, matches, opening_message, scheduled_event
