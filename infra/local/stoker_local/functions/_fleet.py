@@ -221,8 +221,7 @@ class Fleet(Pool[Sandbox]):
         """Run the invocation in the slot that was acquired for it."""
         self.account.figures.busy += 1
         try:
-            sandbox, is_cold = self._lease()
-            error = await self._started(sandbox) if is_cold else None
+            sandbox, error, init_seconds = await self._ready()
             if error is None:
                 self.account.note("invoke", instance=sandbox.name)
                 answer, seconds = await sandbox.run(invocation, fault)
@@ -230,7 +229,6 @@ class Fleet(Pool[Sandbox]):
                 answer, seconds = error, 0.0
             if sandbox.is_alive:
                 self.rest(sandbox)
-            init_seconds = sandbox.init_seconds if is_cold else None
             return self._outcome(
                 sandbox,
                 Outcome(
@@ -248,19 +246,17 @@ class Fleet(Pool[Sandbox]):
             self.account.figures.busy -= 1
             self.slots.release()
 
-    def _lease(self) -> tuple[Sandbox, bool]:
-        """Return an idle instance, or a new one and True."""
+    async def _ready(self) -> tuple[Sandbox, Answer | None, float | None]:
+        """Return an idle instance, or a new one with the error and the seconds of its start."""
         if sandbox := next(reversed(self.idle), None):
             self.wake(sandbox)
-            return sandbox, False
-        return Sandbox(self.next_name(), self._config, arn=self.arn, on_fault=self.account.struck), True
-
-    async def _started(self, sandbox: Sandbox) -> Answer | None:
+            return sandbox, None, None
+        sandbox = Sandbox(self.next_name(), self._config, self.arn, on_fault=self.account.struck)
         self.start(sandbox)
         error = await sandbox.start()
         what = "cold-start" if error is None else "start-failed"
         self.account.note(what, instance=sandbox.name, detail=error.error_type if error else "")
-        return error
+        return sandbox, error, sandbox.init_seconds
 
     def _outcome(self, sandbox: Sandbox, outcome: Outcome) -> Outcome:
         """Count an invocation that has ended, and return it with the end of its whole log."""

@@ -32,7 +32,7 @@ from stoker_local._host import Tasks, catch_all, read_body
 from stoker_local._s3.model import ObjectCreated
 from stoker_local.functions._config import FunctionFault, FunctionFaultKind, GoogleSpec
 from stoker_local.functions._fleet import FunctionFaultInjector, Pool
-from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan, peak_memory_bytes
+from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan
 from stoker_local.functions._statistics import Account, ServiceError
 from stoker_local.functions._triggers import LocalQueue
 
@@ -64,13 +64,7 @@ class Instance(FunctionProcess[GoogleSpec]):
         self.active = 0
         self.start_seconds = 0.0
         self._port = reserved_port(config.cloud.host)
-        self._is_killed = False
         self.url = f"http://{_bracketed(config.cloud.host)}:{self._port}"
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its process has not ended, nor is about to."""
-        return not self._is_killed and not self.ended.done()
 
     async def live(self) -> None:
         """Run the process until it ends, and clear up after it; cancelled, end it as Cloud Run does."""
@@ -137,16 +131,6 @@ class Instance(FunctionProcess[GoogleSpec]):
             return True
         self.kill()
         return False
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most resident memory that one of its processes has had, 0 where the system does not tell."""
-        return 0 if self.ended.done() else peak_memory_bytes(self._pid)
-
-    def kill(self) -> None:
-        """End the process and all that it has started, at once."""
-        super().kill()
-        self._is_killed = True
 
 
 async def _terminate(process: asyncio.subprocess.Process) -> None:
@@ -266,10 +250,10 @@ class Service(Pool[Instance]):
         except (aiohttp.ClientError, OSError):
             instance.kill()
             return web.Response(status=503, text="The instance has ended before it answered.")
-        if (peak_bytes := instance.peak_bytes) > self.spec.memory_bytes:
+        if instance.exceeds(self.spec.memory_bytes):
             # Cloud Run would have killed it before it could answer.
             instance.kill()
-            text = f"Memory limit of {self.spec.memory_mb} MiB exceeded with {peak_bytes >> 20} MiB used."
+            text = f"Memory limit of {self.spec.memory_mb} MiB exceeded with {instance.peak_bytes >> 20} MiB used."
             return web.Response(status=503, text=text)
         if content is None:
             return web.Response(status=500, text="The response is larger than 32 MiB.")

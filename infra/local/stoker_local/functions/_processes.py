@@ -34,7 +34,6 @@ __all__ = [
     "ProcessPlan",
     "Warden",
     "choose_tmp",
-    "peak_memory_bytes",
     "tail",
     "warden",
 ]
@@ -301,18 +300,27 @@ class FunctionProcess(Generic[S]):
     Attributes:
         name: of the instance, for logs and statistics.
         ended: its exit code, once it has ended and been cleared up after.
+        peak_bytes: most resident memory when it was last measured, 0 where the system does not tell.
     """
 
     def __init__(self, name: str, config: InstanceConfig[S]) -> None:
         self.name = name
         self._config = config
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.peak_bytes = 0
         self._pid = 0
+        self._is_killed = False
         self._output = Output()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process has not ended, nor is about to."""
+        return not self._is_killed and not self.ended.done()
 
     def kill(self) -> None:
         """End the process and all that it has started, at once, frozen or not."""
         self._signal(signal.SIGKILL)
+        self._is_killed = True
 
     def freeze(self) -> None:
         """Stop every thread of it."""
@@ -351,6 +359,12 @@ class FunctionProcess(Generic[S]):
     def _signal(self, number: signal.Signals) -> None:
         if self._pid and not self.ended.done():
             signal_group(self._pid, number)
+
+    def exceeds(self, memory_bytes: int) -> bool:
+        """Measure the resident memory of its processes; return whether one has ever had more than this."""
+        if not self.ended.done():
+            self.peak_bytes = max(self.peak_bytes, peak_memory_bytes(self._pid))
+        return self.peak_bytes > memory_bytes
 
     def take_log(self) -> bytes:
         """Return what it has written since the last call."""

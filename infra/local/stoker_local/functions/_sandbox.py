@@ -22,7 +22,7 @@ from aiohttp import web
 
 from stoker_local._host import read_body, serving
 from stoker_local.functions._config import FunctionFault, FunctionFaultKind, FunctionSpec
-from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan, peak_memory_bytes
+from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan
 from stoker_local.functions._statistics import MAX_RESULT_BYTES, Answer, Invocation, failure
 
 __all__ = ["InstanceState", "RuntimeApi", "Sandbox"]
@@ -41,7 +41,6 @@ class Sandbox(FunctionProcess[FunctionSpec]):
 
     Attributes:
         init_seconds: how long it took to start, once it has.
-        peak_bytes: most resident memory so far, 0 where the system does not tell.
     """
 
     def __init__(
@@ -54,17 +53,11 @@ class Sandbox(FunctionProcess[FunctionSpec]):
     ) -> None:
         super().__init__(name, config)
         self.init_seconds = 0.0
-        self.peak_bytes = 0
         self._on_fault = on_fault
         self._api = RuntimeApi(arn=arn, on_poll=self.freeze)
 
     def __repr__(self) -> str:
         return f"<Sandbox {self.name} {self._api.state}>"
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its process has not ended."""
-        return self._api.state is not InstanceState.DEAD
 
     # --- its process --------------------------------------------------------------------------------------------
 
@@ -151,7 +144,6 @@ class Sandbox(FunctionProcess[FunctionSpec]):
         with self.striking(fault, self._on_fault):
             await self._wait_for(self._api.answer, seconds=limit)
         seconds = loop.time() - started_at
-        self.peak_bytes = max(self.peak_bytes, peak_memory_bytes(self._pid))
         answer = self._judged(invocation.request_id)
         survives = self._api.answer.done() and answer is self._api.answer.result()
         if survives:
@@ -162,9 +154,10 @@ class Sandbox(FunctionProcess[FunctionSpec]):
 
     def _judged(self, request_id: str) -> Answer:
         """Return how the invocation has ended, in Lambda's words."""
+        exceeds = self.exceeds(self._config.spec.memory_bytes)
         if self._api.answer.done():
             answer = self._api.answer.result()
-            if answer.error_type not in _MEMORY_ERRORS and self.peak_bytes <= self._config.spec.memory_bytes:
+            if answer.error_type not in _MEMORY_ERRORS and not exceeds:
                 return answer
             # Lambda would have killed it before it could answer.
             return failure("Runtime.OutOfMemory", "Runtime exited with error: signal: killed", request_id)

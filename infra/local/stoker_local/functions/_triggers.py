@@ -190,9 +190,7 @@ class LocalQueue:
         self._visible: deque[Message] = deque()
         self._hidden: dict[str, tuple[Message, asyncio.TimerHandle]] = {}
         self._receipts = 0
-        self._arrived = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<LocalQueue {self.spec.name} {len(self._visible)} visible, {len(self._hidden)} hidden>"
@@ -207,7 +205,8 @@ class LocalQueue:
 
     async def drained(self) -> None:
         """Wait until no message is left, neither visible nor hidden."""
-        await self._empty.wait()
+        while len(self):
+            await self._change()
 
     def send(self, body: str) -> str:
         """Add a message and return its id.
@@ -240,24 +239,24 @@ class LocalQueue:
         taken: list[Message] = []
         left_bytes = self._take(taken, limit, limit_bytes, size_of)
         while not taken:
-            await self._arrival()
+            await self._change()
             left_bytes = self._take(taken, limit, limit_bytes, size_of)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(window_seconds):
                 while len(taken) < limit and not self._visible:  # what is visible does not fit
-                    await self._arrival()
+                    await self._change()
                     left_bytes = self._take(taken, limit, left_bytes, size_of)
         return taken
 
-    async def _arrival(self) -> None:
-        self._arrived.clear()
-        await self._arrived.wait()
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
     def delete(self, receipt: str) -> None:
         """Remove a message for good; a receipt that is not valid any more is ignored."""
         if hidden := self._hidden.pop(receipt, None):
             hidden[1].cancel()
-            self._note_size()
+            self._changed.set()
 
     def close(self) -> None:
         """Forget everything."""
@@ -265,13 +264,12 @@ class LocalQueue:
             timer.cancel()
         self._hidden.clear()
         self._visible.clear()
-        self._note_size()
+        self._changed.set()
 
     def add(self, message: Message) -> None:
         """Put a message at the end, visible."""
         self._visible.append(message)
-        self._arrived.set()
-        self._note_size()
+        self._changed.set()
 
     def _take(self, taken: list[Message], limit: int, left_bytes: int, size_of: Callable[[str], int]) -> int:
         """Hide visible messages and add them to ``taken``, as long as they fit; return the bytes that are left.
@@ -283,6 +281,7 @@ class LocalQueue:
             if self._dead_letters is not None and message.receives >= self.spec.max_receives:
                 self._visible.popleft()
                 self._dead_letters.add(replace(message, receives=0, first_received_at=0.0))
+                self._changed.set()
                 continue
             size_bytes = size_of(message.body)
             if taken and size_bytes > left_bytes:
@@ -290,7 +289,6 @@ class LocalQueue:
             left_bytes -= size_bytes
             self._visible.popleft()
             taken.append(self._hide(message))
-        self._note_size()
         return left_bytes
 
     def _hide(self, message: Message) -> Message:
@@ -310,12 +308,6 @@ class LocalQueue:
     def _reappear(self, receipt: str) -> None:
         message, _ = self._hidden.pop(receipt)
         self.add(message)
-
-    def _note_size(self) -> None:
-        if len(self):
-            self._empty.clear()
-        else:
-            self._empty.set()
 
 
 async def poll(
