@@ -20,11 +20,11 @@ from stoker_local._bucket import LocalBucket
 from stoker_local._config import WELL_KNOWN, BucketConfig, is_this_machine
 from stoker_local._host import stopping
 from stoker_local._network import PROFILES
-
-if TYPE_CHECKING:
-    from stoker_local.functions import FunctionCloudConfig
 from stoker_local._s3.model import BucketSpec
 from stoker_local._s3.signature import KeyPair
+
+if TYPE_CHECKING:
+    from stoker_local.functions import FunctionCloudConfig, FunctionSpec
 
 _MEMORY = "memory"
 _MEMORY_MB, _TIMEOUT_SECONDS = 512, 60.0
@@ -129,7 +129,7 @@ def _print_export(variables: Mapping[str, str]) -> None:
 
 
 def _cloud_config(options: argparse.Namespace) -> FunctionCloudConfig:
-    from stoker_local.functions import FunctionCloudConfig, FunctionSpec
+    from stoker_local.functions import FunctionCloudConfig
 
     own = [flag for name, flag in _OWN_FLAGS.items() if getattr(options, name) is not None]
     if options.config is not None:
@@ -142,8 +142,14 @@ def _cloud_config(options: argparse.Namespace) -> FunctionCloudConfig:
             raise ValueError(f"{'standard input' if options.config == '-' else options.config}: {error}") from error
     if not options.function:
         raise ValueError("there is no function; give --function NAME=MODULE.HANDLER, or --config FILE")
+    return FunctionCloudConfig(functions=tuple(_functions(options)), port=options.port or 0)
+
+
+def _functions(options: argparse.Namespace) -> list[FunctionSpec]:
+    from stoker_local.functions import FunctionSpec
+
     environment = dict(_pair(text) for text in options.environment or ())
-    functions = (
+    return [
         FunctionSpec(
             name=name,
             handler=handler,
@@ -154,8 +160,7 @@ def _cloud_config(options: argparse.Namespace) -> FunctionCloudConfig:
             url_auth=options.url_auth or "",
         )
         for name, handler in map(_pair, options.function)
-    )
-    return FunctionCloudConfig(functions=tuple(functions), port=options.port or 0)
+    ]
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -322,15 +322,19 @@ def reply_of(payload: bytes) -> web.Response:
         raise ValueError(f"statusCode {status!r} is no HTTP status")
     if not isinstance(headers, dict) or not isinstance(body, str) or not isinstance(cookies, list):
         raise ValueError("headers, body and cookies of a result are an object, a text and a list")
-    sent = {"content-type": "application/json"} | {_name(n): _plain(v) for n, v in headers.items()}
     response = web.Response(
         status=status,
-        headers={name: value for name, value in sent.items() if name not in _OWN_HEADERS},
+        headers=_headers(headers),
         body=_decoded(body) if result.get("isBase64Encoded") else body.encode(),
     )
     for cookie in map(_plain, cookies):
         response.headers.add("set-cookie", cookie)
     return response
+
+
+def _headers(headers: Mapping[str, object]) -> dict[str, str]:
+    sent = {"content-type": "application/json"} | {_name(n): _plain(v) for n, v in headers.items()}
+    return {name: value for name, value in sent.items() if name not in _OWN_HEADERS}
 
 
 def _name(name: str) -> str:
