@@ -175,25 +175,19 @@ def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
 
 
 _STATUS = {
-    "AccessDenied": 403,
-    "BucketAlreadyExists": 409,
-    "BucketAlreadyOwnedByYou": 409,
-    "BucketNotEmpty": 409,
-    "InternalError": 500,
-    "InvalidAccessKeyId": 403,
-    "InvalidPartNumber": 416,
-    "InvalidRange": 416,
-    "MethodNotAllowed": 405,
-    "NoSuchBucket": 404,
-    "NoSuchKey": 404,
-    "NoSuchUpload": 404,
-    "NoSuchVersion": 404,
-    "NotImplemented": 501,
-    "PermanentRedirect": 301,
-    "PreconditionFailed": 412,
-    "RequestTimeTooSkewed": 403,
-    "SignatureDoesNotMatch": 403,
-    "SlowDown": 503,
+    code: status
+    for status, codes in {
+        301: "PermanentRedirect",
+        403: "AccessDenied InvalidAccessKeyId RequestTimeTooSkewed SignatureDoesNotMatch",
+        404: "NoSuchBucket NoSuchKey NoSuchUpload NoSuchVersion",
+        409: "BucketAlreadyOwnedByYou BucketNotEmpty",
+        412: "PreconditionFailed",
+        416: "InvalidPartNumber InvalidRange",
+        500: "InternalError",
+        501: "NotImplemented",
+        503: "SlowDown",
+    }.items()
+    for code in codes.split()
 }
 """Of the errors that are not answered 400."""
 OWNER = "<Owner><ID>stoker</ID><DisplayName>stoker</DisplayName></Owner>"  # of every bucket and object

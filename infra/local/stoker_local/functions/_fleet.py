@@ -10,9 +10,10 @@ import asyncio
 import json
 import random
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from stoker_local._host import Tasks
@@ -90,7 +91,7 @@ class Pool(Generic[T]):
     Attributes:
         account: counts what happens.
         tasks: in which instances live.
-        slots: one is acquired for every invocation, by :meth:`admit` or by whom it delivers again.
+        slots: one is acquired for every invocation, by :meth:`admit` or :meth:`repeat`.
         living: but for those that are about to end.
         idle: of these, the one that worked last is last.
     """
@@ -128,6 +129,16 @@ class Pool(Generic[T]):
             self.reclaim()
         await self.slots.acquire()
         return fault
+
+    def repeat(self, fault: FunctionFault | None, deliver: Callable[[], Awaitable[object]]) -> None:
+        """Deliver a duplicate, if that is the fault: beside the first delivery if there is a slot, else after it."""
+
+        async def deliver_again() -> None:
+            await self.slots.acquire()
+            await deliver()
+
+        if fault is not None and fault.kind is FunctionFaultKind.DUPLICATE:
+            self.tasks.start(deliver_again())
 
     def start(self, instance: T) -> None:
         """Let a new instance live."""
@@ -208,14 +219,8 @@ class Fleet(Pool[Sandbox]):
         """
         fault = await self.admit(waits=waits)
         task = self.tasks.start(self._run(invocation, fault))
-        if fault is not None and fault.kind is FunctionFaultKind.DUPLICATE:
-            self.tasks.start(self._run_again(invocation))
+        self.repeat(fault, partial(self._run, invocation, None))
         return await asyncio.shield(task)
-
-    async def _run_again(self, invocation: Invocation) -> None:
-        """Deliver the same event again: beside the first delivery if concurrency allows, else after it."""
-        await self.slots.acquire()
-        await self._run(invocation, None)
 
     async def _run(self, invocation: Invocation, fault: FunctionFault | None) -> Outcome:
         """Run the invocation in the slot that was acquired for it."""

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from yarl import URL
 from stoker_local._gcs import resource_of
 from stoker_local._host import Tasks, catch_all, read_body
 from stoker_local._s3.model import ObjectCreated
-from stoker_local.functions._config import FunctionFault, FunctionFaultKind, GoogleSpec
+from stoker_local.functions._config import FunctionFault, GoogleSpec
 from stoker_local.functions._fleet import FunctionFaultInjector, Pool
 from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan
 from stoker_local.functions._statistics import Account, ServiceError
@@ -208,13 +209,8 @@ class Service(Pool[Instance]):
             fault = await self.admit()
         except ServiceError:
             return web.Response(status=429, text="Rate exceeded.")
-        if fault is not None and fault.kind is FunctionFaultKind.DUPLICATE:
-            self.tasks.start(self._call_again(call))
+        self.repeat(fault, partial(self._in_slot, call, None))
         return await self._in_slot(call, fault)
-
-    async def _call_again(self, call: Call) -> None:
-        await self.slots.acquire()
-        await self._in_slot(call, None)
 
     async def _in_slot(self, call: Call, fault: FunctionFault | None) -> web.Response:
         """Answer a request in the slot that was acquired for it."""

@@ -217,7 +217,7 @@ class RuntimeApi:
         self._arn = arn
         self._on_poll = on_poll
         self._loop = asyncio.get_running_loop()
-        self._work: asyncio.Future[tuple[Invocation, int]] = self._loop.create_future()
+        self._work: asyncio.Queue[tuple[Invocation, int]] = asyncio.Queue()
         self._request_id = ""
         self.answer: asyncio.Future[Answer] = self._loop.create_future()
         self.polled: asyncio.Future[None] = self._loop.create_future()
@@ -228,8 +228,7 @@ class RuntimeApi:
         self.answer, self.polled = self._loop.create_future(), self._loop.create_future()
         self._request_id = invocation.request_id
         deadline_milliseconds = int((time.time() + timeout_seconds) * 1000)
-        if not self._work.done():  # cancelled where the instance has died unnoticed
-            self._work.set_result((invocation, deadline_milliseconds))
+        self._work.put_nowait((invocation, deadline_milliseconds))
 
     def step(self, event: str) -> None:
         """Go on to the next state.
@@ -254,8 +253,7 @@ class RuntimeApi:
         if not self.polled.done():
             self.polled.set_result(None)
         self._on_poll()
-        invocation, deadline_milliseconds = await self._work
-        self._work = self._loop.create_future()
+        invocation, deadline_milliseconds = await self._work.get()
         headers = {
             "Lambda-Runtime-Aws-Request-Id": invocation.request_id,
             "Lambda-Runtime-Deadline-Ms": str(deadline_milliseconds),

@@ -6,7 +6,8 @@ import json
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import count
 
 from aiohttp import web
 
@@ -91,6 +92,7 @@ class FunctionStatistics:
     dollars: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
 class Account:
     """One function's page of a ledger.
 
@@ -100,16 +102,13 @@ class Account:
         logs: what its newest 200 invocations wrote.
     """
 
-    def __init__(
-        self, function: str, ledger: Ledger, prices: FunctionPrices, *, memory_bytes: int, vcpus: float = 0.0
-    ) -> None:
-        self.function = function
-        self.figures = FunctionStatistics(faults=Counter())
-        self.logs: deque[str] = deque(maxlen=_KEPT_LOGS)
-        self._ledger = ledger
-        self._prices = prices
-        self._memory_bytes = memory_bytes
-        self._vcpus = vcpus
+    function: str
+    _ledger: Ledger
+    _prices: FunctionPrices
+    _memory_bytes: int
+    _vcpus: float
+    figures: FunctionStatistics = field(default_factory=lambda: FunctionStatistics(faults=Counter()))
+    logs: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LOGS))
 
     def note(self, what: str, *, instance: str = "", detail: str = "") -> None:
         """Add a happening to the ledger."""
@@ -171,23 +170,21 @@ class Ledger:
         self._clock = clock
         self._started_at = clock()
         self._happenings: deque[Happening] = deque(maxlen=_KEPT_HAPPENINGS)
-        self._next = 0
+        self._numbers = count()
 
     def open(self, function: str, platform: str, *, memory_bytes: int, vcpus: float = 0.0) -> Account:
         """Open a function's account, at the prices of a platform (``lambda``, ``cloud-run``)."""
-        account = Account(function, self, self._prices[platform], memory_bytes=memory_bytes, vcpus=vcpus)
+        account = Account(function, self, self._prices[platform], memory_bytes, vcpus)
         self.accounts[function] = account
         return account
 
     def note(self, function: str, what: str, *, instance: str = "", detail: str = "") -> None:
         """Add a happening."""
-        seconds = self._clock() - self._started_at
-        self._happenings.append(
-            Happening(
-                number=self._next, seconds=seconds, function=function, instance=instance, what=what, detail=detail
-            )
+        number, seconds = next(self._numbers), self._clock() - self._started_at
+        happening = Happening(
+            number=number, seconds=seconds, function=function, instance=instance, what=what, detail=detail
         )
-        self._next += 1
+        self._happenings.append(happening)
 
     def statistics(self) -> dict[str, FunctionStatistics]:
         """Return the figures of every function."""
@@ -209,18 +206,14 @@ def total(figures: Mapping[str, FunctionStatistics]) -> FunctionStatistics:
 
 
 _STATUS = {
-    "AccessDeniedException": 403,
-    "ExpiredTokenException": 403,
     "IncompleteSignatureException": 400,
     "InvalidParameterValueException": 400,
     "InvalidRequestContentException": 400,
-    "InvalidSignatureException": 403,
-    "MissingAuthenticationTokenException": 403,
     "RequestTooLargeException": 413,
     "ResourceNotFoundException": 404,
     "TooManyRequestsException": 429,
-    "UnrecognizedClientException": 403,
 }
+"""Of the errors that are not answered 403."""
 MAX_REQUEST_BYTES = 6_291_456
 MAX_EVENT_BYTES = 1 << 20  # of asynchronous invocations
 MAX_RESULT_BYTES = 6_291_556
@@ -315,7 +308,7 @@ class ServiceError(Exception):
     """A call that the service refuses; no function has run.
 
     Attributes:
-        code: Lambda's name of the error, a key of ``_STATUS``.
+        code: Lambda's name of the error.
         reason: why a call was throttled, empty for other errors.
     """
 
@@ -328,7 +321,7 @@ class ServiceError(Exception):
     @property
     def status(self) -> int:
         """The HTTP status that goes with the code."""
-        return _STATUS[self.code]
+        return _STATUS.get(self.code, 403)
 
     def response(self) -> web.Response:
         """Return the answer that botocore turns into its exception of the same name."""
