@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -148,14 +148,11 @@ def _read_record(kind: type[T], values: object, where: str) -> T:
         raise ValueError(
             f"{where} has a field {unknown[0]!r} that means nothing; there are: {', '.join(sorted(known))}"
         )
-    if missing := [name for name, field in known.items() if name not in values and _is_needed(field)]:
+    needed = [each.name for each in known.values() if each.default is MISSING and each.default_factory is MISSING]
+    if missing := [name for name in needed if name not in values]:
         raise ValueError(f"{where} lacks the field {missing[0]!r}")
     hints = get_type_hints(kind)
     return kind(**{name: _read(hints[name], value, f"{where}.{name}") for name, value in values.items()})
-
-
-def _is_needed(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:

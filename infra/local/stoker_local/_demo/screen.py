@@ -37,11 +37,6 @@ class Screen:
         if self.is_terminal:
             self._write(self._wiped())
 
-    @property
-    def columns(self) -> int:
-        """How wide text may be: the terminal's width within reason."""
-        return min(shutil.get_terminal_size().columns, _WIDEST)
-
     def line(self, text: str = "") -> None:
         """Write a text that stays, wrapped at the screen's width."""
         self.rows(self._wrapped(text))
@@ -71,7 +66,8 @@ class Screen:
             self._write(f"  {text}\n")
 
     def _wrapped(self, text: str, indent: str = "") -> list[str]:
-        return textwrap.wrap(text, self.columns - 1, subsequent_indent=indent, break_on_hyphens=False) or [""]
+        columns = min(shutil.get_terminal_size().columns, _WIDEST)
+        return textwrap.wrap(text, columns - 1, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
     def _wiped(self) -> str:
         """Return what wipes the lines that were drawn last and goes back to where they began."""

@@ -22,6 +22,7 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
@@ -45,6 +46,7 @@ _HOP_BY_HOP = frozenset(
     {"connection", "content-length", "date", "keep-alive", "server", "te", "trailer", "transfer-encoding", "upgrade"}
 )
 _TARGET = re.compile(r"/(?P<name>[a-z0-9-]+)(?P<rest>(?:[/?].*)?)", re.ASCII | re.DOTALL)
+_HEADER_CHARACTERS = "".join(chr(code) for code in range(ord("!"), ord("~") + 1) if chr(code) not in '%"')
 _TYPE = "google.cloud.storage.object.v1.finalized"
 _TERMINATION_SECONDS = 10.0
 _START_SECONDS = 60.0
@@ -341,8 +343,4 @@ async def push(queue: LocalQueue, service: Service) -> None:
 
 def _header(text: str) -> str:
     """Percent-encode what a header cannot carry, as the binding has it."""
-    return "".join(c if " " < c <= "~" and c not in '%"' else _percent(c) for c in text)
-
-
-def _percent(character: str) -> str:
-    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
+    return quote(text, safe=_HEADER_CHARACTERS, errors="surrogatepass")
