@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from argparse import SUPPRESS, Action, ArgumentParser, HelpFormatter, Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -55,7 +55,8 @@ class Command:
 
         Args:
             module: dotted name of the module, which has the functions ``configure`` and ``run``; or, where several
-                commands share one, ``module:NAME``, whose functions are ``configure_NAME`` and ``run_NAME``.
+                commands share one, ``module:NAME``, whose functions are ``configure_NAME`` and ``run_NAME``. What runs
+                may be a coroutine function.
             name: the word behind ``stoker``.
             help: one line.
         """
@@ -65,12 +66,17 @@ class Command:
             found: Callable[..., Any] = getattr(import_module(place), f"{function}_{shared}" if shared else function)
             return found
 
-        return cls(
-            name=name,
-            help=help,
-            configure=lambda parser: of("configure")(parser),
-            run=lambda options: of("run")(options),
-        )
+        def run(options: Namespace) -> int:
+            code: int | Coroutine[None, None, int] = of("run")(options)
+            return code if isinstance(code, int) else _awaited(code)
+
+        return cls(name=name, help=help, configure=lambda parser: of("configure")(parser), run=run)
+
+
+def _awaited(code: Coroutine[None, None, int]) -> int:
+    import asyncio  # the list of commands need not load it
+
+    return asyncio.run(code)
 
 
 _COMMANDS = {

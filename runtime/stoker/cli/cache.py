@@ -5,7 +5,6 @@ After H. Zhao and others, "SiloD", EuroSys 2023.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -68,12 +67,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def run(args: Namespace) -> int:
-    """Run the command and return its exit code."""
-    return asyncio.run(_warm(args, CacheSpec.parse(args.cache)))
-
-
-async def _warm(args: Namespace, spec: CacheSpec) -> int:
+async def run(args: Namespace) -> int:
     """Have a disk cache hold what a run needs first, as much as fits; say what it holds, and return the exit code.
 
     Raises:
@@ -81,6 +75,7 @@ async def _warm(args: Namespace, spec: CacheSpec) -> int:
         BudgetError: it has no room for a super-sample.
         StokerError: another process writes to it, or a super-sample could not be read; those before it are kept.
     """
+    spec = CacheSpec.parse(args.cache)
     config = FetchConfig(max_bytes_per_second=args.max_rate)
     async with opened(args) as store:
         manifest = await read_manifest(store, args.at)

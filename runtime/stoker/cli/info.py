@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
 import textwrap
@@ -15,7 +14,6 @@ from stoker._base.sizes import format_bytes
 from stoker._dataset import Dataset
 from stoker._diagnostics.doctor import Examination, examine
 from stoker._diagnostics.machine import Finding, Level
-from stoker._format.manifest import Manifest
 from stoker._format.schema import Schema
 from stoker._format.versions import list_versions, read_manifest
 from stoker.cli.flags import add_dataset, add_store_options, opened, positive, store_options
@@ -30,9 +28,10 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="write JSON")
 
 
-def run(args: Namespace) -> int:
+async def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    manifest, versions = asyncio.run(_read(args))
+    async with opened(args) as store:
+        manifest, versions = await read_manifest(store, args.at), await list_versions(store)
     runs, start = [], 0
     for run in manifest.runs:
         rows = slice(start, start + run.rows)
@@ -54,11 +53,6 @@ def run(args: Namespace) -> int:
     }
     print(json.dumps(facts, indent=2) if args.json else _as_text(facts, manifest.schema))
     return 0
-
-
-async def _read(args: Namespace) -> tuple[Manifest, list[int]]:
-    async with opened(args) as store:
-        return await read_manifest(store, args.at), await list_versions(store)
 
 
 def _as_text(facts: dict[str, Any], schema: Schema) -> str:
@@ -113,22 +107,8 @@ def configure_doctor(parser: ArgumentParser) -> None:
     add_store_options(parser)
 
 
-def run_doctor(args: Namespace) -> int:
+async def run_doctor(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    found = asyncio.run(_examine(args))
-    problems = sum(each.level is Level.PROBLEM for each in found)
-    if args.json:
-        print(json_text({"url": args.url, "ok": not problems, "findings": [asdict(each) for each in found]}))
-    else:
-        warnings = sum(each.level is Level.WARNING for each in found)
-        print(
-            f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}" if problems + warnings else "all is well"
-        )
-    return 1 if problems else 0
-
-
-async def _examine(args: Namespace) -> list[Finding]:
-    what = Examination(url=args.url, options=store_options(args, args.url), write=args.write)
     found, commands = list[Finding](), set[str]()
 
     def tell(finding: Finding) -> None:
@@ -136,8 +116,14 @@ async def _examine(args: Namespace) -> list[Finding]:
         if not args.json:
             print("\n".join(_shown(finding, args.url, commands)), flush=True)
 
-    await examine(what, tell)
-    return found
+    await examine(Examination(url=args.url, options=store_options(args, args.url), write=args.write), tell)
+    problems, warnings = (sum(each.level is level for each in found) for level in (Level.PROBLEM, Level.WARNING))
+    if args.json:
+        print(json_text({"url": args.url, "ok": not problems, "findings": [asdict(each) for each in found]}))
+    else:
+        said = f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}"
+        print(said if problems + warnings else "all is well")
+    return 1 if problems else 0
 
 
 def _shown(finding: Finding, url: str, commands: set[str]) -> list[str]:

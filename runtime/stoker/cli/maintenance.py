@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -17,10 +16,10 @@ from stoker._base.retry import RetryingStore
 from stoker._base.sizes import format_bytes
 from stoker._format.manifest import version_key
 from stoker._format.versions import read_manifest
-from stoker._maintenance.compaction import Compacted, compact
+from stoker._maintenance.compaction import compact
 from stoker._maintenance.garbage import GarbageReport, Removal, Unfinished, gc, plan_removal, remove
 from stoker._maintenance.inspection import verify
-from stoker._maintenance.recovery import RebuildReport, rebuild_manifest
+from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.catalog import BucketCatalog
 from stoker._stores.location import parse_url
 from stoker.abc import Store
@@ -53,12 +52,8 @@ def configure_verify(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="write JSON")
 
 
-def run_verify(args: Namespace) -> int:
+async def run_verify(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    return asyncio.run(_verify(args))
-
-
-async def _verify(args: Namespace) -> int:
     bill = RequestBill()
     async with opened(args) as inner:
         store = bill.metered(inner)
@@ -103,10 +98,13 @@ def configure_compact(parser: ArgumentParser) -> None:
     add_store_options(parser)
 
 
-def run_compact(args: Namespace) -> int:
+async def run_compact(args: Namespace) -> int:
     """Run the command and return its exit code."""
     bill = RequestBill()
-    done = asyncio.run(_compact(args, bill))
+    async with opened(args) as inner:
+        store, size_bytes = bill.metered(inner), args.super_sample_bytes
+        catalog = BucketCatalog(store)
+        done = await compact(RetryingStore(store), catalog, now_seconds=time.time(), super_sample_bytes=size_bytes)
     version, left = done.manifest.version, done.left_objects
     if args.json:
         figures = {"url": args.url, "version": version, "objects_before": done.objects_before}
@@ -124,13 +122,6 @@ def run_compact(args: Namespace) -> int:
         print(f"nothing to gain in version {version}")
     print(bill.line(), file=sys.stderr)
     return 0
-
-
-async def _compact(args: Namespace, bill: RequestBill) -> Compacted:
-    async with opened(args) as inner:
-        store, size_bytes = bill.metered(inner), args.super_sample_bytes
-        catalog = BucketCatalog(store)
-        return await compact(RetryingStore(store), catalog, now_seconds=time.time(), super_sample_bytes=size_bytes)
 
 
 def configure_gc(parser: ArgumentParser) -> None:
@@ -154,10 +145,12 @@ def configure_gc(parser: ArgumentParser) -> None:
     add_store_options(parser)
 
 
-def run_gc(args: Namespace) -> int:
+async def run_gc(args: Namespace) -> int:
     """Run the command and return its exit code."""
     bill = RequestBill()
-    report = asyncio.run(_collected(args, bill))
+    async with opened(args) as inner:
+        store, keep = bill.metered(inner), args.keep_versions
+        report = await gc(store, delete=args.delete, keep_versions=keep, abandoned=args.abandoned)
     if not args.json:
         _show_garbage(report)
         print(bill.line(), file=sys.stderr)
@@ -173,12 +166,6 @@ def run_gc(args: Namespace) -> int:
     }
     print(json_text({**figures, **bill.to_dict()}))
     return 0
-
-
-async def _collected(args: Namespace, bill: RequestBill) -> GarbageReport:
-    async with opened(args) as inner:
-        store, keep = bill.metered(inner), args.keep_versions
-        return await gc(store, delete=args.delete, keep_versions=keep, abandoned=args.abandoned)
 
 
 def _show_garbage(report: GarbageReport) -> None:
@@ -234,9 +221,10 @@ def configure_rebuild(parser: ArgumentParser) -> None:
     add_store_options(parser)
 
 
-def run_rebuild(args: Namespace) -> int:
+async def run_rebuild(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    report = asyncio.run(_rebuild(args))
+    async with opened(args) as store:
+        report = await rebuild_manifest(store, adopt=args.adopt, verify=args.verify)
     manifest = report.manifest
     what = "made" if report.is_new else "nothing is missing from"
     found = f"{counted(len(manifest), 'super-sample')}, {counted(manifest.samples, 'sample')}"
@@ -249,11 +237,6 @@ def run_rebuild(args: Namespace) -> int:
     _list("missing", map(bad_object, report.gaps))
     _list("perhaps twice", map(bad_object, report.repeats))
     return 1 if report.lost or report.refused or report.gaps or report.repeats else 0
-
-
-async def _rebuild(args: Namespace) -> RebuildReport:
-    async with opened(args) as store:
-        return await rebuild_manifest(store, adopt=args.adopt, verify=args.verify)
 
 
 def _list(title: str, lines: Iterable[str]) -> None:
@@ -273,7 +256,7 @@ def configure_rm(parser: ArgumentParser) -> None:
     parser.set_defaults(when_interrupted="interrupted; run the same command again to delete the rest")
 
 
-def run_rm(args: Namespace) -> int:
+async def run_rm(args: Namespace) -> int:
     """Run the command and return its exit code."""
     if not args.yes and not (sys.stdin is not None and sys.stdin.isatty()):
         raise ConfigError("stoker rm asks before it deletes, and there is no terminal to ask at; give --yes")
@@ -282,10 +265,6 @@ def run_rm(args: Namespace) -> int:
             f"{printable(str(links[0]))} is a link to another folder, whose files would be deleted; remove the link "
             "first, or name the data set that it leads to"
         )
-    return asyncio.run(_remove(args))
-
-
-async def _remove(args: Namespace) -> int:
     bill = RequestBill()
     async with opened(args) as inner:
         store = bill.metered(inner)

@@ -92,15 +92,10 @@ def configure(parser: ArgumentParser) -> None:
     parser.set_defaults(when_interrupted="interrupted; what was packed stays: resume by running the same command again")
 
 
-def run(args: Namespace) -> int:
+async def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
     _check_apart(args.source, args.url)
     _check_fanout_options(args)
-    asyncio.run(_pack(args))
-    return 0
-
-
-async def _pack(args: Namespace) -> None:
     _say(args, f"opening {args.source}")
     options = store_options(args, args.source, prefix="source_") or store_options(args, args.source)
     bill = RequestBill()
@@ -115,6 +110,7 @@ async def _pack(args: Namespace) -> None:
                 await _from_source_to_store(args, source, bill.metered(store), bill)
     finally:
         await source.close()
+    return 0
 
 
 async def _from_source_to_store(args: Namespace, source: ObjectSource, store: Store, bill: RequestBill) -> None:
