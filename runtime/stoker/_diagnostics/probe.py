@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice, pairwise
 from statistics import median
+from typing import TypeVar
 
 from stoker._base.sizes import counted, format_bytes
 from stoker._base.task_group import task_group
@@ -22,6 +23,7 @@ from stoker.errors import ConfigError, DeadlineError
 
 __all__ = ["LEAST_PROBE_BYTES", "Probe", "ProbeLimits", "probe"]
 
+T = TypeVar("T")
 _SMALL_BYTES = 1024
 _LARGE_BYTES = 8 << 20
 LEAST_PROBE_BYTES = 64 << 10
@@ -294,9 +296,7 @@ class _Prober:
                     await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, pause_seconds))
             return first
 
-        async with task_group() as group:
-            tasks = [group.create_task(connection()) for _ in range(connections)]
-        return [read for task in tasks if (read := task.result()) is not None]
+        return [read for read in await _on_each(connections, connection) if read is not None]
 
     async def _alone(self) -> list[TimedRead]:
         """Return the last two of three reads of growing size, one after the other."""
@@ -358,9 +358,7 @@ class _Prober:
                     return
                 is_whole = await reader.read(size_bytes) is not None and is_whole
 
-        async with task_group() as group:
-            for _ in range(connections):
-                group.create_task(connection())
+        await _on_each(connections, connection)
         seconds = loop.time() - begun_seconds
         if reader.read_bytes == before_bytes or seconds < _TELLING_SECONDS:
             return (self._brought or total), False
@@ -388,12 +386,11 @@ class _Prober:
         async def connection() -> list[TimedRead | None]:
             return [await self._reader.read(size_bytes) for _ in range(reads)]
 
-        async with task_group() as group:
-            tasks = [group.create_task(connection()) for _ in range(connections)]
+        found = await _on_each(connections, connection)
         if not self._connects:  # all of them but one are new
-            firsts = [task.result()[0] for task in tasks]
-            self._connects = tuple(sorted(read.begun - read.sent for read in firsts if read is not None))
-        return [[read for read in task.result() if read is not None] for task in tasks]
+            firsts = [first for first, *_ in found if first is not None]
+            self._connects = tuple(sorted(read.begun - read.sent for read in firsts))
+        return [[read for read in each if read is not None] for each in found]
 
     def _sized(self, size_bytes: int, before: Sequence[TimedRead]) -> int:
         """Return how many bytes to ask for, given how fast those before came."""
@@ -411,6 +408,13 @@ class _Prober:
         if not found:
             raise self._reader.last or DeadlineError(f"no answer began within {self._late_seconds:.3g} seconds")
         return found
+
+
+async def _on_each(connections: int, connection: Callable[[], Coroutine[None, None, T]]) -> list[T]:
+    """Return what several connections bring, all at once."""
+    async with task_group() as group:
+        tasks = [group.create_task(connection()) for _ in range(connections)]
+    return [task.result() for task in tasks]
 
 
 def _seconds(read: TimedRead, first_byte_seconds: float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ __all__ = ["Answer", "Filled", "Full", "Held", "Named", "Recording", "Told", "re
 _MOST_PROCESSES, _MOST_ROWS, _MOST_SPANS = 1_000, 10_000, 100_000
 """Of a file, of a process, and of a batch: more has none that stoker wrote, and they are held while it is read."""
 _NAME_CHARACTERS = 100
+_MOST_BYTES = (1 << 62) - 1
 _LONGEST = 1e15
 """Of times, in microseconds: thirty years."""
 
@@ -212,7 +214,7 @@ class _Process:
     def _request(self, event: Mapping[str, Any]) -> Iterator[Answer]:
         """Yield an answer with its last event; its first byte's, if it has one, comes before it in the same row."""
         (begin, end), row, args = _times(event), _whole(event["tid"]), event["args"]
-        size_bytes, is_whole = _size(args["bytes"]), bool(args["whole"])
+        size_bytes, is_whole = _whole(args["bytes"], 0, _MOST_BYTES), bool(args["whole"])
         match event["name"]:
             case "first_byte":
                 self._begun[row] = begin, end - begin
@@ -242,16 +244,10 @@ def _time(value: Any) -> float:
     return float(value)
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r:.40} is not a whole number")
+def _whole(value: Any, least: float = -math.inf, most: float = math.inf) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{value!r:.40} is not a whole number that can be")
     return value
-
-
-def _size(value: Any) -> int:
-    if not 0 <= _whole(value) < 1 << 62:
-        raise ValueError(f"{value!r:.40} is not a number of bytes")
-    return int(value)
 
 
 def _text(value: Any) -> str:
