@@ -23,8 +23,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from statistics import median
 from typing import NamedTuple
 
@@ -53,15 +51,19 @@ class _Request(NamedTuple):
 
 
 class Aimd:
-    """Adapts :attr:`limit` between ``least`` and ``most`` from completions and throttles. Time is given, not read."""
+    """Adapts :attr:`limit` between ``least`` and ``most`` from completions and throttles. Time is given, not read.
+
+    Attributes:
+        limit: requests that may be in flight now.
+    """
 
     __slots__ = (
-        "_baseline", "_byte_seconds", "_cut_seconds", "_first_byte_seconds", "_least", "_limit", "_most", "_patience",
-        "_previous", "_refused", "_round", "_saturated", "_settling", "_upwards",
+        "_baseline", "_byte_seconds", "_cut_seconds", "_first_byte_seconds", "_least", "_most", "_patience",
+        "_previous", "_refused", "_round", "_saturated", "_settling", "_upwards", "limit",
     )  # fmt: skip
 
     def __init__(self, *, start: int, least: int, most: int) -> None:
-        self._limit = start
+        self.limit = start
         self._least = least
         self._most = most
         self._previous: int | None = None  # the limit before a step that is on trial
@@ -75,11 +77,6 @@ class Aimd:
         self._byte_seconds = float("inf")  # of the fastest transfer
         self._first_byte_seconds = float("inf")  # the median of the round where it was least
         self._settling = start  # completions of requests that ran, in part, beside more or fewer than the limit
-
-    @property
-    def limit(self) -> int:
-        """Requests that may be in flight now."""
-        return self._limit
 
     def completed(
         self, size_bytes: int, seconds: float, *, saturated: bool, first_byte_seconds: float | None = None
@@ -99,7 +96,7 @@ class Aimd:
             return
         self._round.append(request)
         self._saturated += saturated
-        if len(self._round) < ROUND * max(4, self._limit):
+        if len(self._round) < ROUND * max(4, self.limit):
             return
         # In a round without a queue, fewer than the limit were in flight.
         if 2 * self._saturated >= len(self._round):
@@ -111,7 +108,7 @@ class Aimd:
         if sent_seconds < self._cut_seconds:
             return
         self._cut_seconds = now_seconds
-        self._limit = max(self._least, self._limit // 2)
+        self.limit = max(self._least, self.limit // 2)
         self._previous = None
         self._upwards = True
         self._refused = 0
@@ -119,14 +116,14 @@ class Aimd:
         self._begin_round()
 
     def _judge(self) -> None:
-        rate = self._limit * median(request.size_bytes / request.seconds for request in self._round)
+        rate = self.limit * median(request.size_bytes / request.seconds for request in self._round)
         first_byte_seconds = median(request.first_byte_seconds for request in self._round)
         self._first_byte_seconds = min(self._first_byte_seconds, first_byte_seconds)
         if self._previous is not None:
-            step = (self._limit - self._previous) / self._previous
+            step = (self.limit - self._previous) / self._previous
             if rate < self._baseline * (1.0 + ANSWERED * step):
-                self._limit, self._previous = self._previous, None
-                self._settling = self._limit
+                self.limit, self._previous = self._previous, None
+                self._settling = self.limit
                 self._turn()
                 return
             self._refused = 0
@@ -134,10 +131,10 @@ class Aimd:
             self._patience -= 1
             return
         self._baseline = rate
-        self._previous = self._limit
-        self._limit = self._stepped()
-        self._settling = self._limit
-        if self._limit == self._previous:  # there is no way on
+        self._previous = self.limit
+        self.limit = self._stepped()
+        self._settling = self.limit
+        if self.limit == self._previous:  # there is no way on
             self._previous = None
             self._turn()
 
@@ -150,10 +147,10 @@ class Aimd:
 
     def _stepped(self) -> int:
         """Return the limit a step further, as far as there is a way."""
-        step = max(1, self._limit // 4)
+        step = max(1, self.limit // 4)
         if self._upwards:
-            return min(self._most, self._limit + step)
-        return min(self._limit, max(self._least, self._fills(), self._limit - step))
+            return min(self._most, self.limit + step)
+        return min(self.limit, max(self._least, self._fills(), self.limit - step))
 
     def _fills(self) -> int:
         """Return twice the bandwidth-delay product, in requests.
@@ -165,7 +162,7 @@ class Aimd:
             (self._first_byte_seconds + request.size_bytes * self._byte_seconds) / request.seconds
             for request in self._round
         )
-        return math.ceil(GAIN * self._limit * alone)
+        return math.ceil(GAIN * self.limit * alone)
 
     def _begin_round(self) -> None:
         self._round.clear()
@@ -173,44 +170,38 @@ class Aimd:
 
 
 class ConcurrencyLimiter:
-    """Lets at most ``aimd.limit`` requests through at a time; hedges come on top of it, but count against it."""
+    """Lets at most ``aimd.limit`` requests through at a time; hedges come on top of it, but count against it.
+
+    Attributes:
+        in_flight: permits held now.
+    """
 
     def __init__(self, aimd: Aimd) -> None:
         self._aimd = aimd
-        self._in_flight = 0
+        self.in_flight = 0
         self._arrivals = 0
         self._waiting: list[tuple[bool, int, asyncio.Future[None]]] = []
-
-    @property
-    def in_flight(self) -> int:
-        """Permits held now."""
-        return self._in_flight
 
     @property
     def saturated(self) -> bool:
         """Whether somebody waits for a permit."""
         return bool(self._waiting)
 
-    @asynccontextmanager
-    async def permit(self, *, urgent: bool) -> AsyncIterator[None]:
-        """Hold a permit, after waiting for it. A wait that is cancelled leaves none behind."""
-        if self._waiting or self._in_flight >= self._aimd.limit:
+    async def acquire(self, *, urgent: bool) -> None:
+        """Wait for a permit, and hold it until it is released. A wait that is cancelled leaves none behind."""
+        if self._waiting or self.in_flight >= self._aimd.limit:
             await self._wait(urgent)
         else:
-            self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._leave()
+            self.in_flight += 1
 
-    @contextmanager
-    def extra(self) -> Iterator[None]:
+    def acquire_extra(self) -> None:
         """Hold a permit without waiting, over the limit if need be: for a hedge, which has a budget of its own."""
-        self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._leave()
+        self.in_flight += 1
+
+    def release(self) -> None:
+        """Give a permit back."""
+        self.in_flight -= 1
+        self._admit()
 
     async def _wait(self, urgent: bool) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -221,18 +212,14 @@ class ConcurrencyLimiter:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._leave()  # the permit was granted just before
+                self.release()  # the permit was granted just before
             raise
 
-    def _leave(self) -> None:
-        self._in_flight -= 1
-        self._admit()
-
     def _admit(self) -> None:
-        while self._waiting and (self._waiting[0][2].done() or self._in_flight < self._aimd.limit):
+        while self._waiting and (self._waiting[0][2].done() or self.in_flight < self._aimd.limit):
             turn = heapq.heappop(self._waiting)[2]
             if not turn.done():  # else its waiter was cancelled
-                self._in_flight += 1
+                self.in_flight += 1
                 turn.set_result(None)
 
 

@@ -37,7 +37,12 @@ _log = logging.getLogger("stoker")
 
 
 class Fetcher:
-    """Fetches objects of one store into one ring. Lives on one event loop; any number of fetches may run at once."""
+    """Fetches objects of one store into one ring. Lives on one event loop; any number of fetches may run at once.
+
+    Attributes:
+        config: deadlines, retries, hedges and concurrency.
+        tiers: nearer places, which are asked for whole objects first.
+    """
 
     def __init__(
         self,
@@ -76,13 +81,13 @@ class Fetcher:
         self._counters = FetchCounters() if counters is None else counters
         self._hedges = Hedges(self.config, ring, self._counters, small_bytes=small_hedge_bytes, is_start=is_start)
         self._reader = RangeReader(store, rng=rng, config=self.config, counters=self._counters, hedges=self._hedges)
-        self._tiers = TierChain(tiers, self._hedges, self.config, self._counters, self._verify_whole, log)
+        self.tiers = TierChain(tiers, self._hedges, self.config, self._counters, self._verify_whole, log)
         self._sends_tags = True
 
     @property
     def stats(self) -> FetchStatistics:
         """A snapshot of everything counted so far."""
-        return self._reader.statistics(self._tiers.states())
+        return self._reader.statistics(self.tiers.states())
 
     def end_start(self) -> None:
         """The first batch is there: hedge by the budget alone. Idempotent; from any thread."""
@@ -126,7 +131,7 @@ class Fetcher:
         def from_store(into: memoryview) -> Awaitable[None]:
             return self.fetch_ranges(ref, parts, into=into, verify=verify, urgent=urgent)
 
-        return self._tiers.fetch(ref, into, from_store) if self._tiers else from_store(into)
+        return self.tiers.fetch(ref, into, from_store) if self.tiers else from_store(into)
 
     async def fetch_ranges(
         self,
@@ -227,13 +232,6 @@ class Fetcher:
                 f"a copy, or leave them out with 'stoker rebuild-manifest {url} --verify'"
             ) from None
         raise error
-
-    async def read_tiers(self, ref: ObjectRef, into: memoryview) -> bool:
-        """Ask the nearer places in turn for an object; return whether ``into`` has it now, whole and verified.
-
-        A place that lacks, spoils or fails costs time and nothing else.
-        """
-        return bool(self._tiers) and await self._tiers.read(ref, into)
 
     def split(self, part: RangePart, *, urgent: bool) -> list[RangePart]:
         """Cut what is urgent into ranges of nearly equal size; nothing of an empty one needs to be read."""

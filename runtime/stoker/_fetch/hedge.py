@@ -53,25 +53,23 @@ class HedgeBudget:
         burst: hedges beyond that.
         counters: of hedges outside the budget.
         is_start: whether a start begins.
+
+    Attributes:
+        is_start: whether a start is under way.
     """
 
-    __slots__ = ("_counters", "_fraction", "_is_start", "_most", "_tokens")
+    __slots__ = ("_counters", "_fraction", "_most", "_tokens", "is_start")
 
     def __init__(self, fraction: float, burst: int, counters: FetchCounters, *, is_start: bool = False) -> None:
         self._fraction = fraction
         self._tokens = float(burst)
         self._most = burst + fraction * SAVED_REQUESTS
-        self._is_start = is_start
+        self.is_start = is_start
         self._counters = counters
-
-    @property
-    def is_start(self) -> bool:
-        """Whether a start is under way."""
-        return self._is_start
 
     def end_start(self) -> None:
         """The first batch is there. Idempotent; from any thread."""
-        self._is_start = False
+        self.is_start = False
 
     def earn(self) -> None:
         """A request that is neither a hedge nor a retry was sent."""
@@ -79,7 +77,7 @@ class HedgeBudget:
 
     def spend(self, hedges: int = START_HEDGES) -> bool:
         """Take a token for a hedge of a request that was hedged ``hedges`` times; False if there is none."""
-        if self._is_start and hedges < START_HEDGES:
+        if self.is_start and hedges < START_HEDGES:
             self._counters.start_hedges += 1
             return True
         if self._tokens < 1.0:

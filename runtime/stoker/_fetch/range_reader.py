@@ -183,7 +183,8 @@ class RangeReader:
         """
         with strand(fetch.ref.key, Phase.QUEUE) as span:
             await self._rate.wait(part.size_bytes)
-            async with self._limiter.permit(urgent=fetch.urgent):
+            await self._limiter.acquire(urgent=fetch.urgent)
+            try:
                 self._hedges.budget.earn()
                 fetch.deadline.start(self._config.deadline_seconds, self._config.transfer_seconds(fetch.size_bytes))
                 for attempt in count(1):
@@ -192,6 +193,8 @@ class RangeReader:
                         return
                     await self.back_off(fetch, attempt, self._passing(fetch, attempt, error))
                     self._rate.charge(part.size_bytes)
+            finally:
+                self._limiter.release()
 
     def _passing(self, fetch: ObjectFetch, attempts: int, error: StoreError) -> TransientError:
         """Return an error after which the range may be had all the same; raise if there is no use in trying again."""
@@ -284,7 +287,8 @@ class RangeReader:
             return None, look_seconds
         data = self._hedges.borrow_buffer(part.size_bytes, borrowed, len(race) - 1)
         if data is not None:
-            borrowed.enter_context(self._limiter.extra())
+            self._limiter.acquire_extra()
+            borrowed.callback(self._limiter.release)
             self._rate.charge(part.size_bytes)
         return data, LOOK_SECONDS
 

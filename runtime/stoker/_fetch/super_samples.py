@@ -150,7 +150,7 @@ class SuperSampleReading:
             if not (self._leaves_out and self.saving >= LEAST_SAVING):
                 await fetcher.fetch_whole(wanted, data, urgent=urgent)
                 self._hold(ref, slot, open_head(manifest, ref, data))
-            elif await fetcher.read_tiers(wanted, data):
+            elif await fetcher.tiers.read(wanted, data):
                 self._hold(ref, slot, open_head(manifest, ref, data))
             else:
                 head = await fetch_head(fetcher, manifest, ref, data, urgent=urgent)

@@ -225,7 +225,7 @@ class TierChain:
 
         A tier that lacks, spoils or fails costs time and nothing else.
         """
-        return await self._ask_in_turn(ref, into, None) is _Answer.DELIVERED
+        return bool(self._members) and await self._ask_in_turn(ref, into, None) is _Answer.DELIVERED
 
     async def _ask_in_turn(self, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
         """Ask tiers until one or the store has delivered, and return what the last one answered.

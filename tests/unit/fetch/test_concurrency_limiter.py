@@ -1,11 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from stoker._fetch.concurrency import Aimd, ConcurrencyLimiter
 from stoker.testing import run_virtual
+
+
+@asynccontextmanager
+async def permit(gate: ConcurrencyLimiter, *, urgent: bool) -> AsyncIterator[None]:
+    await gate.acquire(urgent=urgent)
+    try:
+        yield
+    finally:
+        gate.release()
 
 
 def test_urgent_requests_pass_others_that_keep_their_order() -> None:
@@ -14,7 +25,7 @@ def test_urgent_requests_pass_others_that_keep_their_order() -> None:
         order: list[str] = []
 
         async def request(name: str, *, urgent: bool) -> None:
-            async with gate.permit(urgent=urgent):
+            async with permit(gate, urgent=urgent):
                 order.append(name)
                 await asyncio.sleep(1)
 
@@ -30,12 +41,13 @@ def test_urgent_requests_pass_others_that_keep_their_order() -> None:
 def test_an_extra_permit_goes_over_the_limit_and_holds_back_the_next() -> None:
     async def main() -> None:
         gate = ConcurrencyLimiter(Aimd(start=1, least=1, most=1))
-        async with gate.permit(urgent=False):
-            with gate.extra():
-                assert gate.in_flight == 2
-                waiter = asyncio.create_task(_hold(gate))
-                await asyncio.sleep(1)
-                assert gate.saturated
+        async with permit(gate, urgent=False):
+            gate.acquire_extra()
+            assert gate.in_flight == 2
+            waiter = asyncio.create_task(_hold(gate))
+            await asyncio.sleep(1)
+            assert gate.saturated
+            gate.release()
         await waiter
         assert gate.in_flight == 0
 
@@ -46,7 +58,7 @@ def test_an_extra_permit_goes_over_the_limit_and_holds_back_the_next() -> None:
 def test_a_cancelled_wait_holds_no_permit(cancel_before_grant: bool) -> None:
     async def main() -> None:
         gate = ConcurrencyLimiter(Aimd(start=1, least=1, most=1))
-        async with gate.permit(urgent=False):
+        async with permit(gate, urgent=False):
             waiter = asyncio.create_task(_hold(gate))
             behind = asyncio.create_task(_hold(gate))
             await asyncio.sleep(1)
@@ -78,5 +90,5 @@ def test_a_lower_limit_lets_nobody_in_until_enough_have_left() -> None:
 
 
 async def _hold(gate: ConcurrencyLimiter, seconds: float = 0.1) -> None:
-    async with gate.permit(urgent=False):
+    async with permit(gate, urgent=False):
         await asyncio.sleep(seconds)
