@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from types import TracebackType
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from stoker._base.arguments import explain_arguments
 from stoker._base.retry import RetryingStore
@@ -41,13 +41,6 @@ _log = logging.getLogger("stoker")
 __all__ = ["AsyncPacker", "PackConfig", "PackProgress", "Packer"]
 
 
-class _AtWork(NamedTuple):
-    """What an open packer has."""
-
-    plan: PackPlan
-    run: RunWriter
-
-
 class AsyncPacker:
     """Packs samples into a store that the caller opened and closes.
 
@@ -61,14 +54,15 @@ class AsyncPacker:
         self._store = RetryingStore(store, config.retry)
         self._config = config
         self._on_progress = on_progress
-        self._at_work: _AtWork | None = None
+        self._plan: PackPlan  # of an open packer, as is the run
+        self._run: RunWriter | None = None
         self._is_ended = False
         self._commit_lock = asyncio.Lock()
         self.manifest: Manifest | None = None
         """The version that has the samples, once it is committed."""
 
     async def __aenter__(self) -> AsyncPacker:
-        plan = await plan_pack(self._store, self._config)
+        plan = self._plan = await plan_pack(self._store, self._config)
         config = self._config
         is_resumed = plan.journal.recorded is not None
         made = RunConfig(
@@ -81,7 +75,7 @@ class AsyncPacker:
         await run.begin()  # so that a missing permission is told before the source is read, too
         if plan.journal.recorded is not None and not config.single_writer:
             await self._check_conditions(plan.journal.recorded, is_resumed=is_resumed)
-        self._at_work = _AtWork(plan, run)
+        self._run = run
         return self
 
     async def _check_conditions(self, record: PackRecord, *, is_resumed: bool) -> None:
@@ -100,7 +94,7 @@ class AsyncPacker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run = self._opened.run
+        run = self._opened
         try:
             if error is None:
                 await self.commit()
@@ -108,12 +102,12 @@ class AsyncPacker:
                 await run.keep()
         finally:
             await run.cancel()
-            self._at_work = None
+            self._run = None
 
     @property
     def durable_samples(self) -> int:
         """How many samples an earlier, unfinished pack of the same source left durable."""
-        return self._opened.run.record.samples
+        return self._opened.record.samples
 
     def skip(self, samples: int) -> None:
         """Leave out the samples that are durable, for a source that can start in the middle and vouches for itself.
@@ -121,7 +115,7 @@ class AsyncPacker:
         Raises:
             ConfigError: ``samples`` is not ``durable_samples``, or a sample was written already.
         """
-        run = self._opened.run
+        run = self._opened
         if samples != self.durable_samples or run.cutter.samples:
             raise ConfigError(f"only the {self.durable_samples} durable samples can be skipped, before the first write")
         run.skip_durable()
@@ -149,14 +143,14 @@ class AsyncPacker:
 
     def cut(self, sample: Mapping[str, object], where: str = "") -> Cut | None:
         """Do the part of :meth:`write` that needs no event loop: encode, and cut off a super-sample that is full."""
-        run = self._opened.run
+        run = self._opened
         if self._is_ended:
             raise ConfigError("the pack is committed, or about to be; another one, with mode='append', can add to it")
         return run.cutter.add(sample, where)
 
     async def submit(self, cut: Cut) -> None:
         """Do the rest of :meth:`write`: upload what was cut off, in the order it was cut."""
-        await self._opened.run.submit(cut)
+        await self._opened.submit(cut)
 
     async def commit(self) -> Manifest:
         """Upload what is left, commit a manifest that has it, and return that.
@@ -171,7 +165,7 @@ class AsyncPacker:
             return await self._committed() if self.manifest is None else self.manifest
 
     async def _committed(self) -> Manifest:
-        plan, run = self._opened
+        plan, run = self._plan, self._opened
         await run.complete()
         if not run.packed:
             await self._store.delete(record_key(run.record.run))
@@ -203,20 +197,19 @@ class AsyncPacker:
         """Return how far the pack has come."""
         if self.manifest is not None:
             return f"committed version {self.manifest.version} with {counted(self.manifest.samples, 'sample')}"
-        if self._at_work is None:
+        if self._run is None:
             return "not open"
-        run = self._at_work.run
-        done = run.progress
+        done = self._run.progress
         return (
-            f"{counted(run.cutter.samples, 'sample')} written, {done.samples:,} of them stored in "
+            f"{counted(self._run.cutter.samples, 'sample')} written, {done.samples:,} of them stored in "
             f"{counted(done.objects, 'super-sample')}, {format_bytes(done.size_bytes)}"
         )
 
     @property
-    def _opened(self) -> _AtWork:
-        if self._at_work is None:
+    def _opened(self) -> RunWriter:
+        if self._run is None:
             raise ConfigError("a packer is used inside its 'with' block")
-        return self._at_work
+        return self._run
 
 
 _HINTS = {
