@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 from types import SimpleNamespace
@@ -146,9 +146,25 @@ class SessionReader:
         self._session = session
 
     async def read(self, call: Call, destination: Destination | None = None) -> Reply:
-        """Receive an answer, and copy a range into its destination as it arrives."""
+        """Receive an answer, and copy a range into its destination as it arrives.
+
+        The client has no limit of its own for what comes before a body is sent, such as the server's leave to send it,
+        nor behind an interim answer.
+        """
+        times = self._session.timeout
         with _translated(call.address):
-            async with _answered(self._session, call) as response:
+            async with (
+                asyncio.timeout((times.sock_connect or 0.0) + (times.sock_read or 0.0)) as until_head,
+                self._session.request(
+                    call.method,
+                    URL(call.url, encoded=True),
+                    headers={**call.headers, "Accept-Encoding": "identity"},
+                    data=BytesIO(call.data) if isinstance(call.data, bytes) else call.data,  # which is sent in pieces
+                    allow_redirects=False,
+                    trace_request_ctx=until_head,
+                ) as response,
+            ):
+                until_head.reschedule(None)
                 try:
                     body, size_bytes = await _received(response, call, destination)
                 except BaseException:
@@ -176,27 +192,6 @@ async def _received(response: aiohttp.ClientResponse, call: Call, destination: D
         body += chunk
         checked_whole(len(body), call.address)
     return bytes(body), object_bytes(call, response.headers, len(body))
-
-
-@asynccontextmanager
-async def _answered(session: aiohttp.ClientSession, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
-    """Send a request and yield its answer once the head is there.
-
-    The client has no limit of its own for what comes before a body is sent, such as the server's leave to send it, nor
-    behind an interim answer.
-    """
-    times = session.timeout
-    async with asyncio.timeout((times.sock_connect or 0.0) + (times.sock_read or 0.0)) as until_head:
-        async with session.request(
-            call.method,
-            URL(call.url, encoded=True),
-            headers={**call.headers, "Accept-Encoding": "identity"},
-            data=BytesIO(call.data) if isinstance(call.data, bytes) else call.data,  # which is sent in pieces
-            allow_redirects=False,
-            trace_request_ctx=until_head,
-        ) as response:
-            until_head.reschedule(None)
-            yield response
 
 
 async def _allow_for_body(
