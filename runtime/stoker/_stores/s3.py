@@ -267,7 +267,7 @@ class S3Store(BucketObjects[S3Access]):
             infos = [self._listed(entry, decoded) for entry in page.iterfind("{*}Contents")]
             is_last = page.findtext("{*}IsTruncated") != "true"
             return infos, "" if is_last else _text(page, "NextContinuationToken")
-        except (ElementTree.ParseError, ValueError, LookupError):  # the latter two: it is of no encoding that there is
+        except (ElementTree.ParseError, ValueError, LookupError):  # LookupError: of an encoding that is none
             raise UnexpectedAnswerError(f"{self.url}: {self.nonsense}") from None
 
     def _listed(self, entry: ElementTree.Element, decoded: Callable[[str], str]) -> ObjectInfo:
