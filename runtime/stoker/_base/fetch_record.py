@@ -181,7 +181,7 @@ class Strand:
     """Things that happen one after the other, for one object; a context manager that ends with the last of them.
 
     Args:
-        fetch: it belongs to.
+        fetch: it belongs to; None if nobody keeps a record.
         object: the key.
         phase: the first.
         now_seconds: in loop time.
@@ -193,7 +193,7 @@ class Strand:
 
     __slots__ = ("_fetch", "end_seconds", "marks", "object")
 
-    def __init__(self, fetch: Fetch, object: str, phase: Phase, now_seconds: float) -> None:  # noqa: A002 - its name
+    def __init__(self, fetch: Fetch | None, object: str, phase: Phase, now_seconds: float) -> None:  # noqa: A002 - its name
         self._fetch = fetch
         self.object = object
         self.marks = [(phase, now_seconds)]
@@ -204,6 +204,8 @@ class Strand:
 
         One that failed is part of a retry, and what follows until the next one is, too.
         """
+        if self._fetch is None:
+            return
         sent = self._fetch.requests
         sent += requests
         if len(sent) > _MOST_REQUESTS:
@@ -223,25 +225,14 @@ class Strand:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.end_seconds = asyncio.get_running_loop().time()
-        fetch = self._fetch
-        del self._fetch  # a circle would keep every fetch until it is looked for, which costs more than the record
-        fetch.add(self)
+        fetch, self._fetch = self._fetch, None  # a circle would keep every fetch until it is looked for, at a high cost
+        if fetch is not None:
+            self.end_seconds = asyncio.get_running_loop().time()
+            fetch.add(self)
 
 
-class _Unrecorded(Strand):
-    """Stands where nobody follows."""
-
-    __slots__ = ()
-
-    def attempted(self, requests: Sequence[Request]) -> None:
-        pass
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
-
-_UNRECORDED = _Unrecorded(Fetch(0, 0, 0.0), "", Phase.OTHER, 0.0)
+_UNRECORDED = Strand(None, "", Phase.OTHER, 0.0)
+"""Stands where nobody follows."""
 
 
 def strand(object: str, phase: Phase) -> Strand:  # noqa: A002 - as it is called everywhere
