@@ -25,8 +25,8 @@ from statistics import mean
 from stoker._base.meter import Operation
 from stoker._cost.prices import GB_BYTES, Prices
 from stoker.errors import ConfigError
-from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measurements, simulated
-from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
+from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, measurements, simulated
+from stoker_sim._experiments.outcome import Experiment, Outcome, Panel, Row, Table, bars_beside
 
 __all__ = [
     "EXPERIMENTS",
@@ -194,16 +194,16 @@ def _published() -> dict[tuple[str, str, str], Decimal]:
 
 def _compute_seconds(workload: str) -> float:
     """Return t_compute: the mean of all that was measured, as the paper says that it took it."""
-    measured = [each for each in measurements() if each.workload == workload]
-    return _EPOCHS * mean(each.epoch_seconds - each.wait_seconds for each in measured)
+    known = [each for each in measurements() if each.workload == workload]
+    return _EPOCHS * mean(each.epoch_seconds - each.wait_seconds for each in known)
 
 
-def _wait_seconds(workload: str, setting: Setting | None) -> tuple[float, bool]:
-    """Return t_wait and whether it was measured; what was not is simulated."""
-    measured = [each for each in measurements() if (each.workload, each.setting) == (workload, setting)]
-    if measured or setting is None:
-        return sum(each.wait_seconds for each in measured), True
-    return sum(each.wait_seconds for each in simulated(workload, setting)), False
+def _wait_seconds(workload: str, setting: Setting | None) -> tuple[float, str]:
+    """Return t_wait and whether it was measured or, where nothing was, simulated."""
+    known = [each for each in measured(workload, setting) if each is not None]
+    if known or setting is None:
+        return sum(each.wait_seconds for each in known), "measured"
+    return sum(each.wait_seconds for each in simulated(workload, setting)), "simulated"
 
 
 def _cost(workload: Workload, setting: Setting | None, assumed: _Assumptions) -> DeliCost:
@@ -251,21 +251,19 @@ def _cells(assumed: _Assumptions) -> list[_Cell]:
     return cells
 
 
-def _row(cell: _Cell) -> tuple[Cell, ...]:
-    wait_seconds, is_measured = _wait_seconds(cell.workload, _METHODS[cell.method])
-    known, is_met = float(cell.published), "yes" if cell.is_met else "no"
-    waits = "measured" if is_measured else "simulated"
-    return (
-        cell.workload,
-        cell.method,
-        cell.part,
-        round(cell.ours, 4),
-        known,
-        round(cell.ours - known, 4) + 0.0,  # not -0.0
-        is_met,
-        wait_seconds,
-        waits,
-    )
+def _row(cell: _Cell) -> Row:
+    wait_seconds, waits = _wait_seconds(cell.workload, _METHODS[cell.method])
+    return {
+        "workload": cell.workload,
+        "method": cell.method,
+        "part": cell.part,
+        "$": round(cell.ours, 4),
+        "published $": float(cell.published),
+        "difference $": round(cell.ours - float(cell.published), 4) + 0.0,  # not -0.0
+        "to the cent": "yes" if cell.is_met else "no",
+        "wait s": wait_seconds,
+        "waits": waits,
+    }
 
 
 def _unmet(cell: _Cell, rates: DeliRates) -> str:
@@ -277,54 +275,46 @@ def _unmet(cell: _Cell, rates: DeliRates) -> str:
     ]
     beyond = abs(cell.ours - float(cell.published)) - 0.005
     seconds = beyond / (_NODES * rates.node_dollars_per_hour) * 3600
-    wait_seconds, is_measured = _wait_seconds(cell.workload, _METHODS[cell.method])
-    waits = f"{wait_seconds:.0f} s of {'measured' if is_measured else 'simulated'} waits"
+    waits = "{:.0f} s of {} waits".format(*_wait_seconds(cell.workload, _METHODS[cell.method]))
     return (
         f"Not met: {cell.workload}, {cell.method}, {cell.part}: ${cell.ours:.4f} beside ${cell.published}. The "
         f"published parts of this row add up to ${sum(parts)}; {seconds:.0f} of the {waits} make the difference."
     )
 
 
-def _others(assumed: _Assumptions) -> dict[str, _Assumptions]:
-    """Return what else might be assumed."""
-    return {
-        "as here": assumed,
-        "class B at $0.002 for 10,000, as the paper prints": replace(
-            assumed, rates=replace(assumed.rates, get_dollars=0.002 / 10_000)
-        ),
-        "listings of the workload's samples, as its equations say": replace(assumed, objects=None),
-        "the pixels of both data sets on the disk": replace(assumed, data_gb=_PIXELS_GB),
-    }
-
-
 def _panel(workload: Workload, parts: Sequence[str], cells: Sequence[_Cell]) -> Panel:
     series = []
     for part in parts:
         found = {cell.method: cell for cell in cells if (cell.workload, cell.part) == (workload.name, part)}
-        ours = [found[method].ours if method in found else math.nan for method in _METHODS]
-        known = [float(found[method].published) if method in found else math.nan for method in _METHODS]
-        series.append(Series(part, list(_METHODS), ours, kind="bars"))
-        series.append(Series(f"{part}, published", list(_METHODS), known, is_published=True, kind="bars"))
+        of = [found.get(method) for method in _METHODS]
+        ours = [each.ours if each else None for each in of]
+        known = [float(each.published) if each else None for each in of]
+        series += bars_beside(part, [*_METHODS], ours, known)
     return Panel(workload.title, "", "dollars for two epochs", series)
 
 
 def _run(quick: bool) -> Outcome:
     assumed = _Assumptions(rates=_published_rates())
     cells = _cells(assumed)
-    columns = ("workload", "method", "part", "$", "published $", "difference $", "to the cent", "wait s", "waits")
-    table = Table("deli-table-2", columns, [_row(cell) for cell in cells])
-    others = Table(
-        "deli-table-2-assumptions",
-        ("assumption", "cells met", "of"),
-        [(name, sum(cell.is_met for cell in _cells(other)), len(cells)) for name, other in _others(assumed).items()],
-    )
+    as_printed = replace(assumed.rates, get_dollars=0.002 / 10_000)
+    others = {
+        "as here": assumed,
+        "class B at $0.002 for 10,000, as the paper prints": replace(assumed, rates=as_printed),
+        "listings of the workload's samples, as its equations say": replace(assumed, objects=None),
+        "the pixels of both data sets on the disk": replace(assumed, data_gb=_PIXELS_GB),
+    }
+    met = [(name, sum(cell.is_met for cell in _cells(other)), len(cells)) for name, other in others.items()]
+    tables = [
+        Table.of("deli-table-2", [_row(cell) for cell in cells]),
+        Table("deli-table-2-assumptions", ("assumption", "cells met", "of"), met),
+    ]
     panels = [
         _panel(workload, parts, cells)
         for parts in (("total",), ("api", "compute and loading"))
         for workload in WORKLOADS.values()
     ]
     unmet = [_unmet(cell, assumed.rates) for cell in cells if not cell.is_met]
-    return Outcome([table, others], panels, [*unmet, *_remarks(assumed)])
+    return Outcome(tables, panels, [*unmet, *_remarks(assumed)])
 
 
 def _remarks(assumed: _Assumptions) -> list[str]:
