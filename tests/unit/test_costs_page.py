@@ -12,7 +12,7 @@ import pytest
 import stoker_sim
 from stoker import cli
 from stoker_sim import _experiments as experiments
-from stoker_sim._experiments.outcome import Outcome
+from stoker_sim._experiments import Outcome
 
 PAGE = (Path(__file__).parents[2] / "docs" / "costs.md").read_text("utf-8")
 PACKAGE = Path(stoker_sim.__file__).parent

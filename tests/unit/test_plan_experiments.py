@@ -15,8 +15,7 @@ import pytest
 from stoker.cli import main
 from stoker.errors import ConfigError
 from stoker_sim import _experiments as experiments
-from stoker_sim._experiments import load
-from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Table, published
+from stoker_sim._experiments import Cell, Experiment, Outcome, Table, load, published
 
 PLOTLY_BYTES = 1 << 20
 ELSEWHERE = {"silod-estimator"}

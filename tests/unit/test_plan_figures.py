@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from matplotlib.transforms import Bbox
 
-from stoker_sim._experiments.outcome import Panel, Series, _drawn, _touches
+from stoker_sim._experiments import Panel, Series, _drawn, _touches
 
 NAMES = [f"a setting with quite a long name, {number}" for number in range(6)]
 

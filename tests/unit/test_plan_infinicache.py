@@ -11,9 +11,8 @@ import pytest
 
 from stoker._cost.prices import FunctionPrices
 from stoker.errors import ConfigError
-from stoker_sim._experiments import infinicache
+from stoker_sim._experiments import infinicache, published
 from stoker_sim._experiments.infinicache import Billing, Upkeep, WarmFleet, first_arrivals, kept_hours, losses
-from stoker_sim._experiments.outcome import published
 from stoker_sim._warm_fleet import Reclaim, placed
 from stoker_warm._code import Code
 

@@ -17,7 +17,7 @@ from stoker._trace.chrome import MOST_RANKS, rank_traces
 from stoker.cli.output import json_text, printable, table
 from stoker.errors import ConfigError
 from stoker_sim import _experiments as experiments
-from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Row, Series, Table, write_html, write_png
+from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Row, Series, Table, write_html, write_png
 from stoker_sim._scenario import EpochResult, Run, Scenario, simulate
 from stoker_sim._scenario_file import read_scenario
 from stoker_sim._simulated_warm import WarmTally

@@ -1,13 +1,194 @@
-"""The papers' experiments, run again: each is a name that ``stoker simulate`` knows."""
+"""The papers' experiments, run again: each is a name that ``stoker simulate`` knows.
+
+An experiment hands back tables to read and to keep, and panels to draw; beside them stands what the papers say.
+
+Panels are drawn as a picture (PNG, matplotlib) and as a page to look closer at (HTML, plotly, without a network).
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
+import csv
+import io
+import math
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import import_module, resources
+from pathlib import Path
+from typing import Any, Literal
 
+from stoker._trace.picture import page
 from stoker.errors import ConfigError
-from stoker_sim._experiments.outcome import Experiment
 
-__all__ = ["NAMES", "load"]
+__all__ = [
+    "NAMES",
+    "Cell",
+    "Experiment",
+    "Outcome",
+    "Panel",
+    "Row",
+    "Series",
+    "Table",
+    "bars_beside",
+    "difference",
+    "excess",
+    "load",
+    "published",
+    "write_html",
+    "write_png",
+]
+
+Cell = str | int | float | None
+Row = dict[str, Cell]
+"""A row of a table, by its columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of figures.
+
+    Attributes:
+        name: of the table, fit for a file's name.
+        columns: their names, with units.
+        rows: one cell a column; None is empty.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[Cell, ...]]
+
+    @classmethod
+    def of(cls, name: str, rows: Sequence[Row]) -> Table:
+        """Return a table of rows that all name their cells; there is one at least."""
+        return cls(name, tuple(rows[0]), [tuple(row.values()) for row in rows])
+
+    def cells(self, column: str) -> list[Cell]:
+        """Return the cells of a column, from top to bottom."""
+        place = self.columns.index(column)
+        return [row[place] for row in self.rows]
+
+    def to_csv(self) -> str:
+        """Return the table as CSV, with a line of names."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows([_plain(cell) for cell in row] for row in self.rows)
+        return text.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What is drawn with one mark.
+
+    Attributes:
+        name: in the legend.
+        x: numbers, or names for bars.
+        y: numbers, as many.
+        is_published: whether somebody else's figures, which are drawn as open marks.
+        kind: how to draw it.
+    """
+
+    name: str
+    x: Sequence[float] | Sequence[str]
+    y: Sequence[float]
+    is_published: bool = False
+    kind: Literal["line", "points", "bars"] = "line"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        title: above it.
+        x_label: with unit.
+        y_label: with unit.
+        series: drawn into it.
+        x_log: whether the axis is logarithmic,
+        y_log: and the other one.
+        note: below it: a trend that was published without figures, for example.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    x_log: bool = False
+    y_log: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an experiment found.
+
+    Attributes:
+        tables: the first one is the experiment's own.
+        panels: of its figure.
+        remarks: sentences on how well it agrees with what was published, and on what it assumes.
+    """
+
+    tables: Sequence[Table]
+    panels: Sequence[Panel]
+    remarks: Sequence[str] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Something that can be run again.
+
+    Attributes:
+        name: on the command line.
+        title: one line.
+        source: whose figures ours stand beside.
+        run: does it; True for a quick, coarser one.
+    """
+
+    name: str
+    title: str
+    source: str
+    run: Callable[[bool], Outcome]
+
+
+def difference(ours: float | None, theirs: float | None) -> float | None:
+    """Return by how much ours is more; None where there is only one of them."""
+    return None if ours is None or theirs is None else ours - theirs
+
+
+def excess(ours: float | None, theirs: float | None) -> float | None:
+    """Return by which part of theirs ours is more; None where there is only one of them."""
+    return None if ours is None or theirs is None else ours / theirs - 1
+
+
+def bars_beside(
+    name: str, x: Sequence[str], ours: Sequence[float | None], theirs: Sequence[float | None], *, published: str = ""
+) -> list[Series]:
+    """Return bars of ours and of what was published, none where a figure is None.
+
+    Args:
+        name: of ours.
+        x: what each figure is of.
+        ours: figures.
+        theirs: the published ones.
+        published: name of theirs; ours and "published" by default.
+    """
+    y, known = ([math.nan if figure is None else figure for figure in figures] for figures in (ours, theirs))
+    return [
+        Series(name, x, y, kind="bars"),
+        Series(published or f"{name}, published", x, known, is_published=True, kind="bars"),
+    ]
+
+
+def _plain(cell: Cell) -> Cell:
+    return f"{cell:.6g}" if isinstance(cell, float) else cell
+
+
+@lru_cache(maxsize=16)
+def published(paper: str) -> dict[str, Any]:
+    """Return a paper's figures and statements; ``source`` says where they stand."""
+    return tomllib.loads(resources.files("stoker_sim").joinpath(f"published/{paper}.toml").read_text("utf-8"))
+
 
 _PLACES = {
     "deli-table-1": "deli_figures",
@@ -37,3 +218,189 @@ def load(name: str) -> Experiment:
     module = import_module(f"{__name__}.{_PLACES[name]}")
     experiments: tuple[Experiment, ...] = module.EXPERIMENTS
     return next(each for each in experiments if each.name == name)
+
+
+_COLOURS = ("#d1495b", "#1b4965", "#2a9d8f", "#bc8034", "#6a4c93", "#4f772d", "#8aa1b1", "#444444")
+_PANEL_INCHES = (6.4, 4.2)
+_COLUMNS = 2
+_DOTS_PER_INCH = 110
+_HEADROOM = 0.2
+"""Of the axis, above bars, for the legend."""
+_LABELLED_BARS = 12
+"""At most, in a panel: more leave no room for their figures."""
+_NAMED_TICKS = 7
+"""At most."""
+_LINE_POINTS = (1.5, 3.0)
+"""From the last line to the first, so that lines that lie upon each other are all seen."""
+_EXTRA = "drawing needs the extra 'plan': pip install 'stoker[plan]'; the CSV is written without it"
+
+
+def write_png(panels: Sequence[Panel], title: str, path: Path) -> None:
+    """Draw panels into a PNG file.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    figure = _drawn(panels, title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=_DOTS_PER_INCH, metadata={"Software": None})
+
+
+def _drawn(panels: Sequence[Panel], title: str) -> Any:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError(_EXTRA) from None
+    columns = min(_COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(columns * _PANEL_INCHES[0], rows * _PANEL_INCHES[1] + 0.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for place, axes in enumerate(grid.flat):
+        if place < len(panels):
+            _draw(axes, panels[place])
+        else:
+            axes.set_axis_off()
+    _clear_legends(figure)
+    return figure
+
+
+def _clear_legends(figure: Any) -> None:
+    """Move below its axes each legend that lies on a line or a point: no corner of these was free."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        if legend is None or not any(_touches(line, legend.get_window_extent()) for line in axes.lines):
+            continue
+        inches = (axes.get_window_extent().y0 - axes.xaxis.label.get_window_extent().y0) / figure.dpi
+        below = axes.transAxes + ScaledTranslation(0.0, -inches, figure.dpi_scale_trans)
+        for columns in (2, 1):
+            place = {"loc": "upper left", "bbox_to_anchor": (0.0, 0.0), "bbox_transform": below, "borderaxespad": 0.2}
+            legend = axes.legend(fontsize=8, frameon=False, ncols=columns, **place)
+            if legend.get_window_extent().width <= axes.get_window_extent().width:
+                break
+
+
+def _touches(line: Any, box: Any) -> bool:
+    path = line.get_transform().transform_path(line.get_path())
+    if line.get_linestyle() == "None":
+        return any(box.contains(x, y) for x, y in path.vertices)
+    return bool(path.intersects_bbox(box, filled=False))
+
+
+def _draw(axes: Any, panel: Panel) -> None:
+    axes.set_title(panel.title, loc="left", fontsize=10)
+    axes.set_xlabel(panel.x_label + (f"\n{panel.note}" if panel.note else ""), fontsize=9)
+    axes.set_ylabel(panel.y_label, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e5e5e5")
+    axes.set_axisbelow(True)
+    bars = [series for series in panel.series if series.kind == "bars"]
+    for number, series in enumerate(panel.series):
+        colour = _COLOURS[_colour_of(panel.series, number) % len(_COLOURS)]
+        if series.kind == "bars":
+            _draw_bars(axes, series, bars.index(series), len(bars), colour)
+        elif series.kind == "points" or series.is_published:
+            face = "none" if series.is_published else colour
+            axes.plot(series.x, series.y, "o", label=series.name, color=colour, markerfacecolor=face, markersize=5)
+        else:
+            width = _line_points(panel.series, number)
+            axes.plot(series.x, series.y, "-", label=series.name, color=colour, marker=".", linewidth=width)
+    _scale(axes, panel, has_bars=bool(bars))
+    axes.legend(fontsize=8, frameon=False, ncols=2 if bars else 1)
+
+
+def _scale(axes: Any, panel: Panel, *, has_bars: bool) -> None:
+    if panel.x_log:
+        axes.set_xscale("log")
+        _name_ticks(axes, {float(x) for series in panel.series for x in series.x})
+    if panel.y_log:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    if has_bars:  # they leave no corner free
+        low, high = axes.get_ylim()
+        axes.set_ylim(top=high * (high / low) ** _HEADROOM if panel.y_log else high * (1 + _HEADROOM))
+
+
+def _name_ticks(axes: Any, values: set[float]) -> None:
+    """Name the values themselves on a logarithmic axis, if they are few: powers of ten between them say little."""
+    if 1 < len(values) <= _NAMED_TICKS:
+        axes.set_xticks(sorted(values), [f"{value:,.10g}" for value in sorted(values)])
+        axes.minorticks_off()
+
+
+def _draw_bars(axes: Any, series: Series, place: int, count: int, colour: str) -> None:
+    width = 0.8 / count
+    at = [index - 0.4 + width * (place + 0.5) for index in range(len(series.x))]
+    style = {"facecolor": "none", "edgecolor": colour, "linewidth": 1.5} if series.is_published else {"color": colour}
+    drawn = axes.bar(at, series.y, width * 0.9, label=series.name, **style)
+    if count * len(series.x) <= _LABELLED_BARS:
+        axes.bar_label(drawn, [_figure(height) for height in series.y], fontsize=7, padding=1)
+    axes.set_xticks(range(len(series.x)), [str(name) for name in series.x], fontsize=8)
+    axes.set_xlim(-0.5, len(series.x) - 0.5)  # also around bars that there are not
+
+
+def _figure(height: float) -> str:
+    if math.isnan(height):
+        return ""
+    return f"{height:,.0f}" if height >= 1000 else f"{height:.3g}"
+
+
+def _line_points(every: Sequence[Series], number: int) -> float:
+    least, most = _LINE_POINTS
+    behind = sum(series.kind == "line" and not series.is_published for series in every[number + 1 :])
+    return least + (most - least) * behind / len(every)
+
+
+def _colour_of(every: Sequence[Series], number: int) -> int:
+    """Return a colour's number: published figures have that of ours which they stand beside, the one before them."""
+    ours = [place for place in range(number + 1) if not every[place].is_published]
+    return len(ours) - 1 if ours else 0
+
+
+def write_html(panels: Sequence[Panel], title: str, path: Path) -> None:
+    """Draw panels into a page that needs nothing else.
+
+    Raises:
+        ConfigError: plotly is not installed.
+    """
+    try:
+        from plotly import graph_objects
+        from plotly.subplots import make_subplots
+    except ImportError:
+        raise ConfigError(_EXTRA) from None
+    columns = min(_COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = make_subplots(rows=rows, cols=columns, subplot_titles=[panel.title for panel in panels])
+    for place, panel in enumerate(panels):
+        row, column = place // columns + 1, place % columns + 1
+        for number, series in enumerate(panel.series):
+            colour = _COLOURS[_colour_of(panel.series, number) % len(_COLOURS)]
+            figure.add_trace(_trace(graph_objects, series, colour), row=row, col=column)
+        below = panel.x_label + (f"<br>{panel.note}" if panel.note else "")
+        figure.update_xaxes(title_text=below, type="log" if panel.x_log else None, row=row, col=column)
+        figure.update_yaxes(title_text=panel.y_label, type="log" if panel.y_log else None, row=row, col=column)
+    figure.update_layout(title=title, height=480 * rows, template="plotly_white")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(figure, title), "utf-8")
+
+
+def _trace(graph_objects: Any, series: Series, colour: str) -> Any:
+    x, y = list(series.x), list(series.y)
+    look: dict[str, Any]
+    if series.kind == "bars":
+        look = {"color": "rgba(0,0,0,0)" if series.is_published else colour, "line": {"color": colour, "width": 1.5}}
+        return graph_objects.Bar(x=x, y=y, name=series.name, marker=look)
+    is_points = series.kind == "points" or series.is_published
+    look = {
+        "color": colour,
+        "symbol": "circle-open" if series.is_published else "circle",
+        "size": 8 if is_points else 5,
+    }
+    mode = "markers" if is_points else "lines+markers"
+    return graph_objects.Scatter(x=x, y=y, name=series.name, mode=mode, marker=look, line={"color": colour})

@@ -25,8 +25,8 @@ from statistics import mean
 from stoker._base.meter import Operation
 from stoker._cost.prices import GB_BYTES, Prices
 from stoker.errors import ConfigError
+from stoker_sim._experiments import Experiment, Outcome, Panel, Row, Table, bars_beside
 from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, measurements, simulated
-from stoker_sim._experiments.outcome import Experiment, Outcome, Panel, Row, Table, bars_beside
 
 __all__ = [
     "EXPERIMENTS",

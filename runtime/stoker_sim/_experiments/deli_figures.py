@@ -16,8 +16,7 @@ from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._fetch.config import FetchConfig
 from stoker._order.order import OrderConfig
 from stoker_sim._bucket import described
-from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, measurements, simulated
-from stoker_sim._experiments.outcome import (
+from stoker_sim._experiments import (
     Experiment,
     Outcome,
     Panel,
@@ -28,6 +27,7 @@ from stoker_sim._experiments.outcome import (
     difference,
     excess,
 )
+from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, measurements, simulated
 from stoker_sim._scenario import by_lanes, simulate
 
 __all__ = ["BUCKET", "EXPERIMENTS"]

@@ -27,8 +27,8 @@ from stoker._format.versions import read_manifest
 from stoker._order.order import OrderConfig
 from stoker.abc import ObjectInfo
 from stoker_sim._bucket import BucketView, Shared, SimulatedBucket, described
+from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, bars_beside, published
 from stoker_sim._experiments.deli import WORKLOADS
-from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, bars_beside, published
 from stoker_sim._scenario import by_lanes, one_by_one, simulate, slot_bytes
 
 __all__ = ["EXPERIMENTS", "HeldView"]

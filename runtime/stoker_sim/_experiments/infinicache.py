@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stoker._cost.prices import FunctionPrices, Prices
 from stoker._cost.usage import Calls, total_dollars
 from stoker.errors import ConfigError
-from stoker_sim._experiments.outcome import (
+from stoker_sim._experiments import (
     Cell,
     Experiment,
     Outcome,

@@ -38,7 +38,7 @@ from stoker._order.order import Order, OrderConfig
 from stoker.abc import Readable
 from stoker.errors import ConfigError
 from stoker_sim._bucket import BucketView, ModelledReader, Shared, SimulatedBucket, described, size_of
-from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
+from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, published
 from stoker_sim._scenario import Node, one_by_one, slot_bytes
 
 __all__ = ["EXPERIMENTS", "DecodingView", "Disk", "DiskModel", "DiskView", "LoaderModel", "Processors", "train"]

@@ -29,8 +29,8 @@ from stoker._fetch.config import FetchConfig
 from stoker._order.order import Order, OrderConfig
 from stoker_sim._bucket import described
 from stoker_sim._caches import TierModel, hit_rates
+from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, bars_beside, difference
 from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, simulated
-from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, bars_beside, difference
 from stoker_sim._scenario import EpochResult, Run, by_lanes, simulate, slot_bytes
 
 __all__ = ["EXPERIMENTS", "Cost", "measured_cost"]

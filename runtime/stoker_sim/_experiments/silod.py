@@ -22,7 +22,7 @@ from stoker.abc import ObjectRef
 from stoker_sim._allocation import POLICIES, Cluster, Job, Policy, Share, Submission, completions
 from stoker_sim._bucket import described
 from stoker_sim._caches import SimulatedTier, TierModel
-from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
+from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table
 from stoker_sim._scenario import Scenario, by_lanes, simulate
 
 __all__ = ["EXPERIMENTS", "Case", "Circumstances", "cases", "queue", "simulated_rate"]

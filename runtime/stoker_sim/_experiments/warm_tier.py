@@ -21,7 +21,7 @@ import numpy as np
 
 from stoker._base.meter import Operation
 from stoker._cost.prices import Prices
-from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
+from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, published
 from stoker_sim._put_back import PutBackModel, put_back
 from stoker_sim._warm_fleet import (
     Bill,
