@@ -128,16 +128,13 @@ class Tally:
         """Add what a function says that it asked of stores; what is no such account adds nothing."""
         for url, counts in requests.items() if isinstance(requests, Mapping) else ():
             for operation, count in counts.items() if isinstance(counts, Mapping) else ():
-                if operation in _OPERATIONS and type(count) is int and count > 0:
-                    self.counts["requests"] += count
-                    self._request_dollars += count * self._dollars_of(str(url), Operation(operation))
-
-    def _dollars_of(self, url: str, operation: Operation) -> float:
-        if self._stores is None:
-            return 0.0
-        with suppress(ConfigError):  # of a store that the price list does not know
-            return self._stores.store(url).request_dollars(operation)
-        return 0.0
+                if operation not in _OPERATIONS or type(count) is not int or count <= 0:
+                    continue
+                self.counts["requests"] += count
+                with suppress(ConfigError):  # of a store that the price list does not know
+                    if self._stores is not None:
+                        dollars = self._stores.request_dollars(str(url), Operation(operation))
+                        self._request_dollars += count * dollars
 
     def in_vain(self, seconds: float) -> None:
         """A call ended after so long, or was given up, and what it is charged is not known."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 
 from stoker._stores.access_token import LEAST_KEY_BYTES, Grant, TokenKeys, key_text
+from stoker.cli.flags import number_from
 from stoker.errors import ConfigError
 
 __all__ = ["configure", "run"]
 
 _KEYS = "STOKER_TOKEN_KEYS"
 _DEFAULT_HOURS = 24
+_hours = number_from(1e-6, 366 * 24)
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -23,16 +25,6 @@ def configure(parser: ArgumentParser) -> None:
     what.add_argument("--dataset", action="append", metavar="NAME", help="that may be read; may be given several times")
     what.add_argument("--new-key", metavar="ID", help=f"make a key for {_KEYS} instead, and print it")
     parser.add_argument("--hours", type=_hours, metavar="N", help="that the token holds (default: 24)")
-
-
-def _hours(text: str) -> float:
-    try:
-        hours = float(text)
-    except ValueError:
-        hours = 0.0
-    if not 0 < hours <= 366 * 24:
-        raise ArgumentTypeError(f"{text!r} is not a number of hours, more than 0 and at most {366 * 24}")
-    return hours
 
 
 def run(args: Namespace) -> int:
