@@ -14,6 +14,7 @@ from stoker.abc import RangeReadable, Store
 from stoker.errors import ConfigError, MissingExtraError, StokerError, StoreError
 
 __all__ = [
+    "ADAPTERS",
     "GcsOptions",
     "HttpOptions",
     "S3Options",
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 # Scheme → module, adapter, its options, its extra. An adapter and its SDK are imported when a URL of theirs is opened.
-_ADAPTERS: dict[str, tuple[str, str, type[StoreOptions] | None, str]] = {
+ADAPTERS: dict[str, tuple[str, str, type[StoreOptions] | None, str]] = {
     "memory": ("stoker._stores.object_store", "MemoryStore", None, ""),
     "file": ("stoker._stores.local", "LocalStore", None, ""),
     "s3": ("stoker._stores.s3", "S3Store", S3Options, "s3"),
@@ -48,9 +49,9 @@ def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = No
         MissingExtraError: the store's optional dependency is not installed, or a plug-in cannot be loaded.
     """
     location = parse_url(url)
-    if location.scheme not in _ADAPTERS:
+    if location.scheme not in ADAPTERS:
         return _open_plugin(location, options)
-    module, adapter, options_type, extra = _ADAPTERS[location.scheme]
+    module, adapter, options_type, extra = ADAPTERS[location.scheme]
     if options is None and options_type is not None:
         options = options_type()
     if options is not None and (options_type is None or not isinstance(options, options_type)):

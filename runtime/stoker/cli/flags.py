@@ -13,7 +13,7 @@ from typing import TypeVar, get_args
 
 from stoker._base.sizes import MOST_BYTES, format_bytes, parse_bytes, parse_rate
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
-from stoker._stores import GcsOptions, S3Options, ServedOptions, open_store
+from stoker._stores import ADAPTERS, open_store
 from stoker._stores.location import Location, parse_url
 from stoker._stores.options import Auth, StoreOptions
 from stoker.abc import Executor, Store
@@ -98,13 +98,8 @@ def store_options(args: Namespace, url: str, *, prefix: str = "") -> StoreOption
     """
     names = ("endpoint_url", "region", "anonymous", "requester_pays", "prices", "user_project", "auth")
     given = {name: value for name in names if (value := getattr(args, prefix + name, None))}
-    kinds: dict[str, type[StoreOptions]] = {
-        "s3": S3Options,
-        "gs": GcsOptions,
-        "stoker+https": ServedOptions,
-        "stoker+http": ServedOptions,
-    }
-    kind = kinds.get(parse_url(url).scheme)
+    scheme = parse_url(url).scheme
+    kind = ADAPTERS[scheme][2] if scheme in ADAPTERS else None
     if kind is None or not given:
         return None
     unknown = [name for name in given if name not in kind.__slots__]
