@@ -28,7 +28,6 @@ __all__ = [
     "StoredObject",
     "UnsatisfiableRangeError",
     "Upload",
-    "UploadedPart",
     "byte_range",
     "element",
     "iso_time",
@@ -251,24 +250,15 @@ class BucketSpec:
             raise ValueError(f"{self.region!r} is not a region: up to 32 of a-z, 0-9 and '-'")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UploadedPart:
-    """A part of an upload; ``tag`` is its quoted MD5."""
-
-    data: Body
-    tag: str
-    modified_at: float
-
-
 @dataclass(slots=True, kw_only=True)
 class Upload:
-    """A multipart upload in progress: its parts by number."""
+    """A multipart upload in progress: its parts by number, each with its bytes, quoted MD5 and time."""
 
     key: str
     initiated_at: float
     headers: dict[str, str]
     tags: Mapping[str, str]
-    parts: dict[int, UploadedPart] = field(default_factory=dict)
+    parts: dict[int, StoredObject] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

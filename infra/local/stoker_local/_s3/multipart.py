@@ -17,7 +17,6 @@ from stoker_local._s3.model import (
     S3Error,
     StoredObject,
     Upload,
-    UploadedPart,
     element,
     iso_time,
     parse_xml,
@@ -100,7 +99,7 @@ def upload_part(bucket: Bucket, call: Call, now: float) -> Response:
     """UploadPart: a part may be sent again, the last one counts."""
     upload, number = open_upload(bucket, call), part_number(call)
     data = decode_payload(call.request, call.body)
-    part = UploadedPart(data=data, tag=etag_of(data), modified_at=now)
+    part = StoredObject(data=data, tag=etag_of(data), modified_at=now)
     upload.parts[number] = part
     return Response(headers={"ETag": part.tag})
 
@@ -145,7 +144,7 @@ def _named_parts(call: Call) -> tuple[tuple[int, str], ...]:
     return tuple((int(number), tag) for number, tag in named)
 
 
-def _chosen_parts(upload: Upload, named: tuple[tuple[int, str], ...]) -> list[UploadedPart]:
+def _chosen_parts(upload: Upload, named: tuple[tuple[int, str], ...]) -> list[StoredObject]:
     if any(a >= b for (a, _), (b, _) in pairwise(named)):
         raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order.")
     parts = [(upload.parts.get(number), tag) for number, tag in named]
@@ -222,7 +221,7 @@ def upload_part_copy(bucket: Bucket, call: Call, source: CopySource, now: float)
     upload, number = open_upload(bucket, call), part_number(call)
     _check_source_conditions(call, source)
     data = _copied_bytes(call.request.headers.get(f"{COPY_SOURCE}-range"), source.stored.data)
-    part = UploadedPart(data=data, tag=etag_of(data), modified_at=now)
+    part = StoredObject(data=data, tag=etag_of(data), modified_at=now)
     upload.parts[number] = part
     return _copy_response("CopyPartResult", part.tag, now)
 
