@@ -25,7 +25,7 @@ from stoker_local.functions._config import FunctionCloudConfig, FunctionFaultPla
 from stoker_local.functions._endpoints import Authority, function_url, invoke_api
 from stoker_local.functions._fleet import Fleet, FunctionFaultInjector
 from stoker_local.functions._google import Service, finalized_message, gateway, push
-from stoker_local.functions._processes import InstanceConfig, S, Warden, warden
+from stoker_local.functions._processes import AnySpec, InstanceConfig, Warden, warden
 from stoker_local.functions._statistics import Account, FunctionStatistics, Happening, Invocation, Ledger, Outcome
 from stoker_local.functions._triggers import (
     LocalQueue,
@@ -174,8 +174,8 @@ class FunctionCloud:
         return f"http://{await stack.enter_async_context(serving(application, self.config.host, port))}"
 
     def _opened(
-        self, spec: S, environment: Mapping[str, str], platform: str, **figures: float
-    ) -> tuple[InstanceConfig[S], Account, FunctionFaultInjector, Tasks]:
+        self, spec: AnySpec, environment: Mapping[str, str], platform: str, **figures: float
+    ) -> tuple[InstanceConfig[AnySpec], Account, FunctionFaultInjector, Tasks]:
         """Return what a function of either platform is made of."""
         common = InstanceConfig(spec=spec, cloud=self.config, environment=environment, warden=self._warden)
         account = self._ledger.open(spec.name, platform, memory_bytes=spec.memory_bytes, **figures)

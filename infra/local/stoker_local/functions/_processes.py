@@ -28,6 +28,7 @@ from stoker_local.functions._config import (
 )
 
 __all__ = [
+    "AnySpec",
     "FunctionProcess",
     "InstanceConfig",
     "Output",
@@ -46,7 +47,7 @@ ADDRESS_ALLOWANCE_BYTES = 1 << 30
 _PIPE_BYTES = 1 << 16
 _KEPT_BYTES = 1 << 16
 _TAIL_BYTES = 4096
-S = TypeVar("S", bound=FunctionSpec | GoogleSpec)
+AnySpec = TypeVar("AnySpec", bound=FunctionSpec | GoogleSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +281,7 @@ def tail(log: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceConfig(Generic[S]):
+class InstanceConfig(Generic[AnySpec]):
     """What all instances of a function have in common.
 
     Attributes:
@@ -288,13 +289,13 @@ class InstanceConfig(Generic[S]):
         environment: what the platform gives it; the function's own variables come on top.
     """
 
-    spec: S
+    spec: AnySpec
     cloud: FunctionCloudConfig
     environment: Mapping[str, str] = field(repr=False)
     warden: Warden
 
 
-class FunctionProcess(Generic[S]):
+class FunctionProcess(Generic[AnySpec]):
     """The process of one instance, with all that it has started; it can be signalled while it runs.
 
     Attributes:
@@ -303,7 +304,7 @@ class FunctionProcess(Generic[S]):
         peak_bytes: most resident memory when it was last measured, 0 where the system does not tell.
     """
 
-    def __init__(self, name: str, config: InstanceConfig[S]) -> None:
+    def __init__(self, name: str, config: InstanceConfig[AnySpec]) -> None:
         self.name = name
         self._config = config
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
