@@ -114,11 +114,6 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = 
     if dataset is None or not rows:
         await versions.check_bucket(store, "super-sample")
         raise NotFoundError(_nothing_found(store.url, orphans, refused))
-    if survey.newest_version >= MAX_VERSION:
-        raise PackError(
-            f"{store.url} tells of version {survey.newest_version}, which none can follow; delete the manifest or pack "
-            "record that says so and rebuild again"
-        )
     packed = [(run, packed) for (run, _), packed in rows.items()]
     rebuilt = Manifest.of(*dataset, packed, survey.newest_version + 1)
     manifest = await _publish(store, survey.base, rebuilt)
@@ -126,12 +121,16 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = 
         manifest=manifest,
         is_new=manifest is rebuilt,
         lost=lost,
-        adopted=tuple(object_key(*place) for place in adopted),
-        orphans=tuple(object_key(*place) for place in orphans if place not in adopted),
+        adopted=_keys(adopted),
+        orphans=_keys(place for place in orphans if place not in adopted),
         refused=refused,
         gaps=tuple(_gaps(survey, adopted, owned) if adopt else _unrecorded(survey, orphans)),
         repeats=tuple(_repeats(adopted)),
     )
+
+
+def _keys(places: Iterable[Place]) -> tuple[str, ...]:
+    return tuple(object_key(*place) for place in places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +188,11 @@ async def _survey(reader: RetryingReader[Readable]) -> _Survey:
 
 async def _publish(store: Store, base: Manifest | None, rebuilt: Manifest) -> Manifest:
     """Commit what was rebuilt; if it is what is there, restore only the copy of it that may be missing."""
+    if rebuilt.version > MAX_VERSION:
+        raise PackError(
+            f"{store.url} tells of version {rebuilt.version - 1}, which none can follow; delete the manifest or pack "
+            "record that says so and rebuild again"
+        )
     if base is not None and rebuilt.to_bytes() == replace(base, version=base.version + 1).to_bytes():
         with suppress(PreconditionFailedError):
             return await versions.publish(store, base)

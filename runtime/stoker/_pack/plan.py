@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal
@@ -118,9 +118,14 @@ async def plan_pack(store: Store, config: PackConfig) -> PackPlan:
             return await _resumed(store, record, tag, base)
     if creates:
         check_can_create(store, base, [record for record, _ in known])
+    tags = {item.key: item.tag for item in logged}
+    return _begun(store, config, identity, base, tags)
+
+
+def _begun(store: Store, config: PackConfig, identity: str, base: Manifest | None, tags: Mapping[str, str]) -> PackPlan:
+    """Return the plan of a new run on top of ``base``, where records are under the keys of ``tags``."""
     run = run_id(identity, 0 if base is None else base.version)
     source = config.source if config.source is not None else store.url
-    tags = {item.key: item.tag for item in logged}
     return PackPlan(
         dataset=run if base is None else base.dataset,
         record=PackRecord(run=run, identity=identity, source=source, mode=config.mode),
