@@ -95,12 +95,15 @@ class Ramp:
         start: the limit at first.
         most: which it never exceeds.
         period_seconds: between one growth and the next.
+
+    Attributes:
+        limit: calls that may run at once now.
     """
 
-    __slots__ = ("_cut_seconds", "_grown_seconds", "_limit", "_most", "_period_seconds", "_step", "_taken")
+    __slots__ = ("_cut_seconds", "_grown_seconds", "_most", "_period_seconds", "_step", "_taken", "limit")
 
     def __init__(self, *, start: int, most: int, period_seconds: float) -> None:
-        self._limit = min(start, most)
+        self.limit = min(start, most)
         self._most = most
         self._period_seconds = period_seconds
         self._step: int | None = None  # none before the first throttle: double
@@ -108,22 +111,17 @@ class Ramp:
         self._grown_seconds: float | None = None  # when the calls filled the limit first, or it grew last
         self._cut_seconds = float("-inf")
 
-    @property
-    def limit(self) -> int:
-        """Calls that may run at once now."""
-        return self._limit
-
     def grow(self, in_flight: int, now_seconds: float) -> None:
         """Raise the limit if a period has passed in which it was reached: what is not used says nothing."""
-        if in_flight < self._limit or self._limit >= self._most:
+        if in_flight < self.limit or self.limit >= self._most:
             self._grown_seconds = None
         elif self._grown_seconds is None:
             self._grown_seconds = now_seconds
         elif now_seconds >= self._grown_seconds + self._wait_seconds():
-            if self._taken is not None and self._limit >= self._taken:
+            if self._taken is not None and self.limit >= self._taken:
                 self._taken = None
-            grown = self._limit + (self._limit if self._step is None else self._step)
-            self._limit = min(self._most, grown if self._taken is None else min(grown, self._taken))
+            grown = self.limit + (self.limit if self._step is None else self._step)
+            self.limit = min(self._most, grown if self._taken is None else min(grown, self._taken))
             self._grown_seconds = now_seconds
 
     def next_growth_seconds(self) -> float | None:
@@ -137,8 +135,8 @@ class Ramp:
         """
         if sent_seconds < self._cut_seconds:
             return
-        reached = min(self._limit, in_flight)
-        self._limit = max(1, reached // 2)
+        reached = min(self.limit, in_flight)
+        self.limit = max(1, reached // 2)
         self._step = max(1, reached // (2 * _STEPS))
         self._taken = max(1, reached - 1)
         self._cut_seconds = now_seconds
@@ -146,7 +144,7 @@ class Ramp:
 
     def _wait_seconds(self) -> float:
         """Return how long the limit must be reached before it grows."""
-        is_at_the_most_taken = self._taken is not None and self._limit >= self._taken
+        is_at_the_most_taken = self._taken is not None and self.limit >= self._taken
         return self._period_seconds * (_PAUSE_PERIODS if is_at_the_most_taken else 1)
 
 

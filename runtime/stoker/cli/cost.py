@@ -204,11 +204,6 @@ class _Figure:
     help: str
     needs: str = ""
 
-    @property
-    def flags(self) -> tuple[str, ...]:
-        flag = f"--{self.name.replace('_', '-')}"
-        return (flag, "--accelerator") if self.name == "machine" else (flag,)
-
 
 _COUNT, _NUMBER, _SHARE, _NAME = (positive, "N"), (_number, "N"), (_share, "SHARE"), (str, "NAME")
 _SIZE, _HOURS, _SECONDS = (size, "SIZE"), (_number, "H"), (_number, "S")
@@ -295,7 +290,8 @@ def _add_figures(parser: ArgumentParser) -> None:
             how: dict[str, Any] = {"action": "store_true", "default": None}
             if figure.kind is not None:
                 how = dict(zip(("type", "metavar"), figure.kind, strict=True))
-            section.add_argument(*figure.flags, dest=figure.name, help=figure.help, **how)
+            flags = [f"--{figure.name.replace('_', '-')}", *(["--accelerator"] if figure.name == "machine" else [])]
+            section.add_argument(*flags, dest=figure.name, help=figure.help, **how)
 
 
 def _figures(args: Namespace, *, has_dataset: bool) -> _Figures:
