@@ -12,13 +12,13 @@ from stoker_torch._stream_reader import MAX_EPOCH, MAX_WORKERS, EpochBoard, Turn
 ALONE = Worker()
 
 
-def seats(base_seed: int, workers: int = 3) -> list[Worker]:
+def workers_of(base_seed: int, workers: int = 3) -> list[Worker]:
     return [Worker.of(worker, workers, base_seed) for worker in range(workers)]
 
 
 def epochs(board: EpochBoard, base_seed: int) -> set[int]:
     """Begin an iteration in three workers; return which epochs they take."""
-    return {board.begin(seat).epoch for seat in seats(base_seed)}
+    return {board.begin(worker).epoch for worker in workers_of(base_seed)}
 
 
 def test_epochs_of_one_process_follow_one_another_and_looking_ahead_changes_nothing() -> None:
@@ -51,7 +51,7 @@ def test_workers_agree_when_one_begins_while_another_finds_out(
     monkeypatch: pytest.MonkeyPatch, is_ordered: bool, reads: int
 ) -> None:
     board = EpochBoard()
-    one, other = seats(5, 2)
+    one, other = workers_of(5, 2)
     begun: list[Turn] = []
     words = EpochBoard._words.fget  # type: ignore[attr-defined]
     left = iter(range(reads, -1, -1))
@@ -77,8 +77,8 @@ def test_iterations_with_the_same_seed_are_told_apart_as_those_of_workers_that_a
 
 def test_two_iterations_side_by_side_keep_their_epochs() -> None:
     board = EpochBoard()
-    one, other = seats(1), seats(2)
-    assert [board.begin(seat).epoch for seat in (one[0], other[0], other[1], one[1], one[2], other[2])] == [
+    one, other = workers_of(1), workers_of(2)
+    assert [board.begin(worker).epoch for worker in (one[0], other[0], other[1], one[1], one[2], other[2])] == [
         0, 1, 1, 0, 0, 1,
     ]  # fmt: skip
     assert epochs(board, 3) == {2}
@@ -101,10 +101,10 @@ def test_workers_that_have_states_of_their_own_agree_on_their_epoch_and_go_on_fr
     board = EpochBoard()
     for base_seed in range(4):
         epochs(board, base_seed)
-    assert {board.begin(seat, 1) for seat in seats(9)} == {Turn(2, 1)}
+    assert {board.begin(worker, 1) for worker in workers_of(9)} == {Turn(2, 1)}
     assert epochs(board, 10) == {2}
     board.order(7)
-    assert {board.begin(seat, 4) for seat in seats(11)} == {Turn(4, 4)}
+    assert {board.begin(worker, 4) for worker in workers_of(11)} == {Turn(4, 4)}
     assert epochs(board, 12) == {5}
 
 
