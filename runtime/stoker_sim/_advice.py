@@ -58,7 +58,6 @@ class Resources:
         memory_bytes: for a rank's loader, at most.
         disk_bytes: of a node, for a cache; 0 if there is no disk.
         disk_folder: where.
-        disk_bytes_per_second: of it.
         slowest_seconds: of the first bytes seen.
         median_seconds: of them.
         epochs: that the run is to have.
@@ -70,7 +69,6 @@ class Resources:
     memory_bytes: int
     disk_bytes: int = 0
     disk_folder: str = "/mnt/nvme/stoker"
-    disk_bytes_per_second: float = 2e9
     slowest_seconds: float = 0.0
     median_seconds: float = 0.0
     epochs: int = 10
@@ -329,7 +327,7 @@ def _caches(given: Workload, resources: Resources) -> Iterator[Cache]:
     if memory_bytes >= least_bytes:
         yield Cache(size_bytes=memory_bytes, bytes_per_second=_MEMORY_BYTES_PER_SECOND, is_of_rank=True)
     if disk_bytes // given.ranks_per_node >= least_bytes:
-        yield Cache(size_bytes=disk_bytes, bytes_per_second=resources.disk_bytes_per_second)
+        yield Cache(size_bytes=disk_bytes)
 
 
 def _limit(size_bytes: int) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
 
@@ -57,7 +57,7 @@ class PutBackModel:
                 raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PutBackTally:
     """What was lost all the same, and what it took.
 
@@ -72,14 +72,14 @@ class PutBackTally:
         back_seconds: the mean time from the notice until a shard was back; NaN if none was.
     """
 
-    outages: NDArray[np.float64]
-    shards: int
-    requests: int
-    read_bytes: int
-    calls: int
-    write_seconds: float
-    notice_seconds: float
-    back_seconds: float
+    outages: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 3)))
+    shards: int = 0
+    requests: int = 0
+    read_bytes: int = 0
+    calls: int = 0
+    write_seconds: float = 0.0
+    notice_seconds: float = math.nan
+    back_seconds: float = math.nan
 
     def lost_objects(self, hours: int) -> NDArray[np.int64]:
         """Return ``int64 [hours]``: how many objects could not be restored at some time in each hour."""
@@ -149,8 +149,7 @@ class _Played:
         self._written = [-math.inf] * nodes  # when the last shard was
         self._since = np.full(len(places), np.inf)  # from when an object cannot be restored
         self._outages: list[tuple[float, float, float]] = []
-        self._shards = self._requests = self._read_bytes = self._calls = 0
-        self._write_seconds = self._back_seconds = 0.0
+        self._counted = PutBackTally(back_seconds=0.0)  # of all shards together, until it is handed out
 
     def lost(self, node: int, seconds: float) -> None:
         """A node loses its memory. What is on its way is written to whoever is there then."""
@@ -195,13 +194,13 @@ class _Played:
         is_whole = takes_whole(self._code, positions)
         read_bytes = self._size_bytes if is_whole else self._shard_bytes  # ranges are read side by side
         requests = 1 if is_whole else len(positions)
-        self._shards += len(positions)
-        self._requests += requests
-        self._read_bytes += requests * read_bytes
+        self._counted.shards += len(positions)
+        self._counted.requests += requests
+        self._counted.read_bytes += requests * read_bytes
         come_seconds = begin_seconds + self._model.first_byte_seconds
         come_seconds += read_bytes / self._model.connection_bytes_per_second
         end_seconds = max([self._write(row, position, come_seconds) for position in positions])
-        self._back_seconds += len(positions) * (end_seconds - noticed_seconds)
+        self._counted.back_seconds += len(positions) * (end_seconds - noticed_seconds)
         if self._since[row] < math.inf and np.isinf(self._there[row]).sum() <= self._code.parity:
             self._outages.append((row, float(self._since[row]), end_seconds))
             self._since[row] = math.inf
@@ -215,12 +214,12 @@ class _Played:
         write_seconds = self._shard_bytes / self._model.node_bytes_per_second
         last_seconds = self._written[node]
         if come_seconds > last_seconds + self._model.linger_seconds:
-            self._calls += 1
-            self._write_seconds += write_seconds
+            self._counted.calls += 1
+            self._counted.write_seconds += write_seconds
             end_seconds = come_seconds + self._model.wake_seconds + write_seconds
         else:
             end_seconds = max(come_seconds, last_seconds) + write_seconds
-            self._write_seconds += end_seconds - last_seconds
+            self._counted.write_seconds += end_seconds - last_seconds
         self._written[node] = self._there[row, position] = end_seconds
         return end_seconds
 
@@ -245,13 +244,10 @@ class _Played:
     def tally(self, seconds: float, notice_seconds: Sequence[float]) -> PutBackTally:
         """Return what came of it until then."""
         still = [(float(row), float(self._since[row]), seconds) for row in np.flatnonzero(self._since < math.inf)]
-        return PutBackTally(
+        shards = self._counted.shards
+        return replace(
+            self._counted,
             outages=np.array([*self._outages, *still]).reshape(-1, 3),
-            shards=self._shards,
-            requests=self._requests,
-            read_bytes=self._read_bytes,
-            calls=self._calls,
-            write_seconds=self._write_seconds,
             notice_seconds=float(np.mean(notice_seconds)) if notice_seconds else math.nan,
-            back_seconds=self._back_seconds / self._shards if self._shards else math.nan,
+            back_seconds=self._counted.back_seconds / shards if shards else math.nan,
         )

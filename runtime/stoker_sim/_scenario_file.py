@@ -84,7 +84,7 @@ class Section:
     def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = _MOST_INTEGER) -> int:
         """Return an integer from ``least`` to ``most``."""
         value = self._take(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        if type(value) is not int or not least <= value <= most:
             raise self.wrong(name, value, f"an integer {_range(least, most, _MOST_INTEGER)}")
         return value
 
