@@ -10,7 +10,8 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import accumulate, product
+from operator import attrgetter
 from statistics import mean, median, quantiles
 
 from stoker._base.sizes import counted
@@ -18,7 +19,6 @@ from stoker._cache.eviction import Residents, Uniform
 from stoker._diagnostics.latency import BucketModel, Constant, Latency, LogNormal
 from stoker._fetch.config import FetchConfig
 from stoker._order.order import OrderConfig
-from stoker.abc import ObjectRef
 from stoker_sim._allocation import POLICIES, Cluster, Job, Policy, Share, Submission, completions
 from stoker_sim._bucket import described
 from stoker_sim._caches import SimulatedTier, TierModel
@@ -83,14 +83,8 @@ def queue(jobs: int, seed: int, *, share_data: bool = False) -> list[Submission]
         epochs = max(2, round(hours * _HOUR * rate / kind.dataset_bytes))
         drawn.append(Submission(job=job, seconds=0.0, epochs=epochs, gpus=gpus))
     gap_seconds = mean(each.gpus * each.least_seconds for each in drawn) / (_LOAD * _GPUS)
-    return list(_arriving(drawn, gap_seconds, rng))
-
-
-def _arriving(drawn: Sequence[Submission], gap_seconds: float, rng: random.Random) -> Iterator[Submission]:
-    seconds = 0.0
-    for each in drawn:
-        seconds += rng.expovariate(1 / gap_seconds)
-        yield Submission(job=each.job, seconds=seconds, epochs=each.epochs, gpus=each.gpus)
+    gaps = (rng.expovariate(1 / gap_seconds) for _ in drawn)
+    return [replace(each, seconds=seconds) for each, seconds in zip(drawn, accumulate(gaps), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +256,7 @@ def simulated_rate(share: Share, around: Circumstances, kept: Residents[str] | N
         model = TierModel(limit_bytes=share.cache_bytes // share.job.nodes, policy=around.policy)
         run = simulate(replace(scenario, caches=[model]))
     else:
-        run = simulate(replace(scenario, tiers=lambda *_: [SimulatedTier(kept, _key)]))
+        run = simulate(replace(scenario, tiers=lambda *_: [SimulatedTier(kept, attrgetter("key"))]))
     cold = _cold_epochs(share.job.nodes)
     warm = range(cold, cold + around.warm_epochs)
     seconds = sum(max(each.seconds for each in run.of_epoch(epoch)) for epoch in warm)
@@ -297,10 +291,6 @@ def _cold_epochs(nodes: int) -> int:
     One more goes by until all is read that was on its way, side by side, when the last one of them ended.
     """
     return 1 + (1 if nodes == 1 else math.ceil(math.log(_UNSEEN) / math.log(1 - 1 / nodes)))
-
-
-def _key(ref: ObjectRef) -> str:
-    return ref.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
