@@ -2,8 +2,6 @@
 
 from stoker.cli import Command
 
-__all__ = ["shuffle_command"]
-
 shuffle_command = Command.of_module(
     "stoker_functions._shuffle_job.command",
     name="shuffle",

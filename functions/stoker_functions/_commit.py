@@ -17,8 +17,6 @@ from stoker._pack.merge import Job, merge
 from stoker.errors import EventError, NotFoundError
 from stoker_functions._deployment import Deadline, Deployment
 
-__all__ = ["CommitEvent", "CompactEvent", "commit", "compact"]
-
 _BYTES_A_SECOND = 20_000_000  # read and written again: a quarter of what a function's network carries
 _ID = "[0-9a-f]{16}"
 _MAX_RUNS = 100_000

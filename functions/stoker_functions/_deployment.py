@@ -27,8 +27,6 @@ from stoker._stores.object_store import metered
 from stoker.abc import Store
 from stoker.errors import ConfigError, DeadlineError, EventError, MissingExtraError
 
-__all__ = ["Deadline", "Deployment", "INGEST_KINDS", "Ingest", "Settings", "open_catalog"]
-
 INGEST_KINDS = ("files", "image-folder", "webdataset")
 _DEFAULT_MEMORY_BYTES = 512 << 20
 _DEFAULT_TIMEOUT_SECONDS = 60.0

@@ -42,17 +42,6 @@ from stoker.errors import (
 from stoker_functions._deployment import Deadline, Deployment, Ingest
 from stoker_functions._pack import pack_part
 
-__all__ = [
-    "Batcher",
-    "Message",
-    "Notified",
-    "cloud_storage_object",
-    "ingest_object",
-    "ingest_objects",
-    "ingest_queue",
-    "queue_messages",
-]
-
 _MAX_MESSAGES = 10_000  # the largest batch of a queue
 _MAX_RECORDS = 1_000
 _MAX_BODY_CHARACTERS = 1 << 20  # the largest message of a queue

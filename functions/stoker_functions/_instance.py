@@ -24,17 +24,6 @@ from stoker.errors import (
 )
 from stoker_functions._deployment import Deadline, Deployment, Settings
 
-__all__ = [
-    "GOOGLE_HANDLERS",
-    "HANDLERS",
-    "Handler",
-    "Hosted",
-    "Instance",
-    "LAMBDA_HANDLERS",
-    "SERVING_HANDLERS",
-    "handler_of",
-]
-
 HANDLERS = {
     "pack": "stoker_functions._pack:pack",
     "commit": "stoker_functions._commit:commit",

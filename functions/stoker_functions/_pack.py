@@ -21,8 +21,6 @@ from stoker._sources.parts import Part, Samples, open_part
 from stoker.errors import ConfigError, PackError
 from stoker_functions._deployment import Deadline, Deployment
 
-__all__ = ["pack", "pack_part", "pack_result"]
-
 _log = logging.getLogger("stoker_functions.pack")
 _BASE_BYTES = 128 << 20  # Python, numpy and the cloud's SDK, measured on Lambda's runtime client
 _BUILDING_SUPER_SAMPLES = 3  # under construction: its values, its data section, the object

@@ -35,8 +35,6 @@ from stoker.errors import (
     StoreError,
 )
 
-__all__ = ["RedisCatalog"]
-
 _log = logging.getLogger("stoker_functions.catalog.redis")
 _SAVE = """
 local known = redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 and redis.call('HGET', KEYS[2], ARGV[1])

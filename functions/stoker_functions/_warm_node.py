@@ -14,8 +14,6 @@ from stoker_warm._node import NodeServer
 from stoker_warm._shard import Shelf
 from stoker_warm._wake import Wake
 
-__all__ = ["RESERVED_BYTES", "shelf_bytes", "warm_node"]
-
 RESERVED_BYTES = 192 << 20
 """Of an instance's memory, not for shards: the interpreter and its libraries take 45 MiB, what the allocator cannot use
 again has been up to 50 MiB with shards of 1 to 16 MB, and the rest is for what is on its way, there or back."""

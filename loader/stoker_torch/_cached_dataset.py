@@ -26,8 +26,6 @@ from stoker.errors import ConfigError, SampleError, StokerError
 from stoker_torch._sample_cache import CacheStatistics, DamagedEntryError, SampleCache
 from stoker_torch._user_functions import Executor, ThreadPool
 
-__all__ = ["CachedDataset", "PrefetchSampler"]
-
 _log = logging.getLogger("stoker")
 
 Visible = Literal["each", "together"]

@@ -25,18 +25,6 @@ from stoker.abc import RangeReadable, Readable, Tier, TraceSink
 from stoker.errors import ConfigError
 from stoker_torch._user_functions import asks_for_context
 
-__all__ = [
-    "Budget",
-    "LoaderArguments",
-    "LoaderConfig",
-    "LoaderShuffle",
-    "MOVED_SETTINGS",
-    "StreamArguments",
-    "StreamConfig",
-    "WorkerOptions",
-    "checked_integer",
-]
-
 
 def checked_integer(name: str, value: object, least: int) -> int:
     """Return a setting that is an integer as Python's: numpy's would not go into a state as JSON.

@@ -28,8 +28,6 @@ from stoker.errors import ConfigError, FormatError, SampleError, StokerError
 from stoker_torch._sample_cache import DamagedEntryError, FifoEntries, SampleCache, SharedCounts, locked
 from stoker_torch._sample_codec import decode_sample, encode_sample
 
-__all__ = ["DiskCache"]
-
 _NAME = re.compile(r"stoker-cache-[0-9a-f]{16}", re.ASCII)
 """Folders of sessions; nothing else beside them is ever touched."""
 

@@ -19,8 +19,6 @@ from stoker._format.display import Rows, html_table, plain, text_table
 from stoker._stores.object_store import price_key
 from stoker.errors import BudgetError
 
-__all__ = ["LoaderPlan", "LoaderStatistics", "LoopStatistics"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPlan:

@@ -20,8 +20,6 @@ from stoker.errors import ConfigError, StokerError
 from stoker_torch._sample_cache import LookUpCounts, LookUpStatistics
 from stoker_torch._user_functions import ThreadPool
 
-__all__ = ["InformedDataLoader"]
-
 _log = logging.getLogger("stoker")
 
 

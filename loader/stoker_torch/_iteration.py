@@ -46,8 +46,6 @@ from stoker_torch._pool import PendingBatch, SamplePool
 from stoker_torch._tensors import pinned, to_tensors
 from stoker_torch._user_functions import ContextOf
 
-__all__ = ["Cursor", "Iteration", "LoaderResources", "DoubleBuffer"]
-
 T = TypeVar("T")
 
 _BUSY_SECONDS = 0.002

@@ -35,8 +35,6 @@ from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank
 from stoker_torch._state import RunState
 from stoker_torch._tensors import BufferPool, can_pin_memory
 
-__all__ = ["Loader"]
-
 _log = logging.getLogger("stoker")
 
 

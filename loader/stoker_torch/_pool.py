@@ -23,8 +23,6 @@ from stoker_torch._config import StreamConfig, WorkerOptions
 from stoker_torch._tensors import pinned, stacked
 from stoker_torch._user_functions import ContextOf, ThreadPool, asks_for_context, with_context
 
-__all__ = ["PendingBatch", "SamplePool", "has_functions"]
-
 _log = logging.getLogger("stoker")
 
 _PARTS_PER_WORKER = 4

@@ -27,8 +27,6 @@ from torch.utils.data import IterableDataset
 
 from stoker.errors import ConfigError, RankMismatchError
 
-__all__ = ["compare_ranks", "confirm_rank", "find_rank", "refuse_resharding", "trusts_length", "warn_of_length"]
-
 _REMEDY = (
     "make it when torch.distributed is initialized (under Lightning in train_dataloader()), or give it rank= and "
     "world_size="

@@ -21,19 +21,6 @@ import torch
 from stoker._base.sizes import parse_bytes
 from stoker.errors import ConfigError, SampleError, StokerError
 
-__all__ = [
-    "CacheStatistics",
-    "DamagedEntryError",
-    "FifoEntries",
-    "LookUpCounts",
-    "LookUpStatistics",
-    "MemoryCache",
-    "SampleCache",
-    "SharedCounts",
-    "held_bytes",
-    "locked",
-]
-
 Amounts = tuple[int, int, int, int]
 """Look-ups, misses, damaged entries, and nanoseconds of waiting."""
 

@@ -20,8 +20,6 @@ import torch
 
 from stoker.errors import FormatError, SampleError
 
-__all__ = ["decode_sample", "encode_sample"]
-
 MAX_DEPTH = 32
 _MAX_DIMENSIONS = 32
 _MAX_SIZE = 1 << 48

@@ -30,17 +30,6 @@ from stoker._format.manifest import Manifest
 from stoker.errors import ConfigError, StateError
 from stoker_torch._config import StreamConfig
 
-__all__ = [
-    "Preemption",
-    "RunState",
-    "SourceState",
-    "Stateful",
-    "StreamState",
-    "checked_integer",
-    "merge_states",
-    "save_on_sigterm",
-]
-
 _FORMAT = 1
 _LEAST = {"seed": 0, "version": 1, "window": 1, "lanes": 1, "limit": 1}
 _SAME_SEQUENCE = {"full", "materialized"}

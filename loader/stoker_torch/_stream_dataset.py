@@ -22,8 +22,6 @@ from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank, refuse_r
 from stoker_torch._state import SourceState, StreamState
 from stoker_torch._stream_reader import MAX_EPOCH, EpochBoard, ShareCursor, StreamReader, Turn, Worker, samples_of
 
-__all__ = ["StreamDataset"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:

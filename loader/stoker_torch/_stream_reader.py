@@ -30,8 +30,6 @@ from stoker.errors import ConfigError
 from stoker_torch._iteration import Cursor, Iteration, LoaderResources
 from stoker_torch._pool import SamplePool, has_functions
 
-__all__ = ["EpochBoard", "MAX_EPOCH", "MAX_WORKERS", "ShareCursor", "StreamReader", "Turn", "Worker", "samples_of"]
-
 _TAG_BITS, _EPOCH_BITS = 20, 24
 MAX_EPOCH = (1 << _EPOCH_BITS) - 1
 MAX_WORKERS = 512

@@ -26,8 +26,6 @@ from stoker._format.schema import Column
 from stoker._format.tensorfile import DType
 from stoker.errors import ArgumentError
 
-__all__ = ["BufferPool", "RaggedColumn", "can_pin_memory", "pinned", "stacked", "to_tensor", "to_tensors"]
-
 
 def to_tensor(array: NDArray[Any], dtype: DType) -> torch.Tensor:
     """Return an array in a dtype's holder type as a tensor of that dtype, sharing its memory."""

@@ -19,16 +19,6 @@ from typing import Any, Protocol
 from stoker._order.random_words import SampleContext
 from stoker.errors import ConfigError, StokerError
 
-__all__ = [
-    "ContextOf",
-    "ThreadPool",
-    "Executor",
-    "WithContext",
-    "Work",
-    "asks_for_context",
-    "with_context",
-]
-
 ContextOf = Callable[[int], SampleContext]
 """Returns the context of the sample at a place of a batch."""
 WithContext = Callable[[Any, SampleContext | None], Any]

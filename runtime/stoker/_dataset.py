@@ -31,8 +31,6 @@ from stoker._stores.object_store import ObjectStore, metered
 from stoker.abc import RangeReadable
 from stoker.errors import ArgumentError, ConfigError
 
-__all__ = ["Dataset", "DatasetStatistics"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetStatistics:

@@ -19,7 +19,6 @@ from stoker.errors import ConfigError
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["UPRIGHT", "RandomResizedCrop", "jpeg_orientation", "orientation_of"]
 
 _ATTEMPTS = 10
 _NUMBERS = 4

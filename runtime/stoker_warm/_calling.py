@@ -19,13 +19,6 @@ from stoker_warm._settings import WarmConfig
 from stoker_warm._wake import Report, Task, Wake
 from stoker_warm._wire import Kind
 
-__all__ = [
-    "Billed",
-    "Caller",
-    "Invoke",
-    "Waking",
-]
-
 Invoke = Callable[[str, Mapping[str, Any]], Awaitable[Answer]]
 """Calls a function by its name with an event and waits for its end; raises as :meth:`stoker.abc.Executor.call`."""
 

@@ -22,8 +22,6 @@ from stoker_warm._handshake import PeerSide, Secret
 from stoker_warm._sockets import Address, dial
 from stoker_warm._wire import MAX_BODY_BYTES, Head, Kind
 
-__all__ = ["ClientConfig", "ClientStatistics", "Connect", "Line", "WarmClient"]
-
 Connect = Callable[[Callable[[], Connection]], Awaitable[Connection]]
 """Connects to the proxy what it is given a way to make; as :func:`~stoker_warm._sockets.dial`."""
 

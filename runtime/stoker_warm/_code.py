@@ -34,17 +34,6 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, LostShardsError, MissingExtraError
 
-__all__ = [
-    "Bytes",
-    "Code",
-    "encode",
-    "require_codec",
-    "restore",
-    "write_lost",
-    "write_p",
-    "write_p_and_q",
-]
-
 Bytes = NDArray[np.uint8]
 
 _PIECE_BYTES = 128 << 10

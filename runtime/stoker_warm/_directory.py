@@ -25,8 +25,6 @@ from stoker.errors import ConfigError
 from stoker_warm._code import Code
 from stoker_warm._shard import OVERHEAD_BYTES, ShardId
 
-__all__ = ["MOST_NODES", "Directory", "Found", "Held", "Loss", "Placement"]
-
 _RESERVED = 0x8000
 """Marks a cell whose node is being written to. A cell of no node is marked, too, so one comparison tells both."""
 _NOWHERE = 0xFFFF

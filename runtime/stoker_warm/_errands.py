@@ -29,11 +29,6 @@ from stoker_warm._upkeep import Errand, Upkeep
 from stoker_warm._wake import Task
 from stoker_warm._wire import Head, Kind
 
-__all__ = [
-    "back_up",
-    "run_errands",
-]
-
 _COPIES_AT_ONCE = 2
 
 _Ask = Callable[..., Awaitable[Reply]]

@@ -23,14 +23,6 @@ from stoker_warm._shard import ShardId
 from stoker_warm._wake import Report, Task
 from stoker_warm._wire import Head, Kind
 
-__all__ = [
-    "Node",
-    "NodeParts",
-    "deletions",
-    "list_all",
-    "listed_page",
-]
-
 
 async def list_all(name: str, ask: Callable[[Head], Awaitable[Reply | None]], most: int) -> list[ShardId] | None:
     """Return all shards that somebody holds, in their order, asked for page by page.

@@ -25,8 +25,6 @@ from typing import Literal, Protocol
 from stoker.errors import ConfigError, CredentialsError, WireError
 from stoker_warm._wire import VERSION, Head, Kind
 
-__all__ = ["Handshake", "Message", "Peer", "PeerSide", "ProxySide", "Secret", "is_private"]
-
 Role = Literal["node", "client"]
 Greeting = Mapping[str, str | int]
 """What a peer says of itself: flat, texts and integers only, so that both sides write it alike."""

@@ -48,8 +48,6 @@ from stoker_warm._settings import WarmConfig
 from stoker_warm._shard import Digest
 from stoker_warm._wake import Report
 
-__all__ = ["Contents", "Event", "Life", "Standing", "State", "TRANSITIONS"]
-
 
 class State(enum.Enum):
     """What the proxy knows of a node.

@@ -23,8 +23,6 @@ from stoker_warm._handshake import ProxySide, Secret
 from stoker_warm._sockets import Address, Certificate, check_privacy
 from stoker_warm._wire import Head, Kind
 
-__all__ = ["Clients", "Door", "MOST_STRANGERS", "Reception", "TcpDoor"]
-
 _log = logging.getLogger("stoker.warm.door")
 _log_of_peers = logging.getLogger("stoker.warm.reception")
 

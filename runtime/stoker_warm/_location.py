@@ -22,8 +22,6 @@ from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 from stoker_warm._sockets import Address, Certificate
 
-__all__ = ["BILLED", "OPTIONS", "Fleet", "WarmLocation"]
-
 _EXAMPLE = "write for example warm://10.0.0.5:7411 or warm+lambda://stoker?listen=10.0.0.5:7411&nodes=12&code=10+2"
 _EXECUTORS = {"warm+lambda": ("lambda", "s3"), "warm+gcf": ("gcf", "gs")}
 """Scheme → executor, and whose buckets its readers would read."""

@@ -21,8 +21,6 @@ from stoker_warm._sockets import Address, dial
 from stoker_warm._wake import Report, Task, Wake
 from stoker_warm._wire import Head, Kind
 
-__all__ = ["LISTED_AT_ONCE", "Dial", "NodeServer"]
-
 LISTED_AT_ONCE = 1000
 """Shards in one answer to INDEX: their names take 48 KB of the 64 KiB that a head may have."""
 

@@ -22,14 +22,6 @@ from stoker_warm._put_back import BucketOrigin, Origin
 from stoker_warm._server import ProxyServer, Tariff, overview, told
 from stoker_warm._tier import Keeper, LazyKeeper, WarmTier
 
-__all__ = [
-    "OwnProxy",
-    "WarmKeeper",
-    "open_keeper",
-    "secret_of_environment",
-    "warm_tier_at",
-]
-
 
 class OwnProxy:
     """A proxy in this process, with the executor that calls its nodes; a :class:`WarmKeeper`.

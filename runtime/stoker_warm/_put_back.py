@@ -27,14 +27,6 @@ from stoker_warm._directory import Directory
 from stoker_warm._statistics import CostMeter, ProxyTally
 from stoker_warm._transfers import Shards, ShardWriter, encoded
 
-__all__ = [
-    "NAMES_AT_ONCE",
-    "BucketOrigin",
-    "Origin",
-    "PutBack",
-    "takes_whole",
-]
-
 _LOOK_SECONDS = 300.0
 
 

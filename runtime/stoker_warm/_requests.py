@@ -15,8 +15,6 @@ from itertools import count
 from stoker.errors import ServerError, StokerError, WireError
 from stoker_warm._wire import ANSWERS, MAX_REQUEST, Buffer, Frame, Head, Kind, Outbox, Outgoing
 
-__all__ = ["Answer", "Asking", "Reply", "Serve", "Serving"]
-
 _SHOWN_CHARACTERS = 500
 """Of what the peer says about its failure."""
 

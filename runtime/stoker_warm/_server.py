@@ -31,8 +31,6 @@ from stoker_warm._connection import Answer, Connection
 from stoker_warm._proxy import Proxy
 from stoker_warm._wire import MAX_BODY_BYTES, Head, Kind
 
-__all__ = ["Lent", "MemoryAccount", "MemoryPool", "ProxyServer", "ServerConfig", "Tariff", "overview", "told"]
-
 Ts = TypeVarTuple("Ts")
 
 _LEAST_BYTES = 4096

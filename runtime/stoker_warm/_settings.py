@@ -11,8 +11,6 @@ from stoker_warm._directory import MOST_NODES
 from stoker_warm._upkeep import UpkeepConfig
 from stoker_warm._wake import MOST_LINGER_SECONDS
 
-__all__ = ["WarmConfig"]
-
 _LEAST_LINGER_SECONDS = 0.01
 
 

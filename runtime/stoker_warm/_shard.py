@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from heapq import nsmallest
@@ -23,15 +22,6 @@ from stoker._base.checksum import crc32c
 from stoker._cache.keeper import is_name, size_of
 from stoker.errors import ConfigError, WireError
 from stoker_warm._code import Code
-
-__all__ = [
-    "OVERHEAD_BYTES",
-    "Digest",
-    "Shard",
-    "ShardId",
-    "Shelf",
-    "verified",
-]
 
 _TEXT = re.compile(r"([0-9a-f]{32})\.([1-9]\d{0,2})\+(0|[1-9]\d{0,2})\.(0|[1-9]\d{0,2})", re.ASCII)
 
@@ -116,11 +106,6 @@ class Shard:
     def is_whole(self) -> bool:
         """Whether the payload has the length and the checksum that it should."""
         return len(self.payload) == self.id.size_bytes and self.id.checksum(self.payload) == self.crc32c
-
-
-def verified(shards: Iterable[Shard]) -> dict[int, memoryview]:
-    """Return position → payload of the shards that are whole; the others are erasures."""
-    return {shard.id.position: memoryview(shard.payload) for shard in shards if shard.is_whole}
 
 
 OVERHEAD_BYTES = 768

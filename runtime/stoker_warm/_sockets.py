@@ -18,8 +18,6 @@ from typing import TypeVar
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError
 from stoker_warm._handshake import is_private
 
-__all__ = ["Address", "Certificate", "check_privacy", "dial"]
-
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)

@@ -20,8 +20,6 @@ from stoker._cost.usage import Part, total_dollars
 from stoker.errors import ConfigError
 from stoker_warm._wake import Task
 
-__all__ = ["Bill", "CostMeter", "ProxyStatistics", "ProxyTally", "Used"]
-
 
 @dataclass(slots=True, kw_only=True)
 class ProxyTally:

@@ -16,12 +16,6 @@ from stoker._cache.keeper import name_of
 from stoker.abc import ObjectRef
 from stoker.errors import StokerError
 
-__all__ = [
-    "Keeper",
-    "LazyKeeper",
-    "WarmTier",
-]
-
 
 class Keeper(Protocol):
     """What keeps objects by their names: a :class:`~stoker_warm._proxy.Proxy`, or a client of one."""

@@ -31,8 +31,6 @@ from stoker_warm._shard import ShardId
 from stoker_warm._statistics import ProxyTally
 from stoker_warm._wire import Head, Kind
 
-__all__ = ["Doomed", "ShardReader", "ShardWriter", "Shards", "WriteBehind", "Written", "encoded", "views_of"]
-
 
 class _Got(enum.Enum):
     """What became of asking for a shard: it is whole, or is not where it was believed to be, or cannot be had now."""

@@ -15,8 +15,6 @@ from typing import NamedTuple
 from stoker.errors import ConfigError, StateError
 from stoker_warm._wake import Task
 
-__all__ = ["Errand", "Upkeep", "UpkeepConfig"]
-
 
 class Errand(NamedTuple):
     """A call that is due: ``Task.WARM`` or ``Task.BACKUP``."""

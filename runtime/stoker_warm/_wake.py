@@ -11,8 +11,6 @@ from stoker._base.fields import Fields
 from stoker.errors import EventError, WireError
 from stoker_warm._shard import Digest
 
-__all__ = ["MOST_LINGER_SECONDS", "Report", "Task", "Wake"]
-
 _NODE = r"[a-z][a-z0-9-]{0,62}"
 _ADDRESS = r"[^\s/@]{1,300}"
 _INSTANCE = r"[0-9a-f]{16}"

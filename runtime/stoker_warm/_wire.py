@@ -25,25 +25,6 @@ from typing import Any, NoReturn
 
 from stoker.errors import WireError
 
-__all__ = [
-    "ANSWERS",
-    "HEADER_BYTES",
-    "MAX_BODY_BYTES",
-    "MAX_HEAD_BYTES",
-    "MAX_REQUEST",
-    "MAX_SHARD_BYTES",
-    "NOTICES",
-    "VERSION",
-    "Buffer",
-    "Frame",
-    "FrameReader",
-    "Head",
-    "Kind",
-    "Outbox",
-    "Outgoing",
-    "encode_frame",
-]
-
 VERSION = 1
 MAX_REQUEST = (1 << 32) - 1
 MAX_HEAD_BYTES = 64 << 10

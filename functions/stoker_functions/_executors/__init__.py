@@ -12,8 +12,6 @@ from stoker.abc import Executor
 from stoker.errors import MissingExtraError
 from stoker.fanout import ExecutorOptions
 
-__all__ = ["open_gcf", "open_lambda", "open_local", "open_ray"]
-
 
 def _open(module: str, name: str, extra: str, options: ExecutorOptions) -> Executor:
     try:

@@ -19,8 +19,6 @@ from stoker.errors import ConfigError, CredentialsError, StokerError
 from stoker.fanout import ExecutorOptions, error_of_function
 from stoker_functions._executors.transport import open_session, refusal, result_of
 
-__all__ = ["GcfExecutor", "size_of"]
-
 _MAX_EVENT_BYTES = 32 << 20
 _CONCURRENCY = 100
 _TIMEOUT_SECONDS = 3630.0  # a function has at most 3600

@@ -30,8 +30,6 @@ from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, De
 from stoker.fanout import ExecutorOptions, error_of_function
 from stoker_functions._executors.transport import open_session, refusal, result_of
 
-__all__ = ["Bill", "LambdaExecutor", "bill_of"]
-
 _MAX_EVENT_BYTES = 6 << 20
 _CONCURRENCY = 1000  # what an account has at first is less or equal
 _TIMEOUT_SECONDS = 930.0  # a function has at most 900

@@ -17,8 +17,6 @@ from stoker.errors import ConfigError, ConnectionLostError, DeadlineError
 from stoker.fanout import ExecutorOptions
 from stoker_functions._executors.worker import answer_of, frame, read_frame
 
-__all__ = ["LocalExecutor"]
-
 _LEAVE_SECONDS = 5.0  # that an idle worker has to end by itself
 
 

@@ -16,8 +16,6 @@ from stoker.errors import ConfigError, ConnectionLostError
 from stoker.fanout import ExecutorOptions
 from stoker_functions._executors.worker import Runner, answer_of
 
-__all__ = ["RayExecutor", "perform"]
-
 
 class RayExecutor(Executor):
     """Runs each function as a task with one processor; Ray decides where, and lets wait what finds none free.

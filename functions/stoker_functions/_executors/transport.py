@@ -25,8 +25,6 @@ from stoker.errors import (
 )
 from stoker.fanout import error_of_function
 
-__all__ = ["open_session", "refusal", "result_of"]
-
 _CONNECT_SECONDS = 10.0
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 4}
 """Gateways forget a connection without traffic, AWS's after 350 s. What a system does not know is left out; macOS calls

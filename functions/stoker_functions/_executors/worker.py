@@ -24,8 +24,6 @@ from stoker.fanout import error_of_function
 from stoker_functions._deployment import Deadline, Deployment, Settings
 from stoker_functions._instance import HANDLERS, handler_of
 
-__all__ = ["Runner", "answer_of", "frame", "main", "read_frame"]
-
 _NO_DEADLINE = Deadline(math.inf, math.inf)
 _KIB = 1 if sys.platform == "darwin" else 1 << 10  # what ru_maxrss counts in
 _LENGTH_BYTES = 4

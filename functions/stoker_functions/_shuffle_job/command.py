@@ -43,8 +43,6 @@ from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, Worker, ch
 from stoker_functions._shuffle_job.task import ShuffleTask, Way, usable_bytes
 from stoker_functions._shuffle_job.work import perform
 
-__all__ = ["InProcess", "configure", "run"]
-
 _EPOCHS = re.compile(r"(\d{1,8})(?:\.\.(\d{1,8}))?", re.ASCII)
 _DEFAULT_BYTES = 1 << 30
 _TASK_SECONDS = 900.0  # the most that Lambda allows

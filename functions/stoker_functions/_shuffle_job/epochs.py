@@ -28,8 +28,6 @@ from stoker.errors import (
     PreconditionFailedError,
 )
 
-__all__ = ["DeletedEpochs", "PartRecord", "SCATTERED_FOLDER", "commit_epoch", "delete_epochs"]
-
 _RECORD_FOLDER = "parts/"
 
 

@@ -32,8 +32,6 @@ from stoker._order.sharding import Partition
 from stoker.errors import BudgetError, ConfigError
 from stoker_functions._shuffle_job.task import HEADER_BYTES, ShuffleTask, TaskMemory, Way, held_bytes
 
-__all__ = ["EpochPlan", "PlanConfig", "Worker", "chosen_plan", "plan_ways"]
-
 _HEADROOM = 1.2
 """Parts are not all of the same size: what the mean one may need is this much less than what there is."""
 _TIME_SHARE = 0.6

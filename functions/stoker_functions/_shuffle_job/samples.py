@@ -34,8 +34,6 @@ from stoker.errors import BudgetError, ChecksumError, DeadlineError, PackError
 from stoker_functions._shuffle_job.epochs import PartRecord
 from stoker_functions._shuffle_job.task import held_bytes
 
-__all__ = ["PartWriter", "SampleSource", "Samples", "Section", "WriteConfig", "read_groups", "read_whole"]
-
 _RECORD_EVERY_OBJECTS = 16
 
 

@@ -12,8 +12,6 @@ from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._order.order import MAX_EPOCH, MAX_LANES, MAX_SLICES
 from stoker.errors import BudgetError, ConfigError
 
-__all__ = ["HEADER_BYTES", "ShuffleTask", "Step", "TaskMemory", "Way", "held_bytes", "usable_bytes"]
-
 Step = Literal["scatter", "slice", "commit"]
 Way = Literal["ranged", "streamed", "scattered"]
 _PROGRAM_BYTES = 160 << 20

@@ -41,8 +41,6 @@ from stoker_functions._shuffle_job.samples import (
 )
 from stoker_functions._shuffle_job.task import ShuffleTask, TaskMemory, usable_bytes
 
-__all__ = ["perform", "shuffle"]
-
 _LAST_SECONDS = 0.5  # to answer, before the platform kills the invocation
 _RECORDS_AT_ONCE = 16
 

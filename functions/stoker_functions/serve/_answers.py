@@ -23,18 +23,6 @@ from stoker.abc import ObjectInfo, ObjectRef, Presigner
 from stoker.errors import ChecksumError, ConfigError, CredentialsError, ObjectChangedError
 from stoker_functions.serve._messages import BatchAsk, Refusal, Request, Response, asked_range, is_unchanged
 
-__all__ = [
-    "GOOGLE_ANSWER_BYTES",
-    "LAMBDA_ANSWER_BYTES",
-    "ServeConfig",
-    "Wanted",
-    "answer_object",
-    "batch_id",
-    "caching",
-    "check_position",
-    "read_batch",
-]
-
 _log = logging.getLogger("stoker_functions.serve.objects")
 
 LAMBDA_ANSWER_BYTES = 4_500_000

@@ -26,24 +26,6 @@ from stoker._order.order import OrderConfig, Shuffle
 from stoker._stores.access_token import DATASET_NAME
 from stoker.errors import EventError, StokerError
 
-__all__ = [
-    "AsgiApp",
-    "BatchAsk",
-    "ManifestAsk",
-    "Refusal",
-    "Request",
-    "Response",
-    "SuperSampleAsk",
-    "asgi_app",
-    "asked_range",
-    "from_asgi",
-    "from_lambda_url",
-    "is_unchanged",
-    "parse",
-    "to_asgi",
-    "to_lambda_url",
-]
-
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 _SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",

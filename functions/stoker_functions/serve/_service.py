@@ -64,17 +64,6 @@ from stoker_functions.serve._messages import (
     to_lambda_url,
 )
 
-__all__ = [
-    "Library",
-    "Service",
-    "Shelf",
-    "config_of",
-    "serve_scope",
-    "serve_scope_with_token",
-    "serve_url",
-    "serve_url_with_token",
-]
-
 # Waiting is billed here: clients are told when to try again. Only a batch, of many reads, tries some of them again.
 _ONCE = RetryPolicy(attempts=1)
 _FETCHES = FetchConfig(deadline_seconds=20.0, attempts=6, attempt_seconds=8.0, hedge=False)

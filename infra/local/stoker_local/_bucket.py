@@ -33,8 +33,6 @@ from stoker_local._s3.model import Call, ObjectMap, S3Error, StoredObject
 from stoker_local._s3.operations import etag_of
 from stoker_local._s3.signature import KeyPair
 
-__all__ = ["LocalBucket", "client_variables", "environment_of"]
-
 _PACED_BYTES = 1 << 18
 _ADMIN = "/-/"
 

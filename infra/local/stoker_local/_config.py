@@ -20,8 +20,6 @@ from stoker_local._network import FaultPlan, Shape
 from stoker_local._s3.model import BucketSpec
 from stoker_local._s3.signature import KeyPair
 
-__all__ = ["PORTS", "WELL_KNOWN", "BucketConfig", "check_fields", "is_this_machine", "read_json", "unique_names"]
-
 T = TypeVar("T")
 
 PORTS = (0, 65535)

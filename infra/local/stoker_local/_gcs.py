@@ -26,8 +26,6 @@ from stoker_local._config import is_this_machine
 from stoker_local._host import running_server, serving
 from stoker_local._s3.model import ObjectCreated, ObjectMap, StoredObject, UnsatisfiableRangeError, byte_range, iso_time
 
-__all__ = ["GcsConfig", "GcsError", "LocalGcs", "resource_of", "running_gcs", "split_upload"]
-
 _MAX_RESULTS = 1000
 
 

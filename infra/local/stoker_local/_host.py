@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     import aiohttp
     from aiohttp import web
 
-__all__ = [
-    "BucketProcess",
-    "Tasks",
-    "background",
-    "bucket_process",
-    "catch_all",
-    "read_body",
-    "running_bucket",
-    "running_server",
-    "serving",
-    "stopping",
-]
 
 _EXIT_SECONDS = 10.0
 _SHUTDOWN_SECONDS = 0.1

@@ -18,8 +18,6 @@ from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import unquote, unquote_plus
 
-__all__ = ["BadRequestError", "Request", "Response", "Wire", "compose_head", "parse_head", "parse_query"]
-
 Body = bytes | bytearray | memoryview
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _REASONS = {status.value: status.phrase for status in HTTPStatus}

@@ -14,22 +14,6 @@ from typing import Any, TypeVar
 
 from stoker_local._http1 import Body
 
-__all__ = [
-    "PROFILES",
-    "Fault",
-    "FaultInjector",
-    "FaultKind",
-    "FaultPlan",
-    "Pacer",
-    "Shape",
-    "Shaper",
-    "Step",
-    "StepKind",
-    "answer_steps",
-    "check_probabilities",
-    "kind_at",
-]
-
 SO_MAX_PACING_RATE = 47  # Linux; Python's socket module does not name it
 _BURST_SECONDS = 0.005
 

@@ -13,8 +13,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from stoker.errors import ArgumentError, ConfigError
 
-__all__ = ["MovedArgument", "check_names", "check_picklable", "explain_arguments", "takes_settings"]
-
 Class = TypeVar("Class", bound=type)
 Config = TypeVar("Config")
 Owner = TypeVar("Owner")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import google_crc32c
 import numpy as np
 
-__all__ = ["crc32c", "crc32c_combined"]
-
 _POLYNOMIAL = 0x82F63B78  # reflected
 
 

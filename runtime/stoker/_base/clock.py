@@ -18,8 +18,6 @@ from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 from stoker.errors import StokerError
 
-__all__ = ["VirtualClockError", "VirtualClockLoop", "run_virtual"]
-
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 

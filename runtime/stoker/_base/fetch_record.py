@@ -14,8 +14,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["FOLLOWED", "Fetch", "Phase", "Request", "Span", "Strand", "merged", "note_tier", "spoilt", "strand"]
-
 
 class Phase(enum.StrEnum):
     """What was going on.

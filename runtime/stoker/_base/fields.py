@@ -18,8 +18,6 @@ from typing import Any
 from stoker._base.sizes import format_bytes
 from stoker.errors import ConfigError, EventError
 
-__all__ = ["Fields", "printable", "read_text", "read_toml", "shown"]
-
 _SHOWN_CHARACTERS = 80
 _MAX_TEXT_CHARACTERS = 4096
 

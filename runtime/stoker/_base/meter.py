@@ -30,18 +30,6 @@ from stoker.errors import (
     TruncatedError,
 )
 
-__all__ = [
-    "Egress",
-    "FolderStore",
-    "Meter",
-    "Operation",
-    "PriceKey",
-    "ReaderWrapper",
-    "Reading",
-    "StoreWrapper",
-    "check_store_name",
-]
-
 _STORE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 
 Egress = Literal["same_region", "other_region", "internet"]

@@ -9,8 +9,6 @@ from typing import Any
 
 from stoker.errors import ConfigError, MissingExtraError
 
-__all__ = ["load_name", "load_plugin", "plugin_names"]
-
 
 def plugin_names(group: str) -> tuple[str, ...]:
     """Return the names of a group's entry points that are installed, sorted."""

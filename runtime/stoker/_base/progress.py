@@ -11,8 +11,6 @@ from typing import TextIO
 
 from stoker._base.sizes import format_bytes
 
-__all__ = ["Amount", "Progress", "format_seconds"]
-
 _BAR_SECONDS, _LINE_SECONDS = 0.2, 5.0
 _WINDOW_SECONDS = 20.0
 _MAX_BAR_COLUMNS = 40

@@ -13,8 +13,6 @@ from operator import itemgetter
 from stoker._base.fetch_record import FOLLOWED, Fetch, Phase, Span, merged
 from stoker.abc import BufferedSink, FetchSink, ReleaseSink, TraceSink
 
-__all__ = ["Recorder", "Wait", "explained"]
-
 
 def explained(fetch: Fetch | None, begin_seconds: float, end_seconds: float, offset_seconds: float = 0.0) -> list[Span]:
     """Return what a wait for an item was, in order, from its begin to its end without a gap.

@@ -27,17 +27,6 @@ from stoker.errors import (
     UnexpectedAnswerError,
 )
 
-__all__ = [
-    "LONG_SECONDS",
-    "PACK_POLICY",
-    "Deadline",
-    "RetryPolicy",
-    "RetryingReader",
-    "RetryingStore",
-    "backoff_seconds",
-    "holds",
-]
-
 T = TypeVar("T")
 R_co = TypeVar("R_co", bound=Readable, covariant=True)
 

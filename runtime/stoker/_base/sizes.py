@@ -7,8 +7,6 @@ from fractions import Fraction
 
 from stoker.errors import ConfigError
 
-__all__ = ["MOST_BYTES", "counted", "format_bytes", "format_dollars", "parse_bytes", "parse_rate"]
-
 MOST_BYTES = 1 << 60
 """Of what a person may give as a size where nothing else bounds it: an exbibyte."""
 

@@ -19,8 +19,6 @@ from typing import Any, Generic, TypeVar
 
 from stoker.errors import StokerError
 
-__all__ = ["LoopThread", "PerLoop", "WithdrawableMemory", "in_children", "in_thread", "in_thread_until_cancelled"]
-
 T = TypeVar("T")
 
 Last = Callable[[], Coroutine[Any, Any, object]]

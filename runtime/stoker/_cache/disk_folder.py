@@ -25,8 +25,6 @@ from stoker._base.threads import WithdrawableMemory, in_children
 from stoker._cache.keeper import is_name, size_of
 from stoker.errors import ChecksumError
 
-__all__ = ["BLOCK_BYTES", "DiskFolder", "FolderConfig", "taken_bytes"]
-
 BLOCK_BYTES = 4096
 """What a file takes of a disk is counted in these."""
 _PREFIX = "stoker-tier-"

@@ -22,8 +22,6 @@ from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef
 from stoker.errors import BudgetError, ChecksumError, StoreError
 
-__all__ = ["DiskTier"]
-
 _log = logging.getLogger("stoker")
 
 _BEHIND_LEAST, _BEHIND_MOST = 4, 1024

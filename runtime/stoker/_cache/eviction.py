@@ -17,18 +17,6 @@ from stoker._base.plugins import load_plugin, plugin_names
 from stoker.abc import EvictionPolicy, NextUseOracle
 from stoker.errors import ConfigError, StokerError
 
-__all__ = [
-    "POLICIES",
-    "Fifo",
-    "Lru",
-    "NextUse",
-    "PolicyFactory",
-    "Residents",
-    "Uniform",
-    "policy_factory",
-    "policy_names",
-]
-
 _GROUP = "stoker.cache_policies"
 
 Key = TypeVar("Key", bound=Hashable)

@@ -23,19 +23,6 @@ from stoker._order.sharding import Dealing
 from stoker._order.steps import OrderSource, Stretch
 from stoker.abc import ObjectRef, Tier
 
-__all__ = [
-    "CacheStatistics",
-    "Future",
-    "Keeper",
-    "KeepingTier",
-    "NEVER",
-    "NameIndex",
-    "Nearer",
-    "is_name",
-    "name_of",
-    "size_of",
-]
-
 _NAME = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 

@@ -31,8 +31,6 @@ from stoker._order.steps import Stretch
 from stoker.abc import ObjectRef, Readable, Tier
 from stoker.errors import BudgetError, ConfigError
 
-__all__ = ["CacheSpec", "MemoryTier", "Sharers", "TierFactory", "follow", "made_tiers", "open_tier"]
-
 _EXAMPLE = "write for example disk:/mnt/nvme/stoker?limit=20GB or memory:?limit=2GB"
 _NODE = "node:"
 _TIERS = "stoker.tiers"

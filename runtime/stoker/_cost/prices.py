@@ -30,18 +30,6 @@ from stoker._base.fields import read_toml, shown
 from stoker._base.meter import Egress, Operation, PriceKey, Reading, check_store_name
 from stoker.errors import BudgetExceededError, ConfigError, SpendingWarning
 
-__all__ = [
-    "GB_BYTES",
-    "Allowance",
-    "DiskPrices",
-    "FunctionPrices",
-    "MachinePrices",
-    "PriceTier",
-    "Prices",
-    "StorePrices",
-    "parse_dollars",
-]
-
 GB_BYTES = 1 << 30
 _MOST_DOLLARS, _MOST_ACCELERATORS = 1e12, 1 << 16
 """Of one thing; more is a slip of the pen."""

@@ -17,18 +17,6 @@ from stoker._cost.prices import GB_BYTES, DiskPrices, FunctionPrices, MachinePri
 from stoker._pack.record import record_writes
 from stoker.errors import ConfigError
 
-__all__ = [
-    "Calls",
-    "Machines",
-    "Part",
-    "Stored",
-    "Traffic",
-    "WarmTier",
-    "packing_traffic",
-    "total_dollars",
-    "training_traffic",
-]
-
 _HOURS_A_MONTH = 730.0
 
 

@@ -48,8 +48,6 @@ from stoker.errors import (
     TruncatedError,
 )
 
-__all__ = ["Examination", "examine"]
-
 _SKEW_WARNING_SECONDS, _SKEW_PROBLEM_SECONDS = 60.0, 900.0
 """Signatures are refused when clocks are fifteen minutes apart."""
 _SOON_SECONDS = 3600.0

@@ -21,8 +21,6 @@ from stoker._diagnostics.latency import BucketModel, Recorded, TimedRead, TimedR
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ConfigError, DeadlineError
 
-__all__ = ["LEAST_PROBE_BYTES", "Probe", "ProbeLimits", "probe"]
-
 T = TypeVar("T")
 _SMALL_BYTES = 1024
 _LARGE_BYTES = 8 << 20

@@ -21,8 +21,6 @@ from stoker._fanout.report import Tally
 from stoker.abc import Answer
 from stoker.errors import ConfigError, FunctionError, StokerError, ThrottledError, TransientError
 
-__all__ = ["Board", "Call", "FanoutConfig", "Ramp", "Stragglers", "Task"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:

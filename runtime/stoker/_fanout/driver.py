@@ -16,8 +16,6 @@ from stoker._fanout.report import Report, Tally
 from stoker.abc import Answer, Executor
 from stoker.errors import ConfigError, ConnectionLostError, FanoutError, FunctionError, TransientError
 
-__all__ = ["Driver"]
-
 _NAMED_ERRORS, _NAMED_TASKS = 10, 3  # that a message names: different ones, and tasks with the same one
 
 

@@ -21,8 +21,6 @@ from stoker._sources.parts import Part, split
 from stoker.abc import Readable
 from stoker.errors import ConfigError
 
-__all__ = ["JobConfig", "PackJob", "plan_job"]
-
 MAX_PARTS = 100_000
 
 

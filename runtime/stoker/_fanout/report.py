@@ -13,8 +13,6 @@ from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices
 from stoker.abc import Answer
 from stoker.errors import ConfigError
 
-__all__ = ["Report", "Tally"]
-
 _OPERATIONS = {str(operation) for operation in Operation}
 _COUNTED = (
     *("calls", "continued", "retries", "throttled", "second_calls", "second_calls_won", "cold_starts", "in_vain"),

@@ -30,8 +30,6 @@ from stoker._order.steps import PlannedStep, Segment, StepSource
 from stoker.abc import Readable
 from stoker.errors import StokerError
 
-__all__ = ["Batch", "BatchStream", "Origin", "Reading", "StepQueue", "StreamCounters"]
-
 Ref = TypeVar("Ref")
 
 Reading = SuperSampleReading | GroupReading

@@ -26,8 +26,6 @@ import math
 from statistics import median
 from typing import NamedTuple
 
-__all__ = ["Aimd", "ConcurrencyLimiter", "RateLimit"]
-
 ROUND = 2
 """A round is this many completions for each request in flight: the more, the less noisy its throughput."""
 ANSWERED = 0.2

@@ -18,20 +18,6 @@ from stoker._order.order import OrderConfig
 from stoker._order.sharding import Dealing, LaneShare, Partition
 from stoker.errors import ConfigError
 
-__all__ = [
-    "Continuous",
-    "FetchConfig",
-    "FetchCounters",
-    "FetchSize",
-    "FetchStatistics",
-    "GAP_BYTES",
-    "NextBatch",
-    "PipelineConfig",
-    "Progress",
-    "Schedule",
-    "check_fetch",
-]
-
 GAP_BYTES = 128 << 10
 """Unwanted bytes that are read rather than sending one more request: what arrives in about a first byte's time."""
 

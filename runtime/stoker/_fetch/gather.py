@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from stoker._format.schema import Column
 
-__all__ = ["Columns", "GatherRows", "PickedRows", "RaggedValues", "concatenate", "gather", "gather_rows"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedValues:

@@ -30,8 +30,6 @@ from stoker._order.order import Order, OrderConfig
 from stoker._order.sharding import Dealing, Step
 from stoker._order.steps import PlannedStep, Rows, Segment, Stretch, walk_epochs
 
-__all__ = ["GroupReading", "GroupSteps", "HeadMemory"]
-
 _LOOKED_UP_SAMPLES = 8192
 
 

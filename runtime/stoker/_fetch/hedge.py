@@ -14,8 +14,6 @@ from statistics import median
 from stoker._fetch.config import FetchConfig, FetchCounters
 from stoker._memory.ring import Ring
 
-__all__ = ["LOOK_SECONDS", "START_HEDGES", "TIMER_SECONDS", "HedgeBudget", "Hedges", "TransferTimes"]
-
 LOOK_SECONDS = 0.02
 """How often a request that is late looks whether it may be hedged: about a first byte's time."""
 TIMER_SECONDS = 0.001

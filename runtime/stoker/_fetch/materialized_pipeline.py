@@ -30,8 +30,6 @@ from stoker.errors import (
     StokerError,
 )
 
-__all__ = ["EPOCH_VERSION", "MaterializedPipeline", "read_epoch", "stored_manifest"]
-
 _log = logging.getLogger("stoker")
 _AHEAD_SECONDS = 2.0
 """In which the next epoch's manifest must be read while a gathered batch waits for it."""

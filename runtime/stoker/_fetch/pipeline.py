@@ -38,8 +38,6 @@ from stoker._order.steps import Stretch
 from stoker.abc import Readable
 from stoker.errors import BudgetError, StokerError
 
-__all__ = ["BatchPipeline", "OpenDataSet", "PipelineStatistics"]
-
 _TOUCHED_BYTES = 128 << 20
 """Of the ring, taken at the start: what the first batches wait for. Taking more would slow the fetching down that it is
 to help, where there are few cores."""

@@ -42,7 +42,6 @@ _SPLIT_ITEMS = 16
 _WAITED_SHARE = 0.5
 """Of a fetch's time that a consumer has waited for it, from which on its error is the consumer's."""
 
-__all__ = ["Item", "PrefetchStatistics", "Prefetcher", "SlotReader"]
 
 Ref = TypeVar("Ref")
 Wanted = TypeVar("Wanted", contravariant=True)

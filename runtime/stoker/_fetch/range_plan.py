@@ -30,20 +30,6 @@ from stoker._order.order import OrderConfig
 from stoker._order.sharding import Dealing
 from stoker.errors import ChecksumError
 
-__all__ = [
-    "Forecast",
-    "Group",
-    "MOST_SAMPLES",
-    "ReadLimits",
-    "Reads",
-    "Values",
-    "forecast_groups",
-    "mean_row_bytes",
-    "plan_reads",
-    "read_values",
-    "super_samples_read",
-]
-
 MOST_SAMPLES = 1 << 16
 """Of a group, so that what is known of it stays small beside what it holds."""
 

@@ -34,8 +34,6 @@ from stoker.errors import (
     TransientError,
 )
 
-__all__ = ["ObjectFetch", "RangePart", "RangeReader"]
-
 _log = logging.getLogger("stoker.fetch.range_reader")
 
 HEDGES = 3

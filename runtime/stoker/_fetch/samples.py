@@ -30,8 +30,6 @@ from stoker._memory.budget import ByteBudget, SampleMemory, head_bytes_held
 from stoker._memory.ring import Ring
 from stoker.abc import Readable
 
-__all__ = ["SampleReader"]
-
 
 @dataclass(slots=True, eq=False)
 class OpenHead:

@@ -28,8 +28,6 @@ from stoker._order.sharding import Dealing
 from stoker._order.steps import Steps, Stretch
 from stoker.errors import ChecksumError, FormatError
 
-__all__ = ["SuperSampleReading", "column_parts", "fetch_head", "open_head"]
-
 LEAST_SAVING = 0.3
 """The share of bytes that makes up for a second round of requests."""
 

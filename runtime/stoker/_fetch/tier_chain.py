@@ -22,17 +22,6 @@ from stoker._fetch.hedge import LOOK_SECONDS, TIMER_SECONDS, Hedges, TransferTim
 from stoker.abc import ObjectRef, Tier
 from stoker.errors import ChecksumError, StokerError, StoreError
 
-__all__ = [
-    "FAILURES",
-    "LATE_SECONDS",
-    "PAUSE_SECONDS",
-    "Breaker",
-    "BreakerState",
-    "Outcome",
-    "Permit",
-    "TierChain",
-]
-
 LATE_SECONDS = 0.08
 """A tier that has not delivered by then is late, unless the store's bytes take longer, or the reads of both do."""
 

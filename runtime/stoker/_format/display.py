@@ -11,8 +11,6 @@ from stoker._base.sizes import counted, format_bytes
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Bytes, Column
 
-__all__ = ["Rows", "describe_columns", "describe_manifest", "describe_type", "html_table", "plain", "text_table"]
-
 Rows = Sequence[tuple[str, str]]
 """Names and values, from top to bottom."""
 

@@ -28,8 +28,6 @@ from stoker._format.supersample import FORMAT, MAX_OBJECT_BYTES, Packed
 from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, FormatError, SchemaError
 
-__all__ = ["MAX_VERSION", "POINTER_KEY", "Manifest", "PackRun", "Rows", "object_key", "pack_runs", "version_key"]
-
 POINTER_KEY = "manifest.safetensors"
 MAX_VERSION = 999_999_999
 _HEX_TAG = re.compile(r"[0-9a-f]{32}", re.ASCII)

@@ -20,8 +20,6 @@ import numpy as np
 from stoker._format.tensorfile import DTYPES, DType, dtype_of
 from stoker.errors import ConfigError, FormatError, SchemaError
 
-__all__ = ["Array", "Bytes", "Column", "Ragged", "Schema", "Text"]
-
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MAX_COLUMNS = 1024
 _SCHEMAS_KEPT = 8  # a data set has one, which each of its objects and records repeats; with its classes it may be large

@@ -29,8 +29,6 @@ from stoker._format.schema import Column, Schema
 from stoker._format.tensorfile import DTYPES, DType
 from stoker.errors import ChecksumError, FormatError, SchemaError
 
-__all__ = ["FORMAT", "Head", "Origin", "Packed", "SuperSample", "SuperSampleBuilder", "is_small"]
-
 FORMAT = "1"
 SMALL_ROW_BYTES = 64
 MAX_SUPER_SAMPLE_BYTES = 32 << 20

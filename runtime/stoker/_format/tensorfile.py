@@ -26,23 +26,6 @@ from numpy.typing import NDArray
 
 from stoker.errors import FormatError, SchemaError
 
-__all__ = [
-    "DTYPES",
-    "MAX_HEADER_BYTES",
-    "PREFIX_BYTES",
-    "DType",
-    "Header",
-    "Tensor",
-    "arrays_of",
-    "dtype_of",
-    "encode_header",
-    "parse_header",
-    "parse_length",
-    "ragged",
-    "ragged_pieces",
-    "tensors_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class DType:

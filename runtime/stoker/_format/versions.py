@@ -29,8 +29,6 @@ from stoker.errors import (
     StoreError,
 )
 
-__all__ = ["advance", "check_bucket", "commit", "list_versions", "newest_manifest", "publish", "read_manifest"]
-
 T = TypeVar("T")
 
 LARGE_BYTES = 8 << 20

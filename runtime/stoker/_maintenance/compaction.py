@@ -24,8 +24,6 @@ from stoker._pack.record import PackRecord
 from stoker._pack.run import RunConfig, pack_again
 from stoker.errors import NotFoundError
 
-__all__ = ["Compacted", "compact"]
-
 _LEAST_OBJECTS = 2
 _MOST_REPLACED = 12_000  # intervals of runs: a record names them in its header, which is limited
 

@@ -25,8 +25,6 @@ from stoker._pack.record import RECORD_KEY, PackRecord, list_records, record_key
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ChecksumError, ConfigError, FormatError, NotFoundError, PackError
 
-__all__ = ["GarbageReport", "Removal", "Unfinished", "gc", "plan_removal", "remove"]
-
 _DELETES_AT_ONCE = 16
 _SHOWN_RUNS = 5
 _FOLDERS = {

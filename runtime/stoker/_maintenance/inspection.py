@@ -28,17 +28,6 @@ from stoker.errors import (
     TruncatedError,
 )
 
-__all__ = [
-    "BadObject",
-    "Place",
-    "SUPER_SAMPLE_KEY",
-    "list_super_samples",
-    "open_super_sample",
-    "problems_of",
-    "restored",
-    "verify",
-]
-
 T = TypeVar("T")
 
 SUPER_SAMPLE_KEY = re.compile(r"data/([0-9a-f]{16})/([0-9]{8}|[1-9][0-9]{8,9})", re.ASCII)

@@ -33,8 +33,6 @@ from stoker.errors import (
     PreconditionFailedError,
 )
 
-__all__ = ["RebuildReport", "rebuild_manifest"]
-
 _HEADS_AT_ONCE = 16
 _WHOLE_AT_ONCE = 2
 _COMPARED_SAMPLES = 8

@@ -31,17 +31,6 @@ from stoker._order.order import OrderConfig
 from stoker._order.sharding import Dealing
 from stoker.errors import BudgetError
 
-__all__ = [
-    "ByteBudget",
-    "SampleMemory",
-    "SlotPlan",
-    "head_bytes_held",
-    "most_sample_bytes",
-    "plan_group_slots",
-    "plan_slots",
-    "window_slots",
-]
-
 _HEDGE_SHARE = 16
 """One slot in so many is kept for hedges, at least one."""
 _GROUP_SLOTS = 4

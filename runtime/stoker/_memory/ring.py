@@ -27,17 +27,6 @@ from dataclasses import dataclass
 
 from stoker.errors import BudgetError, ConfigError, StokerError
 
-__all__ = [
-    "FirstTouch",
-    "Ring",
-    "RingStateError",
-    "RingStatistics",
-    "SlotState",
-    "address_of",
-    "anonymous_memory",
-    "populate",
-]
-
 ALIGNMENT_BYTES = 64
 """Slots start on cache lines, so columns of every dtype are aligned views."""
 

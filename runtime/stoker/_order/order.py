@@ -42,19 +42,6 @@ from stoker._format.supersample import FORMAT
 from stoker._order.random_words import FeistelPermutation, Purpose, permutation, words
 from stoker.errors import ConfigError
 
-__all__ = [
-    "Block",
-    "EPOCHS_FOLDER",
-    "EpochLayout",
-    "Lane",
-    "MAX_EPOCH",
-    "MAX_SLICES",
-    "Order",
-    "OrderConfig",
-    "Shuffle",
-    "even_slices",
-]
-
 Shuffle = Literal["none", "block", "window", "full"]
 MAX_LANES = 1 << 16
 

@@ -26,8 +26,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FeistelPermutation", "Purpose", "SampleContext", "Stream", "bit_generator", "permutation", "words"]
-
 
 class Purpose(enum.IntEnum):
     """What a stream of words is for; streams of different purposes are independent."""

@@ -27,8 +27,6 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 
-__all__ = ["Dealing", "Interleaving", "LaneShare", "LaneSlice", "Partition", "Step"]
-
 _MOST_ENUMERATED_LANES = 1024
 
 

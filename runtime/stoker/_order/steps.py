@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from stoker._order.order import Lane, Order, OrderConfig
 from stoker._order.sharding import Dealing, LaneSlice
 
-__all__ = ["OrderSource", "PlannedStep", "Rows", "Segment", "StepSource", "Steps", "Stretch", "walk_epochs"]
-
 Ref = TypeVar("Ref")
 Rows = tuple[NDArray[np.int64], NDArray[np.int64]]
 OrderSource = Callable[[NDArray[np.integer], OrderConfig, int], Order]

@@ -36,8 +36,6 @@ from stoker._pack.record import (
 from stoker.abc import Store
 from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, PreconditionFailedError, StoreError
 
-__all__ = ["BucketCatalog", "DIGEST_KEY", "digest_bytes", "digested"]
-
 _log = logging.getLogger("stoker.pack.catalog")
 DIGEST_KEY = "packs/committed.safetensors"
 _REQUESTS_AT_ONCE = 16

@@ -29,8 +29,6 @@ from stoker._pack.record import REMEMBERED_SECONDS, SOURCE_BYTES, PackRecord, no
 from stoker._pack.run import RunConfig, pack_again
 from stoker.errors import DatasetExistsError, PackError
 
-__all__ = ["Job", "Known", "Memory", "Merged", "fits", "merge", "provisional_dataset", "remembered"]
-
 _log = logging.getLogger("stoker.pack.merge")
 _memory_log = logging.getLogger("stoker.pack.known")
 

@@ -21,17 +21,6 @@ from stoker._pack.record import Journal, PackRecord, list_records, record_key, r
 from stoker.abc import Readable, Store
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackError, SchemaError
 
-__all__ = [
-    "PackConfig",
-    "PackPlan",
-    "check_can_append",
-    "check_can_create",
-    "plan_pack",
-    "schema_difference",
-    "still_stored",
-    "successor",
-]
-
 _log = logging.getLogger("stoker.pack.plan")
 _SHOWN_ITEMS = 5
 _SHOWN_CHARACTERS = 60

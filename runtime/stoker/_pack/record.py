@@ -36,25 +36,6 @@ from stoker.errors import (
     PreconditionFailedError,
 )
 
-__all__ = [
-    "Journal",
-    "Logged",
-    "PackRecord",
-    "RECORD_KEY",
-    "REMEMBERED_SECONDS",
-    "SOURCE_BYTES",
-    "STATES",
-    "list_records",
-    "no_sources",
-    "read_record",
-    "record_growth",
-    "record_key",
-    "record_writes",
-    "run_id",
-    "run_name",
-    "run_prefix",
-]
-
 _log = logging.getLogger("stoker.pack.log")
 
 SOURCE_BYTES = 16

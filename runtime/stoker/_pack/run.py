@@ -21,8 +21,6 @@ from stoker._pack.record import Journal, PackRecord, record_growth
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ChecksumError, PackError, StokerError
 
-__all__ = ["Cut", "Cutter", "PackProgress", "RunConfig", "RunWriter", "pack_again"]
-
 _UPLOADS_AGAIN = 4
 
 

@@ -30,8 +30,6 @@ from stoker._sources.listing import PEEK_SPAN_BYTES, ByteStream, ObjectSource, r
 from stoker.abc import ObjectInfo, Readable, Sample, SourceListing
 from stoker.errors import PackError, SchemaError
 
-__all__ = ["ArraySource", "open_npy", "open_npz"]
-
 _PREFIX_BYTES = 12
 _MAX_HEADER_BYTES = 10_000  # numpy's own limit
 BLOCK_BYTES = MAX_AHEAD_BYTES // MAX_READS  # of all columns: each reads MAX_READS blocks ahead

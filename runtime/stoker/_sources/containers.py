@@ -11,8 +11,6 @@ import zlib
 
 from stoker._base.checksum import crc32c
 
-__all__ = ["BEGINNING_BYTES", "begins_like", "named_like", "remedy_for"]
-
 BEGINNING_BYTES = 4096
 
 _BY_SUFFIX = {

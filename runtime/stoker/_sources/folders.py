@@ -13,17 +13,6 @@ from stoker._sources.listing import ObjectSource, read
 from stoker.abc import ObjectInfo, Sample, SourceListing
 from stoker.errors import ConfigError, PackError
 
-__all__ = [
-    "IMAGE_SUFFIXES",
-    "FolderSource",
-    "belongs",
-    "files_schema",
-    "images_schema",
-    "is_image",
-    "open_files",
-    "open_image_folder",
-]
-
 IMAGE_SUFFIXES = (
     ".avif", ".bmp", ".gif", ".heic", ".jp2", ".jpeg", ".jpg", ".jxl", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
 )  # fmt: skip

@@ -31,20 +31,6 @@ from stoker._stores.options import StoreOptions
 from stoker.abc import ObjectInfo, Readable, Sample, SourceListing, Store
 from stoker.errors import ConfigError, NotFoundError, PackError, TruncatedError
 
-__all__ = [
-    "ARCHIVES",
-    "PEEK_SPAN_BYTES",
-    "STREAM_SPAN_BYTES",
-    "ByteStream",
-    "ObjectSource",
-    "fingerprint_of",
-    "is_wanted",
-    "list_source",
-    "listed_between",
-    "read",
-    "spans",
-]
-
 ARCHIVES = (".npy", ".npz", ".tar")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(\d{1,18})\.\.(\d{1,18})", re.ASCII)

@@ -32,8 +32,6 @@ from stoker._stores.location import check_key
 from stoker.abc import ObjectInfo, Sample, SourceListing
 from stoker.errors import ConfigError, EventError, FormatError, PackError, SchemaError
 
-__all__ = ["KeySlice", "Part", "Samples", "grouped", "open_part", "split"]
-
 T = TypeVar("T")
 
 PART_KINDS = ("files", "image-folder", "npy", "npz", "webdataset")

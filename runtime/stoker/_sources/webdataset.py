@@ -23,8 +23,6 @@ from stoker._sources.listing import PEEK_SPAN_BYTES, STREAM_SPAN_BYTES, ByteStre
 from stoker.abc import ObjectInfo, Sample, SourceListing
 from stoker.errors import PackError, SchemaError
 
-__all__ = ["Member", "WebDataset", "members", "open_webdataset"]
-
 _NAME = re.compile(r"((?:.*/)?[^./][^/.]*)\.([^/]+)", re.DOTALL)
 _INTEGER = re.compile(rb"\s*([+-]?\d{1,20})\s*")
 _KINDS: dict[str, Column] = {"cls": Array("int64"), "txt": Text(), "json": Text()}

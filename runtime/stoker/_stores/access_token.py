@@ -21,8 +21,6 @@ from typing import Self
 
 from stoker.errors import ConfigError, CredentialsError
 
-__all__ = ["DATASET_NAME", "Grant", "TokenKeys", "end_of", "key_text"]
-
 DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 """What a served data set can be called: nothing that a URL would have to escape."""
 

@@ -37,8 +37,6 @@ from stoker.errors import (
     TransientError,
 )
 
-__all__ = ["AwsCaller", "AwsCredentials", "Keys", "botocore_session"]
-
 Keys: TypeAlias = tuple[str, str, str | None]
 
 _KINDS = {"env": "environment variables", "explicit": "given keys"}

@@ -42,8 +42,6 @@ from stoker.errors import (
     UnexpectedAnswerError,
 )
 
-__all__ = ["GcsAccess", "GcsStore"]
-
 _T = TypeVar("_T")
 
 _GOOGLE = "https://storage.googleapis.com"

@@ -41,7 +41,6 @@ from stoker.errors import (
 if TYPE_CHECKING:
     from requests import Session  # what the library's annotations say; its asyncio half takes aiohttp's
 
-__all__ = ["GoogleCaller", "IdentityTokens", "signed_url", "source_of_tokens", "token_session"]
 
 _ENDPOINT = "Google's token endpoint"
 _VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"

@@ -43,24 +43,6 @@ from stoker.errors import (
     UnexpectedAnswerError,
 )
 
-__all__ = [
-    "MAX_ERROR_BYTES",
-    "Call",
-    "Destination",
-    "HttpReader",
-    "Reply",
-    "checked_whole",
-    "object_bytes",
-    "object_bytes_of_range",
-    "without_secrets",
-    "Answer",
-    "Failure",
-    "Rule",
-    "error_of",
-    "parse_date",
-    "retry_after_seconds",
-]
-
 MAX_ERROR_BYTES = 64 << 10
 """What is read of a refusal's body."""
 

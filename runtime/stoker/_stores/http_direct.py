@@ -23,8 +23,6 @@ from stoker._stores.http import Answer, Call, Destination, Reply
 from stoker._stores.options import HttpOptions, trusted
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError, StoreError, TruncatedError
 
-__all__ = ["CHECK", "Dialled", "Dialer", "DirectReader"]
-
 CHECK = "check the address, and whether a server is running there"
 """What to do where no connection could be made."""
 _ADDRESSES_SECONDS = 10.0  # a bucket's addresses change every few seconds; one look-up serves a burst of connections

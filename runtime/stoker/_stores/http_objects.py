@@ -21,18 +21,6 @@ from stoker._stores.object_store import ObjectStore
 from stoker.abc import ObjectInfo
 from stoker.errors import CredentialsError, StoreError, UnexpectedAnswerError
 
-__all__ = [
-    "Asked",
-    "BucketObjects",
-    "Credentials",
-    "Endpoint",
-    "ExpiredCredentialsError",
-    "HttpObjects",
-    "Identity",
-    "Introduced",
-    "RenewedCredentials",
-]
-
 _C = TypeVar("_C")
 _T = TypeVar("_T")
 

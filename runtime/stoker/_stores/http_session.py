@@ -43,13 +43,6 @@ from stoker.errors import (
     TruncatedError,
 )
 
-__all__ = [
-    "Connections",
-    "SessionReader",
-    "open_session",
-    "StrictConnector",
-]
-
 _MIN_SENT_BYTES_PER_SECOND = 8 << 10  # a body sent more slowly never arrives; several share a link, which may be slow
 _CONDITIONS = ("If-None-Match", "If-Match")
 _HEAD_END, _LAST_CHUNK = b"\r\n\r\n", b"0\r\n\r\n"

@@ -45,18 +45,6 @@ from stoker.errors import (
     UnexpectedAnswerError,
 )
 
-__all__ = [
-    "Bearer",
-    "Caller",
-    "HttpStore",
-    "RowIndex",
-    "ServedAccess",
-    "auth_of",
-    "callers_of",
-    "super_samples",
-    "version_of",
-]
-
 _BY_CODE: dict[str, Rule] = {
     "failed": (StoreError, "the function cannot answer this, and its log says why; ask whoever deployed it"),
     "forbidden": (PermissionDeniedError, "the token is for other data sets; ask for one that names this"),

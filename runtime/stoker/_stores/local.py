@@ -39,8 +39,6 @@ from stoker.errors import (
     TruncatedError,
 )
 
-__all__ = ["LocalStore", "is_partial", "locked", "sweep"]
-
 _READ_BYTES = 4 << 20  # between two looks at whether the reader was cancelled
 _PAGE_KEYS = 1000
 _MAX_WHOLE_BYTES = 1 << 30  # what is read whole is small: a manifest of thirty million super-samples fits

@@ -14,18 +14,6 @@ from stoker._stores.options import check_endpoint, is_this_machine
 from stoker.abc import ObjectInfo
 from stoker.errors import ConfigError, ObjectChangedError, RangeBeyondEndError, StoreError
 
-__all__ = [
-    "STORES",
-    "Location",
-    "check_conditions",
-    "check_found",
-    "check_key",
-    "check_range",
-    "check_text",
-    "is_url_like",
-    "parse_url",
-]
-
 STORES = "stoker.stores"
 """The group of entry points that open stores, by URL scheme."""
 

@@ -29,8 +29,6 @@ from stoker.errors import (
     StoreError,
 )
 
-__all__ = ["MemoryStore", "MeteredStore", "ObjectStore", "metered", "price_key"]
-
 _PAGE_KEYS = 1000
 _VERBS = {
     "get_range": "read ranges of objects",

@@ -22,21 +22,6 @@ from stoker._base.arguments import explain_arguments
 from stoker._base.meter import check_store_name
 from stoker.errors import ConfigError
 
-__all__ = [
-    "Auth",
-    "GcsOptions",
-    "HttpOptions",
-    "S3Options",
-    "ServedOptions",
-    "StoreOptions",
-    "check_endpoint",
-    "is_this_machine",
-    "lambda_region",
-    "machine_vendor",
-    "proxy_of",
-    "trusted",
-]
-
 Auth: TypeAlias = Literal["aws", "google", "token"]
 _AUTH_OF: Mapping[str, Auth] = {"profile": "aws", "region": "aws", "service_account": "google", "token": "token"}
 

@@ -43,8 +43,6 @@ from stoker.errors import (
     WrongRegionError,
 )
 
-__all__ = ["S3Access", "S3Store"]
-
 _OTHERWISE = ", or send none with S3Options(anonymous=True) or --anonymous"
 _CHECKSUM = "x-amz-checksum-crc32"
 

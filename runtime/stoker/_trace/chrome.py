@@ -28,8 +28,6 @@ from stoker._base.sizes import format_bytes, parse_bytes
 from stoker.abc import TraceSink
 from stoker.errors import ConfigError
 
-__all__ = ["LOOP_ROW", "MOST_RANKS", "REQUEST_ROWS", "SLOT_ROWS", "ChromeTrace", "ProcessTrace", "rank_traces"]
-
 _log = logging.getLogger("stoker")
 _BUFFER_BYTES = 64 << 10
 _FLUSH_SECONDS = 1.0

@@ -25,8 +25,6 @@ from stoker._base.recorder import WORST_WAITS, Wait
 from stoker._trace.recording import Answer, Filled, Full, Held, Named, Recording, Told
 from stoker.errors import ConfigError, MissingExtraError
 
-__all__ = ["Quantiles", "Section", "Summary", "draw", "html_figure", "page", "ring_fill"]
-
 _ACCURACY = 0.005
 _GROWTH = math.log((1 + _ACCURACY) / (1 - _ACCURACY))
 _LEAST, _MOST = 1e-9, 1e18

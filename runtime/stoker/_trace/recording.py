@@ -23,8 +23,6 @@ from stoker._base.recorder import Wait
 from stoker._trace.chrome import SLOT_ROWS
 from stoker.errors import ConfigError
 
-__all__ = ["Answer", "Filled", "Full", "Held", "Named", "Recording", "Told", "read_trace", "read_values"]
-
 _MOST_PROCESSES, _MOST_ROWS, _MOST_SPANS = 1_000, 10_000, 100_000
 """Of a file, of a process, and of a batch: more has none that stoker wrote, and they are held while it is read."""
 _NAME_CHARACTERS = 100

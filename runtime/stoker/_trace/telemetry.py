@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
     from prometheus_client import CollectorRegistry
 
-__all__ = ["OpenTelemetrySink", "PrometheusSink"]
 
 _EXTRA = "{what} needs the extra 'telemetry': pip install 'stoker[telemetry]'"
 """What to say where a library is missing."""

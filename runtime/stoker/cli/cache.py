@@ -32,8 +32,6 @@ from stoker.cli.flags import add_dataset, opened, rate_from
 from stoker.cli.output import counted
 from stoker.errors import ConfigError, StokerError
 
-__all__ = ["configure", "run"]
-
 _AT_ONCE = 4
 """As many as may wait to be written, whatever their size: a tier declines what is beyond."""
 _HEDGE_SLOTS = 2

@@ -29,8 +29,6 @@ from stoker.cli.flags import add_store_options, add_version, number_from, opened
 from stoker.cli.output import json_text, printable, table
 from stoker.errors import ConfigError
 
-__all__ = ["configure", "run"]
-
 _FUNCTION_BYTES = 1769 << 20
 _WARM_BYTES = 1536 << 20
 _OF_BUCKET = {"size", "gets", "puts", "lists", "read", "written"}

@@ -20,28 +20,6 @@ from stoker.abc import Executor, Store
 from stoker.cli import BUCKET_TITLE
 from stoker.errors import ConfigError
 
-__all__ = [
-    "add_dataset",
-    "add_function_options",
-    "add_store_options",
-    "add_version",
-    "add_written_dataset",
-    "check_function_options",
-    "check_reach",
-    "chosen_executor",
-    "number_from",
-    "opened",
-    "positive",
-    "rate_from",
-    "reached",
-    "size",
-    "size_from",
-    "store_options",
-    "super_sample_size",
-    "url_for_functions",
-    "writable",
-]
-
 Number = TypeVar("Number", int, float)
 _MOST_DIGITS = 18
 _ENDPOINTS = {"s3": "AWS_ENDPOINT_URL_S3", "gs": "STORAGE_EMULATOR_HOST"}

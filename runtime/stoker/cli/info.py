@@ -19,8 +19,6 @@ from stoker._format.versions import list_versions, read_manifest
 from stoker.cli.flags import add_dataset, add_store_options, opened, positive, store_options
 from stoker.cli.output import counted, describe, json_text, preview, printable, table
 
-__all__ = ["configure", "configure_doctor", "configure_head", "run", "run_doctor", "run_head"]
-
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""

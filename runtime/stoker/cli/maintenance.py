@@ -27,19 +27,6 @@ from stoker.cli.flags import add_dataset, add_store_options, add_written_dataset
 from stoker.cli.output import RequestBill, bad_object, counted, json_text, printable, shortened
 from stoker.errors import ConfigError
 
-__all__ = [
-    "configure_compact",
-    "configure_gc",
-    "configure_rebuild",
-    "configure_rm",
-    "configure_verify",
-    "run_compact",
-    "run_gc",
-    "run_rebuild",
-    "run_rm",
-    "run_verify",
-]
-
 
 def configure_verify(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""

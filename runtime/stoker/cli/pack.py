@@ -36,8 +36,6 @@ from stoker.cli.output import RequestBill, counted, json_text, printable, sample
 from stoker.errors import ConfigError, FunctionError
 from stoker.fanout import Driver, FanoutConfig
 
-__all__ = ["configure", "run"]
-
 _OWN_FOLDERS = ("data", "epochs", "manifests", "packs")
 _IN_THIS_PROCESS = {
     "concurrency": "functions upload as their memory allows",

@@ -11,8 +11,6 @@ from stoker._stores.access_token import LEAST_KEY_BYTES, Grant, TokenKeys, key_t
 from stoker.cli.flags import number_from
 from stoker.errors import ConfigError
 
-__all__ = ["configure", "run"]
-
 _KEYS = "STOKER_TOKEN_KEYS"
 _DEFAULT_HOURS = 24
 _hours = number_from(1e-6, 366 * 24)

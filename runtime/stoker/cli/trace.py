@@ -14,8 +14,6 @@ from stoker.cli.flags import positive
 from stoker.cli.output import counted, printable, table
 from stoker.errors import ConfigError
 
-__all__ = ["configure", "run"]
-
 _FILE = "a trace, from Loader(url, trace=FILE) or stoker simulate --trace FILE; .gz, too"
 
 

@@ -12,8 +12,6 @@ from stoker._base.meter import Operation, StoreWrapper
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ConfigError, ConnectionLostError, ServerError, StoreError, ThrottledError, TransientError
 
-__all__ = ["DyingStore", "FaultyStore", "FlakyStore", "WatchedStore"]
-
 T = TypeVar("T")
 
 _FAULTS: dict[str, tuple[str, type[TransientError] | None]] = {

@@ -10,8 +10,6 @@ from stoker import errors
 from stoker.abc import Executor
 from stoker.errors import FunctionError, ServerError, StokerError, ThrottledError, TransientError
 
-__all__ = ["CONTRACT_FUNCTIONS", "ExecutorTests"]
-
 _CALLS = 12
 
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from stoker._cache.eviction import Residents
 from stoker.abc import EvictionPolicy, NextUseOracle
 
-__all__ = ["EvictionPolicyTests"]
-
 _NEVER = 1 << 60
 
 

@@ -14,8 +14,6 @@ from stoker._stores import open_store
 from stoker.abc import Sample, Source, SourceListing, Store
 from stoker.errors import PackError, StoreError
 
-__all__ = ["SourceTests"]
-
 
 async def _read(source: Source, start: int = 0) -> list[tuple[str, list[bytes]]]:
     """Return the samples from a number on, as they would be packed."""

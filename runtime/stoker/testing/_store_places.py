@@ -14,8 +14,6 @@ from stoker._stores import StoreOptions, open_store
 from stoker._stores.object_store import metered
 from stoker.abc import Store
 
-__all__ = ["Deviation", "StorePlace", "keys_of", "read_range", "run_with"]
-
 _serial = itertools.count()
 
 

@@ -20,8 +20,6 @@ from stoker.errors import (
 )
 from stoker.testing._store_places import Deviation, StorePlace, keys_of, read_range
 
-__all__ = ["StoreTests"]
-
 _BODY = bytes(range(256)) * 4096  # 1 MiB
 _ODD_KEYS = (
     "a b",

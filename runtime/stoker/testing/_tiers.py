@@ -11,8 +11,6 @@ from stoker._base.checksum import crc32c
 from stoker.abc import ObjectRef, Tier
 from stoker.errors import StoreError
 
-__all__ = ["TierTests"]
-
 _SIZE_BYTES = 4 << 10
 _UNTOUCHED = 0xA5
 

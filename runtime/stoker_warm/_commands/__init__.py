@@ -2,8 +2,6 @@
 
 from stoker.cli import Command
 
-__all__ = ["warm_command"]
-
 warm_command = Command.of_module(
     "stoker_warm._commands.warm",
     name="warm",

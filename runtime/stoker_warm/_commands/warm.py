@@ -32,8 +32,6 @@ from stoker_warm._server import ProxyServer, Tariff
 from stoker_warm._sockets import Certificate
 from stoker_warm._wire import MAX_BODY_BYTES
 
-__all__ = ["configure", "dollars_of", "measured", "rows_of_bench", "rows_of_status", "run", "run_proxy", "states_of"]
-
 
 async def run_proxy(args: Namespace, location: WarmLocation, secret: Secret) -> int:
     """Serve until SIGINT, SIGTERM or a client's ``down``; return the exit code.

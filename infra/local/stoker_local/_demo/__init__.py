@@ -10,8 +10,6 @@ from stoker.cli.flags import positive
 from stoker.errors import ConfigError, MissingExtraError
 from stoker_local._demo.screen import Screen
 
-__all__ = ["command"]
-
 _EPOCHS = 8
 _IMAGES = 2500
 

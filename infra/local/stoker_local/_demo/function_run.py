@@ -31,19 +31,6 @@ from stoker_local._demo.screen import Screen, bar
 from stoker_local._host import background
 from stoker_local.functions import FunctionCloud, FunctionStatistics, Happening, function_cloud, total
 
-__all__ = [
-    "Bill",
-    "Observer",
-    "Snapshot",
-    "bill_table",
-    "block",
-    "function_table",
-    "how_counted",
-    "line",
-    "one_by_one",
-    "run",
-]
-
 _LOOK_SECONDS = 0.1
 _TELL_SECONDS = 1.0
 

@@ -29,18 +29,6 @@ from stoker_local.functions import (
 )
 from stoker_torch import Loader
 
-__all__ = [
-    "COMPACT",
-    "DATASET",
-    "DATASET_KEY",
-    "INGEST",
-    "MEMORY_MB",
-    "Epoch",
-    "FunctionDemoConfig",
-    "RawImages",
-    "read_epoch",
-]
-
 RAW, DATASET = "s3://raw/images", "s3://stoker/digits"
 DATASET_KEY = ("stoker", "digits/")
 """The bucket of the data set, and what its keys begin with."""

@@ -27,8 +27,6 @@ from stoker_local._network import Shape
 from stoker_local._s3.model import BucketSpec
 from stoker_torch import Loader, LoaderStatistics
 
-__all__ = ["SHAPE", "DemoConfig", "Result", "failures", "led_to", "quiet_torch", "read_counts", "run", "table"]
-
 _BUCKET, _IMAGES, _PACKED = "digits", "images", "packed"
 SHAPE = Shape(first_byte_seconds=0.020, connection_bytes_per_second=90e6)
 _OPERATIONS = {

@@ -9,8 +9,6 @@ import textwrap
 import time
 from typing import TextIO
 
-__all__ = ["Screen", "bar"]
-
 _REDRAW_SECONDS = 0.1
 _WIDEST = 100
 _LABEL = 8

@@ -29,24 +29,6 @@ from stoker._sources import open_source
 from stoker._stores import open_store
 from stoker.images import ImageDecoder
 
-__all__ = [
-    "DECODE",
-    "IMAGE_SIDE",
-    "Batches",
-    "Digits",
-    "ImageObjects",
-    "Step",
-    "Timing",
-    "accuracy",
-    "load",
-    "new_model",
-    "open_direct",
-    "pack",
-    "train",
-    "tune",
-    "upload",
-]
-
 IMAGE_SIDE = 8
 DECODE = {"image": ImageDecoder(IMAGE_SIDE, IMAGE_SIDE, mode="L")}
 """For the loader: to ``uint8 [8, 8, 1]``."""

@@ -27,8 +27,6 @@ from stoker_local._s3.model import (
 )
 from stoker_local._s3.signature import KeyPair, decode_payload, read_claim, verify
 
-__all__ = ["S3Service"]
-
 _Handler = Callable[[Bucket, Call, float], Response]
 _ROUTES: dict[tuple[str, str, str], tuple[str, _Handler | None]] = {
     ("GET", "service", ""): ("ListBuckets", None),

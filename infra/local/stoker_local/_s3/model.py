@@ -14,29 +14,6 @@ from xml.sax.saxutils import escape
 
 from stoker_local._http1 import Body, Request, Response
 
-__all__ = [
-    "OWNER",
-    "Bucket",
-    "BucketSpec",
-    "Call",
-    "Completion",
-    "CopySource",
-    "ObjectCreated",
-    "ObjectMap",
-    "Page",
-    "S3Error",
-    "StoredObject",
-    "UnsatisfiableRangeError",
-    "Upload",
-    "byte_range",
-    "element",
-    "iso_time",
-    "list_page",
-    "parse_xml",
-    "successor",
-    "xml_response",
-]
-
 _LAST = chr(sys.maxunicode)
 _RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{1,18})?|-([0-9]{1,18}))", re.ASCII)
 

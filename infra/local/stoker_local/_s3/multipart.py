@@ -37,19 +37,6 @@ from stoker_local._s3.operations import (
 )
 from stoker_local._s3.signature import decode_payload
 
-__all__ = [
-    "COPY_SOURCE",
-    "abort_upload",
-    "complete_upload",
-    "copy_object",
-    "create_upload",
-    "list_parts",
-    "list_uploads",
-    "parse_copy_source",
-    "upload_part",
-    "upload_part_copy",
-]
-
 _MIN_PART_BYTES = 5 << 20
 _MAX_PARTS = 10_000
 _MAX_COMPLETIONS = 1000  # S3 forgets them after hours

@@ -36,30 +36,6 @@ from stoker_local._s3.model import (
 )
 from stoker_local._s3.signature import decode_payload
 
-__all__ = [
-    "COPY_SOURCE_IF",
-    "NULL_VERSION",
-    "Outcome",
-    "check_write_conditions",
-    "delete_object",
-    "delete_objects",
-    "delete_tags",
-    "etag_of",
-    "failed",
-    "get_object",
-    "get_tags",
-    "list_object_versions",
-    "list_objects",
-    "list_objects_v2",
-    "number_parameter",
-    "object_headers",
-    "put_object",
-    "put_tags",
-    "read_outcome",
-    "tags_of_header",
-    "url_coder",
-]
-
 COPY_SOURCE_IF = "x-amz-copy-source-if-"
 _MAX_TAGS = 10
 _MAX_NAME_CHARACTERS = 128

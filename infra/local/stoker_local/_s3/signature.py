@@ -21,8 +21,6 @@ from stoker._base.checksum import crc32c
 from stoker_local._http1 import Body, Request
 from stoker_local._s3.model import S3Error
 
-__all__ = ["KeyPair", "decode_payload", "read_claim", "verify"]
-
 ALGORITHM = "AWS4-HMAC-SHA256"
 MAX_SKEW = timedelta(minutes=15)
 MAX_PRESIGNED_SECONDS = 7 * 24 * 3600

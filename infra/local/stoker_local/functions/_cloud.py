@@ -39,8 +39,6 @@ from stoker_local.functions._triggers import (
     watching,
 )
 
-__all__ = ["FunctionCloud", "function_cloud"]
-
 _MAX_HEADER_BYTES = 1 << 16
 
 

@@ -14,20 +14,6 @@ from stoker_local._config import PORTS, WELL_KNOWN, check_fields, is_this_machin
 from stoker_local._network import check_probabilities
 from stoker_local._s3.signature import KeyPair
 
-__all__ = [
-    "EventSource",
-    "FunctionCloudConfig",
-    "FunctionFault",
-    "FunctionFaultKind",
-    "FunctionFaultPlan",
-    "FunctionSpec",
-    "GoogleSpec",
-    "Notification",
-    "ObjectFinalized",
-    "QueueSpec",
-    "Schedule",
-]
-
 _LAMBDA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _ENVIRONMENT_BYTES = 4096
 _RATE = re.compile(r"rate\((?P<count>[1-9][0-9]{0,8}) (?P<unit>second|minute|hour|day)(?P<plural>s?)\)", re.ASCII)

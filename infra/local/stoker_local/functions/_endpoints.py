@@ -27,14 +27,6 @@ from stoker_local._s3.signature import KeyPair, read_claim, verify
 from stoker_local.functions._fleet import Fleet
 from stoker_local.functions._statistics import MAX_EVENT_BYTES, MAX_REQUEST_BYTES, Invocation, ServiceError
 
-__all__ = [
-    "Authority",
-    "function_url",
-    "invoke_api",
-    "reply_of",
-    "request_event",
-]
-
 _MAX_CONTEXT_CHARACTERS = 3583
 _TYPES = ("RequestResponse", "Event", "DryRun")
 _CODES = MappingProxyType(

@@ -32,8 +32,6 @@ from stoker_local.functions._statistics import (
 )
 from stoker_local.functions._triggers import LocalQueue
 
-__all__ = ["Fleet", "FunctionFaultInjector", "Pool"]
-
 _STRIKE_LATER = (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE)
 
 

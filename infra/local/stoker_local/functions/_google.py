@@ -38,8 +38,6 @@ from stoker_local.functions._processes import FunctionProcess, InstanceConfig, P
 from stoker_local.functions._statistics import Account, ServiceError
 from stoker_local.functions._triggers import LocalQueue
 
-__all__ = ["Instance", "Service", "finalized_message", "gateway", "push", "reserved_port"]
-
 _MAX_BODY_BYTES = 32 << 20
 _BILLED_STEPS_PER_SECOND = 10
 _HOP_BY_HOP = frozenset(

@@ -27,18 +27,6 @@ from stoker_local.functions._config import (
     GoogleSpec,
 )
 
-__all__ = [
-    "AnySpec",
-    "FunctionProcess",
-    "InstanceConfig",
-    "Output",
-    "ProcessPlan",
-    "Warden",
-    "choose_tmp",
-    "tail",
-    "warden",
-]
-
 _LAUNCHER = Path(__file__).with_name("_launcher.py")
 _TMP = Path("/tmp")  # noqa: S108  (the function's own)
 _PROBE_SECONDS = 30.0

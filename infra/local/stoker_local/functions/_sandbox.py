@@ -25,8 +25,6 @@ from stoker_local.functions._config import FunctionFault, FunctionFaultKind, Fun
 from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan
 from stoker_local.functions._statistics import MAX_RESULT_BYTES, Answer, Invocation, failure
 
-__all__ = ["InstanceState", "RuntimeApi", "Sandbox"]
-
 _SETTLE_SECONDS = 10.0
 _OPEN_FILES = 1024
 _MEMORY_ERRORS = ("MemoryError", "_ArrayMemoryError")  # Python's and numpy's

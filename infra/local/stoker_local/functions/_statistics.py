@@ -14,24 +14,6 @@ from aiohttp import web
 from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices
 from stoker_local.functions._config import FunctionFaultKind, FunctionSpec
 
-__all__ = [
-    "MAX_EVENT_BYTES",
-    "MAX_REQUEST_BYTES",
-    "MAX_RESULT_BYTES",
-    "Account",
-    "Answer",
-    "FunctionStatistics",
-    "Happening",
-    "Invocation",
-    "Ledger",
-    "Outcome",
-    "ServiceError",
-    "billed_milliseconds",
-    "failure",
-    "report",
-    "total",
-]
-
 _KEPT_HAPPENINGS = 10_000
 _KEPT_LOGS = 200
 

@@ -26,21 +26,6 @@ from stoker_local._s3.model import ObjectCreated
 from stoker_local.functions._config import EventSource, Notification, QueueSpec, Schedule
 from stoker_local.functions._statistics import MAX_REQUEST_BYTES, Outcome, ServiceError
 
-__all__ = [
-    "LocalQueue",
-    "Message",
-    "batch_event",
-    "create_queues",
-    "created_message",
-    "failed_messages",
-    "keep_firing",
-    "matches",
-    "opening_message",
-    "poll",
-    "scheduled_event",
-    "watching",
-]
-
 
 async def keep_firing(schedule: Schedule, fire: Callable[[], object]) -> None:
     """Fire after every period, until cancelled; a late event loop delays no later firing."""
