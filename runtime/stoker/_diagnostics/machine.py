@@ -201,8 +201,8 @@ _FEW_FILES, _ENOUGH_FILES = 128, 1024
 """A loader has up to 64 connections, and a framework's workers have files of their own."""
 _LITTLE_BYTES = 1 << 30
 _EXTRAS = {
-    "s3": ("aioboto3", "for s3:// URLs"),
-    "gcs": ("gcloud.aio.storage", "for gs:// URLs"),
+    "s3": ("aiobotocore", "for s3:// URLs"),
+    "gcs": ("gcloud.aio.auth", "for gs:// URLs"),
     "torch": ("torch", "for stoker_torch.Loader"),
 }
 _EXTRA_OF = {"s3": "s3", "gs": "gcs"}
