@@ -17,8 +17,6 @@ from stoker_sim._bucket import described
 from stoker_sim._caches import Cache
 from stoker_sim._predict import Prediction, Workload, predict
 
-__all__ = ["Advice", "Resources", "Suggestion", "advise"]
-
 _MIB = 1 << 20
 _LEAST_BYTES, _MOST_BYTES = _MIB, 32 * _MIB
 """Of a super-sample. Reading more at a time into fresh memory is three to five times slower."""

@@ -21,19 +21,6 @@ from itertools import groupby
 from stoker._base.sizes import counted
 from stoker.errors import ConfigError
 
-__all__ = [
-    "POLICIES",
-    "Allocation",
-    "Cluster",
-    "Completion",
-    "Job",
-    "Policy",
-    "Share",
-    "Submission",
-    "allocate",
-    "completions",
-]
-
 Caches = Mapping[Hashable, int]
 """What is cached of each data set, in bytes on all its nodes together, by :attr:`Job.data`."""
 

@@ -26,20 +26,6 @@ from stoker._trace.recording import Answer, Told, read_values
 from stoker.abc import ObjectInfo
 from stoker.errors import ConfigError, NotFoundError, ServerError, ThrottledError
 
-__all__ = [
-    "BucketView",
-    "ModelledReader",
-    "Shared",
-    "SharedLink",
-    "SimulatedBucket",
-    "bodiless",
-    "described",
-    "read_durations",
-    "recorded_bucket",
-    "recorded_latency",
-    "size_of",
-]
-
 _RUN = "0" * 16
 
 

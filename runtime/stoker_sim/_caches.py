@@ -21,18 +21,6 @@ from stoker.abc import EvictionPolicy, ObjectRef
 from stoker.errors import ConfigError
 from stoker_sim._bucket import SharedLink
 
-__all__ = [
-    "REPLICA_AWARE",
-    "Cache",
-    "ModelledTier",
-    "ReplicaAware",
-    "SettledTier",
-    "SimulatedTier",
-    "TierModel",
-    "hit_rates",
-    "settled_hit_rate",
-]
-
 Key = TypeVar("Key", bound=Hashable)
 _NVME = Constant(0.0001)
 REPLICA_AWARE = "replica-aware"

@@ -27,8 +27,6 @@ from stoker_sim._bucket import SharedLink
 from stoker_sim._caches import Cache, SettledTier, settled_hit_rate
 from stoker_sim._scenario import Run, Scenario, TierMaker, simulate
 
-__all__ = ["Bound", "Demand", "EpochForecast", "Prediction", "Workload", "bound_of", "predict"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:

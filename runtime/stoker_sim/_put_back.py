@@ -23,8 +23,6 @@ from stoker_sim._warm_fleet import HOUR_SECONDS, NodeLife, check_durations
 from stoker_warm._code import Code
 from stoker_warm._put_back import NAMES_AT_ONCE, takes_whole
 
-__all__ = ["PutBackModel", "PutBackTally", "put_back"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutBackModel:

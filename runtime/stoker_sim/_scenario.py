@@ -37,20 +37,6 @@ from stoker_sim._bucket import BucketView, SimulatedBucket, bodiless, size_of
 from stoker_sim._caches import TierModel
 from stoker_sim._simulated_warm import SimulatedWarm, WarmModel, WarmTally, WarmView
 
-__all__ = [
-    "LEAST_BYTES_PER_SECOND",
-    "LONGEST_FIRST_BYTE_SECONDS",
-    "EpochResult",
-    "Node",
-    "Run",
-    "Scenario",
-    "TierMaker",
-    "by_lanes",
-    "one_by_one",
-    "simulate",
-    "slot_bytes",
-]
-
 _log = logging.getLogger("stoker.simulated")
 _log.addHandler(logging.NullHandler())
 _log.propagate = False  # what is simulated is no warning to whoever plans

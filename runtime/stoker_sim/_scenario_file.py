@@ -44,8 +44,6 @@ from stoker_sim._warm_fleet import Reclaim
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 
-__all__ = ["ScenarioFile", "Section", "read_scenario", "read_section"]
-
 Config = TypeVar("Config")
 _SIZED = ("_bytes", "_bytes_per_second")
 _MOST_INTEGER = (1 << 63) - 1

@@ -30,8 +30,6 @@ from stoker_sim._warm_fleet import Bill, NodeCalls, NodeLife, Reclaim, lived, st
 from stoker_warm._put_back import NAMES_AT_ONCE, takes_whole
 from stoker_warm._settings import WarmConfig
 
-__all__ = ["SimulatedWarm", "WarmModel", "WarmTally", "WarmView"]
-
 _FIRST_HORIZON_SECONDS = 3600.0
 _NOTHING = memoryview(b"")
 """Is read into: no bytes move."""

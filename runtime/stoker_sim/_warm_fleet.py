@@ -31,23 +31,6 @@ from stoker.errors import ConfigError
 from stoker_warm._code import Code
 from stoker_warm._upkeep import UpkeepConfig
 
-__all__ = [
-    "HOUR_SECONDS",
-    "Bill",
-    "NodeCalls",
-    "NodeLife",
-    "Reclaim",
-    "Served",
-    "Strike",
-    "Struck",
-    "check_durations",
-    "lived",
-    "lost_between_reads",
-    "lost_within",
-    "placed",
-    "strikes",
-]
-
 HOUR_SECONDS = 3600.0
 _ROUNDING = 1e-9
 """Parts of an interval that two times which are the same may differ by."""

@@ -2,8 +2,6 @@
 
 from stoker.cli import Command
 
-__all__ = ["allocate_command", "plan_command", "simulate_command"]
-
 plan_command = Command.of_module(
     "stoker_sim._commands.plan",
     name="plan",

@@ -14,8 +14,6 @@ from stoker.errors import ConfigError
 from stoker_sim._allocation import POLICIES, Allocation, Cluster, Job, Share, allocate
 from stoker_sim._scenario_file import Section, read_section
 
-__all__ = ["configure", "read_jobs", "run"]
-
 _OFFERED = [name for name in POLICIES if name != "no-cache"]
 _MEGABYTE = 10**6
 _FOLDER = "/mnt/nvme/stoker"

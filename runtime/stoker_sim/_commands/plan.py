@@ -28,8 +28,6 @@ from stoker_sim._advice import Advice, Resources, Suggestion, advise
 from stoker_sim._predict import EpochForecast, Prediction, Workload
 from stoker_sim._scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS
 
-__all__ = ["configure", "run"]
-
 _WIDTH = 80
 _CONNECTION_BYTES_PER_SECOND = 90e6
 """Of one connection to an object store, where nothing was measured."""

@@ -22,8 +22,6 @@ from stoker_sim._scenario import EpochResult, Run, Scenario, simulate
 from stoker_sim._scenario_file import read_scenario
 from stoker_sim._simulated_warm import WarmTally
 
-__all__ = ["configure", "run", "scenario_outcome"]
-
 _SHOWN_ROWS = 60
 _SCENARIO = ".toml"
 

@@ -21,24 +21,6 @@ from typing import Any, Literal
 from stoker._trace.picture import page
 from stoker.errors import ConfigError
 
-__all__ = [
-    "NAMES",
-    "Cell",
-    "Experiment",
-    "Outcome",
-    "Panel",
-    "Row",
-    "Series",
-    "Table",
-    "bars_beside",
-    "difference",
-    "excess",
-    "load",
-    "published",
-    "write_html",
-    "write_png",
-]
-
 Cell = str | int | float | None
 Row = dict[str, Cell]
 """A row of a table, by its columns."""

@@ -26,22 +26,6 @@ from stoker._fetch.config import FetchSize, Progress
 from stoker.errors import ConfigError
 from stoker_sim._bucket import Shared
 
-__all__ = [
-    "SOURCE",
-    "WORKLOADS",
-    "Measurement",
-    "SampleCosts",
-    "SampleEpoch",
-    "SampleRun",
-    "Setting",
-    "Workload",
-    "measured",
-    "measurements",
-    "sample_run",
-    "simulate_samples",
-    "simulated",
-]
-
 _UNLIMITED = 1 << 62
 
 

@@ -28,17 +28,6 @@ from stoker.errors import ConfigError
 from stoker_sim._experiments import Experiment, Outcome, Panel, Row, Table, bars_beside
 from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, measurements, simulated
 
-__all__ = [
-    "EXPERIMENTS",
-    "DeliCost",
-    "DeliRates",
-    "cached_gb",
-    "deli_cost",
-    "on_disk_gb",
-    "request_dollars",
-    "run_hours",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliRates:

@@ -30,8 +30,6 @@ from stoker_sim._experiments import (
 from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, measurements, simulated
 from stoker_sim._scenario import by_lanes, simulate
 
-__all__ = ["BUCKET", "EXPERIMENTS"]
-
 _GET_SECONDS = 0.055
 _GETS_PER_SECOND = 100.0
 _SAMPLE_BYTES = 2_740

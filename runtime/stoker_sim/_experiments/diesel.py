@@ -31,8 +31,6 @@ from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Ta
 from stoker_sim._experiments.deli import WORKLOADS
 from stoker_sim._scenario import by_lanes, one_by_one, simulate, slot_bytes
 
-__all__ = ["EXPERIMENTS", "HeldView"]
-
 
 class HeldView(BucketView):
     """A view of a bucket that has the bytes of these objects.

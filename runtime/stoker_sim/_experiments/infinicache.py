@@ -34,8 +34,6 @@ from stoker_sim._experiments import (
 from stoker_sim._warm_fleet import HOUR_SECONDS, Bill, Reclaim, check_durations, lost_within, placed
 from stoker_warm._code import Code
 
-__all__ = ["EXPERIMENTS", "Billing", "Upkeep", "WarmFleet", "first_arrivals", "kept_hours", "losses"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upkeep:

@@ -41,8 +41,6 @@ from stoker_sim._bucket import BucketView, ModelledReader, Shared, SimulatedBuck
 from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, published
 from stoker_sim._scenario import Node, one_by_one, slot_bytes
 
-__all__ = ["EXPERIMENTS", "DecodingView", "Disk", "DiskModel", "DiskView", "LoaderModel", "Processors", "train"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskModel:

@@ -33,8 +33,6 @@ from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Ta
 from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, simulated
 from stoker_sim._scenario import EpochResult, Run, by_lanes, simulate, slot_bytes
 
-__all__ = ["EXPERIMENTS", "Cost", "measured_cost"]
-
 _NODES = 3
 _BATCH_SIZE = 512
 _CACHE_SAMPLES = 2048

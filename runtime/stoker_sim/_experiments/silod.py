@@ -25,8 +25,6 @@ from stoker_sim._caches import SimulatedTier, TierModel
 from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table
 from stoker_sim._scenario import Scenario, by_lanes, simulate
 
-__all__ = ["EXPERIMENTS", "Case", "Circumstances", "cases", "queue", "simulated_rate"]
-
 _GPUS = 96
 _CACHE_BYTES = 2 * 10**12
 _LOAD = 0.7

@@ -38,8 +38,6 @@ from stoker_sim._warm_fleet import (
 from stoker_warm._code import Code
 from stoker_warm._upkeep import UpkeepConfig
 
-__all__ = ["EXPERIMENTS"]
-
 PAPER = published("infinicache")
 OBJECT_BYTES = 8 << 20
 OBJECTS = 3_950
