@@ -182,22 +182,26 @@ def rate_limit_of(requests: Sequence[SentRequest], usual_seconds: float) -> Buck
     requests = sorted(requests, key=lambda each: each.sent)
     refused = [each.sent for each in requests if each.is_refused]
     answered = [(each.sent, each.begun) for each in requests if each.begun is not None and not each.is_refused]
-    late_seconds = _WAITS_FACTOR * usual_seconds + _WAITS_SECONDS
-    queued = [(sent, begun) for sent, begun in answered if begun - sent > late_seconds]
-    is_queued = len(queued) >= max(_LEAST_TELLING + 1, _QUEUED_PART * len(answered))
-    if not refused and not is_queued:
+    queued = _queued(answered, usual_seconds)
+    if not refused and not queued:
         return None
-    waits = [begun - sent for sent, begun in queued]
     if refused:
         after = [sent for sent, _ in answered if sent > refused[0] + usual_seconds / 2]
         rate = _rate(after, requests[-1].sent - refused[0])
-        longest = max(waits) - usual_seconds if is_queued else 0.0
+        longest = max((begun - sent - usual_seconds for sent, begun in queued), default=0.0)
     else:
         moments = sorted(begun for _, begun in queued)
         rate, longest = (len(moments) - 1) / max(moments[-1] - moments[0], _LEAST_SECONDS), math.inf
     full = refused[0] if refused else queued[0][0]
     at_once = sum(sent < full for sent, _ in answered) - rate * (full - requests[0].sent)
     return BucketModel(requests_per_second=rate, burst=max(1, round(at_once)), longest_line_seconds=longest)
+
+
+def _queued(answered: Sequence[tuple[float, float]], usual_seconds: float) -> list[tuple[float, float]]:
+    """Return when requests that waited for their turn were sent and answered; none if they are few."""
+    late_seconds = _WAITS_FACTOR * usual_seconds + _WAITS_SECONDS
+    queued = [(sent, begun) for sent, begun in answered if begun - sent > late_seconds]
+    return queued if len(queued) >= max(_LEAST_TELLING + 1, _QUEUED_PART * len(answered)) else []
 
 
 def _rate(moments: Sequence[float], seconds: float) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -290,6 +290,11 @@ _WAYS: dict[str, Callable[[int, int], _Start]] = {
 }
 
 
+def _start_rows(way: str, starts: Mapping[tuple[int, int], _Start]) -> Iterator[tuple[Cell, ...]]:
+    for (files, workers), (seconds, *others) in starts.items():
+        yield way, files, workers, seconds, files * workers / seconds, *others
+
+
 def _start_up(quick: bool) -> Outcome:
     most_files = 128_000 if quick else _PAPER["imagenet_files"]
     sizes = [files for files in _FILES if files <= most_files] if quick else _FILES
@@ -299,9 +304,7 @@ def _start_up(quick: bool) -> Outcome:
         by_workers = {(most_files, workers): start(most_files, workers) for workers in _WORKERS}
         by_files = {(files, _FIXED_WORKERS): start(files, _FIXED_WORKERS) for files in sizes}
         known = [files * workers / found.seconds for (files, workers), found in by_workers.items()]
-        for (files, workers), found in (by_workers | by_files).items():
-            took, *others = found
-            rows.append((way, files, workers, took, files * workers / took, *others))
+        rows += _start_rows(way, by_workers | by_files)
         seconds.append(Series(way, _WORKERS, [found.seconds for found in by_workers.values()]))
         seconds_by_files.append(Series(way, sizes, [found.seconds for found in by_files.values()]))
         rates.append(Series(way, _WORKERS, known))
