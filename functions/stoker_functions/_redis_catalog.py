@@ -26,14 +26,7 @@ from stoker._base.task_group import for_each
 from stoker._maintenance.inspection import restored
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.record import STATES, Journal, PackRecord
-from stoker.errors import (
-    ChecksumError,
-    ConnectionLostError,
-    CredentialsError,
-    FormatError,
-    PackError,
-    StoreError,
-)
+from stoker.errors import ChecksumError, ConnectionLostError, CredentialsError, FormatError, PackError, StoreError
 
 _log = logging.getLogger("stoker_functions.catalog.redis")
 _SAVE = """

@@ -34,11 +34,7 @@ from stoker._trace.recording import read_trace
 from stoker.errors import ConfigError
 from stoker_sim._bucket import described, read_durations, recorded_bucket
 from stoker_sim._caches import REPLICA_AWARE, TierModel
-from stoker_sim._scenario import (
-    LEAST_BYTES_PER_SECOND,
-    LONGEST_FIRST_BYTE_SECONDS,
-    Scenario,
-)
+from stoker_sim._scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS, Scenario
 from stoker_sim._simulated_warm import WarmModel
 from stoker_sim._warm_fleet import Reclaim
 from stoker_warm._code import Code

@@ -12,11 +12,7 @@ import pytest
 import stoker
 from stoker import S3Options, open_store
 from stoker_local import running_server
-from stoker_local.functions import (
-    FunctionFault,
-    FunctionFaultPlan,
-    FunctionSpec,
-)
+from stoker_local.functions import FunctionFault, FunctionFaultPlan, FunctionSpec
 from stoker_local.functions import FunctionFaultKind as Kind
 from support.deployments import content
 from support.function_cloud import Clouds, bucket_and_cloud, function, run_stoker

@@ -13,16 +13,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from stoker_local import (
-    BucketConfig,
-    BucketSpec,
-    Fault,
-    FaultKind,
-    FaultPlan,
-    LocalBucket,
-    Shape,
-    running_bucket,
-)
+from stoker_local import BucketConfig, BucketSpec, Fault, FaultKind, FaultPlan, LocalBucket, Shape, running_bucket
 from support.local_bucket import exchange, signed_headers, signed_request
 
 BODY = os.urandom(1 << 20)

@@ -11,10 +11,7 @@ import pytest
 
 import stoker
 from stoker_local import LocalBucket, running_server
-from stoker_local.functions import (
-    FunctionFault,
-    FunctionFaultPlan,
-)
+from stoker_local.functions import FunctionFault, FunctionFaultPlan
 from stoker_local.functions import FunctionFaultKind as Kind
 from stoker_torch import Loader
 from stoker_torch._config import LoaderShuffle

@@ -6,14 +6,7 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker_sim import _experiments as experiments
-from stoker_sim._experiments.deli_costs import (
-    DeliRates,
-    cached_gb,
-    deli_cost,
-    on_disk_gb,
-    request_dollars,
-    run_hours,
-)
+from stoker_sim._experiments.deli_costs import DeliRates, cached_gb, deli_cost, on_disk_gb, request_dollars, run_hours
 
 RATES = DeliRates(
     disk_dollars_per_gb_month=0.04, node_dollars_per_hour=0.5, list_dollars=0.05 / 10_000, get_dollars=0.004 / 10_000

@@ -5,15 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from benchmarks.shuffle_quality import (
-    BATCH,
-    SAMPLES_EACH,
-    SUPER_SAMPLES,
-    Quality,
-    quality,
-    table,
-    uniform_share_within,
-)
+from benchmarks.shuffle_quality import BATCH, SAMPLES_EACH, SUPER_SAMPLES, Quality, quality, table, uniform_share_within
 
 from stoker._order.order import Shuffle
 

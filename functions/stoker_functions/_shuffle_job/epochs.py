@@ -20,13 +20,7 @@ from stoker._format import versions
 from stoker._format.manifest import Manifest, Rows
 from stoker._order.order import EpochLayout
 from stoker.abc import Store
-from stoker.errors import (
-    ChecksumError,
-    FormatError,
-    NotFoundError,
-    PackError,
-    PreconditionFailedError,
-)
+from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, PreconditionFailedError
 
 _RECORD_FOLDER = "parts/"
 

@@ -28,13 +28,7 @@ from stoker._format.manifest import Manifest, PackRun
 from stoker._format.supersample import FORMAT
 from stoker._format.tensorfile import DTYPES, DType
 from stoker.abc import ObjectInfo, Readable, Store
-from stoker.errors import (
-    ChecksumError,
-    FormatError,
-    NotFoundError,
-    PackError,
-    PreconditionFailedError,
-)
+from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, PreconditionFailedError
 
 _log = logging.getLogger("stoker.pack.log")
 

@@ -18,12 +18,7 @@ from urllib.parse import quote
 import aiohttp
 import jwt
 from gcloud.aio.auth import AioSession, IamClient, Token
-from gcloud.aio.auth.token import (
-    GCE_ENDPOINT_ID_TOKEN,
-    GCE_METADATA_HEADERS,
-    GCLOUD_ENDPOINT_GENERATE_ID_TOKEN,
-    Type,
-)
+from gcloud.aio.auth.token import GCE_ENDPOINT_ID_TOKEN, GCE_METADATA_HEADERS, GCLOUD_ENDPOINT_GENERATE_ID_TOKEN, Type
 from gcloud.aio.storage import Blob, Bucket, Storage
 
 from stoker._stores.http import Failure, Rule, error_of

@@ -16,17 +16,7 @@ from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._fetch.config import FetchConfig
 from stoker._order.order import OrderConfig
 from stoker_sim._bucket import described
-from stoker_sim._experiments import (
-    Experiment,
-    Outcome,
-    Panel,
-    Row,
-    Series,
-    Table,
-    bars_beside,
-    difference,
-    excess,
-)
+from stoker_sim._experiments import Experiment, Outcome, Panel, Row, Series, Table, bars_beside, difference, excess
 from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, measurements, simulated
 from stoker_sim._scenario import by_lanes, simulate
 

@@ -20,17 +20,7 @@ from numpy.typing import NDArray
 from stoker._cost.prices import FunctionPrices, Prices
 from stoker._cost.usage import Calls, total_dollars
 from stoker.errors import ConfigError
-from stoker_sim._experiments import (
-    Cell,
-    Experiment,
-    Outcome,
-    Panel,
-    Series,
-    Table,
-    bars_beside,
-    difference,
-    published,
-)
+from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, bars_beside, difference, published
 from stoker_sim._warm_fleet import HOUR_SECONDS, Bill, Reclaim, check_durations, lost_within, placed
 from stoker_warm._code import Code
 

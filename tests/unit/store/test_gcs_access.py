@@ -11,14 +11,7 @@ from aiohttp import web
 
 from stoker import GcsOptions
 from stoker._stores.gcs import GcsAccess
-from stoker.errors import (
-    ConnectionLostError,
-    CredentialsError,
-    DeadlineError,
-    ServerError,
-    StoreError,
-    ThrottledError,
-)
+from stoker.errors import ConnectionLostError, CredentialsError, DeadlineError, ServerError, StoreError, ThrottledError
 from support.web import served
 
 
