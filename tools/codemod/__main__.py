@@ -17,8 +17,6 @@ def main() -> None:
     )
     report = apply(Path.cwd(), Table.load(parser.parse_args().table))
     print(f"{report.moved} files moved, {len(report.rewritten)} rewritten")
-    for module in report.unknown:
-        print(f"not in the table: {module}")
     for file, doubts in report.doubts.items():
         print(f"left alone in {file}: {', '.join(doubts)}")
 

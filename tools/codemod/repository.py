@@ -28,13 +28,11 @@ class Report:
     Attributes:
         moved: files that were moved.
         rewritten: files whose text changed.
-        unknown: modules that the table does not name.
         doubts: file → what in it reads like a moved module and was left alone.
     """
 
     moved: int
     rewritten: list[str]
-    unknown: list[str]
     doubts: dict[str, list[str]]
 
 
@@ -47,9 +45,6 @@ def apply(root: Path, table: Table) -> Report:
     """
     tracked = _tracked(root)
     modules = {name: file for file in tracked if (name := _module_of(file, table))}
-    unknown = sorted(
-        set(modules) - set(table.modules) - set(table.modules.values()) - set(table.packages) - table.stay - table.drop
-    )
     packages = {name for name, file in modules.items() if file.endswith("/__init__.py")}
     paths = _paths(table, packages)
     exports = _exports(root, table, modules)
@@ -72,7 +67,7 @@ def apply(root: Path, table: Table) -> Report:
             rewritten.append(file)
         if text.doubts:
             doubts[file] = sorted(set(text.doubts))
-    return Report(moved=moved, rewritten=rewritten, unknown=unknown, doubts=doubts)
+    return Report(moved=moved, rewritten=rewritten, doubts=doubts)
 
 
 def _git(root: Path, *arguments: str) -> str:

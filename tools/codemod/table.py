@@ -21,7 +21,6 @@ class Table:
         names: dotted name at the top of a module, in its new place → new name.
         packages: dotted packages to create → docstring.
         files: old path → new path, of files and folders that are no modules.
-        stay: modules that do not move.
         drop: packages whose ``__init__.py`` is deleted.
         keep: strings that read like a module and are left alone.
     """
@@ -31,7 +30,6 @@ class Table:
     names: dict[str, str] = field(default_factory=dict)
     packages: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    stay: frozenset[str] = frozenset()
     drop: frozenset[str] = frozenset()
     keep: frozenset[str] = frozenset()
 
@@ -52,7 +50,7 @@ class Table:
     def load(cls, path: Path) -> Table:
         """Read a table from a TOML file with a key for each attribute."""
         read: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
-        lists: dict[str, Any] = {key: frozenset(read.pop(key, ())) for key in ("stay", "drop", "keep")}
+        lists: dict[str, Any] = {key: frozenset(read.pop(key, ())) for key in ("drop", "keep")}
         return cls(**read, **lists)
 
     def root_of(self, module: str) -> str | None:
