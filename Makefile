@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# The tests start some thousand interpreters: without cached bytecode each would compile every module again.
+# The tests start many interpreters: without cached bytecode each of them would compile every module of stoker again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint bench fuzz soak clean
