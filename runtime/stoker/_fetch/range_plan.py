@@ -1,11 +1,9 @@
 """Which ranges to read for values of objects, the reading of them, and how many an epoch will take.
 
-:func:`plan_reads` is pure: it puts ranges together for samples from anywhere, and for some of a super-sample. Values
-that lie next to each other in an object are read as one range, and so are values with a little between them, as long as
-there is room for what is read in vain: the smallest gaps are bridged first. :func:`read_values` runs a plan. Whole
-columns go where they lie in the object, so for them there is room in any case:
-:func:`~stoker._fetch.super_samples.column_parts` needs no plan. A :class:`Forecast` is worked out from the manifest
-alone; hedges and retries aside.
+:func:`plan_reads` is pure: it puts ranges together for samples from anywhere, for some of a super-sample, and for whole
+columns. Values that lie next to each other in an object are read as one range, and so are values with a little between
+them, as long as there is room for what is read in vain: the smallest gaps are bridged first. :func:`read_values` runs a
+plan. A :class:`Forecast` is worked out from the manifest alone; hedges and retries aside.
 """
 
 from __future__ import annotations

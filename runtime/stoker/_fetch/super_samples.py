@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.checksum import crc32c
-from stoker._fetch.config import GAP_BYTES
 from stoker._fetch.fetcher import Fetcher, RangePart
 from stoker._fetch.gather import GatherRows, gather_rows
-from stoker._fetch.range_plan import Forecast, mean_row_bytes, super_samples_read
+from stoker._fetch.range_plan import Forecast, ReadLimits, mean_row_bytes, plan_reads, super_samples_read
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import Head
@@ -71,14 +70,16 @@ def column_parts(head: Head, names: Iterable[str]) -> list[RangePart]:
 
     Each goes where it lies in the object, so what is bridged needs no memory besides.
     """
-    parts: list[RangePart] = []
-    for start, end in sorted(head.row_range(name, 0, head.samples) for name in names if not head.is_in_head(name)):
-        if start == end:
-            continue
-        if parts and start - parts[-1].end <= GAP_BYTES:
-            start = parts.pop().start
-        parts.append(RangePart(start, end, start))
-    return parts
+    outside = (head.row_range(name, 0, head.samples) for name in names if not head.is_in_head(name))
+    return [RangePart(start, end, start) for start, end in _planned(tuple(outside), head.size_bytes)]
+
+
+@lru_cache(maxsize=64)  # super-samples whose columns are all fixed have one layout, but for the last
+def _planned(ranges: tuple[tuple[int, int], ...], size_bytes: int) -> Sequence[tuple[int, int]]:
+    starts, ends = np.array(ranges, np.int64).reshape(-1, 2).T
+    limits = ReadLimits(slot_bytes=size_bytes, range_bytes=size_bytes)
+    reads = plan_reads(np.zeros(len(ranges), np.int64), starts, ends, limits)
+    return tuple(zip(reads.starts.tolist(), reads.ends.tolist(), strict=True))
 
 
 class SuperSampleReading:
