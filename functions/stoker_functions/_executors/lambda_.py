@@ -1,38 +1,29 @@
-"""Functions on AWS Lambda, invoked and waited for.
-
-Waiting costs a connection each and brings the result, the error and the bill back with it; an invocation that nobody
-waits for would need a place where all this is found later.
-"""
+"""Functions on AWS Lambda, invoked and waited for."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
-import json
 import os
 import re
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
-import aioboto3
-from aiobotocore.awsrequest import AioAWSResponse
-from aiobotocore.config import AioConfig
-from botocore.awsrequest import AWSPreparedRequest
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.exceptions import BotoCoreError, NoRegionError
 
-from stoker._stores.http import Call, Failure, without_secrets
-from stoker._stores.http_session import SessionReader
-from stoker.abc import Answer, Executor
-from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, DeadlineError, StokerError
+from stoker._stores.aws_credentials import AwsCredentials
+from stoker._stores.http import Call, Reply, without_secrets
+from stoker.abc import Answer
+from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError
 from stoker.fanout import ExecutorOptions, error_of_function
-from stoker_functions._executors.transport import open_session, refusal, result_of
+from stoker_functions._executors.transport import HttpExecutor, refusal, result_of
 
-_MAX_EVENT_BYTES = 6 << 20
 _CONCURRENCY = 1000  # what an account has at first is less or equal
-_TIMEOUT_SECONDS = 930.0  # a function has at most 900
+_WAIT_FOR_REPORT = {"X-Amz-Invocation-Type": "RequestResponse", "X-Amz-Log-Type": "Tail"}
 _LOST = ("Runtime.ExitError", "Sandbox.Failure")
 _TIMED_OUT = "Sandbox.Timedout"
 _BILLED = re.compile(r'(?:Billed Duration: |"billedDurationMs":\s*)([0-9]{1,9})')
@@ -41,8 +32,8 @@ _COLD = re.compile(r"Init Duration: |Restore Duration: |\"(?:init|restore)Durati
 _REPORT = re.compile(r"^REPORT RequestId: .*$|^.*\"platform\.report\".*$", re.MULTILINE)
 
 
-class LambdaExecutor(Executor):
-    """Calls ``{prefix}-{function}`` by synchronous ``Invoke``, each at most once: botocore's own retries are off.
+class LambdaExecutor(HttpExecutor):
+    """Calls ``{prefix}-{function}`` by synchronous ``Invoke``; botocore knows the configuration, and signs.
 
     Region, endpoint and credentials come from the options, else from the standard AWS environment and files.
 
@@ -52,111 +43,55 @@ class LambdaExecutor(Executor):
 
     name = "lambda"
     platform = "lambda"
+    vendor = "Lambda"
+    max_event_bytes = 6 << 20
+    timeout_seconds = 930.0  # a function has at most 900
     heeds = frozenset({"prefix", "region", "endpoint_url"})
 
     def __init__(self, options: ExecutorOptions) -> None:
+        super().__init__(options)
         self.concurrency = options.concurrency or _CONCURRENCY
-        self._options = options
-        self._stack = AsyncExitStack()
-        self._client: Any = None  # there are no types of this client
 
     async def __aenter__(self) -> LambdaExecutor:
+        self._credentials = AwsCredentials(profile=None, otherwise="")
         try:
-            async with AsyncExitStack() as stack:
-                context = aioboto3.Session().client(
-                    "lambda",
-                    region_name=self._options.region or os.environ.get("AWS_REGION"),  # which botocore does not read
-                    endpoint_url=self._options.endpoint_url,
-                    config=AioConfig(retries={"total_max_attempts": 1, "mode": "standard"}),
-                )
-                client = await stack.enter_async_context(context)
-                timeout_seconds = self._options.timeout_seconds or _TIMEOUT_SECONDS
-                session = open_session(client.meta.endpoint_url, timeout_seconds=timeout_seconds)
-                client.meta.events.register("before-send.lambda", _Sender(await stack.enter_async_context(session)))
-                self._stack, self._client = stack.pop_all(), client
+            context = self._credentials.session.create_client(
+                "lambda",
+                region_name=self._options.region or os.environ.get("AWS_REGION"),  # which botocore does not read
+                endpoint_url=self._options.endpoint_url,
+            )
+            async with context as client:  # it knows where Lambda is
+                self._region, self._root = client.meta.region_name, client.meta.endpoint_url
         except NoRegionError:
             raise ConfigError(
                 "the functions' AWS region is not known; set AWS_REGION, or --function-region; in a warm "
                 "tier's URL region="
             ) from None
-        except ConfigError:
-            raise
         except (BotoCoreError, ValueError) as error:  # the latter for an endpoint that is no URL
             raise ConfigError(f"the AWS configuration is not valid: {error}") from None
+        self._connect(self._root)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        self._client = None
-        await self._stack.aclose()
+    async def _signed(self, function: str, data: bytes) -> Call:
+        address = f"{self._root.rstrip('/')}/2015-03-31/functions/{quote(self._name(function), safe='')}"
+        headers = {"Content-Type": "application/json", **_WAIT_FOR_REPORT}
+        url = f"{address}/invocations"
+        request = AWSRequest(method="POST", url=url, headers=headers, data=data)
+        SigV4Auth(await self._credentials.current(), "lambda", self._region).add_auth(request)
+        headers = dict(request.headers.items())
+        return Call(method="POST", url=url, headers=headers, address=address, data=data)
 
-    async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
-        """Invoke a function and wait for its end.
-
-        Raises:
-            ConfigError: the event has more than 6 MB.
-            ThrottledError: 429: the account's, or the function's, concurrency is used up.
-            TransientError: the invocation was lost, or the function was killed or ran out of time.
-            FunctionError: the function failed.
-            StoreError: Lambda refuses for a reason that will stay.
-        """
-        if self._client is None:
-            raise ConfigError("an executor is used inside its 'async with' block")
-        name = f"{self._options.prefix}-{function}"
-        payload = json.dumps(dict(event)).encode()
-        if len(payload) > _MAX_EVENT_BYTES:
-            raise ConfigError(f"an event for {name} has {len(payload)} bytes, Lambda takes 6 MB; plan smaller parts")
-        begun_seconds = asyncio.get_running_loop().time()
-        try:
-            response = await self._client.invoke(
-                FunctionName=name, InvocationType="RequestResponse", LogType="Tail", Payload=payload
-            )
-            body: bytes = await response["Payload"].read()
-        except ClientError as error:
-            raise _refused(name, error) from None
-        except NoCredentialsError:
-            raise CredentialsError(
-                "no AWS credentials were found: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            ) from None
-        except BotoCoreError as error:
-            raise CredentialsError(f"{name} could not be called: {error}") from None
-        seconds = asyncio.get_running_loop().time() - begun_seconds
-        result = result_of(name, body)
-        if "FunctionError" in response:
+    def _answer(self, function: str, call: Call, reply: Reply, seconds: float) -> Answer:
+        if reply.refused:
+            code, said = reply.headers.get("x-amzn-ErrorType", ""), reply.document
+            text = str(said.get("Message") or said.get("message") or "")
+            raise refusal(call.address, reply, code=code.partition(":")[0], text=text)
+        name = self._name(function)
+        result = result_of(name, without_secrets(reply.body, call.headers))
+        if "X-Amz-Function-Error" in reply.headers:
             raise _failed(name, result)
-        bill = bill_of(response.get("LogResult", ""))
-        if bill is None:
-            return Answer(result=result, billed_seconds=seconds, memory_bytes=0, is_cold=None)
+        bill = bill_of(reply.headers.get("X-Amz-Log-Result", "")) or Bill(seconds=seconds)
         return Answer(result=result, billed_seconds=bill.seconds, memory_bytes=bill.memory_bytes, is_cold=bill.is_cold)
-
-
-class _Sender:
-    """Sends what botocore has signed: its own way sends nothing over an idle connection, and follows redirects."""
-
-    def __init__(self, session: Any) -> None:
-        self._session = session
-
-    async def __call__(self, request: AWSPreparedRequest, **_: object) -> AioAWSResponse:
-        headers = {name: value if isinstance(value, str) else value.decode() for name, value in request.headers.items()}
-        address = request.url.removesuffix("/invocations")
-        call = Call(method=request.method, url=request.url, headers=headers, address=address, data=request.body)
-        reply = await SessionReader(self._session).read(call)
-        answered = {name.lower(): value for name, value in reply.headers.items()}
-        body = _Body(without_secrets(reply.body, headers))
-        return AioAWSResponse(request.url, reply.status, answered, body)  # type: ignore[arg-type]  # as aiobotocore's own
-
-
-@dataclass(slots=True)
-class _Body:
-    """A body that has arrived, as aiobotocore reads one."""
-
-    data: bytes
-
-    @property
-    def content(self) -> _Body:
-        return self
-
-    async def read(self, _: int = -1) -> bytes:
-        return self.data
 
 
 def _failed(name: str, said: Mapping[str, Any]) -> StokerError:
@@ -169,32 +104,19 @@ def _failed(name: str, said: Mapping[str, Any]) -> StokerError:
     return error_of_function(name, error_type or "Unhandled", message)
 
 
-def _refused(name: str, error: ClientError) -> StokerError:
-    said, metadata = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
-    status = metadata.get("HTTPStatusCode", 0)
-    failure = Failure(
-        address=name,
-        status=status,
-        code=str(said.get("Code", "")),
-        text=str(said.get("Message", "")),
-        headers=metadata.get("HTTPHeaders", {}),
-    )
-    return refusal(failure)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
     """What an invocation is charged for.
 
     Attributes:
         seconds: initialisation included.
-        memory_bytes: that the function is configured with.
-        is_cold: whether the instance was started for it.
+        memory_bytes: that the function is configured with; 0 if that is not known.
+        is_cold: whether the instance was started for it; None if that is not known.
     """
 
     seconds: float
-    memory_bytes: int
-    is_cold: bool
+    memory_bytes: int = 0
+    is_cold: bool | None = None
 
 
 def bill_of(log_result: str) -> Bill | None:

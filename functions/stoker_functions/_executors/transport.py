@@ -5,16 +5,22 @@ What platforms answer becomes the result of a function, or a typed error that sa
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import aiohttp
 from aiohappyeyeballs import AddrInfoType
 
-from stoker._stores.http import Failure, Rule, error_of
+from stoker._stores.http import Call, Failure, Reply, Rule, error_of
+from stoker._stores.http_session import SessionReader
 from stoker._stores.options import proxy_of, trusted
+from stoker.abc import Answer, Executor
 from stoker.errors import (
+    ConfigError,
     CredentialsError,
     DeadlineError,
     NotFoundError,
@@ -23,7 +29,7 @@ from stoker.errors import (
     StoreError,
     ThrottledError,
 )
-from stoker.fanout import error_of_function
+from stoker.fanout import ExecutorOptions, error_of_function
 
 _CONNECT_SECONDS = 10.0
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 4}
@@ -67,6 +73,69 @@ _REFUSALS: dict[str, Rule] = {
 _UNKNOWN = _REFUSALS["400"]
 
 
+class HttpExecutor(Executor):
+    """Posts each event to the URL of its function, once, and waits for the answer.
+
+    Waiting costs a connection each and brings the result, the error and the bill back with it; a call that nobody waits
+    for would need a place where all this is found later.
+
+    Attributes:
+        vendor: whose platform it is, for messages.
+        max_event_bytes: what the platform takes.
+        timeout_seconds: that a call may take, unless the options say otherwise.
+    """
+
+    vendor: ClassVar[str]
+    max_event_bytes: ClassVar[int]
+    timeout_seconds: ClassVar[float]
+
+    def __init__(self, options: ExecutorOptions) -> None:
+        self._options = options
+        self._session: aiohttp.ClientSession | None = None
+
+    def _connect(self, url: str) -> None:
+        timeout_seconds = self._options.timeout_seconds or self.timeout_seconds
+        self._session = open_session(url, timeout_seconds=timeout_seconds)
+
+    async def __aexit__(self, *_: object) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
+        """Call a function and wait for its end.
+
+        Raises:
+            ConfigError: the event is larger than the platform takes.
+            ThrottledError: no instance is free, or may be started.
+            TransientError: the call was lost, or the function failed in a way that may pass.
+            FunctionError: the function failed.
+            StoreError: the platform refuses for a reason that will stay.
+        """
+        if self._session is None:
+            raise ConfigError("an executor is used inside its 'async with' block")
+        data = json.dumps(dict(event)).encode()
+        if len(data) > self.max_event_bytes:
+            takes = f"{self.vendor} takes {self.max_event_bytes >> 20} MB"
+            raise ConfigError(f"an event for {self._name(function)} has {len(data)} bytes, {takes}; plan smaller parts")
+        call = await self._signed(function, data)
+        begun_seconds = asyncio.get_running_loop().time()
+        reply = await SessionReader(self._session).read(call)
+        return self._answer(function, call, reply, asyncio.get_running_loop().time() - begun_seconds)
+
+    def _name(self, function: str) -> str:
+        """Return what a function is deployed as."""
+        return f"{self._options.prefix}-{function}"
+
+    @abstractmethod
+    async def _signed(self, function: str, data: bytes) -> Call:
+        """Return the call of a function."""
+
+    @abstractmethod
+    def _answer(self, function: str, call: Call, reply: Reply, seconds: float) -> Answer:
+        """Return what became of a call that took so long, or raise the function's error or the platform's."""
+
+
 def open_session(url: str, *, timeout_seconds: float, ca_bundle: str | None = None) -> aiohttp.ClientSession:
     """Return a session for calls below ``url`` in the running loop, through the environment's proxy.
 
@@ -95,10 +164,11 @@ def _kept_alive(address: AddrInfoType) -> socket.socket:
     return made
 
 
-def refusal(failure: Failure) -> StoreError:
-    """Return the error for what a platform refused."""
-    rule = _REFUSALS.get(failure.code) or _REFUSALS.get(str(failure.status), _UNKNOWN)
-    return error_of(failure, {str(failure.status): rule})
+def refusal(address: str, reply: Reply, *, code: str = "", text: str) -> StoreError:
+    """Return the error for what a platform refused, by its own code or by the status."""
+    rule = _REFUSALS.get(code) or _REFUSALS.get(str(reply.status), _UNKNOWN)
+    failure = Failure(address=address, status=reply.status, code=code, text=text, headers=reply.headers)
+    return error_of(failure, {str(reply.status): rule})
 
 
 def result_of(function: str, body: bytes) -> dict[str, Any]:

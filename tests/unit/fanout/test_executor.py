@@ -41,7 +41,7 @@ def test_an_entry_point_that_leads_nowhere_is_a_typed_error(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("name", "missing", "extra"),
-    [("lambda", "aioboto3", "aws"), ("gcf", "gcloud.aio.auth", "gcp"), ("ray", "ray", "ray")],
+    [("lambda", "botocore.auth", "aws"), ("gcf", "gcloud.aio.auth", "gcp"), ("ray", "ray", "ray")],
 )
 def test_an_executor_without_its_sdk_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, name: str, missing: str, extra: str
