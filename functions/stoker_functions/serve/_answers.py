@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from stoker._base.checksum import crc32c
@@ -21,7 +22,7 @@ from stoker._order.order import Order
 from stoker._stores.access_token import DATASET_NAME, TokenKeys
 from stoker.abc import ObjectInfo, ObjectRef, Presigner
 from stoker.errors import ChecksumError, ConfigError, CredentialsError, ObjectChangedError
-from stoker_functions.serve._messages import BatchAsk, Refusal, Request, Response, asked_range, is_unchanged
+from stoker_functions.serve._messages import Ask, Refusal, Request, Response, asked_range, is_unchanged
 
 _log = logging.getLogger("stoker_functions.serve.objects")
 
@@ -73,45 +74,47 @@ def caching(*, pinned: bool) -> dict[str, str]:
     return {"Cache-Control": "private, max-age=31536000, immutable" if pinned else "private, no-cache"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """An object that is asked for.
-
-    Attributes:
-        key: of the object.
-        pinned: what the manifest says of it, if it does; then it is read without asking for its tag first.
-        headers: more headers of its responses.
-    """
-
-    key: str
-    pinned: ObjectRef | None = None
-    headers: Mapping[str, str]
-
-
-async def answer_object(store: RetryingStore, wanted: Wanted, request: Request, config: ServeConfig) -> Response:
+async def answer_object(
+    store: RetryingStore,
+    request: Request,
+    config: ServeConfig,
+    key: str,
+    headers: Mapping[str, str],
+    pinned: ObjectRef | None = None,
+) -> Response:
     """Return the response to a request for an object.
 
     A copied bucket has other tags than the manifest: it is asked for them then, and before anybody is sent there.
+
+    Args:
+        store: where the object is.
+        request: what is asked.
+        config: how much is sent at a time.
+        key: of the object.
+        headers: more headers of its responses.
+        pinned: what the manifest says of it, if it does; then it is read without asking for its tag first.
 
     Raises:
         Refusal: a condition does not hold, the range is none, or the answer is too large and cannot be redirected.
         StoreError: the object could not be had.
     """
-    pinned = wanted.pinned
-    if request.method == "HEAD" or pinned is None or not pinned.tag:
-        return await _answer(store, wanted, request, config, await store.head(wanted.key))
-    try:
-        info = ObjectInfo(key=pinned.key, size_bytes=pinned.size_bytes, tag=pinned.tag)
-        return await _answer(store, wanted, request, config, info)
-    except ObjectChangedError:
-        return await _answer(store, wanted, request, config, await store.head(wanted.key))
+    if pinned is not None and pinned.tag and request.method != "HEAD":
+        info = ObjectInfo(key=key, size_bytes=pinned.size_bytes, tag=pinned.tag)
+        with suppress(ObjectChangedError):
+            return await _answer(store, request, config, info, headers, pinned)
+    return await _answer(store, request, config, await store.head(key), headers, pinned)
 
 
 async def _answer(
-    store: RetryingStore, wanted: Wanted, request: Request, config: ServeConfig, info: ObjectInfo
+    store: RetryingStore,
+    request: Request,
+    config: ServeConfig,
+    info: ObjectInfo,
+    more_headers: Mapping[str, str],
+    pinned: ObjectRef | None,
 ) -> Response:
     etag = f'"{info.tag}"'
-    headers = {"ETag": etag, "Accept-Ranges": "bytes", **wanted.headers}
+    headers = {"ETag": etag, "Accept-Ranges": "bytes", **more_headers}
     if is_unchanged(request.headers, etag):
         return Response(status=304, headers=headers)
     headers["Content-Type"] = "application/octet-stream"
@@ -120,14 +123,14 @@ async def _answer(
     asked = asked_range(request.headers, info.size_bytes, etag)
     start, end = asked or (0, info.size_bytes)
     if end - start > config.answer_bytes:
-        told = info if wanted.pinned is None else await store.head(info.key)
+        told = info if pinned is None else await store.head(info.key)
         return await _redirect(store, config, told, end - start)
     body = bytearray(end - start)
     if body:
         await store.get_range(info.key, start, end, into=memoryview(body), tag=info.tag)
     if asked is not None:
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{info.size_bytes}"
-    elif wanted.pinned is not None and crc32c(body) != wanted.pinned.crc32c:
+    elif pinned is not None and crc32c(body) != pinned.crc32c:
         raise ChecksumError(f"{store.url}/{info.key} is not what was packed: its checksum differs")
     return Response(status=200 if asked is None else 206, headers=headers, body=body)
 
@@ -149,7 +152,7 @@ async def _redirect(store: RetryingStore, config: ServeConfig, info: ObjectInfo,
     return Response(status=307, headers={"Location": url, "ETag": f'"{info.tag}"', "Cache-Control": "no-store"})
 
 
-def batch_id(manifest: Manifest, ask: BatchAsk) -> str:
+def batch_id(manifest: Manifest, ask: Ask) -> str:
     """Return what stands for the bytes of a batch: 32 hexadecimal digits, the same for the same bytes."""
     order = ask.order
     said = (
@@ -157,18 +160,12 @@ def batch_id(manifest: Manifest, ask: BatchAsk) -> str:
         manifest.dataset,
         manifest.version,
         (order.seed, order.shuffle, order.window, order.lanes),
-        (ask.epoch, ask.position, ask.size),
+        (ask.epoch, ask.number, ask.size),
     )
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
 
-def check_position(manifest: Manifest, ask: BatchAsk) -> None:
-    """Raise Refusal if an epoch has no such position."""
-    if ask.position >= manifest.samples:
-        raise Refusal(404, "no-such-position", f"an epoch has positions 0 to {manifest.samples - 1}")
-
-
-async def read_batch(manifest: Manifest, reader: SampleReader, ask: BatchAsk, limit_bytes: int) -> bytes:
+async def read_batch(manifest: Manifest, reader: SampleReader, ask: Ask, limit_bytes: int) -> bytes:
     """Return a batch as a safetensors file with the columns of the data set; an epoch's last may have fewer samples.
 
     No more is read than would fit: about as many samples at a time as fit if they are like the others.
@@ -178,7 +175,7 @@ async def read_batch(manifest: Manifest, reader: SampleReader, ask: BatchAsk, li
         StoreError: samples could not be had.
     """
     order = Order(manifest.rows.samples, ask.order, ask.epoch)
-    samples = order.at(ask.position, min(ask.position + ask.size, order.samples))
+    samples = order.at(ask.number, min(ask.number + ask.size, order.samples))
     builder = SuperSampleBuilder(manifest.schema)
     room_bytes = limit_bytes - _header_bytes(manifest.schema)
     at_a_time = max(1, room_bytes * manifest.samples // manifest.size_bytes)

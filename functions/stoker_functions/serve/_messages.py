@@ -18,9 +18,9 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, get_args
 
 from stoker._order.order import OrderConfig, Shuffle
 from stoker._stores.access_token import DATASET_NAME
@@ -193,16 +193,16 @@ MAX_LANES = 1024
 MAX_WINDOW = 64
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,19}", re.ASCII)
 _PATH = re.compile(rf"/v1/({DATASET_NAME.pattern})/(manifest|super-samples|batches)(?:/({_NUMBER.pattern}))?", re.ASCII)
-_MOST: Mapping[str, int] = {
-    "version": 999_999_999,
-    "size": MAX_SIZE,
-    "seed": (1 << 64) - 1,
-    "epoch": (1 << 32) - 1,
-    "window": MAX_WINDOW,
-    "lanes": MAX_LANES,
+_NUMBERS: Mapping[str, tuple[int, int]] = {
+    "version": (1, 999_999_999),
+    "size": (1, MAX_SIZE),
+    "seed": (0, (1 << 64) - 1),
+    "epoch": (0, (1 << 32) - 1),
+    "window": (1, MAX_WINDOW),
+    "lanes": (1, MAX_LANES),
 }
-_AT_LEAST_ONE = ("version", "size", "window", "lanes")
-_SHUFFLES = ("none", "block", "window", "full")
+"""Parameter → the least and the most that it may be."""
+_OF_ORDER = ("seed", "shuffle", "window", "lanes")
 _TAG = r'(?:W/)?"[\x21\x23-\x7e]*"'
 _TAGS = re.compile(rf"\*|{_TAG}(?:[ \t]*,[ \t]*{_TAG}){{0,31}}", re.ASCII)
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
@@ -214,36 +214,24 @@ class Ask:
 
     Attributes:
         dataset: its name.
+        what: its ``manifest``, one of its ``super-samples``, or one of the ``batches`` of an epoch.
+        number: of the super-sample in the manifest, or of the batch's first position in the epoch.
         version: of its manifest; None is the newest.
+        size: samples of the batch.
+        epoch: from 0.
+        order: of the epoch.
     """
 
     dataset: str
-    version: int | None
+    what: str
+    number: int = 0
+    version: int | None = None
+    size: int = 0
+    epoch: int = 0
+    order: OrderConfig = field(default_factory=OrderConfig)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestAsk(Ask):
-    """The manifest itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuperSampleAsk(Ask):
-    """The super-sample in a row of the manifest."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchAsk(Ask):
-    """The samples at positions ``[position, position + size)`` of an epoch."""
-
-    position: int
-    size: int
-    epoch: int
-    order: OrderConfig
-
-
-def parse(request: Request) -> ManifestAsk | SuperSampleAsk | BatchAsk:
+def parse(request: Request) -> Ask:
     """Return what a request asks for.
 
     Raises:
@@ -259,57 +247,33 @@ def parse(request: Request) -> ManifestAsk | SuperSampleAsk | BatchAsk:
         raise Refusal(
             404, "not-found", "there is /v1/NAME/manifest, /v1/NAME/super-samples/NUMBER and /v1/NAME/batches/POSITION"
         )
-    dataset, what, number = match[1], match[2], int(match[3] or 0)
-    if what == "batches":
-        return _batch(dataset, number, _parameters(request.query, (*_MOST, "shuffle")))
-    version = _version(_parameters(request.query, ("version",)))
-    if what == "manifest":
-        return ManifestAsk(dataset=dataset, version=version)
-    return SuperSampleAsk(dataset=dataset, version=version, number=number)
-
-
-def _batch(dataset: str, position: int, given: Mapping[str, str]) -> BatchAsk:
-    shuffle = given.get("shuffle", OrderConfig().shuffle)
-    if shuffle not in _SHUFFLES:
-        raise Refusal(400, "bad-parameter", f"shuffle is one of {', '.join(_SHUFFLES)}")
-    if "size" not in given:
+    what = match[2]
+    given = _parameters(request.query, (*_NUMBERS, "shuffle") if what == "batches" else ("version",))
+    if what == "batches" and "size" not in given:
         raise Refusal(400, "bad-parameter", "size is missing: how many samples the batch is to have")
-    order = OrderConfig(
-        seed=_number(given, "seed", 0),
-        shuffle=cast("Shuffle", shuffle),
-        window=_number(given, "window", OrderConfig().window),
-        lanes=_number(given, "lanes", 1),
-    )
-    return BatchAsk(
-        dataset=dataset,
-        version=_version(given),
-        position=position,
-        size=_number(given, "size", 0),
-        epoch=_number(given, "epoch", 0),
-        order=order,
-    )
+    order = OrderConfig(**{name: given.pop(name) for name in _OF_ORDER if name in given})
+    return Ask(dataset=match[1], what=what, number=int(match[3] or 0), order=order, **given)
 
 
-def _parameters(query: str, known: tuple[str, ...]) -> dict[str, str]:
-    """Return the parameters of a query by name."""
-    found: dict[str, str] = {}
+def _parameters(query: str, known: Sequence[str]) -> dict[str, Any]:
+    """Return the parameters of a query by name, numbers as such."""
+    found: dict[str, Any] = {}
     for pair in query.split("&") if query else ():
-        name, _, value = pair.partition("=")
+        name, _, text = pair.partition("=")
         if name not in known or name in found:
             raise Refusal(400, "bad-parameter", f"the parameters are, each at most once: {', '.join(known)}")
-        found[name] = value
+        found[name] = _shuffle(text) if name == "shuffle" else _number(name, text)
     return found
 
 
-def _version(given: Mapping[str, str]) -> int | None:
-    return _number(given, "version", 0) or None
+def _shuffle(text: str) -> str:
+    if text not in get_args(Shuffle):
+        raise Refusal(400, "bad-parameter", f"shuffle is one of {', '.join(get_args(Shuffle))}")
+    return text
 
 
-def _number(given: Mapping[str, str], name: str, default: int) -> int:
-    if name not in given:
-        return default
-    least, most = int(name in _AT_LEAST_ONE), _MOST[name]
-    text = given[name]
+def _number(name: str, text: str) -> int:
+    least, most = _NUMBERS[name]
     if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
         raise Refusal(400, "bad-parameter", f"{name} is a whole number from {least} to {most}, without leading zeros")
     return int(text)

@@ -41,21 +41,17 @@ from stoker_functions.serve._answers import (
     GOOGLE_ANSWER_BYTES,
     LAMBDA_ANSWER_BYTES,
     ServeConfig,
-    Wanted,
     answer_object,
     batch_id,
     caching,
-    check_position,
     read_batch,
 )
 from stoker_functions.serve._messages import (
     AsgiApp,
-    BatchAsk,
-    ManifestAsk,
+    Ask,
     Refusal,
     Request,
     Response,
-    SuperSampleAsk,
     from_asgi,
     from_lambda_url,
     is_unchanged,
@@ -100,12 +96,11 @@ class Shelf:
         async with self._reading:
             if (known := self._known(version, tag)) is not None:
                 return known
-            if version is not None:
-                async with self.telling_what_is_missing():
-                    return self._keep(await read_manifest(self.store, version))
-            newest = self._keep(await read_manifest(self.store))
-            self._newest = tag, newest.version
-            return newest
+            async with self.telling_what_is_missing():
+                found = self._keep(await read_manifest(self.store, version))
+            if version is None:
+                self._newest = tag, found.version
+            return found
 
     @asynccontextmanager
     async def telling_what_is_missing(self) -> AsyncIterator[None]:
@@ -132,10 +127,7 @@ class Shelf:
     def _known(self, version: int | None, tag: str) -> Manifest | None:
         """Return a version that is kept; for None, the newest one, if the pointer has the tag still."""
         if version is None:
-            return self._kept(self._newest[1]) if tag and self._newest[0] == tag else None
-        return self._kept(version)
-
-    def _kept(self, version: int) -> Manifest | None:
+            version = self._newest[1] if tag and tag == self._newest[0] else 0
         found = self._manifests.get(version)
         if found is not None:
             self._manifests.move_to_end(version)
@@ -212,16 +204,10 @@ class Library:
         return SampleReader(self.shelf(name).store.wrapped, manifest, manifest.schema, memory, _FETCHES)
 
 
-def manifest_key(version: int | None) -> str:
-    """Return the key of a version's manifest, of the newest if it is None."""
-    return POINTER_KEY if version is None else version_key(version)
-
-
 _log = logging.getLogger("stoker_functions.serve.service")
 _BEARER = re.compile(r"[Bb]earer +([A-Za-z0-9._-]{1,10000})", re.ASCII)
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="stoker"'}
 
-Ask = ManifestAsk | SuperSampleAsk | BatchAsk
 _RESERVED_SECONDS = 1.0  # to tell the client that it should try again
 
 
@@ -283,19 +269,21 @@ class Service:
 
     async def _perform(self, ask: Ask, request: Request) -> Response:
         library = self._library.get()
-        shelf = library.shelf(ask.dataset)
-        if isinstance(ask, ManifestAsk):
-            headers = caching(pinned=ask.version is not None)
+        shelf, version = library.shelf(ask.dataset), ask.version
+        headers = caching(pinned=version is not None)
+        if ask.what == "manifest":
+            key = POINTER_KEY if version is None else version_key(version)
             async with shelf.telling_what_is_missing():
-                return await self._object(shelf, Wanted(key=manifest_key(ask.version), headers=headers), request)
-        manifest = await shelf.manifest(ask.version)
-        headers = {"Stoker-Version": str(manifest.version), **caching(pinned=ask.version is not None)}
-        if isinstance(ask, SuperSampleAsk):
+                return await answer_object(shelf.store, request, self._config, key, headers)
+        manifest = await shelf.manifest(version)
+        headers |= {"Stoker-Version": str(manifest.version)}
+        if ask.what == "super-samples":
             if ask.number >= len(manifest):
                 raise Refusal(404, "no-such-super-sample", f"there are super-samples 0 to {len(manifest) - 1}")
             pinned = manifest.ref(ask.number)
-            return await self._object(shelf, Wanted(key=pinned.key, pinned=pinned, headers=headers), request)
-        check_position(manifest, ask)
+            return await answer_object(shelf.store, request, self._config, pinned.key, headers, pinned)
+        if ask.number >= manifest.samples:
+            raise Refusal(404, "no-such-position", f"an epoch has positions 0 to {manifest.samples - 1}")
         etag = f'"{batch_id(manifest, ask)}"'
         headers |= {"ETag": etag, "Accept-Ranges": "none"}
         if is_unchanged(request.headers, etag):
@@ -306,9 +294,6 @@ class Service:
         if request.method == "HEAD":
             return Response(status=200, headers={**headers, "Content-Length": str(len(body))})
         return Response(status=200, headers=headers, body=body)
-
-    async def _object(self, shelf: Shelf, wanted: Wanted, request: Request) -> Response:
-        return await answer_object(shelf.store, wanted, request, self._config)
 
 
 def _refusal_of(error: StokerError) -> Refusal:
