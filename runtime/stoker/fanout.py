@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from stoker import errors
+from stoker._base.arguments import Bounded, Positive
 from stoker._base.plugins import load_plugin, plugin_names
 from stoker._fanout.board import FanoutConfig, Task
 from stoker._fanout.driver import Driver
 from stoker._fanout.report import Report
 from stoker._stores.options import check_endpoint
 from stoker.abc import Answer, Executor
-from stoker.errors import ConfigError, FunctionError, StokerError, TransientError
+from stoker.errors import FunctionError, StokerError, TransientError
 
 __all__ = [
     "Answer",
@@ -32,7 +33,7 @@ _MAX_MESSAGE = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorOptions:
+class ExecutorOptions(Bounded):
     """Where functions run and how they are reached; an executor reads what concerns it and ignores the rest.
 
     Attributes:
@@ -50,22 +51,19 @@ class ExecutorOptions:
     """
 
     prefix: str = "stoker"
-    concurrency: int | None = None
-    timeout_seconds: float | None = None
+    concurrency: Positive[int] | None = None
+    timeout_seconds: Positive[float] | None = None
     region: str | None = None
     project: str | None = None
     endpoint_url: str | None = None
     service_account: str | None = None
-    memory_bytes: int | None = None
-    vcpus: float | None = None
+    memory_bytes: Positive[int] | None = None
+    vcpus: Positive[float] | None = None
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     functions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "timeout_seconds", "memory_bytes", "vcpus"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} of an executor must be greater than zero, not {value!r}")
+        Bounded.__post_init__(self)  # super() does not know a class with slots
         if self.endpoint_url is not None and self.endpoint_url.startswith("http"):
             check_endpoint(self.endpoint_url, "endpoint_url")
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from stoker._base.fields import read_toml, shown
 from stoker._base.sizes import MOST_BYTES, parse_bytes
@@ -134,15 +135,11 @@ class Section:
 
         What is left out has the dataclass's default.
         """
-        for field in fields(kind):  # type: ignore[arg-type]
-            if field.name in self._left and field.name not in given:
-                match field.type:
-                    case "int":
-                        given[field.name] = self.integer(field.name, least=0)
-                    case "float":
-                        given[field.name] = self.number(field.name)
-                    case "bool":
-                        given[field.name] = self.boolean(field.name, default=False)
+        readers: dict[type, Callable[[str], Any]]
+        readers = {int: partial(self.integer, least=0), float: self.number, bool: partial(self.boolean, default=False)}
+        for name, type_ in get_type_hints(kind).items():
+            if name in self._left and name not in given and type_ in readers:
+                given[name] = readers[type_](name)
         return self.checked(kind, **given)
 
     def checked(self, make: Callable[..., Config], **given: Any) -> Config:

@@ -6,8 +6,9 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 
 import stoker
 from stoker import FetchConfig
+from stoker._base.arguments import AtLeastOne, Bound, Bounded, Finite, Fraction, NotNegative, Positive
 from stoker.errors import ArgumentError, ConfigError, SchemaError
 from stoker.testing import DyingStore
 from stoker.trace import ChromeTrace
@@ -167,3 +169,40 @@ def test_without_torch_the_import_names_the_line_that_installs_it() -> None:
 def test_a_class_in_the_place_of_an_object_of_it_is_refused(url: str, setting: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Loader(url, batch_size=4, **setting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(Bounded):
+    """Fields of each kind of bound."""
+
+    rate: Positive[float] = 1.0
+    pause: Finite[NotNegative[float]] = 0.0
+    share: Fraction[float] = 0.5
+    depth: AtLeastOne[int] | None = None
+    errors: Annotated[float, Bound(">=", 0), Bound("<", 1)] = 0.0
+    shuffle: Literal["none", "full"] | None = "none"
+    name: str = ""
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("rate", 0, "rate must be more than 0, not 0"),
+        ("rate", float("nan"), "rate must be more than 0, not nan"),
+        ("rate", "fast", "rate must be more than 0, not 'fast'"),
+        ("rate", None, "rate must be more than 0, not None"),
+        ("pause", float("inf"), "pause must be at least 0 and less than inf, not inf"),
+        ("share", 1.5, "share must be at least 0 and at most 1, not 1.5"),
+        ("depth", 0, "depth must be at least 1, or None, not 0"),
+        ("errors", 1, "errors must be at least 0 and less than 1, not 1"),
+        ("shuffle", "fully", "shuffle must be one of none, full, or None, not 'fully'"),
+    ],
+)
+def test_a_value_beyond_the_bounds_of_its_field_is_refused(field: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{said}$"):
+        Settings(**{field: value})
+
+
+def test_values_within_the_bounds_of_their_fields_are_taken() -> None:
+    Settings(rate=float("inf"), pause=0, share=1, depth=1, errors=0, shuffle="full")
+    Settings(depth=None, shuffle=None, name="any text")

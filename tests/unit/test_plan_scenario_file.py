@@ -130,7 +130,7 @@ def test_a_packed_data_set_is_named_by_its_url_and_simulated_without_its_bytes(t
         ("speed = 3", "speed means nothing"),
         ("bucket = 3", r"bucket is 3, not a table, \[bucket\]"),
         ("bucket.rate = 3", "bucket.rate means nothing"),
-        ("bucket.error_fraction = 2", "bucket: error_fraction must be in"),
+        ("bucket.error_fraction = 2", "bucket: error_fraction must be at least 0 and less than 1"),
         ("bucket.connection_bytes_per_second = '3 apples'", "bucket.connection_bytes_per_second: '3 apples' is not"),
         ("bucket.first_byte.seconds = -1", "bucket.first_byte.seconds is -1, not a number from 0 to 10"),
         ("bucket.first_byte.seconds = nan", "bucket.first_byte.seconds is nan"),

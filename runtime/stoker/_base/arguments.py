@@ -1,21 +1,28 @@
-"""Arguments by name: a wrong one is an error that says which to write; a constructor takes those of a config class."""
+"""Arguments by name: a wrong one is an error that says which to write; a constructor takes those of a config class.
+
+A config class that is :class:`Bounded` says in the types of its fields which values they take.
+"""
 
 from __future__ import annotations
 
 import inspect
+import operator
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
+from functools import cache, wraps
+from numbers import Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from stoker.errors import ArgumentError, ConfigError
 
 Class = TypeVar("Class", bound=type)
 Config = TypeVar("Config")
 Owner = TypeVar("Owner")
+Number = TypeVar("Number", int, float)
 P = ParamSpec("P")
 
 _LIKENESS = 0.7
@@ -41,6 +48,86 @@ class MovedArgument:
     options: type[Any]
     field: str
     plain: str
+
+
+_SIGNS = {
+    ">": ("more than", operator.gt),
+    ">=": ("at least", operator.ge),
+    "<": ("less than", operator.lt),
+    "<=": ("at most", operator.le),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One end of the numbers that a field takes, beside its type: ``depth: Annotated[int, Bound(">=", 1)]``."""
+
+    sign: Literal[">", ">=", "<", "<="]
+    limit: float
+
+    def __str__(self) -> str:
+        return f"{_SIGNS[self.sign][0]} {self.limit:,}"
+
+    def admits(self, value: object) -> bool:
+        """Return whether it is such a number; NaN is none."""
+        return isinstance(value, Real) and bool(_SIGNS[self.sign][1](value, self.limit))
+
+
+Positive = Annotated[Number, Bound(">", 0)]
+NotNegative = Annotated[Number, Bound(">=", 0)]
+AtLeastOne = Annotated[Number, Bound(">=", 1)]
+Fraction = Annotated[Number, Bound(">=", 0), Bound("<=", 1)]
+Finite = Annotated[Number, Bound("<", float("inf"))]
+
+
+class Bounded:
+    """Base of config dataclasses: a field whose type has a :class:`Bound`, or is a Literal, takes no other value.
+
+    A class with a ``__post_init__`` of its own calls this one there.
+
+    Raises:
+        ConfigError: a field has another value.
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for name, (bounds, is_optional) in _bounded_fields(type(self)).items():  # type: ignore[arg-type]  # classes can be hashed
+            value = getattr(self, name)
+            if all(bound.admits(value) for bound in bounds) or (is_optional and value is None):
+                continue
+            wanted = " and ".join(map(str, bounds)) + (", or None" if is_optional else "")
+            raise ConfigError(f"{name} must be {wanted}, not {value!r:.80}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Texts of which a field takes one."""
+
+    texts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(self.texts)}"
+
+    def admits(self, value: object) -> bool:
+        return value in self.texts
+
+
+@cache
+def _bounded_fields(kind: type) -> dict[str, tuple[list[Bound | _Choice], bool]]:
+    """Return the fields of a class that have bounds: these, and whether None is admitted, too."""
+    found = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        if bounds := [bound for part in parts for bound in _bounds_of(part)]:
+            found[name] = bounds, NoneType in parts
+    return found
+
+
+def _bounds_of(hint: Any) -> list[Bound | _Choice]:
+    if get_origin(hint) is Literal:
+        return [_Choice(get_args(hint))]
+    return [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Bound)]
 
 
 def check_names(given: Iterable[str], known: Collection[str], hints: Mapping[str, str], *, owner: str) -> None:

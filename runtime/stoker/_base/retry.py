@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from stoker._base.arguments import AtLeastOne, Bounded, NotNegative, Positive
 from stoker._base.checksum import crc32c
 from stoker._base.meter import Operation, ReaderWrapper, StoreWrapper
 from stoker.abc import Buffer, ObjectInfo, Readable, Store
@@ -124,7 +125,7 @@ _log = logging.getLogger("stoker.retry")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
+class RetryPolicy(Bounded):
     """How often and how soon to try again after a :class:`~stoker.errors.TransientError`.
 
     Attributes:
@@ -136,17 +137,16 @@ class RetryPolicy:
         seed: of the jitter; None draws one from the operating system.
     """
 
-    attempts: int = 256
-    first_seconds: float = 0.1
+    attempts: AtLeastOne[int] = 256
+    first_seconds: NotNegative[float] = 0.1
     longest_seconds: float = 5.0
-    deadline_seconds: float = 60.0
+    deadline_seconds: Positive[float] = 60.0
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or not 0 <= self.first_seconds <= self.longest_seconds:
-            raise ConfigError("a retry policy needs attempts >= 1 and 0 <= first_seconds <= longest_seconds")
-        if not self.deadline_seconds > 0:
-            raise ConfigError(f"a retry policy needs deadline_seconds > 0, not {self.deadline_seconds!r}")
+        Bounded.__post_init__(self)  # super() does not know a class with slots
+        if not self.first_seconds <= self.longest_seconds:
+            raise ConfigError("a retry policy needs first_seconds <= longest_seconds")
 
 
 PACK_POLICY = RetryPolicy(deadline_seconds=300.0)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
+from stoker._base.arguments import AtLeastOne, Bounded
 from stoker._base.fields import shown
 from stoker._base.plugins import load_plugin
 from stoker._base.sizes import format_bytes, parse_bytes
@@ -128,7 +129,7 @@ class MemoryTier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSpec:
+class CacheSpec(Bounded):
     """One cache.
 
     Attributes:
@@ -139,14 +140,13 @@ class CacheSpec:
     """
 
     path: Path | None
-    limit_bytes: int
+    limit_bytes: AtLeastOne[int]
     is_of_node: bool
     policy: str = "next-use"
 
     def __post_init__(self) -> None:
+        Bounded.__post_init__(self)  # super() does not know a class with slots
         policy_factory(self.policy)
-        if self.limit_bytes < 1:
-            raise ConfigError("limit is at least 1 byte")
 
     @classmethod
     def parse(cls, text: str) -> CacheSpec:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import get_args
 
+from stoker._base.arguments import Bounded, Positive
 from stoker._base.meter import Egress, Operation
 from stoker._base.sizes import counted
 from stoker._cost.prices import GB_BYTES, DiskPrices, FunctionPrices, MachinePrices, StorePrices
@@ -54,10 +54,11 @@ def total_dollars(parts: Sequence[Part]) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Use:
+class _Use(Bounded):
     """Something that is used; all numbers of it are finite and not negative."""
 
     def __post_init__(self) -> None:
+        Bounded.__post_init__(self)  # super() does not know a class with slots
         for each in fields(self):
             value = getattr(self, each.name)
             numbers = value.values() if isinstance(value, Mapping) else [value]
@@ -97,11 +98,6 @@ class Traffic(_Use):
     read_bytes: float = 0.0
     written_bytes: float = 0.0
     egress: Egress = "same_region"
-
-    def __post_init__(self) -> None:
-        _Use.__post_init__(self)
-        if self.egress not in get_args(Egress):
-            raise ConfigError(f"egress {self.egress!r} is not one of {', '.join(get_args(Egress))}")
 
     def __add__(self, other: Traffic) -> Traffic:
         """Return both together, which must have the same reader."""
@@ -254,18 +250,13 @@ class WarmTier(_Use):
     memory_bytes: float
     hours: float
     vcpus: float = 0.0
-    warm_every_seconds: float = 60.0
+    warm_every_seconds: Positive[float] = 60.0
     warm_seconds: float = 0.002
     served_bytes: float = 0.0
-    serve_bytes_per_second: float = 75e6
+    serve_bytes_per_second: Positive[float] = 75e6
     serve_calls: float = 0.0
-    back_up_every_seconds: float | None = None
+    back_up_every_seconds: Positive[float] | None = None
     back_up_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        _Use.__post_init__(self)
-        if not self.warm_every_seconds or not self.serve_bytes_per_second or self.back_up_every_seconds == 0:
-            raise ConfigError("warm_every_seconds, serve_bytes_per_second and back_up_every_seconds are more than 0")
 
     def parts(self, prices: FunctionPrices) -> list[Part]:
         """Return the lines."""

@@ -12,8 +12,9 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, pairwise
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+from stoker._base.arguments import AtLeastOne, Bound, Bounded, Fraction, NotNegative, Positive
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.hedge import TransferTimes
 from stoker.abc import ObjectRef, Readable
@@ -27,6 +28,7 @@ __all__ = [
 LONGEST_SECONDS = 86400.0
 """Of a duration: what takes longer than a day is neither a first byte nor a step; rounding would lose the others."""
 
+Duration = Annotated[float, Bound(">=", 0), Bound("<=", LONGEST_SECONDS)]
 LEAST_MEDIAN_SECONDS = 1e-9
 """Of a median: a logarithm has none of 0."""
 _LOG_LONGEST = math.log(LONGEST_SECONDS)
@@ -43,13 +45,10 @@ class Latency(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Bounded):
     """Always the same."""
 
-    seconds: float
-
-    def __post_init__(self) -> None:
-        _check(self.seconds, "seconds")
+    seconds: Duration
 
     def draw(self, rng: random.Random) -> float:
         """Return it."""
@@ -57,15 +56,14 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class LogNormal:
+class LogNormal(Bounded):
     """What requests to stores look like when all is well: a sharp rise and a long tail, given by two percentiles."""
 
-    median_seconds: float
-    p99_seconds: float
+    median_seconds: Duration
+    p99_seconds: Duration
 
     def __post_init__(self) -> None:
-        _check(self.median_seconds, "median_seconds")
-        _check(self.p99_seconds, "p99_seconds")
+        Bounded.__post_init__(self)  # super() does not know a class with slots
         if not self.p99_seconds >= self.median_seconds >= LEAST_MEDIAN_SECONDS:
             raise ConfigError(f"LogNormal needs p99_seconds >= median_seconds >= {LEAST_MEDIAN_SECONDS:g}, not {self}")
 
@@ -85,7 +83,7 @@ class Recorded:
         if not self.seconds:
             raise ConfigError("a recorded distribution needs at least one duration")
         for each in self.seconds:
-            _check(each, "a recorded duration")
+            Constant(each)
 
     def draw(self, rng: random.Random) -> float:
         """Return one of them."""
@@ -93,17 +91,12 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class Late(Bounded):
     """Another distribution, of which a part is late: ``fraction`` of its durations are ``seconds`` longer."""
 
     usual: Latency
-    fraction: float
-    seconds: float
-
-    def __post_init__(self) -> None:
-        _check(self.seconds, "seconds")
-        if not 0 <= self.fraction <= 1:
-            raise ConfigError(f"the fraction that is late must be in [0, 1], not {self.fraction}")
+    fraction: Fraction[float]
+    seconds: Duration
 
     def draw(self, rng: random.Random) -> float:
         """Return one of them."""
@@ -111,7 +104,7 @@ class Late:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketModel:
+class BucketModel(Bounded):
     """How a bucket answers.
 
     Attributes:
@@ -125,28 +118,12 @@ class BucketModel:
     """
 
     first_byte: Latency = field(default_factory=lambda: LogNormal(0.02, 0.08))
-    connection_bytes_per_second: float = 90e6
-    total_bytes_per_second: float = math.inf
-    requests_per_second: float = math.inf
-    longest_line_seconds: float = math.inf
-    burst: int = 1
-    error_fraction: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("connection_bytes_per_second", "total_bytes_per_second", "requests_per_second"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}")
-        if not self.longest_line_seconds >= 0:
-            raise ConfigError(f"longest_line_seconds must be at least 0, not {self.longest_line_seconds}")
-        if self.burst < 1:
-            raise ConfigError(f"burst must be at least 1, not {self.burst}")
-        if not 0 <= self.error_fraction < 1:
-            raise ConfigError(f"error_fraction must be in [0, 1), not {self.error_fraction}")
-
-
-def _check(seconds: float, name: str) -> None:
-    if not 0 <= seconds <= LONGEST_SECONDS:
-        raise ConfigError(f"{name} must be a duration from 0 to {LONGEST_SECONDS:,.0f} seconds, not {seconds}")
+    connection_bytes_per_second: Positive[float] = 90e6
+    total_bytes_per_second: Positive[float] = math.inf
+    requests_per_second: Positive[float] = math.inf
+    longest_line_seconds: NotNegative[float] = math.inf
+    burst: AtLeastOne[int] = 1
+    error_fraction: Annotated[float, Bound(">=", 0), Bound("<", 1)] = 0.0
 
 
 _WAITS_FACTOR, _WAITS_SECONDS = 1.6, 0.02

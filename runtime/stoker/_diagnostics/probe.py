@@ -13,8 +13,9 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice, pairwise
 from statistics import median
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+from stoker._base.arguments import Bound, Bounded, Positive
 from stoker._base.sizes import counted, format_bytes
 from stoker._base.task_group import task_group
 from stoker._diagnostics.latency import BucketModel, Recorded, TimedRead, TimedReader, rate_limit_of
@@ -66,7 +67,7 @@ than an object store's usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeLimits:
+class ProbeLimits(Bounded):
     """What a probe may take.
 
     Attributes:
@@ -77,15 +78,14 @@ class ProbeLimits:
     """
 
     requests: int = 256
-    size_bytes: int = 256 << 20
-    seconds: float = 30.0
-    first_bytes: int = 12
+    size_bytes: Annotated[int, Bound(">=", LEAST_PROBE_BYTES)] = 256 << 20
+    seconds: Positive[float] = 30.0
+    first_bytes: Annotated[int, Bound(">=", 2)] = 12
 
     def __post_init__(self) -> None:
-        if not 2 <= self.first_bytes < self.requests - 2:
+        Bounded.__post_init__(self)  # super() does not know a class with slots
+        if not self.first_bytes < self.requests - 2:
             raise ConfigError(f"a probe needs 2 small reads and 3 more at least, not {self}")
-        if self.size_bytes < LEAST_PROBE_BYTES or not self.seconds > 0:
-            raise ConfigError(f"a probe needs at least {LEAST_PROBE_BYTES} bytes and some seconds, not {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

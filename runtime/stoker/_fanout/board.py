@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from stoker._base.arguments import AtLeastOne, Bounded, Fraction, NotNegative, Positive
 from stoker._base.retry import RetryPolicy, backoff_seconds
 from stoker._fanout.report import Tally
 from stoker.abc import Answer
-from stoker.errors import ConfigError, FunctionError, StokerError, ThrottledError, TransientError
+from stoker.errors import FunctionError, StokerError, ThrottledError, TransientError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FanoutConfig:
+class FanoutConfig(Bounded):
     """How many calls run at once, and what is done about those that fail or are late.
 
     Attributes:
@@ -56,22 +57,14 @@ class FanoutConfig:
         late_burst: second calls that are free besides.
     """
 
-    start: int = 8
-    most: int | None = None
-    ramp_seconds: float = 1.0
+    start: AtLeastOne[int] = 8
+    most: AtLeastOne[int] | None = None
+    ramp_seconds: Positive[float] = 1.0
     retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(attempts=8, first_seconds=0.5, longest_seconds=30.0))
-    throttled_seconds: float = 600.0
-    late_factor: float = 3.0
-    late_fraction: float = 0.1
-    late_burst: int = 2
-
-    def __post_init__(self) -> None:
-        if self.start < 1 or (self.most is not None and self.most < 1):
-            raise ConfigError(f"start={self.start} and most={self.most} calls at once must be at least 1")
-        if not self.ramp_seconds > 0 or not self.throttled_seconds > 0:
-            raise ConfigError("ramp_seconds and throttled_seconds must be greater than zero")
-        if not self.late_factor >= 1 or not 0 <= self.late_fraction <= 1 or self.late_burst < 0:
-            raise ConfigError("late calls need late_factor >= 1, late_fraction from 0 to 1 and late_burst >= 0")
+    throttled_seconds: Positive[float] = 600.0
+    late_factor: AtLeastOne[float] = 3.0
+    late_fraction: Fraction[float] = 0.1
+    late_burst: NotNegative[int] = 2
 
 
 _STEPS = 8

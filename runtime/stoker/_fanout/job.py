@@ -10,7 +10,9 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from stoker._base.arguments import Bound, Bounded
 from stoker._fanout.board import Task
 from stoker._format import versions
 from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
@@ -25,7 +27,7 @@ MAX_PARTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobConfig:
+class JobConfig(Bounded):
     """What becomes of a source.
 
     Attributes:
@@ -37,12 +39,11 @@ class JobConfig:
 
     dataset: str
     append: bool = False
-    super_sample_bytes: int = 8 << 20
+    super_sample_bytes: Annotated[int, Bound(">=", 1), Bound("<=", MAX_SUPER_SAMPLE_BYTES)] = 8 << 20
     part_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
-        if not 1 <= self.super_sample_bytes <= MAX_SUPER_SAMPLE_BYTES:
-            raise ConfigError(f"super_sample_bytes must be from 1 to {MAX_SUPER_SAMPLE_BYTES} (32 MiB)")
+        Bounded.__post_init__(self)  # super() does not know a class with slots
         if self.part_bytes < self.super_sample_bytes:
             raise ConfigError(
                 f"a part of {self.part_bytes} bytes would not fill a super-sample of {self.super_sample_bytes}; "

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from stoker._base.arguments import explain_arguments
+from stoker._base.arguments import Bounded, Positive, explain_arguments
 from stoker._base.meter import check_store_name
 from stoker.errors import ConfigError
 
@@ -32,7 +32,7 @@ _BUNDLES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 
 @explain_arguments("HttpOptions")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpOptions:
+class HttpOptions(Bounded):
     """Connections of one store in one event loop.
 
     Attributes:
@@ -44,18 +44,11 @@ class HttpOptions:
         receive_buffer_bytes: what may arrive ahead of the copy into the caller's memory, per connection of aiohttp.
     """
 
-    max_connections: int = 64
-    connect_timeout_seconds: float = 10.0
-    read_timeout_seconds: float = 20.0
+    max_connections: Positive[int] = 64
+    connect_timeout_seconds: Positive[float] = 10.0
+    read_timeout_seconds: Positive[float] = 20.0
     transport: Literal["direct", "aiohttp"] = "direct"
-    receive_buffer_bytes: int = 256 << 10
-
-    def __post_init__(self) -> None:
-        if self.transport not in ("direct", "aiohttp"):
-            raise ConfigError(f"transport is 'direct' or 'aiohttp', not {self.transport!r}")
-        for name in ("max_connections", "connect_timeout_seconds", "read_timeout_seconds", "receive_buffer_bytes"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be greater than zero, not {getattr(self, name)!r}")
+    receive_buffer_bytes: Positive[int] = 256 << 10
 
 
 @explain_arguments("S3Options")
@@ -132,7 +125,7 @@ class GcsOptions:
 
 @explain_arguments("ServedOptions")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedOptions:
+class ServedOptions(Bounded):
     """How to reach a data set that a function serves, and as whom. Proofs of that go to the function alone.
 
     Attributes:
@@ -158,9 +151,8 @@ class ServedOptions:
     http: HttpOptions = field(default_factory=HttpOptions)
 
     def __post_init__(self) -> None:
+        Bounded.__post_init__(self)  # super() does not know a class with slots
         _check_credentials(self, "token")
-        if self.auth not in (None, *get_args(Auth)):
-            raise ConfigError(f"auth is 'aws', 'google' or 'token', not {self.auth!r}")
         if len(self._said) + self.anonymous > 1:
             raise ConfigError(
                 "token, profile or region (of AWS), service_account (of Google) and anonymous exclude each other, and "

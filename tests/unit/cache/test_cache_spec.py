@@ -54,7 +54,7 @@ def test_a_path_is_taken_from_here_and_from_home(monkeypatch: pytest.MonkeyPatch
         ("disk:/a?limit=", "not a number of bytes"),
         ("disk:/a?limit=20M", "not a number of bytes"),
         ("disk:/a?limit=-1", "not a number of bytes"),
-        ("disk:/a?limit=0", "at least 1 byte"),
+        ("disk:/a?limit=0", "limit_bytes must be at least 1"),
         ("disk:/a?limit=1GB&policy=best", "next-use, uniform, lru, fifo"),
         ("disk:/a?limit=1GB&policy=", "next-use, uniform, lru, fifo"),
         (None, "told by a text"),

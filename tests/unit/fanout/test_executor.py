@@ -57,7 +57,7 @@ def test_an_executor_without_its_sdk_says_what_to_install(
 @pytest.mark.parametrize("name", ["concurrency", "timeout_seconds", "memory_bytes", "vcpus"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_options_that_are_not_greater_than_zero_are_refused(name: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=f"{name} of an executor must be greater than zero"):
+    with pytest.raises(ConfigError, match=f"{name} must be more than 0"):
         ExecutorOptions(**{name: value})  # type: ignore[arg-type]
 
 

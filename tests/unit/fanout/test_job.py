@@ -156,8 +156,8 @@ async def _left_unfinished(store: Store) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"super_sample_bytes": 0}, "from 1 to"),
-        ({"super_sample_bytes": 64 << 20}, "32 MiB"),
+        ({"super_sample_bytes": 0}, "at least 1 "),
+        ({"super_sample_bytes": 64 << 20}, "at most 33,554,432"),
         ({"part_bytes": 1000}, "would not fill a super-sample"),
     ],
 )
