@@ -198,6 +198,8 @@ class ObjectRef:
         crc32c: of the whole object. With ``size_bytes`` it is the object's identity.
         tag: the store's ETag or generation when the object was packed, sent back as a precondition; empty if
             unknown.
+        sha256_128: the first 16 bytes of the SHA-256 of the object, by which those who do not trust each other can
+            name it; None if the manifest does not know it. Refs are compared without it.
         row: in the manifest that pins it, which is what the order counts in; negative if there is none. No part of
             the object's identity.
     """
@@ -206,6 +208,7 @@ class ObjectRef:
     size_bytes: int
     crc32c: int
     tag: str = ""
+    sha256_128: bytes | None = field(default=None, compare=False)
     row: int = field(default=-1, compare=False)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
@@ -29,6 +29,7 @@ from stoker._fetch.super_samples import open_head
 from stoker._format.manifest import Manifest, object_key
 from stoker._format.schema import Schema
 from stoker._format.supersample import Head, Origin, Packed, SuperSampleBuilder, is_small
+from stoker._pack.run import put_super_sample
 from stoker.abc import Store
 from stoker.errors import BudgetError, ChecksumError, DeadlineError, PackError
 from stoker_functions._shuffle_job.epochs import PartRecord
@@ -365,10 +366,10 @@ class PartWriter:
         return asyncio.get_running_loop().time() < self._config.stop_at_seconds or self._taken == self.samples
 
     async def _upload(self, key: str, run: str, data: bytes, packed: Packed) -> tuple[str, Packed]:
-        info = await self._store.put_once(key, data)
-        if info is None:
+        stored = await put_super_sample(self._store, key, data, packed)
+        if stored is None:
             raise PackError(f"{self._store.url}/{key} holds something else; delete it, and shuffle again")
-        return run, replace(packed, tag=info.tag)
+        return run, stored
 
     async def _save(self) -> None:
         if len(self._packed) > len(self._record):

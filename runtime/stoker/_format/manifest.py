@@ -1,11 +1,13 @@
 """The manifest: a data set's index, one row per super-sample, itself a safetensors file.
 
-Rows are columns of integers, about 36 bytes a super-sample, and are never copied out of the buffer they were read into:
+Rows are columns of integers, about 52 bytes a super-sample, and are never copied out of the buffer they were read into:
 a manifest of a million super-samples opens in milliseconds. Object keys are computed, not stored: the rows of one pack
 run stand together, and row ``i`` of a run has the key ``data/<run>/<number>``.
 
-An object's identity is its size and CRC-32C. Its ETag or generation is kept beside them, to be sent as a precondition;
-three encodings keep it small: 16 raw bytes (ETags of 32 hexadecimal digits), an integer (generations), or text.
+An object's identity is its size and CRC-32C; among those who do not trust each other, the first 128 bits of its
+SHA-256, which manifests of earlier releases lack. Its ETag or generation is kept beside them, to be sent as a
+precondition; three encodings keep it small: 16 raw bytes (ETags of 32 hexadecimal digits), an integer (generations), or
+text.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 
 from stoker._base.checksum import crc32c
 from stoker._format import tensorfile
+from stoker._format.identity import IDENTITY_BYTES
 from stoker._format.schema import Schema
 from stoker._format.supersample import FORMAT, MAX_OBJECT_BYTES, Packed
 from stoker.abc import ObjectRef
@@ -32,6 +35,7 @@ POINTER_KEY = "manifest.safetensors"
 MAX_VERSION = 999_999_999
 _HEX_TAG = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+_UNKNOWN = bytes(IDENTITY_BYTES)
 _ROW_FIELDS = ("size_bytes", "samples", "head_bytes", "head_crc32c", "crc32c")
 
 
@@ -79,6 +83,8 @@ class Rows:
         head_crc32c: checksum of its head.
         crc32c: checksum of the object.
         tags: ETags (``uint8 [rows, 16]`` or text) or generations (``int64 [rows]``).
+        sha256_128: the first bytes of the SHA-256 of each object, ``uint8 [rows, 16]``, zeros where it is not known;
+            None where none is.
     """
 
     size_bytes: NDArray[np.uint32]
@@ -87,12 +93,18 @@ class Rows:
     head_crc32c: NDArray[np.uint32]
     crc32c: NDArray[np.uint32]
     tags: NDArray[Any] | tuple[str, ...]
+    sha256_128: NDArray[np.uint8] | None = None
 
     @classmethod
     def of(cls, packed: Sequence[Packed]) -> Rows:
         """Return the rows of packed super-samples, in the order given."""
         columns = {name: np.array([getattr(item, name) for item in packed], "<u4") for name in _ROW_FIELDS}
-        return cls(**columns, tags=_compact([item.tag for item in packed]))
+        hashes = np.frombuffer(b"".join([item.sha256_128 or _UNKNOWN for item in packed]), np.uint8)
+        return cls(
+            **columns,
+            tags=_compact([item.tag for item in packed]),
+            sha256_128=hashes.reshape(-1, IDENTITY_BYTES) if any(item.sha256_128 for item in packed) else None,
+        )
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -102,6 +114,16 @@ class Rows:
         if isinstance(self.tags, tuple):
             return self.tags[row]
         return self.tags[row].tobytes().hex() if self.tags.ndim == 2 else str(self.tags[row])
+
+    def strong_identity(self, row: int) -> bytes | None:
+        """Return the first 16 bytes of the SHA-256 of a row's object, None if it is not known."""
+        found = _UNKNOWN if self.sha256_128 is None else self.sha256_128[row].tobytes()
+        return None if found == _UNKNOWN else found
+
+    @property
+    def strong_identities(self) -> int:
+        """How many rows have a strong identity."""
+        return 0 if self.sha256_128 is None else int(self.sha256_128.any(axis=1).sum())
 
     def followed_by(self, other: Rows) -> Rows:
         """Return these rows and then the others."""
@@ -115,18 +137,23 @@ class Rows:
             tags = np.concatenate([self.tags, other.tags])
         else:
             tags = _compact([rows.tag(row) for rows in (self, other) for row in range(len(rows))])
-        return Rows(**columns, tags=tags)
+        hashes = [
+            np.zeros((len(rows), IDENTITY_BYTES), np.uint8) if rows.sha256_128 is None else rows.sha256_128
+            for rows in (self, other)
+        ]
+        is_known = self.sha256_128 is not None or other.sha256_128 is not None
+        return Rows(**columns, tags=tags, sha256_128=np.concatenate(hashes) if is_known else None)
 
     def kept(self, keep: NDArray[np.bool_]) -> Rows:
         """Return the rows where ``keep``, ``bool [rows]``, is true."""
         columns = {name: getattr(self, name)[keep] for name in _ROW_FIELDS}
-        tags = self.tags
-        return Rows(**columns, tags=_compact(list(compress(tags, keep))) if isinstance(tags, tuple) else tags[keep])
+        tags = _compact(list(compress(self.tags, keep))) if isinstance(self.tags, tuple) else self.tags[keep]
+        return Rows(**columns, tags=tags, sha256_128=None if self.sha256_128 is None else self.sha256_128[keep])
 
     def packed(self, row: int, ordinal: int) -> Packed:
         """Return one row as a record."""
         numbers = {name: int(getattr(self, name)[row]) for name in _ROW_FIELDS}
-        return Packed(ordinal=ordinal, tag=self.tag(row), **numbers)
+        return Packed(ordinal=ordinal, tag=self.tag(row), sha256_128=self.strong_identity(row), **numbers)
 
 
 def _compact(tags: list[str]) -> NDArray[Any] | tuple[str, ...]:
@@ -218,6 +245,7 @@ class Manifest:
             size_bytes=int(self.rows.size_bytes[row]),
             crc32c=int(self.rows.crc32c[row]),
             tag=self.rows.tag(row),
+            sha256_128=self.rows.strong_identity(row),
             row=row,
         )
 
@@ -283,7 +311,10 @@ class Manifest:
             arrays |= tensorfile.ragged("tag", [tag.encode() for tag in tags])
         else:
             arrays["tag"] = tags
-        return arrays | {name: getattr(self.rows, name) for name in _ROW_FIELDS}
+        arrays |= {name: getattr(self.rows, name) for name in _ROW_FIELDS}
+        if self.rows.sha256_128 is not None and self.rows.sha256_128.any():
+            arrays["sha256_128"] = self.rows.sha256_128
+        return arrays
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Manifest:
@@ -345,13 +376,16 @@ def _parsed_rows(arrays: _Arrays) -> Rows:
         raise FormatError(f"the manifest has an object larger than any super-sample ({MAX_OBJECT_BYTES} bytes)")
     if (columns["head_bytes"] > columns["size_bytes"]).any() or not columns["samples"].all():
         raise FormatError("the manifest has a super-sample without samples, or with a head larger than itself")
+    hashes = arrays.get("sha256_128")
+    if hashes is not None and (hashes.shape, hashes.dtype) != ((count, IDENTITY_BYTES), np.dtype("u1")):
+        raise FormatError(f"the manifest's sha256_128 are not {IDENTITY_BYTES} bytes a row")
     tags = arrays["tag"]
     if "tag.offsets" in arrays:
-        return Rows(**columns, tags=_parsed_text_tags(arrays, count))
+        return Rows(**columns, tags=_parsed_text_tags(arrays, count), sha256_128=hashes)
     kinds = {((count, 16), np.dtype("u1")), ((count,), np.dtype("<i8"))}
     if (tags.shape, tags.dtype) not in kinds:
         raise FormatError("the manifest's tags are neither 16 bytes nor an int64 a row")
-    return Rows(**columns, tags=tags)
+    return Rows(**columns, tags=tags, sha256_128=hashes)
 
 
 def _parsed_text_tags(arrays: _Arrays, count: int) -> tuple[str, ...]:

@@ -66,6 +66,7 @@ class Packed:
         head_crc32c: checksum of the head.
         crc32c: checksum of the whole object.
         tag: ETag or generation of the stored object, ``""`` until it is stored.
+        sha256_128: the first 16 bytes of the SHA-256 of the whole object, None where nobody has computed it.
     """
 
     ordinal: int
@@ -75,6 +76,7 @@ class Packed:
     head_crc32c: int
     crc32c: int
     tag: str = ""
+    sha256_128: bytes | None = None
 
 
 _Entry = tuple[str, DType, tuple[int, ...]]

@@ -15,6 +15,7 @@ from typing import TypeVar
 from stoker._base.checksum import crc32c, crc32c_combined
 from stoker._base.retry import RetryingReader
 from stoker._base.task_group import for_each
+from stoker._format.identity import hashed
 from stoker._format.manifest import Manifest, object_key
 from stoker._format.supersample import MAX_OBJECT_BYTES, Head, Origin, Packed, SuperSample
 from stoker._pack.record import PackRecord
@@ -144,7 +145,16 @@ async def open_super_sample(store: Readable, key: str, size_bytes: int | None = 
     await store.get_range(key, 0, len(data), into=memoryview(data), tag=info.tag)
     sample = SuperSample(data)
     sample.verify()
-    return sample, _described(sample.head, data, info)
+    packed = _described(sample.head, data, info)
+    return sample, replace(packed, sha256_128=await hashed(data))
+
+
+def check_content(key: str, found: Packed, said: ObjectRef | Packed) -> None:
+    """Raise ChecksumError unless an object that was read whole has the checksum, and the hash, that a manifest says."""
+    if found.crc32c != said.crc32c:
+        raise ChecksumError(f"{key} has crc32c {found.crc32c:08x}, the manifest says {said.crc32c:08x}")
+    if said.sha256_128 is not None and found.sha256_128 != said.sha256_128:
+        raise ChecksumError(f"{key} has its checksum, but not its SHA-256: it was changed on purpose")
 
 
 def _described(head: Head, data: bytearray, info: ObjectInfo) -> Packed:
@@ -177,8 +187,7 @@ async def _check_row(reader: RetryingReader[Readable], manifest: Manifest, row: 
     ref = manifest.ref(row)
     sample, found = await open_super_sample(reader, ref.key, ref.size_bytes)
     head = sample.head
-    if found.crc32c != ref.crc32c:
-        raise ChecksumError(f"{ref.key} has crc32c {found.crc32c:08x}, the manifest says {ref.crc32c:08x}")
+    check_content(ref.key, found, ref)
     run, number = manifest.place(row)
     if head.origin != Origin(dataset=manifest.dataset, run=run, ordinal=number):
         raise FormatError(f"{ref.key} says that it is {head.origin}")
@@ -211,6 +220,8 @@ async def restored(store: Readable, record: PackRecord) -> PackRecord:
         return record
     first, packed = await _read_head(reader, infos[0])
     rows = {0: packed}
+    recorded = () if record.prefix is None else record.prefix.packed()
+    hashes = {(each.ordinal, each.crc32c): each.sha256_128 for _, each in recorded}  # no head tells them
     is_complete = False
 
     async def read(number: int) -> None:
@@ -225,7 +236,8 @@ async def restored(store: Readable, record: PackRecord) -> PackRecord:
             is_complete = head.is_last
 
     await for_each(range(len(infos)), read, concurrency=_HEADS_AT_ONCE)  # none is kept: they are large
-    places = [(record.run, rows[number]) for number in range(len(infos))]
+    ordered = [rows[number] for number in range(len(infos))]
+    places = [(record.run, replace(each, sha256_128=hashes.get((each.ordinal, each.crc32c)))) for each in ordered]
     manifest = Manifest.of(first.origin.dataset, first.schema, places)
     found = replace(record, state="complete" if is_complete else "packing", prefix=manifest)
     return found if found.progress > record.progress else record

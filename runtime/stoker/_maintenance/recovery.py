@@ -21,7 +21,14 @@ from stoker._format import versions
 from stoker._format.manifest import MAX_VERSION, Manifest, object_key
 from stoker._format.schema import Schema
 from stoker._format.supersample import Head, Packed
-from stoker._maintenance.inspection import BadObject, Place, list_super_samples, open_super_sample, problems_of
+from stoker._maintenance.inspection import (
+    BadObject,
+    Place,
+    check_content,
+    list_super_samples,
+    open_super_sample,
+    problems_of,
+)
 from stoker._pack.record import PackRecord, list_records
 from stoker.abc import ObjectInfo, Readable, Store
 from stoker.errors import (
@@ -383,22 +390,23 @@ async def _check_claimed(
     *,
     whole: bool,
 ) -> tuple[dict[Place, Packed], tuple[BadObject, ...]]:
-    """Return the claimed super-samples that are there, with their present tags, and the others; in order."""
+    """Return the claimed super-samples that are there, with their present tags, and the others; in order.
+
+    Those that are read whole have strong identities behind that, whether they had one or not.
+    """
     check_one = _check_whole if whole else _check_head
+    checked: dict[Place, Packed] = {}
 
     async def check(place: Place) -> None:
         if place not in objects:
             raise NotFoundError(f"{object_key(*place)} does not exist")
-        await check_one(reader, objects[place], claimed[place])
+        checked[place] = await check_one(reader, objects[place], claimed[place])
 
     problems = await problems_of(claimed, check, concurrency=_WHOLE_AT_ONCE if whole else _HEADS_AT_ONCE)
-    found = {
-        place: replace(packed, tag=objects[place].tag) for place, packed in claimed.items() if place not in problems
-    }
-    return found, _bad(claimed, problems)
+    return {place: checked[place] for place in claimed if place in checked}, _bad(claimed, problems)
 
 
-async def _check_head(reader: RetryingReader[Readable], info: ObjectInfo, packed: Packed) -> None:
+async def _check_head(reader: RetryingReader[Readable], info: ObjectInfo, packed: Packed) -> Packed:
     if info.size_bytes != packed.size_bytes:
         raise ObjectChangedError(f"{info.key} has {info.size_bytes} bytes, not {packed.size_bytes}")
     head = bytearray(packed.head_bytes)
@@ -406,12 +414,13 @@ async def _check_head(reader: RetryingReader[Readable], info: ObjectInfo, packed
     if crc32c(head) != packed.head_crc32c:
         raise ChecksumError(f"the head of {info.key} is not the one that was packed: its checksum differs")
     Head.parse(head, info.size_bytes)
+    return replace(packed, tag=info.tag)
 
 
-async def _check_whole(reader: RetryingReader[Readable], info: ObjectInfo, packed: Packed) -> None:
+async def _check_whole(reader: RetryingReader[Readable], info: ObjectInfo, packed: Packed) -> Packed:
     _, found = await open_super_sample(reader, info.key, packed.size_bytes)
-    if found.crc32c != packed.crc32c:
-        raise ChecksumError(f"{info.key} is not what was packed: its checksum differs")
+    check_content(info.key, found, packed)
+    return replace(packed, tag=info.tag, sha256_128=found.sha256_128)
 
 
 async def _adopt(

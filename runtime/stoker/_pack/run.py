@@ -13,7 +13,8 @@ from functools import partial
 
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingStore
-from stoker._base.task_group import InOrder, in_order
+from stoker._base.task_group import InOrder, in_order, task_group
+from stoker._format.identity import hashed
 from stoker._format.manifest import Manifest, object_key
 from stoker._format.schema import Schema
 from stoker._format.supersample import Origin, Packed, SuperSample, SuperSampleBuilder
@@ -196,7 +197,7 @@ class RunWriter:
         number = cut.packed.ordinal
         if number < len(self._durable):
             durable = self._durable[number]
-            if replace(cut.packed, tag=durable.tag) != durable:
+            if replace(cut.packed, tag=durable.tag, sha256_128=durable.sha256_128) != durable:
                 raise self._source_changed(f"super-sample {number}, before sample {self.cutter.samples}, differs")
             self._take_in([durable])
             return
@@ -268,10 +269,10 @@ class RunWriter:
 
     async def _upload(self, cut: Cut) -> Packed:
         key = object_key(self.record.run, cut.packed.ordinal)
-        info = await self._store.put_once(key, cut.data)
-        if info is None:
+        stored = await put_super_sample(self._store, key, cut.data, cut.packed)
+        if stored is None:
             raise self._source_changed(f"{self._store.url}/{key} holds other samples")
-        return replace(cut.packed, tag=info.tag)
+        return stored
 
     async def _save(self, packed: list[Packed], state: str, version: int = 0) -> None:
         prefix = self.manifest(packed) if packed else None
@@ -284,6 +285,18 @@ class RunWriter:
             "resume, or give this one its own name with source=, or give the unfinished pack up with: stoker gc "
             f"--abandoned {self.record.run} --delete"
         )
+
+
+async def put_super_sample(store: RetryingStore, key: str, data: bytes, packed: Packed) -> Packed | None:
+    """Write a super-sample unless it is there already, and hash it in a thread meanwhile.
+
+    Returns:
+        What a manifest must know of it, with its tag and hash; None if there is another object.
+    """
+    async with task_group() as group:
+        hashing = group.create_task(hashed(data))
+        info = await store.put_once(key, data)
+    return None if info is None else replace(packed, tag=info.tag, sha256_128=hashing.result())
 
 
 async def pack_again(

@@ -46,6 +46,7 @@ async def run(args: Namespace) -> int:
         "super_samples": len(manifest),
         "size_bytes": manifest.size_bytes,
         "largest_bytes": manifest.largest_bytes,
+        "strong_identities": manifest.rows.strong_identities,
         "schema": json.loads(manifest.schema.to_json()),
         "runs": runs,
     }
@@ -63,6 +64,7 @@ def _as_text(facts: dict[str, Any], schema: Schema) -> str:
         ("samples", f"{facts['samples']:,}"),
         ("super-samples", f"{count:,}: {average} on average, {largest} the largest"),
         ("size", format_bytes(size_bytes)),
+        ("identities", _identities(facts["strong_identities"], count)),
     ]
     columns = [(name, describe(column)) for name, column in schema.items()]
     runs = [
@@ -75,6 +77,12 @@ def _as_text(facts: dict[str, Any], schema: Schema) -> str:
         for run in facts["runs"]
     ]
     return f"{facts['url']}\n{table(shown)}\ncolumns\n{table(columns)}\npack runs\n{table(runs)}"
+
+
+def _identities(strong: int, count: int) -> str:
+    if strong == count:
+        return "SHA-256"
+    return f"SHA-256 of {strong:,} super-samples, a checksum of the others" if strong else "a checksum"
 
 
 def configure_head(parser: ArgumentParser) -> None:

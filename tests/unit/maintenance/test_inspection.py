@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stoker import Array, Bytes, Schema, open_store
@@ -17,6 +19,7 @@ from stoker._maintenance.inspection import BadObject, verify
 from stoker.abc import ObjectInfo, ObjectRef, Store
 from stoker.errors import BucketNotFoundError, PermissionDeniedError
 from stoker.testing import WatchedStore
+from support.identities import anonymous, identity
 from support.leftovers import data_set, flipped
 from support.packing import SCHEMA, fresh_store, numbered, pack
 from support.supersamples import built
@@ -128,10 +131,23 @@ def test_only_a_deep_verify_sees_a_value_whose_own_checksum_is_wrong() -> None:
         rows = manifest.rows
         rows.crc32c.flags.writeable = True
         rows.crc32c[0] = crc32c(forged)
+        manifest = replace(manifest, rows=replace(rows, sha256_128=np.frombuffer(identity(forged), np.uint8)[None]))
         await store.put(manifest.key(0), forged)
         assert await verify(store, manifest) == []
         (bad,) = await verify(store, manifest, deep=True)
         assert "column 'data' of row 0" in bad.problem
+
+    asyncio.run(main())
+
+
+def test_bytes_with_the_checksum_of_others_are_bad_where_the_manifest_has_their_hash() -> None:
+    async def main() -> None:
+        store = fresh_store()
+        manifest = await pack(store, numbered(3))
+        forged = replace(manifest, rows=replace(manifest.rows, sha256_128=np.full((1, 16), 7, np.uint8)))
+        (bad,) = await verify(store, forged)
+        assert bad.problem == f"{manifest.key(0)} has its checksum, but not its SHA-256: it was changed on purpose"
+        assert await verify(store, anonymous(forged)) == []
 
     asyncio.run(main())
 

@@ -1,0 +1,68 @@
+"""Strong identities in what a data set's writers leave: checked against the objects, and taken out."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from stoker._format import tensorfile
+from stoker._format.manifest import Manifest, Rows
+from stoker._pack.record import PackRecord
+
+_INDEX = re.compile(r"(.*?)(manifest|manifests/.*|packs/.*|parts/.*)\.safetensors")
+
+
+def identity(data: bytes | bytearray) -> bytes:
+    """Return the strong identity of an object."""
+    return hashlib.sha256(data).digest()[:16]
+
+
+def identified(manifest: Manifest, rows: Iterable[int]) -> Manifest:
+    """Return a manifest with a made-up identity for some of its rows: that of the row's number in decimal."""
+    named = {row: identity(b"%d" % row) for row in rows}
+    packed = [replace(each, sha256_128=named.get(row)) for row, (_, each) in enumerate(manifest.packed())]
+    return replace(manifest, rows=Rows.of(packed))
+
+
+def anonymous(manifest: Manifest) -> Manifest:
+    """Return a manifest as an earlier release would have made it."""
+    return replace(manifest, rows=replace(manifest.rows, sha256_128=None))
+
+
+def anonymous_record(record: PackRecord) -> PackRecord:
+    """Return a pack record likewise."""
+    return record if record.prefix is None else replace(record, prefix=anonymous(record.prefix))
+
+
+def in_earlier_form(objects: Mapping[str, bytes], older: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
+    """Return objects as an earlier release would have written them.
+
+    Each super-sample that an index names has to have its strong identity there; but those of an earlier release none.
+
+    Args:
+        objects: key → bytes.
+        older: what the earlier release wrote; some of it may be among the objects.
+    """
+    return {key: _earlier(key, data, objects, older or {}) for key, data in objects.items()}
+
+
+def _earlier(key: str, data: bytes, objects: Mapping[str, bytes], older: Mapping[str, bytes]) -> bytes:
+    match = _INDEX.fullmatch(key)
+    if match is None or data == older.get(key):
+        return data
+    if "stoker_pack" not in tensorfile.parse_header(data, len(data)).metadata:
+        manifest = Manifest.from_bytes(data)
+        _check(manifest, match[1], objects, older)
+        return anonymous(manifest).to_bytes()
+    record = PackRecord.from_bytes(data)
+    if record.prefix is not None:
+        _check(record.prefix, match[1], objects, older)
+    return anonymous_record(record).to_bytes()
+
+
+def _check(manifest: Manifest, folder: str, objects: Mapping[str, bytes], older: Mapping[str, bytes]) -> None:
+    for row in range(len(manifest)):
+        key = folder + manifest.key(row)
+        assert manifest.rows.strong_identity(row) == (None if key in older else identity(objects[key]))
