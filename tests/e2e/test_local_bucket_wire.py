@@ -271,8 +271,8 @@ def test_a_client_that_does_not_read_holds_up_only_itself() -> None:
             idle.sendall(GET)
             _wait_for(lambda: bucket.counts.requests["GetObject"] == 1)
             for wire in bucket._wires:
-                _wait_for(lambda w=wire: w._drained is not None)
-                assert wire._transport.get_write_buffer_size() < 1 << 20
+                _wait_for(lambda w=wire: w._paused)
+                assert wire.transport.get_write_buffer_size() < 1 << 20
             assert len(_split(exchange(bucket, GET))[2]) == len(large)
 
 

@@ -127,7 +127,7 @@ class LocalBucket:
         self._server.close()
         tasks = [wire.task for wire in self._wires if wire.task is not None]
         for wire in list(self._wires):
-            wire.abort()
+            wire.transport.abort()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._server.wait_closed()
         self._server, self._url = None, ""
@@ -137,7 +137,7 @@ class LocalBucket:
             self._wires.add(wire)
             self.counts.opened()
             if len(self._wires) > self.config.max_connections:
-                wire.abort()
+                wire.transport.abort()
         else:
             self._wires.discard(wire)
             self.counts.closed()
@@ -177,7 +177,7 @@ class LocalBucket:
         if request.body_bytes is None:
             body: Body = await wire.read_chunked(limit_bytes=limit)
         else:
-            body = await wire.read_exactly(request.body_bytes) if request.body_bytes else b""
+            body = await wire.read_exactly(request.body_bytes)
         self.counts.bytes_in += len(body)
         return body
 

@@ -1,8 +1,8 @@
 """HTTP/1.1: request heads and response heads as values, and one connection as awaitable reads and writes.
 
 Strict where leniency is how requests are smuggled: one length per message, no folded headers, no bare line feeds.
-An object's bytes are received straight into the buffer they stay in, and sent in slices of it, each handed to the
-transport only when the one before has left it, so a slow reader costs the server no memory.
+An object's bytes are sent in slices of the buffer they stay in, each handed to the transport only when the one before
+has left it, so a slow reader costs the server no memory.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from urllib.parse import unquote, unquote_plus
 Body = bytes | bytearray | memoryview
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
-_INBOX_BYTES = 1 << 16
+_MAX_HEAD_BYTES = 1 << 16
 _LINGER_SECONDS = 1.0
-_GROWTH_BYTES = 1 << 22
 _SLICE_BYTES = 1 << 19
 Serve = Callable[["Wire"], Coroutine[Any, Any, None]]
 
@@ -158,112 +157,70 @@ def compose_head(response: Response, *, keep_alive: bool) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-class Wire(asyncio.BufferedProtocol):
+class Wire(asyncio.StreamReaderProtocol):
     """A connection that is served by one task, which ends with it (and it with the task).
 
     asyncio has already switched Nagle's algorithm off (TCP_NODELAY).
 
     The task is cancelled when the peer goes away, so none of the awaits here needs a time limit of its own. A peer that
     closes only its sending side counts as gone, so that an abandoned request does not outlive its client.
+
+    Attributes:
+        reader: what the peer sends.
+        task: serves the connection.
     """
 
     def __init__(self, serve: Serve, on_change: Callable[[Wire, bool], None]) -> None:
+        self.reader = asyncio.StreamReader(limit=_MAX_HEAD_BYTES)
+        super().__init__(self.reader)
         self._serve = serve
         self._on_change = on_change
-        self._scratch = memoryview(bytearray(_INBOX_BYTES))
-        self._inbox = bytearray()
-        self._sink: memoryview | None = None
-        self._arrival: asyncio.Future[None] | None = None
-        self._drained: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] | None = None
-
-    # --- asyncio's side -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the task that serves the connection."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=0)
+        super().connection_made(transport)
+        loop, self.transport = asyncio.get_running_loop(), cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(high=0)
+        self._writer = asyncio.StreamWriter(self.transport, self, self.reader, loop)
         self.socket: socket.socket = transport.get_extra_info("socket")
         self.peer_address: str = (transport.get_extra_info("peername") or ("0.0.0.0",))[0]  # noqa: S104  (nobody's)
-        self.task = asyncio.get_running_loop().create_task(self._run())
+        self.task = loop.create_task(self._run())
         self._on_change(self, True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the task; there is nobody to answer."""
+        super().connection_lost(exc)
         if self.task is not None:
             self.task.cancel()
         self._on_change(self, False)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go: into the body that is awaited, else into the inbox."""
-        return self._scratch if self._sink is None else self._sink
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Take note of received bytes."""
-        if self._sink is not None:
-            self._sink = self._sink[nbytes:] or None
-            if self._sink is not None:
-                return
-        else:
-            self._inbox += self._scratch[:nbytes]
-            if len(self._inbox) >= _INBOX_BYTES:
-                self._transport.pause_reading()
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-    def pause_writing(self) -> None:
-        """Hold back writers: the transport has bytes that the socket would not take."""
-        self._drained = asyncio.get_running_loop().create_future()
-
-    def resume_writing(self) -> None:
-        """Let writers go on."""
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
-        self._drained = None
-
-    # --- the serving task's side --------------------------------------------------------------------------------
+    def eof_received(self) -> bool:
+        """Let the connection end."""
+        return False
 
     async def _run(self) -> None:
         try:
             await self._serve(self)
         finally:
-            self._transport.close()
+            self.transport.close()
 
-    async def _arrive(self) -> None:
-        self._transport.resume_reading()
-        self._arrival = asyncio.get_running_loop().create_future()
-        await self._arrival
-
-    async def read_until(self, mark: bytes, *, limit_bytes: int = _INBOX_BYTES) -> bytes:
+    async def read_until(self, mark: bytes) -> bytes:
         """Read up to ``mark`` and return what stands before it.
 
         Raises:
-            BadRequestError: ``mark`` is not within ``limit_bytes``.
+            BadRequestError: ``mark`` is not within 64 KiB.
         """
-        searched = 0
-        while (found := self._inbox.find(mark, max(0, searched - len(mark)))) < 0:
-            searched = len(self._inbox)
-            if searched >= limit_bytes:
-                raise BadRequestError("too many bytes without an end", status=431)
-            await self._arrive()
-        taken = bytes(self._inbox[:found])
-        del self._inbox[: found + len(mark)]
-        return taken
+        try:
+            return (await self.reader.readuntil(mark)).removesuffix(mark)
+        except asyncio.LimitOverrunError as error:
+            raise BadRequestError("too many bytes without an end", status=431) from error
 
     async def read_exactly(self, size_bytes: int) -> bytearray:
         """Read ``size_bytes`` bytes; memory grows with what arrives, not with what was announced."""
-        body = self._inbox[:size_bytes]
-        del self._inbox[:size_bytes]
-        filled = len(body)
-        while filled < size_bytes:
-            grown = min(size_bytes - filled, max(filled, _GROWTH_BYTES))
-            body.extend(bytes(grown))
-            self._sink = memoryview(body)[filled:]
-            try:
-                await self._arrive()
-            finally:
-                self._sink = None
-            filled += grown
+        body = bytearray()
+        while len(body) < size_bytes:
+            body += await self.reader.read(size_bytes - len(body))
         return body
 
     async def read_chunked(self, *, limit_bytes: int) -> bytearray:
@@ -273,7 +230,7 @@ class Wire(asyncio.BufferedProtocol):
             BadRequestError: a chunk is malformed, or all are longer than ``limit_bytes``.
         """
         body = bytearray()
-        while size := _chunk_bytes(await self.read_until(b"\r\n", limit_bytes=1024)):
+        while size := _chunk_bytes(await self.read_until(b"\r\n")):
             if len(body) + size > limit_bytes:
                 raise BadRequestError("the body is too large", status=413)
             body += await self.read_exactly(size)
@@ -290,32 +247,26 @@ class Wire(asyncio.BufferedProtocol):
         """
         view = memoryview(data)
         for start in range(0, len(view), _SLICE_BYTES):
-            if self._transport.is_closing():
+            if self.transport.is_closing():
                 return
-            self._transport.write(view[start : start + _SLICE_BYTES])
-            if self._drained is not None:
-                await self._drained
+            self._writer.write(view[start : start + _SLICE_BYTES])
+            await self._writer.drain()
 
     async def linger(self) -> None:
         """End our side and discard what still comes, for a moment.
 
         Closing with unread bytes would reset the connection, and the peer might never see why it was refused.
         """
-        self._transport.write_eof()
+        self._writer.write_eof()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_SECONDS):
-                while True:
-                    self._inbox.clear()
-                    await self._arrive()
+                while await self.reader.read(_SLICE_BYTES):
+                    pass
 
     def reset(self) -> None:
         """Drop the connection so that the peer sees a reset, not an end."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self._transport.abort()
-
-    def abort(self) -> None:
-        """Drop the connection at once."""
-        self._transport.abort()
+        self.transport.abort()
 
 
 def _chunk_bytes(line: bytes) -> int:
