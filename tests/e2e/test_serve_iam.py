@@ -14,7 +14,7 @@ from stoker.abc import Store
 from stoker.errors import CredentialsError
 from stoker_functions.serve import LAMBDA_ANSWER_BYTES
 from stoker_local import KeyPair, running_server
-from stoker_local._config import WELL_KNOWN
+from stoker_local._bucket import WELL_KNOWN
 from stoker_torch import Loader
 from support.function_cloud import Clouds, bucket_and_cloud, function
 from support.local_bucket import s3_options

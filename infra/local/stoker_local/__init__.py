@@ -27,8 +27,7 @@ __all__ = [
 ]
 
 _NAMES_OF = {
-    "stoker_local._bucket": "LocalBucket",
-    "stoker_local._config": "BucketConfig",
+    "stoker_local._bucket": "BucketConfig LocalBucket",
     "stoker_local._gcs": "GcsConfig LocalGcs running_gcs",
     "stoker_local._host": "BucketProcess bucket_process running_bucket running_server",
     "stoker_local._s3.model": "BucketSpec",
@@ -38,8 +37,7 @@ _NAMES_OF = {
 """Module → the public names that it defines."""
 
 if TYPE_CHECKING:
-    from stoker_local._bucket import LocalBucket
-    from stoker_local._config import BucketConfig
+    from stoker_local._bucket import BucketConfig, LocalBucket
     from stoker_local._gcs import GcsConfig, LocalGcs, running_gcs
     from stoker_local._host import BucketProcess, bucket_process, running_bucket, running_server
     from stoker_local._network import PROFILES, Fault, FaultKind, FaultPlan, Shape

@@ -9,12 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from email.utils import formatdate
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
 
-from stoker_local._config import BucketConfig
+from stoker_local._config import AtLeastOne, Bounds, Checked, Positive, is_this_machine, read_json, unique_names
 from stoker_local._http1 import BadRequestError, Body, Request, Response, Wire, compose_head, parse_head
 from stoker_local._network import (
     Fault,
@@ -29,12 +29,58 @@ from stoker_local._network import (
     answer_steps,
 )
 from stoker_local._s3 import S3Service
-from stoker_local._s3.model import Call, ObjectMap, S3Error, StoredObject
+from stoker_local._s3.model import BucketSpec, Call, ObjectMap, S3Error, StoredObject
 from stoker_local._s3.operations import etag_of
 from stoker_local._s3.signature import KeyPair
 
 _PACED_BYTES = 1 << 18
 _ADMIN = "/-/"
+WELL_KNOWN = KeyPair(access_key="stoker", secret_key="stoker-secret")  # noqa: S106  (not a secret)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketConfig(Checked):
+    """What the local bucket serves, to whom, how fast and how badly.
+
+    Attributes:
+        host: address to listen on. Beyond this machine, nobody is let in without a key that is not well known.
+        port: 0 takes a free one.
+        region: the endpoint's, and that of buckets which name none.
+        keys: who may sign requests; the first one is in :meth:`LocalBucket.environment`.
+        buckets: that exist from the start.
+        max_object_bytes: a longer request body is refused.
+        max_connections: one more is dropped.
+        request_seconds: a connection ends if its next request has not arrived whole after so long.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Bounds(0, 65535)] = 0
+    region: str = "us-east-1"
+    keys: tuple[KeyPair, ...] = (WELL_KNOWN,)
+    buckets: tuple[BucketSpec, ...] = (BucketSpec(name="stoker"),)
+    shape: Shape = field(default_factory=Shape)
+    faults: FaultPlan = field(default_factory=FaultPlan)
+    max_object_bytes: Annotated[int, Bounds(0)] = 1 << 30
+    max_connections: AtLeastOne = 1024
+    request_seconds: Positive = 300.0
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        if not is_this_machine(self.host) and any(key.secret_key == WELL_KNOWN.secret_key for key in self.keys):
+            raise ValueError(f"host={self.host!r} is open to other machines; give keys of your own")
+        if not is_this_machine(self.host) and any(bucket.anonymous for bucket in self.buckets):
+            raise ValueError(f"host={self.host!r} is open to other machines; an anonymous bucket would be public")
+        unique_names("access key", (key.access_key for key in self.keys))
+        unique_names("bucket", (bucket.name for bucket in self.buckets))
+
+    def to_json(self) -> str:
+        """Return it as one line of JSON, secrets included: for a pipe, not for a log."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> BucketConfig:
+        """Return what :meth:`to_json` wrote."""
+        return read_json(cls, text, where="the configuration")
 
 
 def client_variables(region: str, keys: Sequence[KeyPair]) -> dict[str, str]:

@@ -1,77 +1,73 @@
-"""The local bucket's configuration, and how configurations are read from JSON.
+"""Records of a configuration: their numbers checked by declared bounds, and read from JSON.
 
 Errors of reading name where and what, never the value, which may be a secret.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import ipaddress
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from types import UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
-
-from stoker_local._network import FaultPlan, Shape
-from stoker_local._s3.model import BucketSpec
-from stoker_local._s3.signature import KeyPair
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
-PORTS = (0, 65535)
-_TOO_LITTLE: Mapping[float | None, str] = {None: "is not positive", 0: "is negative"}
-WELL_KNOWN = KeyPair(access_key="stoker", secret_key="stoker-secret")  # noqa: S106  (not a secret)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketConfig:
-    """What the local bucket serves, to whom, how fast and how badly.
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The interval that a number lies in, as the annotation of a field of a :class:`Checked` record says.
 
     Attributes:
-        host: address to listen on. Beyond this machine, nobody is let in without a key that is not well known.
-        port: 0 takes a free one.
-        region: the endpoint's, and that of buckets which name none.
-        keys: who may sign requests; the first one is in :meth:`LocalBucket.environment`.
-        buckets: that exist from the start.
-        max_object_bytes: a longer request body is refused.
-        max_connections: one more is dropped.
-        request_seconds: a connection ends if its next request has not arrived whole after so long.
+        least: its lower end.
+        most: its upper end.
+        without: ends that do not belong to it.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 0
-    region: str = "us-east-1"
-    keys: tuple[KeyPair, ...] = (WELL_KNOWN,)
-    buckets: tuple[BucketSpec, ...] = (BucketSpec(name="stoker"),)
-    shape: Shape = field(default_factory=Shape)
-    faults: FaultPlan = field(default_factory=FaultPlan)
-    max_object_bytes: int = 1 << 30
-    max_connections: int = 1024
-    request_seconds: float = 300.0
+    least: float
+    most: float = math.inf
+    without: tuple[float, ...] = ()
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.most and value not in self.without
+
+    def __str__(self) -> str:
+        opening, closing = "(" if self.least in self.without else "[", ")" if self.most in self.without else "]"
+        return f"{opening}{self.least}, {self.most}{closing}"
+
+
+Positive = Annotated[float, Bounds(0, without=(0,))]
+AtLeastOne = Annotated[int, Bounds(1)]
+
+
+class Checked:
+    """A dataclass whose numbers lie within the bounds, and texts among the choices, that its annotations declare.
+
+    Raises:
+        ValueError: one does not; says which field, its value and what it may be.
+    """
+
+    __slots__ = ()
 
     def __post_init__(self) -> None:
-        check_fields(
-            self, port=PORTS, max_object_bytes=(0, None), max_connections=(1, None), request_seconds=(None, None)
-        )
-        if not is_this_machine(self.host) and any(key.secret_key == WELL_KNOWN.secret_key for key in self.keys):
-            raise ValueError(f"host={self.host!r} is open to other machines; give keys of your own")
-        if not is_this_machine(self.host) and any(bucket.anonymous for bucket in self.buckets):
-            raise ValueError(f"host={self.host!r} is open to other machines; an anonymous bucket would be public")
-        unique_names("access key", (key.access_key for key in self.keys))
-        unique_names("bucket", (bucket.name for bucket in self.buckets))
+        for name, allowed in _allowed(type(self)).items():
+            value = getattr(self, name)
+            if value is not None and value not in allowed:
+                of = f" of {self.name}" if hasattr(self, "name") else ""
+                raise ValueError(f"{name}={value!r}{of} is not in {allowed}")
 
-    def to_json(self) -> str:
-        """Return it as one line of JSON, secrets included: for a pipe, not for a log."""
-        return json.dumps(dataclasses.asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> BucketConfig:
-        """Return what :meth:`to_json` wrote."""
-        return read_json(cls, text, where="the configuration")
+@cache
+def _allowed(kind: type[Any]) -> dict[str, Container[Any]]:
+    """Return what the annotations of a class declare, by field."""
+    hints = get_type_hints(kind, include_extras=True).items()
+    bounds = {name: hint.__metadata__[0] for name, hint in hints if get_origin(hint) is Annotated}
+    return bounds | {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
 
 
 def is_this_machine(host: str) -> bool:
@@ -80,32 +76,6 @@ def is_this_machine(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def check_fields(record: Any, **bounds: tuple[float | None, float | None]) -> None:
-    """Refuse a dataclass with a number out of its bounds or a text that is none of its annotation's choices.
-
-    Args:
-        record: it; its ``name``, if it has one, stands in the error.
-        bounds: field → least and most; a least of None is all above zero, a most of None has no end.
-
-    Raises:
-        ValueError: says which field, its value and what it may be.
-    """
-    for name, hint in get_type_hints(type(record)).items():
-        value, choices = getattr(record, name), get_args(hint) if get_origin(hint) is Literal else ()
-        least, most = bounds.get(name, (-math.inf, None))
-        if choices and value not in choices:
-            wrong = f"is not one of {', '.join(map(repr, choices))}"
-        elif name in bounds and not ((value > 0 if least is None else value >= least) and value <= (most or math.inf)):
-            lower = "(0" if least is None else f"[{least}"
-            wrong = (
-                _TOO_LITTLE.get(least, f"is less than {least}") if most is None else f"is not within {lower}, {most}]"
-            )
-        else:
-            continue
-        of = f" of {record.name}" if hasattr(record, "name") else ""
-        raise ValueError(f"{name}={value!r}{of} {wrong}")
 
 
 def unique_names(what: str, names: Iterable[str]) -> set[str]:

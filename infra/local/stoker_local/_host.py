@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from stoker._base.task_group import task_group
-from stoker_local._bucket import LocalBucket, environment_of
-from stoker_local._config import BucketConfig
+from stoker_local._bucket import BucketConfig, LocalBucket, environment_of
 from stoker_local._network import Shape
 
 if TYPE_CHECKING:

@@ -10,16 +10,19 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from stoker_local._config import AtLeastOne, Bounds, Checked
 from stoker_local._http1 import Body
 
 SO_MAX_PACING_RATE = 47  # Linux; Python's socket module does not name it
 _BURST_SECONDS = 0.005
+_Finite = Annotated[float, Bounds(0, without=(math.inf,))]
+_Rate = Annotated[float | None, Bounds(1024, without=(math.inf,))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(Checked):
     """What the network between a client and the bucket is like. The default is: as fast as the machine.
 
     Attributes:
@@ -37,28 +40,17 @@ class Shape:
         seed: of the delays, drawn in the order in which requests arrive.
     """
 
-    first_byte_seconds: float = 0.0
-    first_byte_sigma: float = 0.0
-    connection_bytes_per_second: float | None = None
-    total_bytes_per_second: float | None = None
-    tail_fraction: float = 0.0
-    tail_seconds: float = 0.0
-    gets_per_second: float | None = None
-    gets_burst: int = 1
+    first_byte_seconds: _Finite = 0.0
+    first_byte_sigma: _Finite = 0.0
+    connection_bytes_per_second: _Rate = None
+    total_bytes_per_second: _Rate = None
+    tail_fraction: Annotated[float, Bounds(0, 1)] = 0.0
+    tail_seconds: _Finite = 0.0
+    gets_per_second: Annotated[float | None, Bounds(0, without=(0, math.inf))] = None
+    gets_burst: AtLeastOne = 1
     gets_wait: bool = False
     software_pacing: bool = False
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not all(0 <= v < math.inf for v in (self.first_byte_seconds, self.first_byte_sigma, self.tail_seconds)):
-            raise ValueError("a shape's delays and sigma are finite and not negative")
-        if not 0 <= self.tail_fraction <= 1:
-            raise ValueError(f"tail_fraction={self.tail_fraction} is not within [0, 1]")
-        if not 0 < (self.gets_per_second or 1) < math.inf or self.gets_burst < 1:
-            raise ValueError(f"gets_per_second={self.gets_per_second} or gets_burst={self.gets_burst} is not positive")
-        for rate in (self.connection_bytes_per_second, self.total_bytes_per_second):
-            if rate is not None and not 1024 <= rate < math.inf:
-                raise ValueError(f"a rate of {rate} bytes per second is below 1024; use None for no limit")
 
 
 _CLOUD = Shape(
@@ -164,7 +156,7 @@ class FaultKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(Checked):
     """One fault.
 
     Attributes:
@@ -174,13 +166,9 @@ class Fault:
     """
 
     kind: FaultKind
-    position: float = 0.5
+    position: Annotated[float, Bounds(0, 1, without=(1,))] = 0.5
     stall_seconds: float = 30.0
     retry_after_seconds: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.position < 1:
-            raise ValueError(f"position={self.position} is not within [0, 1)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

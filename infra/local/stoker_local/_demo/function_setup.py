@@ -13,7 +13,7 @@ import numpy as np
 from stoker._base.task_group import for_each
 from stoker._stores import open_store
 from stoker.errors import ConfigError
-from stoker_local._config import BucketConfig
+from stoker_local._bucket import BucketConfig
 from stoker_local._demo.run import SHAPE
 from stoker_local._demo.training import Digits
 from stoker_local._s3.model import BucketSpec

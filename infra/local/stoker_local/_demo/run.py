@@ -18,7 +18,7 @@ import torch
 from stoker._base.meter import Operation, Reading
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices
-from stoker_local._config import BucketConfig
+from stoker_local._bucket import BucketConfig
 from stoker_local._demo import training
 from stoker_local._demo.screen import Screen, bar
 from stoker_local._demo.training import Batches, Step, Timing, accuracy, new_model, open_direct, train, tune

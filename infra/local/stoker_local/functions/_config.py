@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from stoker_local._config import PORTS, WELL_KNOWN, check_fields, is_this_machine, read_json, unique_names
+from stoker_local._bucket import WELL_KNOWN
+from stoker_local._config import AtLeastOne, Bounds, Checked, Positive, is_this_machine, read_json, unique_names
 from stoker_local._network import check_probabilities
 from stoker_local._s3.signature import KeyPair
 
@@ -24,7 +25,7 @@ _VARIABLE_VALUE = re.compile(r"[\x01-\ud7ff\ue000-\U0010ffff]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionSpec:
+class FunctionSpec(Checked):
     """A Lambda function.
 
     Attributes:
@@ -42,13 +43,13 @@ class FunctionSpec:
     name: str
     handler: str
     task_root: str = "."
-    memory_mb: int = 128
-    timeout_seconds: float = 3.0
-    concurrency: int = 10
-    tmp_mb: int = 512
+    memory_mb: Annotated[int, Bounds(128, 10_240)] = 128
+    timeout_seconds: Annotated[float, Bounds(0, 900, without=(0,))] = 3.0
+    concurrency: AtLeastOne = 10
+    tmp_mb: Annotated[int, Bounds(512, 10_240)] = 512
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     url_auth: Literal["", "AWS_IAM", "NONE"] = ""
-    retries: int = 2
+    retries: Annotated[int, Bounds(0, 2)] = 2
     on_failure: str = ""
 
     def __post_init__(self) -> None:
@@ -58,14 +59,7 @@ class FunctionSpec:
             raise ValueError(f"handler={self.handler!r} of {self.name} is not module.function")
         if not Path(self.task_root).is_dir():
             raise ValueError(f"task_root={self.task_root!r} of {self.name} is no folder")
-        check_fields(
-            self,
-            memory_mb=(128, 10_240),
-            tmp_mb=(512, 10_240),
-            timeout_seconds=(None, 900),
-            concurrency=(1, None),
-            retries=(0, 2),
-        )
+        Checked.__post_init__(self)
         size_bytes = check_variables(self.environment, owner=self.name)
         if size_bytes > _ENVIRONMENT_BYTES:
             raise ValueError(f"the environment of {self.name} has {size_bytes} bytes; Lambda takes 4096")
@@ -77,7 +71,7 @@ class FunctionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSpec:
+class QueueSpec(Checked):
     """A queue.
 
     Attributes:
@@ -89,17 +83,15 @@ class QueueSpec:
     """
 
     name: str
-    visibility_seconds: float = 30.0
-    max_receives: int = 5
+    visibility_seconds: Positive = 30.0
+    max_receives: AtLeastOne = 5
     dead_letters: str = ""
-    duplicate_probability: float = 0.0
+    duplicate_probability: Annotated[float, Bounds(0, 1, without=(1,))] = 0.0
 
     def __post_init__(self) -> None:
-        check_fields(self, visibility_seconds=(None, None), max_receives=(1, None))
+        Checked.__post_init__(self)
         if self.dead_letters == self.name:
             raise ValueError(f"{self.name} cannot be its own queue of dead letters")
-        if not 0 <= self.duplicate_probability < 1:
-            raise ValueError(f"duplicate_probability={self.duplicate_probability} of {self.name} is not within [0, 1)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +105,7 @@ class Notification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventSource:
+class EventSource(Checked):
     """Feeds a function from a queue.
 
     Attributes:
@@ -126,13 +118,10 @@ class EventSource:
 
     queue: str
     function: str
-    batch_size: int = 10
-    window_seconds: float = 0.0
-    concurrency: int = 2
+    batch_size: Annotated[int, Bounds(1, 10_000)] = 10
+    window_seconds: Annotated[float, Bounds(0, 300)] = 0.0
+    concurrency: AtLeastOne = 2
     report_failures: bool = True
-
-    def __post_init__(self) -> None:
-        check_fields(self, batch_size=(1, 10_000), concurrency=(1, None), window_seconds=(0, 300))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +154,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoogleSpec:
+class GoogleSpec(Checked):
     """A Google Cloud Function, second generation.
 
     Attributes:
@@ -185,11 +174,11 @@ class GoogleSpec:
     source: str
     target: str
     signature: Literal["http", "cloudevent"] = "http"
-    memory_mb: int = 512
-    cpus: float = 1.0
-    timeout_seconds: float = 60.0
-    instances: int = 4
-    concurrency: int = 1
+    memory_mb: Annotated[int, Bounds(128)] = 512
+    cpus: Positive = 1.0
+    timeout_seconds: Annotated[float, Bounds(0, 3600, without=(0,))] = 60.0
+    instances: AtLeastOne = 4
+    concurrency: Annotated[int, Bounds(1, 1000)] = 1
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     token: str = field(default="", repr=False)
 
@@ -200,14 +189,7 @@ class GoogleSpec:
             raise ValueError(f"source={self.source!r} of {self.name} is no file")
         if not self.target.isidentifier():
             raise ValueError(f"target={self.target!r} of {self.name} is not the name of a function")
-        check_fields(
-            self,
-            memory_mb=(128, None),
-            cpus=(None, None),
-            instances=(1, None),
-            concurrency=(1, 1000),
-            timeout_seconds=(None, 3600),
-        )
+        Checked.__post_init__(self)
         check_variables(self.environment, owner=self.name)
 
     @property
@@ -222,7 +204,7 @@ class GoogleSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectFinalized:
+class ObjectFinalized(Checked):
     """Tells a Google function of objects that are created in a bucket of the local GCS, as CloudEvents.
 
     Attributes:
@@ -233,10 +215,7 @@ class ObjectFinalized:
     bucket: str
     function: str
     queue: str
-    concurrency: int = 2
-
-    def __post_init__(self) -> None:
-        check_fields(self, concurrency=(1, None))
+    concurrency: AtLeastOne = 2
 
 
 def check_variables(variables: Mapping[str, str], *, owner: str) -> int:
@@ -266,7 +245,7 @@ class FunctionFaultKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionFault:
+class FunctionFault(Checked):
     """One fault.
 
     Attributes:
@@ -275,15 +254,12 @@ class FunctionFault:
     """
 
     kind: FunctionFaultKind
-    after_seconds: float = 0.0
-    freeze_seconds: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_fields(self, after_seconds=(0, None), freeze_seconds=(0, None))
+    after_seconds: Annotated[float, Bounds(0)] = 0.0
+    freeze_seconds: Annotated[float, Bounds(0)] = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionFaultPlan:
+class FunctionFaultPlan(Checked):
     """Which invocations are struck.
 
     Attributes:
@@ -298,17 +274,17 @@ class FunctionFaultPlan:
     script: tuple[FunctionFault | None, ...] = ()
     probabilities: Mapping[FunctionFaultKind, float] = field(default_factory=dict)
     functions: tuple[str, ...] = ()
-    within_seconds: float = 0.5
-    freeze_seconds: float = 0.5
+    within_seconds: Annotated[float, Bounds(0)] = 0.5
+    freeze_seconds: Annotated[float, Bounds(0)] = 0.5
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_probabilities(self.probabilities)
-        check_fields(self, within_seconds=(0, None), freeze_seconds=(0, None))
+        Checked.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionCloudConfig:
+class FunctionCloudConfig(Checked):
     """What the local function cloud runs.
 
     Attributes:
@@ -327,7 +303,7 @@ class FunctionCloudConfig:
     """
 
     host: str = "127.0.0.1"
-    port: int = 0
+    port: Annotated[int, Bounds(0, 65535)] = 0
     region: str = "us-east-1"
     account: str = "000000000000"
     keys: tuple[KeyPair, ...] = (WELL_KNOWN,)
@@ -339,8 +315,8 @@ class FunctionCloudConfig:
     schedules: tuple[Schedule, ...] = ()
     google: tuple[GoogleSpec, ...] = ()
     finalized: tuple[ObjectFinalized, ...] = ()
-    idle_seconds: float = 300.0
-    init_seconds: float = 10.0
+    idle_seconds: Positive = 300.0
+    init_seconds: Positive = 10.0
     event_retry_seconds: tuple[float, float] = (1.0, 2.0)
     tmp: Literal["auto", "tmpfs", "folder"] = "auto"
     faults: FunctionFaultPlan = field(default_factory=FunctionFaultPlan)
@@ -351,7 +327,7 @@ class FunctionCloudConfig:
             raise ValueError(f"host={self.host!r} is open to other machines; functions run only for this one")
         if not self.keys:
             raise ValueError("keys are empty: nobody could sign a request")
-        check_fields(self, port=PORTS, idle_seconds=(None, None), init_seconds=(None, None))
+        Checked.__post_init__(self)
         if not min(self.event_retry_seconds) >= 0:
             raise ValueError(f"event_retry_seconds={self.event_retry_seconds} is negative")
         check_variables(self.environment, owner="every function")

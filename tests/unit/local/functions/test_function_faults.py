@@ -67,7 +67,7 @@ def test_another_plan_starts_at_its_beginning() -> None:
     ],
 )
 def test_impossible_plans_are_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match=next(iter(settings))):
         FunctionFaultPlan(**settings)  # type: ignore[arg-type]
 
 
