@@ -55,7 +55,8 @@ class Checked:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for name, allowed in _allowed(type(self)).items():
+        kind: Any = type(self)  # mypy takes the hash of its instances for its own
+        for name, allowed in _allowed(kind).items():
             value = getattr(self, name)
             if value is not None and value not in allowed:
                 of = f" of {self.name}" if hasattr(self, "name") else ""

@@ -108,7 +108,7 @@ def test_what_is_missing_twice_strange_or_changed_is_told() -> None:
 def test_the_bill_adds_functions_and_requests_and_leaves_out_those_that_brought_the_raw_images() -> None:
     used = {"a": figures(invocations=2, gb_seconds=3.0, dollars=0.5), "b": figures(invocations=1, dollars=0.25)}
     found = Bill.of(used, counts(GetObject=1000, PutObject=60, ListObjectsV2=5, DeleteObject=9), PRICES, raw_puts=50)
-    assert (found.invocations, found.gb_seconds, found.function_dollars) == (3, 3.0, 0.75)
+    assert (found.functions.invocations, found.functions.gb_seconds, found.functions.dollars) == (3, 3.0, 0.75)
     assert found.requests[Operation.PUT] == 10
     assert found.bucket_dollars == pytest.approx(1000 * GET + 10 * PUT + 5 * PUT)
     assert found.dollars == pytest.approx(0.75 + found.bucket_dollars)

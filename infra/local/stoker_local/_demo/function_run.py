@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from stoker._base.meter import Operation
+from stoker._base.threads import in_thread
 from stoker._cost.prices import Prices
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker.errors import MissingExtraError
 from stoker_local._bucket import LocalBucket
-from stoker_local._demo import training
+from stoker_local._demo import Screen, aligned, bar, training
 from stoker_local._demo.function_setup import (
     COMPACT,
     DATASET,
@@ -27,7 +28,6 @@ from stoker_local._demo.function_setup import (
     read_epoch,
 )
 from stoker_local._demo.run import led_to, quiet_torch, read_counts
-from stoker_local._demo.screen import Screen, bar
 from stoker_local._host import background
 from stoker_local.functions import FunctionCloud, FunctionStatistics, Happening, function_cloud, total
 
@@ -55,91 +55,67 @@ async def _demonstrate(config: FunctionDemoConfig, images: RawImages, screen: Sc
         with led_to(bucket.environment()):
             async with function_cloud(config.cloud(), bucket=bucket) as cloud:
                 prices = Prices.load()
-                demo = _Demo(config, images, cloud, Observer(bucket, cloud, images, prices))
-                demo.introduce(screen)
+                observer = Observer(bucket, cloud, images, prices)
+                _introduce(config, images, screen)
                 try:
-                    async with asyncio.timeout(config.limit_seconds) as limit, _shown(demo.observer, screen, prices):
-                        packed, epoch = await demo.perform()
+                    async with asyncio.timeout(config.limit_seconds) as limit, _shown(observer, screen, prices):
+                        packed, epoch = await _perform(config, images, cloud, observer)
                 except TimeoutError:
                     if not limit.expired():
                         raise
-                    screen.rows(_indented(block(demo.observer.look(), prices)))
+                    screen.rows(block(observer.look(), prices))
                     screen.item("failed", f"it did not come to its end in {config.limit_seconds:.0f} s")
                     return 1
-                return demo.conclude(packed, epoch, screen, prices)
+                screen.rows(function_table(observer.look().functions))
+                return _conclude(images, packed, epoch, screen, prices)
 
 
-class _Demo:
-    """What happens, one thing after the other."""
+def _introduce(config: FunctionDemoConfig, images: RawImages, screen: Screen) -> None:
+    """Say what is to be seen."""
+    sizes = [len(content) for content in images.contents.values()]
+    screen.item("bucket", "S3 on this machine: 20 ms to the first byte, 90 MB/s a connection")
+    screen.item("images", f"{len(sizes):,}, a PNG object each, {sum(sizes) / len(sizes):.0f} bytes on average")
+    screen.item(
+        "chain",
+        f"each is announced in a queue; ingest packs up to {config.messages} of them at a time, commit makes "
+        "versions of what is packed, every two seconds, compact makes few large super-samples of many small ones",
+    )
+    chances = ", ".join(f"{kind} {chance:.0%}" for kind, chance in config.faults().probabilities.items())
+    screen.item("trouble", f"of all calls: {chances}")
+    screen.line()
 
-    def __init__(self, config: FunctionDemoConfig, images: RawImages, cloud: FunctionCloud, observer: Observer) -> None:
-        self.observer = observer
-        self._config, self._images, self._cloud = config, images, cloud
 
-    def introduce(self, screen: Screen) -> None:
-        """Say what is to be seen."""
-        sizes = [len(content) for content in self._images.contents.values()]
-        screen.item("bucket", "S3 on this machine: 20 ms to the first byte, 90 MB/s a connection")
-        screen.item("images", f"{len(sizes):,}, a PNG object each, {sum(sizes) / len(sizes):.0f} bytes on average")
-        screen.item(
-            "chain",
-            f"each is announced in a queue; ingest packs up to {self._config.messages} of them at a time, commit makes "
-            "versions of what is packed, every two seconds, compact makes few large super-samples of many small ones",
-        )
-        chances = ", ".join(f"{kind} {chance:.0%}" for kind, chance in self._config.faults().probabilities.items())
-        screen.item("trouble", f"of all calls: {chances}")
-        screen.line()
+async def _perform(
+    config: FunctionDemoConfig, images: RawImages, cloud: FunctionCloud, observer: Observer
+) -> tuple[Snapshot, Epoch]:
+    """Let it happen; return the moment before the epoch is read, and what it delivered."""
+    cloud.inject(config.faults())
+    observer.phase = "raw images arrive, functions pack them"
+    await images.put_all(config.images_per_second)
+    observer.phase = "functions pack what is left"
+    await cloud.queues["raw"].drained()
+    while observer.look().visible < len(images):  # noqa: ASYNC110  (a function's commit has no event)
+        await asyncio.sleep(_LOOK_SECONDS)
+    observer.phase = "small super-samples become large ones"
+    event = {"dataset": DATASET, "super_sample_bytes": config.super_sample_bytes}
+    while (await cloud.invoke(COMPACT, event, waits=True)).error_type:
+        pass
+    packed = observer.look()
+    observer.phase = "training reads an epoch"
+    return packed, await in_thread(partial(read_epoch, images, config.seed))
 
-    async def perform(self) -> tuple[Snapshot, Epoch]:
-        """Return the moment before the epoch is read, and what it delivered."""
-        observer, config = self.observer, self._config
-        self._cloud.inject(config.faults())
-        observer.phase = "raw images arrive, functions pack them"
-        await self._images.put_all(config.images_per_second)
-        observer.phase = "functions pack what is left"
-        await self._everything_visible()
-        observer.phase = "small super-samples become large ones"
-        await self._compact()
-        packed = observer.look()
-        observer.phase = "training reads an epoch"
-        return packed, await self._read()
 
-    async def _everything_visible(self) -> None:
-        """Wait until a version has all images and no message is left."""
-        await self._cloud.queues["raw"].drained()
-        while self.observer.look().visible < len(self._images):  # noqa: ASYNC110  (a function's commit has no event)
-            await asyncio.sleep(_LOOK_SECONDS)
-
-    async def _compact(self) -> None:
-        """Call the function until it is through, whatever happens to it."""
-        event = {"dataset": DATASET, "super_sample_bytes": self._config.super_sample_bytes}
-        while (await self._cloud.invoke(COMPACT, event, waits=True)).error_type:
-            pass
-
-    async def _read(self) -> Epoch:
-        """Read an epoch in a thread, which has ended when this returns or is cancelled."""
-        stopped = threading.Event()
-        reading = asyncio.create_task(asyncio.to_thread(read_epoch, self._images, self._config.seed, stopped=stopped))
-        try:
-            return await asyncio.shield(reading)
-        finally:
-            stopped.set()
-            await asyncio.wait([reading])
-
-    def conclude(self, packed: Snapshot, epoch: Epoch, screen: Screen, prices: Prices) -> int:
-        """Say how it ended."""
-        screen.rows(_indented(function_table(self.observer.look().functions)))
-        screen.line()
-        screen.rows(_indented(bill_table(packed, epoch, prices)))
-        screen.line()
-        screen.item("counted", how_counted(prices))
-        failures = epoch.failures(self._images)
-        for failure in failures:
-            screen.item("failed", failure)
-        if not failures:
-            delivered = sum(epoch.times.values())
-            screen.item("checked", f"the epoch had {delivered:,} samples: every image exactly once, as it was put")
-        return 1 if failures else 0
+def _conclude(images: RawImages, packed: Snapshot, epoch: Epoch, screen: Screen, prices: Prices) -> int:
+    """Say how it ended."""
+    screen.rows(bill_table(packed, epoch, prices))
+    screen.item("counted", how_counted(prices))
+    failures = epoch.failures(images)
+    for failure in failures:
+        screen.item("failed", failure)
+    if not failures:
+        delivered = sum(epoch.times.values())
+        screen.item("checked", f"the epoch had {delivered:,} samples: every image exactly once, as it was put")
+    return 1 if failures else 0
 
 
 @asynccontextmanager
@@ -156,10 +132,6 @@ async def _shown(observer: Observer, screen: Screen, prices: Prices) -> AsyncIte
     async with background() as tasks:
         tasks.start(show())
         yield
-
-
-def _indented(lines: list[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
 
 
 _HAPPENINGS = 5
@@ -190,7 +162,7 @@ def block(now: Snapshot, prices: Prices) -> list[str]:
         "",
         f"packed   {now.super_samples:,} super-samples, {now.visible_super_samples:,} of them in version {now.version}",
         f"visible  {bar(now.visible / now.images)} {now.visible:,} samples",
-        f"bill     ${bill.dollars:.6f}: functions ${bill.function_dollars:.6f}, requests ${bill.bucket_dollars:.6f};",
+        f"bill     ${bill.dollars:.6f}: functions ${bill.functions.dollars:.6f}, requests ${bill.bucket_dollars:.6f};",
         f"         a GET and a PUT for each visible sample: ${put_one_by_one:.6f}",
         "",
         *_news(now.happenings),
@@ -212,7 +184,7 @@ def function_table(functions: Mapping[str, FunctionStatistics]) -> list[str]:
     """Return a table of what each function has done."""
     head = ["", "alive", "busy", "cold starts", "calls", "errors", "killed", "frozen", "twice", "GB-s"]
     rows = [[name, *_cells(figures)] for name, figures in functions.items()]
-    return _aligned([head, *rows])
+    return aligned([head, *rows])
 
 
 def _cells(figures: FunctionStatistics) -> list[str]:
@@ -248,11 +220,11 @@ def bill_table(packed: Snapshot, epoch: Epoch, prices: Prices) -> list[str]:
         ["GETs until they are there", f"{bill.requests[gets]:,}", f"{samples:,}"],
         ["PUTs and LISTs", f"{bill.requests[puts] + bill.requests[Operation.LIST]:,}", f"{samples:,}"],
         ["dollars for requests", f"${bill.bucket_dollars:.6f}", f"${each:.6f}"],
-        [f"dollars for {bill.gb_seconds:.1f} GB-s", f"${bill.function_dollars:.6f}", "not counted"],
+        [f"dollars for {bill.functions.gb_seconds:.1f} GB-s", f"${bill.functions.dollars:.6f}", "not counted"],
         ["GETs of an epoch", f"{epoch.gets:,}", f"{samples:,}"],
         ["dollars of an epoch", f"${epoch.dollars:.6f}", f"${one_by_one(samples, prices, gets):.6f}"],
     ]
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def how_counted(prices: Prices) -> str:
@@ -264,16 +236,6 @@ def how_counted(prices: Prices) -> str:
         f"took on this machine, which runs all the rest as well. List prices of {store.name} and {function.name}, "
         f"{store.region}, {prices.date}."
     )
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows with a line below the first, the first column to the left and the others to the right."""
-    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = [
-        "  ".join([f"{label:<{first}}", *(f"{cell:>{width}}" for cell, width in zip(cells, others, strict=True))])
-        for label, *cells in rows
-    ]
-    return [lines[0], "-" * len(lines[0]), *lines[1:]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,16 +321,12 @@ class Bill:
     """What was used, at list prices.
 
     Attributes:
-        invocations: of all functions.
-        gb_seconds: of all functions.
-        function_dollars: for both.
+        functions: all functions' figures together.
         requests: to the bucket, by operation.
         bucket_dollars: for these.
     """
 
-    invocations: int
-    gb_seconds: float
-    function_dollars: float
+    functions: FunctionStatistics
     requests: Mapping[Operation, int]
     bucket_dollars: float
 
@@ -386,19 +344,13 @@ class Bill:
         """
         requests = dict(counts["requests"])
         requests["PutObject"] = max(0, requests.get("PutObject", 0) - raw_puts)
-        reading, functions = read_counts(DATASET, {**counts, "requests": requests}), total(figures)
-        return cls(
-            invocations=functions.invocations,
-            gb_seconds=functions.gb_seconds,
-            function_dollars=functions.dollars,
-            requests=reading.requests,
-            bucket_dollars=prices.dollars(reading),
-        )
+        reading = read_counts(DATASET, {**counts, "requests": requests})
+        return cls(functions=total(figures), requests=reading.requests, bucket_dollars=prices.dollars(reading))
 
     @property
     def dollars(self) -> float:
         """All of it."""
-        return self.function_dollars + self.bucket_dollars
+        return self.functions.dollars + self.bucket_dollars
 
 
 def one_by_one(samples: int, prices: Prices, *operations: Operation) -> float:

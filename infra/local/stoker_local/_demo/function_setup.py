@@ -204,7 +204,7 @@ class Epoch:
         return [f"{len(keys):,} images are {what}, such as {min(keys)}" for what, keys in found.items() if keys]
 
 
-def read_epoch(images: RawImages, seed: int, *, stopped: threading.Event) -> Epoch:
+def read_epoch(images: RawImages, seed: int, stopped: threading.Event) -> Epoch:
     """Read one epoch as a training does, until its end or until it is stopped."""
     epoch = Epoch()
     with Loader(DATASET, batch_size=_BATCH, seed=seed, memory="64MB", epochs=1) as loader:

@@ -8,26 +8,28 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from stoker._base.meter import Operation, Reading
+from stoker._base.meter import Meter, Operation, Reading
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices
 from stoker_local._bucket import BucketConfig
-from stoker_local._demo import training
-from stoker_local._demo.screen import Screen, bar
-from stoker_local._demo.training import Batches, Step, Timing, accuracy, new_model, open_direct, train, tune
+from stoker_local._demo import Screen, aligned, bar, training
+from stoker_local._demo.training import Batches, Timing, accuracy, new_model, open_direct, train, tune
 from stoker_local._host import bucket_process
 from stoker_local._network import Shape
 from stoker_local._s3.model import BucketSpec
 from stoker_torch import Loader, LoaderStatistics
 
 _BUCKET, _IMAGES, _PACKED = "digits", "images", "packed"
+_BATCH_SIZE = 32
+_SUPER_SAMPLE_BYTES = 16 << 10  # small, so that there is something to fetch ahead
+_LEAST_ACCURACY = 0.97
 SHAPE = Shape(first_byte_seconds=0.020, connection_bytes_per_second=90e6)
 _OPERATIONS = {
     "GetObject": Operation.GET,
@@ -39,55 +41,41 @@ _OPERATIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoConfig:
-    """What the demo does.
+def run(epochs: int, seed: int, workers: int | None, screen: Screen) -> int:
+    """Run the demo; return 0 if both ways learned and the loader waited less.
 
-    Attributes:
+    Args:
         epochs: of both trainings.
         seed: of the initial weights and of the orders.
         workers: of the DataLoader; None tries a few.
-        batch_size: of both trainings.
-        super_sample_bytes: small, so that there is something to fetch ahead.
-        least_accuracy: that both must reach.
+        screen: shows it.
     """
-
-    epochs: int = 8
-    seed: int = 7
-    workers: int | None = None
-    batch_size: int = 32
-    super_sample_bytes: int = 16 << 10
-    least_accuracy: float = 0.97
-
-
-def run(config: DemoConfig, screen: Screen) -> int:
-    """Run the demo; return 0 if both ways learned and the loader waited less."""
     train_digits, test_digits = training.load()
     bucket_config = BucketConfig(buckets=(BucketSpec(name=_BUCKET),), shape=SHAPE)
     with bucket_process(bucket_config) as bucket, led_to(bucket.environment()), quiet_torch():
         screen.item("bucket", "S3 on this machine: 20 ms to the first byte, 90 MB/s a connection")
-        asyncio.run(_fill(train_digits, config, screen))
-        workers = config.workers or _tuned(config, screen)
-        _warm_up(config.batch_size)
+        asyncio.run(_fill(train_digits, screen))
+        workers = workers or _tuned(epochs, screen)
+        _warm_up()
 
         def trained(name: str, how: str, opening: AbstractContextManager[Batches]) -> Result:
             """Train on what ``opening`` opens: each way has the same model, bucket, test and display."""
             screen.draw(f"{name} starts ...")
             bucket.reset()
-            model = new_model(config.seed)
-            timing = train(opening, model, config.epochs, partial(_show, name, screen))
+            model = new_model(seed)
+            timing = train(opening, model, epochs, partial(_show, name, epochs, screen))
             reading = read_counts(f"s3://{_BUCKET}", bucket.counts())
             reached = accuracy(model, test_digits)
             return Result(name=name, workers=how, accuracy=reached, timing=timing, reading=reading)
 
-        opening = open_direct(_BUCKET, f"{_IMAGES}/", workers, config.batch_size, config.seed)
+        opening = open_direct(_BUCKET, f"{_IMAGES}/", workers, _BATCH_SIZE, seed)
         direct = trained("DataLoader", f"{workers} worker processes", opening)
         ended: list[LoaderStatistics] = []
-        loader = trained("stoker's Loader", "no worker processes", _open_loader(config, ended.append))
-    return _conclude(direct, loader, ended[0].bucket_wait_seconds, config, screen)
+        loader = trained("stoker's Loader", "no worker processes", _open_loader(epochs, seed, ended.append))
+    return _conclude(direct, loader, ended[0].bucket_wait_seconds, screen)
 
 
-async def _fill(train_digits: training.Digits, config: DemoConfig, screen: Screen) -> None:
+async def _fill(train_digits: training.Digits, screen: Screen) -> None:
     count = len(train_digits)
 
     def show(verb: str, done: int) -> None:
@@ -96,12 +84,12 @@ async def _fill(train_digits: training.Digits, config: DemoConfig, screen: Scree
     images, packed = f"s3://{_BUCKET}/{_IMAGES}", f"s3://{_BUCKET}/{_PACKED}"
     size_bytes = await training.upload(train_digits, images, lambda done: show("uploading", done))
     screen.item("images", f"{count:,} to train on, a PNG object each, {size_bytes / count:.0f} bytes on average")
-    manifest = await training.pack(images, packed, config.super_sample_bytes, lambda done: show("packing", done))
+    manifest = await training.pack(images, packed, _SUPER_SAMPLE_BYTES, lambda done: show("packing", done))
     mean_bytes = manifest.size_bytes / len(manifest)
     screen.item("packed", f"{len(manifest)} super-samples of {format_bytes(mean_bytes)}, in the same bucket")
 
 
-def _tuned(config: DemoConfig, screen: Screen) -> int:
+def _tuned(epochs: int, screen: Screen) -> int:
     tried: list[str] = []
 
     def show(workers: int, seconds: float | None) -> None:
@@ -110,51 +98,50 @@ def _tuned(config: DemoConfig, screen: Screen) -> int:
         else:
             tried.append(f"{seconds:.0f} s with {workers}")
 
-    best = tune(_BUCKET, f"{_IMAGES}/", config.batch_size, config.epochs, show)
+    best = tune(_BUCKET, f"{_IMAGES}/", _BATCH_SIZE, epochs, show)
     screen.item("workers", f"of the DataLoader: {', '.join(tried)} expected; it gets {best}")
     return best
 
 
-def _warm_up(batch_size: int) -> None:
+def _warm_up() -> None:
     """Train a step on nothing: PyTorch imports parts of itself only then, which is no wait for data."""
-    shape = (batch_size, training.IMAGE_SIDE, training.IMAGE_SIDE, 1)
-    batch = {"image": torch.zeros(shape, dtype=torch.uint8), "label": torch.zeros(batch_size, dtype=torch.int64)}
+    shape = (_BATCH_SIZE, training.IMAGE_SIDE, training.IMAGE_SIDE, 1)
+    batch = {"image": torch.zeros(shape, dtype=torch.uint8), "label": torch.zeros(_BATCH_SIZE, dtype=torch.int64)}
     train(nullcontext([batch]), new_model(seed=0), epochs=1, on_step=lambda _: None)
 
 
 @contextmanager
-def _open_loader(config: DemoConfig, on_end: Callable[[LoaderStatistics], None]) -> Iterator[Batches]:
+def _open_loader(epochs: int, seed: int, on_end: Callable[[LoaderStatistics], None]) -> Iterator[Batches]:
     with Loader(
         f"s3://{_BUCKET}/{_PACKED}",
-        batch_size=config.batch_size,
-        seed=config.seed,
+        batch_size=_BATCH_SIZE,
+        seed=seed,
         memory="64MB",
         columns=["image", "label"],
         decode=training.DECODE,
-        epochs=config.epochs,
+        epochs=epochs,
     ) as loader:
         yield loader
         on_end(loader.stats())
 
 
-def _show(name: str, screen: Screen, step: Step) -> None:
+def _show(name: str, epochs: int, screen: Screen, step: Timing) -> None:
     text = (
-        f"epoch {step.epoch}/{step.epochs}, loss {step.loss:.3f}, "
-        f"{step.samples / step.loop_seconds:,.0f} images/s, waited {step.wait_seconds / step.loop_seconds:.0%}"
+        f"epoch {step.epoch}/{epochs}, loss {step.loss:.3f}, "
+        f"{step.samples / step.loop_seconds:,.0f} images/s, waited {step.stall:.0%}"
     )
     screen.draw(f"{name} {bar(step.done, 12)} {text}")
     if step.is_last_of_epoch:
         screen.milestone(f"{name}: {text}")
 
 
-def _conclude(direct: Result, loader: Result, bucket_wait_seconds: float, config: DemoConfig, screen: Screen) -> int:
+def _conclude(direct: Result, loader: Result, bucket_wait_seconds: float, screen: Screen) -> int:
     prices = Prices.load()
     screen.line()
     screen.rows(table(direct, loader, prices))
-    screen.line()
     screen.item("why", why(direct, loader, bucket_wait_seconds))
     screen.item("counted", how_counted(loader, prices))
-    failed = failures(direct, loader, config.least_accuracy)
+    failed = failures(direct, loader, _LEAST_ACCURACY)
     for failure in failed:
         screen.item("failed", failure)
     return 1 if failed else 0
@@ -165,17 +152,16 @@ def led_to(variables: Mapping[str, str]) -> Iterator[None]:
     """Lead AWS clients to the local bucket, whatever the user's own settings are, and PyTorch's cache to its end."""
     before = dict(os.environ)
     nowhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull, "NO_PROXY": "127.0.0.1"}
-    cache = TemporaryDirectory(prefix="stoker-demo-", ignore_cleanup_errors=True)
-    try:
-        for name in before:
-            if name.startswith("AWS_") or name.lower() == "no_proxy":
-                del os.environ[name]
-        os.environ.update(nowhere | {"TORCHINDUCTOR_CACHE_DIR": cache.name} | dict(variables))
-        yield
-    finally:
-        cache.cleanup()
-        os.environ.clear()
-        os.environ.update(before)
+    with TemporaryDirectory(prefix="stoker-demo-", ignore_cleanup_errors=True) as cache:
+        try:
+            for name in before:
+                if name.startswith("AWS_") or name.lower() == "no_proxy":
+                    del os.environ[name]
+            os.environ.update({**nowhere, "TORCHINDUCTOR_CACHE_DIR": cache, **variables})
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
 
 @contextmanager
@@ -216,26 +202,13 @@ def read_counts(url: str, counts: Mapping[str, Any]) -> Reading:
     requests: Counter[Operation] = Counter(dict.fromkeys(Operation, 0))
     for name, count in counts["requests"].items():
         requests[_OPERATIONS[name]] += count
-    return Reading(
-        url=url,
-        egress="same_region",
-        requests=requests,
-        not_billed=Counter(),
-        failed=0,
-        cancelled=0,
-        read_bytes=counts["bytes_out"],
-        broken_bytes=0,
-        written_bytes=0,
-    )
+    return replace(Meter(url).reading(), requests=requests, read_bytes=counts["bytes_out"])
 
 
 def table(direct: Result, loader: Result, prices: Prices) -> list[str]:
     """Return the lines of a table, narrower than 80 columns."""
     columns = [_cells(result, prices) for result in (direct, loader)]
-    rows = [(label, left, right) for (label, left), (_, right) in zip(*columns, strict=True)]
-    first, second, third = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = [f"  {label:<{first}}   {left:>{second}}   {right:>{third}}" for label, left, right in rows]
-    return [*lines[:2], "  " + "-" * (len(lines[0]) - 2), *lines[2:]]
+    return aligned([(label, left, right) for (label, left), (_, right) in zip(*columns, strict=True)], heads=2)
 
 
 def _cells(result: Result, prices: Prices) -> list[tuple[str, str]]:

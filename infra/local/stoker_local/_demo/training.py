@@ -153,46 +153,31 @@ class DigitNet(nn.Sequential):
         return scores
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """Where a training is.
+@dataclass(slots=True, kw_only=True)
+class Timing:
+    """How far a training has come, and how long it took.
 
     Attributes:
         epoch: from 1.
-        epochs: in all.
+        is_last_of_epoch: whether the epoch ends here.
         done: share of the training, 0 to 1.
         loss: of the latest batch.
         samples: so far.
-        wait_seconds: for data, so far.
-        loop_seconds: since the first batch was asked for.
-        is_last_of_epoch: whether the epoch ends here.
-    """
-
-    epoch: int
-    epochs: int
-    done: float
-    loss: float
-    samples: int
-    wait_seconds: float
-    loop_seconds: float
-    is_last_of_epoch: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """How long a training took.
-
-    Attributes:
-        total_seconds: from before its batches were opened to the end of the last step.
-        loop_seconds: from asking for the first batch to the end of the last step.
+        total_seconds: from before its batches were opened to the end of the latest step.
+        loop_seconds: from asking for the first batch to the end of the latest step.
         wait_seconds: of them, spent asking for batches.
         first_batch_seconds: from before its batches were opened to the first of them.
     """
 
-    total_seconds: float
-    loop_seconds: float
-    wait_seconds: float
-    first_batch_seconds: float
+    epoch: int = 1
+    is_last_of_epoch: bool = False
+    done: float = 0.0
+    loss: float = 0.0
+    samples: int = 0
+    total_seconds: float = 0.0
+    loop_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    first_batch_seconds: float = 0.0
 
     @property
     def stall(self) -> float:
@@ -208,7 +193,7 @@ def new_model(seed: int) -> DigitNet:
 
 
 def train(
-    opening: AbstractContextManager[Batches], model: DigitNet, epochs: int, on_step: Callable[[Step], None]
+    opening: AbstractContextManager[Batches], model: DigitNet, epochs: int, on_step: Callable[[Timing], None]
 ) -> Timing:
     """Train a model and return how long it took.
 
@@ -218,39 +203,28 @@ def train(
         epochs: how often to go through the batches.
         on_step: called after every step.
     """
-    made = time.perf_counter()
+    timing, made = Timing(), time.perf_counter()
     with opening as batches:
         steps, optimizer = epochs * len(batches), torch.optim.Adam(model.parameters())
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LARGEST_LEARNING_RATE, total_steps=steps)
-        begun, waited, first, samples, number = time.perf_counter(), 0.0, 0.0, 0, 0
-        for epoch in range(1, epochs + 1):
+        begun = asked = time.perf_counter()
+        for number, batch in enumerate((batch for _ in range(epochs) for batch in batches), 1):
+            now = time.perf_counter()
+            timing.wait_seconds += now - asked
+            timing.first_batch_seconds = timing.first_batch_seconds or now - made
+            loss = nn.functional.cross_entropy(model(batch["image"]), batch["label"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            timing.loss, timing.samples = loss.item(), timing.samples + len(batch["label"])
+            timing.done, timing.epoch = number / steps, -(-number // len(batches))
+            timing.is_last_of_epoch = number % len(batches) == 0
+            ended = time.perf_counter()
+            timing.total_seconds, timing.loop_seconds = ended - made, ended - begun
+            on_step(timing)
             asked = time.perf_counter()
-            for batch in batches:
-                now = time.perf_counter()
-                waited, first = waited + now - asked, first or now - made
-                loss = nn.functional.cross_entropy(model(batch["image"]), batch["label"])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                schedule.step()
-                number, samples = number + 1, samples + len(batch["label"])
-                on_step(
-                    Step(
-                        epoch=epoch,
-                        epochs=epochs,
-                        done=number / steps,
-                        loss=loss.item(),
-                        samples=samples,
-                        wait_seconds=waited,
-                        loop_seconds=time.perf_counter() - begun,
-                        is_last_of_epoch=number % len(batches) == 0,
-                    )
-                )
-                asked = time.perf_counter()
-        ended = time.perf_counter()
-    return Timing(
-        total_seconds=ended - made, loop_seconds=ended - begun, wait_seconds=waited, first_batch_seconds=first
-    )
+    return timing
 
 
 def accuracy(model: DigitNet, digits: Digits) -> float:
