@@ -1,11 +1,10 @@
-"""An instance of a function: connections that last from one invocation to the next, and handlers by their names.
+"""An instance of a function: its handlers by their names, and what it answers over HTTP.
 
 A function imports its own handler and no other: that is most of its cold start.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -22,7 +21,7 @@ from stoker.errors import (
     ThrottledError,
     TransientError,
 )
-from stoker_functions._deployment import Deadline, Deployment, Settings
+from stoker_functions._deployment import Deadline, Deployment
 
 HANDLERS = {
     "pack": "stoker_functions._pack:pack",
@@ -70,58 +69,18 @@ def handler_of(where: str) -> Callable[..., Awaitable[Any]]:
     return handler
 
 
-class Instance:
-    """Runs handlers one after the other, for platforms whose handlers are no coroutines.
+async def answer_request(handler: Handler, body: bytes, deployment: Deployment) -> tuple[dict[str, Any], int]:
+    """Return what a handler makes of a request's body, or what is wrong, and the HTTP status.
 
-    Args:
-        settings: of the deployment.
+    The status is 400 for what can never succeed, 429 or 503 for what may if it is tried again, 500 for the rest.
     """
-
-    def __init__(self, settings: Settings) -> None:
-        self._runner = asyncio.Runner()
-        self._deployment = Deployment(settings)
-
-    def run(self, handler: Handler, event: object, seconds: float) -> dict[str, Any]:
-        """Return what a handler makes of an event in so much time.
-
-        Raises:
-            Exception: what the handler raises.
-        """
-
-        async def invoke() -> dict[str, Any]:
-            return await handler(event, self._deployment, Deadline.after(seconds))
-
-        return self._runner.run(invoke())
-
-    def close(self) -> None:
-        """Release all connections, and end the loop."""
-        self._runner.run(self._deployment.close())
-        self._runner.close()
-
-
-class Hosted:
-    """Answers requests, several at a time in one event loop, as instances of Google's do.
-
-    Args:
-        settings: of the deployment.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self.deployment = Deployment(settings)
-
-    async def answer(self, handler: Handler, body: bytes) -> tuple[dict[str, Any], int]:
-        """Return what a handler makes of a request's body, or what is wrong, and the HTTP status.
-
-        The status is 400 for what can never succeed, 429 or 503 for what may if it is tried again, 500 for the rest.
-        """
+    try:
         try:
-            try:
-                event = json.loads(body)
-            except (ValueError, RecursionError):
-                raise EventError("the request's body is not JSON") from None
-            return await handler(event, self.deployment, Deadline.after(self._settings.timeout_seconds)), 200
-        except StokerError as error:
-            _log.warning("%s: %s", type(error).__name__, error)
-            status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
-            return {"errorType": type(error).__name__, "errorMessage": str(error)}, status
+            event = json.loads(body)
+        except (ValueError, RecursionError):
+            raise EventError("the request's body is not JSON") from None
+        return await handler(event, deployment, Deadline.after(deployment.settings.timeout_seconds)), 200
+    except StokerError as error:
+        _log.warning("%s: %s", type(error).__name__, error)
+        status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+        return {"errorType": type(error).__name__, "errorMessage": str(error)}, status

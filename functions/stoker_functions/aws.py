@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from stoker_functions._deployment import Settings
-from stoker_functions._instance import LAMBDA_HANDLERS, Instance, handler_of
+from stoker_functions._deployment import Deadline, Deployment, Settings
+from stoker_functions._instance import LAMBDA_HANDLERS, handler_of
 
 __all__ = [*LAMBDA_HANDLERS]
 
 
 @cache
-def _instance() -> Instance:
-    return Instance(Settings.from_environment())
+def _instance() -> tuple[Deployment, asyncio.Runner]:
+    """Return what lasts from one invocation to the next: the connections, and their event loop."""
+    return Deployment(Settings.from_environment()), asyncio.Runner()
 
 
 def __getattr__(name: str) -> Callable[[Any, Any], dict[str, Any]]:
@@ -23,6 +25,12 @@ def __getattr__(name: str) -> Callable[[Any, Any], dict[str, Any]]:
     handler = handler_of(LAMBDA_HANDLERS[name])
 
     def invoke(event: Any, context: Any) -> dict[str, Any]:
-        return _instance().run(handler, event, context.get_remaining_time_in_millis() / 1000)
+        deployment, runner = _instance()
+        seconds = context.get_remaining_time_in_millis() / 1000
+
+        async def handle() -> dict[str, Any]:
+            return await handler(event, deployment, Deadline.after(seconds))
+
+        return runner.run(handle())
 
     return invoke

@@ -8,12 +8,12 @@ from typing import Any
 
 import functions_framework.aio as framework
 
-from stoker_functions._deployment import Settings
-from stoker_functions._instance import GOOGLE_HANDLERS, SERVING_HANDLERS, Hosted, handler_of
+from stoker_functions._deployment import Deployment, Settings
+from stoker_functions._instance import GOOGLE_HANDLERS, SERVING_HANDLERS, answer_request, handler_of
 
 __all__ = [*GOOGLE_HANDLERS, *SERVING_HANDLERS]
 
-_hosted = cache(lambda: Hosted(Settings.from_environment()))
+_deployment = cache(lambda: Deployment(Settings.from_environment()))
 
 
 def __getattr__(name: str) -> Callable[[Any], Any]:
@@ -24,8 +24,8 @@ def __getattr__(name: str) -> Callable[[Any], Any]:
 
     async def invoke(request: Any) -> Any:
         if name in SERVING_HANDLERS:
-            return await handler(request.scope, _hosted().deployment)
-        return await _hosted().answer(handler, await request.body())
+            return await handler(request.scope, _deployment())
+        return await answer_request(handler, await request.body(), _deployment())
 
     invoke.__name__ = name
     return framework.http(invoke)

@@ -65,7 +65,9 @@ class Lambda:
         return [message["messageId"] not in failed for message in messages]
 
     def close(self) -> None:
-        stoker_functions.aws._instance().close()
+        deployment, runner = stoker_functions.aws._instance()
+        runner.run(deployment.close())
+        runner.close()
         stoker_functions.aws._instance.cache_clear()
 
 
@@ -140,8 +142,8 @@ class Google:
         return sent[0]["status"], json.loads(answer) if answer.startswith(b"{") else answer
 
     def close(self) -> None:
-        self._runner.run(stoker_functions.gcp._hosted().deployment.close())
-        stoker_functions.gcp._hosted.cache_clear()
+        self._runner.run(stoker_functions.gcp._deployment().close())
+        stoker_functions.gcp._deployment.cache_clear()
         self._runner.close()
 
 

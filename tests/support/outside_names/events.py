@@ -17,7 +17,7 @@ from stoker.abc import ObjectInfo
 from stoker_functions._commit import commit, compact
 from stoker_functions._deployment import Deployment
 from stoker_functions._ingest import ingest_object, ingest_queue
-from stoker_functions._instance import Hosted
+from stoker_functions._instance import answer_request
 from stoker_functions._pack import pack
 from stoker_functions._shuffle_job.work import shuffle
 from stoker_functions.serve._service import serve_url
@@ -118,10 +118,8 @@ async def _ingested(deployment: Deployment) -> list[str]:
 
 
 async def _hosted(deployment: Deployment) -> list[str]:
-    hosted = Hosted(deployment.settings)
     announced = {"bucket": "somewhere", "name": "0.bin", "size": "1", "generation": "1"}
-    wrong, _ = await hosted.answer(ingest_object, json.dumps(announced).encode())
-    await hosted.deployment.close()
+    wrong, _ = await answer_request(ingest_object, json.dumps(announced).encode(), deployment)
     return list(shape("an error of a function on Google's answers", wrong))
 
 

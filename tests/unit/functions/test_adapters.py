@@ -113,7 +113,9 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "512")
     aws._instance.cache_clear()
     yield made
-    aws._instance().close()
+    deployment, runner = aws._instance()
+    runner.run(deployment.close())
+    runner.close()
     aws._instance.cache_clear()
 
 
@@ -133,7 +135,7 @@ def test_what_a_handler_raises_reaches_lambda_under_its_own_name(place: Place) -
 def test_an_instance_keeps_its_loop_and_connections_from_one_invocation_to_the_next(place: Place) -> None:
     results = [invoke("commit", {"dataset": place.dataset}) for _ in range(3)]
     assert [result["version"] for result in results] == [0, 0, 0]
-    assert len(aws._instance()._deployment._stores) == 1
+    assert len(aws._instance()[0]._stores) == 1
 
 
 def test_a_setting_that_is_wrong_is_told_at_every_invocation(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

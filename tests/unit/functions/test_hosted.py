@@ -30,17 +30,15 @@ from stoker.testing import run_virtual
 from stoker_functions._commit import commit
 from stoker_functions._deployment import Deadline, Deployment
 from stoker_functions._ingest import ingest_object
-from stoker_functions._instance import Hosted
+from stoker_functions._instance import answer_request
 from support.deployments import Place, TardyStore
 
 
-def hosted(place: Place, **changes: Any) -> Hosted:
-    made = Hosted(place.deployment(**changes).settings)
-    made.deployment = Deployment(
-        made.deployment.settings,
+def hosted(place: Place, **changes: Any) -> Deployment:
+    return Deployment(
+        place.deployment(**changes).settings,
         open_url=lambda url: open_store(place.raw if url.startswith("gs://") else url),
     )
-    return made
 
 
 def announced(info: ObjectInfo, **changes: Any) -> dict[str, Any]:
@@ -57,9 +55,9 @@ def announced(info: ObjectInfo, **changes: Any) -> dict[str, Any]:
     return {**data, **changes}
 
 
-async def told(instance: Hosted, event: dict[str, Any]) -> tuple[str, int]:
+async def told(instance: Deployment, event: dict[str, Any]) -> tuple[str, int]:
     """Return what an instance answers to such a notification: what is wrong, if anything, and the status."""
-    answer, status = await instance.answer(ingest_object, json.dumps(event).encode())
+    answer, status = await answer_request(ingest_object, json.dumps(event).encode(), instance)
     return answer.get("errorType", ""), status
 
 
@@ -68,7 +66,7 @@ def test_the_answer_is_what_the_handler_returns() -> None:
         async def echo(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
             return {"event": event, "seconds": deadline.remaining_seconds()}
 
-        found = await hosted(Place(), timeout_seconds=300.0).answer(echo, b'{"a": [1]}')
+        found = await answer_request(echo, b'{"a": [1]}', hosted(Place(), timeout_seconds=300.0))
         assert found == ({"event": {"a": [1]}, "seconds": 300.0}, 200)
 
     run_virtual(main())
@@ -97,7 +95,7 @@ def test_an_error_is_named_and_its_status_says_whether_to_try_again(error: type[
         async def fail(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
             raise error("what is wrong")
 
-        found = await hosted(Place()).answer(fail, b"{}")
+        found = await answer_request(fail, b"{}", hosted(Place()))
         assert found == ({"errorType": error.__name__, "errorMessage": "what is wrong"}, status)
 
     asyncio.run(main())
@@ -109,7 +107,7 @@ def test_a_body_that_is_no_json_is_an_event_error(body: bytes) -> None:
         async def never(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
             raise AssertionError
 
-        answer, status = await hosted(Place()).answer(never, body)
+        answer, status = await answer_request(never, body, hosted(Place()))
         assert (answer["errorType"], status) == ("EventError", 400)
 
     asyncio.run(main())
@@ -121,7 +119,7 @@ def test_a_mistake_of_ours_is_not_taken_for_one_of_the_caller() -> None:
             raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
-            await hosted(Place()).answer(broken, b"{}")
+            await answer_request(broken, b"{}", hosted(Place()))
 
     asyncio.run(main())
 
@@ -138,7 +136,7 @@ def test_objects_that_are_announced_within_a_second_are_one_run_and_a_bad_one_fa
             (3, ("EventError", 400)),
             (5, ("EventError", 400)),
         ]
-        answer, status = await instance.answer(commit, json.dumps({"dataset": place.dataset}).encode())
+        answer, status = await answer_request(commit, json.dumps({"dataset": place.dataset}).encode(), instance)
         assert (status, answer["runs"]) == (200, 1)
         assert await place.numbers() == [0, 1, 2, 4, 6, 7, 8]
 
@@ -158,8 +156,8 @@ def test_one_batch_is_packed_at_a_time_and_what_waits_too_long_is_told_in_time()
                     await super().before(number, operation, key)
                     busy.append(-1)
 
-        instance.deployment = Deployment(
-            instance.deployment.settings,
+        instance = Deployment(
+            instance.settings,
             open_url=lambda url: Slow(open_store(place.raw if url.startswith("gs://") else url), 16.0),
         )
         requests = []
@@ -179,8 +177,8 @@ def test_an_announcement_that_cannot_be_packed_in_time_fails() -> None:
     async def main() -> None:
         place = Place()
         instance = hosted(place, sources=("gs://raw-of-a-test",), timeout_seconds=2.0)
-        instance.deployment = Deployment(
-            instance.deployment.settings,
+        instance = Deployment(
+            instance.settings,
             open_url=lambda url: TardyStore(open_store(place.raw if url.startswith("gs://") else url), 1.5),
         )
         (info,) = await place.put([1])

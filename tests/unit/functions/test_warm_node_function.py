@@ -14,7 +14,7 @@ import pytest
 
 from stoker.errors import ConfigError, EventError, ThrottledError
 from stoker_functions._deployment import Deadline, Deployment, Settings
-from stoker_functions._instance import Hosted
+from stoker_functions._instance import answer_request
 from stoker_functions._warm_node import RESERVED_BYTES, shelf_bytes, warm_node
 from stoker_warm._handshake import Secret
 from stoker_warm._wake import Report, Task, Wake
@@ -105,18 +105,18 @@ def test_an_instance_that_is_given_two_requests_at_a_time_takes_one_and_google_i
 
         server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
         serve = event(task="serve", proxy=f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        hosted = Hosted(settings())
-        first = asyncio.create_task(hosted.answer(warm_node, json.dumps(serve).encode()))
+        deployment = Deployment(settings())
+        first = asyncio.create_task(answer_request(warm_node, json.dumps(serve).encode(), deployment))
         await greeted.wait()
         with pytest.raises(ThrottledError, match="concurrency of 1"):
-            await called(hosted.deployment, serve)
-        answer, status = await hosted.answer(warm_node, json.dumps(serve).encode())
+            await called(deployment, serve)
+        answer, status = await answer_request(warm_node, json.dumps(serve).encode(), deployment)
         assert (status, answer["errorType"]) == (429, "ThrottledError")
         first.cancel()
         await asyncio.wait([first])
         await left.wait()
         server.close()
         await server.wait_closed()
-        assert (await hosted.answer(warm_node, json.dumps(event()).encode()))[1] == 200
+        assert (await answer_request(warm_node, json.dumps(event()).encode(), deployment))[1] == 200
 
     asyncio.run(check())
