@@ -29,7 +29,8 @@ def __getattr__(name: str) -> Callable[[Any, Any], dict[str, Any]]:
         seconds = context.get_remaining_time_in_millis() / 1000
 
         async def handle() -> dict[str, Any]:
-            return await handler(event, deployment, Deadline.after(seconds))
+            result: dict[str, Any] = await handler(event, deployment, Deadline.after(seconds))
+            return result
 
         return runner.run(handle())
 

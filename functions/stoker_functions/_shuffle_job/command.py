@@ -23,20 +23,7 @@ from stoker._stores import open_store
 from stoker._stores.location import parse_url
 from stoker._stores.object_store import ObjectStore, metered, price_key
 from stoker.abc import Answer, Executor, Store
-from stoker.cli.flags import (
-    add_function_options,
-    add_store_options,
-    add_version,
-    add_written_dataset,
-    check_function_options,
-    check_reach,
-    chosen_executor,
-    positive,
-    reached,
-    size,
-    store_options,
-    url_for_functions,
-)
+from stoker.cli import flags
 from stoker.cli.output import counted, printable, table
 from stoker.fanout import Driver, FanoutConfig, Task
 from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways
@@ -51,10 +38,12 @@ _DAYS_A_MONTH = 30
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_written_dataset(parser)
-    add_version(parser)
-    add_store_options(parser)
-    parser.add_argument("--seed", type=_number, required=True, metavar="N", help="of the training")
+    flags.add_written_dataset(parser)
+    flags.add_version(parser)
+    flags.add_store_options(parser)
+    parser.add_argument(
+        "--seed", type=flags.whole_number_to((1 << 64) - 1), required=True, metavar="N", help="of the training"
+    )
     parser.add_argument(
         "--epoch",
         "--epochs",
@@ -66,43 +55,33 @@ def configure(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--lanes",
-        type=positive,
+        type=flags.positive,
         default=1,
         metavar="N",
         help="of the training: its number of ranks, unless it says lanes= (default: 1)",
     )
     parser.add_argument("--plan", action="store_true", help="only show what each way would take")
     parser.add_argument("--way", choices=get_args(Way), help="how samples are read (default: the cheapest that fits)")
-    parser.add_argument("--slices", type=positive, default=1, metavar="N", help="cut an epoch into so many, at least")
+    parser.add_argument(
+        "--slices", type=flags.positive, default=1, metavar="N", help="cut an epoch into so many, at least"
+    )
     parser.add_argument(
         "--keep",
-        type=_kept,
+        type=flags.whole_number_to(MAX_EPOCH),
         metavar="N",
         help="keep the N epochs before the first, and delete older ones (default: delete none)",
     )
     parser.add_argument(
         "--memory",
-        type=size,
+        type=flags.size,
         default=_DEFAULT_BYTES,
         metavar="SIZE",
         help="of this process, or of a function: a slice has to fit in it (default: 1GiB)",
     )
     parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
     group = parser.add_argument_group("shuffling in many functions at once", "see docs/fan-out.md")
-    add_function_options(group.add_argument, "shuffle")
+    flags.add_function_options(group.add_argument, "shuffle")
     parser.set_defaults(when_interrupted="interrupted; what was written stays: run the same command again to go on")
-
-
-def _number(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or int(text[:20]) >= 1 << 64 or len(text) > 20:
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 0")
-    return int(text)
-
-
-def _kept(text: str) -> int:
-    if (count := _number(text)) > MAX_EPOCH:
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 0 to {MAX_EPOCH}")
-    return count
 
 
 def _epochs(text: str) -> range:
@@ -120,7 +99,7 @@ def run(args: Namespace) -> int:
 
 
 async def _shuffle(args: Namespace) -> None:
-    store = metered(open_store(args.url, options=store_options(args, args.url)))
+    store = metered(open_store(args.url, options=flags.store_options(args, args.url)))
     try:
         manifest = await read_manifest(store, args.at)
         executor = _executor(args, store)
@@ -140,14 +119,10 @@ async def _shuffle(args: Namespace) -> None:
 
 
 def _executor(args: Namespace, store: ObjectStore) -> Executor:
-    check_function_options(args)
-    if not args.on:
-        return InProcess(store, memory_bytes=usable_bytes(args.memory))
-    location = parse_url(args.url)
-    touched = {"STOKER_DATASETS": f"data={url_for_functions(location)}"}
-    executor = chosen_executor(args, {**reached(args, location), **touched})
-    check_reach(executor, location)
-    return executor
+    flags.check_function_options(args)
+    if args.on:
+        return flags.chosen_executor(args, parse_url(args.url))
+    return InProcess(store, memory_bytes=usable_bytes(args.memory))
 
 
 def _plan_config(args: Namespace, manifest: Manifest, executor: Executor, key: PriceKey) -> PlanConfig:
@@ -183,7 +158,7 @@ class _Making:
         """Make one epoch, unless it is there, and delete those that are older than ``--keep`` says."""
         args = self._args
         phases = self._plan.phases(
-            dataset=url_for_functions(parse_url(args.url)),
+            dataset=flags.url_for_functions(parse_url(args.url)),
             version=layout.manifest.version,
             seed=args.seed,
             epoch=layout.epoch,

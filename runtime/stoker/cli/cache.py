@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
@@ -28,7 +28,7 @@ from stoker._order.order import OrderConfig
 from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch
 from stoker.abc import Readable
-from stoker.cli.flags import add_dataset, opened, rate_from
+from stoker.cli.flags import add_dataset, opened, rate_from, whole_number_to
 from stoker.cli.output import counted
 from stoker.errors import ConfigError, StokerError
 
@@ -36,7 +36,7 @@ _AT_ONCE = 4
 """As many as may wait to be written, whatever their size: a tier declines what is beyond."""
 _HEDGE_SLOTS = 2
 _BATCH_SIZE = 1024
-_MOST_DIGITS = 20  # of 2**64
+_number = whole_number_to((1 << 64) - 1)
 _DESCRIPTION = (
     "Read super-samples into a disk cache, those first that a training needs first, until the limit is reached. What "
     "the cache has already is checked and stays, so a run that was interrupted goes on. Exits with 1 if the cache does "
@@ -57,12 +57,6 @@ def configure(parser: ArgumentParser) -> None:
     warm.add_argument("--max-rate", type=rate_from(1.0), metavar="RATE", help=rate)
     warm.add_argument("--quiet", action="store_true", help="show no progress")
     add_dataset(warm)
-
-
-def _number(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > _MOST_DIGITS:
-        raise ArgumentTypeError(f"{text!r:.40} is not a whole number of at most {_MOST_DIGITS} digits")
-    return int(text)
 
 
 async def run(args: Namespace) -> int:

@@ -6,7 +6,7 @@ Commands whose work functions do share those of where functions run, how they ar
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar, get_args
@@ -21,7 +21,8 @@ from stoker.cli import BUCKET_TITLE
 from stoker.errors import ConfigError
 
 Number = TypeVar("Number", int, float)
-_MOST_DIGITS = 18
+_MOST_POSITIVE_DIGITS = 18
+_MOST_DIGITS = 20  # of 2**64
 _ENDPOINTS = {"s3": "AWS_ENDPOINT_URL_S3", "gs": "STORAGE_EMULATOR_HOST"}
 _NOT_FOR_FUNCTIONS = ("anonymous", "requester_pays", "user_project")
 _OPTIONS = {
@@ -153,8 +154,19 @@ def positive(text: str) -> int:
     """Return a positive integer, for ``add_argument(type=...)``."""
     if not text.isascii() or not text.isdecimal() or not text.strip("0"):
         raise ArgumentTypeError(f"{text!r:.40} is not a positive whole number")
-    if len(text) > _MOST_DIGITS:
-        raise ArgumentTypeError(f"{text:.40} has more than {_MOST_DIGITS} digits")
+    if len(text) > _MOST_POSITIVE_DIGITS:
+        raise ArgumentTypeError(f"{text:.40} has more than {_MOST_POSITIVE_DIGITS} digits")
+    return int(text)
+
+
+def whole_number_to(most: int) -> Callable[[str], int]:
+    """Return what reads a whole number from 0 to ``most``, for ``add_argument(type=...)``."""
+    return _bounded(_whole_number, 0, most, str)
+
+
+def _whole_number(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > _MOST_DIGITS:
+        raise ConfigError(f"{text!r:.40} is not a whole number of at most {_MOST_DIGITS} digits")
     return int(text)
 
 
@@ -181,25 +193,31 @@ def check_function_options(args: Namespace, *more: str) -> None:
         raise ConfigError(f"--{needless[0].replace('_', '-')} goes with --on, which says where functions run")
 
 
-def chosen_executor(args: Namespace, environment: Mapping[str, str]) -> Executor:
-    """Return the executor that ``--on`` names; ``environment`` is of functions that are started for this.
+def chosen_executor(args: Namespace, dataset: Location, source: Location | None = None) -> Executor:
+    """Return the executor that ``--on`` names, for functions that write a data set, and read a source.
 
     Raises:
-        ConfigError: there is none of the name, or the options are not enough for it, or mean nothing to it.
+        ConfigError: there is none of the name, the options are not enough for it, or mean nothing to it or to its
+            functions; or they cannot reach a place.
         MissingExtraError: what it needs is not installed.
     """
     from stoker.fanout import ExecutorOptions, open_executor  # other commands need not load it
 
+    environment = {"STOKER_DATASETS": f"data={url_for_functions(dataset)}", **_reached(args, dataset)}
+    if source is not None:
+        environment |= {"STOKER_SOURCES": url_for_functions(source), **_reached(args, source, "source_")}
     given = {option: value for name, option in _OPTIONS.items() if (value := getattr(args, name))}
     executor = open_executor(args.on, ExecutorOptions(environment=environment, **given))
     for name, option in _OPTIONS.items():
         if option in given.keys() - {"concurrency"} - executor.heeds:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} means nothing to --on {args.on}; leave it out, or name another place")
+    for location in filter(None, (source, dataset)):
+        _check_reach(executor, location)
     return executor
 
 
-def reached(args: Namespace, location: Location, prefix: str = "") -> dict[str, str]:
+def _reached(args: Namespace, location: Location, prefix: str = "") -> dict[str, str]:
     """Return the environment variables that say what the options say of how to reach a bucket.
 
     Raises:
@@ -223,13 +241,12 @@ def url_for_functions(location: Location) -> str:
     return Path(location.bucket).as_uri() if location.scheme == "file" else location.url
 
 
-def check_reach(executor: Executor, *locations: Location) -> None:
+def _check_reach(executor: Executor, location: Location) -> None:
     """Raise ConfigError if functions cannot reach a place."""
-    for location in locations:
-        if location.scheme == "memory":
-            raise ConfigError(f"{location.url} is in the memory of this process; functions cannot reach it")
-        if location.scheme == "file" and not executor.sees_files:
-            raise ConfigError(
-                f"functions of the executor {executor.name} cannot reach {location.url} on this machine; use a bucket, "
-                "or --on local"
-            )
+    if location.scheme == "memory":
+        raise ConfigError(f"{location.url} is in the memory of this process; functions cannot reach it")
+    if location.scheme == "file" and not executor.sees_files:
+        raise ConfigError(
+            f"functions of the executor {executor.name} cannot reach {location.url} on this machine; use a bucket, "
+            "or --on local"
+        )

@@ -17,21 +17,7 @@ from stoker._sources import KINDS, ObjectSource, open_source
 from stoker._sources.webdataset import WebDataset
 from stoker._stores.location import Location, parse_url
 from stoker.abc import Store
-from stoker.cli.flags import (
-    add_function_options,
-    add_store_options,
-    check_function_options,
-    check_reach,
-    chosen_executor,
-    opened,
-    positive,
-    reached,
-    size,
-    store_options,
-    super_sample_size,
-    url_for_functions,
-    writable,
-)
+from stoker.cli import flags
 from stoker.cli.output import RequestBill, counted, json_text, printable, sample_lines
 from stoker.errors import ConfigError, FunctionError
 from stoker.fanout import Driver, FanoutConfig
@@ -55,7 +41,7 @@ def configure(parser: ArgumentParser) -> None:
         help="a folder (of images in class folders, of files, of .tar files), an .npy, .npz or .tar file, or several "
         "WebDataset tars as 'train-{000..099}.tar'; a path, or an s3:// or gs:// URL",
     )
-    add("url", type=writable, metavar="DST", help="where the data set is to be: a path, or an s3:// or gs:// URL")
+    add("url", type=flags.writable, metavar="DST", help="where the data set is to be: a path, or an s3:// or gs:// URL")
     add("--kind", choices=KINDS, help="what SRC is (default: its names tell)")
     add("--strict", action="store_true", help="a tar without an end marker, which may be cut off, is an error")
     add(
@@ -70,11 +56,11 @@ def configure(parser: ArgumentParser) -> None:
     )
     add(
         "--super-sample-bytes",
-        type=super_sample_size,
+        type=flags.super_sample_size,
         metavar="SIZE",
         help="limit of a super-sample, at most 32MiB (default: 8MiB)",
     )
-    add("--concurrency", type=positive, metavar="N", help="uploads at once (default: 8)")
+    add("--concurrency", type=flags.positive, metavar="N", help="uploads at once (default: 8)")
     add(
         "--single-writer",
         action="store_true",
@@ -83,10 +69,10 @@ def configure(parser: ArgumentParser) -> None:
     add("--quiet", action="store_true", help="show no progress and no summary")
     add("--json", action="store_true", help="write the summary as JSON")
     group = parser.add_argument_group("packing in many functions at once", "see docs/fan-out.md")
-    add_function_options(group.add_argument, "pack")
-    group.add_argument("--part-bytes", type=size, metavar="SIZE", help="of a part, raw (default: 256MiB)")
-    add_store_options(parser, of="DST, and SRC unless --source-… says otherwise")
-    add_store_options(parser, prefix="source-", of="SRC")
+    flags.add_function_options(group.add_argument, "pack")
+    group.add_argument("--part-bytes", type=flags.size, metavar="SIZE", help="of a part, raw (default: 256MiB)")
+    flags.add_store_options(parser, of="DST, and SRC unless --source-… says otherwise")
+    flags.add_store_options(parser, prefix="source-", of="SRC")
     parser.set_defaults(when_interrupted="interrupted; what was packed stays: resume by running the same command again")
 
 
@@ -95,13 +81,13 @@ async def run(args: Namespace) -> int:
     _check_apart(args.source, args.url)
     _check_fanout_options(args)
     _say(args, f"opening {args.source}")
-    options = store_options(args, args.source, prefix="source_") or store_options(args, args.source)
+    options = flags.store_options(args, args.source, prefix="source_") or flags.store_options(args, args.source)
     bill = RequestBill()
     source = await open_source(
         args.source, args.kind, options, strict=args.strict, follow_links=args.follow_links, wrap=bill.metered
     )
     try:
-        async with opened(args) as store:
+        async with flags.opened(args) as store:
             if args.on:
                 await _pack_on(args, source, store)
             else:
@@ -183,7 +169,7 @@ def _check_apart(source: str, destination: str) -> None:
 
 def _check_fanout_options(args: Namespace) -> None:
     """Raise for options that do not go together, or are not enough: a source may take minutes to be listed."""
-    check_function_options(args, "part_bytes")
+    flags.check_function_options(args, "part_bytes")
     if not args.on:
         return
     for name, how in _IN_THIS_PROCESS.items():
@@ -191,7 +177,7 @@ def _check_fanout_options(args: Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} is for packing in this process; {how}")
     src, dst = parse_url(args.source), parse_url(args.url)
     _job_config(args, dst)
-    check_reach(chosen_executor(args, _ways(args, src, dst)), src, dst)
+    flags.chosen_executor(args, dst, src)
 
 
 async def _pack_on(args: Namespace, source: ObjectSource, store: Store) -> None:
@@ -201,10 +187,8 @@ async def _pack_on(args: Namespace, source: ObjectSource, store: Store) -> None:
         FanoutError: some parts failed; nothing is committed, and the same command goes on with what is missing.
         StokerError: the job cannot be planned, or functions cannot be called.
     """
-    src, dst = parse_url(args.source), parse_url(args.url)
-    touched = {"STOKER_DATASETS": f"data={url_for_functions(dst)}"}
-    touched["STOKER_SOURCES"] = url_for_functions(parse_url(source.root))
-    executor = chosen_executor(args, {**_ways(args, src, dst), **touched})
+    dst = parse_url(args.url)
+    executor = flags.chosen_executor(args, dst, parse_url(source.root))
     if isinstance(source, WebDataset):
         await source.check_ends()
     job = await plan_job(source, store, _job_config(args, dst))
@@ -236,11 +220,6 @@ def _say_notes(notes: Sequence[str], *, quiet: bool) -> None:
             print(printable(note), file=sys.stderr)
 
 
-def _ways(args: Namespace, src: Location, dst: Location) -> dict[str, str]:
-    """Return how functions that are started for this reach source and data set."""
-    return {**reached(args, src, "source_"), **reached(args, dst)}
-
-
 def _job_config(args: Namespace, dst: Location) -> JobConfig:
     sizes = _given(args, "super_sample_bytes", "part_bytes")
-    return JobConfig(dataset=url_for_functions(dst), append=args.append, **sizes)
+    return JobConfig(dataset=flags.url_for_functions(dst), append=args.append, **sizes)
