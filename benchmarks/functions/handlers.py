@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from stoker_functions._instance import Instance
+from typing import Any
 
 # What is imported here is part of the bare runtime's start.
 
@@ -20,15 +16,9 @@ def nothing(event: Any, context: Any) -> dict[str, Any]:
 
 def one_by_one(event: Any, context: Any) -> dict[str, Any]:
     """Read every raw object and write it as an object of its own, as a function does that treats samples singly."""
-    return _instance().run(_copy, event, context.get_remaining_time_in_millis() / 1000)
+    from stoker_functions.aws import _invoke
 
-
-@cache
-def _instance() -> Instance:
-    from stoker_functions._deployment import Settings
-    from stoker_functions._instance import Instance
-
-    return Instance(Settings.from_environment())
+    return _invoke(_copy, event, context)
 
 
 async def _copy(event: Any, deployment: Any, deadline: Any) -> dict[str, Any]:

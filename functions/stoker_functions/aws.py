@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Awaitable, Callable
+from functools import cache, partial
 from typing import Any
 
 from stoker_functions._deployment import Deadline, Deployment, Settings
@@ -19,19 +19,17 @@ def _instance() -> tuple[Deployment, asyncio.Runner]:
     return Deployment(Settings.from_environment()), asyncio.Runner()
 
 
-def __getattr__(name: str) -> Callable[[Any, Any], dict[str, Any]]:
+def _invoke(handler: Callable[..., Awaitable[Any]], event: Any, context: Any) -> Any:
+    deployment, runner = _instance()
+    seconds = context.get_remaining_time_in_millis() / 1000
+
+    async def handle() -> Any:
+        return await handler(event, deployment, Deadline.after(seconds))
+
+    return runner.run(handle())
+
+
+def __getattr__(name: str) -> Callable[[Any, Any], Any]:
     if name not in LAMBDA_HANDLERS:
         raise AttributeError(f"there is no function {name!r}")
-    handler = handler_of(LAMBDA_HANDLERS[name])
-
-    def invoke(event: Any, context: Any) -> dict[str, Any]:
-        deployment, runner = _instance()
-        seconds = context.get_remaining_time_in_millis() / 1000
-
-        async def handle() -> dict[str, Any]:
-            result: dict[str, Any] = await handler(event, deployment, Deadline.after(seconds))
-            return result
-
-        return runner.run(handle())
-
-    return invoke
+    return partial(_invoke, handler_of(LAMBDA_HANDLERS[name]))
