@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from statistics import fmean
 
@@ -29,7 +29,6 @@ from stoker_sim._experiments.deli import (
     SampleEpoch,
     Setting,
     measurements,
-    sample_run,
     simulate_samples,
 )
 
@@ -121,7 +120,7 @@ def errors(costs: Costs, settings: Sequence[Sequence[Measurement]]) -> NDArray[n
     for points in settings:
         workload, setting = points[0].workload, points[0].setting
         assert setting is not None
-        epochs = simulate_samples(sample_run(WORKLOADS[workload], setting), costs[workload])
+        epochs = simulate_samples(replace(WORKLOADS[workload], costs=costs[workload]), setting)
         found += [_error(point, epochs[point.epoch - 1]) for point in points]
     return np.array(found)
 

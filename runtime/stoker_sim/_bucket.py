@@ -11,7 +11,7 @@ import math
 import random
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -196,10 +196,13 @@ class SimulatedBucket:
     Args:
         model: how it answers.
         size_of: the size in bytes of the object under a key; raises KeyError if there is none.
+        objects: bytes of all objects by their keys; None: the objects have no bytes.
     """
 
-    def __init__(self, model: BucketModel, size_of: Callable[[str], int]) -> None:
-        self.model, self.size_of = model, size_of
+    def __init__(
+        self, model: BucketModel, size_of: Callable[[str], int], objects: Mapping[str, bytes] | None = None
+    ) -> None:
+        self.model, self.size_of, self.objects = model, size_of, objects
         self.link = SharedLink(
             connection_bytes_per_second=model.connection_bytes_per_second,
             total_bytes_per_second=model.total_bytes_per_second,
@@ -222,15 +225,16 @@ class SimulatedBucket:
 
 
 class ModelledReader:
-    """Objects that take time and have no bytes: a :class:`~stoker.abc.Readable` whose models say how long each takes.
+    """Objects that take time, most often without bytes: a :class:`~stoker.abc.Readable` on a virtual clock.
 
     Args:
         url: of it, for errors.
         size_of: the size in bytes of the object under a key; raises KeyError if there is none.
+        objects: bytes of all objects by their keys; None: the objects have no bytes.
     """
 
-    def __init__(self, url: str, size_of: Callable[[str], int]) -> None:
-        self.url, self._size_of = url, size_of
+    def __init__(self, url: str, size_of: Callable[[str], int], objects: Mapping[str, bytes] | None = None) -> None:
+        self.url, self._size_of, self._objects = url, size_of, objects
 
     async def get_range(
         self,
@@ -242,15 +246,17 @@ class ModelledReader:
         tag: str | None = None,
         begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
-        """Take the time that the bytes would; ``into`` is left as it is."""
+        """Take the time that the bytes would; without bytes ``into`` is left as it is."""
         info = await self.head(key)
         if begun is not None:
             begun()
         await self._transfer(key, end - start)
+        if self._objects is not None:
+            into[:] = self._objects[key][start:end]
         return info
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return zeros, as many as the object has bytes."""
+        """Return the object, all of whose bytes are zero if the objects have none."""
         data = bytearray(self._info(key).size_bytes)
         info = await self.get_range(key, 0, len(data), into=memoryview(data))
         return bytes(data), info
@@ -293,7 +299,7 @@ class BucketView(ModelledReader):
         bytes_per_second: float = math.inf,
         seed: str | None = None,
     ) -> None:
-        super().__init__("simulated://bucket", bucket.size_of)
+        super().__init__("simulated://bucket", bucket.size_of, bucket.objects)
         self._bucket, self._rng, self._seed = bucket, rng, seed
         self._asked = Counter[str]()
         self._rate = rate = bucket.model.connection_bytes_per_second

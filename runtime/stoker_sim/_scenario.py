@@ -15,12 +15,10 @@ from functools import cache, lru_cache
 from typing import Any
 
 from stoker._base.clock import run_virtual
-from stoker._base.meter import Operation
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import counted, format_bytes
 from stoker._base.task_group import task_group
 from stoker._cache.keeper import Future
-from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import BucketModel, Constant, Latency
 from stoker._fetch.batch_stream import StepQueue
 from stoker._fetch.config import FetchConfig, PipelineConfig
@@ -90,17 +88,71 @@ class _RingOfNothing(Ring):
         return self._slot[:length_bytes]
 
 
+TierMaker = Callable[[PipelineConfig, Manifest], Sequence[Tier]]
+"""Makes a rank's tiers."""
+
+_ORDERS = 12
+"""Orders of epochs that are kept: the present one, the next, and what caches look into."""
+_GARBAGE_AFTER = 2_000_000
+"""Objects made before the collector looks for circles: fetches leave none, and looking walks over all that live."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What is simulated.
+
+    Attributes:
+        manifest: of the data set, packed or :func:`~stoker_sim._bucket.described`.
+        feed: what each rank delivers and with which memory, schedule and fetching; its rank is each one's own.
+        bucket: how the bucket answers.
+        store: that all read from in place of a modelled bucket, through no network of theirs; None for the bucket.
+        compute: what a step takes once its batch is there.
+        node_bytes_per_second: of each machine's network.
+        ranks_per_node: that share a machine's network; the last machine may have fewer.
+        epochs: how many are trained.
+        in_step: whether each step waits for the slowest node, as data-parallel training does.
+        caches: of each rank, nearest first.
+        tiers: makes what else is nearer than the bucket, and farther than the caches.
+        warm: functions that hold super-samples for all nodes, the last place before the bucket; None for none.
+        seed: of what is drawn; the order has its own.
+        draws_by_object: whether what is drawn for a request depends on the object and on how often it was asked for,
+            and on nothing else, so that runs that differ in a setting can be compared.
+    """
+
+    manifest: Manifest
+    feed: PipelineConfig
+    bucket: BucketModel = field(default_factory=BucketModel)
+    store: Readable | None = None
+    compute: Latency = field(default_factory=lambda: Constant(0.0))
+    node_bytes_per_second: float = math.inf
+    ranks_per_node: int = 1
+    epochs: int = 1
+    in_step: bool = False
+    caches: Sequence[TierModel] = ()
+    tiers: TierMaker | None = None
+    warm: WarmModel | None = None
+    seed: int = 0
+    draws_by_object: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "ranks_per_node"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)} is not at least 1")
+        if not self.node_bytes_per_second > 0:
+            raise ConfigError(f"node_bytes_per_second must be more than 0, not {self.node_bytes_per_second}")
+        if not self.feed.dealing(self.manifest.samples).steps_from(0):
+            raise ConfigError(
+                f"no global batch is whole: drop_last leaves out all {counted(self.manifest.samples, 'sample')}"
+            )
+
+
 @dataclass(kw_only=True, eq=False)
-class Node:
+class _Node:
     """One rank's run; :meth:`run` it once, on a virtual clock.
 
     Attributes:
-        manifest: of the data set.
-        feed: what it delivers, and with which memory, schedule and fetching.
+        scenario: of this rank.
         bucket: where the data set is.
-        compute: what a step takes once its batch is there.
-        epochs: how many it trains.
-        seed: of what is drawn.
         tiers: makes the nearer places, for a rank that needs super-samples when the future says so.
         memory: of one slot, which all rings share.
         order: gives the order of an epoch.
@@ -109,29 +161,25 @@ class Node:
         results: of its epochs so far.
     """
 
-    manifest: Manifest
-    feed: PipelineConfig
+    scenario: Scenario
     bucket: Readable
-    compute: Latency = field(default_factory=lambda: Constant(0.0))
-    epochs: int = 1
-    seed: int = 0
-    tiers: Callable[[Future], Sequence[Tier]] | None = None
+    tiers: Callable[[Future], Sequence[Tier]] | None
     memory: memoryview
     order: OrderSource
-    meet: asyncio.Barrier | None = None
-    recorder: Recorder | None = None
+    meet: asyncio.Barrier | None
+    recorder: Recorder | None
     results: list[EpochResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        manifest, feed = self.manifest, self.feed
-        self._dealing = feed.dealing(manifest.samples)
+        self.manifest, feed = self.scenario.manifest, self.scenario.feed
+        manifest, dealing = self.manifest, feed.dealing(self.manifest.samples)
         self.slots: SlotPlan = plan_slots(
-            manifest, manifest.file_bytes + feed.held_bytes, feed.order, self._dealing, feed.memory_bytes
+            manifest, manifest.file_bytes + feed.held_bytes, feed.order, dealing, feed.memory_bytes
         )
         self._ring = _RingOfNothing(self.slots.slots, self.slots.slot_bytes, self.memory)
-        self._stretch = Stretch(order=feed.order, partition=self._dealing, end_epoch=self.epochs)
+        self._stretch = Stretch(order=feed.order, partition=dealing, end_epoch=self.scenario.epochs)
         self._future = Future(manifest.rows.samples, self._stretch, self.order) if self.tiers is not None else None
-        self._rng = random.Random(f"{self.seed} {feed.rank}")  # noqa: S311 - a model's
+        self._rng = random.Random(f"{self.scenario.seed} {feed.rank}")  # noqa: S311 - a model's
         self._fetcher = Fetcher(
             self.bucket,
             ring=self._ring,
@@ -159,7 +207,7 @@ class Node:
         prefetcher = Prefetcher(
             self,
             self._ring,
-            self.feed.schedule,
+            self.scenario.feed.schedule,
             queue.next_item,
             hedge_slots=self.slots.hedge_slots,
             recorder=self.recorder,
@@ -174,7 +222,7 @@ class Node:
         started_seconds = epoch_seconds = loop.time()
         while (step := queue.next_step()) is not None:
             if not self.results or self.results[-1].epoch != step.epoch:
-                self.results.append(EpochResult(rank=self.feed.rank, epoch=step.epoch))
+                self.results.append(EpochResult(rank=self.scenario.feed.rank, epoch=step.epoch))
             now = self.results[-1]
             used += len(step.first_uses)
             now.look_ups += len(step.first_uses)
@@ -187,7 +235,7 @@ class Node:
                 self.recorder.yielded(step.epoch, asked_seconds, loop.time())
             if step.number == 0:
                 now.first_batch_seconds = loop.time() - started_seconds
-            seconds = self.compute.draw(self._rng)
+            seconds = self.scenario.compute.draw(self._rng)
             now.compute_seconds += seconds
             if seconds:
                 await asyncio.sleep(seconds)
@@ -227,61 +275,6 @@ LEAST_BYTES_PER_SECOND = 1000.0
 """Of a link that a person describes: on a slower one no super-sample of a sensible size arrives in time."""
 LONGEST_FIRST_BYTE_SECONDS = 10.0
 """Of a bucket that a person describes: by default a request is given up after twice that."""
-
-TierMaker = Callable[[PipelineConfig, Manifest], Sequence[Tier]]
-"""Makes a rank's tiers."""
-
-_ORDERS = 12
-"""Orders of epochs that are kept: the present one, the next, and what caches look into."""
-_GARBAGE_AFTER = 2_000_000
-"""Objects made before the collector looks for circles: fetches leave none, and looking walks over all that live."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """What is simulated.
-
-    Attributes:
-        manifest: of the data set, packed or :func:`~stoker_sim._bucket.described`.
-        feed: what each rank delivers and with which memory, schedule and fetching; its rank is each one's own.
-        bucket: how the bucket answers.
-        compute: what a step takes once its batch is there.
-        node_bytes_per_second: of each machine's network.
-        ranks_per_node: that share a machine's network; the last machine may have fewer.
-        epochs: how many are trained.
-        in_step: whether each step waits for the slowest node, as data-parallel training does.
-        caches: of each rank, nearest first.
-        tiers: makes what else is nearer than the bucket, and farther than the caches.
-        warm: functions that hold super-samples for all nodes, the last place before the bucket; None for none.
-        seed: of what is drawn; the order has its own.
-        draws_by_object: whether what is drawn for a request depends on the object and on how often it was asked for,
-            and on nothing else, so that runs that differ in a setting can be compared.
-    """
-
-    manifest: Manifest
-    feed: PipelineConfig
-    bucket: BucketModel = field(default_factory=BucketModel)
-    compute: Latency = field(default_factory=lambda: Constant(0.0))
-    node_bytes_per_second: float = math.inf
-    ranks_per_node: int = 1
-    epochs: int = 1
-    in_step: bool = False
-    caches: Sequence[TierModel] = ()
-    tiers: TierMaker | None = None
-    warm: WarmModel | None = None
-    seed: int = 0
-    draws_by_object: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "ranks_per_node"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} {getattr(self, name)} is not at least 1")
-        if not self.node_bytes_per_second > 0:
-            raise ConfigError(f"node_bytes_per_second must be more than 0, not {self.node_bytes_per_second}")
-        if not self.feed.dealing(self.manifest.samples).steps_from(0):
-            raise ConfigError(
-                f"no global batch is whole: drop_last leaves out all {counted(self.manifest.samples, 'sample')}"
-            )
 
 
 def by_lanes(
@@ -351,10 +344,6 @@ class Run:
         """The part of the nodes' time, 0 to 1, in which they waited for data."""
         return self.wait_seconds / max(1e-12, sum(each.seconds for each in self.epochs))
 
-    def request_dollars(self, prices: Prices, url: str) -> float:
-        """Return what the bucket asks for the requests."""
-        return self.requests * prices.request_dollars(url, Operation.GET)
-
 
 def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]] = lambda rank: ()) -> Run:
     """Run a scenario on a virtual clock; the same scenario gives the same run.
@@ -395,8 +384,8 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trac
         seed = f"{scenario.seed} {number}" if scenario.draws_by_object else None
         return BucketView(bucket, rng, bytes_per_second=scenario.node_bytes_per_second, seed=seed), rng
 
-    def node(rank: int) -> Node:
-        mine = replace(feed, rank=rank)
+    def node(rank: int) -> _Node:
+        mine = replace(scenario, manifest=manifest, feed=replace(feed, rank=rank))
         view, rng = machine(rank // scenario.ranks_per_node)
         sinks = sinks_of(rank)
 
@@ -404,17 +393,13 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trac
             caches: list[Tier] = [
                 each.tier(future, rng, held) for each, held in zip(scenario.caches, copies, strict=True)
             ]
-            others = scenario.tiers(mine, manifest) if scenario.tiers is not None else ()
+            others = scenario.tiers(mine.feed, manifest) if scenario.tiers is not None else ()
             functions = [WarmView(warm, scenario.node_bytes_per_second)] if warm is not None else []
             return [*caches, *others, *functions]
 
-        return Node(
-            manifest=manifest,
-            feed=mine,
-            bucket=view,
-            compute=scenario.compute,
-            epochs=scenario.epochs,
-            seed=scenario.seed,
+        return _Node(
+            scenario=mine,
+            bucket=view if scenario.store is None else scenario.store,
             tiers=tiers if scenario.caches or scenario.tiers is not None or warm is not None else None,
             memory=memory,
             order=lambda samples, config, epoch: order(epoch),

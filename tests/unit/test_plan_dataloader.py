@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from stoker.errors import ConfigError, NotFoundError
+from stoker.errors import NotFoundError
 from stoker.testing import run_virtual
 from stoker_sim._experiments.ipdl import DecodingView, Disk, DiskModel, DiskView, LoaderModel, Processors, train
 
@@ -191,20 +191,3 @@ def test_workers_are_as_far_ahead_as_they_were_asked() -> None:
     training = Training(1000.0)
     training.run(LoaderModel(workers=2, prefetch_factor=3), batches=20)
     assert training.loaded_batches[1:4] == [7, 8, 9]  # six ahead of the one that was taken
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: LoaderModel(workers=-1),
-        lambda: LoaderModel(workers=1, prefetch_factor=0),
-        lambda: LoaderModel(workers=1, hand_over_seconds=-1.0),
-        lambda: DiskModel(settle_seconds=0.1, stroke_seconds=0.01),
-        lambda: DiskModel(turn_seconds=-1.0),
-        lambda: DiskModel(pieces=0),
-        lambda: Processors(0),
-    ],
-)
-def test_what_cannot_be_is_refused(make: object) -> None:
-    with pytest.raises(ConfigError):
-        make()  # type: ignore[operator]

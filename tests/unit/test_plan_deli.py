@@ -6,12 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from stoker import FetchSize
-from stoker.errors import ConfigError
-from stoker_sim._experiments.deli import Measurement, SampleCosts, SampleRun, measurements, simulate_samples, simulated
+from stoker_sim._experiments.deli import (
+    Measurement,
+    SampleCosts,
+    Setting,
+    Workload,
+    measurements,
+    simulate_samples,
+    simulated,
+)
 
 COSTS = SampleCosts(get_seconds=0.05, fetch_seconds=0.001)
-RUN = SampleRun(dataset_samples=3000, node_samples=1000, batch_size=100, compute_seconds=10.0, epochs=2)
+WORKLOAD = Workload(
+    name="w", title="", dataset_samples=3000, node_samples=1000, compute_seconds=10.0, sample_bytes=1, costs=COSTS
+)
+SETTING = Setting(batch_size=100)
 KNOWN = [each for each in measurements() if each.setting is not None]
 
 
@@ -32,21 +41,20 @@ def test_there_are_as_many_points_as_were_published() -> None:
 
 
 def test_without_a_cache_every_sample_is_read_from_the_bucket() -> None:
-    for epoch in simulate_samples(replace(RUN, cache_samples=0), COSTS):
+    for epoch in simulate_samples(WORKLOAD, replace(SETTING, cache_samples=0)):
         assert epoch.miss_rate == 1.0
         assert epoch.wait_seconds == pytest.approx(1000 * 0.05)
         assert epoch.seconds == pytest.approx(1000 * 0.05 + 10.0)
 
 
 def test_a_fetch_is_asked_for_when_the_queue_is_empty_and_never_crosses_an_epoch() -> None:
-    first, second = simulate_samples(replace(RUN, schedule=FetchSize(300, 0)), COSTS)
+    first, second = simulate_samples(WORKLOAD, replace(SETTING, fetch_size=300))
     assert first.fetches == second.fetches == 4
 
 
 def test_a_cache_without_room_for_threshold_fetch_and_batch_evicts_what_was_not_read() -> None:
     enough, less = (
-        simulate_samples(replace(RUN, schedule=FetchSize(200, 200), cache_samples=room), COSTS)[0].miss_rate
-        for room in (500, 200)
+        simulate_samples(WORKLOAD, Setting(200, 200, room, batch_size=100))[0].miss_rate for room in (500, 200)
     )
     assert enough < 0.05 < less
 
@@ -54,21 +62,14 @@ def test_a_cache_without_room_for_threshold_fetch_and_batch_evicts_what_was_not_
 @pytest.mark.parametrize(("processors", "share"), [(1, 1 / 2), (2, 2 / 3), (8, 8 / 9)])
 def test_a_fetch_beside_a_step_has_its_share_of_the_processors(processors: int, share: float) -> None:
     """A fetch of both batches begins with the first, which takes 1 s; a step of 3 s follows, then the second."""
-    run = replace(RUN, node_samples=200, epochs=1, compute_seconds=6.0, schedule=FetchSize(200, 0))
+    two = replace(WORKLOAD, node_samples=200, compute_seconds=6.0, processors=processors)
     work_seconds = 1.0 + 3.0 * share
     in_time, late = (
         simulate_samples(
-            replace(run, processors=processors),
-            SampleCosts(get_seconds=0.01, fetch_seconds=(work_seconds + slack_seconds) / 200),
+            replace(two, costs=SampleCosts(get_seconds=0.01, fetch_seconds=(work_seconds + slack_seconds) / 200)),
+            replace(SETTING, fetch_size=200),
         )
         for slack_seconds in (-0.005, 0.005)
     )
     assert in_time[0].misses == 100
     assert late[0].misses == 101
-
-
-def test_a_run_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="1 to 3000 samples, not 4000"):
-        replace(RUN, node_samples=4000)
-    with pytest.raises(ConfigError, match="at least 1"):
-        replace(RUN, batch_size=0)

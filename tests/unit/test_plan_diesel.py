@@ -14,14 +14,16 @@ from stoker._format.versions import read_manifest
 from stoker.errors import NotFoundError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
-from stoker_sim._bucket import SimulatedBucket, described
-from stoker_sim._experiments.diesel import HeldView
+from stoker_sim._bucket import BucketView, SimulatedBucket, described
 
 
-def held(size: int, **model: Any) -> tuple[HeldView, bytes]:
+def held(size: int, **model: Any) -> tuple[BucketView, bytes]:
     data = described(super_samples=size, samples=1, super_sample_bytes=8192).to_bytes()
-    bucket = SimulatedBucket(BucketModel(first_byte=Constant(0.1), **model), {POINTER_KEY: len(data)}.__getitem__)
-    return HeldView(bucket, random.Random(1), {POINTER_KEY: data}), data
+    sizes = {POINTER_KEY: len(data)}
+    bucket = SimulatedBucket(
+        BucketModel(first_byte=Constant(0.1), **model), sizes.__getitem__, objects={POINTER_KEY: data}
+    )
+    return BucketView(bucket, random.Random(1)), data
 
 
 def test_a_manifest_is_read_as_a_run_reads_it_in_the_time_that_its_bytes_take() -> None:

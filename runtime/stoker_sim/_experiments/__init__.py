@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +17,15 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from stoker._trace.picture import page
 from stoker.errors import ConfigError
 
 Cell = str | int | float | None
 Row = dict[str, Cell]
 """A row of a table, by its columns."""
+Kind = Literal["line", "points", "bars"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,31 @@ class Table:
         """Return a table of rows that all name their cells; there is one at least."""
         return cls(name, tuple(rows[0]), [tuple(row.values()) for row in rows])
 
-    def cells(self, column: str) -> list[Cell]:
-        """Return the cells of a column, from top to bottom."""
+    def where(self, column: str, value: Cell) -> Table:
+        """Return the rows that have a value in a column."""
+        place = self.columns.index(column)
+        return Table(self.name, self.columns, [row for row in self.rows if row[place] == value])
+
+    def cells(self, column: str) -> list[Any]:
+        """Return the cells of a column, from top to bottom; figures or None, most often."""
         place = self.columns.index(column)
         return [row[place] for row in self.rows]
+
+    def lines(self, by: str, x: str, y: str, theirs: str = "") -> list[Series]:
+        """Return a line for each value of the column ``by``, over the column ``x``.
+
+        Args:
+            by: column with the lines' names.
+            x: column of what each figure is of.
+            y: column of our figures.
+            theirs: column of the published ones, if there is one; its name follows that of the line.
+        """
+        series = []
+        for name in dict.fromkeys(self.cells(by)):
+            of = self.where(by, name)
+            known = of.cells(theirs) if theirs else []
+            series += beside(str(name), of.cells(x), of.cells(y), known, published=f"{name}, {theirs}", kind="line")
+        return series
 
     def to_csv(self) -> str:
         """Return the table as CSV, with a line of names."""
@@ -66,16 +89,16 @@ class Series:
     Attributes:
         name: in the legend.
         x: numbers, or names for bars.
-        y: numbers, as many.
+        y: numbers, as many; None is not drawn.
         is_published: whether somebody else's figures, which are drawn as open marks.
         kind: how to draw it.
     """
 
     name: str
-    x: Sequence[float] | Sequence[str]
-    y: Sequence[float]
+    x: Sequence[Cell]
+    y: Sequence[float | None]
     is_published: bool = False
-    kind: Literal["line", "points", "bars"] = "line"
+    kind: Kind = "line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +166,16 @@ def excess(ours: float | None, theirs: float | None) -> float | None:
     return None if ours is None or theirs is None else ours / theirs - 1
 
 
-def bars_beside(
-    name: str, x: Sequence[str], ours: Sequence[float | None], theirs: Sequence[float | None], *, published: str = ""
+def beside(
+    name: str,
+    x: Sequence[Cell],
+    ours: Sequence[float | None],
+    theirs: Sequence[float | None],
+    *,
+    published: str = "",
+    kind: Kind = "bars",
 ) -> list[Series]:
-    """Return bars of ours and of what was published, none where a figure is None.
+    """Return our figures and, if there are any, the published ones.
 
     Args:
         name: of ours.
@@ -154,12 +183,12 @@ def bars_beside(
         ours: figures.
         theirs: the published ones.
         published: name of theirs; ours and "published" by default.
+        kind: how to draw them.
     """
-    y, known = ([math.nan if figure is None else figure for figure in figures] for figures in (ours, theirs))
-    return [
-        Series(name, x, y, kind="bars"),
-        Series(published or f"{name}, published", x, known, is_published=True, kind="bars"),
-    ]
+    series = [Series(name, x, ours, kind=kind)]
+    if any(figure is not None for figure in theirs):
+        series.append(Series(published or f"{name}, published", x, theirs, is_published=True, kind=kind))
+    return series
 
 
 def _plain(cell: Cell) -> Cell:
@@ -223,9 +252,7 @@ def write_png(panels: Sequence[Panel], title: str, path: Path) -> None:
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    figure = _drawn(panels, title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    _drawn(panels, title).savefig(path, dpi=_DOTS_PER_INCH, metadata={"Software": None})
 
 
 def _drawn(panels: Sequence[Panel], title: str) -> Any:
@@ -283,15 +310,15 @@ def _draw(axes: Any, panel: Panel) -> None:
     axes.set_axisbelow(True)
     bars = [series for series in panel.series if series.kind == "bars"]
     for number, series in enumerate(panel.series):
-        colour = _COLOURS[_colour_of(panel.series, number) % len(_COLOURS)]
+        colour, y = _colour_of(panel.series, number), np.array(series.y, np.float64)
         if series.kind == "bars":
             _draw_bars(axes, series, bars.index(series), len(bars), colour)
         elif series.kind == "points" or series.is_published:
             face = "none" if series.is_published else colour
-            axes.plot(series.x, series.y, "o", label=series.name, color=colour, markerfacecolor=face, markersize=5)
+            axes.plot(series.x, y, "o", label=series.name, color=colour, markerfacecolor=face, markersize=5)
         else:
             width = _line_points(panel.series, number)
-            axes.plot(series.x, series.y, "-", label=series.name, color=colour, marker=".", linewidth=width)
+            axes.plot(series.x, y, "-", label=series.name, color=colour, marker=".", linewidth=width)
     _scale(axes, panel, has_bars=bool(bars))
     axes.legend(fontsize=8, frameon=False, ncols=2 if bars else 1)
 
@@ -299,7 +326,7 @@ def _draw(axes: Any, panel: Panel) -> None:
 def _scale(axes: Any, panel: Panel, *, has_bars: bool) -> None:
     if panel.x_log:
         axes.set_xscale("log")
-        _name_ticks(axes, {float(x) for series in panel.series for x in series.x})
+        _name_ticks(axes, {float(x) for series in panel.series for x in series.x if x is not None})
     if panel.y_log:
         axes.set_yscale("log")
     else:
@@ -320,15 +347,15 @@ def _draw_bars(axes: Any, series: Series, place: int, count: int, colour: str) -
     width = 0.8 / count
     at = [index - 0.4 + width * (place + 0.5) for index in range(len(series.x))]
     style = {"facecolor": "none", "edgecolor": colour, "linewidth": 1.5} if series.is_published else {"color": colour}
-    drawn = axes.bar(at, series.y, width * 0.9, label=series.name, **style)
+    drawn = axes.bar(at, np.array(series.y, np.float64), width * 0.9, label=series.name, **style)
     if count * len(series.x) <= _LABELLED_BARS:
         axes.bar_label(drawn, [_figure(height) for height in series.y], fontsize=7, padding=1)
     axes.set_xticks(range(len(series.x)), [str(name) for name in series.x], fontsize=8)
     axes.set_xlim(-0.5, len(series.x) - 0.5)  # also around bars that there are not
 
 
-def _figure(height: float) -> str:
-    if math.isnan(height):
+def _figure(height: float | None) -> str:
+    if height is None:
         return ""
     return f"{height:,.0f}" if height >= 1000 else f"{height:.3g}"
 
@@ -339,10 +366,10 @@ def _line_points(every: Sequence[Series], number: int) -> float:
     return least + (most - least) * behind / len(every)
 
 
-def _colour_of(every: Sequence[Series], number: int) -> int:
-    """Return a colour's number: published figures have that of ours which they stand beside, the one before them."""
-    ours = [place for place in range(number + 1) if not every[place].is_published]
-    return len(ours) - 1 if ours else 0
+def _colour_of(every: Sequence[Series], number: int) -> str:
+    """Return a series' colour: published figures have that of ours which they stand beside, the one before them."""
+    ours = sum(not series.is_published for series in every[: number + 1])
+    return _COLOURS[max(0, ours - 1) % len(_COLOURS)]
 
 
 def write_html(panels: Sequence[Panel], title: str, path: Path) -> None:
@@ -362,13 +389,12 @@ def write_html(panels: Sequence[Panel], title: str, path: Path) -> None:
     for place, panel in enumerate(panels):
         row, column = place // columns + 1, place % columns + 1
         for number, series in enumerate(panel.series):
-            colour = _COLOURS[_colour_of(panel.series, number) % len(_COLOURS)]
-            figure.add_trace(_trace(graph_objects, series, colour), row=row, col=column)
+            trace = _trace(graph_objects, series, _colour_of(panel.series, number))
+            figure.add_trace(trace, row=row, col=column)
         below = panel.x_label + (f"<br>{panel.note}" if panel.note else "")
         figure.update_xaxes(title_text=below, type="log" if panel.x_log else None, row=row, col=column)
         figure.update_yaxes(title_text=panel.y_label, type="log" if panel.y_log else None, row=row, col=column)
     figure.update_layout(title=title, height=480 * rows, template="plotly_white")
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page(figure, title), "utf-8")
 
 

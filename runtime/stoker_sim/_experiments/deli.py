@@ -23,7 +23,6 @@ from stoker._base.clock import run_virtual
 from stoker._base.task_group import task_group
 from stoker._cache.eviction import Fifo, Residents
 from stoker._fetch.config import FetchSize, Progress
-from stoker.errors import ConfigError
 from stoker_sim._bucket import Shared
 
 _UNLIMITED = 1 << 62
@@ -52,39 +51,47 @@ class SampleCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRun:
-    """What is run, on one node of several that do the same.
+class Workload:
+    """What one node of several that do the same trains.
 
     Attributes:
-        dataset_samples: of the data set, which is what is listed.
-        node_samples: that the node has in an epoch, drawn anew for each.
-        batch_size: samples that are drawn, and then read, before a step.
+        name: in the measurements.
+        title: in plots.
+        dataset_samples: of the training set, which is what is listed; 70% of it is split among three nodes anew in
+            every epoch.
+        node_samples: of these, a node's in an epoch.
         compute_seconds: of an epoch's steps, beside fetches as they come.
+        sample_bytes: of a sample in the cache.
+        costs: what a sample takes; fitted, see ``python -m benchmarks.deli_calibration``.
         processors: cores of the node. A step keeps as many threads busy, a fetch one, and all threads share the cores
             evenly: while a step computes on 2 cores, one fetch runs at 2/3 of its rate.
-        schedule: when to fetch ahead; None does not, and the loop fills the cache.
-        cache_samples: that the cache holds; None any number, 0 no cache.
-        epochs: how many.
-        page_samples: that one page of a listing has.
-        seed: of the epochs' samples.
     """
 
+    name: str
+    title: str
     dataset_samples: int
     node_samples: int
-    batch_size: int
     compute_seconds: float
+    sample_bytes: int
+    costs: SampleCosts
     processors: int = 2
-    schedule: FetchSize | None = None
-    cache_samples: int | None = None
-    epochs: int = 2
-    page_samples: int = 1000
-    seed: int = 0
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.node_samples <= self.dataset_samples:
-            raise ConfigError(f"a node has 1 to {self.dataset_samples} samples, not {self.node_samples}")
-        if min(self.batch_size, self.epochs, self.page_samples, self.processors) < 1:
-            raise ConfigError("batch_size, processors, epochs and page_samples must be at least 1")
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A configuration of DELI.
+
+    Attributes:
+        fetch_size: samples that are fetched at a time; 0 where nothing is fetched ahead, and the loop fills the cache.
+        threshold: and when so many that were fetched are left.
+        cache_samples: that the cache holds; None any number, 0 no cache.
+        batch_size: samples of a step, all of which are drawn before the first of them is read.
+    """
+
+    fetch_size: int = 0
+    threshold: int = 0
+    cache_samples: int | None = None
+    batch_size: int = 512
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,35 +118,36 @@ class SampleEpoch:
         return self.misses / self.look_ups
 
 
-def simulate_samples(run: SampleRun, costs: SampleCosts) -> list[SampleEpoch]:
-    """Run it, and return its epochs; the same run gives the same epochs."""
-    return run_virtual(_Loop(run, costs).run())
+def simulate_samples(workload: Workload, setting: Setting) -> list[SampleEpoch]:
+    """Return the epochs of one node, simulated; the same node gives the same epochs."""
+    return run_virtual(_Loop(workload, setting).run())
 
 
 class _Loop:
     """A training loop with a sampler, a cache and a service."""
 
-    def __init__(self, run: SampleRun, costs: SampleCosts) -> None:
-        self._run, self._costs = run, costs
-        capacity = _UNLIMITED if run.cache_samples is None else run.cache_samples
+    def __init__(self, workload: Workload, setting: Setting) -> None:
+        self._workload, self._setting, self._costs = workload, setting, workload.costs
+        self._schedule = FetchSize(setting.fetch_size, setting.threshold) if setting.fetch_size else None
+        capacity = _UNLIMITED if setting.cache_samples is None else setting.cache_samples
         self._cache: Residents[int] = Residents(Fifo(), capacity)
         self._machine = Shared(self._fetch_rate)
         self._epochs: list[SampleEpoch] = []
 
     async def run(self) -> list[SampleEpoch]:
-        rng = np.random.default_rng(self._run.seed)
+        rng = np.random.default_rng(_SEED)
         async with task_group() as service:
-            for _ in range(self._run.epochs):
-                samples = rng.permutation(self._run.dataset_samples)[: self._run.node_samples].tolist()
+            for _ in EPOCHS:
+                samples = rng.permutation(self._workload.dataset_samples)[: self._workload.node_samples].tolist()
                 await self._train(samples, service)
         return self._epochs
 
     async def _train(self, samples: Sequence[int], service: asyncio.TaskGroup) -> None:
-        run, loop, now = self._run, asyncio.get_running_loop(), SampleEpoch()
+        loop, now, batch_size = asyncio.get_running_loop(), SampleEpoch(), self._setting.batch_size
         self._epochs.append(now)
         begun_seconds, fetched = loop.time(), 0
-        for start in range(0, len(samples), run.batch_size):
-            batch = samples[start : start + run.batch_size]
+        for start in range(0, len(samples), batch_size):
+            batch = samples[start : start + batch_size]
             for drawn in range(start, start + len(batch)):  # a batch is drawn whole before its first sample is read
                 if fetched < len(samples) and (wanted := self._wanted(fetched - drawn)):
                     service.create_task(self._fetch(samples[fetched : fetched + wanted]))
@@ -149,25 +157,25 @@ class _Loop:
             asked_seconds = loop.time()
             await self._read(batch, now)
             now.wait_seconds += loop.time() - asked_seconds
-            await self._compute(run.compute_seconds * len(batch) / len(samples))
+            await self._compute(self._workload.compute_seconds * len(batch) / len(samples))
         now.seconds = loop.time() - begun_seconds
 
     async def _compute(self, seconds: float) -> None:
         """Take a step, whose threads leave fetches a part of the processors."""
-        self._machine.set_rate(partial(self._fetch_rate, step_threads=self._run.processors))
+        self._machine.set_rate(partial(self._fetch_rate, step_threads=self._workload.processors))
         await asyncio.sleep(seconds)
         self._machine.set_rate(self._fetch_rate)
 
     def _fetch_rate(self, fetches: int, step_threads: int = 0) -> float:
         """Return the rate of each of several fetches, of that of one alone."""
-        share = min(1.0, self._run.processors / (fetches + step_threads))
+        share = min(1.0, self._workload.processors / (fetches + step_threads))
         return share / (1.0 + self._costs.contention * (fetches - 1))
 
     def _wanted(self, queued: int) -> int:
         """Return how many samples to fetch when so many are fetched and not drawn."""
-        schedule = self._run.schedule
-        progress = Progress(issued=queued, consumed=0, next_item_step=None, step=0)
-        return 0 if schedule is None else schedule.admit(progress)
+        if self._schedule is None:
+            return 0
+        return self._schedule.admit(Progress(issued=queued, consumed=0, next_item_step=None, step=0))
 
     async def _read(self, batch: Sequence[int], now: SampleEpoch) -> None:
         """Have each sample after the one before. Time passes at once until a fetch may change what the cache has."""
@@ -189,7 +197,7 @@ class _Loop:
         if self._cache.look_up(sample):
             return costs.hit_seconds
         now.misses += 1
-        if self._run.schedule is not None or not self._cache.capacity:
+        if self._schedule is not None or not self._cache.capacity:
             return costs.get_seconds
         self._cache.offer(sample)  # without a service, the loop itself fills the cache
         return costs.get_seconds + costs.insert_seconds
@@ -197,38 +205,17 @@ class _Loop:
     async def _fetch(self, samples: Sequence[int]) -> None:
         """Read what is not cached; all of it is seen at once, when the last one is there."""
         missing = [sample for sample in samples if sample not in self._cache]
-        pages = math.ceil(self._run.dataset_samples / self._run.page_samples)
+        pages = math.ceil(self._workload.dataset_samples / PAGE_OBJECTS)
         await self._machine.serve(pages * self._costs.list_page_seconds + len(missing) * self._costs.fetch_seconds)
         for sample in missing:
             self._cache.offer(sample)
 
 
 SOURCE = "Krichevsky, St. Louis, Guo: DELI (IC2E 2021), and cake-lab/DELI"
+EPOCHS = (1, 2)
+PAGE_OBJECTS = 1000
+"""That one page of a listing has."""
 _SEED = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """One of the two.
-
-    Attributes:
-        name: in the measurements.
-        title: in plots.
-        dataset_samples: of the training set, 70% of which is split among three nodes anew in every epoch.
-        node_samples: of these, a node's in an epoch.
-        compute_seconds: of an epoch.
-        sample_bytes: of a sample in the cache.
-        costs: what a sample takes; fitted, see ``python -m benchmarks.deli_calibration``.
-    """
-
-    name: str
-    title: str
-    dataset_samples: int
-    node_samples: int
-    compute_seconds: float
-    sample_bytes: int
-    costs: SampleCosts
-
 
 _HIT_SECONDS_PER_BYTE, _INSERT_SECONDS_PER_BYTE = 1.59e-7, 5.53e-7
 
@@ -265,23 +252,6 @@ WORKLOADS = {
         costs=_costs(sample_bytes=12_300, get_seconds=0.0555, fetch_seconds=0.00317),
     ),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A configuration of DELI.
-
-    Attributes:
-        fetch_size: samples that are fetched at a time; 0 where nothing is fetched ahead.
-        threshold: and when so many that were fetched are left.
-        cache_samples: that the cache holds; None any number, 0 no cache.
-        batch_size: samples of a step.
-    """
-
-    fetch_size: int = 0
-    threshold: int = 0
-    cache_samples: int | None = None
-    batch_size: int = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +298,7 @@ def measurements() -> tuple[Measurement, ...]:
 def measured(workload: str, setting: Setting | None) -> list[Measurement | None]:
     """Return what was measured of a setting: in the first epoch and in the second, None where nothing was."""
     found = {each.epoch: each for each in measurements() if (each.workload, each.setting) == (workload, setting)}
-    return [found.get(epoch) for epoch in (1, 2)]
+    return [found.get(epoch) for epoch in EPOCHS]
 
 
 def _setting(row: dict[str, str]) -> Setting | None:
@@ -347,21 +317,7 @@ def _setting(row: dict[str, str]) -> Setting | None:
             return Setting((cache_samples or 0) // 2, int(row["threshold"]), cache_samples, batch_size)
 
 
-def sample_run(workload: Workload, setting: Setting) -> SampleRun:
-    """Return what one node runs."""
-    return SampleRun(
-        dataset_samples=workload.dataset_samples,
-        node_samples=workload.node_samples,
-        batch_size=setting.batch_size,
-        compute_seconds=workload.compute_seconds,
-        schedule=FetchSize(setting.fetch_size, setting.threshold) if setting.fetch_size else None,
-        cache_samples=setting.cache_samples,
-        seed=_SEED,
-    )
-
-
 @lru_cache(maxsize=1024)
 def simulated(workload: str, setting: Setting) -> tuple[SampleEpoch, ...]:
     """Return the epochs of one node, simulated."""
-    chosen = WORKLOADS[workload]
-    return tuple(simulate_samples(sample_run(chosen, setting), chosen.costs))
+    return tuple(simulate_samples(WORKLOADS[workload], setting))

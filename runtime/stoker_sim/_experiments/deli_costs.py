@@ -20,13 +20,22 @@ from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
 from functools import lru_cache
 from importlib import resources
+from itertools import product
 from statistics import mean
 
 from stoker._base.meter import Operation
 from stoker._cost.prices import GB_BYTES, Prices
-from stoker.errors import ConfigError
-from stoker_sim._experiments import Experiment, Outcome, Panel, Row, Table, bars_beside
-from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, measurements, simulated
+from stoker_sim._experiments import Experiment, Outcome, Panel, Row, Table, beside
+from stoker_sim._experiments.deli import (
+    PAGE_OBJECTS,
+    SOURCE,
+    WORKLOADS,
+    Setting,
+    Workload,
+    measured,
+    measurements,
+    simulated,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,49 +55,8 @@ class DeliRates:
     get_dollars: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliCost:
-    """The parts of a run's cost, in dollars.
-
-    Attributes:
-        requests: C_api.
-        storage: n · p_s · S, for a month.
-        nodes: n · p_vm · R.
-    """
-
-    requests: float
-    storage: float
-    nodes: float
-
-    @property
-    def total(self) -> float:
-        """C."""
-        return self.requests + self.storage + self.nodes
-
-
-def on_disk_gb(system_gb: float, data_gb: float) -> float:
-    """Return S = s_os + s_data, the disk of a node that has all the data."""
-    return system_gb + data_gb
-
-
-def cached_gb(system_gb: float, cached_samples: int, sample_gb: float) -> float:
-    """Return S = s_os + c · s̄, the disk of a node that caches samples; of one without a cache c is 0."""
-    return system_gb + cached_samples * sample_gb
-
-
-def run_hours(compute_seconds: float, wait_seconds: float) -> float:
-    """Return R = t_compute + t_wait in hours; the two do not overlap."""
-    return (compute_seconds + wait_seconds) / 3600
-
-
 def request_dollars(
-    epochs: int,
-    samples: int,
-    rates: DeliRates,
-    *,
-    fetch_size: int | None = None,
-    listed_objects: int | None = None,
-    page_objects: int = 1000,
+    epochs: int, samples: int, rates: DeliRates, *, fetch_size: int = 0, listed_objects: int | None = None
 ) -> float:
     """Return C_api.
 
@@ -96,42 +64,33 @@ def request_dollars(
         epochs: e.
         samples: m, read once each in an epoch, over all nodes.
         rates: p_A and p_B.
-        fetch_size: f, where samples are fetched ahead and each fetch lists the bucket; None lists once an epoch.
+        fetch_size: f, where samples are fetched ahead and each fetch lists the bucket; 0 lists once an epoch.
         listed_objects: that a listing goes through; the model's are the m samples, a bucket may have more.
-        page_objects: page, that one request of a listing returns.
-
-    Raises:
-        ConfigError: a number is not positive.
     """
-    listed = samples if listed_objects is None else listed_objects
-    if min(epochs, samples, listed, page_objects) < 1 or (fetch_size is not None and fetch_size < 1):
-        raise ConfigError("epochs, samples, fetch_size, listed_objects and page_objects are at least 1")
-    listings = 1 if fetch_size is None else math.ceil(samples / fetch_size)
-    pages = math.ceil(listed / page_objects)
+    pages = math.ceil((listed_objects or samples) / PAGE_OBJECTS)
+    listings = math.ceil(samples / fetch_size) if fetch_size else 1
     return epochs * (rates.list_dollars * pages * listings + rates.get_dollars * samples)
 
 
-def deli_cost(nodes: int, disk_gb: float, hours: float, rates: DeliRates, *, requests: float = 0.0) -> DeliCost:
-    """Return C = n · (p_s · S + p_vm · R) + C_api, part by part.
+def deli_cost(nodes: int, disk_gb: float, seconds: float, rates: DeliRates, requests: float = 0.0) -> dict[str, float]:
+    """Return the dollars of each of :data:`PARTS`: C_api, n · p_s · S for a month, n · p_vm · R, and C, their sum.
 
     Args:
         nodes: n.
         disk_gb: S, of each node.
-        hours: R.
+        seconds: R, computing and waiting one after the other.
         rates: p_s and p_vm.
         requests: C_api; nothing where all data is on disk.
     """
-    return DeliCost(
-        requests=requests,
-        storage=nodes * rates.disk_dollars_per_gb_month * disk_gb,
-        nodes=nodes * rates.node_dollars_per_hour * hours,
-    )
+    storage = nodes * rates.disk_dollars_per_gb_month * disk_gb
+    running = nodes * rates.node_dollars_per_hour * seconds / 3600
+    return dict(zip(PARTS, (requests, storage, running, requests + storage + running), strict=True))
 
 
+PARTS = ("api", "storage", "compute and loading", "total")
 _NODES = 3
 _EPOCHS = 2
 _PIXELS_GB = (60_000 * 28 * 28 + 50_000 * 32 * 32 * 3) / GB_BYTES
-_PARTS = ("api", "storage", "compute and loading", "total")
 _METHODS: dict[str, Setting | None] = {
     "disk": None,
     "bucket": Setting(cache_samples=0),
@@ -178,7 +137,7 @@ def _published() -> dict[tuple[str, str, str], Decimal]:
     """Return the paper's cells by workload, method and part."""
     text = resources.files("stoker_sim").joinpath("published/deli_table_2.csv").read_text("utf-8")
     rows = csv.DictReader(text.splitlines())
-    return {(row["workload"], row["method"], part): Decimal(row[part]) for row in rows for part in _PARTS if row[part]}
+    return {(row["workload"], row["method"], part): Decimal(row[part]) for row in rows for part in PARTS if row[part]}
 
 
 def _compute_seconds(workload: str) -> float:
@@ -195,21 +154,20 @@ def _wait_seconds(workload: str, setting: Setting | None) -> tuple[float, str]:
     return sum(each.wait_seconds for each in simulated(workload, setting)), "simulated"
 
 
-def _cost(workload: Workload, setting: Setting | None, assumed: _Assumptions) -> DeliCost:
+def _cost(workload: Workload, setting: Setting | None, assumed: _Assumptions) -> dict[str, float]:
     wait_seconds, _ = _wait_seconds(workload.name, setting)
-    hours = run_hours(_compute_seconds(workload.name), wait_seconds)
+    seconds = _compute_seconds(workload.name) + wait_seconds
     if setting is None:
-        return deli_cost(_NODES, on_disk_gb(assumed.system_gb, assumed.data_gb), hours, assumed.rates)
+        return deli_cost(_NODES, assumed.system_gb + assumed.data_gb, seconds, assumed.rates)
     requests = request_dollars(
         _EPOCHS,
         workload.dataset_samples,
         assumed.rates,
-        fetch_size=setting.fetch_size or None,
+        fetch_size=setting.fetch_size,
         listed_objects=assumed.objects,
     )
-    cached_samples = setting.fetch_size + setting.threshold
-    disk_gb = cached_gb(assumed.system_gb, cached_samples, workload.sample_bytes / GB_BYTES)
-    return deli_cost(_NODES, disk_gb, hours, assumed.rates, requests=requests)
+    cached_gb = (setting.fetch_size + setting.threshold) * workload.sample_bytes / GB_BYTES
+    return deli_cost(_NODES, assumed.system_gb + cached_gb, seconds, assumed.rates, requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,15 +187,16 @@ class _Cell:
 
 
 def _cells(assumed: _Assumptions) -> list[_Cell]:
-    cells = []
-    for workload in WORKLOADS.values():
-        for method, setting in _METHODS.items():
-            cost = _cost(workload, setting, assumed)
-            ours = (cost.requests, cost.storage, cost.nodes, cost.total)
-            for part, dollars in zip(_PARTS, ours, strict=True):
-                if (known := _published().get((workload.name, method, part))) is not None:
-                    cells.append(_Cell(workload.name, method, part, dollars, known))
-    return cells
+    costs = {
+        (name, method): _cost(workload, setting, assumed)
+        for (name, workload), (method, setting) in product(WORKLOADS.items(), _METHODS.items())
+    }
+    return [
+        _Cell(*case, part, dollars, _published()[*case, part])
+        for case, cost in costs.items()
+        for part, dollars in cost.items()
+        if (*case, part) in _published()
+    ]
 
 
 def _row(cell: _Cell) -> Row:
@@ -274,11 +233,10 @@ def _unmet(cell: _Cell, rates: DeliRates) -> str:
 def _panel(workload: Workload, parts: Sequence[str], cells: Sequence[_Cell]) -> Panel:
     series = []
     for part in parts:
-        found = {cell.method: cell for cell in cells if (cell.workload, cell.part) == (workload.name, part)}
-        of = [found.get(method) for method in _METHODS]
-        ours = [each.ours if each else None for each in of]
-        known = [float(each.published) if each else None for each in of]
-        series += bars_beside(part, [*_METHODS], ours, known)
+        found = [cell for cell in cells if (cell.workload, cell.part) == (workload.name, part)]
+        ours = {cell.method: cell.ours for cell in found}
+        known = {cell.method: float(cell.published) for cell in found}
+        series += beside(part, [*_METHODS], [*map(ours.get, _METHODS)], [*map(known.get, _METHODS)])
     return Panel(workload.title, "", "dollars for two epochs", series)
 
 

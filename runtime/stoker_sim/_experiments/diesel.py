@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import product
+from operator import itemgetter
+from typing import NamedTuple
 
 from stoker._base.clock import run_virtual
 from stoker._base.meter import Operation
@@ -25,40 +27,10 @@ from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.order import OrderConfig
-from stoker.abc import ObjectInfo
 from stoker_sim._bucket import BucketView, Shared, SimulatedBucket, described
-from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, bars_beside, published
+from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, beside, published
 from stoker_sim._experiments.deli import WORKLOADS
 from stoker_sim._scenario import by_lanes, one_by_one, simulate, slot_bytes
-
-
-class HeldView(BucketView):
-    """A view of a bucket that has the bytes of these objects.
-
-    Args:
-        bucket: whose ``size_of`` knows them.
-        rng: for what is drawn.
-        objects: key → bytes.
-        bytes_per_second: of the machine's network.
-    """
-
-    def __init__(
-        self,
-        bucket: SimulatedBucket,
-        rng: random.Random,
-        objects: Mapping[str, bytes],
-        *,
-        bytes_per_second: float = math.inf,
-    ) -> None:
-        super().__init__(bucket, rng, bytes_per_second=bytes_per_second)
-        self._objects = objects
-
-    async def get_range(self, key: str, start: int, end: int, *, into: memoryview, **given: Any) -> ObjectInfo:
-        """Fill ``into`` when the bytes would be there."""
-        info = await super().get_range(key, start, end, into=into, **given)
-        into[:] = self._objects[key][start:end]
-        return info
-
 
 _PAPER = published("diesel")
 _CHUNK_BYTES = 4 << 20
@@ -136,9 +108,8 @@ def _files_per_second(place: _Place, file_bytes: int, clients: int, size: _Size,
 def _compared(size: _Size, clients: tuple[int, ...]) -> tuple[Table, Panel, list[Panel]]:
     """Return files a second; by how much reading by chunk is faster for one client; and both ways by clients."""
     rows: list[tuple[Cell, ...]] = []
-    times: dict[_Place, list[float]] = {_FILE_SYSTEM: [], _BUCKET: []}
     panels = []
-    for place in times:
+    for place in (_FILE_SYSTEM, _BUCKET):
         series = []
         for known in _PAPER["reads"]:
             file_bytes, least = known["file_bytes"], known["more_than_times"] if place is _FILE_SYSTEM else None
@@ -148,27 +119,25 @@ def _compared(size: _Size, clients: tuple[int, ...]) -> tuple[Table, Panel, list
             )
             for count, chunk, file in zip(clients, chunks, files, strict=True):
                 rows.append((place.name, file_bytes, count, file, chunk, chunk / file, least))
-            times[place].append(chunks[0] / files[0])
             series.append(Series(f"{file_bytes >> 10} KiB by chunk", clients, chunks))
             series.append(Series(f"{file_bytes >> 10} KiB one by one", clients, files))
         title = f"Shuffled reads from a {place.name}"
         panels.append(Panel(title, "clients", "files a second", series, x_log=True, y_log=True))
-    columns = (
-        *("store", "file bytes", "clients", "files/s one by one", "files/s by chunk", "times"),
-        "published, more than",
-    )
+    figures = ("files/s one by one", "files/s by chunk", "times", "published, more than")
+    table = Table("diesel-reads", ("store", "file bytes", "clients", *figures), rows)
+    alone = table.where("clients", clients[0])
+    times, bucket_times = (alone.where("store", place.name).cells("times") for place in (_FILE_SYSTEM, _BUCKET))
     names = [f"{known['file_bytes'] >> 10} KiB files" for known in _PAPER["reads"]]
     bounds = [known["more_than_times"] for known in _PAPER["reads"]]
-    bars = bars_beside(_FILE_SYSTEM.name, names, times[_FILE_SYSTEM], bounds, published="published, more than")
-    bars.append(Series(_BUCKET.name, names, times[_BUCKET], kind="bars"))
+    bars = beside(_FILE_SYSTEM.name, names, times, bounds, published="published, more than")
+    bars.append(Series(_BUCKET.name, names, bucket_times, kind="bars"))
     by_one = Panel("Files a second by chunk / one by one, one client", "", "times", bars, y_log=True)
-    return Table("diesel-reads", columns, rows), by_one, panels
+    return table, by_one, panels
 
 
 def _units(size: _Size) -> tuple[Table, Panel]:
     """Read units of many sizes at random: what the size alone is worth."""
     rows: list[tuple[Cell, ...]] = []
-    series = []
     for place in (_FILE_SYSTEM, _BUCKET):
         speeds = []
         for unit_bytes in _UNITS:
@@ -176,12 +145,13 @@ def _units(size: _Size) -> tuple[Table, Panel]:
             seconds = _seconds(place, objects=units, files=1, object_bytes=unit_bytes, clients=1)
             speeds.append(units * unit_bytes / seconds)
             rows.append((place.name, unit_bytes, speeds[-1], speeds[-1] / speeds[0]))
-        series.append(Series(place.name, _UNITS, [speed / speeds[0] for speed in speeds]))
+    table = Table("diesel-reads-units", ("store", "unit bytes", "bytes/s", "times 4 KiB"), rows)
+    series = table.lines("store", "unit bytes", "times 4 KiB")
     times = float(_PAPER["unit_size_times"])
     series.insert(1, Series("published, of a size that is not named", [131_072], [times], is_published=True))
     title, y_label = "Speed by what is read at a time, one client", "speed / speed at 4 KiB"
     panel = Panel(title, "bytes of a read", y_label, series, x_log=True, y_log=True)
-    return Table("diesel-reads-units", ("store", "unit bytes", "bytes/s", "times 4 KiB"), rows), panel
+    return table, panel
 
 
 def _reads(quick: bool) -> Outcome:
@@ -254,11 +224,11 @@ def _from_snapshot(files: int, workers: int) -> _Start:
         total_bytes_per_second=12.5e9,
         requests_per_second=_REQUESTS_PER_SECOND,
     )
-    bucket = SimulatedBucket(model, {POINTER_KEY: len(data)}.__getitem__)
+    bucket = SimulatedBucket(model, {POINTER_KEY: len(data)}.__getitem__, {POINTER_KEY: data})
 
     def read(rank: int) -> Awaitable[Manifest]:
         rng = random.Random(rank)  # noqa: S311 - a model's
-        return read_manifest(HeldView(bucket, rng, {POINTER_KEY: data}, bytes_per_second=1.25e9))
+        return read_manifest(BucketView(bucket, rng, bytes_per_second=1.25e9))
 
     dollars = workers * Prices.load().request_dollars("s3", Operation.GET)
     return _Start(_elapsed(read, workers), workers, workers * len(data), dollars)
@@ -290,39 +260,33 @@ _WAYS: dict[str, Callable[[int, int], _Start]] = {
 }
 
 
-def _start_rows(way: str, starts: Mapping[tuple[int, int], _Start]) -> Iterator[tuple[Cell, ...]]:
-    for (files, workers), (seconds, *others) in starts.items():
-        yield way, files, workers, seconds, files * workers / seconds, *others
-
-
 def _start_up(quick: bool) -> Outcome:
     most_files = 128_000 if quick else _PAPER["imagenet_files"]
     sizes = [files for files in _FILES if files <= most_files] if quick else _FILES
+    cases = dict.fromkeys([*product((most_files,), _WORKERS), *product(sizes, (_FIXED_WORKERS,))])
     rows: list[tuple[Cell, ...]] = []
-    seconds, rates, dollars, seconds_by_files = [], [], [], []
-    for way, start in _WAYS.items():
-        by_workers = {(most_files, workers): start(most_files, workers) for workers in _WORKERS}
-        by_files = {(files, _FIXED_WORKERS): start(files, _FIXED_WORKERS) for files in sizes}
-        known = [files * workers / found.seconds for (files, workers), found in by_workers.items()]
-        rows += _start_rows(way, by_workers | by_files)
-        seconds.append(Series(way, _WORKERS, [found.seconds for found in by_workers.values()]))
-        seconds_by_files.append(Series(way, sizes, [found.seconds for found in by_files.values()]))
-        rates.append(Series(way, _WORKERS, known))
-        if way == "snapshot":
-            trend = [known[0] * workers for workers in _WORKERS]
-            rates.append(Series("published trend, from our first point", _WORKERS, trend, is_published=True))
-        if way in ("snapshot", "lists"):
-            dollars.append(Series(way, _WORKERS, [found.dollars for found in by_workers.values()]))
+    for (way, start), (files, workers) in product(_WAYS.items(), cases):
+        seconds, *others = start(files, workers)
+        rows.append((way, files, workers, seconds, files * workers / seconds, *others))
+    columns = ("way", "files", "workers", "seconds", "files known/s", "requests", "bytes", "request $")
+    table = Table("diesel-start-up", columns, rows)
+    by_workers, by_files = table.where("files", most_files), table.where("workers", _FIXED_WORKERS)
+    by_files = replace(by_files, rows=sorted(by_files.rows, key=itemgetter(1)))
+    rates = by_workers.lines("way", "workers", "files known/s")
+    trend = [by_workers.cells("files known/s")[0] * workers for workers in _WORKERS]
+    rates.insert(1, Series("published trend, from our first point", _WORKERS, trend, is_published=True))
+    dollars = by_workers.lines("way", "workers", "request $")
     panel = partial(Panel, x_log=True, y_log=True)
     note = f"published: {_PAPER['snapshot_trend']}"
+    known = by_workers.lines("way", "workers", "seconds")
+    known_files = by_files.lines("way", "files", "seconds")
     panels = [
-        panel(f"Until all workers know {most_files:,} files", "workers", "seconds", seconds),
-        panel(f"Until {_FIXED_WORKERS} workers know all files", "files of the data set", "seconds", seconds_by_files),
+        panel(f"Until all workers know {most_files:,} files", "workers", "seconds", known),
+        panel(f"Until {_FIXED_WORKERS} workers know all files", "files of the data set", "seconds", known_files),
         panel("Metadata that all workers come to know", "workers", "files a second", rates, note=note),
-        panel("What the bucket asks for it", "workers", "dollars", dollars),
+        panel("What the bucket asks for it", "workers", "dollars", [dollars[0], dollars[-1]]),
     ]
-    columns = ("way", "files", "workers", "seconds", "files known/s", "requests", "bytes", "request $")
-    return Outcome([Table("diesel-start-up", columns, rows)], panels, _remarks(most_files))
+    return Outcome([table], panels, _remarks(most_files))
 
 
 def _remarks(files: int) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stoker._cost.prices import FunctionPrices, Prices
 from stoker._cost.usage import Calls, total_dollars
 from stoker.errors import ConfigError
-from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, bars_beside, difference, published
+from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, beside, difference, published
 from stoker_sim._warm_fleet import HOUR_SECONDS, Bill, Reclaim, check_durations, lost_within, placed
 from stoker_warm._code import Code
 
@@ -300,8 +300,8 @@ def _bills() -> tuple[Table, Panel]:
     )
     names = [f"{known['objects']},\nback-up {_BACKUP[known['backup']]}" for known in bills] + ["ElastiCache"]
     theirs = [*(known["dollars"] for known in bills), _PAPER["elasticache_dollars"]]
-    then, now = [*found[: len(bills)], math.nan], [*found[len(bills) :], math.nan]
-    bars = bars_beside("simulated, billed by 100 ms", names, then, theirs, published="published")
+    then, now = [*found[: len(bills)], None], [*found[len(bills) :], None]
+    bars = beside("simulated, billed by 100 ms", names, then, theirs, published="published")
     bars.append(Series("simulated, billed by 1 ms", names, now, kind="bars"))
     panel = Panel("50 hours of 400 functions of 1.5 GB", "", "dollars", bars, y_log=True)
     return Table("infinicache-dollars", columns, rows), panel

@@ -23,23 +23,23 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from stoker._base.clock import run_virtual
 from stoker._base.meter import Operation, ReaderWrapper
+from stoker._base.sizes import counted
 from stoker._base.task_group import task_group
 from stoker._diagnostics.latency import BucketModel, Late, LogNormal
 from stoker._fetch.config import NextBatch, PipelineConfig
 from stoker._format.manifest import Manifest
-from stoker._memory.ring import anonymous_memory
-from stoker._order.order import Order, OrderConfig
+from stoker._order.order import OrderConfig
 from stoker.abc import Readable
-from stoker.errors import ConfigError
 from stoker_sim._bucket import BucketView, ModelledReader, Shared, SimulatedBucket, described, size_of
 from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, published
-from stoker_sim._scenario import Node, one_by_one, slot_bytes
+from stoker_sim._scenario import Scenario, one_by_one, simulate, slot_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +59,6 @@ class DiskModel:
     turn_seconds: float = 60 / 7200
     bytes_per_second: float = 150e6
     pieces: int = 2
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.settle_seconds <= self.stroke_seconds < math.inf:
-            raise ConfigError(f"a disk needs 0 <= settle_seconds <= stroke_seconds, not {self}")
-        if not (0 <= self.turn_seconds < math.inf and self.bytes_per_second > 0 and self.pieces >= 1):
-            raise ConfigError(f"a disk needs turn_seconds >= 0, bytes_per_second > 0 and pieces >= 1, not {self}")
 
     def seek_seconds(self, distance: float) -> float:
         """Return how long the head takes for a distance, in parts of its whole way; 0 for none."""
@@ -161,8 +155,6 @@ class Processors:
     """
 
     def __init__(self, cores: int) -> None:
-        if cores < 1:
-            raise ConfigError(f"a machine has at least 1 core, not {cores}")
         self.cores = cores
         self.busy_seconds = 0.0
         self._shared = Shared(lambda jobs: min(1.0, cores / jobs))
@@ -211,12 +203,6 @@ class LoaderModel:
     workers: int
     prefetch_factor: int = 2
     hand_over_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.workers < 0 or self.prefetch_factor < 1:
-            raise ConfigError(f"a loader needs workers >= 0 and prefetch_factor >= 1, not {self}")
-        if not self.hand_over_seconds >= 0:
-            raise ConfigError(f"hand_over_seconds must be at least 0, not {self.hand_over_seconds}")
 
 
 async def train(
@@ -407,16 +393,15 @@ def _with_schedule(place: _Place, depth: int, readers: int, batches: int) -> _Fo
         schedule=NextBatch(depth),
         fetch=one_by_one(readers, deadline_seconds=3600.0),
     )
-    node = Node(
-        manifest=manifest,
-        feed=feed,
-        bucket=DecodingView(place.store(manifest), processors, _DECODE_SECONDS),
-        compute=steps,
-        seed=_SEED,
-        memory=anonymous_memory(slot_bytes(_SAMPLE_BYTES)),
-        order=Order,
+    simulate(
+        Scenario(
+            manifest=manifest,
+            feed=feed,
+            store=DecodingView(place.store(manifest), processors, _DECODE_SECONDS),
+            compute=steps,
+            seed=_SEED,
+        )
     )
-    run_virtual(node.run())
     return _Found.of(steps, processors.busy_seconds + batches * _STEP_SECONDS, place.cores)
 
 
@@ -432,56 +417,38 @@ def _run(quick: bool) -> Outcome:
     shown = depths[:1] if quick else depths
     rows: list[tuple[Cell, ...]] = []
     trends: list[tuple[Cell, ...]] = []
-    drawn = []
     for place in _PLACES:
-        found = _found_at(place, workers, shown, batches)
-        rows += [(place.name, way, number, *each) for (way, number), each in found.items()]
-        drawn.append(_panels(place, found))
-        by_workers = {number: each for (way, number), each in found.items() if way == "DataLoader"}
+        by_workers = {number: _with_workers(place, number, batches) for number in workers}
+        rows += [(place.name, "DataLoader", number, *found) for number, found in by_workers.items()]
+        for readers, depth in product(_READERS, shown):
+            found = _with_schedule(place, depth, readers, batches)
+            rows.append((place.name, f"NextBatch, {counted(readers, 'reader')}", depth, *found))
         trends += [(place.name, *trend) for trend in place.trends(by_workers)]
-    deeper = {depth: _with_schedule(_LATE, depth, _LATE_READERS, batches) for depth in depths}
-    rows += [(_LATE.name, f"NextBatch, {_LATE_READERS} readers", depth, *each) for depth, each in deeper.items()]
+    for depth in depths:
+        found = _with_schedule(_LATE, depth, _LATE_READERS, batches)
+        rows.append((_LATE.name, f"NextBatch, {counted(_LATE_READERS, 'reader')}", depth, *found))
     columns = ("data", "loader", "workers or depth", "s per 10 batches", "fastest 10", "spread", "processors")
     table = Table("ipdl", columns, rows)
     checked = Table("ipdl-trends", ("data", "published", "ours", "holds"), trends)
-    panels = [panel for row in zip(*drawn, strict=True) for panel in row]
-    return Outcome([table, checked], [*panels, _depth_panel(deeper)], _REMARKS)
+    return Outcome([table, checked], _panels(table), _REMARKS)
 
 
-def _found_at(
-    place: _Place, workers: Sequence[int], depths: Sequence[int], batches: int
-) -> dict[tuple[str, int], _Found]:
-    """Return what was found at a place, by loader and its number of workers or depth."""
-    found = {("DataLoader", number): _with_workers(place, number, batches) for number in workers}
-    for readers in _READERS:
-        name = "NextBatch, " + ("1 reader" if readers == 1 else f"{readers} readers")
-        found |= {(name, depth): _with_schedule(place, depth, readers, batches) for depth in depths}
-    return found
-
-
-def _depth_panel(found: dict[int, _Found]) -> Panel:
-    bound_seconds = _WINDOW_BATCHES * _STEP_SECONDS
-    series = [
-        Series("NextBatch", list(found), [each.seconds for each in found.values()]),
-        Series("steps alone", list(found), [bound_seconds] * len(found)),
-    ]
+def _panels(table: Table) -> list[Panel]:
+    labels = {
+        "s per 10 batches": "seconds per 10 batches",
+        "spread": "how 10 batches' time varies: deviation / mean",
+        "processors": "part of the processors that is busy",
+    }
+    panels = []
+    for (column, label), place in product(labels.items(), _PLACES):
+        lines = table.where("data", place.name).lines("loader", "workers or depth", column)
+        note = f"published trend: {place.trend}" if column == "s per 10 batches" else ""
+        panels.append(Panel(f"From {place.name}", "workers or depth", label, lines, note=note))
+    late = table.where("data", _LATE.name)
+    depths, seconds = late.cells("workers or depth"), late.cells("s per 10 batches")
+    alone = Series("steps alone", depths, [_WINDOW_BATCHES * _STEP_SECONDS] * len(depths))
     title = f"From a bucket, {_LATE_FRACTION:.0%} of its answers {_LATE_SECONDS} s late; {_LATE_READERS} readers"
-    return Panel(title, "depth", "seconds per 10 batches", series)
-
-
-def _panels(place: _Place, found: dict[tuple[str, int], _Found]) -> list[Panel]:
-    ways = list(dict.fromkeys(way for way, _ in found))
-    x = {way: [number for name, number in found if name == way] for way in ways}
-
-    def panel(y_label: str, figure: Callable[[_Found], float], note: str = "") -> Panel:
-        series = [Series(way, x[way], [figure(found[way, number]) for number in x[way]]) for way in ways]
-        return Panel(f"From {place.name}", "workers or depth", y_label, series, note=note)
-
-    return [
-        panel("seconds per 10 batches", lambda each: each.seconds, f"published trend: {place.trend}"),
-        panel("how 10 batches' time varies: deviation / mean", lambda each: each.spread),
-        panel("part of the processors that is busy", lambda each: each.processor),
-    ]
+    return [*panels, Panel(title, "depth", "seconds per 10 batches", [Series("NextBatch", depths, seconds), alone])]
 
 
 _REMARKS = (

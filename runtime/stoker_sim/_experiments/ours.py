@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import product, zip_longest
 from statistics import fmean
 
 import numpy as np
@@ -29,8 +29,8 @@ from stoker._fetch.config import FetchConfig
 from stoker._order.order import Order, OrderConfig
 from stoker_sim._bucket import described
 from stoker_sim._caches import TierModel, hit_rates
-from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, bars_beside, difference
-from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, simulated
+from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, beside, difference
+from stoker_sim._experiments.deli import SOURCE, WORKLOADS, SampleEpoch, Setting, Workload, measured, simulated
 from stoker_sim._scenario import EpochResult, Run, by_lanes, simulate, slot_bytes
 
 _NODES = 3
@@ -70,12 +70,14 @@ def _epochs(workload: Workload, samples: int) -> list[EpochResult]:
     return [each for each in run.epochs if each.rank == 0]
 
 
-def _row(workload: Workload, way: str, epoch: int, ours: EpochResult, direct_seconds: float) -> tuple[Cell, ...]:
-    request_seconds = ours.look_ups / _GETS_PER_SECOND
-    bound_seconds = max(workload.compute_seconds, request_seconds)
-    fewer = 1 - ours.wait_seconds / direct_seconds
-    miss_rate = ours.misses / ours.look_ups
-    return workload.name, way, epoch, ours.wait_seconds, fewer, miss_rate, ours.seconds, ours.seconds / bound_seconds
+def _row(
+    workload: Workload, way: str, number: int, epoch: SampleEpoch | EpochResult, direct_seconds: float
+) -> tuple[Cell, ...]:
+    bound_seconds = max(workload.compute_seconds, epoch.look_ups / _GETS_PER_SECOND)
+    fewer = round(1 - epoch.wait_seconds / direct_seconds, 9) + 0.0  # not -0.0
+    over_bound = None if way in _THEIRS else epoch.seconds / bound_seconds
+    miss_rate = epoch.misses / epoch.look_ups
+    return workload.name, way, number, epoch.wait_seconds, fewer, miss_rate, epoch.seconds, over_bound
 
 
 def _part(workload: Workload, part: int) -> Workload:
@@ -87,36 +89,27 @@ def _part(workload: Workload, part: int) -> Workload:
     )
 
 
-def _their_rows(workload: Workload, direct_seconds: float) -> list[tuple[Cell, ...]]:
-    rows: list[tuple[Cell, ...]] = []
-    for way, setting in _THEIRS.items():
-        for number, epoch in enumerate(simulated(workload.name, setting), start=1):
-            fewer = round(1 - epoch.wait_seconds / direct_seconds, 9) + 0.0  # not -0.0
-            rows.append((workload.name, way, number, epoch.wait_seconds, fewer, epoch.miss_rate, epoch.seconds, None))
-    return rows
-
-
-def _panel(workload: Workload, waits: dict[str, float]) -> Panel:
-    later = {way: measured(workload.name, setting)[1] for way, setting in _THEIRS.items()}
-    known = [each.wait_seconds if each else None for each in map(later.get, waits)]
-    bars = bars_beside("simulated", [*waits], [*waits.values()], known, published="published")
-    return Panel(workload.title, "", "wait for data in epoch 2 (s)", bars)
-
-
 def _ours(quick: bool) -> Outcome:
     part = _QUICK_PART if quick else 1
     rows: list[tuple[Cell, ...]] = []
     panels = []
     for workload in WORKLOADS.values():
         own, in_objects = _part(workload, part), _OBJECT_BYTES // workload.sample_bytes
-        waits = {way: simulated(workload.name, setting)[-1].wait_seconds for way, setting in _THEIRS.items()}
-        direct_seconds = waits[_DIRECT]
-        rows += _their_rows(workload, direct_seconds)
-        for way, samples in (("ours, by sample", 1), ("ours, super-samples", in_objects)):
-            ours = _epochs(own, samples)
-            rows += [_row(own, way, number, each, direct_seconds / part) for number, each in enumerate(ours, start=1)]
-            waits[way] = ours[-1].wait_seconds * part
-        panels.append(_panel(workload, waits))
+        theirs = {way: simulated(workload.name, setting) for way, setting in _THEIRS.items()}
+        ours = {"ours, by sample": _epochs(own, 1), "ours, super-samples": _epochs(own, in_objects)}
+        direct_seconds = theirs[_DIRECT][-1].wait_seconds
+        for way, epochs in theirs.items():
+            rows += [_row(workload, way, number, each, direct_seconds) for number, each in enumerate(epochs, start=1)]
+        for way, found in ours.items():
+            rows += [_row(own, way, number, each, direct_seconds / part) for number, each in enumerate(found, start=1)]
+        waits = [
+            *(of[-1].wait_seconds for of in theirs.values()),
+            *(of[-1].wait_seconds * part for of in ours.values()),
+        ]
+        later = [measured(workload.name, setting)[-1] for setting in _THEIRS.values()]
+        known = [*(each.wait_seconds if each else None for each in later), *(None for _ in ours)]
+        bars = beside("simulated", [*theirs, *ours], waits, known, published="published")
+        panels.append(Panel(workload.title, "", "wait for data in epoch 2 (s)", bars))
     columns = ("workload", "way", "epoch", "wait s", "less than directly", "miss rate", "epoch s", "epoch / bound")
     remarks = (*_REMARKS, f"Our rows are of 1/{part} of each data set.") if quick else _REMARKS
     return Outcome([Table("ours", columns, rows)], panels, remarks)
@@ -154,27 +147,23 @@ def _caching(quick: bool) -> Outcome:
     alone = [rng.permutation(objects) for _ in range(epochs)]
     shared = [rng.permutation(objects)[: objects // _NODES] for _ in range(epochs)]
     rows: list[tuple[Cell, ...]] = []
-    panels, errors = [], []
-    for nodes, readings in ((1, alone), (_NODES, shared)):
-        series = []
-        for policy in _POLICIES:
-            ours = [_settled(readings, int(share * len(readings[0])), policy) for share in _SHARES]
-            series.append(Series(policy, _SHARES, ours))
-            theirs = _references(nodes, policy)
-            if theirs:
-                series.append(Series(f"{policy}, reference", _SHARES, theirs, is_published=True))
-            for share, rate, known in zip_longest(_SHARES, ours, theirs):
-                rows.append((nodes, policy, share, rate, known, difference(rate, known)))
-                errors.append(abs(difference(rate, known) or 0.0))
-        title = "one node" if nodes == 1 else f"{nodes} nodes, each epoch partitioned anew"
-        panels.append(Panel(title, _OF_READ, "hit rate", series))
-    columns = ("nodes", "policy", "cache share", "hit rate", "reference", "difference")
+    for (nodes, readings), policy in product({1: alone, _NODES: shared}.items(), _POLICIES):
+        ours = [_settled(readings, int(share * len(readings[0])), policy) for share in _SHARES]
+        for share, rate, known in zip_longest(_SHARES, ours, _references(nodes, policy)):
+            rows.append((nodes, policy, share, rate, known, difference(rate, known)))
+    table = Table("caching", ("nodes", "policy", "cache share", "hit rate", "reference", "difference"), rows)
+    titles = {1: "one node", _NODES: f"{_NODES} nodes, each epoch partitioned anew"}
+    panels = [
+        Panel(title, _OF_READ, "hit rate", table.where("nodes", nodes).lines(*table.columns[1:5]))
+        for nodes, title in titles.items()
+    ]
+    errors = [abs(error or 0.0) for error in table.cells("difference")]
     counted = f"{objects:,} objects, {epochs} epochs, of which the last {1 - _WARM_UP:.0%} count"
     remarks = (
         f"{counted}; ours differ from the reference by at most {max(errors):.3f}.",
         "A cache that nodes share can reach its whole share; a node by itself keeps what will come back to it.",
     )
-    return Outcome([Table("caching", columns, rows)], panels, remarks)
+    return Outcome([table], panels, remarks)
 
 
 def _references(nodes: int, policy: str) -> Sequence[float]:
@@ -247,29 +236,24 @@ def _ddp_row(policy: str, share: float, super_samples: int, epochs: int) -> tupl
 
 def _ddp(quick: bool) -> Outcome:
     super_samples, epochs = (240, _WARM_UP_EPOCHS + 5) if quick else (3_000, _WARM_UP_EPOCHS + 9)
-    shares = (0.5,) if quick else _SHARES
-    rows: list[tuple[Cell, ...]] = []
-    figures, series = [], []
-    for policy in _DDP_POLICIES:
-        found = [_ddp_row(policy, share, super_samples, epochs) for share in shares]
-        rows += [(policy, share, *row) for share, row in zip(shares, found, strict=True)]
-        series.append(Series(policy, shares, [row[0] for row in found]))
-        series.append(Series(f"{policy}, reference", shares, [row[1] for row in found], is_published=True))
-        figures += found
+    cases = product(_DDP_POLICIES, (0.5,) if quick else _SHARES)
     columns = (
         *("policy", "cache share", "hit rate", "reference", "difference", "policy alone"),
         *("miss rate of the loop", "wait s of an epoch", "read of what is used"),
     )
-    panel = Panel(f"{_NODES} nodes, each epoch partitioned anew", _OF_READ, "hit rate of the cache", series)
-    error, missed = (max(abs(row[place]) for row in figures) for place in (2, 4))
-    lost = max(abs(hits - alone) for hits, _, _, alone, *_ in figures)
+    table = Table("ddp", columns, [(*case, *_ddp_row(*case, super_samples, epochs)) for case in cases])
+    lines = table.lines(*columns[:4])
+    panel = Panel(f"{_NODES} nodes, each epoch partitioned anew", _OF_READ, "hit rate of the cache", lines)
+    error, missed = (max(map(abs, table.cells(column))) for column in ("difference", "miss rate of the loop"))
+    both = zip(table.cells("hit rate"), table.cells("policy alone"), strict=True)
+    lost = max(abs(hits - alone) for hits, alone in both)
     remarks = (
         f"{super_samples:,} super-samples, {epochs} epochs; hits are counted from the {_WARM_UP_EPOCHS + 1}th on.",
         f"Hit rates differ from the reference by at most {error:.3f}.",
         f"A policy that is asked alone, in the same order, has the same hit rates but for {lost:.4f}.",
         f"After the first epoch the loop misses at most {missed:.2%} of its look-ups, whatever the cache holds.",
     )
-    return Outcome([Table("ddp", columns, rows)], [panel], remarks)
+    return Outcome([table], [panel], remarks)
 
 
 _SIZES = ((1, 1_000), (10, 1_000), (100, 1_000), (1_000, 1_000))
@@ -314,31 +298,22 @@ def _peak_bytes() -> int:
 
 
 def _scale(quick: bool) -> Outcome:
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for nodes, super_samples in _QUICK_SIZES if quick else _SIZES:
         cost = measured_cost(nodes, super_samples)
-        each_us = cost.cpu_seconds / cost.fetches * 1e6
-        rows.append(
-            (nodes, super_samples, cost.fetches, cost.cpu_seconds, each_us, cost.peak_bytes / 1e6, cost.run.stall)
-        )
+        seconds, each_us = cost.cpu_seconds, cost.cpu_seconds / cost.fetches * 1e6
+        rows.append((nodes, super_samples, cost.fetches, seconds, each_us, cost.peak_bytes / 1e6, cost.run.stall))
     columns = ("nodes", "super-samples of each", "fetches", "processor s", "µs a fetch", "peak memory MB", "stall")
-    x = [float(row[0]) for row in rows]
-    panels = [
-        Panel(
-            title,
-            "nodes",
-            y_label,
-            [Series("simulated", x, [float(row[place]) for row in rows])],
-            x_log=True,
-            y_log=True,
-        )
-        for title, y_label, place in (("Processor time", "s", 3), ("Memory", "MB", 5))
-    ]
+    table = Table("scale", columns, rows)
+    panels = []
+    for title, unit, column in (("Processor time", "s", "processor s"), ("Memory", "MB", "peak memory MB")):
+        series = [Series("simulated", table.cells("nodes"), table.cells(column))]
+        panels.append(Panel(title, "nodes", unit, series, x_log=True, y_log=True))
     remarks = (
         "One process on one core; processor time, since the machine may have other work. It differs between machines.",
         "Every fetch runs the real prefetcher, fetcher (permit, deadline, hedge timer, retries) and ring.",
     )
-    return Outcome([Table("scale", columns, rows)], panels, remarks)
+    return Outcome([table], panels, remarks)
 
 
 EXPERIMENTS = (
