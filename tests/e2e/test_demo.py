@@ -16,8 +16,9 @@ import pytest
 from stoker import Operation, Prices
 from stoker._base.meter import Reading
 from stoker_local import BucketConfig, BucketSpec, bucket_process
-from stoker_local._demo import Screen, training
+from stoker_local._demo import training
 from stoker_local._demo.run import Result, failures, read_counts, table
+from stoker_local._demo.screen import Screen
 from stoker_local._demo.training import ImageObjects, Timing, new_model
 from stoker_torch import Loader
 from support.demo import cells, demo, mislead, read_until, running, started_by

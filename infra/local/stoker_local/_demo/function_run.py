@@ -16,7 +16,7 @@ from stoker._cost.prices import Prices
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker.errors import MissingExtraError
 from stoker_local._bucket import LocalBucket
-from stoker_local._demo import Screen, aligned, bar, training
+from stoker_local._demo import training
 from stoker_local._demo.function_setup import (
     COMPACT,
     DATASET,
@@ -28,6 +28,7 @@ from stoker_local._demo.function_setup import (
     read_epoch,
 )
 from stoker_local._demo.run import led_to, quiet_torch, read_counts
+from stoker_local._demo.screen import Screen, aligned, bar
 from stoker_local._host import background
 from stoker_local.functions import FunctionCloud, FunctionStatistics, Happening, function_cloud, total
 

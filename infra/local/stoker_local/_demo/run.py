@@ -19,7 +19,8 @@ from stoker._base.meter import Meter, Operation, Reading
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices
 from stoker_local._bucket import BucketConfig
-from stoker_local._demo import Screen, aligned, bar, training
+from stoker_local._demo import training
+from stoker_local._demo.screen import Screen, aligned, bar
 from stoker_local._demo.training import Batches, Timing, accuracy, new_model, open_direct, train, tune
 from stoker_local._host import bucket_process
 from stoker_local._network import Shape
