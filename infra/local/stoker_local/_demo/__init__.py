@@ -2,106 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
 import sys
-import textwrap
-import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
-from typing import TextIO
 
 from stoker.cli import Command
 from stoker.cli.flags import positive
 from stoker.errors import ConfigError, MissingExtraError
+from stoker_local._demo.screen import Screen
 
 _EPOCHS = 8
 _IMAGES = 2500
-_REDRAW_SECONDS = 0.1
-_WIDEST = 100
-_LABEL = 8
-_CLEAR = "\r\x1b[K"
-
-
-class Screen:
-    """A stream that people look at; leaving it wipes lines that are being redrawn.
-
-    Attributes:
-        is_terminal: whether lines can be redrawn.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._drawn_at = -math.inf
-        self._lines_above = 0
-
-    def __enter__(self) -> Screen:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.is_terminal:
-            self._write(self._wiped())
-
-    def line(self, text: str = "") -> None:
-        """Write a text that stays, wrapped at the screen's width."""
-        self._stay(self._wrapped(text))
-
-    def item(self, label: str, text: str) -> None:
-        """Write a text that stays, in a column of its own behind its label."""
-        self._stay(self._wrapped(f"  {label:<{_LABEL}} {text}", indent=" " * (_LABEL + 3)))
-
-    def rows(self, lines: list[str]) -> None:
-        """Write lines that stay, and an empty one behind them."""
-        self._stay([*(f"  {line}" for line in lines), ""])
-
-    def draw(self, *lines: str) -> None:
-        """Show lines until the next ones, on a terminal; drawn at most ten times a second, cut at its edges."""
-        now = time.monotonic()
-        if self.is_terminal and now - self._drawn_at >= _REDRAW_SECONDS:
-            self._drawn_at = now
-            size = shutil.get_terminal_size()
-            wipe, shown = self._wiped(), [f"  {line}"[: size.columns - 1] for line in lines[: size.lines - 1]]
-            self._lines_above = len(shown) - 1
-            self._write(wipe + "\n".join(shown))
-
-    def milestone(self, text: str) -> None:
-        """Tell what was reached where no line can be redrawn."""
-        if not self.is_terminal:
-            self._write(f"  {text}\n")
-
-    def _stay(self, lines: list[str]) -> None:
-        self._write((self._wiped() if self.is_terminal else "") + "".join(f"{line}\n" for line in lines))
-        self._drawn_at = -math.inf
-
-    def _wrapped(self, text: str, indent: str = "") -> list[str]:
-        columns = min(shutil.get_terminal_size().columns, _WIDEST)
-        return textwrap.wrap(text, columns - 1, subsequent_indent=indent, break_on_hyphens=False) or [""]
-
-    def _wiped(self) -> str:
-        """Return what wipes the lines that were drawn last and goes back to where they began."""
-        above, self._lines_above = self._lines_above, 0
-        return f"\r\x1b[{above}A\x1b[J" if above else _CLEAR
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
-
-
-def bar(fraction: float, width: int = 24) -> str:
-    """Return a bar that is filled so far."""
-    return f"[{'#' * round(fraction * width):.<{width}}]"
-
-
-def aligned(rows: Sequence[Sequence[str]], *, heads: int = 1) -> list[str]:
-    """Return rows with a line below the heads, the first column to the left and the others to the right."""
-    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = [
-        "  ".join([f"{label:<{first}}", *(f"{cell:>{width}}" for cell, width in zip(cells, others, strict=True))])
-        for label, *cells in rows
-    ]
-    return [*lines[:heads], "-" * len(lines[0]), *lines[heads:]]
 
 
 def _configure(parser: ArgumentParser) -> None:
