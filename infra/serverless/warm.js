@@ -29,7 +29,7 @@ const node = (name, given) => ({
   // An invocation ends by itself soon after the last request; one that is needed for longer is called again.
   timeout: 900,
   ephemeralStorageSize: 512,
-  // The instance that serves and, while it is backed up, its second; a mistake starts no more.
+  // The instance that serves, and a second while it is in doubt which one is the node; a mistake starts no more.
   reservedConcurrency: 2,
   // Three lines for each call, of which there is one a minute and node: nobody reads them after a week.
   logRetentionInDays: 7,

@@ -1,5 +1,5 @@
-# The warm tier: a service for each node, whose instance does one thing at a time. While a node is backed up it has a
-# second instance. It may do nothing at all: it dials the proxy that calls it, and both know the secret.
+# The warm tier: a service for each node, whose instance does one thing at a time. There is a second instance while it is
+# in doubt which one is the node. It may do nothing at all: it dials the proxy that calls it, and both know the secret.
 locals {
   warm       = { cpu = 1, memory = "2Gi", timeout_seconds = 3600, concurrency = 1, instances = 2 }
   warm_nodes = toset([for number in range(var.warm_nodes) : "warm-${number}"])

@@ -368,7 +368,7 @@ class StreamConfig:
         """Return the tier that ``tier`` names or is, for one of so many processes; nothing is connected to yet.
 
         Args:
-            store: of the data set, from which what nodes lose is put back if ``tier`` says so.
+            store: of the data set, for tiers that read from it what they lack.
             processes: that read, in the whole job.
 
         Raises:

@@ -409,10 +409,8 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trac
 
     nodes = [node(rank) for rank in range(feed.world_size)]
     async with task_group() as group:
-        upkeep = group.create_task(warm.keep_whole(machine(0)[0])) if warm is not None else None
-        found = await asyncio.gather(*(each.run() for each in nodes))
-        if upkeep is not None:
-            upkeep.cancel()
+        running = [group.create_task(each.run()) for each in nodes]
+    found = [task.result() for task in running]
     ordered = sorted((each for results in found for each in results), key=lambda each: (each.epoch, each.rank))
     seconds = asyncio.get_running_loop().time()
     return Run(epochs=tuple(ordered), seconds=seconds, warm=warm.tally(seconds) if warm is not None else None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +38,6 @@ from stoker_sim._bucket import described, read_durations, recorded_bucket
 from stoker_sim._caches import REPLICA_AWARE, TierModel
 from stoker_sim._scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS, Scenario
 from stoker_sim._simulated_warm import WarmModel
-from stoker_sim._warm_fleet import Reclaim
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 
@@ -191,7 +191,6 @@ def _range(least: float, most: float, endless: float) -> str:
 _MOST_SUPER_SAMPLES = 10_000_000
 """What a model keeps of one is some hundred bytes."""
 _MOST_EVENTS = 500_000_000
-_MOST_PUT_BACK = 1_000
 _LEAST_REQUESTS_PER_SECOND = 0.001
 _DEVICES = {"memory": (10e9, 0.0), "disk": (2e9, 0.0001)}
 """Kind of cache → bytes a second and seconds before the first one, where the file does not say."""
@@ -351,22 +350,23 @@ def _cache(section: Section) -> TierModel:
     )
 
 
+_REMOVED = ("backup_seconds", "put_back", "together")
+"""Fields of earlier releases, which are accepted with a warning."""
+
+
 def _warm(section: Section) -> WarmModel:
     usual, config = WarmModel(), WarmConfig()
     latency = _latency(section.within("latency"), lambda: usual.latency)
-    reclaim = None
+    life_seconds = None
     if "mean_life_seconds" in section:
         life_seconds = section.number("mean_life_seconds", least=60.0, most=LONGEST_SECONDS * 365)
-        reclaim = Reclaim(mean_life_seconds=life_seconds, together=section.number("together", 0.0, most=1.0))
+    _warn_of_removed(section)
     memory_bytes = section.size("memory_bytes", usual.memory_bytes)
-    backup_seconds = section.number("backup_seconds", least=1.0) if "backup_seconds" in section else None
     shape: dict[str, Any] = {
         "nodes": section.integer("nodes", config.nodes),
         "code": _code(section, str(config.code)),
         "keep_warm_seconds": section.number("keep_warm_seconds", config.keep_warm_seconds, least=1.0),
-        "backup_seconds": backup_seconds,
         "linger_seconds": section.number("linger_seconds", config.linger_seconds, most=LONGEST_SECONDS),
-        "put_back": section.integer("put_back", config.put_back, least=0, most=_MOST_PUT_BACK),
     }
     limit_bytes = section.size("limit_bytes", memory_bytes * 3 // 4)
     rate = _rate(section, "bytes_per_second", usual.bytes_per_second)
@@ -377,9 +377,17 @@ def _warm(section: Section) -> WarmModel:
             limit_bytes=limit_bytes,
             bytes_per_second=rate,
             latency=latency,
-            reclaim=reclaim,
+            mean_life_seconds=life_seconds,
         )
     )
+
+
+def _warn_of_removed(section: Section) -> None:
+    for name in _REMOVED:
+        if name in section:
+            section.number(name)
+            text = f"warm.{name} has no effect: reads write lost shards again, nothing else does; leave it out"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
 
 
 def _code(section: Section, default: str) -> Code:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
 from typing import Any
 
 from stoker.abc import Answer
@@ -95,15 +94,6 @@ class Caller:
         standing.touched()
         return is_as_expected
 
-    async def call_second(self) -> None:
-        """Call the function while its instance is busy: that makes a second one."""
-        with suppress(StokerError):
-            answer = None
-            try:
-                answer = await self._invoke(self._standing.name, self._event(Task.BACKUP))
-            finally:
-                self._billed(answer, Task.BACKUP)
-
     def _event(self, task: Task) -> dict[str, Any]:
         standing, (proxy, fingerprint) = self._standing, self._proxy()
         return Wake(
@@ -112,7 +102,7 @@ class Caller:
             fingerprint=fingerprint,
             task=task,
             linger_seconds=self._config.linger_seconds,
-            dial_anew=standing.connection is None or standing.life.tries > 0 or task is Task.BACKUP,
+            dial_anew=standing.connection is None or standing.life.tries > 0,
         ).to_event()
 
     def _failed(self, error: StokerError) -> None:

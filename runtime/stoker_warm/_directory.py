@@ -69,18 +69,6 @@ class Placement(NamedTuple):
     evicted: list[Held]
 
 
-class Loss(NamedTuple):
-    """What became of the objects that had a shard on a node.
-
-    Attributes:
-        degraded: names of those that lost a shard and can still be read: to be rebuilt.
-        gone: names of those that cannot be read from the nodes any more, and could.
-    """
-
-    degraded: list[str]
-    gone: list[str]
-
-
 class Directory:
     """Rows, cells and the account of each node. It decides and never waits; not thread-safe.
 
@@ -228,39 +216,34 @@ class Directory:
         self._tidy(at // self._width)
         return True
 
-    def lost(self, node: int) -> Loss:
+    def lost(self, node: int) -> None:
         """A node lost all that it held. What is on its way to it stays reserved: who writes it tells how that ends."""
-        return self._disbelieve(node, frozenset())
+        self._disbelieve(node, frozenset())
 
-    def listed(self, node: int, shards: Collection[ShardId]) -> tuple[Loss, list[ShardId]]:
+    def listed(self, node: int, shards: Collection[ShardId]) -> list[ShardId]:
         """Believe that a node holds what it lists and nothing else.
 
         Returns:
-            What that loses; and the shards that nothing will be read from, which are to be deleted there: cut by no
-            code of the directory, of an object that has the shard elsewhere or another one on this node, or of more
-            objects than there are rows for.
+            The shards that nothing will be read from, which are to be deleted there: cut by no code of the directory,
+            of an object that has the shard elsewhere or another one on this node, or of more objects than there are
+            rows for.
         """
-        loss = self._disbelieve(node, frozenset(shards))
-        return loss, [shard for shard in shards if not self._believe(node, shard)]
+        self._disbelieve(node, frozenset(shards))
+        return [shard for shard in shards if not self._believe(node, shard)]
 
     def forget(self, name: str) -> list[Held]:
         """Let an object go; return its shards, which are to be deleted."""
         return self._let_go_of(int(name, 16))
 
-    def _disbelieve(self, node: int, but: Set[ShardId]) -> Loss:
+    def _disbelieve(self, node: int, but: Set[ShardId]) -> None:
         places: NDArray[np.int64] = np.flatnonzero(np.frombuffer(self._cells, np.uint16) == node)
-        degraded, gone = list[str](), list[str]()
         for at in places.tolist():
             row, position = divmod(at, self._width)
             name, code = self._name_and_code(row)
             if but and ShardId(name, code.data, code.parity, position) in but:
                 continue
-            before = sum(cell < _RESERVED for cell in self._cells_of(row, code))
-            if before >= code.data:
-                (degraded if before > code.data else gone).append(name)
             self._clear(at, _taken_bytes(name, code))
             self._tidy(row)
-        return Loss(degraded, gone)
 
     def _believe(self, node: int, shard: ShardId) -> bool:
         if shard.code not in self._codes:

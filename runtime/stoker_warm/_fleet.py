@@ -6,8 +6,8 @@ What an instance holds, and what it is to let go, are lists of shards, page by p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -99,15 +99,12 @@ class Node:
         config = parts.config
         self.number, self.name = number, config.name_of(number)
         self.limit_bytes = 0
-        self.saved_instance: str | None = None
-        """Whose contents its second instance was given last."""
         self._config, self._spawn, self._found = config, parts.spawn, parts.found
         self._standing = Standing(
             self.name, config, found=partial(parts.found, self), call_back=lambda: self._waking.rouse()
         )
         self._caller = Caller(self._standing, config, parts.invoke, parts.proxy, parts.billed)
         self._waking = Waking(self._standing, self._caller, config, parts.spawn)
-        self._second: asyncio.Future[Connection] | None = None
 
     @property
     def life(self) -> Life:
@@ -184,7 +181,7 @@ class Node:
             raise ConnectionLostError(f"{self.name} has another connection than the one that answered")
         standing.answered(instance, is_shard=is_current and kind is Kind.GET)
         if is_change and reply.kind is Kind.STORED:
-            standing.noted(Report.parse(_without(reply.head, "evicted")))
+            standing.noted(Report.parse({key: value for key, value in reply.head.items() if key != "evicted"}))
         return reply
 
     async def keep_warm(self) -> None:
@@ -250,51 +247,12 @@ class Node:
             for head in deletions(held):
                 await self.request(Kind.DELETE, head, seconds=self._config.write_seconds)
 
-    @asynccontextmanager
-    async def accompanied(self) -> AsyncIterator[Connection]:
-        """Have a second instance beside the one that is awake, which is kept awake meanwhile; yield its connection.
-
-        Raises:
-            DeadlineError: there is none within ``wake_seconds``: the platform starts no more, or took the first one.
-            ConnectionLostError: the node cannot be woken.
-        """
-        config = self._config
-        await self.request(Kind.PING, {}, seconds=config.wake_seconds)
-        self._second = second = asyncio.get_running_loop().create_future()
-        staying = asyncio.ensure_future(self._stay_awake())
-        try:
-            self._spawn(self._caller.call_second())
-            try:
-                async with asyncio.timeout(config.wake_seconds):
-                    connection = await second
-            except TimeoutError:
-                raise DeadlineError(f"{self.name} has no second instance after {config.wake_seconds:g} s") from None
-            try:
-                yield connection
-            finally:
-                self._spawn(_dismissed(connection, config.ping_seconds))
-        finally:
-            self._second = None
-            staying.cancel()
-            await asyncio.wait([staying])
-
-    async def _stay_awake(self) -> None:
-        """Give it a reason to stay: while it runs, the platform takes another instance for another call."""
-        with suppress(StokerError):
-            while True:
-                await self.request(Kind.PING, {}, seconds=self._config.wake_seconds)
-                await asyncio.sleep(self._config.linger_seconds / 4)
-
     # What happens to it.
 
     def greeted(self, connection: Connection, greeting: Head) -> None:
         """An instance has connected and knows the secret."""
-        report, task = Report.parse(_without(greeting, "task")), greeting.get("task")
-        is_second = task == Task.BACKUP and report.instance != self.life.instance
-        if is_second and self._second is not None and not self._second.done():
-            self._second.set_result(connection)
-            return
-        contents = None if is_second else self._standing.greeted(connection, report)
+        report = Report.parse(greeting)
+        contents = self._standing.greeted(connection, report)
         if contents is None:
             self._spawn(_dismissed(connection, self._config.ping_seconds))
             return
@@ -315,14 +273,6 @@ class Node:
     def lost(self, connection: Connection) -> None:
         """A connection has ended."""
         self._standing.lost(connection)
-
-    def doubt(self) -> None:
-        """It may hold what nobody knows of, or not hold what it is believed to: have it say what it holds."""
-        self._standing.doubt()
-
-
-def _without(head: Head, name: str) -> dict[str, Any]:
-    return {key: value for key, value in head.items() if key != name}
 
 
 async def _dismissed(connection: Connection, seconds: float) -> None:

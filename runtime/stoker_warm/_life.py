@@ -187,7 +187,7 @@ class Life:
     def greeted(self, instance: str, digest: Digest, now_seconds: float) -> Contents | None:
         """An instance has connected and proved who it is.
 
-        It takes the place of a connection that there was. A back-up's peer is not reported here, unless it is to serve.
+        It takes the place of a connection that there was.
 
         Returns:
             What to think of the contents; None if it is not the node: tell it to stop.

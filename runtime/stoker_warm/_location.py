@@ -8,12 +8,14 @@ is never part of it.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 from urllib.parse import unquote
 
+from stoker._base.arguments import caller_level
 from stoker._base.meter import Egress
 from stoker._base.sizes import parse_bytes
 from stoker.errors import ConfigError
@@ -135,7 +137,7 @@ def _settings(query: str, known: set[str]) -> dict[str, str]:
     given: dict[str, str] = {}
     for each in query.split("&") if query else ():
         name, _, value = each.partition("=")
-        if name not in known:
+        if name not in known | _REMOVED.keys():
             raise ConfigError(
                 f"{name[:_SHOWN_CHARACTERS]!r} is no setting of such a warm tier; there are {', '.join(sorted(known))}"
             )
@@ -144,6 +146,9 @@ def _settings(query: str, known: set[str]) -> dict[str, str]:
         given[name] = unquote(value, errors="strict") if value.isascii() else ""
         if not given[name] or not given[name].isprintable():
             raise ConfigError(f"{name} has no value, or one that cannot be, in the URL of a warm tier")
+        if name in _REMOVED:
+            text = f"{name}= of a warm tier has no effect: {_REMOVED[name]}; leave it out"
+            warnings.warn(text, DeprecationWarning, stacklevel=caller_level())
     return given
 
 
@@ -199,14 +204,12 @@ _CONFIG: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "code": ("code", _code),
     "linger": ("linger_seconds", _seconds),
     "keep_warm": ("keep_warm_seconds", _seconds),
-    "backup": ("backup_seconds", _seconds),
     "ping": ("ping_seconds", _seconds),
     "wake": ("wake_seconds", _seconds),
     "read": ("read_seconds", _seconds),
     "write": ("write_seconds", _seconds),
     "pending": ("pending_bytes", _bytes),
     "writes": ("writes", _count),
-    "put_back": ("put_back", _count),
     "objects": ("most_objects", _count),
 }
 """Settings → those of the proxy, and how they are read."""
@@ -223,5 +226,11 @@ OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
 
 BILLED = ("memory_bytes", "vcpus")
 """Of those, what only the bill depends on."""
+
+_REMOVED = {
+    "backup": "nodes have no second instances, and an object that is lost is read from the bucket and kept again",
+    "put_back": "lost shards are written again by the next read of their object, from the bucket if too many are lost",
+}
+"""Settings of earlier releases → what happens instead. They are accepted with a warning."""
 
 _PLACES = ("listen", "advertise", "certificate", "key", "bucket", "egress")

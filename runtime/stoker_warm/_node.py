@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -112,7 +112,7 @@ class NodeServer:
             "node",
             wake.node,
             self._instance,
-            greeting=_greeting(self.report, wake.task),
+            greeting=self.report.to_json(),
             fingerprint=wake.fingerprint,
         )
         connection = await self._connect(wake, lambda: Connection(handshake, self._answer))
@@ -192,10 +192,6 @@ class NodeServer:
             return Kind.REFUSED, {"reason": "too large"}, ()
         gone = [each.to_text() for each in evicted[:LISTED_AT_ONCE]]  # of more the digest tells
         return Kind.STORED, {**self.report.to_json(), "evicted": gone}, ()
-
-
-def _greeting(report: Report, task: Task) -> Mapping[str, str | int]:
-    return {**report.to_json(), "task": str(task)}
 
 
 def _listed(head: Head) -> list[ShardId]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
@@ -18,7 +18,6 @@ from stoker_warm._handshake import Secret
 from stoker_warm._listener import TcpDoor
 from stoker_warm._location import BILLED, OPTIONS, Fleet, WarmLocation
 from stoker_warm._proxy import Proxy
-from stoker_warm._put_back import BucketOrigin, Origin
 from stoker_warm._server import ProxyServer, Tariff, overview, told
 from stoker_warm._tier import Keeper, LazyKeeper, WarmTier
 
@@ -42,7 +41,6 @@ class OwnProxy:
         secret: Secret,
         *,
         serves: Callable[[Tariff], ProxyServer] | None = None,
-        origins: Sequence[Origin] = (),
     ) -> OwnProxy:
         """Listen, and call all nodes.
 
@@ -50,7 +48,6 @@ class OwnProxy:
             fleet: the nodes, and where to listen.
             secret: of the deployment.
             serves: makes what answers clients; without, they are turned away.
-            origins: where objects came from.
 
         Raises:
             StokerError: it cannot listen, or functions cannot be called.
@@ -61,7 +58,7 @@ class OwnProxy:
         door = TcpDoor(fleet.listen, advertised=fleet.advertised, certificate=fleet.certificate)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(executor)
-            proxy = Proxy(fleet.config, secret, executor.call, door, clients=server, origins=origins)
+            proxy = Proxy(fleet.config, secret, executor.call, door, clients=server)
             if server is not None:
                 server.attend(proxy)
             stack.push_async_callback(proxy.close)
@@ -129,7 +126,7 @@ class WarmKeeper(Keeper, Protocol):
         ...
 
 
-async def open_keeper(location: WarmLocation, secret: Secret, *, origins: Sequence[Origin] = ()) -> WarmKeeper:
+async def open_keeper(location: WarmLocation, secret: Secret) -> WarmKeeper:
     """Return what reads and keeps objects there; ``close`` it in the end, on the same event loop.
 
     A proxy in this process listens and calls its nodes from here on. One elsewhere is connected to when it is first
@@ -138,14 +135,13 @@ async def open_keeper(location: WarmLocation, secret: Secret, *, origins: Sequen
     Args:
         location: of the tier.
         secret: of the deployment.
-        origins: of objects, from which a proxy in this process puts back what nodes lose if the location says so.
 
     Raises:
         ConfigError: what it needs is not right, or the address cannot be used.
         StokerError: functions cannot be called.
     """
     if location.fleet is not None:
-        return await OwnProxy.open(location.fleet, secret, origins=origins)
+        return await OwnProxy.open(location.fleet, secret)
     if location.proxy is None:
         raise ConfigError(f"the location {location.url} names neither a proxy nor functions")
     return WarmClient(location.proxy, secret, fingerprint=location.fingerprint)
@@ -165,7 +161,7 @@ def warm_tier_at(url: str, *, store: Readable, processes: int = 1) -> WarmTier:
 
     Args:
         url: as :class:`~stoker_warm._location.WarmLocation` has it.
-        store: of the data set, from which a proxy in this process puts back what nodes lose if the URL says so.
+        store: of the data set, which this tier does not read.
         processes: that read through a tier each, in the whole job.
 
     Raises:
@@ -180,4 +176,4 @@ def warm_tier_at(url: str, *, store: Readable, processes: int = 1) -> WarmTier:
                 "give all of them the warm:// URL that it prints"
             )
         require_codec(location.fleet.config.code)
-    return WarmTier(LazyKeeper(lambda: open_keeper(location, secret, origins=[BucketOrigin(store)])))
+    return WarmTier(LazyKeeper(lambda: open_keeper(location, secret)))

@@ -2,8 +2,7 @@
 
 It runs beside the trainer. Nodes dial out to it, so it listens. A read asks for all shards of an object at once and
 takes the first that restore it (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2); the rest are cancelled. What
-nodes have lost is written again: from the bytes that have just been read, or from where the objects came from as soon
-as the loss is noticed. Nothing here is ever the only copy.
+nodes have lost is written again from the bytes that have just been read. Nothing here is ever the only copy.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
 
 from stoker._base.task_group import task_group
@@ -19,13 +18,12 @@ from stoker.abc import Answer
 from stoker.errors import StokerError
 from stoker_warm._calling import Invoke
 from stoker_warm._code import require_codec
-from stoker_warm._directory import Directory, Loss
-from stoker_warm._errands import run_errands
+from stoker_warm._directory import Directory
 from stoker_warm._fleet import Node, NodeParts
 from stoker_warm._handshake import Secret
+from stoker_warm._heartbeat import start_heartbeats
 from stoker_warm._life import Contents, State
 from stoker_warm._listener import Clients, Door, Reception
-from stoker_warm._put_back import Origin, PutBack
 from stoker_warm._settings import WarmConfig
 from stoker_warm._statistics import CostMeter, ProxyStatistics, ProxyTally
 from stoker_warm._transfers import ShardReader, ShardWriter, WriteBehind
@@ -46,7 +44,6 @@ class Proxy:
         invoke: calls functions by their names.
         door: where nodes, and clients, dial.
         clients: answers the requests of clients; without it they are turned away.
-        origins: where objects came from: what nodes lose is put back from there, if ``config`` says so.
         rng: for choosing nodes.
 
     Raises:
@@ -61,7 +58,6 @@ class Proxy:
         door: Door,
         *,
         clients: Clients | None = None,
-        origins: Sequence[Origin] = (),
         rng: random.Random | None = None,
     ) -> None:
         require_codec(config.code)
@@ -73,14 +69,9 @@ class Proxy:
         self._directory = Directory(config.nodes, [config.code], limit_bytes=0, most_objects=config.most_objects)
         self._nodes: list[Node] = []
         self._tally = ProxyTally()
-        self._writer = ShardWriter(config, self._nodes, self._directory, self._tally, rng, self._let_go)
+        self._writer = ShardWriter(config, self._nodes, self._directory, self._tally, rng)
         self._reader = ShardReader(self._nodes, self._tally, read_seconds=config.read_seconds, lost=self._writer.lost)
         self._behind = WriteBehind(config, self._writer, self._directory, self._tally, self._spawn)
-        self._put_back: PutBack | None = None
-        if config.put_back and origins:
-            self._put_back = PutBack(
-                origins, config.code, config.put_back, self._writer, self._directory, self._tally, self.meter
-            )
         self._reception = Reception(secret, door, self._nodes, clients, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -102,9 +93,7 @@ class Proxy:
         self._nodes[:] = [Node(number, parts) for number in range(self.config.nodes)]
         await self._reception.open()
         self._spawn(self._writer.meet_nodes())
-        self._spawn(run_errands(self._nodes, self.config, self._tally, self._spawn))
-        if self._put_back is not None:
-            self._spawn(self._put_back.run())
+        start_heartbeats(self._nodes, self.config.keep_warm_seconds, self._spawn)
 
     async def close(self) -> None:
         """Tell nodes to return, and end; what they hold, they hold. What waits to be written is dropped. Idempotent."""
@@ -238,12 +227,10 @@ class Proxy:
         self._directory.limit(node.number, node.limit_bytes)
         self._directory.avoid(node.number, is_gone=is_gone)
         if contents is Contents.NONE:
-            self._lost(self._directory.lost(node.number))
+            self._directory.lost(node.number)
             self._writer.doomed.forget(node.number)
         elif contents is Contents.UNKNOWN:
             self._spawn(self._learn(node))
-        if self._put_back is not None and not is_gone:
-            self._put_back.met()
 
     async def _learn(self, node: Node) -> None:
         """Ask a node for what it holds, and believe that."""
@@ -255,18 +242,9 @@ class Proxy:
         if shards is None:
             return
         doomed = self._writer.doomed.forget(node.number)
-        loss, strange = self._directory.listed(node.number, [shard for shard in shards if shard not in doomed])
-        self._lost(loss)
+        strange = self._directory.listed(node.number, [shard for shard in shards if shard not in doomed])
         for shard in (*doomed.intersection(shards), *strange):
             self._writer.doomed.add(node.number, shard)
-
-    def _lost(self, loss: Loss) -> None:
-        if self._put_back is not None:
-            self._put_back.lost((*loss.gone, *loss.degraded))
-
-    def _let_go(self, names: Collection[str]) -> None:
-        if self._put_back is not None:
-            self._put_back.let_go(names)
 
     def _billed(self, answer: Answer | None, task: Task) -> None:
         if answer is None:

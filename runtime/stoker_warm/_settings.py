@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from stoker.errors import ConfigError
 from stoker_warm._code import Code
 from stoker_warm._directory import MOST_NODES
-from stoker_warm._upkeep import UpkeepConfig
 from stoker_warm._wake import MOST_LINGER_SECONDS
 
 _LEAST_LINGER_SECONDS = 0.01
@@ -23,7 +22,6 @@ class WarmConfig:
         code: how objects are cut; each shard is on a node of its own.
         linger_seconds: how long a node stays after the last request, and is billed.
         keep_warm_seconds: a node that had no other contact is called so often, so that the platform keeps it.
-        backup_seconds: a node's second instance is brought up to date so often; None for no second instances.
         ping_seconds: a node that may be awake has so long to say so, before it is called again.
         wake_seconds: a node that is called has so long to be there; a cold start is part of it.
         fresh_seconds: a node that has spoken is believed to be awake for so long.
@@ -31,8 +29,6 @@ class WarmConfig:
         write_seconds: for a shard that is put away, its node's wake included.
         pending_bytes: copies of objects that wait to be written; more are not kept at all.
         writes: objects that are written at once.
-        put_back: objects at a time whose lost shards are put back from where the objects came from as soon as the loss
-            is noticed, each of which takes its size in memory; 0: only the next read of an object puts them back.
         most_objects: that are known of; bounds the memory for it, about 100 bytes each.
 
     Raises:
@@ -43,7 +39,6 @@ class WarmConfig:
     code: Code = field(default_factory=Code)
     linger_seconds: float = 0.25
     keep_warm_seconds: float = 60.0
-    backup_seconds: float | None = None
     ping_seconds: float = 0.25
     wake_seconds: float = 10.0
     fresh_seconds: float = 1.0
@@ -51,7 +46,6 @@ class WarmConfig:
     write_seconds: float = 30.0
     pending_bytes: int = 256 << 20
     writes: int = 8
-    put_back: int = 0
     most_objects: int = 1_000_000
 
     def __post_init__(self) -> None:
@@ -63,10 +57,8 @@ class WarmConfig:
         for name in ("pending_bytes", "writes", "most_objects"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is at least 1, not {getattr(self, name)}")
-        if self.put_back < 0:
-            raise ConfigError(f"put_back is a number of objects, 0 for none, not {self.put_back}")
         seconds = ("keep_warm_seconds", "ping_seconds", "wake_seconds", "read_seconds", "write_seconds")
-        for name in (*seconds, *(["backup_seconds"] if self.backup_seconds is not None else [])):
+        for name in seconds:
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is a duration of more than 0 seconds, not {getattr(self, name)}")
         if not 0 <= self.fresh_seconds < math.inf:
@@ -76,15 +68,6 @@ class WarmConfig:
                 f"linger_seconds is {_LEAST_LINGER_SECONDS:g} to {MOST_LINGER_SECONDS:g}, not {self.linger_seconds}: a "
                 "node stays until the first request has come to it, and no longer than a function may run"
             )
-
-    @property
-    def upkeep(self) -> UpkeepConfig:
-        """How often nodes are called; a second instance that is gone is missed at its node's next turn."""
-        return UpkeepConfig(
-            warm_seconds=self.keep_warm_seconds,
-            backup_seconds=self.backup_seconds,
-            peer_seconds=self.backup_seconds,
-        )
 
     def name_of(self, node: int) -> str:
         """Return what a node is called."""

@@ -33,8 +33,6 @@ class ProxyTally:
         late: shards that were not waited for, since others were first.
         corrupt: shards that arrived and are not what they should be.
         rebuilt: lost shards that were written again by a read of their object.
-        put_back: lost shards that were written again from where the objects came from.
-        backed_up: shards that were copied to a second instance.
         stored: objects that were put away.
         declined: objects that were offered and not taken: too many waited, there is no room, or nodes failed.
         evicted: objects that went for others.
@@ -48,8 +46,6 @@ class ProxyTally:
     late: int = 0
     corrupt: int = 0
     rebuilt: int = 0
-    put_back: int = 0
-    backed_up: int = 0
     stored: int = 0
     declined: int = 0
     evicted: int = 0
@@ -121,10 +117,6 @@ class Bill:
         read_bytes: of these.
         serve_dollars: for calls to answer reads and writes.
         warm_dollars: for calls that keep nodes warm.
-        backup_dollars: for calls that copy to and from other instances.
-        put_back_requests: GETs for what was put back.
-        put_back_bytes: that they read.
-        put_back_dollars: for them.
         bucket_dollars: for reading the same objects from the bucket, one GET each.
     """
 
@@ -134,25 +126,17 @@ class Bill:
     read_bytes: int
     serve_dollars: float
     warm_dollars: float
-    backup_dollars: float
-    put_back_requests: int
-    put_back_bytes: int
-    put_back_dollars: float
     bucket_dollars: float
 
     @property
     def dollars(self) -> float:
         """Of the tier, all together."""
-        return self.serve_dollars + self._standing_dollars
-
-    @property
-    def _standing_dollars(self) -> float:
-        return self.warm_dollars + self.backup_dollars + self.put_back_dollars
+        return self.serve_dollars + self.warm_dollars
 
     @property
     def standing_dollars_per_hour(self) -> float:
         """What keeping the data costs, read or not; NaN before any time has passed."""
-        return self._standing_dollars / self.seconds * 3600 if self.seconds else math.nan
+        return self.warm_dollars / self.seconds * 3600 if self.seconds else math.nan
 
     @property
     def break_even_reads_per_hour(self) -> float | None:
@@ -177,7 +161,6 @@ class CostMeter:
         """Calls that may have run, and of which no bill came."""
         self._used = dict.fromkeys(Task, Used())
         self._reads = self._read_bytes = 0
-        self._put_back_requests = self._put_back_bytes = 0
 
     def called(
         self, task: Task, *, billed_seconds: float, memory_bytes: int, vcpus: float, is_cold: bool | None
@@ -208,11 +191,6 @@ class CostMeter:
         self._reads += 1
         self._read_bytes += size_bytes
 
-    def put_back(self, size_bytes: int) -> None:
-        """So much was read from the bucket for what nodes have lost, by one GET."""
-        self._put_back_requests += 1
-        self._put_back_bytes += size_bytes
-
     def bill(
         self, seconds: float, functions: FunctionPrices, store: StorePrices, egress: Egress = "same_region"
     ) -> Bill:
@@ -228,11 +206,7 @@ class CostMeter:
         if not 0 <= seconds < math.inf:
             raise ConfigError(f"seconds must be a duration from 0, not {seconds}")
         dollars = {task: total_dollars(used.parts(functions, task)) for task, used in self._used.items()}
-
-        def read_dollars(requests: int, size_bytes: int) -> float:
-            moved = store.transfer_dollars(read_bytes=size_bytes, written_bytes=0, egress=egress)
-            return requests * store.request_dollars(Operation.GET) + moved
-
+        moved = store.transfer_dollars(read_bytes=self._read_bytes, written_bytes=0, egress=egress)
         return Bill(
             seconds=seconds,
             used=dict(self._used),
@@ -240,9 +214,5 @@ class CostMeter:
             read_bytes=self._read_bytes,
             serve_dollars=dollars[Task.SERVE],
             warm_dollars=dollars[Task.WARM],
-            backup_dollars=dollars[Task.BACKUP],
-            put_back_requests=self._put_back_requests,
-            put_back_bytes=self._put_back_bytes,
-            put_back_dollars=read_dollars(self._put_back_requests, self._put_back_bytes),
-            bucket_dollars=read_dollars(self._reads, self._read_bytes),
+            bucket_dollars=self._reads * store.request_dollars(Operation.GET) + moved,
         )

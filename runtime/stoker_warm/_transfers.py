@@ -13,10 +13,9 @@ import asyncio
 import enum
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from stoker._base.task_group import task_group
 from stoker._base.threads import in_thread
@@ -177,18 +176,6 @@ Shards = Mapping[int, memoryview]
 """Payloads by position."""
 
 
-class Written(NamedTuple):
-    """What became of writing an object.
-
-    Attributes:
-        placed: shards that there was a place for.
-        stored: of them, those that nodes took.
-    """
-
-    placed: int
-    stored: int
-
-
 class ShardWriter:
     """Puts objects away. Lives on the proxy's event loop.
 
@@ -198,7 +185,6 @@ class ShardWriter:
         directory: is asked for places, and told what came of it.
         tally: where objects that go for others are counted.
         rng: for choosing nodes.
-        let_go: is told of objects that go for others.
     """
 
     def __init__(
@@ -208,27 +194,17 @@ class ShardWriter:
         directory: Directory,
         tally: ProxyTally,
         rng: random.Random,
-        let_go: Callable[[Collection[str]], None],
     ) -> None:
         self._config, self._nodes, self._directory, self._tally = config, nodes, directory, tally
-        self._rng, self._let_go = rng, let_go
+        self._rng = rng
         self.doomed = Doomed(config.nodes, write_seconds=config.write_seconds)
         """What is to be deleted."""
-        self.under_way: set[str] = set()
-        """Names of objects that somebody is about to write; who writes enters and removes them."""
 
-    async def write(
-        self, name: str, code: Code, shards_of: Callable[[Collection[int]], Awaitable[Shards]]
-    ) -> Written | None:
+    async def write(self, name: str, code: Code, data: bytes | bytearray) -> int | None:
         """Write the shards of an object that are nowhere, if there is a place for them.
 
-        Args:
-            name: of the object.
-            code: how it is cut.
-            shards_of: makes the shards at some positions, once they have a place; what it raises is raised.
-
         Returns:
-            How many; None if there are too few nodes on which the object could be read.
+            How many nodes took; None if there are too few nodes on which the object could be read.
         """
         await self.meet_nodes()
         placement = self._directory.place(name, code, self._rng)
@@ -237,14 +213,14 @@ class ShardWriter:
         if placement.evicted:
             self.evict(placement.evicted)
         if not placement.nodes:
-            return Written(0, 0)
-        shards = await self._made(name, code, placement, shards_of)
+            return 0
+        shards = await self._encoded(name, code, placement, data)
         async with task_group() as group:
             tasks = [
                 group.create_task(self._write_shard(node, ShardId(name, code.data, code.parity, at), shards[at]))
                 for at, node in placement.nodes.items()
             ]
-        return Written(len(tasks), sum(task.result() for task in tasks))
+        return sum(task.result() for task in tasks)
 
     async def meet_nodes(self) -> None:
         """Wake nodes of which nobody knows how much they hold: none has said so yet."""
@@ -264,20 +240,12 @@ class ShardWriter:
         """Have the shards of objects deleted that went for others."""
         for held in evicted:
             self.doomed.add(held.node, held.shard)
-        names = {held.shard.object for held in evicted}
-        self._tally.evicted += len(names)
-        self._let_go(names)
+        self._tally.evicted += len({held.shard.object for held in evicted})
 
-    async def _made(
-        self,
-        name: str,
-        code: Code,
-        placement: Placement,
-        shards_of: Callable[[Collection[int]], Awaitable[Shards]],
-    ) -> Shards:
+    async def _encoded(self, name: str, code: Code, placement: Placement, data: bytes | bytearray) -> Shards:
         """Return the shards that have a place; without them it is given back."""
         try:
-            return await shards_of(placement.nodes)
+            return await encoded(code, data, placement.nodes)
         except BaseException:
             for at, node in placement.nodes.items():
                 self._directory.dropped(node, ShardId(name, code.data, code.parity, at))
@@ -356,6 +324,8 @@ class WriteBehind:
         self._config, self._writer, self._directory, self._tally, self._spawn = config, writer, directory, tally, spawn
         self._turns = asyncio.Semaphore(config.writes)
         self._is_closed = False
+        self.under_way: set[str] = set()
+        """Names of objects that are being written, or are about to be."""
 
     def offer(self, name: str, data: memoryview) -> None:
         """Put an object away some time, if there is room for a copy until then. Never blocks."""
@@ -377,7 +347,7 @@ class WriteBehind:
 
     def rebuild(self, name: str, code: Code, data: memoryview) -> None:
         """Put the lost shards of an object away again, of which the bytes are at hand; if there is room for a copy."""
-        if self._fits(len(data)) and name not in self._writer.under_way:
+        if self._fits(len(data)) and name not in self.under_way:
             self._begin(name, code, bytes(data))
 
     def close(self) -> None:
@@ -385,7 +355,7 @@ class WriteBehind:
         self._is_closed = True
 
     def _has(self, name: str) -> bool:
-        return self._directory.find(name) is not None or name in self._writer.under_way
+        return self._directory.find(name) is not None or name in self.under_way
 
     def _has_room(self, size_bytes: int) -> bool:
         has_room = self._fits(size_bytes)
@@ -396,23 +366,23 @@ class WriteBehind:
         return not self._is_closed and self._tally.pending_bytes + size_bytes <= self._config.pending_bytes
 
     def _begin(self, name: str, code: Code, data: bytes | bytearray) -> None:
-        self._writer.under_way.add(name)
+        self.under_way.add(name)
         self._tally.pending_bytes += len(data)
         writing = self._spawn(self._write(name, code, data))
         writing.add_done_callback(lambda _: self._ended(name, len(data)))
 
     def _ended(self, name: str, size_bytes: int) -> None:
-        self._writer.under_way.discard(name)
+        self.under_way.discard(name)
         self._tally.pending_bytes -= size_bytes
 
     async def _write(self, name: str, code: Code, data: bytes | bytearray) -> None:
         async with self._turns:
             is_new = self._directory.find(name, is_use=False) is None
-            written = await self._writer.write(name, code, partial(encoded, code, data))
-            if written is None:
+            stored = await self._writer.write(name, code, data)
+            if stored is None:
                 self._tally.declined += 1
             elif not is_new:
-                self._tally.rebuilt += written.stored
+                self._tally.rebuilt += stored
             elif self._directory.find(name, is_use=False) is not None:
                 self._tally.stored += 1
             else:

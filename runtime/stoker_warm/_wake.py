@@ -25,8 +25,6 @@ class Task(enum.StrEnum):
     """Be there for requests until there are none."""
     WARM = "warm"
     """Return at once: this keeps the instance, and tells what it holds."""
-    BACKUP = "backup"
-    """Be the second instance of a node that serves: take what it holds, until the proxy says that this is all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

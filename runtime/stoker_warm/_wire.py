@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from stoker.errors import WireError
 
-VERSION = 1
+VERSION = 2
 MAX_REQUEST = (1 << 32) - 1
 MAX_HEAD_BYTES = 64 << 10
 MAX_BODY_BYTES = 64 << 20

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from stoker_warm._sockets import Certificate
 from stoker_warm._wake import Report, Task, Wake
 from support.tls import make_authority
 from support.waiting import until
-from support.warm_cloud import PREFIX, SECRET, instances_of, objects, warm_cloud
+from support.warm_cloud import PREFIX, SECRET, objects, warm_cloud
 
 CONFIG = WarmConfig(nodes=3, code=Code(2, 1), linger_seconds=0.1)
 OBJECTS = objects(6)
@@ -145,22 +143,6 @@ def test_a_node_that_is_called_while_it_serves_is_a_second_instance_which_takes_
             assert await warm.read_all(OBJECTS) == OBJECTS
             found = warm.proxy.statistics()
             assert (found.losses, found.misses, found.rebuilt) == (0, 0, 0)
-
-    asyncio.run(check())
-
-
-def test_the_second_instance_of_a_node_that_was_backed_up_serves_when_the_first_is_killed() -> None:
-    async def check() -> None:
-        async with warm_cloud(dataclasses.replace(CONFIG, backup_seconds=0.5)) as warm:
-            await warm.put(OBJECTS)
-            await until(lambda: warm.proxy.statistics().backed_up >= CONFIG.nodes * len(OBJECTS))
-            await warm.asleep()
-            for number in ALL:
-                first, _ = instances_of(number)
-                os.kill(first.pid, signal.SIGKILL)
-            assert await warm.read_all(OBJECTS) == OBJECTS
-            found = warm.proxy.statistics()
-            assert (found.losses, found.misses) == (0, 0)
 
     asyncio.run(check())
 

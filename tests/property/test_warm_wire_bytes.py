@@ -69,7 +69,7 @@ def test_a_flipped_bit_changes_no_frame_before_it(
 
 @given(st.binary(max_size=200), st.binary(max_size=100))
 def test_whatever_is_received_is_read_or_refused(prefix: bytes, garbage: bytes) -> None:
-    for data in (prefix, garbage, b"SW\x01" + prefix, sent([(Kind.SET, 1, {}, [prefix])], 100) + garbage):
+    for data in (prefix, garbage, b"SW\x02" + prefix, sent([(Kind.SET, 1, {}, [prefix])], 100) + garbage):
         frames_of(data, 1)
         frames_of(data, 1 << 20)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -16,7 +16,6 @@ from stoker_warm._connection import Connection
 from stoker_warm._handshake import Secret
 from stoker_warm._node import NodeServer
 from stoker_warm._proxy import Proxy
-from stoker_warm._put_back import Origin
 from stoker_warm._settings import WarmConfig
 from stoker_warm._shard import ShardId, Shelf
 from stoker_warm._wake import Wake
@@ -283,11 +282,9 @@ class Tier:
         *,
         seed: int = 0,
         link: LinkConfig | None = None,
-        origins: Sequence[Origin] = (),
         **platform: Any,
     ) -> None:
         self.rng = random.Random(seed)
-        self.origins = origins
         self.network = Network(link)
         self.platform = Platform(network=self.network, rng=self.rng, **platform)
         self.config = config or WarmConfig()
@@ -296,7 +293,7 @@ class Tier:
     def new_proxy(self) -> Proxy:
         """Return a proxy that knows nothing of what nodes hold."""
         door = MemoryDoor(self.network)
-        return Proxy(self.config, SECRET, self.platform.invoke, door, origins=self.origins, rng=self.rng)
+        return Proxy(self.config, SECRET, self.platform.invoke, door, rng=self.rng)
 
     async def replace(self, *, is_crash: bool = False) -> None:
         """Have another proxy in the place of this one; of a crash, nodes that are frozen hear nothing."""
@@ -319,7 +316,7 @@ class Tier:
         """Put objects away, and wait until they are."""
         for name, data in objects:
             self.proxy.offer(name, memoryview(data))
-        while self.proxy._writer.under_way:  # noqa: ASYNC110 - tests ask as everybody can
+        while self.proxy._behind.under_way:  # noqa: ASYNC110 - tests ask as everybody can
             await asyncio.sleep(0.01)
 
     def believed(self) -> dict[str, set[ShardId]]:

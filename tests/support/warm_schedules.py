@@ -19,14 +19,12 @@ from stoker._cache.keeper import name_of
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef
-from stoker.errors import ServerError
 from stoker.testing import run_virtual
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 from stoker_warm._tier import WarmTier
 from support.faulty_store import FaultyStore, Weather, pin
 from support.warm_liar import LIES, Liar
-from support.warm_origin import MemoryOrigin
 from support.warm_platform import Instance, Mood, Platform, Tier
 from support.warm_wires import End, LinkConfig
 
@@ -34,7 +32,7 @@ __all__ = ["FAULTS", "WarmRun", "play", "play_all"]
 
 FAULTS = (
     "kill", "reclaim", "freeze", "cut", "split", "restart", "crash", "throttle", "fail", "unanswered", "slow start",
-    "slow link", "lie", "stray", "origin",
+    "slow link", "lie", "stray",
 )  # fmt: skip
 _POISON = 0xEE
 _CHUNK = 50
@@ -72,14 +70,12 @@ class WarmRun:
             code=code,
             linger_seconds=rng.choice([0.05, 0.1, 0.25]),
             keep_warm_seconds=8.0,
-            backup_seconds=rng.choice([None, None, None, None, None, None, 9.0]),
             ping_seconds=0.1,
             wake_seconds=1.0,
             fresh_seconds=rng.choice([0.0, 0.2, 1.0]),
             read_seconds=2.0,
             write_seconds=3.0,
             pending_bytes=rng.choice([5000, 1 << 20, 1 << 20]),
-            put_back=rng.choice([0, 0, 1, 3]),
         )
         link = LinkConfig(
             latency_seconds=rng.choice([0.0005, 0.005, 0.02]),
@@ -91,16 +87,15 @@ class WarmRun:
         sizes = [rng.choice([1, 37, 700, 700, rng.randrange(1, 4000)]) for _ in range(5)]
         self.bodies = {f"k{number}": random.Random(number).randbytes(size) for number, size in enumerate(sizes)}
         self.objects = [(name_of(ref), self.bodies[ref.key]) for ref in pin(self.bodies)]
-        self.origin = MemoryOrigin.of(self.objects)
         self.tier = Tier(
             self.config,
             seed=rng.getrandbits(32),
             link=link,
-            origins=[self.origin],
             shelf_bytes=shelf_bytes,
             node_type=Liar,
         )
-        self.faults = rng.sample(FAULTS, rng.randint(1, 5)) if rng.random() < 0.95 else []
+        weighted = (*FAULTS, "lie", "lie")  # there are many lies
+        self.faults = rng.sample(weighted, rng.randint(1, 5)) if rng.random() < 0.95 else []
         self.is_over = False
         self.fair = self.platform.mood = Mood(answer_seconds=rng.choice([0.0, 0.0, 0.001, 0.05]))
         self.memory: list[bytearray] = []
@@ -129,7 +124,7 @@ class WarmRun:
             self._check_statistics()
             proxy = self.tier.proxy
         assert proxy.statistics().pending_bytes == 0
-        assert (len(proxy._tasks), len(proxy._writer.under_way), len(proxy._reception._connections)) == (0, 0, 0)
+        assert (len(proxy._tasks), len(proxy._behind.under_way), len(proxy._reception._connections)) == (0, 0, 0)
         assert all(memory.count(_POISON) == len(memory) for memory in self.memory), "somebody wrote after the end"
         assert not errors, errors
         self.counts["calls"] += self.platform.counts.calls
@@ -219,8 +214,6 @@ class WarmRun:
                 await self._mood(Mood(cold_seconds=3.0, warm_seconds=0.7), for_seconds)
             case "split":
                 await self._split(for_seconds)
-            case "origin":
-                await self._lose_origin(for_seconds)
             case _ if instance is not None:
                 await self._harm(instance, fault, for_seconds)
         self.counts[fault] += 1
@@ -254,14 +247,6 @@ class WarmRun:
         self.platform.mood = mood
         await asyncio.sleep(for_seconds)
         self.platform.mood = self.fair
-
-    async def _lose_origin(self, for_seconds: float) -> None:
-        """What objects are put back from is late, or away."""
-        origin, failure = self.origin, ServerError("the bucket is down")
-        origin.seconds = self.rng.choice([0.0, 0.3, 3.0])
-        origin.find_failure, origin.read_failure = (self.rng.choice([None, failure]) for _ in range(2))
-        await asyncio.sleep(for_seconds)
-        origin.seconds, origin.find_failure, origin.read_failure = 0.0, None, None
 
     async def _split(self, for_seconds: float) -> None:
         """Nobody gets through, and nobody is told."""
@@ -301,7 +286,7 @@ class WarmRun:
             {
                 name: getattr(found, name)
                 for name in (
-                    *("restored", "late", "corrupt", "rebuilt", "put_back", "backed_up"),
+                    *("restored", "late", "corrupt", "rebuilt"),
                     *("stored", "declined", "evicted"),
                 )
             }

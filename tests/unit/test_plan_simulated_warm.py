@@ -13,13 +13,10 @@ from stoker._diagnostics.latency import Constant, Late
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError
 from stoker.testing import run_virtual
-from stoker_sim import BucketModel
-from stoker_sim._bucket import BucketView, SimulatedBucket
 from stoker_sim._commands.simulate import scenario_outcome
 from stoker_sim._scenario import Run, Scenario, simulate
 from stoker_sim._scenario_file import read_scenario
-from stoker_sim._simulated_warm import SimulatedWarm, WarmModel, WarmTally, WarmView
-from stoker_sim._warm_fleet import Reclaim
+from stoker_sim._simulated_warm import SimulatedWarm, WarmModel, WarmView
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 
@@ -48,7 +45,7 @@ def ref(row: int, size_bytes: int = 4_000_000) -> ObjectRef:
 
 def model(code: str = "4+2", nodes: int = 12, **settings: object) -> WarmModel:
     given = {"bytes_per_second": 1e6, "latency": Constant(0.5), **settings}
-    config = {key: given.pop(key) for key in ("put_back", "keep_warm_seconds") if key in given}
+    config = {key: given.pop(key) for key in ("keep_warm_seconds",) if key in given}
     return WarmModel(config=WarmConfig(nodes=nodes, code=Code.parse(code), **config), **given)  # type: ignore[arg-type]
 
 
@@ -89,11 +86,11 @@ def test_the_first_shards_are_enough_so_late_ones_are_not_waited_for() -> None:
     assert slowest("4+2") == pytest.approx(1.1)
 
 
-def test_lost_shards_are_put_back_by_a_read_and_too_many_lose_the_object() -> None:
+def test_lost_shards_are_written_again_by_a_read_and_too_many_lose_the_object() -> None:
     life_seconds = HOUR
 
     async def main() -> tuple[int, int, float]:
-        shared = SimulatedWarm(model(nodes=50, reclaim=Reclaim(mean_life_seconds=life_seconds)), "1")
+        shared = SimulatedWarm(model(nodes=50, mean_life_seconds=life_seconds), "2")
         for row in range(300):
             shared.keep(ref(row))
         await asyncio.sleep(HOUR / 4)
@@ -113,52 +110,6 @@ def test_lost_shards_are_put_back_by_a_read_and_too_many_lose_the_object() -> No
     assert rebuilt / 300 == pytest.approx(chances[1] + 2 * chances[2], rel=0.15)
 
 
-def test_lost_shards_are_put_back_by_ranges_and_parity_by_the_whole_as_soon_as_that_is_noticed() -> None:
-    tier = model(nodes=50, reclaim=Reclaim(mean_life_seconds=HOUR), put_back=4, keep_warm_seconds=10.0)
-    rows = 200
-
-    async def main() -> tuple[WarmTally, int]:
-        shared = SimulatedWarm(tier, "1")
-        bucket = SimulatedBucket(BucketModel(), lambda key: 4_000_000)
-        for row in range(rows):
-            shared.keep(ref(row))
-        keeper = asyncio.create_task(shared.keep_whole(BucketView(bucket, random.Random(1))))
-        await asyncio.sleep(HOUR)
-        keeper.cancel()
-        await asyncio.wait([keeper])
-        found = sum(shared.shard_seconds(ref(row)) is not None for row in range(rows))
-        return shared.tally(HOUR), found
-
-    tally, found = run_virtual(main())
-    assert found == rows, "without it two thirds are lost"
-    lost = sum(len(life.losses) for life in tally.lives) * rows * 6 / 50
-    assert tally.put_back == pytest.approx(lost, rel=0.05)
-    assert tally.rebuilt < 0.05 * tally.put_back, "what was lost in the end"
-    assert tally.bucket_requests == pytest.approx(tally.put_back, rel=0.02)
-    assert tally.bucket_bytes / tally.bucket_requests == pytest.approx((4 * 1e6 + 2 * 4e6) / 6, rel=0.05)
-    prices = Prices.load().function("lambda")
-    with_gets, without = (tally.bill(prices, dollars) for dollars in (4e-7, 0.0))
-    assert with_gets.dollars - without.dollars == pytest.approx(tally.bucket_requests * 4e-7)
-
-
-def test_what_is_put_back_takes_its_share_of_the_bucket(tmp_path: Path) -> None:
-    bucket = '[bucket]\nconnection_bytes_per_second = "4MB"\ntotal_bytes_per_second = "8MB"\n'
-    warm = "[warm]\nmean_life_seconds = 60\nkeep_warm_seconds = 1\n"
-    eager, usual = (run_of(tmp_path, bucket + warm + line) for line in ("put_back = 8\n", ""))
-    assert eager.warm is not None
-    assert usual.warm is not None
-    assert eager.warm.put_back > 0 == usual.warm.put_back
-    first, other = eager.of_epoch(0), usual.of_epoch(0)
-    assert max(each.seconds for each in first) > max(each.seconds for each in other)
-
-
-def test_a_bucket_that_fails_now_and_then_is_asked_again(tmp_path: Path) -> None:
-    run = run_of(tmp_path, "[bucket]\nerror_fraction = 0.3\n[warm]\nmean_life_seconds = 60\nput_back = 4\n")
-    assert run.warm is not None
-    assert run.warm.put_back > 0
-    assert run.warm.rebuilt < run.warm.put_back
-
-
 def test_a_full_tier_lets_the_least_recently_used_go() -> None:
     async def main() -> tuple[set[int], int]:
         shared = SimulatedWarm(model(nodes=6, limit_bytes=3_000_000), "1")  # of three objects
@@ -174,7 +125,7 @@ def test_a_full_tier_lets_the_least_recently_used_go() -> None:
 
 
 def test_a_longer_look_at_the_nodes_begins_as_a_shorter_one() -> None:
-    asked = model(reclaim=Reclaim(mean_life_seconds=600.0))
+    asked = model(mean_life_seconds=600.0)
     short, long = (asked.lives(hours * HOUR, "1") for hours in (1, 4))
     for one, other in zip(short, long, strict=True):
         assert [at for at, _ in other.losses if at < HOUR] == [at for at, _ in one.losses]
@@ -207,18 +158,8 @@ def test_the_outcome_says_what_the_tier_did_and_cost(tmp_path: Path) -> None:
     assert run.warm is not None
     said = " ".join(scenario_outcome("x", scenario, run, prices=prices, url="s3").remarks)
     assert f"Of {run.warm.hits + run.warm.losses} reads of what it held, {run.warm.losses} found" in said
-    assert f"{run.warm.rebuilt} were put back by reads" in said
-    assert "from the bucket" not in said
-    assert f"costs ${run.warm.bill(prices.function('lambda'), 0.0).dollars:.3g}" in said
-
-
-def test_the_outcome_says_what_went_back_from_the_bucket(tmp_path: Path) -> None:
-    scenario = scenario_of(tmp_path, "[warm]\nmean_life_seconds = 60\nkeep_warm_seconds = 5\nput_back = 4\n")
-    run = simulate(scenario)
-    assert run.warm is not None
-    assert run.warm.put_back > 100
-    said = " ".join(scenario_outcome("x", scenario, run, prices=Prices.load(), url="s3").remarks)
-    assert f"{run.warm.put_back} shards went back from the bucket by {run.warm.bucket_requests} GETs" in said
+    assert f"{run.warm.rebuilt} were written again" in said
+    assert f"costs ${run.warm.bill(prices.function('lambda')).dollars:.3g}" in said
 
 
 def test_what_is_left_out_is_as_for_a_proxy_and_what_is_said_is_taken(tmp_path: Path) -> None:
@@ -231,11 +172,8 @@ def test_what_is_left_out_is_as_for_a_proxy_and_what_is_said_is_taken(tmp_path: 
         nodes = 30
         code = "4+2"
         keep_warm_seconds = 120
-        backup_seconds = 300
         linger_seconds = 0.05
-        put_back = 4
         mean_life_seconds = 1800
-        together = 0.5
         memory_bytes = "512MiB"
         bytes_per_second = 50e6
         latency = { seconds = 0.02 }
@@ -246,15 +184,13 @@ def test_what_is_left_out_is_as_for_a_proxy_and_what_is_said_is_taken(tmp_path: 
             nodes=30,
             code=Code(4, 2),
             keep_warm_seconds=120.0,
-            backup_seconds=300.0,
             linger_seconds=0.05,
-            put_back=4,
         ),
         memory_bytes=512 << 20,
         limit_bytes=384 << 20,
         bytes_per_second=50e6,
         latency=Constant(0.02),
-        reclaim=Reclaim(mean_life_seconds=1800.0, together=0.5),
+        mean_life_seconds=1800.0,
     )
 
 
@@ -264,11 +200,8 @@ def test_what_is_left_out_is_as_for_a_proxy_and_what_is_said_is_taken(tmp_path: 
         ('code = "10"', "warm.code is '10', not a code"),
         ("nodes = 5", "warm: objects in 10\\+2 shards need 12"),
         ("mean_life_seconds = 1", "warm.mean_life_seconds is 1, not a number"),
-        ("mean_life_seconds = 60\ntogether = 2", "warm.together is 2, not a number"),
-        ("together = 0.5", "warm.together means nothing"),
         ('limit_bytes = "2GiB"', "warm: limit_bytes is at most memory_bytes"),
         ("bytes_per_second = 0", "warm.bytes_per_second is 0"),
-        ("put_back = -1", "warm.put_back is -1, not an integer"),
         ("keep_warm_seconds = inf", "keep_warm_seconds is a duration"),
         ("lifes = 1", "warm.lifes means nothing"),
     ],
@@ -278,10 +211,21 @@ def test_a_field_that_is_wrong_is_named(tmp_path: Path, line: str, message: str)
         scenario_of(tmp_path, f"[warm]\n{line}\n")
 
 
+@pytest.mark.parametrize("line", ["backup_seconds = 60", "put_back = 4", "together = 0.5"])
+def test_a_removed_field_is_accepted_with_a_warning_that_names_it(tmp_path: Path, line: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"^warm.{line.partition(' ')[0]} has no effect: .*; leave it out"):
+        assert scenario_of(tmp_path, f"[warm]\n{line}\n").warm == WarmModel()
+
+
+def test_nodes_that_never_live_are_refused() -> None:
+    with pytest.raises(ConfigError, match="mean_life_seconds"):
+        WarmModel(mean_life_seconds=0.0)
+
+
 def test_the_same_seed_draws_the_same() -> None:
     def drawn(seed: str) -> list[float | None]:
         async def main() -> list[float | None]:
-            shared = SimulatedWarm(WarmModel(reclaim=Reclaim(mean_life_seconds=2 * HOUR)), seed)
+            shared = SimulatedWarm(WarmModel(mean_life_seconds=2 * HOUR), seed)
             rows = list(range(20))
             random.Random(1).shuffle(rows)
             for row in rows:

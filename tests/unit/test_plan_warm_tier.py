@@ -17,19 +17,16 @@ from stoker_sim._experiments.infinicache import kept_hours
 from stoker_sim._warm_fleet import (
     NodeCalls,
     NodeLife,
-    Reclaim,
     Served,
-    Strike,
-    Struck,
     lived,
+    lost_at_reads,
     lost_between_reads,
     placed,
-    strikes,
+    reclaims,
 )
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 from stoker_warm._statistics import Used
-from stoker_warm._upkeep import UpkeepConfig
 from stoker_warm._wake import Task
 from support.warm_platform import Tier, named
 from support.warm_strikes import HOUR, Plan, lives_of, plan_of, take
@@ -65,104 +62,74 @@ async def really_played(plan: Plan, hours: float, config: WarmConfig) -> Played:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "hours", "life_minutes", "warm_seconds", "backup_seconds"),
-    [(30, 2, 20, 60.0, 300.0), (12, 2, 20, 60.0, 60.0), (30, 4, 120, 60.0, None), (12, 4, 40, 300.0, 300.0)],
+    ("nodes", "hours", "life_minutes", "warm_seconds"), [(30, 4, 120, 60.0), (12, 4, 60, 60.0), (12, 4, 40, 300.0)]
 )
 def test_the_model_and_the_real_proxy_agree_on_losses_and_on_calls(
-    nodes: int, hours: float, life_minutes: float, warm_seconds: float, backup_seconds: float | None
+    nodes: int, hours: float, life_minutes: float, warm_seconds: float
 ) -> None:
-    config = WarmConfig(nodes=nodes, code=CODE, keep_warm_seconds=warm_seconds, backup_seconds=backup_seconds)
-    plan = plan_of(Reclaim(mean_life_seconds=60 * life_minutes, together=0.1), nodes, hours)
+    config = WarmConfig(nodes=nodes, code=CODE, keep_warm_seconds=warm_seconds)
+    plan = plan_of(60.0 * life_minutes, nodes, hours)
     real = run_virtual(really_played(plan, hours, config))
     lives = lives_of(plan, hours, config)
 
     lost = {node: len(life.losses) for node, life in enumerate(lives) if life.losses}
     assert sum(lost.values()) >= 5
     differing = sum(abs(real.losses[node] - lost.get(node, 0)) for node in range(nodes))
-    assert differing <= 0.02 * sum(lost.values())  # strikes that fall into the second of a call
+    assert differing <= 0.02 * sum(lost.values())  # reclaims that fall into the second of a call
     kept = {name for name, places in real.places.items() if len(places & lost.keys()) <= CODE.parity}
     assert kept == real.kept
 
-    assert real.calls["backup"] == pytest.approx(sum(life.checks for life in lives), rel=0.01)
     assert real.calls["warm"] == pytest.approx(sum(life.warm_calls for life in lives), rel=0.01, abs=nodes)
-    calls = sum(life.checks + life.greetings for life in lives) + nodes  # and one to greet
+    calls = sum(life.greetings for life in lives) + nodes  # and one to greet
     assert real.calls["serve"] == pytest.approx(calls, rel=0.02)
     # This platform starts an instance in 0.01 s, the first time in 0.3 s more; to say hello takes two round trips.
     calls_of = NodeCalls(memory_bytes=1 << 30, exchange_seconds=0.0145, linger_seconds=config.linger_seconds)
     greeted = nodes * (calls_of.exchange_seconds + calls_of.init_seconds + config.linger_seconds)
     warm = sum(life.warm_calls for life in lives) * 0.01
     billed = sum(used.billed_seconds for used in real.used.values())
-    assert billed == pytest.approx(sum(calls_of.billed_seconds(lives, 0.0)) + greeted + warm, rel=0.05)
-    cold = nodes + sum(len(life.losses) + life.copies for life in lives)
+    assert billed == pytest.approx(calls_of.greet_seconds(lives) + greeted + warm, rel=0.05)
+    cold = nodes + sum(len(life.losses) for life in lives)
     assert sum(used.cold_starts for used in real.used.values()) == pytest.approx(cold, rel=0.02)
 
 
-def alone(seconds: float, takes: Struck = Struck.FIRST) -> Strike:
-    return Strike(seconds, takes)
+def life_of(*reclaimed: float, warm: float = 60.0, uses_per_second: float = 0.0) -> NodeLife:
+    return lived(warm, reclaimed, HOUR, offset=0.5, uses_per_second=uses_per_second, rng=random.Random(1))
 
 
-def life_of(*struck_at: Strike, warm: float | None = 60.0, backup: float | None = 300.0) -> NodeLife:
-    upkeep = UpkeepConfig(warm_seconds=warm, backup_seconds=backup, peer_seconds=backup)
-    return lived(upkeep, struck_at, HOUR, offset=0.5, uses_per_second=0.0, rng=random.Random(1))
-
-
-def test_what_the_first_instance_held_is_lost_if_there_is_no_second_one_and_shows_at_the_next_call() -> None:
-    assert life_of(alone(100.0), backup=None).losses == ((100.0, 150.0),)
-    assert life_of(alone(100.0)).losses == ((100.0, 150.0),)  # before the first turn
-    assert life_of(alone(149.0), alone(149.5), backup=None).losses == ((149.0, 150.0),)
-
-
-def test_the_second_instance_serves_and_is_replaced_at_the_next_turn() -> None:
-    assert life_of(alone(200.0)).losses == ()
-    assert life_of(alone(200.0), alone(449.0)).losses == ((449.0, 450.0),)
-    assert life_of(alone(200.0), alone(451.0)).losses == ()
-    assert life_of(alone(200.0), alone(451.0)).copies == 3
-
-
-def test_a_second_instance_that_goes_is_missed_at_the_next_turn() -> None:
-    assert life_of(alone(200.0, Struck.SECOND), alone(440.0)).losses == ((440.0, 450.0),)
-    assert life_of(alone(200.0, Struck.SECOND), alone(460.0)).losses == ()
-
-
-def test_both_that_go_at_once_are_lost_whatever_was_backed_up() -> None:
-    assert life_of(alone(200.0, Struck.BOTH)).losses == ((200.0, 210.0),)
-    assert life_of(alone(200.0), alone(205.0, Struck.SECOND)).losses == ((205.0, 210.0),)
+def test_what_an_instance_held_is_lost_and_shows_at_the_next_call() -> None:
+    assert life_of(100.0).losses == ((100.0, 150.0),)
+    assert life_of(149.0, 149.5).losses == ((149.0, 150.0),)
+    assert life_of(100.0, 170.0).losses == ((100.0, 150.0), (170.0, 210.0))
+    assert life_of(100.0, 170.0).greetings == 2
+    assert life_of(HOUR - 1.0).greetings == 0
 
 
 def test_a_node_that_is_used_needs_fewer_calls_and_is_missed_sooner() -> None:
-    upkeep, busy = UpkeepConfig(warm_seconds=60.0, backup_seconds=None), 0.1
-    life = lived(upkeep, [alone(100.0)], HOUR, offset=0.5, uses_per_second=busy, rng=random.Random(1))
+    busy = 0.1
+    life = life_of(100.0, uses_per_second=busy)
     rng, calls, since = random.Random(2), 0, 0.0
     for _ in range(200_000):
         gap = rng.expovariate(busy)
         calls += int(gap // 60.0)
         since += gap
     assert life.warm_calls == pytest.approx(HOUR * calls / since, rel=0.1)
-    assert life.warm_calls < life_of(backup=None).warm_calls / 50
+    assert life.warm_calls < life_of().warm_calls / 50
     assert life.losses[0][1] < 150.0
 
 
-def test_strikes_come_as_often_as_lives_say_and_in_order() -> None:
-    reclaim, rng = Reclaim(mean_life_seconds=HOUR, together=0.25), random.Random(1)
-    found = [strike for _ in range(100) for strike in strikes(reclaim, 50 * HOUR, rng)]
-    counts = Counter(strike.takes for strike in found)
-    assert counts[Struck.FIRST] + counts[Struck.BOTH] == pytest.approx(5000, rel=0.05)
-    assert counts[Struck.SECOND] + counts[Struck.BOTH] == pytest.approx(5000, rel=0.05)
-    assert counts[Struck.BOTH] == pytest.approx(1250, rel=0.1)
+def test_reclaims_come_as_often_as_lives_say_and_in_order() -> None:
+    rng = random.Random(1)
+    found = [list(reclaims(HOUR, 50 * HOUR, rng)) for _ in range(100)]
+    assert sum(map(len, found)) == pytest.approx(5000, rel=0.05)
+    assert all(each == sorted(each) for each in found)
 
 
 @pytest.mark.parametrize(
-    ("upkeep", "offset", "uses"),
-    [
-        (UpkeepConfig(), 1.5, 0.0),
-        (UpkeepConfig(), 0.5, math.inf),
-        (UpkeepConfig(warm_seconds=None, backup_seconds=None), 0.5, 0.0),
-        (UpkeepConfig(backup_seconds=60.0, peer_seconds=300.0), 0.5, 0.0),
-    ],
+    ("warm", "offset", "uses"), [(60.0, 1.5, 0.0), (60.0, 0.5, math.inf), (0.0, 0.5, 0.0), (math.inf, 0.5, 0.0)]
 )
-def test_a_node_that_cannot_be_is_refused(upkeep: UpkeepConfig, offset: float, uses: float) -> None:
+def test_a_node_that_cannot_be_is_refused(warm: float, offset: float, uses: float) -> None:
     with pytest.raises(ConfigError):
-        lived(upkeep, [], HOUR, offset=offset, uses_per_second=uses, rng=random.Random(1))
+        lived(warm, [], HOUR, offset=offset, uses_per_second=uses, rng=random.Random(1))
 
 
 def test_what_part_is_lost_between_reads_is_what_drawn_objects_lose() -> None:
@@ -173,6 +140,8 @@ def test_what_part_is_lost_between_reads_is_what_drawn_objects_lose() -> None:
     assert lost_between_reads(code, lost, hours, HOUR) == pytest.approx(drawn, abs=0.03)
     often = lost_between_reads(code, lost, hours, HOUR / 6)
     assert often.mean() < drawn.mean() / 5
+    at_reads = lost_at_reads(code, lost, hours * 6, HOUR / 6)
+    assert 1 - (1 - at_reads[:6]).prod() == pytest.approx(often[0])
     with pytest.raises(ConfigError, match="multiple"):
         lost_between_reads(code, lost, hours, 7.5 * HOUR)
 
@@ -191,19 +160,18 @@ CALLS = NodeCalls(
 )  # fmt: skip
 
 
-def test_a_bill_has_every_call_and_every_byte_at_both_ends() -> None:
-    life = NodeLife(losses=((1.0, 2.0),), greetings=2, copies=3, checks=5, warm_calls=10.0)
-    bill = CALLS.bill([life], 800.0, PRICES, read=CALLS.moving(6.0, 50.0), repair=Served(2.0, 7.0), bucket_dollars=0.25)
+def test_a_bill_has_every_call_and_every_byte() -> None:
+    life = NodeLife(losses=((1.0, 2.0),), greetings=2, warm_calls=10.0)
+    bill = CALLS.bill([life], PRICES, read=CALLS.moving(6.0, 50.0), rebuild=Served(2.0, 7.0), bucket_dollars=0.25)
     assert bill.warm_dollars == pytest.approx(10 * (1e-3 + 0.5e-2))
-    served, copied = (5 + 2) * 3.0 + 3 * (4 + 8) + 4, 5 * 1.0 + 3 * (4 + 8)
-    assert CALLS.billed_seconds([life], 800.0) == (served, copied)
-    assert bill.backup_dollars == pytest.approx(12e-3 + (served + copied) * 1e-2)
-    assert bill.repair_dollars == pytest.approx(2e-3 + (2 * 3.0 + 7) * 1e-2)
+    greeted = 2 * 3.0 + 4
+    assert CALLS.greet_seconds([life]) == greeted
+    assert bill.greet_dollars == pytest.approx(2e-3 + greeted * 1e-2)
+    assert bill.rebuild_dollars == pytest.approx(2e-3 + (2 * 3.0 + 7) * 1e-2)
     assert bill.read_dollars == pytest.approx(6 * (1e-3 + 3.5e-2))
-    parts = bill.warm_dollars, bill.backup_dollars, bill.repair_dollars, bill.bucket_dollars
+    parts = bill.warm_dollars, bill.greet_dollars, bill.rebuild_dollars, bill.bucket_dollars
     assert bill.upkeep_dollars == pytest.approx(sum(parts))
     assert bill.dollars == pytest.approx(bill.upkeep_dollars + bill.read_dollars)
-    assert CALLS.moving_dollars(800.0, PRICES) == pytest.approx(8e-2)
 
 
 @pytest.mark.parametrize("wrong", [{"linger_seconds": -1.0}, {"bytes_per_second": 0.0}, {"init_seconds": math.nan}])

@@ -27,7 +27,7 @@ P = ParamSpec("P")
 
 _LIKENESS = 0.7
 """Of two names, from which one is taken for a misspelling of the other."""
-_OURS = ("stoker", "stoker_torch")
+_OURS = ("stoker", "stoker_torch", "stoker_warm")
 """Packages whose frames are not where a deprecated argument was written."""
 _PRIVATE_PATH = re.compile(r"\b(stoker\w*)(?:\.\w+)*?\._[\w.]+(?=\.\w)")
 """Of a class in a text; its package has it, too."""
@@ -223,7 +223,7 @@ def _with_moved(settings: dict[str, Any], moved: Mapping[str, MovedArgument], ow
         write = f"{place.setting}={place.options.__name__}({place.field}=…)"
         if isinstance(settings.get(place.setting), place.options):
             raise ArgumentError(f"{owner} is given {name}= beside {place.setting}=: write {write}")
-        warnings.warn(f"{owner}({name}=…) is deprecated: write {write}", DeprecationWarning, stacklevel=_caller_level())
+        warnings.warn(f"{owner}({name}=…) is deprecated: write {write}", DeprecationWarning, stacklevel=caller_level())
         fields.setdefault(place.setting, {})[place.field] = value
     for place in moved.values():
         if place.setting in fields:
@@ -232,7 +232,7 @@ def _with_moved(settings: dict[str, Any], moved: Mapping[str, MovedArgument], ow
     return settings
 
 
-def _caller_level() -> int:
+def caller_level() -> int:
     """Return the ``stacklevel`` of the first caller outside this program, as the function that calls this sees it."""
     level, frame = 0, inspect.currentframe()  # from Python 3.12 on, warnings can skip packages by themselves
     while frame is not None and frame.f_globals["__name__"].partition(".")[0] in _OURS:

@@ -127,6 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
+        warnings.filterwarnings("default", ".* has no effect: ", DeprecationWarning)  # of who wrote the command
         try:
             code: int = options.run(options)
             sys.stdout.flush()

@@ -173,21 +173,18 @@ def scenario_outcome(name: str, scenario: Scenario, run: Run, *, prices: Prices,
         f"A GET costs ${dollars:.3g} ({url}, {prices.date}); look-ups, requests and bytes are of all nodes together.",
     )
     if run.warm is not None:
-        remarks = (*remarks, *_warm_remarks(run.warm, run.seconds, prices, dollars))
+        remarks = (*remarks, *_warm_remarks(run.warm, run.seconds, prices))
     return Outcome([Table.of(name, rows)], _panels(epochs, tiers), remarks)
 
 
-def _warm_remarks(warm: WarmTally, seconds: float, prices: Prices, get_dollars: float) -> tuple[str, ...]:
-    config, bill = warm.model.config, warm.bill(prices.function(_PLATFORM), get_dollars)
+def _warm_remarks(warm: WarmTally, seconds: float, prices: Prices) -> tuple[str, ...]:
+    config, bill = warm.model.config, warm.bill(prices.function(_PLATFORM))
     gone = sum(len(each.losses) for each in warm.lives)
     reads, dollars = counted(warm.hits + warm.losses, "read"), f"${bill.dollars:.3g} at {_PLATFORM}'s prices"
     parts = f"reads and writes ${bill.read_dollars:.3g}, upkeep ${bill.upkeep_dollars:.3g}"
-    rate = warm.bucket_bytes / 1e6 / max(1e-12, seconds)
-    gets = f"by {counted(warm.bucket_requests, 'GET')}, ${bill.bucket_dollars:.3g}, {rate:.3g} MB/s on average"
     return (
         f"The warm tier: {counted(config.nodes, 'function')}, {config.code} shards; {warm.evicted} went for others.",
-        f"Of {reads} of what it held, {warm.losses} found too many shards lost; {warm.rebuilt} were put back by reads.",
-        *([f"{counted(warm.put_back, 'shard')} went back from the bucket {gets}."] if config.put_back else []),
+        f"Of {reads} of what it held, {warm.losses} found too many shards lost; {warm.rebuilt} were written again.",
         f"Its functions lost their memory {gone} times in {seconds / 3600:.3g} h. All costs {dollars}: {parts}.",
     )
 

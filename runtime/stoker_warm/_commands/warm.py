@@ -8,9 +8,10 @@ import secrets
 import signal
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+import warnings
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,12 @@ from stoker._base.sizes import format_bytes
 from stoker._base.task_group import for_each
 from stoker._cache.keeper import name_of
 from stoker.abc import ObjectRef
-from stoker.cli.flags import add_store_options, number_from, opened, positive, size_from
+from stoker.cli.flags import number_from, positive, size_from
 from stoker.cli.output import counted, json_text, printable, table
 from stoker.errors import ConfigError, DeadlineError
 from stoker_warm._handshake import Secret
 from stoker_warm._location import Fleet, WarmLocation
 from stoker_warm._opening import OwnProxy, WarmKeeper, open_keeper, secret_of_environment
-from stoker_warm._put_back import BucketOrigin, Origin
 from stoker_warm._server import ProxyServer, Tariff
 from stoker_warm._sockets import Certificate
 from stoker_warm._wire import MAX_BODY_BYTES
@@ -39,20 +39,17 @@ async def run_proxy(args: Namespace, location: WarmLocation, secret: Secret) -> 
     Raises:
         StokerError: it cannot listen, or functions cannot be called.
     """
+    if args.removed:
+        text = "--data has no effect: what nodes lose is written again when it is read; leave it out"
+        warnings.warn(text, DeprecationWarning, stacklevel=1)
     fleet = _fleet(args, location)
-    async with AsyncExitStack() as stack:
-        stores = [await stack.enter_async_context(opened(args, url, prefix="data_")) for url in args.data]
-        return await _serve(args, fleet, secret, [BucketOrigin(store) for store in stores])
-
-
-async def _serve(args: Namespace, fleet: Fleet, secret: Secret, origins: Sequence[Origin]) -> int:
     servers = list[ProxyServer]()
 
     def serves(tariff: Tariff) -> ProxyServer:
         servers.append(ProxyServer(tariff))
         return servers[0]
 
-    own = await OwnProxy.open(fleet, secret, serves=serves, origins=origins)
+    own = await OwnProxy.open(fleet, secret, serves=serves)
     is_over = servers[0].is_down
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -75,11 +72,6 @@ def _fleet(args: Namespace, location: WarmLocation) -> Fleet:
         raise ConfigError("a proxy is run for functions: give a URL such as warm+lambda://stoker?listen=10.0.0.5:7411")
     if (args.certificate is None) != (args.key is None):
         raise ConfigError("--certificate and --key go together")
-    if bool(args.data) != bool(location.fleet.config.put_back):
-        raise ConfigError(
-            "--data and put_back= in the URL go together: the data sets from which lost shards are put back, and how "
-            "many objects at a time"
-        )
     if args.certificate is None:
         return location.fleet
     return dataclasses.replace(location.fleet, certificate=Certificate(chain=args.certificate, key=args.key))
@@ -92,7 +84,7 @@ def _line(told: Mapping[str, Any]) -> str:
 
 
 _STATES = {"awake": "awake", "sleeping": "asleep", "maybe": "in doubt", "gone": "gone"}
-_PARTS = (("serve", "serve"), ("warm", "keep warm"), ("backup", "back up"), ("put_back", "put back"))
+_PARTS = (("serve", "serve"), ("warm", "keep warm"))
 _HOUR_SECONDS = 3600.0
 
 
@@ -132,8 +124,7 @@ def dollars_of(dollars: float) -> str:
 
 def _shards(told: Mapping[str, Any]) -> str:
     restored, late = f"{told['restored']:,} reads restored from parity", f"{told['late']:,} not waited for"
-    written = f"{told['rebuilt']:,} rebuilt, {told['put_back']:,} put back, {told['backed_up']:,} copied"
-    return f"{restored}, {late}, {told['corrupt']:,} corrupt, {written}"
+    return f"{restored}, {late}, {told['corrupt']:,} corrupt, {told['rebuilt']:,} rebuilt"
 
 
 def _writes(told: Mapping[str, Any]) -> str:
@@ -147,11 +138,7 @@ def _time(bill: Mapping[str, Any]) -> str:
 
 
 def _dollars(bill: Mapping[str, Any]) -> str:
-    parts = ", ".join(
-        f"{dollars_of(bill[f'{name}_dollars'])} to {what}"
-        for name, what in _PARTS
-        if name != "put_back" or bill["put_back_requests"]
-    )
+    parts = ", ".join(f"{dollars_of(bill[f'{name}_dollars'])} to {what}" for name, what in _PARTS)
     lost = f"; {counted(bill['unanswered'], 'call')} without a bill" if bill["unanswered"] else ""
     return f"{dollars_of(bill['dollars'])}: {parts}{lost}"
 
@@ -265,6 +252,9 @@ async def _read(keeper: WarmKeeper, names: Sequence[str], checksum: int, size_by
 
 _MOST_EVERY_SECONDS = 86_400.0
 _FUNCTIONS = "warm+lambda://PREFIX?listen=HOST:PORT&…, or warm+gcf://…"
+_REMOVED_FLAGS = ("", "-endpoint-url", "-region", "-prices", "-user-project", "-auth")
+_REMOVED_SWITCHES = ("-anonymous", "-requester-pays")
+"""What ``--data`` and a group of options for it of earlier releases end with; they are accepted with a warning."""
 _EPILOG = "Settings in a URL, and the secret in STOKER_WARM_SECRET: docs/warm-tier.md."
 
 
@@ -286,9 +276,10 @@ def configure(parser: ArgumentParser) -> None:
     proxy = add("proxy", "run a proxy that trainers share, until Ctrl-C; prints the URL for them", url=_FUNCTIONS)
     proxy.add_argument("--certificate", type=Path, metavar="FILE", help="PEM; a must off private networks")
     proxy.add_argument("--key", type=Path, metavar="FILE", help="PEM, of the certificate, without a passphrase")
-    data = "of a data set from which lost shards are put back, for a URL with put_back=; may be given several times"
-    proxy.add_argument("--data", action="append", default=[], metavar="URL", help=data)
-    add_store_options(proxy, prefix="data-", of="the data sets' bucket")
+    for flag in _REMOVED_FLAGS:
+        proxy.add_argument(f"--data{flag}", action="append", dest="removed", help=SUPPRESS)
+    for flag in _REMOVED_SWITCHES:
+        proxy.add_argument(f"--data{flag}", action="append_const", const=flag, dest="removed", help=SUPPRESS)
     every = number_from(0.1, _MOST_EVERY_SECONDS)
     proxy.add_argument("--every", type=every, default=60.0, metavar="SECONDS", help="between lines (default: 60)")
     status = add("status", "say what the tier holds, does and costs")

@@ -36,7 +36,6 @@ schedule = { kind = "fetch-size", fetch_size = 4, threshold = 2 }
 caches = [{ limit_bytes = "10MiB" }]
 [warm]
 mean_life_seconds = 600
-backup_seconds = 60
 """
 _JOBS = """
 [cluster]

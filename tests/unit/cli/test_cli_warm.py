@@ -31,8 +31,6 @@ TOLD: dict[str, Any] = {
     "late": 40,
     "corrupt": 1,
     "rebuilt": 3,
-    "put_back": 11,
-    "backed_up": 5,
     "stored": 400,
     "declined": 2,
     "evicted": 9,
@@ -51,10 +49,6 @@ TOLD: dict[str, Any] = {
         "gb_seconds": 5432.1,
         "serve_dollars": 0.08,
         "warm_dollars": 0.002,
-        "backup_dollars": 0.0,
-        "put_back_requests": 11,
-        "put_back_bytes": 11 << 20,
-        "put_back_dollars": 0.0000044,
         "dollars": 0.082,
         "reads": 1500,
         "read_bytes": 1500 * (8 << 20),
@@ -136,10 +130,10 @@ def test_the_status_is_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         "nodes   12 nodes: 2 awake, 9 asleep, 1 gone; objects cut 10+2",
         "held    391 objects, 4.00 GiB with parity, of 12.0 GiB",
         "reads   1,500 hits, 400 misses, 100 lost (75.0% hits)",
-        "shards  7 reads restored from parity, 40 not waited for, 1 corrupt, 3 rebuilt, 11 put back, 5 copied",
+        "shards  7 reads restored from parity, 40 not waited for, 1 corrupt, 3 rebuilt",
         "writes  400 stored, 2 declined, 9 evicted, 8.00 MiB pending",
         "bill    5,432.1 GB-s in 2,345 requests, in 2.0 h",
-        "        $0.082000: $0.080000 to serve, $0.002000 to keep warm, $0.000000 to back up, $0.000004 to put back",
+        "        $0.082000: $0.080000 to serve, $0.002000 to keep warm",
         "bucket  1,500 reads would be $0.000600",
         "pays    never in money: a read costs no less here than a GET of the bucket",
         r"warm-3: \x1b[31mthere is no function stoker-warm-3",
@@ -289,8 +283,6 @@ def test_without_a_secret_or_a_url_nothing_is_begun(
     [
         ([PROXY], "run for functions"),
         ([FLEET, "--key", "k.pem"], "go together"),
-        ([f"{FLEET}&put_back=2"], "--data and put_back= in the URL go together"),
-        ([FLEET, "--data", "memory://data"], "--data and put_back= in the URL go together"),
         ([FLEET, "--certificate", "/nowhere/c.pem", "--key", "/nowhere/k.pem"], "holds no certificate"),
         (["warm+lambda://stoker?listen=0.0.0.0:0&advertise=10.0.0.5:7411&region=us-east-1"], "certificate"),
         (["warm+lambda://stoker?listen=192.0.2.1:0&region=us-east-1"], "certificate"),
@@ -306,6 +298,20 @@ def test_a_proxy_of_which_something_is_missing_is_not_begun(
     told = capsys.readouterr()
     assert message in told.err
     assert told.out == ""
+
+
+@pytest.mark.parametrize("flags", [["--data", "s3://bucket"], ["--data-region", "eu-west-1"], ["--data-anonymous"]])
+def test_a_removed_flag_or_setting_is_accepted_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
+    wrong = ["--certificate", "/nowhere/c.pem", "--key", "/nowhere/k.pem"]  # so that nothing is begun
+    assert cli.main(["warm", "proxy", f"{FLEET}&put_back=2", *flags, *wrong]) == 2
+    warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stoker: warning: ")]
+    assert [line.split()[2:6] for line in warned] == [
+        ["put_back=", "of", "a", "warm"],
+        ["--data", "has", "no", "effect:"],
+    ]
 
 
 def test_a_proxy_that_is_not_there_is_said_to_be_so(

@@ -275,7 +275,7 @@ def warm() -> dict[str, Any]:
     return size
 
 
-def test_a_node_does_one_thing_at_a_time_and_has_a_second_instance_for_back_ups(
+def test_a_node_does_one_thing_at_a_time_and_may_have_a_second_instance(
     resources: dict[str, Blocks], warm: dict[str, Any]
 ) -> None:
     assert (warm["concurrency"], warm["instances"], warm["timeout_seconds"]) == (1, 2, 3600)

@@ -49,18 +49,17 @@ def test_calls_are_billed_by_what_they_were_for() -> None:
     call(meter, Task.SERVE, 2.0, is_cold=True)
     call(meter, Task.WARM, 0.5, memory_bytes=2 * GB_BYTES)
     call(meter, Task.WARM, 0.5, is_cold=None)
-    call(meter, Task.BACKUP, 3.0, vcpus=2.0)
+    call(meter, Task.WARM, 3.0, vcpus=2.0)
     bill = meter.bill(7200.0, ROUND, S3)
     assert bill.serve_dollars == 1.0 + 20.0
-    assert bill.warm_dollars == 2.0 + 15.0
-    assert bill.backup_dollars == 1.0 + 30.0 + 3.0
+    assert bill.warm_dollars == 3.0 + 45.0 + 3.0
     assert bill.dollars == 72.0
-    assert bill.standing_dollars_per_hour == (17.0 + 34.0) / 2
-    assert [bill.used[purpose].calls for purpose in Task] == [1, 2, 1]
-    assert [bill.used[purpose].cold_starts for purpose in Task] == [1, 0, 0]
-    assert bill.used[Task.WARM].billed_seconds == 1.0
-    assert bill.used[Task.WARM].gb_seconds == 1.5
-    assert bill.used[Task.BACKUP].vcpu_seconds == 6.0
+    assert bill.standing_dollars_per_hour == 51.0 / 2
+    assert [bill.used[purpose].calls for purpose in Task] == [1, 3]
+    assert [bill.used[purpose].cold_starts for purpose in Task] == [1, 0]
+    assert bill.used[Task.WARM].billed_seconds == 4.0
+    assert bill.used[Task.WARM].gb_seconds == 4.5
+    assert bill.used[Task.WARM].vcpu_seconds == 6.0
 
 
 def test_the_lines_of_a_bill_add_up_to_it() -> None:

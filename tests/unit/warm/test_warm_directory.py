@@ -156,10 +156,11 @@ def test_a_node_that_lost_its_memory_degrades_objects_or_takes_them() -> None:
     directory = made(nodes=3)
     for number in range(2):
         put(directory, named(number))
-    assert sorted(directory.lost(0).degraded) == [named(0), named(1)]
-    loss = directory.lost(1)
-    assert (loss.degraded, sorted(loss.gone)) == ([], [named(0), named(1)])
-    assert directory.lost(2) == ([], [])
+    directory.lost(0)
+    assert [is_there(directory, named(number)) for number in range(2)] == [True, True]
+    directory.lost(1)
+    assert [is_there(directory, named(number)) for number in range(2)] == [False, False]
+    directory.lost(2)
     assert len(directory) == 0
 
 
@@ -174,7 +175,9 @@ def test_what_a_node_lost_goes_back_to_it_until_it_has_as_much_as_others() -> No
     directory = made(nodes=20)
     for number in range(60):
         put(directory, named(number), seed=number)
-    lost = directory.lost(7).degraded
+    directory.lost(7)
+    found = {named(number): directory.find(named(number)) for number in range(60)}
+    lost = [name for name, where in found.items() if where is not None and not where.is_whole]
     least = min(directory.used_bytes(node) for node in range(20) if node != 7) // TAKEN
     back = [node for name in lost for node in put(directory, name).values()]
     assert len(lost) >= least > 3
@@ -186,7 +189,7 @@ def test_what_is_on_its_way_to_a_node_that_lost_everything_may_still_arrive() ->
     placed = directory.place(name, CODE, random.Random(1))
     assert placed is not None
     for node in range(3):
-        assert directory.lost(node) == ([], [])
+        directory.lost(node)
     for position, node in placed.nodes.items():
         assert directory.stored(node, shard_of(name, position))
     assert is_there(directory, name)
@@ -199,22 +202,22 @@ def test_a_directory_that_knows_nothing_learns_from_lists() -> None:
         put(before, name, seed=int(name[:8], 16))
     for node in range(6):
         mine = [shard_of(name, at) for name in names for at in range(3) if before.find(name)[1][at] == node]  # type: ignore[index]
-        assert after.listed(node, mine) == (([], []), [])
+        assert after.listed(node, mine) == []
     assert [after.find(name) for name in names] == [before.find(name) for name in names]
     assert [after.used_bytes(node) for node in range(6)] == [before.used_bytes(node) for node in range(6)]
 
 
 def test_of_a_shard_that_two_nodes_list_the_second_is_a_stray() -> None:
     directory, name = made(), named(1)
-    assert directory.listed(0, [shard_of(name, 0)])[1] == []
-    assert directory.listed(1, [shard_of(name, 0)])[1] == [shard_of(name, 0)]
-    assert directory.listed(0, [shard_of(name, 0), shard_of(name, 1)])[1] == [shard_of(name, 1)]
+    assert directory.listed(0, [shard_of(name, 0)]) == []
+    assert directory.listed(1, [shard_of(name, 0)]) == [shard_of(name, 0)]
+    assert directory.listed(0, [shard_of(name, 0), shard_of(name, 1)]) == [shard_of(name, 1)]
 
 
 def test_shards_of_a_code_that_nobody_uses_are_strays() -> None:
     directory = made()
     strange = shard_of(named(1), 0, Code(5, 5))
-    assert directory.listed(0, [strange])[1] == [strange]
+    assert directory.listed(0, [strange]) == [strange]
     assert not directory.stored(0, strange)
     assert not directory.dropped(0, strange)
     assert len(directory) == 0
@@ -254,7 +257,7 @@ def test_an_object_that_is_forgotten_leaves_its_shards_to_be_deleted() -> None:
 def test_a_node_that_lists_more_than_its_limit_is_believed_and_gets_no_more() -> None:
     directory = made(nodes=4, objects_a_node=1)
     names = [named(number) for number in range(5)]
-    assert directory.listed(0, [shard_of(name, 0) for name in names])[1] == []
+    assert directory.listed(0, [shard_of(name, 0) for name in names]) == []
     assert directory.used_bytes(0) == 5 * TAKEN
     assert 0 not in put(directory, named(9)).values()
 
@@ -294,12 +297,13 @@ def test_figures_that_make_no_sense_are_refused(
 def test_the_last_of_the_most_nodes_can_be_used() -> None:
     directory = Directory(MOST_NODES, [CODE], limit_bytes=1 << 20)
     name = named(1)
-    assert directory.listed(MOST_NODES - 1, [shard_of(name, 0)])[1] == []
+    assert directory.listed(MOST_NODES - 1, [shard_of(name, 0)]) == []
     directory.listed(MOST_NODES - 2, [shard_of(name, 1)])
     found = directory.find(name)
     assert found is not None
     assert found.nodes == [MOST_NODES - 1, MOST_NODES - 2, -1]
-    assert directory.lost(MOST_NODES - 1).gone == [name]
+    directory.lost(MOST_NODES - 1)
+    assert directory.find(name) is None
 
 
 def test_a_newcomer_does_not_count_as_used_because_the_object_before_it_in_its_row_was() -> None:

@@ -126,7 +126,7 @@ def test_whatever_is_changed_on_the_way_makes_a_proof_wrong(name: str, value: ob
 def test_the_version_is_part_of_what_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     proxy, peer = ProxySide(SECRET), node()
     proof = sent(peer, proxy.begin())
-    monkeypatch.setattr("stoker_warm._handshake.VERSION", 2)
+    monkeypatch.setattr("stoker_warm._handshake.VERSION", 3)
     with pytest.raises(CredentialsError):
         sent(proxy, proof)
 

@@ -54,14 +54,13 @@ def test_functions_need_a_prefix_and_where_they_dial_and_have_defaults_for_the_r
 def test_every_setting_of_functions_is_taken() -> None:
     url = (
         "warm+lambda://team-a?nodes=20&code=4+2&listen=0.0.0.0:7411&advertise=10.0.0.5:17411&region=eu-central-1"
-        "&backup=300s&keep_warm=45s&linger=0.5s&ping=0.1s&wake=4s&read=2s&write=9s&pending=1GiB&writes=3&objects=5000"
+        "&keep_warm=45s&linger=0.5s&ping=0.1s&wake=4s&read=2s&write=9s&pending=1GiB&writes=3&objects=5000"
         "&endpoint=http://127.0.0.1:9000&certificate=/a%20b/c.pem&key=/k.pem&memory=1GiB&vcpus=2&bucket=s3express"
         "&egress=other_region"
     )
     config = WarmConfig(
         nodes=20,
         code=Code(4, 2),
-        backup_seconds=300.0,
         keep_warm_seconds=45.0,
         linger_seconds=0.5,
         ping_seconds=0.1,
@@ -125,9 +124,6 @@ def test_every_setting_of_functions_is_taken() -> None:
         (f"{FLEET}&nodes=", "nodes has no value"),
         (f"{FLEET}&code=10%2B", "code"),
         (f"{FLEET}&code=ten", "code"),
-        (f"{FLEET}&backup=300", "backup"),
-        (f"{FLEET}&backup=0s", "backup_seconds"),
-        (f"{FLEET}&backup=nans", "backup"),
         (f"{FLEET}&pending=8M", "pending"),
         (f"{FLEET}&pending=0", "pending_bytes"),
         (f"{FLEET}&key=/k.pem", "certificate and key"),
@@ -171,3 +167,11 @@ def test_a_proxy_elsewhere_need_not_be_there_when_it_is_opened() -> None:
         await keeper.close()
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("setting", ["backup=300s", "put_back=4"])
+def test_a_removed_setting_is_accepted_with_a_warning_that_names_it(setting: str) -> None:
+    name = setting.partition("=")[0]
+    with pytest.warns(DeprecationWarning, match=f"^{name}= of a warm tier has no effect: .*; leave it out") as caught:
+        assert fleet(f"{FLEET}&{setting}") == fleet(FLEET)
+    assert [each.filename for each in caught] == [__file__]

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from stoker.errors import DeadlineError
 from stoker_warm._fleet import Node
 from support.warm_one_node import DATA, NAME, SHARD, check, die_in_silence, ping, tasks
 from support.warm_platform import Mood, Tier
@@ -109,22 +108,6 @@ def test_a_platform_that_runs_one_instance_at_a_time_is_not_called_for_ever() ->
         assert not await made.kept(NAME, DATA)
         assert made.platform.counts.throttled == 1
         assert made.believed() == {}
-        await ping(node)
-
-    check(test)
-
-
-def test_a_second_instance_that_comes_too_late_to_be_one_is_told_to_go_and_nothing_else() -> None:
-    async def test(made: Tier, node: Node) -> None:
-        await made.put((NAME, DATA))
-        made.platform.mood = Mood(cold_seconds=6.0)
-        with pytest.raises(DeadlineError, match="no second instance"):
-            async with node.accompanied():
-                raise AssertionError
-        await asyncio.sleep(5.0)
-        assert tasks(made).count("backup") == 1
-        assert [instance.running for instance in made.platform.all_instances()] == [None, None]
-        assert made.believed() == {"warm-0": {SHARD}}
         await ping(node)
 
     check(test)

@@ -57,7 +57,7 @@ class Receiver:
         return [bytes(memory[len(GUARD) : -len(GUARD)]) for memory in self.memories]
 
 
-def header(kind: int, head_bytes: int = 0, body_bytes: int = 0, *, magic: bytes = b"SW", version: int = 1) -> bytes:
+def header(kind: int, head_bytes: int = 0, body_bytes: int = 0, *, magic: bytes = b"SW", version: int = 2) -> bytes:
     return struct.pack(">2sBBIII", magic, version, kind, 7, head_bytes, body_bytes)
 
 
@@ -67,7 +67,7 @@ def with_head(text: bytes) -> bytes:
 
 def test_a_frame_is_sixteen_bytes_then_the_head_as_json() -> None:
     frame = encode_frame(Kind.GET, 5, {"shard": "x"}, 0)
-    assert frame == bytes.fromhex("5357011200000005 0000000d 00000000") + b'{"shard":"x"}'
+    assert frame == bytes.fromhex("5357021200000005 0000000d 00000000") + b'{"shard":"x"}'
     assert HEADER_BYTES == 16
 
 
@@ -154,7 +154,7 @@ def test_a_closed_reader_throws_away_what_comes_and_gives_out_nothing() -> None:
     [
         (b"GET / HTTP/1.1\r\n", "speaks another protocol"),
         (b"\x16\x03\x01\x02\x00" + bytes(11), "speaks another protocol"),
-        (header(Kind.PING, version=2), "version 2 arrived, this is 1"),
+        (header(Kind.PING, version=1), "version 1 arrived, this is 2"),
         (header(0), "kind 0"),
         (header(255), "kind 255"),
         (header(Kind.GET, MAX_HEAD_BYTES + 1), "at most 65536"),
