@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker import GcsOptions, open_store
-from stoker._stores.gcs import GcsAccess
+from stoker._stores.gcs import GcsTokens
 from stoker.abc import Store
 from stoker.errors import (
     BucketNotFoundError,
@@ -112,12 +112,12 @@ def test_a_token_is_fetched_once_for_many_and_again_once_it_is_refused(
 ) -> None:
     issued: list[str] = []
 
-    async def fetch(self: GcsAccess) -> tuple[str, float]:
+    async def fetch(self: GcsTokens) -> tuple[str, float]:
         await asyncio.sleep(0)
         issued.append(f"old-{len(issued)}" if len(issued) == 0 else TOKEN)
         return issued[-1], float("inf")
 
-    monkeypatch.setattr(GcsAccess, "_fetch_token", fetch)
+    monkeypatch.setattr(GcsTokens, "fetch", fetch)
     monkeypatch.setattr("stoker._stores.gcs._emulator", lambda *_: None)
     monkeypatch.setattr("stoker._stores.gcs._GOOGLE", gcs.url)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache, partial
 from urllib.parse import urlsplit
 
 from stoker._stores.google_credentials import IdentityTokens
@@ -50,12 +52,12 @@ class GcfExecutor(HttpExecutor):
             )
         self.concurrency = options.concurrency or _CONCURRENCY
         self._root = options.endpoint_url or f"https://{options.region}-{options.project}.cloudfunctions.net"
-        self._tokens: IdentityTokens | None = None
+        self._tokens: Callable[[str], IdentityTokens] | None = None
 
     async def __aenter__(self) -> GcfExecutor:
         self._connect(self._root)
         if urlsplit(self._root).scheme == "https":
-            self._tokens = IdentityTokens(self._options.service_account)
+            self._tokens = cache(partial(IdentityTokens, service_account=self._options.service_account))
         return self
 
     def vcpus(self, function: str) -> float:
@@ -65,14 +67,14 @@ class GcfExecutor(HttpExecutor):
     async def _signed(self, function: str, data: bytes) -> Call:
         url, headers = self._url(function), {"Content-Type": "application/json"}
         if self._tokens is not None:
-            headers["Authorization"] = f"Bearer {await self._tokens.get(url)}"
+            headers["Authorization"] = f"Bearer {await self._tokens(url).current()}"
         return Call(method="POST", url=url, headers=headers, address=url, data=data)
 
     def _answer(self, function: str, call: Call, reply: Reply, seconds: float) -> Answer:
         if reply.refused:
             error = _refused(function, call.url, reply)
             if isinstance(error, CredentialsError) and self._tokens is not None:
-                self._tokens.forget(call.url, call.headers["Authorization"].removeprefix("Bearer "))
+                self._tokens(call.url).drop(call.headers["Authorization"].removeprefix("Bearer "))
             raise error
         return Answer(
             result=result_of(call.url, reply.body),

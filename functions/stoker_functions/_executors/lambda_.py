@@ -77,7 +77,7 @@ class LambdaExecutor(HttpExecutor):
         headers = {"Content-Type": "application/json", **_WAIT_FOR_REPORT}
         url = f"{address}/invocations"
         request = AWSRequest(method="POST", url=url, headers=headers, data=data)
-        SigV4Auth(await self._credentials.current(), "lambda", self._region).add_auth(request)
+        SigV4Auth((await self._credentials.current()).keys, "lambda", self._region).add_auth(request)
         headers = dict(request.headers.items())
         return Call(method="POST", url=url, headers=headers, address=address, data=data)
 

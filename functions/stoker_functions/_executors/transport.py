@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import aiohttp
 from aiohappyeyeballs import AddrInfoType
 
-from stoker._stores.http import Call, Failure, Reply, Rule, error_of
+from stoker._stores.http import Call, Reply, Rule, error_of
 from stoker._stores.http_session import SessionReader
 from stoker._stores.options import proxy_of, trusted
 from stoker.abc import Answer, Executor
@@ -167,8 +167,7 @@ def _kept_alive(address: AddrInfoType) -> socket.socket:
 def refusal(address: str, reply: Reply, *, code: str = "", text: str) -> StoreError:
     """Return the error for what a platform refused, by its own code or by the status."""
     rule = _REFUSALS.get(code) or _REFUSALS.get(str(reply.status), _UNKNOWN)
-    failure = Failure(address=address, status=reply.status, code=code, text=text, headers=reply.headers)
-    return error_of(failure, {str(reply.status): rule})
+    return error_of(address, reply, {str(reply.status): rule}, code, text)
 
 
 def result_of(function: str, body: bytes) -> dict[str, Any]:

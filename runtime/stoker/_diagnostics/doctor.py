@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from stoker._diagnostics.probe import Probe, ProbeLimits, probe
 from stoker._format.manifest import Manifest
 from stoker._format.versions import newest_manifest, read_manifest
 from stoker._stores import StoreOptions, open_store
-from stoker._stores.http_objects import Endpoint, Introduced
+from stoker._stores.http_objects import Endpoint, HttpObjects
 from stoker._stores.location import parse_url
 from stoker.abc import ObjectRef, Store, Writable
 from stoker.errors import (
@@ -124,7 +125,7 @@ class _Doctor:
 
     async def look(self) -> None:
         """Look at the endpoint, the credentials, the permissions, the data set and the speed, in this order."""
-        if isinstance(self._store, Introduced):
+        if isinstance(self._store, HttpObjects):
             try:
                 await self._endpoint(self._store)
                 self._tell(await self._identity(self._store))
@@ -141,7 +142,7 @@ class _Doctor:
             await self._dataset(self._manifest)
             await self._speed(self._manifest)
 
-    async def _endpoint(self, store: Introduced) -> None:
+    async def _endpoint(self, store: HttpObjects[Any]) -> None:
         asked = self._what.clock()
         endpoint = await store.endpoint()
         self._tell(ok("endpoint", f"{endpoint.address} answers"))
@@ -149,7 +150,7 @@ class _Doctor:
             self._tell(_clock(endpoint.date, (asked + self._what.clock()) / 2))
         self._tell(_region(endpoint, await asyncio.to_thread(self._what.whereabouts)))
 
-    async def _identity(self, store: Introduced) -> Finding:
+    async def _identity(self, store: HttpObjects[Any]) -> Finding:
         found = await store.identity()
         if found.expires is None:
             return ok("credentials", found.kind)

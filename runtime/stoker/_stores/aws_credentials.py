@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeAlias
 
@@ -24,7 +24,7 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as BotoCoreConnectionError
 
-from stoker._stores.http import Failure, Rule, error_of
+from stoker._stores.http import Reply, Rule, error_of
 from stoker._stores.http_objects import ExpiredCredentialsError, Identity, RenewedCredentials
 from stoker._stores.options import ServedOptions, lambda_region, machine_vendor
 from stoker.errors import (
@@ -50,7 +50,16 @@ _NONE_FOUND = (
 _NEEDED = "lambda:InvokeFunctionUrl and lambda:InvokeFunction on the function"
 
 
-class AwsCredentials:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsKeys:
+    """Credentials, where they come from, and when they end: None if they do not, or nobody knows."""
+
+    keys: ReadOnlyCredentials
+    method: str = field(compare=False)
+    expires: datetime | None = field(compare=False)
+
+
+class AwsCredentials(RenewedCredentials[AwsKeys]):
     """Credentials of the standard chain, or ready keys.
 
     Args:
@@ -62,40 +71,27 @@ class AwsCredentials:
         session: botocore's, which is another one after credentials were looked for afresh.
     """
 
+    margin_seconds = _MARGIN_SECONDS
+
     def __init__(self, *, profile: str | None, keys: Keys | None = None, otherwise: str) -> None:
+        super().__init__()
         self._profile, self._keys, self._otherwise = profile, keys, otherwise
-        self._found = RenewedCredentials(self._look, margin_seconds=_MARGIN_SECONDS)
         self.session = botocore_session(profile, keys)
 
-    async def current(self) -> ReadOnlyCredentials:
-        """Return credentials, refreshed if they are about to expire.
-
-        Raises:
-            CredentialsError: there are none, or they were refused.
-            TransientError: where they come from failed, and there are none that last.
-        """
-        return (await self._found.get()).keys
-
     async def identity(self) -> Identity:
-        """Return whose these are; how long temporary keys last that somebody gave us, nobody knows.
-
-        Raises:
-            CredentialsError: there are none.
-        """
-        found = await self._found.get()
+        """Return whose these are; how long temporary keys last that somebody gave us, nobody knows."""
+        found = await self.current()
         kind = _KINDS.get(found.method, found.method)
         kind += ", temporary" if found.expires is None and found.keys.token else ""
         return Identity(kind=kind, expires=found.expires, is_renewed=found.expires is not None)
 
-    async def renew(self, used: ReadOnlyCredentials) -> ReadOnlyCredentials:
-        """Look for credentials afresh, unless another call has done so since ``used`` were taken."""
-        found = await self._found.get()
-        if found.keys == used:
+    def drop(self, used: AwsKeys) -> None:
+        """Look for credentials afresh, since these were refused."""
+        if used == self._held:
             self.session = botocore_session(self._profile, self._keys)
-            self._found.drop(found)
-        return await self.current()
+        super().drop(used)
 
-    async def _look(self) -> tuple[_Found, float]:
+    async def fetch(self) -> tuple[AwsKeys, float]:
         """Return what botocore finds, which may be what it had, and for how many seconds it is good."""
         try:
             found = await self.session.get_credentials()
@@ -112,16 +108,7 @@ class AwsCredentials:
             raise CredentialsError(f"{_NONE_FOUND}{self._otherwise}")
         expires: datetime | None = getattr(found, "_expiry_time", None)  # botocore has no public name for it
         life_seconds = float("inf") if expires is None else (expires - datetime.now(UTC)).total_seconds()
-        return _Found(keys=keys, method=found.method, expires=expires), life_seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """Credentials, where they come from, and when they end: None if they do not, or nobody knows."""
-
-    keys: ReadOnlyCredentials
-    method: str
-    expires: datetime | None
+        return AwsKeys(keys=keys, method=found.method, expires=expires), life_seconds
 
 
 def _error_of(error: BotoCoreError | ClientError) -> StoreError:
@@ -137,7 +124,7 @@ def _error_of(error: BotoCoreError | ClientError) -> StoreError:
         status = int(match[1]) if match else 500
     else:
         status = 500 if isinstance(error, HTTPClientError | BotoCoreConnectionError) else 0
-    passing = error_of(Failure(address=message, status=status), {}) if status else None
+    passing = error_of(message, Reply(status=status, headers={}), {}) if status else None
     return passing if isinstance(passing, TransientError) else CredentialsError(message)
 
 
@@ -191,10 +178,10 @@ class AwsCaller(AwsCredentials):
             )
         self._region = region
 
-    def headers(self, url: str, headers: Mapping[str, str], proof: ReadOnlyCredentials) -> Mapping[str, str]:
+    def headers(self, url: str, headers: Mapping[str, str], proof: AwsKeys) -> Mapping[str, str]:
         """Return the headers with a signature over them and the URL: AWS's version 4, by botocore."""
         request = AWSRequest(method="GET", url=url, headers=dict(headers))
-        SigV4Auth(proof, "lambda", self._region).add_auth(request)
+        SigV4Auth(proof.keys, "lambda", self._region).add_auth(request)
         return dict(request.headers.items())
 
     def rule(self, _status: int, code: str) -> Rule:

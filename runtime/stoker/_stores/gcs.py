@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TypeVar
@@ -18,13 +19,14 @@ from gcloud.aio.auth.token import Type
 from stoker._base.meter import PriceKey
 from stoker._format.manifest import POINTER_KEY
 from stoker._stores.google_credentials import signed_url, source_of_tokens, token_session
-from stoker._stores.http import Call, Failure, Reply, Rule, error_of, parse_date
+from stoker._stores.http import Call, Reply, Rule, error_of, parse_date
 from stoker._stores.http_objects import (
     Asked,
     BucketObjects,
     Endpoint,
     ExpiredCredentialsError,
     Identity,
+    ReadyCredentials,
     RenewedCredentials,
 )
 from stoker._stores.http_session import Connections
@@ -58,51 +60,54 @@ _NO_CREDENTIALS = (
 )
 
 
+class GcsTokens(RenewedCredentials[str]):
+    """Tokens of the account that Google's environment names, or a credentials file."""
+
+    margin_seconds = _TOKEN_MARGIN_SECONDS
+
+    def __init__(self, options: GcsOptions) -> None:
+        super().__init__()
+        self._file = str(options.credentials_file) if options.credentials_file else None
+
+    def source(self) -> Token:
+        """Return where the tokens come from."""
+        return source_of_tokens(self._file, _SCOPE, _CHECK)
+
+    async def identity(self) -> Identity:
+        """Return whose token is used, and when it ends."""
+        await self.current()
+        kind = self.source().token_type.name.lower().replace("_", " ")
+        expires = datetime.now(UTC) + timedelta(seconds=self.life_seconds)
+        return Identity(kind=kind, expires=expires, is_renewed=True)
+
+    async def fetch(self) -> tuple[str, float]:
+        """Get a token and its life, past the library's own cache, which retries for a minute and leaves a task."""
+        source, no_credentials = self.source(), "" if self.were_fetched else _NO_CREDENTIALS
+        async with token_session(source, no_credentials, refused="Google refused the credentials", check=_CHECK):
+            fresh = await source.refresh(timeout=_TOKEN_TIMEOUT_SECONDS)
+            return fresh.value, fresh.expires_in
+
+
 class GcsAccess(Connections):
     """Connections and token of one store in one event loop."""
 
     def __init__(self, bucket: str, options: GcsOptions) -> None:
         self._bucket, self._options = bucket, options
-        self._emulator = _emulator(options, os.environ)
-        self._token = RenewedCredentials(self._fetch_token, margin_seconds=_TOKEN_MARGIN_SECONDS)
-        self._root_url = self._emulator or _GOOGLE
+        emulator = _emulator(options, os.environ)
+        self._root_url = emulator or _GOOGLE
+        self.credentials: GcsTokens | ReadyCredentials[str | None]
+        if options.token is not None:
+            self.credentials = ReadyCredentials(options.token, "a ready token")
+        elif emulator or options.anonymous:
+            self.credentials = ReadyCredentials(None, "none: an emulator" if emulator else "none")
+        else:
+            self.credentials = GcsTokens(options)
         super().__init__(options.http, self._root_url)
-
-    async def current(self) -> str | None:
-        """Return a token, renewed if it is about to expire; None where requests carry none.
-
-        Raises:
-            CredentialsError: there are no credentials, or they were refused.
-            TransientError: Google's token endpoint failed, and there is no token that lasts.
-        """
-        if self._options.token is not None or self._emulator or self._options.anonymous:
-            return self._options.token
-        return await self._token.get()
-
-    async def renew(self, used: str | None) -> str | None:
-        """Get a new token, unless another call has done so since ``used`` was taken or it cannot be had anew."""
-        if used is not None:
-            self._token.drop(used)
-        return await self.current()
-
-    async def identity(self) -> Identity:
-        """Return whose token is used, and when it ends.
-
-        Raises:
-            CredentialsError: there are no credentials, or they were refused.
-        """
-        if await self.current() is None:
-            return Identity(kind="none: an emulator" if self._emulator else "none")
-        if self._options.token is not None:
-            return Identity(kind="a ready token")
-        left = timedelta(seconds=self._token.life_seconds)
-        kind = self._source().token_type.name.lower().replace("_", " ")
-        return Identity(kind=kind, expires=datetime.now(UTC) + left, is_renewed=True)
 
     async def endpoint(self) -> Endpoint:
         """Ask for the bucket's location; to whom that is refused it still says what time it is."""
         url = f"{self._root_url}/storage/v1/b/{self._bucket}?fields=location"
-        headers = self.headers(await self.current())
+        headers = self.headers(await self.credentials.current())
         reply = await self.reader.read(Call(method="GET", url=url, headers=headers, address=self._root_url))
         location = _LOCATION.search(reply.body) if not reply.refused else None
         return Endpoint(
@@ -142,25 +147,14 @@ class GcsAccess(Connections):
         Raises:
             CredentialsError: these credentials cannot sign.
         """
-        if self._emulator or self._options.anonymous or self._options.token is not None:
+        if not isinstance(self.credentials, GcsTokens):
             raise CredentialsError(
                 "emulators, anonymous clients and ready tokens have nothing to sign URLs with; use a service account"
             )
-        source = self._source()
-        token = None if source.token_type is Type.SERVICE_ACCOUNT else await self.current()
+        source = self.credentials.source()
+        token = None if source.token_type is Type.SERVICE_ACCOUNT else await self.credentials.current()
         payer = {"userProject": self._options.user_project} if self._options.user_project else {}
         return await signed_url(self._bucket, key, seconds, {**query, **payer}, source=source, token=token)
-
-    def _source(self) -> Token:
-        file = str(self._options.credentials_file) if self._options.credentials_file else None
-        return source_of_tokens(file, _SCOPE, _CHECK)
-
-    async def _fetch_token(self) -> tuple[str, float]:
-        """Get a token and its life, past the library's own cache, which retries for a minute and leaves a task."""
-        source, no_credentials = self._source(), "" if self._token.were_fetched else _NO_CREDENTIALS
-        async with token_session(source, no_credentials, refused="Google refused the credentials", check=_CHECK):
-            fresh = await source.refresh(timeout=_TOKEN_TIMEOUT_SECONDS)
-            return fresh.value, fresh.expires_in
 
 
 def _emulator(options: GcsOptions, environment: Mapping[str, str]) -> str | None:
@@ -257,15 +251,15 @@ class GcsStore(BucketObjects[GcsAccess]):
         A 404 may mean the object or the bucket. Where its text does not say, the bucket is asked for, but only for the
         manifest, which comes first: an object that is not there is usual, and the bucket then known to be.
         """
-        failure = _failure(address, reply, writing=asked.body is not None)
+        writing, (code, text) = asked.body is not None, _explained(reply)
         if reply.status == 404 and (
             asked.key is None
-            or asked.body is not None
-            or failure.text.startswith(_MISSING_BUCKET)
+            or writing
+            or text.startswith(_MISSING_BUCKET)
             or (asked.key == POINTER_KEY and not await self._has_bucket(access, proof, address))
         ):
             return BucketNotFoundError(f"{address}: the bucket does not exist; check its name")
-        return error_of(failure, _BY_CODE)
+        return error_of(address, reply, _BY_CODE, code, text, writing=writing)
 
     async def _has_bucket(self, access: GcsAccess, token: str | None, address: str) -> bool:
         """Return False only where Google says so in time."""
@@ -311,13 +305,11 @@ def _generation(tag: str) -> str:
     return tag if tag.isdecimal() and tag != "0" else _NO_GENERATION
 
 
-def _failure(address: str, reply: Reply, *, writing: bool = False) -> Failure:
-    """Read an error document, which is JSON, or else plain text."""
+def _explained(reply: Reply) -> tuple[str, str]:
+    """Return the code and the text of an error document, which is JSON, or else plain text."""
     code, text = "", reply.body.decode(errors="replace")
-    try:
+    with suppress(ValueError, LookupError, TypeError, RecursionError):
         document = json.loads(text)["error"]
         text = str(document["message"])
         code = str(document["errors"][0]["reason"])
-    except (ValueError, LookupError, TypeError, RecursionError):
-        pass
-    return Failure(address=address, status=reply.status, code=code, text=text, headers=reply.headers, writing=writing)
+    return code, text

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
@@ -21,7 +20,7 @@ from gcloud.aio.auth import AioSession, IamClient, Token
 from gcloud.aio.auth.token import GCE_ENDPOINT_ID_TOKEN, GCE_METADATA_HEADERS, GCLOUD_ENDPOINT_GENERATE_ID_TOKEN, Type
 from gcloud.aio.storage import Blob, Bucket, Storage
 
-from stoker._stores.http import Failure, Rule, error_of
+from stoker._stores.http import Reply, Rule, error_of
 from stoker._stores.http_objects import ExpiredCredentialsError, Identity, RenewedCredentials
 from stoker._stores.options import ServedOptions, machine_vendor, proxy_of, trusted
 from stoker.errors import (
@@ -64,7 +63,7 @@ def _transient_failure(error: Exception) -> TransientError | None:
     ):
         return ServerError(f"{_ENDPOINT}: the answer is no token; a proxy or portal on the way may have given it")
     if isinstance(error, aiohttp.ClientResponseError):
-        found = error_of(Failure(address=_ENDPOINT, status=error.status, headers=error.headers or {}), {})
+        found = error_of(_ENDPOINT, Reply(status=error.status, headers=error.headers or {}), {})
         return found if isinstance(found, TransientError) else None
     if isinstance(error, aiohttp.ClientError | TimeoutError):
         # Its class and text, since some of these have no text.
@@ -134,47 +133,40 @@ async def token_session(
         raise _malformed(error, check) from None
 
 
-class IdentityTokens:
-    """Tokens by audience, each kept until shortly before its end; in one event loop.
+class IdentityTokens(RenewedCredentials[str]):
+    """Tokens for one function, each kept until shortly before its end.
 
     A service account's key signs for itself, and a machine with an account is asked for it. People have no such tokens
     of their own: they get one of a service account that they may act for.
 
     Args:
+        audience: URL of the function.
         service_account: the e-mail address of the account to act for.
         otherwise: what else a user without credentials can do; the message ends with it.
     """
 
-    def __init__(self, service_account: str | None, *, otherwise: str = "") -> None:
-        self._service_account, self._otherwise = service_account, otherwise
-        self._kept: dict[str, RenewedCredentials[str]] = {}
+    margin_seconds = _MARGIN_SECONDS
 
-    async def get(self, audience: str) -> str:
-        """Return a token for the function at the URL ``audience``.
+    def __init__(self, audience: str, service_account: str | None, otherwise: str = "") -> None:
+        super().__init__()
+        self._audience, self._service_account, self._otherwise = audience, service_account, otherwise
 
-        Raises:
-            CredentialsError: there are no credentials that can have one, or they were refused.
-            TransientError: Google's token endpoint failed, and there is no token that lasts.
-        """
-        if audience not in self._kept:
-            self._kept[audience] = RenewedCredentials(partial(self._fetch, audience), margin_seconds=_MARGIN_SECONDS)
-        return await self._kept[audience].get()
+    async def identity(self) -> Identity:
+        """Get a token, to know that one can be had; others follow it."""
+        await self.current()
+        return Identity(kind="identity tokens of Google's", is_renewed=True)
 
-    def forget(self, audience: str, token: str) -> None:
-        """Drop a token that was refused, unless there is another one by now."""
-        if audience in self._kept:
-            self._kept[audience].drop(token)
-
-    async def _fetch(self, audience: str) -> tuple[str, float]:
-        token = (await self._fresh(audience)).strip()
+    async def fetch(self) -> tuple[str, float]:
+        """Get a token, and for how long it is kept."""
+        token = (await self._fresh(self._audience)).strip()
         if not (token.isascii() and token.isprintable() and token and " " not in token):
-            raise CredentialsError(f"what Google answered is no identity token for {audience}")
+            raise CredentialsError(f"what Google answered is no identity token for {self._audience}")
         return token, _good_seconds(token) + _MARGIN_SECONDS
 
     async def _fresh(self, audience: str) -> str:
         source = source_of_tokens(None, _SCOPE)
         refused = f"Google refused to identify the caller of {audience}"
-        no_credentials = "" if self._kept[audience].were_fetched else f"{_NO_CREDENTIALS}{self._otherwise}"
+        no_credentials = "" if self.were_fetched else f"{_NO_CREDENTIALS}{self._otherwise}"
         async with token_session(source, no_credentials, refused=refused, remedy=_ROLE_WANTED) as session:
             if self._service_account is not None:
                 return await _impersonated(source, session, self._service_account, audience)
@@ -188,33 +180,19 @@ class IdentityTokens:
         )
 
 
-class GoogleCaller:
+class GoogleCaller(IdentityTokens):
     """Who has Google credentials: each request carries an identity token for this function alone.
 
     The default of functions on Cloud Run. Google Cloud, Cloud Run: "Authenticating service-to-service".
     """
 
     def __init__(self, url: str, options: ServedOptions, _environment: Mapping[str, str], otherwise: str) -> None:
-        self._tokens = IdentityTokens(options.service_account, otherwise=otherwise)
-        self._audience = url.rsplit("/", 2)[0]  # all but /v1/NAME is what tokens are made out to
-
-    async def current(self) -> str:
-        """Return a token that has not expired."""
-        return await self._tokens.get(self._audience)
-
-    async def renew(self, used: str) -> str:
-        """Return another one than was used, if it can be had."""
-        self._tokens.forget(self._audience, used)
-        return await self.current()
+        # All but /v1/NAME is what tokens are made out to.
+        super().__init__(url.rsplit("/", 2)[0], options.service_account, otherwise)
 
     def headers(self, _url: str, headers: Mapping[str, str], proof: str) -> Mapping[str, str]:
         """Return the headers with the token."""
         return {**headers, "Authorization": f"Bearer {proof}"}
-
-    async def identity(self) -> Identity:
-        """Get a token, to know that one can be had; others follow it."""
-        await self.current()
-        return Identity(kind="identity tokens of Google's", is_renewed=True)
 
     def rule(self, status: int, _code: str) -> Rule:
         """Say what is missing."""

@@ -379,40 +379,37 @@ _UNKNOWN: Rule = (StoreError, "the store refused")
 _MAX_TEXT = 300
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """A refusal, as the store worded it.
+def error_of(
+    address: str,
+    reply: Reply,
+    rules: Mapping[str, Rule],
+    code: str = "",
+    text: str = "",
+    *,
+    region: str = "",
+    writing: bool = False,
+) -> StoreError:
+    """Return the error for a refusal: by the store's own code or status where ``rules`` has it, else by status.
 
-    Attributes:
+    Args:
         address: of the object or bucket, for the message.
-        status: of HTTP.
+        reply: the refusal.
+        rules: code or status → what it means to this store.
         code: the store's name for what happened, or empty.
         text: the store's explanation, or empty.
         region: where the store says that the bucket is, or empty.
-        headers: of the answer; names in any case.
         writing: a precondition that failed is then a lost race, not a changed object.
     """
-
-    address: str
-    status: int
-    code: str = ""
-    text: str = ""
-    region: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    writing: bool = False
-
-
-def error_of(failure: Failure, by_code: Mapping[str, Rule]) -> StoreError:
-    """Return the error for a failure: by the store's own code or status where ``by_code`` has it, else by status."""
-    known = by_code.get(failure.code) or by_code.get(str(failure.status))
-    kind, remedy = known or _BY_STATUS.get(failure.status, _SERVER if failure.status >= 500 else _UNKNOWN)
-    if failure.writing and kind is ObjectChangedError:
+    status = reply.status
+    known = rules.get(code) or rules.get(str(status))
+    kind, remedy = known or _BY_STATUS.get(status, _SERVER if status >= 500 else _UNKNOWN)
+    if writing and kind is ObjectChangedError:
         kind, remedy = _LOST
-    code, text, region = (printable(said[:_MAX_TEXT]) for said in (failure.code, failure.text, failure.region))
-    said = ": ".join(filter(None, (f"{failure.status} {code}".strip(), text)))
-    message = f"{failure.address}: {remedy.format(region=region or '(not told)')} ({said})"
+    code, text, region = (printable(said[:_MAX_TEXT]) for said in (code, text, region))
+    said = ": ".join(filter(None, (f"{status} {code}".strip(), text)))
+    message = f"{address}: {remedy.format(region=region or '(not told)')} ({said})"
     if issubclass(kind, TransientError):
-        return kind(message, retry_after_seconds=retry_after_seconds(failure.headers))
+        return kind(message, retry_after_seconds=retry_after_seconds(reply.headers))
     return kind(message)
 
 

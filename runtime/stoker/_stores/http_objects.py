@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from stoker._base.threads import PerLoop
 from stoker._stores.http import Call, Destination, HttpReader, Reply
@@ -22,7 +22,6 @@ from stoker.abc import ObjectInfo
 from stoker.errors import CredentialsError, StoreError, UnexpectedAnswerError
 
 _C = TypeVar("_C")
-_T = TypeVar("_T")
 
 _AGAIN_SECONDS = 10.0  # between two attempts to renew credentials that last
 _SLACK_SECONDS = 10.0  # credentials are not used this close to their end: clocks differ, and requests take time
@@ -32,94 +31,6 @@ _log = logging.getLogger("stoker.store.renewal")
 
 class ExpiredCredentialsError(CredentialsError):
     """Credentials have expired; others may be had where these came from."""
-
-
-class Credentials(Protocol[_C]):
-    """Where credentials come from."""
-
-    async def current(self) -> _C:
-        """Return credentials, refreshed if they say themselves that they are about to expire.
-
-        Raises:
-            CredentialsError: there are none.
-        """
-        ...
-
-    async def renew(self, used: _C) -> _C:
-        """Look afresh, unless that was done since ``used`` were taken; return ``used`` if there are no others."""
-        ...
-
-    async def identity(self) -> Identity:
-        """Return whose they are.
-
-        Raises:
-            CredentialsError: there are none.
-        """
-        ...
-
-
-class RenewedCredentials(Generic[_T]):
-    """Credentials that are renewed before their end; where that fails, they are used while they last.
-
-    Lives in one event loop. While one call renews them, the others use those that last.
-
-    Args:
-        fetch: returns credentials, new ones if it can, and their life in seconds.
-        margin_seconds: time before their end from which on they are renewed.
-    """
-
-    def __init__(self, fetch: Callable[[], Awaitable[tuple[_T, float]]], *, margin_seconds: float) -> None:
-        self._fetch, self._margin_seconds = fetch, margin_seconds
-        self._lock = asyncio.Lock()
-        self._held: _T | None = None
-        self._renew_at_seconds = self._ends_at_seconds = 0.0
-        self.were_fetched = False
-
-    @property
-    def life_seconds(self) -> float:
-        """How long the credentials may still be used; 0 if there are none."""
-        return max(0.0, self._ends_at_seconds - asyncio.get_running_loop().time())
-
-    async def get(self) -> _T:
-        """Return credentials that have not ended.
-
-        Raises:
-            StoreError: there are none, and none can be had.
-        """
-        held = self._held
-        if held is not None and (self._are_fresh() or (self._lock.locked() and self.life_seconds > 0)):
-            return held
-        async with self._lock:
-            if self._held is None or not self._are_fresh():
-                self._held = await self._renewed(self._held)
-            return self._held
-
-    def drop(self, used: _T) -> None:
-        """Use credentials no more, since they were refused; nothing if there are others by now."""
-        if used == self._held:
-            self._held = None
-            self._ends_at_seconds = 0.0
-
-    def _are_fresh(self) -> bool:
-        return asyncio.get_running_loop().time() < self._renew_at_seconds
-
-    async def _renewed(self, held: _T | None) -> _T:
-        loop = asyncio.get_running_loop()
-        try:
-            found, life_seconds = await self._fetch()
-        except StoreError as error:
-            if held is None or self.life_seconds <= 0:
-                raise
-            _log.warning("credentials could not be renewed, those in use last %.0f s: %s", self.life_seconds, error)
-            self._renew_at_seconds = loop.time() + min(_AGAIN_SECONDS, self.life_seconds)
-            return held
-        self.were_fetched = True
-        self._ends_at_seconds = loop.time() + life_seconds - _SLACK_SECONDS
-        fresh_seconds = life_seconds - self._margin_seconds
-        if found == held:  # there are no others yet
-            fresh_seconds = max(fresh_seconds, min(_AGAIN_SECONDS, self.life_seconds))
-        self._renew_at_seconds = loop.time() + fresh_seconds
-        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +46,124 @@ class Identity:
     kind: str
     expires: datetime | None = None
     is_renewed: bool = False
+
+
+class Credentials(Protocol[_C]):
+    """Where credentials come from."""
+
+    async def current(self) -> _C:
+        """Return credentials, refreshed if they say themselves that they are about to expire.
+
+        Raises:
+            CredentialsError: there are none, or they were refused.
+            TransientError: where they come from failed, and there are none that last.
+        """
+        ...
+
+    async def renew(self, used: _C) -> _C:
+        """Look afresh, unless that was done since ``used`` were taken; return ``used`` if there are no others."""
+        ...
+
+    async def identity(self) -> Identity:
+        """Return whose they are; raises as :meth:`current` does."""
+        ...
+
+
+class ReadyCredentials(Generic[_C]):
+    """Credentials that are given and stay, or none."""
+
+    def __init__(self, given: _C, kind: str, expires: datetime | None = None) -> None:
+        self._given = given
+        self._identity = Identity(kind=kind, expires=expires)
+
+    async def current(self) -> _C:
+        """Return what was given."""
+        return self._given
+
+    async def renew(self, used: _C) -> _C:
+        """Return the same: there are no others."""
+        return used
+
+    async def identity(self) -> Identity:
+        """Return whose they are."""
+        return self._identity
+
+
+class RenewedCredentials(ABC, Generic[_C]):
+    """Credentials that are renewed before their end; where that fails, they are used while they last.
+
+    Lives in one event loop. While one call renews them, the others use those that last.
+
+    Attributes:
+        margin_seconds: time before their end from which on they are renewed.
+    """
+
+    margin_seconds: ClassVar[float]
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._held: _C | None = None
+        self._renew_at_seconds = self._ends_at_seconds = 0.0
+        self.were_fetched = False
+
+    @abstractmethod
+    async def fetch(self) -> tuple[_C, float]:
+        """Return credentials, new ones if they can be had, and their life in seconds."""
+
+    @abstractmethod
+    async def identity(self) -> Identity:
+        """Return whose they are."""
+
+    @property
+    def life_seconds(self) -> float:
+        """How long the credentials may still be used; 0 if there are none."""
+        return max(0.0, self._ends_at_seconds - asyncio.get_running_loop().time())
+
+    async def current(self) -> _C:
+        """Return credentials that have not ended.
+
+        Raises:
+            StoreError: there are none, and none can be had.
+        """
+        held = self._held
+        if held is not None and (self._are_fresh() or (self._lock.locked() and self.life_seconds > 0)):
+            return held
+        async with self._lock:
+            if self._held is None or not self._are_fresh():
+                self._held = await self._renewed(self._held)
+            return self._held
+
+    async def renew(self, used: _C) -> _C:
+        """Return others than were used, unless there are others by now."""
+        self.drop(used)
+        return await self.current()
+
+    def drop(self, used: _C) -> None:
+        """Use credentials no more, since they were refused; nothing if there are others by now."""
+        if used == self._held:
+            self._held = None
+            self._ends_at_seconds = 0.0
+
+    def _are_fresh(self) -> bool:
+        return asyncio.get_running_loop().time() < self._renew_at_seconds
+
+    async def _renewed(self, held: _C | None) -> _C:
+        loop = asyncio.get_running_loop()
+        try:
+            found, life_seconds = await self.fetch()
+        except StoreError as error:
+            if held is None or self.life_seconds <= 0:
+                raise
+            _log.warning("credentials could not be renewed, those in use last %.0f s: %s", self.life_seconds, error)
+            self._renew_at_seconds = loop.time() + min(_AGAIN_SECONDS, self.life_seconds)
+            return held
+        self.were_fetched = True
+        self._ends_at_seconds = loop.time() + life_seconds - _SLACK_SECONDS
+        fresh_seconds = life_seconds - self.margin_seconds
+        if found == held:  # there are no others yet
+            fresh_seconds = max(fresh_seconds, min(_AGAIN_SECONDS, self.life_seconds))
+        self._renew_at_seconds = loop.time() + fresh_seconds
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,29 +183,13 @@ class Endpoint:
     date: datetime | None = None
 
 
-@runtime_checkable
-class Introduced(Protocol):
-    """A store that can tell; nothing is read or written for it."""
-
-    async def identity(self) -> Identity:
-        """Return whose credentials are used, renewed first if they are about to expire.
-
-        Raises:
-            CredentialsError: there are none.
-        """
-        ...
-
-    async def endpoint(self) -> Endpoint:
-        """Return what the bucket's address answers to whoever asks.
-
-        Raises:
-            StoreError: it does not answer.
-        """
-        ...
-
-
-class Access(Credentials[Any], Introduced, Protocol):
+class Access(Protocol):
     """Connections and credentials of one store in one event loop."""
+
+    @property
+    def credentials(self) -> Credentials[Any]:
+        """Whose requests these are."""
+        ...
 
     @property
     def reader(self) -> HttpReader:
@@ -186,6 +199,14 @@ class Access(Credentials[Any], Introduced, Protocol):
     @property
     def writer(self) -> HttpReader:
         """What performs all else."""
+        ...
+
+    async def endpoint(self) -> Endpoint:
+        """Return what the bucket's address answers to whoever asks.
+
+        Raises:
+            StoreError: it does not answer.
+        """
         ...
 
     def call(self, asked: Asked, place: str, proof: Any, address: str) -> Call:
@@ -258,11 +279,19 @@ class HttpObjects(ObjectStore, Generic[_A]):
         self._access = PerLoop(access)
 
     async def identity(self) -> Identity:
-        """Return whose credentials are used."""
-        return await self._access.get().identity()
+        """Return whose credentials are used, renewed first if they are about to expire.
+
+        Raises:
+            CredentialsError: there are none.
+        """
+        return await self._access.get().credentials.identity()
 
     async def endpoint(self) -> Endpoint:
-        """Return what the bucket's address answers to whoever asks."""
+        """Return what the bucket's address answers to whoever asks; nothing is read or written for it.
+
+        Raises:
+            StoreError: it does not answer.
+        """
         return await self._access.get().endpoint()
 
     async def close(self) -> None:
@@ -292,7 +321,7 @@ class HttpObjects(ObjectStore, Generic[_A]):
         access, address, place = self._access.get(), self.url, asked.path
         if asked.key is not None:
             address, place = self._at.object_url(asked.key), place or self._at.full_key(asked.key)
-        used, is_renewed = await access.current(), False
+        used, is_renewed = await access.credentials.current(), False
         while True:
             carrier = access.reader if asked.only_reads else access.writer
             reply = await carrier.read(access.call(asked, place, used, address), destination)
@@ -301,7 +330,7 @@ class HttpObjects(ObjectStore, Generic[_A]):
             error = await self._refusal(access, asked, used, address, reply)
             if is_renewed or not isinstance(error, ExpiredCredentialsError):
                 raise error
-            renewed, is_renewed = await access.renew(used), True
+            renewed, is_renewed = await access.credentials.renew(used), True
             if renewed == used:
                 raise error
             used = renewed

@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 from stoker._base.threads import PerLoop
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._stores.access_token import end_of
-from stoker._stores.http import Call, Destination, Failure, HttpReader, Reply, Rule, error_of, parse_date
-from stoker._stores.http_objects import Asked, Credentials, Endpoint, HttpObjects, Identity
+from stoker._stores.http import Call, Destination, HttpReader, Reply, Rule, error_of, parse_date
+from stoker._stores.http_objects import Asked, Credentials, Endpoint, HttpObjects, ReadyCredentials
 from stoker._stores.http_session import Connections
 from stoker._stores.location import Location, check_found, check_key, check_text
 from stoker._stores.options import Auth, HttpOptions, ServedOptions, check_endpoint, is_this_machine, lambda_region
@@ -107,11 +107,13 @@ def auth_of(url: str, options: ServedOptions, environment: Mapping[str, str]) ->
     return "google" if host.endswith(_GOOGLE_DOMAINS) else None
 
 
-class Bearer:
+class Bearer(ReadyCredentials[str | None]):
     """Who has a ready token, or none."""
 
     def __init__(self, token: str | None) -> None:
-        self._token = token
+        expires = None if token is None else end_of(token)
+        kind = "none" if token is None else "a ready token" if expires is None else "a token of stoker's"
+        super().__init__(token, kind, expires)
 
     @classmethod
     def of(cls, options: ServedOptions, environment: Mapping[str, str]) -> Bearer:
@@ -127,29 +129,14 @@ class Bearer:
             )
         return cls(ServedOptions(token=token).token)  # which checks it
 
-    async def current(self) -> str | None:
-        """Return the token."""
-        return self._token
-
-    async def renew(self, used: str | None) -> str | None:
-        """Return the same: there is no other."""
-        return used
-
     def headers(self, _url: str, headers: Mapping[str, str], proof: str | None) -> Mapping[str, str]:
         """Return the headers with the token."""
         return headers if proof is None else {**headers, "Authorization": f"Bearer {proof}"}
 
-    async def identity(self) -> Identity:
-        """Return what kind of token it is, and when it ends if it is one of ours."""
-        if self._token is None:
-            return Identity(kind="none")
-        expires = end_of(self._token)
-        return Identity(kind="a ready token" if expires is None else "a token of stoker's", expires=expires)
-
     def rule(self, status: int, _code: str) -> Rule:
         """Say which identities there are."""
         others = "ServedOptions(auth='aws') or (auth='google'), or --auth"
-        if self._token is None:
+        if self._given is None:
             return CredentialsError, f"the platform wants to know who calls; set STOKER_TOKEN, or use {others}"
         kind = CredentialsError if status == 401 else PermissionDeniedError
         return kind, f"the platform, not the function, refuses the token; for identities of its own, use {others}"
@@ -186,10 +173,10 @@ class ServedAccess:
     """
 
     def __init__(self, url: str, caller: Caller[Any], http: HttpOptions) -> None:
-        self._url, self._caller, self._http = url, caller, http
+        self._url, self._http = url, http
         self._is_local = is_this_machine(urlsplit(url).hostname or "")
         self._connections: dict[str, Connections] = {}
-        self.current, self.renew, self.identity = caller.current, caller.renew, caller.identity
+        self.credentials = caller
 
     @property
     def reader(self) -> HttpReader:
@@ -204,7 +191,7 @@ class ServedAccess:
         Its condition is for the function: where the bucket answers itself, its tags may be others.
         """
         url, condition = f"{self._url}/{place}", {} if asked.tag is None else {"If-Match": f'"{asked.tag}"'}
-        headers = self._caller.headers(url, asked.headers | condition, proof)
+        headers = self.credentials.headers(url, asked.headers | condition, proof)
         return Call(method="GET", url=url, headers=headers, address=address)
 
     async def read(self, call: Call, destination: Destination | None = None) -> Reply:
@@ -222,7 +209,7 @@ class ServedAccess:
         if 300 <= reply.status < 400:
             raise StoreError(f"{call.address}: the function redirects to what redirects again; that is not followed")
         if reply.status in (400, 401, 403):
-            raise error_of(Failure(address=call.address, status=reply.status), {str(reply.status): _STALE})
+            raise error_of(call.address, replace(reply, headers={}, body=b""), {str(reply.status): _STALE})
         return reply
 
     async def endpoint(self) -> Endpoint:
@@ -238,8 +225,8 @@ class ServedAccess:
         code = reply.headers.get("x-amzn-ErrorType", "").partition(":")[0]
         said = reply.document
         text = str(said.get("message") or said.get("Message") or "")
-        failure = Failure(address=address, status=reply.status, code=code, text=text)
-        return error_of(failure, {str(reply.status): self._caller.rule(reply.status, code)})
+        rule = self.credentials.rule(reply.status, code)
+        return error_of(address, reply, {str(reply.status): rule}, code, text)
 
     async def close(self) -> None:
         """Close the connections; those of calls in progress break."""
@@ -335,8 +322,7 @@ class HttpStore(HttpObjects[ServedAccess]):
             return access.shut_out(address, reply)
         if code == "no-such-dataset":  # whatever of it was asked for
             address = self.url
-        failure = Failure(address=address, status=reply.status, code=code, text=text, headers=reply.headers)
-        return error_of(failure, _BY_CODE)
+        return error_of(address, reply, _BY_CODE, code, text)
 
     async def _path(self, key: str) -> str:
         """Return where an object is served, below the data set's URL.

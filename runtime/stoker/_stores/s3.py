@@ -16,14 +16,19 @@ from zlib import crc32
 from aiobotocore.session import AioSession
 from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
-from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import ProfileNotFound
 from botocore.utils import check_dns_name
 
 from stoker._base.meter import PriceKey
-from stoker._stores.aws_credentials import AwsCredentials, Keys, botocore_session
-from stoker._stores.http import Call, Failure, Reply, Rule, error_of, parse_date
-from stoker._stores.http_objects import Asked, BucketObjects, Endpoint, ExpiredCredentialsError, Identity
+from stoker._stores.aws_credentials import AwsCredentials, AwsKeys, Keys, botocore_session
+from stoker._stores.http import Call, Reply, Rule, error_of, parse_date
+from stoker._stores.http_objects import (
+    Asked,
+    BucketObjects,
+    Endpoint,
+    ExpiredCredentialsError,
+    ReadyCredentials,
+)
 from stoker._stores.http_session import Connections
 from stoker._stores.location import Location
 from stoker._stores.options import S3Options, check_endpoint
@@ -106,28 +111,12 @@ class S3Access(Connections):
 
     def __init__(self, bucket: str, options: S3Options) -> None:
         self._options = options
-        self._credentials = AwsCredentials(profile=options.profile, keys=_keys(options), otherwise=_OTHERWISE)
-        botocore = self._credentials.session
-        self._target = _target(bucket, options, botocore, os.environ)
+        chain = AwsCredentials(profile=options.profile, keys=_keys(options), otherwise=_OTHERWISE)
+        self.credentials = ReadyCredentials(None, "none") if options.anonymous else chain
+        self._target = _target(bucket, options, chain.session, os.environ)
         self.endpoint_url = self._target.endpoint_url or ""
-        bundle: str | None = botocore.get_config_variable("ca_bundle")
+        bundle: str | None = chain.session.get_config_variable("ca_bundle")
         super().__init__(options.http, self._target.base_url, ca_bundle=bundle)
-
-    async def current(self) -> ReadOnlyCredentials | None:
-        """Return credentials, refreshed if they are about to expire; None for anonymous requests.
-
-        Raises:
-            CredentialsError: there are none.
-        """
-        return None if self._options.anonymous else await self._credentials.current()
-
-    async def renew(self, used: ReadOnlyCredentials | None) -> ReadOnlyCredentials | None:
-        """Look for credentials afresh, unless another call has done so since ``used`` were taken."""
-        return None if used is None else await self._credentials.renew(used)
-
-    async def identity(self) -> Identity:
-        """Return whose credentials are used."""
-        return Identity(kind="none") if self._options.anonymous else await self._credentials.identity()
 
     async def endpoint(self) -> Endpoint:
         """Ask for the bucket without a signature: even its refusal says where it lives and what time it is."""
@@ -140,7 +129,7 @@ class S3Access(Connections):
             date=parse_date(reply.headers.get("Date")),
         )
 
-    def call(self, asked: Asked, place: str, proof: ReadOnlyCredentials | None, address: str) -> Call:
+    def call(self, asked: Asked, place: str, proof: AwsKeys | None, address: str) -> Call:
         """Return a request, signed by ``proof`` unless that is None; ``place`` is a key, empty for the bucket.
 
         On AWS, what is written carries its checksum. Many S3-compatible services know none.
@@ -160,15 +149,15 @@ class S3Access(Connections):
             request.context["checksum"] = {"request_algorithm": {"in": "header", "name": _CHECKSUM}}
             request.context["has_streaming_input"] = True
         if proof is not None:
-            S3SigV4Auth(proof, "s3", self._target.region).add_auth(request)
+            S3SigV4Auth(proof.keys, "s3", self._target.region).add_auth(request)
         headers = dict(request.headers.items())
         return Call(method=method, url=url, headers=headers, address=address, data=asked.body)
 
-    def presigned(self, key: str, signer: ReadOnlyCredentials, seconds: int) -> str:
+    def presigned(self, key: str, signer: AwsKeys, seconds: int) -> str:
         """Return the URL of an object, signed so that it can be read without credentials."""
         payer = {"x-amz-request-payer": "requester"} if self._options.requester_pays else {}
         request = AWSRequest(method="GET", url=self._url(key), params=payer)
-        S3SigV4QueryAuth(signer, "s3", self._target.region, expires=seconds).add_auth(request)
+        S3SigV4QueryAuth(signer.keys, "s3", self._target.region, expires=seconds).add_auth(request)
         return str(request.url)
 
     def _url(self, key: str, query: Mapping[str, str] | None = None) -> str:
@@ -239,7 +228,7 @@ class S3Store(BucketObjects[S3Access]):
     async def presign(self, key: str, *, seconds: int, tag: str = "") -> str:
         """Return a URL that stands for a signed GET; S3 tells no versions of an object apart by their ETag."""
         access, full_key = self._access.get(), self._at.full_key(key)
-        signer = await access.current()
+        signer = await access.credentials.current()
         if signer is None:
             raise CredentialsError(f"{self.url}: an anonymous client has nothing to sign with; give credentials")
         return access.presigned(full_key, signer, seconds)
@@ -288,7 +277,7 @@ class S3Store(BucketObjects[S3Access]):
         await self._ask(Asked("DELETE", key))
 
     async def _refusal(self, _access: S3Access, asked: Asked, _proof: Any, address: str, reply: Reply) -> StoreError:
-        return error_of(_failure(address, reply, writing=asked.body is not None), _BY_CODE)
+        return _refused(address, reply, writing=asked.body is not None)
 
     def _info(self, key: str, reply: Reply) -> ObjectInfo:
         if "ETag" not in reply.headers:
@@ -310,18 +299,14 @@ def _text(element: ElementTree.Element, name: str) -> str:
     return found
 
 
-def _failure(address: str, reply: Reply, *, writing: bool = False) -> Failure:
+def _refused(address: str, reply: Reply, *, writing: bool = False) -> StoreError:
     """Read an error document; regular expressions, since an XML parser has more to fear from a hostile one."""
     code, text, region = (
         match[1].decode(errors="replace") if (match := re.search(pattern, reply.body)) else ""
         for pattern in (rb"<Code>([^<]+)</Code>", rb"<Message>([^<]+)</Message>", rb"<Region>([^<]+)</Region>")
     )
-    status, headers = reply.status, reply.headers
-    region = headers.get("x-amz-bucket-region", region)
+    region = reply.headers.get("x-amz-bucket-region", region)
     region = region if re.fullmatch(r"[a-z0-9-]{1,32}", region) else ""
-    is_elsewhere = region and code in ("", "AuthorizationHeaderMalformed")
-    if status in (301, 307, 400) and is_elsewhere:
+    if reply.status in (301, 307, 400) and region and code in ("", "AuthorizationHeaderMalformed"):
         code = "WrongRegion"
-    return Failure(
-        address=address, status=status, code=code, text=text, region=region, headers=headers, writing=writing
-    )
+    return error_of(address, reply, _BY_CODE, code, text, region=region, writing=writing)

@@ -104,14 +104,14 @@ def _checked(error: StoreError, headers: dict[str, str]) -> str:
 
 def _read_s3_refusal(data: bytes) -> str:
     status, headers, body = _http(data)
-    failure = s3._failure("s3://bucket/key", Reply(status=status, headers=headers, body=body))
-    return _checked(error_of(failure, s3._BY_CODE), headers)
+    reply = Reply(status=status, headers=headers, body=body)
+    return _checked(s3._refused("s3://bucket/key", reply), headers)
 
 
 def _read_gcs_refusal(data: bytes) -> str:
     status, headers, body = _http(data)
-    failure = gcs._failure("gs://bucket/key", Reply(status=status, headers=headers, body=body))
-    return _checked(error_of(failure, gcs._BY_CODE), headers)
+    reply = Reply(status=status, headers=headers, body=body)
+    return _checked(error_of("gs://bucket/key", reply, gcs._BY_CODE, *gcs._explained(reply)), headers)
 
 
 def _s3_refusals() -> list[bytes]:

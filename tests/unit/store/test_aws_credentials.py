@@ -15,7 +15,6 @@ from botocore.utils import ContainerMetadataFetcher
 from stoker import S3Options, open_store
 from stoker._stores import aws_credentials
 from stoker._stores.aws_credentials import AwsCredentials
-from stoker._stores.http_objects import RenewedCredentials
 from stoker.errors import ConnectionLostError, CredentialsError, StoreError, TransientError
 from support.speaking import Server, serving
 
@@ -106,9 +105,9 @@ def test_keys_that_last_are_used_while_the_endpoint_fails_by_reads_and_by_writes
     async def use(_: str) -> None:
         store = open_store("s3://bucket", options=S3Options(endpoint_url="http://127.0.0.1:1"))
         mine = found()
-        assert (await mine.current()).access_key == "first"
+        assert (await mine.current()).keys.access_key == "first"
         said[0] = refusal(503)
-        assert (await mine.current()).access_key == "first"
+        assert (await mine.current()).keys.access_key == "first"
         with pytest.raises(TransientError):  # there are none yet
             await store.put("x", b"")
         said[0] = keys("second", timedelta(minutes=5))
@@ -130,8 +129,8 @@ def test_keys_that_were_refused_are_looked_for_afresh(monkeypatch: pytest.Monkey
         mine = found()
         used = await mine.current()
         said[0] = keys("second")
-        assert (await mine.renew(used)).access_key == "second"
-        assert (await mine.renew(used)).access_key == "second"
+        assert (await mine.renew(used)).keys.access_key == "second"
+        assert (await mine.renew(used)).keys.access_key == "second"
 
     with_endpoint(lambda: said[0], use, monkeypatch)
 
@@ -156,9 +155,8 @@ def test_on_a_machine_of_amazons_a_silent_metadata_service_may_answer_later(
 def test_static_keys_never_end() -> None:
     async def main() -> None:
         mine = AwsCredentials(profile=None, keys=("AK", "SK", None), otherwise="")
-        assert (await mine.current()).access_key == "AK"
-        assert isinstance(mine._found, RenewedCredentials)
-        assert mine._found.life_seconds == float("inf")
+        assert (await mine.current()).keys.access_key == "AK"
+        assert mine.life_seconds == float("inf")
         identity = await mine.identity()
         assert (identity.kind, identity.expires) == ("given keys", None)
 

@@ -56,7 +56,7 @@ def token(value: str, seconds: int = 3600) -> web.Response:
 
 def test_many_requests_share_one_token(tmp_path: Path) -> None:
     async def check(access: GcsAccess) -> None:
-        assert set(await asyncio.gather(*(access.current() for _ in range(8)))) == {"one"}
+        assert set(await asyncio.gather(*(access.credentials.current() for _ in range(8)))) == {"one"}
         assert access.headers("one")["Authorization"] == "Bearer one"
 
     with_token_server(tmp_path, [token("one")], check)
@@ -64,25 +64,26 @@ def test_many_requests_share_one_token(tmp_path: Path) -> None:
 
 def test_a_token_about_to_end_is_replaced_before_it_does(tmp_path: Path) -> None:
     async def check(access: GcsAccess) -> None:
-        assert await access.current() == "short"
-        assert await access.current() == "long"
-        assert await access.current() == "long"
+        assert await access.credentials.current() == "short"
+        assert await access.credentials.current() == "long"
+        assert await access.credentials.current() == "long"
 
     with_token_server(tmp_path, [token("short", seconds=30), token("long")], check)
 
 
 def test_a_refused_token_is_renewed_once_for_all_who_used_it(tmp_path: Path) -> None:
     async def check(access: GcsAccess) -> None:
-        used = await access.current()
-        assert await asyncio.gather(*(access.renew(used) for _ in range(8))) == ["two"] * 8
-        assert await access.renew(used) == "two"
+        used = await access.credentials.current()
+        assert used is not None
+        assert await asyncio.gather(*(access.credentials.renew(used) for _ in range(8))) == ["two"] * 8
+        assert await access.credentials.renew(used) == "two"
 
     with_token_server(tmp_path, [token("one"), token("two")], check)
 
 
 def test_a_cancelled_wait_for_a_token_leaves_the_others_theirs(tmp_path: Path) -> None:
     async def check(access: GcsAccess) -> None:
-        waits = [asyncio.ensure_future(access.current()) for _ in range(3)]
+        waits = [asyncio.ensure_future(access.credentials.current()) for _ in range(3)]
         await asyncio.sleep(0)
         waits[0].cancel()
         found = await asyncio.gather(*waits, return_exceptions=True)
@@ -95,9 +96,9 @@ def test_a_cancelled_wait_for_a_token_leaves_the_others_theirs(tmp_path: Path) -
 def test_refused_credentials_are_a_credentials_error_without_secrets(tmp_path: Path) -> None:
     async def check(access: GcsAccess) -> None:
         with pytest.raises(CredentialsError, match="400") as caught:
-            await access.current()
+            await access.credentials.current()
         assert "hush" not in str(caught.value)
-        assert await access.current() == "later"
+        assert await access.credentials.current() == "later"
 
     refusal = web.json_response({"error": "invalid_grant hush"}, status=400)
     with_token_server(tmp_path, [refusal, token("later")], check)
@@ -124,18 +125,18 @@ def test_a_failure_of_the_token_endpoint_that_may_pass_is_transient(
 ) -> None:
     async def check(access: GcsAccess) -> None:
         with pytest.raises(kind) as caught:
-            await access.current()
+            await access.credentials.current()
         if answer.headers.get("Retry-After"):
             assert getattr(caught.value, "retry_after_seconds", None) == 7.0
-        assert await access.current() == "later"
+        assert await access.credentials.current() == "later"
 
     with_token_server(tmp_path, [answer, token("later")], check)
 
 
 def test_a_token_that_lasts_is_used_while_the_endpoint_fails(tmp_path: Path) -> None:
     async def check(access: GcsAccess) -> None:
-        assert [await access.current() for _ in range(3)] == ["lasting"] * 3
-        assert (await access.identity()).is_renewed
+        assert [await access.credentials.current() for _ in range(3)] == ["lasting"] * 3
+        assert (await access.credentials.identity()).is_renewed
 
     with_token_server(tmp_path, [token("lasting", seconds=120), web.Response(status=503)], check)
 
@@ -152,7 +153,7 @@ def test_a_machine_of_googles_whose_metadata_service_is_out_may_have_a_token_lat
         access = GcsAccess("bucket", GcsOptions())
         try:
             with pytest.raises(ConnectionLostError):
-                await access.current()
+                await access.credentials.current()
         finally:
             await access.close()
 
@@ -165,7 +166,7 @@ def test_an_unreachable_token_server_is_a_lost_connection(tmp_path: Path) -> Non
         access = GcsAccess("bucket", GcsOptions(credentials_file=file))
         try:
             with pytest.raises(ConnectionLostError):
-                await access.current()
+                await access.credentials.current()
         finally:
             await access.close()
 
@@ -180,7 +181,7 @@ def test_a_machine_without_any_account_says_how_to_give_one(tmp_path: Path, monk
         access = GcsAccess("bucket", GcsOptions())
         try:
             with pytest.raises(CredentialsError, match="gcloud auth application-default login"):
-                await access.current()
+                await access.credentials.current()
         finally:
             await access.close()
 
@@ -192,7 +193,7 @@ def test_anonymous_and_emulated_requests_carry_no_token(options: GcsOptions) -> 
     async def main() -> None:
         access = GcsAccess("bucket", options)
         try:
-            assert await access.current() is None
+            assert await access.credentials.current() is None
             assert "Authorization" not in access.headers(None)
         finally:
             await access.close()

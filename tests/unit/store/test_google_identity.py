@@ -71,10 +71,10 @@ def test_a_service_accounts_key_signs_for_the_function_and_the_token_is_kept(
         nonlocal url
         async with google(handler) as url:
             use(monkeypatch, tmp_path, **service_account(f"{url}/token"))
-            mine = IdentityTokens(None)
-            taken = [await mine.get(FUNCTION), await mine.get(FUNCTION), await mine.get(f"{FUNCTION}-other")]
-            mine.forget(FUNCTION, "token-1")
-            return [*taken, await mine.get(FUNCTION)]
+            mine, others = IdentityTokens(FUNCTION, None), IdentityTokens(f"{FUNCTION}-other", None)
+            taken = [await mine.current(), await mine.current(), await others.current()]
+            mine.drop("token-1")
+            return [*taken, await mine.current()]
 
     assert asyncio.run(tokens()) == ["token-1", "token-1", "token-2", "token-3"]
     assert [each["target_audience"] for each in claims] == [FUNCTION, f"{FUNCTION}-other", FUNCTION]
@@ -92,11 +92,11 @@ def test_a_refused_token_is_dropped_once_however_many_calls_it_was_refused_to(
     async def tokens() -> list[str]:
         async with google(handler) as url:
             use(monkeypatch, tmp_path, **service_account(f"{url}/token"))
-            mine, taken = IdentityTokens(None), []
+            mine, taken = IdentityTokens(FUNCTION, None), []
             for _ in range(3):  # all of them had sent the first one
-                taken.append(await mine.get(FUNCTION))
-                mine.forget(FUNCTION, "token-1")
-            return [*taken, await mine.get(FUNCTION)]
+                taken.append(await mine.current())
+                mine.drop("token-1")
+            return [*taken, await mine.current()]
 
     assert asyncio.run(tokens()) == ["token-1", "token-2", "token-2", "token-2"]
 
@@ -131,8 +131,8 @@ def test_calls_at_once_ask_for_one_token(monkeypatch: pytest.MonkeyPatch, tmp_pa
     async def tokens() -> set[str]:
         async with google(handler) as url:
             use(monkeypatch, tmp_path, **service_account(f"{url}/token"))
-            mine = IdentityTokens(None)
-            return set(await asyncio.gather(*(mine.get(FUNCTION) for _ in range(20))))
+            mine = IdentityTokens(FUNCTION, None)
+            return set(await asyncio.gather(*(mine.current() for _ in range(20))))
 
     assert asyncio.run(tokens()) == {"one"}
     assert asked == 1
@@ -148,7 +148,7 @@ def test_a_machine_with_an_account_is_asked_for_its_token(monkeypatch: pytest.Mo
         async with google(handler) as url:
             place = url + "/identity?audience={audience}&format=full"
             monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", place)
-            return await IdentityTokens(None).get(FUNCTION)
+            return await IdentityTokens(FUNCTION, None).current()
 
     assert asyncio.run(token()) == "of-the-machine"
 
@@ -161,7 +161,7 @@ def test_what_is_no_token_is_told_and_not_sent(monkeypatch: pytest.MonkeyPatch, 
     async def token() -> str:
         async with google(handler) as url:
             monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", url + "/{audience}")
-            return await IdentityTokens(None).get(FUNCTION)
+            return await IdentityTokens(FUNCTION, None).current()
 
     with pytest.raises(CredentialsError, match="is no identity token"):
         asyncio.run(token())
@@ -174,7 +174,7 @@ def test_the_line_end_behind_a_token_is_not_of_it(monkeypatch: pytest.MonkeyPatc
     async def token() -> str:
         async with google(handler) as url:
             monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", url + "/{audience}")
-            return await IdentityTokens(None).get(FUNCTION)
+            return await IdentityTokens(FUNCTION, None).current()
 
     assert asyncio.run(token()) == "of-the-machine"
 
@@ -193,7 +193,7 @@ def test_a_person_acts_for_a_service_account(monkeypatch: pytest.MonkeyPatch, tm
             person = {"client_id": "a", "client_secret": "b", "refresh_token": "c", "token_uri": f"{url}/token"}
             use(monkeypatch, tmp_path, type="authorized_user", **person)
             monkeypatch.setattr(google_identity, "GCLOUD_ENDPOINT_GENERATE_ID_TOKEN", url + "/{service_account}")
-            return await IdentityTokens("packer@mine.iam").get(FUNCTION)
+            return await IdentityTokens(FUNCTION, "packer@mine.iam").current()
 
     assert asyncio.run(token()) == "of-the-account"
 
@@ -201,7 +201,7 @@ def test_a_person_acts_for_a_service_account(monkeypatch: pytest.MonkeyPatch, tm
 def test_a_person_alone_is_told_to_name_a_service_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use(monkeypatch, tmp_path, type="authorized_user", client_id="a", client_secret="b", refresh_token="c")
     with pytest.raises(CredentialsError, match="name a service account that you may act for"):
-        asyncio.run(IdentityTokens(None).get(FUNCTION))
+        asyncio.run(IdentityTokens(FUNCTION, None).current())
 
 
 def test_a_refusal_of_google_repeats_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_refusal_of_google_repeats_no_secret(monkeypatch: pytest.MonkeyPatch, 
     async def refused() -> None:
         async with google(handler) as url:
             use(monkeypatch, tmp_path, **service_account(f"{url}/token"))
-            await IdentityTokens(None).get(FUNCTION)
+            await IdentityTokens(FUNCTION, None).current()
 
     with pytest.raises(CredentialsError, match=r"\(403\); log in again") as caught:
         asyncio.run(refused())
@@ -237,12 +237,12 @@ def test_a_failure_that_may_pass_is_transient_and_a_token_that_lasts_is_used_mea
     async def main() -> None:
         async with google(handler) as url:
             use(monkeypatch, tmp_path, **service_account(f"{url}/token"))
-            mine = IdentityTokens(None)
+            mine = IdentityTokens(FUNCTION, None)
             with pytest.raises(TransientError):
-                await mine.get(FUNCTION)
-            assert await mine.get(FUNCTION) == lasting
-            mine._kept[FUNCTION]._renew_at_seconds = 0.0  # the minute that a token is kept at least is over
-            assert await mine.get(FUNCTION) == lasting
+                await mine.current()
+            assert await mine.current() == lasting
+            mine._renew_at_seconds = 0.0  # the minute that a token is kept at least is over
+            assert await mine.current() == lasting
             assert answers == []
 
     asyncio.run(main())
@@ -251,13 +251,13 @@ def test_a_failure_that_may_pass_is_transient_and_a_token_that_lasts_is_used_mea
 def test_a_token_endpoint_that_cannot_be_reached_may_be_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use(monkeypatch, tmp_path, **service_account("http://127.0.0.1:9/token"))
     with pytest.raises(ConnectionLostError, match="could not be reached"):
-        asyncio.run(IdentityTokens(None).get(FUNCTION))
+        asyncio.run(IdentityTokens(FUNCTION, None).current())
 
 
 def test_a_machine_without_an_account_is_told_how_to_get_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", "http://127.0.0.1:9/{audience}")
     with pytest.raises(CredentialsError, match="no Google credentials were found"):
-        asyncio.run(IdentityTokens(None).get(FUNCTION))
+        asyncio.run(IdentityTokens(FUNCTION, None).current())
 
 
 @pytest.mark.parametrize(
@@ -275,11 +275,11 @@ def test_malformed_credentials_are_told_and_not_repeated(
 ) -> None:
     use(monkeypatch, tmp_path, **account)
     with pytest.raises(CredentialsError, match="unreadable or malformed") as caught:
-        asyncio.run(IdentityTokens(None).get(FUNCTION))
+        asyncio.run(IdentityTokens(FUNCTION, None).current())
     assert "secret" not in str(caught.value)
 
 
 def test_credentials_that_are_named_and_not_there_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/no/such/file")
     with pytest.raises(CredentialsError, match="unreadable or malformed"):
-        asyncio.run(IdentityTokens(None).get(FUNCTION))
+        asyncio.run(IdentityTokens(FUNCTION, None).current())

@@ -160,10 +160,10 @@ def test_a_redirect_is_followed_with_the_range_and_without_the_token(transport: 
 def test_no_proof_of_who_reads_goes_beyond_the_function(
     monkeypatch: pytest.MonkeyPatch, identity: dict[str, Any], transport: Any
 ) -> None:
-    async def token(_: IdentityTokens, audience: str) -> str:
+    async def token(_: IdentityTokens) -> str:
         return "MARKER-identity"
 
-    monkeypatch.setattr(IdentityTokens, "get", token)
+    monkeypatch.setattr(IdentityTokens, "current", token)
     enter(monkeypatch, KeyPair(access_key="key", secret_key="MARKER-secret", session_token="MARKER-session"))
     met = meet(read_pointer, redirecting("BUCKET/key"), http=HttpOptions(transport=transport), **identity)
     assert met.result == BODY[10:20]

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker._stores.http_objects import RenewedCredentials
+from stoker._stores.http_objects import Identity, RenewedCredentials
 from stoker.errors import ConnectionLostError, CredentialsError, StoreError
 from stoker.testing import run_virtual
 
@@ -32,9 +32,25 @@ class Endpoint:
         return f"token-{len(self.asked)}", LIFE_SECONDS
 
 
+class Tokens(RenewedCredentials[str]):
+    """What an endpoint gives."""
+
+    margin_seconds = MARGIN_SECONDS
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+
+    async def fetch(self) -> tuple[str, float]:
+        return await self._endpoint.fetch()
+
+    async def identity(self) -> Identity:
+        raise NotImplementedError
+
+
 def run(endpoint: Endpoint, use: Callable[[RenewedCredentials[str]], Awaitable[None]]) -> None:
     async def main() -> None:
-        await use(RenewedCredentials(endpoint.fetch, margin_seconds=MARGIN_SECONDS))
+        await use(Tokens(endpoint))
 
     run_virtual(main())
 
@@ -47,10 +63,10 @@ def test_a_token_that_lasts_is_used_while_the_endpoint_fails(
 
     async def use(held: RenewedCredentials[str]) -> None:
         for _ in range(3550):
-            assert await held.get() == "token-1"
+            assert await held.current() == "token-1"
             await asyncio.sleep(1.0)
         await asyncio.sleep(10.0)
-        assert await held.get() != "token-1"
+        assert await held.current() != "token-1"
 
     with caplog.at_level(logging.WARNING, logger="stoker"):
         run(endpoint, use)
@@ -63,12 +79,12 @@ def test_without_a_token_that_lasts_the_failure_is_told() -> None:
 
     async def use(held: RenewedCredentials[str]) -> None:
         with pytest.raises(ConnectionLostError):
-            await held.get()
+            await held.current()
         await asyncio.sleep(10.0)
-        assert await held.get() == "token-2"
+        assert await held.current() == "token-2"
         await asyncio.sleep(LIFE_SECONDS)
         with pytest.raises(ConnectionLostError):
-            await held.get()
+            await held.current()
 
     run(endpoint, use)
 
@@ -78,12 +94,12 @@ def test_nobody_waits_for_a_renewal_but_who_does_it() -> None:
 
     async def use(held: RenewedCredentials[str]) -> None:
         loop = asyncio.get_running_loop()
-        await held.get()
+        await held.current()
         await asyncio.sleep(LIFE_SECONDS - MARGIN_SECONDS)
-        renewing = asyncio.ensure_future(held.get())
+        renewing = asyncio.ensure_future(held.current())
         await asyncio.sleep(0)
         begun = loop.time()
-        assert await held.get() == "token-1"
+        assert await held.current() == "token-1"
         assert loop.time() == begun
         assert await renewing == "token-2"
 
@@ -94,14 +110,14 @@ def test_a_refused_token_is_not_used_again() -> None:
     endpoint = Endpoint((1.0, 20.0))
 
     async def use(held: RenewedCredentials[str]) -> None:
-        await held.get()
+        await held.current()
         await asyncio.sleep(1.0)
         held.drop("another")
-        assert await held.get() == "token-1"
+        assert await held.current() == "token-1"
         held.drop("token-1")
         with pytest.raises(ConnectionLostError):
-            await held.get()
+            await held.current()
         await asyncio.sleep(20.0)
-        assert await held.get() == "token-3"
+        assert await held.current() == "token-3"
 
     run(endpoint, use)

@@ -11,7 +11,7 @@ import pytest
 from stoker import GcsOptions, S3Options, ServedOptions, StoreOptions, open_store
 from stoker._stores.access_token import Grant
 from stoker._stores.http import Call, Reply, parse_date
-from stoker._stores.http_objects import Endpoint, Identity, Introduced
+from stoker._stores.http_objects import Endpoint, HttpObjects, Identity
 from stoker._stores.http_store import ServedAccess
 from stoker.errors import ConnectionLostError
 from stoker_functions.serve import TokenKeys
@@ -23,7 +23,7 @@ def introduced(url: str, options: StoreOptions, *, endpoint: bool = False) -> Id
     async def ask() -> Identity | Endpoint:
         store = open_store(url, options=options)
         try:
-            assert isinstance(store, Introduced)
+            assert isinstance(store, HttpObjects)
             return await (store.endpoint() if endpoint else store.identity())
         finally:
             await store.close()

@@ -33,13 +33,16 @@ class KnownTokens:
         self.asked: list[str] = []
         self.forgotten: list[str] = []
 
-    async def get(self, audience: str) -> str:
+    def __call__(self, audience: str) -> KnownTokens:
         self.asked.append(audience)
+        return self
+
+    async def current(self) -> str:
         return "an-identity"
 
-    def forget(self, audience: str, token: str) -> None:
+    def drop(self, token: str) -> None:
         assert token == "an-identity"
-        self.forgotten.append(audience)
+        self.forgotten.append(self.asked[-1])
 
 
 def called(
