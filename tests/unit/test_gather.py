@@ -12,26 +12,23 @@ import pytest
 
 import stoker
 from stoker import Column, Schema
-from stoker._fetch.gather import Columns, RaggedValues, concatenate, gather, gather_rows
-from stoker._fetch.super_samples import SuperSampleRows
+from stoker._fetch.gather import Columns, PickedRows, RaggedValues, concatenate, gather, gather_rows
+from stoker._fetch.super_samples import locate
 from stoker._format.supersample import Head
 from stoker._format.tensorfile import DTYPES
 from support.packed_objects import value_at
 from support.supersamples import EVERY_KIND, built, every_dtype, samples_of
 
 
-def picked_from(bodies: Sequence[bytes], picks: Sequence[tuple[int, int]], gap_bytes: int = 0) -> SuperSampleRows:
+def picked_from(
+    schema: Schema, bodies: Sequence[bytes], picks: Sequence[tuple[int, int]], gap_bytes: int = 0
+) -> PickedRows:
     """Rows of super-samples that lie behind one another, each ``gap_bytes`` from the last: aligned to nothing."""
     starts = [0, *accumulate(len(body) + gap_bytes for body in bodies)]
     which, rows = (np.array([pick[part] for pick in picks], np.int64) for part in (0, 1))
-    return SuperSampleRows(
-        memory=memoryview(bytearray().join(body + bytes(gap_bytes) for body in bodies)),
-        heads=[Head.parse(memoryview(body), len(body)) for body in bodies],
-        bases=np.array(starts[:-1], np.int64),
-        which=which,
-        rows=rows,
-        super_samples=which,
-    )
+    memory = memoryview(bytearray().join(body + bytes(gap_bytes) for body in bodies))
+    heads = [Head.parse(memoryview(body), len(body)) for body in bodies]
+    return PickedRows(which, rows, locate(schema, memory, heads, np.array(starts[:-1], np.int64), which, rows))
 
 
 def plain(column: Column, value: Any) -> Any:
@@ -56,7 +53,7 @@ def test_rows_of_any_super_samples_come_in_the_order_asked_for(schema: Schema, g
     bodies = [built(schema, part)[0] for part in samples]
     everything = [(which, row) for which, count in enumerate(counts) for row in range(count)]
     picks = random.Random(1).sample(everything, len(everything)) + everything[3:5]
-    columns = gather(picked_from(bodies, picks, gap_bytes), schema)
+    columns = gather(picked_from(schema, bodies, picks, gap_bytes), schema)
     for name, column in schema.items():
         for place, (which, row) in enumerate(picks):
             value, wanted = columns[name][place], samples[which][row][name]
@@ -72,7 +69,7 @@ def test_hundreds_of_super_samples_are_gathered_from_at_once() -> None:
     samples = [[{"x": which * 10 + row, "t": f"{which}/{row}"} for row in range(3)] for which in range(300)]
     bodies = [built(schema, part)[0] for part in samples]
     picks = [(which, which % 3) for which in range(299, -1, -1)]
-    columns = gather(picked_from(bodies, picks), schema)
+    columns = gather(picked_from(schema, bodies, picks), schema)
     assert_same(columns, schema, [samples[which][row] for which, row in picks])
 
 
@@ -82,7 +79,9 @@ def test_hundreds_of_super_samples_are_gathered_from_at_once() -> None:
 def test_ragged_values_without_elements_are_empty(lengths: list[int]) -> None:
     schema = Schema({"r": stoker.Ragged("float32", (2,)), "b": stoker.Bytes()})
     samples = [{"r": np.full((length, 2), length, np.float32), "b": b"b" * length} for length in lengths]
-    columns = gather(picked_from([built(schema, samples)[0]], [(0, row) for row in range(len(lengths))]), schema)
+    columns = gather(
+        picked_from(schema, [built(schema, samples)[0]], [(0, row) for row in range(len(lengths))]), schema
+    )
     assert_same(columns, schema, samples)
     ragged = columns["r"]
     assert isinstance(ragged, RaggedValues)
@@ -91,16 +90,17 @@ def test_ragged_values_without_elements_are_empty(lengths: list[int]) -> None:
 
 
 def test_no_row_gives_empty_columns() -> None:
-    columns = gather(picked_from([built(EVERY_KIND, samples_of(EVERY_KIND, 2))[0]], []), EVERY_KIND)
+    columns = gather(picked_from(EVERY_KIND, [built(EVERY_KIND, samples_of(EVERY_KIND, 2))[0]], []), EVERY_KIND)
     assert {len(values) for values in columns.values()} == {0}
 
 
 def test_what_was_gathered_does_not_change_with_the_memory() -> None:
     schema = Schema({"x": stoker.Array("uint8", (4,)), "b": stoker.Bytes()})
     samples = [{"x": [row] * 4, "b": bytes([row]) * row} for row in range(1, 6)]
-    picked = picked_from([built(schema, samples)[0]], [(0, row) for row in range(5)])
+    picked = picked_from(schema, [built(schema, samples)[0]], [(0, row) for row in range(5)])
     columns = gather(picked, schema)
-    picked.memory[:] = bytes(len(picked.memory))
+    memory = picked.values["x"].memory
+    memory[:] = bytes(len(memory))
     assert_same(columns, schema, samples)
 
 
@@ -128,7 +128,7 @@ def test_a_copier_of_the_users_is_given_every_fixed_column() -> None:
         return gather_rows(memory, addresses, row_bytes)
 
     samples = [{"x": 1, "y": [1.0, 2.0], "t": "a"}, {"x": 2, "y": [3.0, 4.0], "t": ""}]
-    columns = gather(picked_from([built(schema, samples)[0]], [(0, 1), (0, 0)]), schema, copier)
+    columns = gather(picked_from(schema, [built(schema, samples)[0]], [(0, 1), (0, 0)]), schema, copier)
     assert_same(columns, schema, samples[::-1])
     assert asked == [2, 16]
 
@@ -138,7 +138,7 @@ def test_parts_of_a_batch_are_joined_in_order_and_one_alone_is_kept() -> None:
     samples = samples_of(schema, 7)
     body = built(schema, samples)[0]
     cuts = (range(3), range(0), range(3, 7))
-    parts = [gather(picked_from([body], [(0, row) for row in rows]), schema) for rows in cuts]
+    parts = [gather(picked_from(schema, [body], [(0, row) for row in rows]), schema) for rows in cuts]
     assert_same(concatenate(parts), schema, samples)
     assert concatenate(parts[:1]) is parts[0]
 

@@ -5,7 +5,7 @@ Indexing it with the byte addresses of the wanted rows copies each row once, fro
 a loop in Python: as fast as a take from one contiguous array. The offsets of ragged columns are found the same way,
 as 16-byte elements (a row's start and end).
 
-Where a row lies is for :class:`PickedRows` to say. Batches own their memory: nothing here returns a view of the ring.
+Where a row's values lie, :class:`PickedRows` says. Batches own their memory: nothing here returns a view of the ring.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,26 +55,32 @@ Columns = dict[str, NDArray[Any] | RaggedValues]
 """Column name → values of a batch: ``[samples, *shape]`` in the dtype's holder type, or ragged."""
 
 
-class PickedRows(Protocol):
-    """Rows to gather, and where in which memory their values lie."""
+class Located(NamedTuple):
+    """Where the values of a column lie.
 
-    @property
-    def super_samples(self) -> NDArray[np.int64]:
-        """The manifest row that each row comes from, ``int64 [samples]``."""
-        ...
+    Attributes:
+        memory: that they lie in.
+        starts: ``int64 [samples]``, where in the memory each value starts.
+        lengths: of a ragged column, ``int64 [samples]``, the elements of each value.
+    """
 
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        """The row in that super-sample, ``int64 [samples]``."""
-        ...
+    memory: memoryview
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64] | None = None
 
-    def fixed(self, name: str, column: Column) -> tuple[memoryview, NDArray[np.int64]]:
-        """Return a memory, and where in it each row's value of a fixed column starts, ``int64 [samples]``."""
-        ...
 
-    def ragged(self, name: str, column: Column) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int64]]:
-        """Return a memory, where in it each row's value starts, and its length in elements, ``int64 [samples]``."""
-        ...
+class PickedRows(NamedTuple):
+    """Rows to gather, and where their values lie.
+
+    Attributes:
+        super_samples: ``int64 [samples]``, the manifest row that each row comes from.
+        rows: ``int64 [samples]``, the row in that super-sample.
+        values: column name → where its values lie.
+    """
+
+    super_samples: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    values: Mapping[str, Located]
 
 
 def gather_rows(memory: memoryview, addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8]:
@@ -95,19 +101,19 @@ GatherRows = Callable[[memoryview, NDArray[np.int64], int], NDArray[np.uint8]]
 def gather(picked: PickedRows, columns: Mapping[str, Column], copy: GatherRows = gather_rows) -> Columns:
     """Return the picked rows of each of ``columns``; those of fixed columns are copied by ``copy``."""
     return {
-        name: _fixed(picked, name, column, copy) if column.is_fixed else _ragged(picked, name, column)
+        name: _fixed(picked.values[name], column, copy) if column.is_fixed else _ragged(picked.values[name], column)
         for name, column in columns.items()
     }
 
 
-def _fixed(picked: PickedRows, name: str, column: Column, copy: GatherRows) -> NDArray[Any]:
-    memory, addresses = picked.fixed(name, column)
-    values = copy(memory, addresses, column.element_bytes)
+def _fixed(located: Located, column: Column, copy: GatherRows) -> NDArray[Any]:
+    values = copy(located.memory, located.starts, column.element_bytes)
     return values.view(column.dtype.holder).reshape(len(values), *column.shape)
 
 
-def _ragged(picked: PickedRows, name: str, column: Column) -> RaggedValues:
-    memory, starts, lengths = picked.ragged(name, column)
+def _ragged(located: Located, column: Column) -> RaggedValues:
+    memory, starts, lengths = located
+    assert lengths is not None  # noqa: S101 - the column is ragged
     sizes = (lengths * column.element_bytes).tolist()
     ends = list(accumulate(sizes))
     values = np.empty(ends[-1] if ends else 0, np.uint8)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.gather import GatherRows, gather_rows
+from stoker._fetch.gather import GatherRows, Located, PickedRows, gather_rows
 from stoker._fetch.range_plan import MOST_SAMPLES, Forecast, Group, ReadLimits, Values, forecast_groups, read_values
 from stoker._fetch.super_samples import fetch_head
 from stoker._format.manifest import Manifest
@@ -307,9 +307,9 @@ class GroupReading:
             self._placed[slot] = ref, addresses
         return slot
 
-    def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> GroupRows:
+    def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> PickedRows:
         """Return where samples of groups lie; ``rows`` are their places in the group."""
-        ring = self._ring
+        ring, heads = self._ring, self._heads
         placed = [self._placed[slot] for slot in slots]
         firsts = np.cumsum([0, *(len(group) for group, _ in placed)])
         places = firsts[which] + rows
@@ -317,41 +317,14 @@ class GroupReading:
             [addresses + ring.offset(slot) for slot, (_, addresses) in zip(slots, placed, strict=True)], axis=1
         )[:, places]
         samples = Group.joined([group for group, _ in placed])[places]
-        return GroupRows(
-            memory=ring.memory,
-            heads=self._heads,
-            addresses=dict(zip(self._large, addresses, strict=True)),
-            super_samples=samples.super_samples,
-            rows=samples.rows,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GroupRows:
-    """Samples of groups in slots: :class:`~stoker._fetch.gather.PickedRows`.
-
-    Attributes:
-        memory: that large values lie in.
-        heads: in which the small ones lie.
-        addresses: large column → ``int64 [samples]``, where in the memory each value starts.
-        super_samples: ``int64 [samples]``, each sample's manifest row.
-        rows: ``int64 [samples]``, its row in that super-sample.
-    """
-
-    memory: memoryview
-    heads: HeadMemory
-    addresses: Mapping[str, NDArray[np.int64]]
-    super_samples: NDArray[np.int64]
-    rows: NDArray[np.int64]
-
-    def fixed(self, name: str, column: Column) -> tuple[memoryview, NDArray[np.int64]]:
-        """Return the memory and the address of each value."""
-        if name in self.addresses:
-            return self.memory, self.addresses[name]
-        samples = Group(self.super_samples, self.rows)
-        return self.heads.memory, self.heads.addresses(name, samples, column.element_bytes)
-
-    def ragged(self, name: str, column: Column) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int64]]:
-        """Return the memory, the address of each value and its length in elements."""
-        starts, ends = self.heads.extents([name], Group(self.super_samples, self.rows))
-        return self.memory, self.addresses[name], (ends - starts)[0] // column.element_bytes
+        large = dict(zip(self._large, addresses, strict=True))
+        values: dict[str, Located] = {}
+        for name, column in self.columns.items():
+            if not column.is_fixed:
+                starts, ends = heads.extents([name], samples)
+                values[name] = Located(ring.memory, large[name], (ends - starts)[0] // column.element_bytes)
+            elif name in large:
+                values[name] = Located(ring.memory, large[name])
+            else:
+                values[name] = Located(heads.memory, heads.addresses(name, samples, column.element_bytes))
+        return PickedRows(samples.super_samples, samples.rows, values)

@@ -8,7 +8,7 @@ between them differ, and nobody looks at these.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stoker._base.checksum import crc32c
 from stoker._fetch.fetcher import Fetcher, RangePart
-from stoker._fetch.gather import GatherRows, gather_rows
+from stoker._fetch.gather import GatherRows, Located, PickedRows, gather_rows
 from stoker._fetch.range_plan import Forecast, ReadLimits, mean_row_bytes, plan_reads, super_samples_read
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
@@ -175,51 +175,44 @@ class SuperSampleReading:
         self._seen_bytes += head.size_bytes
         return parts
 
-    def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> SuperSampleRows:
+    def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> PickedRows:
         """Return where rows of super-samples lie."""
-        ring = self._ring
         opened = [self._opened[slot] for slot in slots]
-        return SuperSampleRows(
-            memory=ring.memory,
-            heads=tuple(head for _, head in opened),
-            bases=np.array([ring.offset(slot) for slot in slots]),
-            which=which,
-            rows=rows,
-            super_samples=np.array([row for row, _ in opened])[which],
-        )
+        bases = np.array([self._ring.offset(slot) for slot in slots])
+        values = locate(self.columns, self._ring.memory, [head for _, head in opened], bases, which, rows)
+        return PickedRows(np.array([row for row, _ in opened])[which], rows, values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SuperSampleRows:
-    """Rows of super-samples that lie in one memory: :class:`~stoker._fetch.gather.PickedRows`.
+def locate(
+    columns: Mapping[str, Column],
+    memory: memoryview,
+    heads: Sequence[Head],
+    bases: NDArray[np.int64],
+    which: NDArray[np.int64],
+    rows: NDArray[np.int64],
+) -> dict[str, Located]:
+    """Return where the values of rows of super-samples lie.
 
-    Attributes:
-        memory: that they lie in.
+    Args:
+        columns: that are wanted.
+        memory: that the super-samples lie in.
         heads: of the super-samples.
         bases: ``int64 [super-samples]``, where each starts in the memory.
         which: ``int64 [samples]``, index into ``heads``.
         rows: ``int64 [samples]``, row in that super-sample.
-        super_samples: ``int64 [samples]``, the super-sample by its row in the manifest.
     """
 
-    memory: memoryview
-    heads: Sequence[Head]
-    bases: NDArray[np.int64]
-    which: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    super_samples: NDArray[np.int64]
+    def addresses(tensor: str, row_bytes: int) -> NDArray[np.int64]:
+        starts = bases + np.array([head.starts[tensor] for head in heads], np.int64)
+        found: NDArray[np.int64] = starts[which] + rows * row_bytes
+        return found
 
-    def fixed(self, name: str, column: Column) -> tuple[memoryview, NDArray[np.int64]]:
-        """Return the memory and the address of each value."""
-        return self.memory, self._addresses(name, column.element_bytes)
-
-    def ragged(self, name: str, column: Column) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int64]]:
-        """Return the memory, the address of each value and its length in elements."""
-        borders = gather_rows(self.memory, self._addresses(f"{name}.offsets", 8), 16).view("<i8")
-        starts = self._addresses(name, 0) + borders[:, 0] * column.element_bytes
-        return self.memory, starts, borders[:, 1] - borders[:, 0]
-
-    def _addresses(self, tensor: str, row_bytes: int) -> NDArray[np.int64]:
-        starts = self.bases + np.array([head.starts[tensor] for head in self.heads], np.int64)
-        addresses: NDArray[np.int64] = starts[self.which] + self.rows * row_bytes
-        return addresses
+    located: dict[str, Located] = {}
+    for name, column in columns.items():
+        if column.is_fixed:
+            located[name] = Located(memory, addresses(name, column.element_bytes))
+        else:
+            borders = gather_rows(memory, addresses(f"{name}.offsets", 8), 16).view("<i8")
+            starts = addresses(name, 0) + borders[:, 0] * column.element_bytes
+            located[name] = Located(memory, starts, borders[:, 1] - borders[:, 0])
+    return located

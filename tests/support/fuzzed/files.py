@@ -15,8 +15,8 @@ import numpy as np
 import safetensors
 
 from stoker import Array, Schema, Text
-from stoker._fetch.gather import RaggedValues, gather
-from stoker._fetch.super_samples import SuperSampleRows
+from stoker._fetch.gather import PickedRows, RaggedValues, gather
+from stoker._fetch.super_samples import locate
 from stoker._format import manifest as manifests_module
 from stoker._format import supersample, tensorfile
 from stoker._format.manifest import Manifest, PackRun
@@ -71,14 +71,9 @@ def _check_gather(opened: SuperSample, data: bytes) -> None:
     head, base = opened.head, 7
     memory = memoryview(b"\xaa" * base + data + b"\xaa" * 64)
     rows = np.array([*range(head.samples), 0], np.int64)[::-1]
-    picked = SuperSampleRows(
-        memory=memory,
-        heads=(head,),
-        bases=np.array([base]),
-        which=np.zeros(len(rows), np.int64),
-        rows=rows,
-        super_samples=np.zeros(len(rows), np.int64),
-    )
+    which = np.zeros(len(rows), np.int64)
+    values_at = locate(head.schema, memory, [head], np.array([base]), which, rows)
+    picked = PickedRows(which, rows, values_at)
     for name, values in gather(picked, head.schema).items():
         column = head.schema[name]
         for place, row in enumerate(rows.tolist()):
