@@ -17,15 +17,15 @@ import re
 import secrets
 import shutil
 import struct
+import threading
 import weakref
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from stoker._base.checksum import crc32c
 from stoker.errors import ConfigError, FormatError, SampleError, StokerError
-from stoker_torch._sample_cache import DamagedEntryError, FifoEntries, SampleCache, SharedCounts, locked
+from stoker_torch._sample_cache import DamagedEntryError, SampleCache, SharedCounts, locked
 from stoker_torch._sample_codec import decode_sample, encode_sample
 
 _NAME = re.compile(r"stoker-cache-[0-9a-f]{16}", re.ASCII)
@@ -91,8 +91,7 @@ class DiskCache(SampleCache):
         encode: Callable[[Any], Any] | None = None,
         decode: Callable[[Any], Any] | None = None,
     ) -> None:
-        entries = FifoEntries("DiskCache", samples, max_bytes)
-        super().__init__(entries)
+        super().__init__(samples, max_bytes)
         if (encode is None) != (decode is None):
             raise ConfigError("encode= and decode= are each other's reverse: give both or none")
         self._encode, self._decode = encode, decode
@@ -101,7 +100,9 @@ class DiskCache(SampleCache):
         except OSError as error:
             raise ConfigError(f"{path} cannot hold a DiskCache, it needs a folder on a local disk: {error}") from error
         self._session = int(self._folder.name[-16:], 16)  # a number of 64 bits that no other has
-        self._finalizer: weakref.finalize[..., Any] | None = weakref.finalize(self, _end, entries, self._folder, lock)
+        self._finalizer: weakref.finalize[..., Any] | None = weakref.finalize(
+            self, _end, self._pid, self._writing, self._folder, lock
+        )
         self.counts: SharedCounts = SharedCounts(self._folder / "counts")
         self.counts.create()
 
@@ -126,48 +127,39 @@ class DiskCache(SampleCache):
         except Exception as error:
             raise SampleError(f"sample {index} cannot be decoded from disk: {error}") from error
 
-    def put(self, index: int, sample: Any) -> bool:
-        """Add a sample that is not there yet, in place of those that came in first if there is no room.
-
-        Returns:
-            Whether it is in the cache; it is not if it alone takes more than ``max_bytes``.
-
-        Raises:
-            SampleError: the sample cannot be stored without pickle, or ``encode`` failed.
-            OSError: the file cannot be written.
-            StokerError: the cache is closed, or this process only reads.
-        """
-        entries = self._own_entries()
-        try:
-            data = encode_sample(sample if self._encode is None else self._encode(sample))
-        except Exception as error:
-            raise SampleError(f"sample {index} cannot be put on disk: {error}") from error
-        parts = self._frame(index, data), data
-        size_bytes = -(-sum(map(len, parts)) // _BLOCK_BYTES) * _BLOCK_BYTES
-        return entries.put(index, size_bytes, partial(self._write, str(index), parts), self._remove)
-
     def close(self) -> None:
         """Remove all files; idempotent. What other processes ask for is a miss from now on."""
+        super().close()
         if self._finalizer is not None:
             self.counts.read()
             self._finalizer()
 
     def __repr__(self) -> str:
-        return f"<DiskCache of {self._capacity} samples in {self._folder}>"
+        return f"<DiskCache of {self.samples} samples in {self._folder}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a reader in another process needs."""
-        return {**self.__dict__, "_finalizer": None}
+        """Return what a reader in another process needs: nobody's own."""
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_writing", "_looking", "_sizes")}
+        return state | {"_pid": -1, "_finalizer": None}
 
-    def _refuse(self) -> NoReturn:
-        raise StokerError("this DiskCache is a reader: only the process that made it writes")
+    def _check_own(self) -> None:
+        if not self.is_own:
+            raise StokerError("this DiskCache is a reader: only the process that made it writes")
 
-    def _write(self, name: str, parts: Iterable[bytes | bytearray]) -> None:
+    def _entry(self, index: int, sample: Any) -> tuple[tuple[bytes, bytearray], int]:
+        try:
+            data = encode_sample(sample if self._encode is None else self._encode(sample))
+        except Exception as error:
+            raise SampleError(f"sample {index} cannot be put on disk: {error}") from error
+        parts = self._frame(index, data), data
+        return parts, -(-sum(map(len, parts)) // _BLOCK_BYTES) * _BLOCK_BYTES
+
+    def _write(self, index: int, entry: tuple[bytes, bytearray]) -> None:
         writing = self._folder / "writing"
         try:
             with writing.open("wb") as file:
-                file.writelines(parts)
-            writing.rename(self._folder / name)
+                file.writelines(entry)
+            writing.rename(self._folder / str(index))
         except OSError:
             with contextlib.suppress(OSError):
                 writing.unlink()
@@ -192,8 +184,8 @@ class DiskCache(SampleCache):
         return decode_sample(data, _FRAME_BYTES)
 
 
-def _end(entries: FifoEntries, folder: Path, lock: int) -> None:
-    if entries.is_own:  # a forked child has a copy of all this, and must leave alone what is its parent's
-        entries.close()
-        shutil.rmtree(folder, ignore_errors=True)
+def _end(pid: int, writing: threading.Lock, folder: Path, lock: int) -> None:
+    if pid == os.getpid():  # a forked child has a copy of all this, and must leave alone what is its parent's
+        with writing:
+            shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)

@@ -11,7 +11,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -149,26 +148,32 @@ class DamagedEntryError(KeyError):
     """What a cache has for an index is not what was put there. To a reader, the sample is not in the cache."""
 
 
-class FifoEntries:
-    """What a cache holds, first in, first out: order and sizes. Thread-safe; one entry is written at a time.
+class SampleCache(ABC):
+    """A capped collection of samples, first in, first out, for the length of one run.
 
-    Two locks, so that who asks what is there does not wait for a disk: ``_writing`` is held during a write,
-    ``_looking`` for a moment, also within the other.
+    What is read is what was put. All methods may be called from any thread; which of them from other processes, each
+    cache says. One entry is written at a time. There are two locks, so that who asks what is there does not wait for a
+    disk: ``_writing`` is held during a write, ``_looking`` for a moment, also within the other.
 
     Args:
-        cache: what users call the class, for messages.
         samples: how many are held at most.
         max_bytes: what they may take, a number or text; None for any.
 
     Raises:
         ConfigError: a limit is not positive.
+
+    Attributes:
+        samples: how many it holds at most.
+        counts: where the look-ups of all processes that share the cache are added up.
     """
 
-    def __init__(self, cache: str, samples: int, max_bytes: int | str | None) -> None:
-        self.max_bytes = None if max_bytes is None else parse_bytes(max_bytes)
-        if samples < 1 or self.max_bytes == 0:
-            raise ConfigError(f"a {cache} needs room for a sample, not samples={samples}, max_bytes={max_bytes}")
-        self._cache, self.capacity = cache, samples
+    counts: LookUpCounts | SharedCounts
+
+    def __init__(self, samples: int, max_bytes: int | str | None) -> None:
+        self.samples, self._max_bytes = samples, None if max_bytes is None else parse_bytes(max_bytes)
+        if samples < 1 or self._max_bytes == 0:
+            name = type(self).__name__
+            raise ConfigError(f"a {name} needs room for a sample, not samples={samples}, max_bytes={max_bytes}")
         self._writing, self._looking = threading.Lock(), threading.Lock()
         self._sizes: dict[int, int] = {}
         self._bytes = 0
@@ -179,90 +184,6 @@ class FifoEntries:
     def is_own(self) -> bool:
         """Whether this is not a copy: a forked child's has locks that may be held for ever."""
         return self._pid == os.getpid()
-
-    def __getstate__(self) -> dict[str, int]:
-        """Return what makes a copy that is nobody's own."""
-        return {"_pid": -1}
-
-    def __len__(self) -> int:
-        return len(self._sizes)
-
-    def holds(self, index: int, *, renew: bool) -> bool:
-        """Return whether there is an entry; with ``renew``, it then becomes the one that came in last."""
-        with self._looking:
-            if renew and index in self._sizes:
-                self._sizes[index] = self._sizes.pop(index)
-            return index in self._sizes
-
-    def put(self, index: int, size_bytes: int, write: Callable[[], object], remove: Callable[[int], object]) -> bool:
-        """Have an entry written that is not there yet, and those removed that came in first if there is no room.
-
-        Returns:
-            Whether it is there; it is not if it alone would be too much.
-
-        Raises:
-            StokerError: the cache is closed.
-            OSError: it cannot be written, or another cannot be removed.
-        """
-        if self.max_bytes is not None and size_bytes > self.max_bytes:
-            return False
-        with self._writing:
-            if self._is_closed:
-                raise StokerError(f"the {self._cache} is closed")
-            if not self.holds(index, renew=False):
-                while self._is_full(size_bytes):
-                    self._evict(remove)
-                write()
-                self._note(index, size_bytes)
-        return True
-
-    def close(self) -> None:
-        """Forget all entries, and take no more."""
-        with self._writing, self._looking:
-            self._is_closed = True
-            self._sizes.clear()
-
-    def _is_full(self, size_bytes: int) -> bool:
-        is_over = self.max_bytes is not None and self._bytes + size_bytes > self.max_bytes
-        return bool(self._sizes) and (len(self._sizes) >= self.capacity or is_over)
-
-    def _evict(self, remove: Callable[[int], object]) -> None:
-        with self._looking:
-            oldest = next(iter(self._sizes))
-            size_bytes = self._sizes.pop(oldest)
-            self._bytes -= size_bytes
-        try:
-            remove(oldest)
-        except OSError:
-            self._note(oldest, size_bytes)  # it still takes its room
-            raise
-
-    def _note(self, index: int, size_bytes: int) -> None:
-        with self._looking:
-            self._sizes[index] = size_bytes
-            self._bytes += size_bytes
-
-
-class SampleCache(ABC):
-    """A capped collection of samples, first in, first out, for the length of one run.
-
-    What is read is what was put. All methods may be called from any thread; which of them from other processes, each
-    cache says.
-
-    Attributes:
-        counts: where the look-ups of all processes that share the cache are added up.
-    """
-
-    counts: LookUpCounts | SharedCounts
-
-    def __init__(self, entries: FifoEntries) -> None:
-        self._entries = entries
-        self._capacity = entries.capacity
-
-    @property
-    def samples(self) -> int:
-        """How many samples it holds at most."""
-        return self._capacity
 
     @abstractmethod
     def get(self, index: int) -> Any:
@@ -278,24 +199,43 @@ class SampleCache(ABC):
         Raises:
             StokerError: this process does not fill the cache.
         """
-        return self._own_entries().holds(index, renew=renew)
+        self._check_own()
+        with self._looking:
+            if renew and index in self._sizes:
+                self._sizes[index] = self._sizes.pop(index)
+            return index in self._sizes
 
-    @abstractmethod
     def put(self, index: int, sample: Any) -> bool:
         """Add a sample that is not there yet, in place of those that came in first if there is no room.
 
         Returns:
-            Whether it is in the cache; it is not if it alone would be too much.
+            Whether it is in the cache; it is not if it alone takes more than ``max_bytes``.
 
         Raises:
             SampleError: the cache cannot hold samples of such a type.
-            OSError: it cannot be written.
+            OSError: it cannot be written, or another cannot be removed.
             StokerError: the cache is closed, or this process does not fill it.
         """
+        self._check_own()
+        entry, size_bytes = self._entry(index, sample)
+        if self._max_bytes is not None and size_bytes > self._max_bytes:
+            return False
+        with self._writing:
+            if self._is_closed:
+                raise StokerError(f"the {type(self).__name__} is closed")
+            if index not in self._sizes:
+                while self._is_full(size_bytes):
+                    self._evict()
+                self._write(index, entry)
+                self._note(index, size_bytes)
+        return True
 
-    @abstractmethod
     def close(self) -> None:
-        """Forget all samples; idempotent."""
+        """Forget all samples, and take no more; idempotent."""
+        if self.is_own:
+            with self._writing, self._looking:
+                self._is_closed = True
+                self._sizes.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -304,16 +244,44 @@ class SampleCache(ABC):
         self.close()
 
     def __len__(self) -> int:
-        return len(self._own_entries())
+        self._check_own()
+        return len(self._sizes)
 
-    def _own_entries(self) -> FifoEntries:
-        if not self._entries.is_own:
-            self._refuse()
-        return self._entries
+    def _is_full(self, size_bytes: int) -> bool:
+        is_over = self._max_bytes is not None and self._bytes + size_bytes > self._max_bytes
+        return bool(self._sizes) and (len(self._sizes) >= self.samples or is_over)
+
+    def _evict(self) -> None:
+        with self._looking:
+            oldest = next(iter(self._sizes))
+            size_bytes = self._sizes.pop(oldest)
+            self._bytes -= size_bytes
+        try:
+            self._remove(oldest)
+        except OSError:
+            self._note(oldest, size_bytes)  # it still takes its room
+            raise
+
+    def _note(self, index: int, size_bytes: int) -> None:
+        with self._looking:
+            self._sizes[index] = size_bytes
+            self._bytes += size_bytes
 
     @abstractmethod
-    def _refuse(self) -> NoReturn:
-        """Raise the error that says which process fills the cache."""
+    def _entry(self, index: int, sample: Any) -> tuple[Any, int]:
+        """Return what is held of a sample, and its size in bytes."""
+
+    @abstractmethod
+    def _write(self, index: int, entry: Any) -> None:
+        """Hold an entry."""
+
+    @abstractmethod
+    def _remove(self, index: int) -> None:
+        """Hold an entry no more."""
+
+    @abstractmethod
+    def _check_own(self) -> None:
+        """Raise an error that says which process fills the cache, if it is another one."""
 
 
 def held_bytes(sample: Any) -> int:
@@ -355,7 +323,7 @@ class MemoryCache(SampleCache):
     def __init__(
         self, samples: int, *, max_bytes: int | str | None = None, size_of: Callable[[Any], int] = held_bytes
     ) -> None:
-        super().__init__(FifoEntries("MemoryCache", samples, max_bytes))
+        super().__init__(samples, max_bytes)
         self._size_of = size_of
         self._held: dict[int, Any] = {}
         self.counts = LookUpCounts()
@@ -367,34 +335,32 @@ class MemoryCache(SampleCache):
             KeyError: it is not in the cache.
             ConfigError: this is another process than the one that fills the cache.
         """
-        self._own_entries()
+        self._check_own()
         return self._held[index]
 
-    def put(self, index: int, sample: Any) -> bool:
-        """Add a sample that is not there yet, in place of those that came in first if there is no room.
-
-        Returns:
-            Whether it is in the cache; it is not if it alone takes more than ``max_bytes``.
-
-        Raises:
-            SampleError: there is a ``max_bytes``, and the sample does not tell its size.
-            StokerError: the cache is closed.
-        """
-        entries = self._own_entries()
-        size_bytes = 0 if entries.max_bytes is None else self._size_of(sample)
-        return entries.put(index, size_bytes, partial(self._held.__setitem__, index, sample), self._held.pop)
-
     def close(self) -> None:
-        """Forget all samples; idempotent."""
-        if self._entries.is_own:
-            self._entries.close()
+        """Forget all samples, and take no more; idempotent."""
+        super().close()
         self._held.clear()
 
     def __repr__(self) -> str:
-        return f"<MemoryCache {len(self._held)} of {self._capacity} samples>"
+        return f"<MemoryCache {len(self._held)} of {self.samples} samples>"
 
     def __reduce__(self) -> NoReturn:
-        self._refuse()
+        raise ConfigError(_OF_ONE_PROCESS)
 
-    def _refuse(self) -> NoReturn:
-        raise ConfigError("a MemoryCache is seen by its own process only: use num_workers=0, or a DiskCache")
+    def _entry(self, index: int, sample: Any) -> tuple[Any, int]:
+        return sample, 0 if self._max_bytes is None else self._size_of(sample)
+
+    def _write(self, index: int, entry: Any) -> None:
+        self._held[index] = entry
+
+    def _remove(self, index: int) -> None:
+        del self._held[index]
+
+    def _check_own(self) -> None:
+        if not self.is_own:
+            raise ConfigError(_OF_ONE_PROCESS)
+
+
+_OF_ONE_PROCESS = "a MemoryCache is seen by its own process only: use num_workers=0, or a DiskCache"
