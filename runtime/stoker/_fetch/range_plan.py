@@ -9,7 +9,6 @@ plan. A :class:`Forecast` is worked out from the manifest alone; hedges and retr
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +23,7 @@ from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import is_small
 from stoker._memory.budget import SlotPlan
-from stoker._order.order import OrderConfig
+from stoker._order.order import Order, OrderConfig
 from stoker._order.sharding import Dealing
 from stoker.errors import ChecksumError
 
@@ -263,63 +262,31 @@ def forecast_groups(
 ) -> Forecast:
     """Return what it takes to read a rank's samples in a random order, by ranges, and all heads once.
 
-    A group holds ``k`` samples, the share ``p = k / N`` of all. Of a column with ``s`` bytes a row, a picked row begins
-    a range unless one of the ``g`` rows before it is picked too, which has the probability ``(1 - p)**g`` (less at an
-    object's start); ``g - 1`` is how many rows fit in the widest gap that is bridged. That is the widest for which the
-    expected gaps of all columns, the sums over ``m <= g`` of ``k p (1 - p)**(m - 1) (m - 1) s``, have room in the slot.
-    A range of mean length ``l`` is cut ``1 / (exp(r / l) - 1)`` times where none may be longer than ``r``. Rows of
-    ragged columns count as if all had the mean size; the small groups at the start of a run are not counted apart.
+    All groups are expected to take what one takes that is drawn at random and planned as any is. Rows of ragged columns
+    count as if all had the mean size; the small groups at the start of a run are not counted apart.
     """
     samples = -(-partition.samples // partition.takers)
     rows = mean_row_bytes(manifest, columns)
     group = _group_samples(sum(rows.values()), limits, partition.batch_size, samples)
-    share = min(1.0, group / manifest.samples)
-    gap_bytes = _widest_gap(rows, group, share, limits)
-    requests = size_bytes = 0.0
-    for row_bytes in rows.values():
-        reach = 1 + int(gap_bytes // row_bytes)
-        read_bytes = group * (row_bytes + _gap_rows(share, reach) * row_bytes)
-        ranges = max(1.0, len(manifest) * _range_starts(manifest.samples / len(manifest), share, reach))
-        requests += ranges + ranges / float(np.expm1(min(500.0, limits.range_bytes / (read_bytes / ranges))))
-        size_bytes += read_bytes
+    drawn = Order(manifest.rows.samples, OrderConfig(shuffle="full"), epoch=0)
+    objects, places = drawn.locate(drawn.feistel()(np.arange(group)))
+    values = np.empty((2, len(rows), group), np.int64)
+    column_starts = np.zeros(len(manifest))
+    for number, row_bytes in enumerate(rows.values()):
+        values[:, number] = column_starts[objects] + np.array([places, places + 1]) * row_bytes
+        column_starts += manifest.rows.samples * row_bytes
+    reads = plan_reads(np.tile(objects, len(rows)), values[0].ravel(), values[1].ravel(), limits)
     groups = samples / group
     return Forecast(
-        requests=round(groups * requests) + len(manifest),
-        size_bytes=round(groups * size_bytes) + int(manifest.rows.head_bytes.sum(dtype=np.int64)),
+        requests=round(groups * len(reads)) + len(manifest),
+        size_bytes=round(groups * reads.size_bytes) + int(manifest.rows.head_bytes.sum(dtype=np.int64)),
     )
 
 
-def _group_samples(row_bytes: float, limits: ReadLimits, batch_size: int, samples: int) -> float:
+def _group_samples(row_bytes: float, limits: ReadLimits, batch_size: int, samples: int) -> int:
     """Return how many samples a group holds: whole batches, if it can hold one."""
-    most = min(MOST_SAMPLES, limits.payload_bytes / row_bytes) if row_bytes else MOST_SAMPLES
-    return max(1.0, min(samples, most // batch_size * batch_size if most >= batch_size else most))
-
-
-def _widest_gap(rows: Mapping[str, float], group: float, share: float, limits: ReadLimits) -> int:
-    """Return the widest gap, in bytes, that is bridged: by bisection, since the bytes read in vain grow with it."""
-    room_bytes = limits.slot_bytes - group * sum(rows.values())
-
-    def fits(gap_bytes: int) -> bool:
-        vain = (_gap_rows(share, 1 + int(gap_bytes // row_bytes)) * row_bytes for row_bytes in rows.values())
-        return group * sum(vain) <= room_bytes
-
-    return bisect_left(range(1, limits.gap_bytes + 1), True, key=lambda gap_bytes: not fits(gap_bytes))
-
-
-def _gap_rows(share: float, reach: int) -> float:
-    """Return the rows between a picked row and the one picked before it, 0 if that is farther than ``reach``, expected.
-
-    The sum over ``m <= reach`` of ``p q**(m - 1) (m - 1)`` with ``q = 1 - p``.
-    """
-    other = 1.0 - share
-    return float(other * (1.0 - reach * other ** (reach - 1) + (reach - 1) * other**reach) / share)
-
-
-def _range_starts(rows: float, share: float, reach: int) -> float:
-    """Return the expected number of ranges in an object, of which each row is picked with probability ``share``."""
-    near = min(rows, reach)
-    alone = float((1.0 - share) ** near)
-    return 1.0 - alone + share * max(0.0, rows - reach) * alone
+    most = min(MOST_SAMPLES, int(limits.payload_bytes / row_bytes)) if row_bytes else MOST_SAMPLES
+    return max(1, min(samples, most // batch_size * batch_size if most >= batch_size else most))
 
 
 def mean_row_bytes(manifest: Manifest, columns: Iterable[str]) -> dict[str, float]:
