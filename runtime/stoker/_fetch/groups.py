@@ -28,7 +28,7 @@ from stoker._format.supersample import CHECKSUMS, is_small
 from stoker._memory.ring import ALIGNMENT_BYTES, Ring, anonymous_memory
 from stoker._order.order import Order, OrderConfig
 from stoker._order.sharding import Dealing, Step
-from stoker._order.steps import PlannedStep, Rows, Segment, Stretch, walk_epochs
+from stoker._order.steps import PlannedStep, Rows, Segment, StepSource, Stretch
 
 _LOOKED_UP_SAMPLES = 8192
 
@@ -41,8 +41,8 @@ class _Batch:
     sizes: NDArray[np.int64]
 
 
-class GroupSteps:
-    """The steps of one rank, one epoch after the other; items are groups. A :class:`~stoker._order.steps.StepSource`.
+class GroupSteps(StepSource[Group]):
+    """A :class:`~stoker._order.steps.StepSource` whose items are groups.
 
     Args:
         samples: ``[super-samples]``, samples of each.
@@ -58,15 +58,9 @@ class GroupSteps:
         sizes_of: Callable[[Group], NDArray[np.int64]],
         group_bytes: int,
     ) -> None:
-        self._sizes_of = sizes_of
-        self._group_bytes = group_bytes
+        super().__init__(samples, stretch)
+        self._sizes_of, self._group_bytes = sizes_of, group_bytes
         self._most_batches = 1
-        self._next_item = 0
-        self._steps = walk_epochs(samples, stretch, self._walk)
-
-    def next(self) -> PlannedStep[Group] | None:
-        """Return the next step, or None behind the last."""
-        return next(self._steps, None)
 
     def _walk(self, order: Order, dealing: Dealing, position: int) -> Iterator[PlannedStep[Group]]:
         for run in self._runs(self._batches(order, dealing, position)):

@@ -8,10 +8,11 @@ Only borders of blocks are looked at here; which rows a block holds is computed 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,14 +75,6 @@ class PlannedStep(Generic[Ref]):
         return self.segments[-1].end if self.segments else 0
 
 
-class StepSource(Protocol[Ref]):
-    """Plans the steps of a rank, just ahead of their use."""
-
-    def next(self) -> PlannedStep[Ref] | None:
-        """Return the next step, or None behind the last."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
     """A stretch of a rank's order.
@@ -101,20 +94,37 @@ class Stretch:
     end_epoch: int | None = None
 
 
-def walk_epochs(
-    samples: NDArray[np.integer],
-    stretch: Stretch,
-    walk: Callable[[Order, Dealing, int], Iterator[PlannedStep[Ref]]],
-    order: OrderSource = Order,
-) -> Iterator[PlannedStep[Ref]]:
-    """Return the steps of a stretch, numbered from 0; ``walk`` gives those of one epoch from a position on."""
-    number, epoch, position = 0, stretch.epoch, stretch.position
-    dealing, whole = stretch.partition, stretch.partition.from_start()
-    while (stretch.end_epoch is None or epoch < stretch.end_epoch) and whole.steps_from(0):
-        for step in walk(order(samples, stretch.order, epoch), dealing, position):
-            yield replace(step, number=number)
-            number += 1
-        epoch, dealing, position = epoch + 1, whole, 0
+class StepSource(ABC, Generic[Ref]):
+    """The steps of one rank, one epoch after the other, planned just ahead of their use.
+
+    Args:
+        samples: ``[super-samples]``, samples of each.
+        stretch: what to walk.
+        order: gives the order of an epoch; who walks for many ranks has each made once.
+    """
+
+    def __init__(self, samples: NDArray[np.integer], stretch: Stretch, order: OrderSource = Order) -> None:
+        self._next_item = 0
+        self._steps = self._walk_epochs(samples, stretch, order)
+
+    def next(self) -> PlannedStep[Ref] | None:
+        """Return the next step, or None behind the last."""
+        return next(self._steps, None)
+
+    def _walk_epochs(
+        self, samples: NDArray[np.integer], stretch: Stretch, order: OrderSource
+    ) -> Iterator[PlannedStep[Ref]]:
+        number, epoch, position = 0, stretch.epoch, stretch.position
+        dealing, whole = stretch.partition, stretch.partition.from_start()
+        while (stretch.end_epoch is None or epoch < stretch.end_epoch) and whole.steps_from(0):
+            for step in self._walk(order(samples, stretch.order, epoch), dealing, position):
+                yield replace(step, number=number)
+                number += 1
+            epoch, dealing, position = epoch + 1, whole, 0
+
+    @abstractmethod
+    def _walk(self, order: Order, dealing: Dealing, position: int) -> Iterator[PlannedStep[Ref]]:
+        """Yield the steps of one epoch from a position on, not numbered yet."""
 
 
 @dataclass(slots=True)
@@ -128,24 +138,16 @@ class _LaneItems:
         return [self.held.pop(old) for old in [old for old in self.held if old < piece]]
 
 
-class Steps:
-    """The steps of one rank, one epoch after the other; items are super-samples. A :class:`StepSource`.
-
-    Args:
-        samples: ``[super-samples]``, samples of each.
-        stretch: what to walk.
-        order: gives the order of an epoch; who walks for many ranks has each made once.
-    """
+class Steps(StepSource[int]):
+    """A :class:`StepSource` whose items are super-samples, by manifest row."""
 
     def __init__(self, samples: NDArray[np.integer], stretch: Stretch, order: OrderSource = Order) -> None:
-        self._next_item = 0
+        super().__init__(samples, stretch, order)
         self._first_uses: list[tuple[int, int]] = []
-        walk = self._walk_full if stretch.order.shuffle == "full" else self._walk_lanes
-        self._steps = walk_epochs(samples, stretch, walk, order)
 
-    def next(self) -> PlannedStep[int] | None:
-        """Return the next step, or None behind the last; an item is the super-sample of a manifest row."""
-        return next(self._steps, None)
+    def _walk(self, order: Order, dealing: Dealing, position: int) -> Iterator[PlannedStep[int]]:
+        walk = self._walk_full if order.config.shuffle == "full" else self._walk_lanes
+        return walk(order, dealing, position)
 
     def _new_item(self, super_sample: int) -> int:
         item, self._next_item = self._next_item, self._next_item + 1
