@@ -114,22 +114,16 @@ class StreamCounters:
     """Counts of what a consumer was given, asked for and waited for, over any number of streams.
 
     Attributes:
-        batches: delivered.
-        samples: delivered.
         repeated: samples that all ranks together delivered a second time, to give each rank one in a last batch.
         look_ups: items that a batch asked for when it first needed them: super-samples, or groups of samples.
         misses: of these, those that were not in the ring yet.
         wait_seconds: time that the consumer waited for items, and for what must be read before the first one.
-        first_batch_seconds: from asking for the first batch until it was there, None before it.
     """
 
-    batches: int = 0
-    samples: int = 0
     repeated: int = 0
     look_ups: int = 0
     misses: int = 0
     wait_seconds: float = 0.0
-    first_batch_seconds: float | None = None
 
 
 class StepQueue(Generic[Ref]):

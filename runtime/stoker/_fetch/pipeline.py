@@ -333,7 +333,6 @@ class BatchPipeline:
         Raises:
             StokerError: a super-sample that the batch needs could not be had; names it. Or the pipeline was stopped.
         """
-        started = time.perf_counter()
         self._check_started()
         if self.place is None:
             self._begin()
@@ -350,21 +349,12 @@ class BatchPipeline:
         if batch is None:
             self._end_stream()
             return None
-        self._advance(batch, started)
-        return batch
-
-    def _advance(self, batch: Batch, started: float) -> None:
-        """Go behind a batch that was asked for at a moment."""
         self._opened.fetcher.end_start()
         self._place = batch.next_place
         if batch.is_last:
             self._dealing = self._dealing.from_start()
-        counters = self._counters
-        counters.batches += 1
-        counters.samples += len(batch)
-        counters.repeated += batch.repeated
-        if counters.first_batch_seconds is None:
-            counters.first_batch_seconds = time.perf_counter() - started
+        self._counters.repeated += batch.repeated
+        return batch
 
     def is_ready(self) -> bool:
         """Return whether :meth:`next` would neither wait for the bucket nor fail."""
