@@ -66,12 +66,12 @@ class MemoryPool:
     @property
     def lent_bytes(self) -> int:
         """What others have now; sizes are rounded up, by a quarter at most."""
-        return self._budget.held_bytes
+        return self._budget.held
 
     @property
     def most_bytes(self) -> int:
         """The size of the largest memory that can be had."""
-        return self._budget.limit_bytes
+        return self._budget.limit
 
     async def take(self, size_bytes: int) -> Lent:
         """Return memory, after waiting for it. It is taken back when no view of it is left.
@@ -81,7 +81,7 @@ class MemoryPool:
         """
         if not size_bytes:
             return Lent(memoryview(bytearray()), bytes)
-        rounded = min(_rounded(size_bytes), max(size_bytes, self._budget.limit_bytes))
+        rounded = min(_rounded(size_bytes), max(size_bytes, self._budget.limit))
         await self._budget.acquire(rounded)
         memory = self._spare_of(rounded)
         array = np.frombuffer(memory, np.uint8, size_bytes)
@@ -92,7 +92,7 @@ class MemoryPool:
             if len(memory) == size_bytes:
                 self._spare_bytes -= size_bytes
                 return self._spare.pop(place)
-        while self._spare and self._budget.held_bytes + self._spare_bytes > self._budget.limit_bytes:
+        while self._spare and self._budget.held + self._spare_bytes > self._budget.limit:
             self._spare_bytes -= len(self._spare.pop(0))
         return bytearray(size_bytes)
 

@@ -55,5 +55,5 @@ class SampleBench:
     def leaves_nothing(self) -> bool:
         """Return whether nothing is held and nothing under way."""
         reader, heads = self.reader, self.reader._heads
-        held = reader._values.held_bytes, heads._in_use.held_bytes, len(heads._used), len(heads._opening)
+        held = reader._values.held, heads._in_use.held, len(heads._used), len(heads._opening)
         return (held, self.store.active, reader.stats.in_flight) == ((0, 0, 0, 0), 0, 0)

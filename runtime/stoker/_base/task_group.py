@@ -1,8 +1,9 @@
-"""Structured concurrency: task groups whose failures keep their type, and bounded work on many items."""
+"""Structured concurrency: task groups whose failures keep their type, and bounds on what goes on at a time."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -38,6 +39,63 @@ async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
             raise first
         finally:
             del first  # its traceback refers to this frame
+
+
+class Limiter:
+    """Lends out units of something, as many at a time as its limit. Belongs to one event loop.
+
+    Urgent calls come first, then those that arrived first: so nobody who needs much is passed for ever by those who
+    need little.
+
+    Attributes:
+        limit: units that may be held; may change.
+        held: units lent out now.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.held = limit, 0
+        self._arrivals = 0
+        self._waiting: list[tuple[bool, int, int, asyncio.Future[None]]] = []
+
+    @property
+    def saturated(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._waiting)
+
+    async def acquire(self, units: int = 1, *, urgent: bool = False) -> None:
+        """Wait for units, and hold them until they are released. A wait that is cancelled leaves none behind."""
+        if self._waiting or self.held + units > self.limit:
+            await self._wait(units, urgent)
+        else:
+            self.held += units
+
+    def release(self, units: int = 1) -> None:
+        """Give units back."""
+        self.held -= units
+        self._admit()
+
+    async def _wait(self, units: int, urgent: bool) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._arrivals += 1
+        heapq.heappush(self._waiting, (not urgent, self._arrivals, units, turn))
+        self._admit()  # the limit may have risen since the last one left
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.held -= units  # they were granted just before
+            self._admit()  # whom this one was in the way of
+            raise
+
+    def _admit(self) -> None:
+        while self._waiting:
+            *_, units, turn = self._waiting[0]
+            if not turn.done():  # else its waiter was cancelled
+                if self.held + units > self.limit:
+                    return
+                self.held += units
+                turn.set_result(None)
+            heapq.heappop(self._waiting)
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *, concurrency: int) -> None:

@@ -1,8 +1,5 @@
 """How many requests may be in flight, and how many bytes may be requested in a second.
 
-:class:`ConcurrencyLimiter` hands out permits, as many at once as :class:`Aimd` allows; :class:`RateLimit` is a token
-bucket.
-
 :class:`Aimd` is a pure controller in the manner of TCP's AIMD (Chiu and Jain, 1989) with throughput in the place of
 loss: a shared link that is full does not drop object-store requests, it only makes each slower. So the limit is tried a
 step up and a step down in turn, and a step is kept if throughput answers to it; a throttled request (503, 429) halves
@@ -21,7 +18,6 @@ same reason (Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Qu
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 from statistics import median
 from typing import NamedTuple
@@ -165,60 +161,6 @@ class Aimd:
     def _begin_round(self) -> None:
         self._round.clear()
         self._saturated = 0
-
-
-class ConcurrencyLimiter:
-    """Lets at most ``aimd.limit`` requests through at a time; hedges come on top of it, but count against it.
-
-    Attributes:
-        in_flight: permits held now.
-    """
-
-    def __init__(self, aimd: Aimd) -> None:
-        self._aimd = aimd
-        self.in_flight = 0
-        self._arrivals = 0
-        self._waiting: list[tuple[bool, int, asyncio.Future[None]]] = []
-
-    @property
-    def saturated(self) -> bool:
-        """Whether somebody waits for a permit."""
-        return bool(self._waiting)
-
-    async def acquire(self, *, urgent: bool) -> None:
-        """Wait for a permit, and hold it until it is released. A wait that is cancelled leaves none behind."""
-        if self._waiting or self.in_flight >= self._aimd.limit:
-            await self._wait(urgent)
-        else:
-            self.in_flight += 1
-
-    def acquire_extra(self) -> None:
-        """Hold a permit without waiting, over the limit if need be: for a hedge, which has a budget of its own."""
-        self.in_flight += 1
-
-    def release(self) -> None:
-        """Give a permit back."""
-        self.in_flight -= 1
-        self._admit()
-
-    async def _wait(self, urgent: bool) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._arrivals += 1
-        heapq.heappush(self._waiting, (not urgent, self._arrivals, turn))
-        self._admit()  # the limit may have risen since the last one left
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.release()  # the permit was granted just before
-            raise
-
-    def _admit(self) -> None:
-        while self._waiting and (self._waiting[0][2].done() or self.in_flight < self._aimd.limit):
-            turn = heapq.heappop(self._waiting)[2]
-            if not turn.done():  # else its waiter was cancelled
-                self.in_flight += 1
-                turn.set_result(None)
 
 
 _BURST_SECONDS = 0.1

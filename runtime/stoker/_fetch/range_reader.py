@@ -18,8 +18,8 @@ from itertools import count
 
 from stoker._base.fetch_record import Phase, Request, Strand, strand
 from stoker._base.retry import LONG_SECONDS, Deadline, backoff_seconds
-from stoker._base.task_group import task_group
-from stoker._fetch.concurrency import Aimd, ConcurrencyLimiter, RateLimit
+from stoker._base.task_group import Limiter, task_group
+from stoker._fetch.concurrency import Aimd, RateLimit
 from stoker._fetch.config import FetchConfig, FetchCounters, FetchStatistics
 from stoker._fetch.hedge import LOOK_SECONDS, Hedges
 from stoker.abc import ObjectInfo, ObjectRef, Readable
@@ -150,7 +150,7 @@ class RangeReader:
     ) -> None:
         self._store, self._rng, self._config, self._counters, self._hedges = store, rng, config, counters, hedges
         self._aimd = Aimd(start=config.concurrency_start, least=config.concurrency_least, most=config.concurrency_most)
-        self._limiter = ConcurrencyLimiter(self._aimd)
+        self._limiter = Limiter(self._aimd.limit)
         self._rate = RateLimit(config.max_bytes_per_second)
 
     def statistics(self, tier_states: Mapping[str, str]) -> FetchStatistics:
@@ -167,7 +167,7 @@ class RangeReader:
             bytes_per_second=bytes_per_second,
             transfer_seconds=times.median_seconds(),
             concurrency=self._aimd.limit,
-            in_flight=self._limiter.in_flight,
+            in_flight=self._limiter.held,
             tier_states=tier_states,
         )
 
@@ -285,7 +285,7 @@ class RangeReader:
             return None, look_seconds
         data = self._hedges.borrow_buffer(part.size_bytes, borrowed, len(race) - 1)
         if data is not None:
-            self._limiter.acquire_extra()
+            self._limiter.held += 1  # over the limit if need be: it has a budget of its own
             borrowed.callback(self._limiter.release)
             self._rate.charge(part.size_bytes)
         return data, LOOK_SECONDS
@@ -346,6 +346,7 @@ class RangeReader:
         if error is not None:
             if isinstance(error, ThrottledError):
                 self._aimd.throttled(attempt.sent_seconds, attempt.ended_seconds)
+                self._limiter.limit = self._aimd.limit
             self.failed(fetch, error)
             return
         seconds = attempt.ended_seconds - attempt.sent_seconds
@@ -358,6 +359,7 @@ class RangeReader:
             saturated=self._limiter.saturated,
             first_byte_seconds=None if begun_seconds is None else begun_seconds - attempt.sent_seconds,
         )
+        self._limiter.limit = self._aimd.limit
 
 
 def _winner(race: _Race) -> asyncio.Task[StoreError | None] | None:

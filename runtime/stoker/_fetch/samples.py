@@ -64,7 +64,7 @@ class HeadCache:
     @property
     def held_bytes(self) -> int:
         """Of all heads: at most the limit, once whoever was given room for one has taken it."""
-        return self._in_use.held_bytes + self._idle_bytes
+        return self._in_use.held + self._idle_bytes
 
     @asynccontextmanager
     async def opened(self, row: int, *, urgent: bool = False) -> AsyncIterator[OpenHead]:
@@ -102,7 +102,7 @@ class HeadCache:
         found = self._idle.pop(row, None)
         if found is not None:
             self._idle_bytes -= size_bytes
-        while self.held_bytes > self._in_use.limit_bytes:
+        while self.held_bytes > self._in_use.limit:
             _, oldest = self._idle.popitem(last=False)
             self._idle_bytes -= head_bytes_held(self._manifest.schema, oldest.head.head_bytes)
         return found

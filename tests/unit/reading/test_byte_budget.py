@@ -22,11 +22,11 @@ def test_bytes_are_lent_in_order_of_arrival_and_never_more_than_there_are() -> N
         tasks = [asyncio.create_task(holding(budget, size, log)) for size in (6, 8, 1, 3)]
         await asyncio.sleep(0.5)
         assert log == [6], "the small ones do not pass the large one"
-        assert budget.held_bytes == 6
+        assert budget.held == 6
         await asyncio.sleep(1.0)
         assert log == [6, 8, 1]
         await asyncio.gather(*tasks)
-        assert budget.held_bytes == 0
+        assert budget.held == 0
         return log
 
     assert run_virtual(main()) == [6, 8, 1, 3]
@@ -44,7 +44,7 @@ def test_who_is_cancelled_is_no_longer_in_the_way() -> None:
         await asyncio.sleep(0.1)
         assert log == [6, 4]
         await asyncio.gather(first, small)
-        assert budget.held_bytes == 0
+        assert budget.held == 0
 
     run_virtual(main())
 
@@ -56,10 +56,10 @@ def test_who_is_cancelled_just_when_it_is_given_bytes_gives_them_back() -> None:
         waiting = asyncio.create_task(holding(budget, 5, log))
         await asyncio.sleep(0)
         budget.release(10)
-        assert budget.held_bytes == 5
+        assert budget.held == 5
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        assert (budget.held_bytes, log) == (0, [])
+        assert (budget.held, log) == (0, [])
 
     run_virtual(main())
 
@@ -82,12 +82,12 @@ def test_random_holders_and_cancellations_keep_the_limit_and_everybody_gets_a_tu
         for _ in range(60):
             tasks.append(asyncio.create_task(holding(budget, rng.randrange(21), log, rng.random())))
             await asyncio.sleep(rng.random() / 4)
-            assert 0 <= budget.held_bytes <= 20
+            assert 0 <= budget.held <= 20
             if rng.random() < 0.3:
                 rng.choice(tasks).cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert len(log) >= sum(result is None for result in results) > 20
-        assert budget.held_bytes == 0
+        assert budget.held == 0
 
     for seed in range(20):
         run_virtual(main(seed))
