@@ -9,6 +9,7 @@ value lies and no two can overlap.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -177,32 +178,9 @@ class _Reader:
         start = self.take(structure_bytes)
         return self._data[start : start + structure_bytes]
 
-    def bytes(self, size: Any) -> bytes:
-        """Return the next value as bytes."""
-        start = self.take(_size(size))
-        return bytes(memoryview(self._data)[start : start + size])
-
-    def tensor(self, name: Any, shape: Any) -> torch.Tensor:
-        """Return the next value as a tensor."""
-        dtype = _TENSOR_DTYPES.get(name) if isinstance(name, str) else None
-        if dtype is None:
-            raise FormatError(f"unknown dtype {name!r:.80} of a tensor in a sample")
-        count = _elements(shape)
-        start = self.take(count * dtype.itemsize)
-        if not count:
-            return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(self._data, dtype=dtype, count=count, offset=start).reshape(shape)
-
-    def array(self, name: Any, shape: Any) -> np.ndarray[Any, Any]:
+    def array(self, dtype: np.dtype[Any], shape: Any) -> np.ndarray[Any, Any]:
         """Return the next value as an array."""
-        try:
-            dtype = np.dtype(name) if isinstance(name, str) and _ARRAY_DTYPE.fullmatch(name) else None
-        except (TypeError, ValueError):  # numpy knows no such size or unit
-            dtype = None
-        if dtype is None:
-            raise FormatError(f"unknown dtype {name!r:.80} of an array in a sample")
-        count = _elements(shape)
-        start = self.take(count * dtype.itemsize)
+        start = self.take(_elements(shape) * dtype.itemsize)
         return np.ndarray(shape, dtype, buffer=self._data, offset=start)
 
     def end(self) -> None:
@@ -211,20 +189,31 @@ class _Reader:
             raise FormatError(f"{len(self._data) - self._place} bytes behind the last value of a sample")
 
 
-def _size(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _MAX_SIZE:
-        raise FormatError(f"{value!r:.80} is not a size of something in a sample")
-    return value
-
-
 def _elements(shape: Any) -> int:
     """Return how many elements a shape has."""
     if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS:
         raise FormatError(f"{shape!r:.80} is not a shape of something in a sample")
-    sizes = [_size(size) for size in shape]
-    if math.prod(filter(None, sizes)) >= _MAX_SIZE:  # even an empty array's strides must be numbers
+    if any(type(size) is not int or not 0 <= size < _MAX_SIZE for size in shape):
+        raise FormatError(f"{shape!r:.80} has what is not a size of something in a sample")
+    if math.prod(filter(None, shape)) >= _MAX_SIZE:  # even an empty array's strides must be numbers
         raise FormatError(f"the shape {shape!r:.80} of something in a sample overflows")
-    return math.prod(sizes)
+    return math.prod(shape)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype that an array has."""
+    with contextlib.suppress(TypeError, ValueError):  # numpy knows no such size or unit
+        if _ARRAY_DTYPE.fullmatch(name):
+            return np.dtype(name)
+    raise FormatError(f"unknown dtype {name!r:.80} of an array in a sample")
+
+
+def _tensor(name: str, shape: Any, reader: _Reader) -> torch.Tensor:
+    dtype = _TENSOR_DTYPES.get(name)
+    if dtype is None:
+        raise FormatError(f"unknown dtype {name!r:.80} of a tensor in a sample")
+    elements = reader.array(np.dtype(f"V{dtype.itemsize}"), shape).reshape(-1)
+    return torch.from_numpy(elements.view(np.uint8)).view(dtype).reshape(shape)
 
 
 def _rebuilt(structure: Any, reader: _Reader, depth: int) -> Any:
@@ -239,11 +228,11 @@ def _rebuilt(structure: Any, reader: _Reader, depth: int) -> Any:
         case ["dict", dict(entries)]:
             return {key: _rebuilt(item, reader, depth - 1) for key, item in entries.items()}
         case ["bytes", size]:
-            return reader.bytes(size)
-        case ["tensor", name, shape]:
-            return reader.tensor(name, shape)
-        case ["array", name, shape]:
-            return reader.array(name, shape)
-        case ["scalar", name, []]:
-            return reader.array(name, [])[()]
+            return reader.array(np.dtype(np.uint8), [size]).tobytes()
+        case ["tensor", str(name), shape]:
+            return _tensor(name, shape, reader)
+        case ["array", str(name), shape]:
+            return reader.array(_dtype(name), shape)
+        case ["scalar", str(name), []]:
+            return reader.array(_dtype(name), [])[()]
     raise FormatError(f"{structure!r:.80} is no structure of a sample, or too deep in one")
