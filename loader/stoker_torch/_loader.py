@@ -134,7 +134,6 @@ class Loader:
         self.config, self._budget = config, Budget.of(config.budget)
         self.rank, self.world_size = find_rank(config.rank, config.world_size)
         self.url = url_of(config.url)
-        self._lanes = self.world_size if config.lanes is None else config.lanes
         pins_memory = config.pin_memory and can_pin_memory()
         self._buffers = BufferPool(pinned=pins_memory) if config.reuse_buffers else None
         self._resources = resources = LoaderResources.open(config.url, config)
@@ -145,11 +144,11 @@ class Loader:
         if self._budget.dollars is not None:
             resources.allowance = Allowance(parse_dollars(self._budget.dollars), self.world_size)
         try:
-            self._manifest = resources.read_manifest(config.version)
             self._trace = self._create_trace()
             self._recorder = Recorder([*config.sinks(), *([] if self._trace is None else [self._trace])])
             resources.recorder = self._recorder
-            resources.current = self._create_feed(self._manifest, self._lanes)
+            lanes = self.world_size if config.lanes is None else config.lanes
+            resources.current = self._create_feed(resources.read_manifest(config.version), lanes)
             plan = self.plan
             plan.check_dollars(self._budget.max_dollars_per_epoch)
         except BaseException:
@@ -168,7 +167,7 @@ class Loader:
     @property
     def manifest(self) -> Manifest:
         """The pinned version of the data set's index."""
-        return self._manifest
+        return self._resources.feed.manifest
 
     @property
     def plan(self) -> LoaderPlan:
@@ -176,13 +175,13 @@ class Loader:
         return self._resources.plan()
 
     def _columns(self) -> dict[str, Column]:
-        return self._manifest.schema.chosen(self.config.columns)
+        return self.manifest.schema.chosen(self.config.columns)
 
     def __repr__(self) -> str:
         epoch, position = self._cursor.place
         return (
             f"<Loader {self.url} rank {self.rank} of {self.world_size}: "
-            f"{describe_manifest(self._manifest, self._columns())}; {self._batches_of()}; "
+            f"{describe_manifest(self.manifest, self._columns())}; {self._batches_of()}; "
             f"epoch {epoch}, position {position}>"
         )
 
@@ -191,7 +190,7 @@ class Loader:
 
     def _repr_html_(self) -> str:
         epoch, position = self._cursor.place
-        manifest = self._manifest
+        manifest = self.manifest
         rows = [
             ("data set", f"version {manifest.version}: {describe_manifest(manifest, self._columns())}"),
             ("rank", f"{self.rank} of {self.world_size}"),
@@ -316,7 +315,8 @@ class Loader:
 
     def _state(self) -> RunState:
         epoch, position = self._cursor.place
-        return RunState.of_config(self.config, self._manifest, self._lanes, epoch=epoch, position=position)
+        lanes = self._resources.feed.config.order.lanes
+        return RunState.of_config(self.config, self.manifest, lanes, epoch=epoch, position=position)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place behind the batch yielded last, with all that fixes the order: plain values, fit for JSON.
@@ -336,19 +336,20 @@ class Loader:
             NotFoundError: the manifest version is gone.
         """
         loaded = RunState.from_dict(state)
-        loaded.check(self._state(), self.config)
-        manifest, feed = self._manifest, self._resources.feed
+        mine = self._state()
+        loaded.check(mine, self.config)
+        manifest, feed = self.manifest, self._resources.feed
         if loaded.version != manifest.version:
             manifest = self._resources.read_manifest(loaded.version)
             self._resources.register_finalizer(self._cursor)
-        if (loaded.version, loaded.lanes) != (self._manifest.version, self._lanes):
+        if (loaded.version, loaded.lanes) != (mine.version, mine.lanes):
             feed = self._create_feed(manifest, loaded.lanes)
         if loaded.position > feed.partition.samples:
             raise StateError(f"the state's position {loaded.position} is behind {feed.partition.samples} samples")
         self._leave()
         if feed is not self._resources.feed:
             self._resources.feed.stop()
-            self._manifest, self._lanes, self._resources.current = manifest, loaded.lanes, feed
+            self._resources.current = feed
         self._cursor.resume(loaded.epoch, loaded.position)
 
     # The end.
