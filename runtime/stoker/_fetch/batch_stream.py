@@ -49,18 +49,13 @@ class Origin:
     """
 
     def __init__(self, store: Readable, manifest: Manifest, layout: EpochLayout | None = None) -> None:
-        self.store, self.manifest, self._layout = store, manifest, layout
+        self.store, self.manifest, self.layout = store, manifest, layout
         self._starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
-
-    @property
-    def is_epoch(self) -> bool:
-        """Whether it is an epoch."""
-        return self._layout is not None
 
     def sample_ids(self, super_samples: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of each sample in the packed order, ``int64 [samples]``."""
         places: NDArray[np.int64] = self._starts[super_samples] + rows
-        return places if self._layout is None else self._layout.samples_of(places)
+        return places if self.layout is None else self.layout.samples_of(places)
 
     def address(self, super_sample: int) -> str:
         """Return the URL of a super-sample."""

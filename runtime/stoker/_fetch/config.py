@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from stoker._base.arguments import explain_arguments
 from stoker._order.order import OrderConfig
@@ -153,15 +153,8 @@ class Schedule(Protocol):
 class Continuous:
     """Fill whatever memory there is, in order of first use; also across epochs. The default."""
 
-    @property
-    def needed_slots(self) -> int:
-        """One: the ring is the only limit."""
-        return 1
-
-    @property
-    def follows_steps(self) -> bool:
-        """No: memory is the limit."""
-        return False
+    needed_slots: ClassVar[int] = 1  # the ring is the only limit
+    follows_steps: ClassVar[bool] = False
 
     def admit(self, progress: Progress) -> int:
         """Always one more: it is asked again after each, and the ring bounds the rest."""
@@ -178,6 +171,7 @@ class FetchSize:
 
     fetch_size: int
     threshold: int
+    follows_steps: ClassVar[bool] = False  # it counts items
 
     def __post_init__(self) -> None:
         if self.fetch_size < 1 or self.threshold < 0:
@@ -193,11 +187,6 @@ class FetchSize:
         """``threshold`` items still unused and ``fetch_size`` new ones are held at once."""
         return self.threshold + self.fetch_size
 
-    @property
-    def follows_steps(self) -> bool:
-        """No: it counts items."""
-        return False
-
     def admit(self, progress: Progress) -> int:
         """Return ``fetch_size`` when at most ``threshold`` issued items are unused, else 0."""
         return self.fetch_size if progress.issued - progress.consumed <= self.threshold else 0
@@ -208,20 +197,12 @@ class NextBatch:
     """Fetch what the next ``depth`` steps need while the current step runs (IPDL's in-parallel loading)."""
 
     depth: int = 1
+    needed_slots: ClassVar[int] = 1  # how many items a step needs is for the order to say
+    follows_steps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.depth < 1:
             raise ConfigError(f"NextBatch needs depth >= 1, not {self.depth}")
-
-    @property
-    def needed_slots(self) -> int:
-        """One: how many items a step needs is for the order to say."""
-        return 1
-
-    @property
-    def follows_steps(self) -> bool:
-        """Yes: it counts steps."""
-        return True
 
     def admit(self, progress: Progress) -> int:
         """Return 1 while the next item is first used at most ``depth`` steps ahead, else 0."""

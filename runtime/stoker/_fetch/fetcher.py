@@ -91,7 +91,7 @@ class Fetcher:
 
     def end_start(self) -> None:
         """The first batch is there: hedge by the budget alone. Idempotent; from any thread."""
-        self._hedges.budget.end_start()
+        self._hedges.budget.is_start = False
 
     async def fetch(self, ref: ObjectRef, *, urgent: bool = False) -> int:
         """Return a READY slot whose first ``ref.size_bytes`` bytes are the object's, verified by checksum.

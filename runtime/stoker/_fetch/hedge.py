@@ -44,7 +44,7 @@ START_HEDGES = 2
 class HedgeBudget:
     """A token bucket filled by requests, not by time: hedges <= ``burst`` + ``fraction`` x requests, always.
 
-    Until :meth:`end_start`, each request may besides be hedged twice: a start sends few requests, and waits for all.
+    While a start is under way, each request may besides be hedged twice: a start sends few requests, and waits for all.
 
     Args:
         fraction: hedges per request.
@@ -53,7 +53,7 @@ class HedgeBudget:
         is_start: whether a start begins.
 
     Attributes:
-        is_start: whether a start is under way.
+        is_start: whether a start is under way; False from the first batch on.
     """
 
     __slots__ = ("_counters", "_fraction", "_most", "_tokens", "is_start")
@@ -64,10 +64,6 @@ class HedgeBudget:
         self._most = burst + fraction * SAVED_REQUESTS
         self.is_start = is_start
         self._counters = counters
-
-    def end_start(self) -> None:
-        """The first batch is there. Idempotent; from any thread."""
-        self.is_start = False
 
     def earn(self) -> None:
         """A request that is neither a hedge nor a retry was sent."""

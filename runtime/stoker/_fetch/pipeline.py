@@ -227,7 +227,7 @@ class BatchPipeline:
     @property
     def is_materialized(self) -> bool:
         """Whether the epoch under way is read from objects of its own."""
-        return self._opened.origin.is_epoch
+        return self._opened.origin.layout is not None
 
     def forecast(self) -> Forecast:
         """Return what an epoch of this rank will take."""

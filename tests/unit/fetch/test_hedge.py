@@ -30,7 +30,7 @@ def test_hedges_never_exceed_burst_plus_fraction_of_requests_and_two_for_each_of
             is_granted = budget.spend(of_this)
             hedged, of_this = hedged + is_granted, of_this + is_granted
         elif event == "end of start":
-            budget.end_start()
+            budget.is_start = False
             is_start = False
         assert counters.start_hedges <= START_HEDGES * of_start
         assert hedged - counters.start_hedges <= burst + fraction * sent + 1e-9
