@@ -28,6 +28,8 @@ __all__ = [
     "Presigner",
     "ObjectRef",
     "Tier",
+    "PlacedTier",
+    "CorrectedTier",
     "Sample",
     "SourceListing",
     "Source",
@@ -200,6 +202,7 @@ class ObjectRef:
             unknown.
         sha256_128: the first 16 bytes of the SHA-256 of the object, by which those who do not trust each other can
             name it; None if the manifest does not know it. Refs are compared without it.
+        dataset: id of the data set that it is of; empty if unknown. Refs are compared without it.
         row: in the manifest that pins it, which is what the order counts in; negative if there is none. No part of
             the object's identity.
     """
@@ -209,6 +212,7 @@ class ObjectRef:
     crc32c: int
     tag: str = ""
     sha256_128: bytes | None = field(default=None, compare=False)
+    dataset: str = field(default="", compare=False)
     row: int = field(default=-1, compare=False)
 
 
@@ -241,6 +245,24 @@ class Tier(Protocol):
 
     async def close(self) -> None:
         """Release what the tier holds. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class PlacedTier(Tier, Protocol):
+    """A tier that reads from several places, of which some may be sick while the others are well."""
+
+    def place(self, ref: ObjectRef) -> str:
+        """Return where an object is read from, as messages call it: each place has a circuit breaker of its own."""
+        ...
+
+
+@runtime_checkable
+class CorrectedTier(Tier, Protocol):
+    """A tier that can be told of its mistakes."""
+
+    def reject(self, ref: ObjectRef) -> None:
+        """Be told that what :meth:`read` delivered were not the bytes of the object. Must not block."""
         ...
 
 

@@ -19,7 +19,7 @@ from stoker._base.fetch_record import Phase, note_tier, strand
 from stoker._base.task_group import task_group
 from stoker._fetch.config import FetchConfig, FetchCounters
 from stoker._fetch.hedge import LOOK_SECONDS, TIMER_SECONDS, Hedges, TransferTimes
-from stoker.abc import ObjectRef, Tier
+from stoker.abc import CorrectedTier, ObjectRef, PlacedTier, Tier
 from stoker.errors import ChecksumError, StokerError, StoreError
 
 LATE_SECONDS = 0.08
@@ -133,17 +133,20 @@ class _Answer(enum.StrEnum):
 
 
 class _Member:
-    """A tier of a chain, and what is known of its health.
+    """A tier of a chain, or one of the places that a tier reads from, and what is known of its health.
 
     Attributes:
+        tier: which is read.
+        label: what messages call it.
         times: of its reads, each divided by the number that were under way, which share a device or a link.
         under_way: reads now.
         failure: what went wrong last.
         is_faulty: whether it has raised something else than a StoreError.
     """
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: Tier, place: str) -> None:
         self.tier = tier
+        self.label = f"{tier.name} {place}".rstrip()
         self.breaker = Breaker()
         self.times = TransferTimes()
         self.under_way = 0
@@ -173,16 +176,27 @@ class TierChain:
         log: logging.Logger,
     ) -> None:
         self._log = log
-        self._members = [_Member(tier) for tier in tiers]
+        self._tiers = tuple(tiers)
+        self._places = [tier.place if isinstance(tier, PlacedTier) else _one_place for tier in tiers]
+        self._members: dict[tuple[int, str], _Member] = {}
         self._hedges, self._config, self._counters, self._verify = hedges, config, counters, verify
 
     def __bool__(self) -> bool:
         """Whether there is any tier."""
-        return bool(self._members)
+        return bool(self._tiers)
 
     def states(self) -> dict[str, str]:
-        """Return the state of each tier's breaker, by name of the tier."""
-        return {member.tier.name: str(member.breaker.state) for member in self._members}
+        """Return the state of each breaker, by name of the tier, and of the place if the tier has several."""
+        unread = {tier.name: str(BreakerState.CLOSED) for tier in self._tiers if not isinstance(tier, PlacedTier)}
+        return unread | {member.label: str(member.breaker.state) for member in self._members.values()}
+
+    def _member(self, number: int, ref: ObjectRef) -> _Member:
+        """Return what is known of where a tier would read an object from."""
+        place = self._places[number](ref)
+        member = self._members.get((number, place))
+        if member is None:
+            member = self._members[number, place] = _Member(self._tiers[number], place)
+        return member
 
     async def fetch(self, ref: ObjectRef, into: memoryview, store: ReadStore) -> None:
         """Fill ``into`` with an object, verified, from the nearest place that delivers it in time.
@@ -207,14 +221,14 @@ class TierChain:
             except StokerError:
                 if not await self._read_patiently(ref, into):
                     raise
-        self._offer(ref, into, len(self._members))
+        self._offer(ref, into, len(self._tiers))
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Fill ``into`` with an object, verified, from the nearest tier that has it; return whether one had.
 
         A tier that lacks, spoils or fails costs time and nothing else.
         """
-        return bool(self._members) and await self._ask_in_turn(ref, into, None) is _Answer.DELIVERED
+        return bool(self._tiers) and await self._ask_in_turn(ref, into, None) is _Answer.DELIVERED
 
     async def _ask_in_turn(self, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
         """Ask tiers until one or the store has delivered, and return what the last one answered.
@@ -226,12 +240,13 @@ class TierChain:
         """
         self._hedges.budget.earn()
         answer = _Answer.LACKING
-        for place, member in enumerate(self._members):
+        for number in range(len(self._tiers)):
+            member = self._member(number, ref)
             answer = await self._permitted(member, ref, into, store)
             note_tier(member.tier.name, answer)
             if answer is _Answer.DELIVERED:
                 self._delivered(member, ref)
-                self._offer(ref, into, place)
+                self._offer(ref, into, number)
             if answer in (_Answer.DELIVERED, _Answer.BEATEN, _Answer.LATE):
                 break
         return answer
@@ -241,7 +256,8 @@ class TierChain:
 
         A tier may take ``attempt_seconds``, and what the bytes take at ``least_bytes_per_second``.
         """
-        for member in self._members:
+        for number in range(len(self._tiers)):
+            member = self._member(number, ref)
             if await self._read_tier(member, ref, into) is _Answer.DELIVERED:
                 self._delivered(member, ref)
                 return True
@@ -252,11 +268,11 @@ class TierChain:
         self._counters.delivered(ref.size_bytes)
 
     def _offer(self, ref: ObjectRef, data: memoryview, nearer_than: int) -> None:
-        for member in self._members[:nearer_than]:
+        for number, tier in enumerate(self._tiers[:nearer_than]):
             try:
-                member.tier.offer(ref, data)
+                tier.offer(ref, data)
             except Exception as error:  # noqa: BLE001 - a tier may be another package's, and none may end a training
-                self._log_fault(member, "offered", ref, error)
+                self._log_fault(self._member(number, ref), "offered", ref, error)
 
     async def _permitted(self, member: _Member, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
         """Ask a tier, if its breaker permits."""
@@ -351,7 +367,10 @@ class TierChain:
             if not isinstance(error, StoreError | TimeoutError):
                 self._log_fault(member, "asked for", ref, error)
             self._counters.tier_errors[member.tier.name] += 1
-            self._counters.checksum_failures += isinstance(error, ChecksumError)
+            if isinstance(error, ChecksumError):
+                self._counters.checksum_failures += 1
+                if isinstance(member.tier, CorrectedTier):
+                    member.tier.reject(ref)
             member.failure = str(error) or type(error).__name__
             return _Answer.FAILED
         sharing = max(1, beside, member.under_way)
@@ -364,7 +383,7 @@ class TierChain:
             member.is_faulty = True
             self._log.warning(
                 "the tier %s has a fault: %s %s, it raised %r; the bucket serves instead; this is said once for a tier",
-                member.tier.name,
+                member.label,
                 doing,
                 ref.key,
                 error,
@@ -373,7 +392,7 @@ class TierChain:
 
     def _log_change(self, member: _Member, before: BreakerState) -> None:
         """Say that a breaker has opened, or has closed again: once each, not at every probe."""
-        name, state = member.tier.name, member.breaker.state
+        name, state = member.label, member.breaker.state
         if before is BreakerState.CLOSED and state is BreakerState.OPEN:
             self._log.warning(
                 "the tier %s was late or failed %d times in a row, and is left alone; one read tries it every %g s, "
@@ -385,6 +404,10 @@ class TierChain:
             )
         elif before is BreakerState.PROBING and state is BreakerState.CLOSED:
             self._log.info("the tier %s delivers again", name)
+
+
+def _one_place(_: ObjectRef) -> str:
+    return ""
 
 
 async def _first_success(near: asyncio.Task[_Answer], far: asyncio.Task[StokerError | None]) -> None:

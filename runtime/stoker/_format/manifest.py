@@ -245,6 +245,7 @@ class Manifest:
             size_bytes=int(self.rows.size_bytes[row]),
             crc32c=int(self.rows.crc32c[row]),
             tag=self.rows.tag(row),
+            dataset=self.dataset,
             sha256_128=self.rows.strong_identity(row),
             row=row,
         )
