@@ -193,10 +193,11 @@ class StreamConfig:
             with ``&policy=`` ``next-use`` (default), ``uniform``, ``lru`` or ``fifo``. A disk's limit is the machine's,
             one in memory the rank's, or the machine's as ``limit=node:8GB``, beside ``memory``.
         tier: place between this machine and the bucket that machines share, and that is asked before the bucket:
-            ``"warm://10.0.0.5:7411"``, a proxy of warm functions that trainers share, or one in this process:
-            ``"warm+lambda://stoker?listen=10.0.0.9:7411"`` (the secret is in ``STOKER_WARM_SECRET``); the URL of
-            another plug-in; or a :class:`stoker.abc.Tier`, which is used on the loader's own thread and event loop and
-            closed by the caller, after the loader. Default none.
+            ``"https://10.0.0.9:7412?fingerprint=…"``, as ``stoker tier serve`` prints it, or several such, separated by
+            commas (the secret is in ``STOKER_TIER_SECRET``); ``"warm://10.0.0.5:7411"``, a proxy of warm functions that
+            trainers share, or one in this process: ``"warm+lambda://stoker?listen=10.0.0.9:7411"`` (the secret is in
+            ``STOKER_WARM_SECRET``); the URL of another plug-in; or a :class:`stoker.abc.Tier`, which is used on the
+            loader's own thread and event loop and closed by the caller, after the loader. Default none.
         warm: another name of ``tier``.
         rank: number of this rank, given together with ``world_size``; default torch.distributed's, else ``RANK``, else
             0.

@@ -42,6 +42,7 @@ LAYERS = """
     _memory
     _stores
     _cache
+    _shared
     _fetch
     _pack
     _sources

@@ -7,6 +7,7 @@ interpreter lock changes hands seldom: a training loop in another thread loses l
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import select
 import socket
 import ssl
@@ -47,6 +48,8 @@ _P = TypeVar("_P", bound=Dialled)
 class Dialer:
     """Makes connections to the endpoint ``url`` from one event loop; over TLS, verified by ``context``, if it is given.
 
+    With a ``fingerprint``, the certificate must have that SHA-256, in hexadecimal digits.
+
     Each connection begins with another of the endpoint's addresses than the one before it: a bucket has many servers,
     and a late one is best answered by another.
 
@@ -54,12 +57,14 @@ class Dialer:
         ConfigError: the URL has no host.
     """
 
-    def __init__(self, url: str, context: ssl.SSLContext | None, timeout_seconds: float) -> None:
+    def __init__(
+        self, url: str, context: ssl.SSLContext | None, timeout_seconds: float, *, fingerprint: str = ""
+    ) -> None:
         parts = urlsplit(url)
         if parts.hostname is None:
             raise ConfigError(f"the endpoint {url!r} has no host")
         self._host, self._port = parts.hostname, parts.port or (80 if context is None else 443)
-        self._context, self._timeout_seconds = context, timeout_seconds
+        self._context, self._timeout_seconds, self._fingerprint = context, timeout_seconds, fingerprint
         self._looking_up = asyncio.Lock()
         self._addresses: list[AddrInfoType] = []
         self._known_until_seconds = 0.0
@@ -80,7 +85,9 @@ class Dialer:
                 connected = await start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS, loop=loop)
                 name = None if self._context is None else self._host
                 try:
-                    await loop.create_connection(lambda: made, sock=connected, ssl=self._context, server_hostname=name)
+                    transport, _ = await loop.create_connection(
+                        lambda: made, sock=connected, ssl=self._context, server_hostname=name
+                    )
                 except asyncio.CancelledError:
                     made.abort()  # asyncio would take leave over TLS, and wait for the server to do so
                     raise
@@ -91,6 +98,9 @@ class Dialer:
         except OSError as error:
             what = f"{type(error).__name__}: {error}"
             raise ConnectionLostError(f"{address}: the connection could not be made; {CHECK} ({what})") from None
+        if self._fingerprint and _fingerprint_of(transport) != self._fingerprint:
+            made.abort()
+            raise StoreError(f"{address}: the server shows another certificate than the one with the given fingerprint")
         return made
 
     async def _next_addresses(self, loop: asyncio.AbstractEventLoop) -> list[AddrInfoType]:
@@ -110,6 +120,20 @@ class Dialer:
         return [(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (self._host, self._port))]  # needs no thread
 
 
+def _without_authorities() -> ssl.SSLContext:
+    """Return what takes any certificate: its fingerprint is compared before anything is sent."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _fingerprint_of(transport: asyncio.BaseTransport) -> str:
+    connection = transport.get_extra_info("ssl_object")
+    return hashlib.sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
+
+
 class DirectReader:
     """An :class:`~stoker._stores.http.HttpReader` with connections of its own, to one endpoint, in one event loop.
 
@@ -119,9 +143,11 @@ class DirectReader:
         ConfigError: the environment names certificates that cannot be used.
     """
 
-    def __init__(self, options: HttpOptions, url: str, *, ca_bundle: str | None = None) -> None:
-        context = trusted(ca_bundle) if url.startswith("https://") else None
-        self._dialer = Dialer(url, context, options.connect_timeout_seconds)
+    def __init__(self, options: HttpOptions, url: str, *, ca_bundle: str | None = None, fingerprint: str = "") -> None:
+        context = trusted(ca_bundle) if url.startswith("https://") and not fingerprint else None
+        if fingerprint:
+            context = _without_authorities()
+        self._dialer = Dialer(url, context, options.connect_timeout_seconds, fingerprint=fingerprint)
         self._patience_seconds = options.read_timeout_seconds
         self._permits = asyncio.Semaphore(options.max_connections)
         self._idle: list[_Connection] = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -50,7 +51,11 @@ _HEAD_END, _LAST_CHUNK = b"\r\n\r\n", b"0\r\n\r\n"
 # The first row that matches counts.
 _ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[StokerError], str], ...] = (
     (aiohttp.InvalidURL, ConfigError, "the endpoint is not a valid URL"),
-    (aiohttp.ClientConnectorCertificateError, StoreError, "the endpoint's certificate is not trusted"),
+    (
+        (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch),
+        StoreError,
+        "the endpoint's certificate is not trusted",
+    ),
     (TimeoutError, DeadlineError, "the store did not answer in time"),
     (
         (aiohttp.ClientHttpProxyError, aiohttp.ClientProxyConnectionError),
@@ -64,7 +69,9 @@ _ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[StokerE
 )
 
 
-def open_session(options: HttpOptions, url: str, *, ca_bundle: str | None = None) -> aiohttp.ClientSession:
+def open_session(
+    options: HttpOptions, url: str, *, ca_bundle: str | None = None, fingerprint: str = ""
+) -> aiohttp.ClientSession:
     """Return a session for requests to the endpoint ``url`` in the running loop, through the environment's proxy.
 
     No connection is made before the first request. ``trust_env`` stays off: it would look into ~/.netrc in a thread
@@ -73,7 +80,11 @@ def open_session(options: HttpOptions, url: str, *, ca_bundle: str | None = None
     Raises:
         ConfigError: the environment names a proxy or certificates that cannot be used.
     """
-    verify = trusted(ca_bundle) if url.startswith("https://") else True
+    verify: ssl.SSLContext | aiohttp.Fingerprint | bool = True
+    if fingerprint:
+        verify = aiohttp.Fingerprint(bytes.fromhex(fingerprint))
+    elif url.startswith("https://"):
+        verify = trusted(ca_bundle)
     tracing = aiohttp.TraceConfig()
     tracing.on_request_chunk_sent.append(_allow_for_body)
     sockets = partial(_socket, options.read_timeout_seconds)
@@ -111,6 +122,12 @@ async def _send_conditions_once(request: ClientRequest, handler: ClientHandlerTy
 class Connections:
     """Connections to the endpoint ``url`` from one event loop.
 
+    Args:
+        options: connections and their limits.
+        url: of the endpoint.
+        ca_bundle: file or folder of the authorities that are trusted; default the environment's.
+        fingerprint: SHA-256, in hexadecimal digits, of the only certificate that is taken, whoever has signed it.
+
     Attributes:
         reader: performs reads: directly, unless the options or a proxy forbid it.
         writer: performs all else.
@@ -119,10 +136,10 @@ class Connections:
         ConfigError: the environment names certificates that cannot be used.
     """
 
-    def __init__(self, options: HttpOptions, url: str, *, ca_bundle: str | None = None) -> None:
+    def __init__(self, options: HttpOptions, url: str, *, ca_bundle: str | None = None, fingerprint: str = "") -> None:
         is_direct = options.transport == "direct" and proxy_of(url) is None
-        reader = DirectReader(options, url, ca_bundle=ca_bundle) if is_direct else None
-        self._session = open_session(options, url, ca_bundle=ca_bundle)
+        reader = DirectReader(options, url, ca_bundle=ca_bundle, fingerprint=fingerprint) if is_direct else None
+        self._session = open_session(options, url, ca_bundle=ca_bundle, fingerprint=fingerprint)
         self.writer: HttpReader = SessionReader(self._session)
         self.reader: HttpReader = reader or self.writer
 

@@ -102,12 +102,13 @@ _COMMANDS = {
         ("cost", "cost", "reckon what data, requests, machines and functions cost"),
         ("cache", "cache", "fill a disk cache before a training"),
         ("trace", "trace", "say what a run waited for, from its trace"),
+        ("tier", "tier", "run a server that holds super-samples in memory for trainers on other machines"),
         ("token", "token", "make a token with which a client reads data sets over HTTPS"),
     )
 }
 _ORDER = (
     *("pack", "info", "head", "verify", "rebuild-manifest", "shuffle", "compact", "gc", "rm", "plan", "doctor", "cost"),
-    *("allocate", "cache", "simulate", "trace", "warm", "token"),
+    *("allocate", "cache", "simulate", "trace", "tier", "warm", "token"),
 )
 """In which commands are listed; those that are not named here follow."""
 _GROUP = "stoker.commands"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
 from typing import Any
 
 from stoker._base.checksum import crc32c
@@ -17,7 +17,13 @@ _UNTOUCHED = 0xA5
 
 def _object(number: int) -> tuple[ObjectRef, bytes]:
     data = bytes((number * 31 + place * 7) % 251 for place in range(_SIZE_BYTES))
-    return ObjectRef(key=f"data/{number:08}", size_bytes=len(data), crc32c=crc32c(data), row=number), data
+    return _ref(f"data/{number:08}", data, number), data
+
+
+def _ref(key: str, data: bytes, row: int) -> ObjectRef:
+    sha256_128 = hashlib.sha256(data).digest()[:16]
+    checksum, dataset = crc32c(data), "0" * 32
+    return ObjectRef(key=key, size_bytes=len(data), crc32c=checksum, sha256_128=sha256_128, dataset=dataset, row=row)
 
 
 async def _read(tier: Tier, ref: ObjectRef) -> bytes | None:
@@ -105,7 +111,8 @@ class TierTests:
             ref, data = _object(1)
             tier.offer(ref, memoryview(data))
             await self.settle(tier)
-            for other in (replace(ref, crc32c=ref.crc32c ^ 1), replace(ref, size_bytes=ref.size_bytes - 1)):
+            changed = bytes([data[0] ^ 1]) + data[1:]
+            for other in (_ref(ref.key, changed, 1), _ref(ref.key, data[:-1], 1)):
                 assert await _read(tier, other) is None, f"{other} was never offered"
 
         self._run(check)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 from unittest.mock import patch
 
 from stoker._cost.prices import DiskPrices, FunctionPrices, MachinePrices, PriceTier, StorePrices
@@ -102,9 +102,9 @@ def _asked(what: str) -> Iterator[set[str]]:
         return take(section, name, default)
 
     def noted_config(section: Section, kind: type[Any], **given: Any) -> Any:
-        for field in fields(kind):
-            if field.type in ("int", "float", "bool"):
-                note(section, field.name)
+        for name, hint in get_type_hints(kind).items():
+            if hint in (int, float, bool):
+                note(section, name)
         return config(section, kind, **given)
 
     def noted_each(section: Section, name: str) -> list[Section]:

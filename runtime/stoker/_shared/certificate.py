@@ -1,0 +1,96 @@
+"""Certificates of shared tiers: given ones, and ephemeral ones that clients know by their fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from stoker.errors import ConfigError, MissingExtraError
+
+_LIFE = timedelta(days=3650)
+"""Of an ephemeral certificate, which ends with its process: clients look at its fingerprint alone."""
+_SKEW = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """What a server shows.
+
+    Attributes:
+        context: with certificate and key; TLS 1.3.
+        fingerprint: SHA-256 of the certificate, 64 hexadecimal digits.
+    """
+
+    context: ssl.SSLContext
+    fingerprint: str
+
+
+def given_tls(chain: Path, key: Path) -> ServerTls:
+    """Return what shows the certificate in PEM files.
+
+    Args:
+        chain: the certificate, the server's own first.
+        key: its private key, without a passphrase.
+
+    Raises:
+        ConfigError: the files cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_cert_chain(chain, key, password=_refuse_passphrase)
+        text = chain.read_text("ascii")
+        end = text.index(_END) + len(_END)
+        der = ssl.PEM_cert_to_DER_cert(text[text.index(_BEGIN) : end])
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise ConfigError(f"the certificate {chain} and its key {key} cannot be used: {error}") from None
+    return ServerTls(context, hashlib.sha256(der).hexdigest())
+
+
+_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----\n"
+
+
+def _refuse_passphrase() -> str:
+    raise ValueError("the key has a passphrase")
+
+
+def ephemeral_tls() -> ServerTls:
+    """Return what shows a certificate that is made for this process and signed by itself.
+
+    Raises:
+        MissingExtraError: the package that makes it is not installed.
+    """
+    with _ephemeral_files() as (chain, key):
+        return given_tls(chain, key)
+
+
+@contextmanager
+def _ephemeral_files() -> Iterator[tuple[Path, Path]]:
+    """Yield a certificate and its key; OpenSSL reads both from files, which only this user may read."""
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "a server off loopback needs TLS, and making a certificate needs cryptography: "
+            "pip install 'stoker[tier]', or give --certificate and --key"
+        ) from error
+    key = ec.generate_private_key(ec.SECP256R1())
+    name, now = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stoker tier")]), datetime.now(UTC)
+    certificate = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), now - _SKEW, now + _LIFE
+    ).sign(key, hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    with TemporaryDirectory(prefix="stoker-tier-") as folder:
+        chain_file, key_file = Path(folder, "certificate.pem"), Path(folder, "key.pem")
+        chain_file.write_bytes(certificate.public_bytes(pem))
+        key_file.touch(mode=0o600)
+        key_file.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+        yield chain_file, key_file

@@ -1,0 +1,244 @@
+"""A shared tier over HTTP/1.1, as a loader sees it: objects that servers hold in their memory.
+
+``https://10.0.0.9:7412?fingerprint=…`` is a server; several, separated by commas, divide the objects among them by
+rendezvous hashing (D. Thaler, C. Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM Transactions
+on Networking 6, 1998): one that comes or goes moves its own share only. Bytes are received straight into the caller's
+memory. Servers are told names that are computed with the secret, and never keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from urllib.parse import parse_qsl, urlsplit
+
+from stoker._base.threads import PerLoop
+from stoker._format.identity import identity_of
+from stoker._shared.secret import VARIABLE, TierSecret
+from stoker._shared.server import GROUP_HEADER, OBJECTS_PATH
+from stoker._stores.http import Call, Destination, Reply, Rule, error_of
+from stoker._stores.http_session import Connections
+from stoker._stores.options import HttpOptions, is_this_machine
+from stoker.abc import ObjectRef, Readable
+from stoker.errors import ConfigError, CredentialsError, StokerError, StoreError
+
+_HTTP = HttpOptions(max_connections=32, connect_timeout_seconds=3.0, read_timeout_seconds=15.0)
+_PENDING_BYTES = 256 << 20
+_OFFERS = 2
+_OFFER_SECONDS = 60.0
+_PAUSE_SECONDS = 5.0
+"""After an offer that was not taken, before the next one."""
+_DONE = (200, 201, 204)
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_EXAMPLE = "write for example https://10.0.0.9:7412?fingerprint=…, as `stoker tier serve` prints it"
+_RULES: dict[str, Rule] = {
+    "401": (CredentialsError, f"the tier server does not know this tenant; check that {VARIABLE} is the server's"),
+}
+
+_log = logging.getLogger("stoker.tier.client")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where one server is.
+
+    Attributes:
+        origin: scheme, host and port.
+        fingerprint: of its certificate; empty for one that an authority has signed, and without TLS.
+    """
+
+    origin: str
+    fingerprint: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> ServerAddress:
+        """Return what a URL says.
+
+        Raises:
+            ConfigError: it is not a server's, or others could listen in on the way.
+        """
+        try:
+            parts = urlsplit(url)
+            settings = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+            fingerprint = settings.pop("fingerprint", "")
+            port = parts.port
+        except ValueError:
+            raise ConfigError(f"this is not the URL of a tier server; {_EXAMPLE}") from None
+        if parts.username is not None or parts.password is not None:
+            raise ConfigError(f"the URL of a tier holds a user or password; the secret belongs in {VARIABLE}")
+        place = f"{parts.scheme}://{parts.netloc}"
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.path not in ("", "/"):
+            raise ConfigError(f"{place} with the path {parts.path!r:.80} is no tier server; {_EXAMPLE}")
+        if settings or parts.fragment:
+            raise ConfigError(f"{place}: of a tier server only fingerprint= can be said, not {', '.join(settings)}")
+        if (fingerprint and not _FINGERPRINT.fullmatch(fingerprint)) or (fingerprint and parts.scheme == "http"):
+            raise ConfigError(
+                f"{place}: fingerprint is the SHA-256 of the certificate that https:// shows, 64 hexadecimal digits"
+            )
+        if parts.scheme == "http" and not is_this_machine(parts.hostname):
+            raise ConfigError(f"{place}: others could read and change what goes over the network; use https://")
+        return cls(place, fingerprint)
+
+
+class SharedTier:
+    """A :class:`~stoker.abc.Tier` of servers that machines share. Nothing is connected to before the first read.
+
+    Args:
+        servers: at least one.
+        secret: of the tenant.
+    """
+
+    name = "shared"
+
+    def __init__(self, servers: Sequence[ServerAddress], secret: TierSecret) -> None:
+        self._servers, self._secret = tuple(servers), secret
+        self._sides = PerLoop(lambda: _Side(self._servers, secret))
+
+    def place(self, ref: ObjectRef) -> str:
+        """Return which server holds an object if one does; empty if there is only one."""
+        return self._server(self._name(ref)).origin if len(self._servers) > 1 else ""
+
+    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
+        """Fill ``into`` with an object, if its server has it.
+
+        Raises:
+            StoreError: the server cannot be reached, or does not answer as it should.
+        """
+        name = self._name(ref)
+        return await self._sides.get().read(self._server(name), name, into)
+
+    def offer(self, ref: ObjectRef, data: memoryview) -> None:
+        """Have an object kept, if a server can tell that its bytes are right and there is memory for a copy."""
+        if ref.sha256_128 is not None:
+            name = self._name(ref)
+            self._sides.get().offer(self._server(name), name, self._secret.group(ref.dataset), data)
+
+    def reject(self, ref: ObjectRef) -> None:
+        """Have the server forget an object whose bytes were wrong."""
+        name = self._name(ref)
+        self._sides.get().reject(self._server(name), name)
+
+    async def close(self) -> None:
+        """Close the running loop's connections; what waits to be offered is dropped. Idempotent."""
+        if (side := self._sides.take()) is not None:
+            await side.close()
+
+    def _name(self, ref: ObjectRef) -> str:
+        return self._secret.name(identity_of(ref.dataset, ref))
+
+    def _server(self, name: str) -> ServerAddress:
+        if len(self._servers) == 1:
+            return self._servers[0]
+        return max(
+            self._servers, key=lambda server: blake2b(f"{server.origin} {name}".encode(), digest_size=8).digest()
+        )
+
+
+class _Side:
+    """Connections, and offers under way, of one event loop."""
+
+    def __init__(self, servers: Sequence[ServerAddress], secret: TierSecret) -> None:
+        self._headers = {"Authorization": f"Bearer {secret.token}"}
+        self._connections = {
+            server: Connections(_HTTP, server.origin, fingerprint=server.fingerprint) for server in servers
+        }
+        self._offers: dict[str, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(_OFFERS)
+        self._offers_from_seconds: dict[ServerAddress, float] = {}
+        self._pending_bytes = 0
+
+    async def read(self, server: ServerAddress, name: str, into: memoryview) -> bool:
+        call = self._call("GET", server, name)
+        reply = await self._connections[server].reader.read(call, Destination(into, 0, len(into)))
+        if reply.status == 404:
+            return False
+        if reply.refused:
+            raise _error_of(call, reply)
+        return True
+
+    def offer(self, server: ServerAddress, name: str, group: str, data: memoryview) -> None:
+        loop = asyncio.get_running_loop()
+        is_put_off = loop.time() < self._offers_from_seconds.get(server, 0.0)
+        if is_put_off or name in self._offers or self._pending_bytes + len(data) > _PENDING_BYTES:
+            return
+        self._pending_bytes += len(data)
+        task = loop.create_task(self._hand_over(server, name, group, bytes(data)))
+        self._offers[name] = task
+        task.add_done_callback(lambda _: self._handed_over(name, len(data)))
+
+    def reject(self, server: ServerAddress, name: str) -> None:
+        if name not in self._offers:
+            task = asyncio.get_running_loop().create_task(self._send(server, self._call("DELETE", server, name)))
+            self._offers[name] = task
+            task.add_done_callback(lambda _: self._offers.pop(name))
+
+    async def close(self) -> None:
+        tasks = list(self._offers.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for connections in self._connections.values():
+            await connections.close()
+
+    def _call(
+        self,
+        method: str,
+        server: ServerAddress,
+        name: str,
+        data: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Call:
+        url = f"{server.origin}{OBJECTS_PATH}{name}"
+        return Call(method=method, url=url, headers={**self._headers, **(headers or {})}, address=url, data=data)
+
+    async def _hand_over(self, server: ServerAddress, name: str, group: str, data: bytes) -> None:
+        call = self._call("PUT", server, name, data, {GROUP_HEADER: group, "Expect": "100-continue"})
+        async with self._turns:
+            await self._send(server, call)
+
+    async def _send(self, server: ServerAddress, call: Call) -> None:
+        """Have a server do something that nobody waits for."""
+        try:
+            async with asyncio.timeout(_OFFER_SECONDS):
+                reply = await self._connections[server].writer.read(call)
+        except (StokerError, TimeoutError) as error:
+            self._put_off(server, str(error) or "it did not answer in time")
+            return
+        if reply.status not in _DONE:
+            self._put_off(server, str(_error_of(call, reply)))
+
+    def _put_off(self, server: ServerAddress, why: str) -> None:
+        """Offer nothing to a server for a while: each offer costs a copy."""
+        self._offers_from_seconds[server] = asyncio.get_running_loop().time() + _PAUSE_SECONDS
+        _log.debug("the tier server %s takes nothing for %g s: %s", server.origin, _PAUSE_SECONDS, why)
+
+    def _handed_over(self, name: str, size_bytes: int) -> None:
+        del self._offers[name]
+        self._pending_bytes -= size_bytes
+
+
+def _error_of(call: Call, reply: Reply) -> StoreError:
+    return error_of(call.address, reply, _RULES, text=reply.body.decode("utf-8", "replace").strip())
+
+
+def shared_tier_at(url: str, *, store: Readable, processes: int = 1) -> SharedTier:
+    """Return the tier of the servers at URLs separated by commas; the secret stands in ``STOKER_TIER_SECRET``.
+
+    Args:
+        url: of the servers.
+        store: not used: what servers lack is read by the loader, or by servers that read through.
+        processes: not used: any number of processes may share a tier.
+
+    Raises:
+        ConfigError: a URL is not right, or there is no secret.
+    """
+    servers = [ServerAddress.parse(each.strip()) for each in url.split(",")]
+    if len({server.origin for server in servers}) < len(servers):
+        raise ConfigError("a tier server is given twice")
+    return SharedTier(servers, TierSecret.parse(os.environ.get(VARIABLE, "")))

@@ -1,0 +1,311 @@
+"""What a tier server holds: whole objects, in memory and on disk, each place within a limit that it never exceeds.
+
+The objects of a data set that somebody reads stay, since each of them is needed once an epoch, and a cache that is
+smaller than the epoch has as many hits whichever of them it keeps, but none if each makes way for the next (H. Zhao and
+others, "SiloD", EuroSys 2023, uniform caching). Those of a data set that nobody reads any more leave for others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import mmap
+import os
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
+
+from stoker._cache.eviction import Lru, Residents
+from stoker.errors import ConfigError
+
+IDLE_SECONDS = 600.0
+"""A data set of which nothing was read for so long is not in use."""
+STALE_SECONDS = 86_400.0
+"""An object that was not read for so long is not needed, even if its data set is: it may be of an earlier version."""
+_FULL_SECONDS = 1.0
+"""After a search for objects that may leave has found too little, before the next."""
+_MAPPED_BYTES = 1 << 20
+"""From which size on an object has a mapping of its own, which goes back to the system whole when it leaves."""
+
+Data = TypeVar("Data")
+
+
+def create_buffer(size_bytes: int) -> memoryview:
+    """Return memory for one object."""
+    return memoryview(mmap.mmap(-1, size_bytes) if size_bytes >= _MAPPED_BYTES else bytearray(size_bytes))
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _Group:
+    """The objects of one data set."""
+
+    read_seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class _Entry(Generic[Data]):
+    """One object: where its bytes are, None until they are there; how many read them now, and when that began last."""
+
+    data: Data | None
+    group: _Group
+    read_seconds: float
+    readers: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceStatistics:
+    """Counts of one place, and what it holds.
+
+    Attributes:
+        hits: reads of objects that were here.
+        added: objects that were taken in.
+        declined: objects that were not, for lack of room.
+        evicted: objects that left for others.
+        objects: held now, those that are still being written among them.
+        used_bytes: what these have.
+        limit_bytes: what they may have.
+    """
+
+    hits: int
+    added: int
+    declined: int
+    evicted: int
+    objects: int
+    used_bytes: int
+    limit_bytes: int
+
+
+class ObjectPlace(ABC, Generic[Data]):
+    """Objects by key, within a limit. Lives on one event loop.
+
+    Args:
+        limit_bytes: of all objects together.
+        clock: monotonic, in seconds.
+    """
+
+    def __init__(self, limit_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._entries: dict[str, _Entry[Data]] = {}
+        self._residents = Residents[str](_Unused(self._may_leave, self._is_recent), limit_bytes)
+        self._groups: WeakValueDictionary[str, _Group] = WeakValueDictionary()
+        self._full_until_seconds = float("-inf")
+        self._hits = self._added = self._declined = self._evicted = 0
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    def reserve(self, key: str, size_bytes: int, group: str) -> bool:
+        """Make room for an object that is not here; return whether there is some.
+
+        :meth:`keep` or :meth:`give_up` follows.
+
+        Args:
+            key: of the object.
+            size_bytes: of the object.
+            group: of the objects of its data set.
+        """
+        now_seconds = self._clock()
+        has_room = self._residents.used + size_bytes <= self._residents.capacity
+        evicted = None
+        if has_room or now_seconds >= self._full_until_seconds:
+            evicted = self._residents.offer(key, size_bytes)
+        if evicted is None:
+            self._declined += 1
+            self._full_until_seconds = max(self._full_until_seconds, now_seconds + _FULL_SECONDS)
+            return False
+        for each in evicted:
+            self._remove(each, self._entries.pop(each).data)
+        self._evicted += len(evicted)
+        self._entries[key] = _Entry(None, self._group(group), now_seconds)
+        return True
+
+    async def keep(self, key: str, data: memoryview) -> None:
+        """Keep the bytes of an object for which there is room; they are the caller's no more.
+
+        Raises:
+            OSError: they cannot be kept.
+        """
+        self._entries[key].data = await self._write(key, data)
+        self._added += 1
+
+    def give_up(self, key: str) -> None:
+        """Give back the room of an object of which nothing was kept."""
+        if key in self._entries and self._entries[key].data is None:
+            self.drop(key)
+
+    def drop(self, key: str) -> None:
+        """Forget an object, if it is here and nobody reads it."""
+        entry = self._entries.get(key)
+        if entry is not None and not entry.readers:
+            del self._entries[key]
+            self._residents.drop(key)
+            self._remove(key, entry.data)
+
+    @contextmanager
+    def reading(self, key: str) -> Iterator[Data | None]:
+        """Yield where an object's bytes are, which stay there meanwhile; None if they are not here."""
+        entry = self._entries.get(key)
+        if entry is None or entry.data is None:
+            yield None
+            return
+        self._residents.look_up(key)
+        self._hits += 1
+        entry.read_seconds = entry.group.read_seconds = self._clock()
+        entry.readers += 1
+        try:
+            yield entry.data
+        finally:
+            entry.readers -= 1
+
+    def statistics(self) -> PlaceStatistics:
+        """Return a snapshot."""
+        return PlaceStatistics(
+            hits=self._hits,
+            added=self._added,
+            declined=self._declined,
+            evicted=self._evicted,
+            objects=len(self._entries),
+            used_bytes=self._residents.used,
+            limit_bytes=self._residents.capacity,
+        )
+
+    def close(self) -> None:
+        """Release what is held. Idempotent."""
+        self._entries.clear()
+
+    def _group(self, name: str) -> _Group:
+        """Return the group of that name, which is in use now."""
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = _Group(0.0)
+        group.read_seconds = self._clock()
+        return group
+
+    def _may_leave(self, key: str) -> bool:
+        entry, now_seconds = self._entries[key], self._clock()
+        if entry.readers or entry.data is None:
+            return False
+        is_idle = now_seconds - entry.group.read_seconds >= IDLE_SECONDS
+        return is_idle or now_seconds - entry.read_seconds >= STALE_SECONDS
+
+    def _is_recent(self, key: str) -> bool:
+        return self._clock() - self._entries[key].read_seconds < IDLE_SECONDS
+
+    @abstractmethod
+    async def _write(self, key: str, data: memoryview) -> Data:
+        """Return where an object's bytes are from here on."""
+
+    @abstractmethod
+    def _remove(self, key: str, data: Data | None) -> None:
+        """Give back where an object's bytes were, if they were anywhere."""
+
+
+class _Unused(Lru[str]):
+    """Of the objects that may leave, the least recently used first; ends at the first that was read lately."""
+
+    def __init__(self, may_leave: Callable[[str], bool], is_recent: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._may_leave, self._is_recent = may_leave, is_recent
+
+    def victims(self, newcomer: str) -> Iterator[str]:
+        """Yield the objects that may leave, the one that was not used for longest first."""
+        for key in self._order:
+            if self._is_recent(key):
+                return
+            if self._may_leave(key):
+                yield key
+
+
+class ObjectMemory(ObjectPlace[memoryview]):
+    """Objects in memory: the buffers that they were received into."""
+
+    async def _write(self, key: str, data: memoryview) -> memoryview:
+        return data
+
+    def _remove(self, key: str, data: memoryview | None) -> None:
+        """Nothing: the memory goes with the last reference to it."""
+
+
+_FILE = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_OBJECTS = "objects"
+
+
+class ObjectFolder(ObjectPlace[Path]):
+    """Objects in files ``FOLDER/<tenant>/objects/<name>``, which any web server can serve.
+
+    A file has its name when it is whole. What an earlier process has left is taken over, see :attr:`unverified`. One
+    process at a time uses a folder, and holds a lock on it.
+
+    Args:
+        folder: is created if it does not exist.
+        limit_bytes: of all files together.
+        clock: monotonic, in seconds.
+
+    Attributes:
+        unverified: keys of objects that this process has not written: their bytes may be any.
+
+    Raises:
+        ConfigError: the folder cannot be used, or another process uses it.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(limit_bytes, clock)
+        self._folder = folder
+        self.unverified: set[str] = set()
+        self._lock = -1
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take_over()
+        except OSError as error:
+            self.close()
+            what = "another server uses it" if isinstance(error, BlockingIOError) else error
+            raise ConfigError(f"the folder {folder} cannot be used for objects: {what}") from None
+
+    def _take_over(self) -> None:
+        """Keep the files of an earlier process as far as there is room, the newest first, and remove the others."""
+        files = [(file, file.stat()) for file in self._folder.glob(f"*/{_OBJECTS}/*") if file.is_file()]
+        for file, found in sorted(files, key=lambda each: each[1].st_mtime, reverse=True):
+            tenant = file.parent.parent.name
+            key = f"{tenant}/{file.name}"
+            if _FILE.fullmatch(file.name) and found.st_size and self._residents.offer(key, found.st_size) is not None:
+                self._entries[key] = _Entry(file, self._group(f"{tenant}/"), self._clock())
+                self.unverified.add(key)
+            else:
+                file.unlink()
+
+    def close(self) -> None:
+        """Let others use the folder; its files stay. Idempotent."""
+        super().close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    async def _write(self, key: str, data: memoryview) -> Path:
+        return await asyncio.to_thread(self._write_file, self._file(key), data)
+
+    def _write_file(self, file: Path, data: memoryview) -> Path:
+        partial = file.with_suffix(".partial")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            partial.write_bytes(data)
+            return partial.replace(file)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+    def _remove(self, key: str, data: Path | None) -> None:
+        self.unverified.discard(key)
+        if data is not None:
+            data.unlink(missing_ok=True)
+
+    def _file(self, key: str) -> Path:
+        tenant, _, name = key.partition("/")
+        return self._folder / tenant / _OBJECTS / name

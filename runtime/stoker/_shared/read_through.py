@@ -1,0 +1,125 @@
+"""Data sets that a tier server reads from, under the names that tenants ask by.
+
+Clients send no keys: the server computes the name of each super-sample from the manifest, for each tenant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker._base.checksum import crc32c
+from stoker._base.retry import RetryingReader
+from stoker._format.identity import identity_of
+from stoker._format.manifest import POINTER_KEY, Manifest
+from stoker._format.versions import read_manifest
+from stoker._shared.secret import TierSecret
+from stoker.abc import ObjectRef, Readable
+from stoker.errors import ChecksumError, StokerError
+
+_REFRESH_SECONDS = 30.0
+"""Between two looks for a newer version of a data set, at least."""
+_PREFIX_DIGITS = 16
+
+_log = logging.getLogger("stoker.tier.server")
+
+
+class ReadThrough:
+    """One data set, of which the newest version is read. Lives on one event loop.
+
+    Args:
+        store: of the data set; closed by whoever opened it.
+        secrets: of the tenants.
+    """
+
+    def __init__(self, store: Readable, secrets: Sequence[TierSecret]) -> None:
+        self._store, self._secrets = RetryingReader(store), tuple(secrets)
+        self._names: dict[str, _Names] = {}
+        self._manifest: Manifest | None = None
+        self._tag = ""
+        self._refreshing: asyncio.Task[None] | None = None
+        self._next_seconds = float("-inf")
+
+    async def refresh(self) -> None:
+        """Read the newest manifest, if it is another one, and compute the names of what it has.
+
+        Raises:
+            StoreError: it cannot be read.
+            FormatError: it is none.
+        """
+        tag = (await self._store.head(POINTER_KEY)).tag
+        if tag == self._tag:
+            return
+        manifest = await read_manifest(self._store)
+        self._names = await asyncio.to_thread(
+            lambda: {secret.tenant: _Names(manifest, secret) for secret in self._secrets}
+        )
+        self._manifest, self._tag = manifest, tag
+
+    def look_for_newer(self) -> None:
+        """Begin to look for a newer version, if that was not done lately."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._next_seconds and (self._refreshing is None or self._refreshing.done()):
+            self._next_seconds = loop.time() + _REFRESH_SECONDS
+            self._refreshing = loop.create_task(self._refresh_quietly())
+
+    async def _refresh_quietly(self) -> None:
+        try:
+            await self.refresh()
+        except StokerError as error:
+            _log.warning("%s: no newer version could be looked for: %s", self._store.url, error)
+
+    async def close(self) -> None:
+        """End what was begun. Idempotent."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.wait([self._refreshing])
+
+    def find(self, secret: TierSecret, name: str) -> ObjectRef | None:
+        """Return what a tenant calls by a name; None if the data set does not have it."""
+        names = self._names.get(secret.tenant)
+        return None if names is None else names.find(name)
+
+    def group(self, secret: TierSecret) -> str:
+        """Return what tells the data set's objects from those of others."""
+        return secret.group(self._manifest.dataset) if self._manifest is not None else ""
+
+    async def read(self, ref: ObjectRef, into: memoryview) -> None:
+        """Read an object, and verify it.
+
+        Raises:
+            StoreError: it could not be read.
+            ChecksumError: it is not what the manifest says.
+        """
+        await self._store.get_range(ref.key, 0, ref.size_bytes, into=into, tag=ref.tag or None)
+        found = await asyncio.to_thread(crc32c, into)
+        if found != ref.crc32c:
+            raise ChecksumError(f"{ref.key} has crc32c {found:08x}, its manifest says {ref.crc32c:08x}")
+
+
+class _Names:
+    """The names of a manifest's objects for one tenant: 12 bytes a row."""
+
+    def __init__(self, manifest: Manifest, secret: TierSecret) -> None:
+        self._manifest, self._secret = manifest, secret
+        prefixes = np.fromiter(map(self._prefix, range(len(manifest))), np.uint64, len(manifest))
+        self._rows: NDArray[np.uint32] = np.argsort(prefixes, kind="stable").astype(np.uint32)
+        self._prefixes = prefixes[self._rows]
+
+    def find(self, name: str) -> ObjectRef | None:
+        wanted = np.uint64(int(name[:_PREFIX_DIGITS], 16))
+        first, end = (int(np.searchsorted(self._prefixes, wanted, side)) for side in ("left", "right"))
+        for row in self._rows[first:end].tolist():
+            if self._name(row) == name:
+                return self._manifest.ref(row)
+        return None
+
+    def _prefix(self, row: int) -> int:
+        return int(self._name(row)[:_PREFIX_DIGITS], 16)
+
+    def _name(self, row: int) -> str:
+        return self._secret.name(identity_of(self._manifest.dataset, self._manifest.ref(row)))

@@ -1,0 +1,113 @@
+"""A tenant's secret of shared tiers, and what is derived from it: the names of objects, and tokens of requests.
+
+Each derivation is an HMAC-SHA256 with a label of its own, so a token tells nothing of names. A name is the HMAC of an
+object's identity: who lacks the secret can neither compute the name of an object that they know, nor make a server keep
+other bytes under it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import re
+import secrets
+from collections.abc import Mapping
+from hashlib import sha256
+
+from stoker._format.identity import Identity, sha256_128
+from stoker.errors import ConfigError
+
+VARIABLE = "STOKER_TIER_SECRET"
+_MIN_BYTES = 32
+_NAME_BYTES = 16
+_NAME = re.compile(rf"[0-9a-f]{{{2 * _NAME_BYTES}}}", re.ASCII)
+_REMEDY = f"`stoker tier secret` makes one; give it to servers and trainers as {VARIABLE}"
+
+
+class TierSecret:
+    """A secret of at least 32 bytes that a tenant's trainers share with the servers of a tier. Never shown.
+
+    Attributes:
+        tenant: tells tenants apart, in folders and metrics; 16 hexadecimal digits that tell nothing of the secret.
+        token: of requests for objects.
+        metrics_token: of requests for metrics, and good for nothing else.
+
+    Raises:
+        ConfigError: it is too short.
+    """
+
+    __slots__ = ("_names_key", "_secret", "metrics_token", "tenant", "token")
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) < _MIN_BYTES:
+            raise ConfigError(f"the secret in {VARIABLE} has {len(secret)} bytes and needs {_MIN_BYTES}; {_REMEDY}")
+        self._secret = bytes(secret)
+        self._names_key = self._derive("names")
+        self.tenant = self._derive("tenant").hex()[:16]
+        self.token = self._derive("token").hex()
+        self.metrics_token = self._derive("metrics").hex()
+
+    @classmethod
+    def generate(cls) -> TierSecret:
+        """Return one that nobody knows."""
+        return cls(secrets.token_bytes(_MIN_BYTES))
+
+    @classmethod
+    def parse(cls, text: str) -> TierSecret:
+        """Return the secret of a text in base64url, or base64, with or without padding; blanks around it are ignored.
+
+        Raises:
+            ConfigError: the text is empty, no base64, or too short.
+        """
+        text = text.strip()
+        if not text:
+            raise ConfigError(f"{VARIABLE} is not set: a shared tier needs its secret; {_REMEDY}")
+        try:
+            secret = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            raise ConfigError(f"{VARIABLE} is not base64url; {_REMEDY}") from None
+        return cls(secret)
+
+    @classmethod
+    def parse_all(cls, environment: Mapping[str, str]) -> tuple[TierSecret, ...]:
+        """Return the secrets of all tenants of a server, which the environment separates by commas.
+
+        Raises:
+            ConfigError: there is none, one is not right, or two are the same.
+        """
+        found = tuple(cls.parse(text) for text in environment.get(VARIABLE, "").split(","))
+        if len({each.tenant for each in found}) < len(found):
+            raise ConfigError(f"{VARIABLE} holds a secret twice; each tenant has one of its own")
+        return found
+
+    def reveal(self) -> str:
+        """Return it as base64url, for an environment and nothing else."""
+        return base64.urlsafe_b64encode(self._secret).rstrip(b"=").decode()
+
+    def name(self, identity: Identity) -> str:
+        """Return the name under which servers keep the object of an identity: 32 hexadecimal digits."""
+        said = (b"strong:" if identity.strong else b"weak:") + identity.value
+        return hmac.digest(self._names_key, said, sha256)[:_NAME_BYTES].hex()
+
+    def is_name_of(self, name: str, data: memoryview) -> bool:
+        """Return whether a name is that of the object with these bytes, by their SHA-256."""
+        return hmac.compare_digest(name, self.name(Identity(sha256_128(data), strong=True)))
+
+    def group(self, dataset: str) -> str:
+        """Return what tells a server which objects are of one data set, and nothing else of it."""
+        return self._derive(f"group:{dataset}").hex()[:16]
+
+    def _derive(self, label: str) -> bytes:
+        return hmac.digest(self._secret, f"stoker tier 1 {label}".encode(), sha256)
+
+    def __repr__(self) -> str:
+        return "TierSecret(…)"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a secret is not pickled; pass it through the environment")
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text could be the name of an object."""
+    return _NAME.fullmatch(text) is not None

@@ -1,0 +1,366 @@
+"""The server of a shared tier: HTTP/1.1, what ``stoker tier serve`` runs.
+
+``GET /objects/<name>`` answers with an object, or a range of it; ``PUT`` offers one, ``DELETE`` has it forgotten. A
+request carries a tenant's token, and each tenant sees its own objects only. What is PUT under a name that is not that
+of its bytes is refused, so nobody can spoil an object, not even a tenant its own.
+
+``GET /metrics`` tells counts, in Prometheus's text format, to a token of its own; ``GET /health`` tells everybody that
+the server runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from stoker._format.supersample import MAX_OBJECT_BYTES
+from stoker._shared.objects import ObjectFolder, ObjectMemory, ObjectPlace, PlaceStatistics, create_buffer
+from stoker._shared.read_through import ReadThrough
+from stoker._shared.secret import TierSecret, is_name
+from stoker.abc import ObjectRef
+from stoker.errors import StokerError
+
+OBJECTS_PATH = "/objects/"
+GROUP_HEADER = "Stoker-Group"
+"""Header of a PUT: which data set the object is of; see :meth:`~stoker._shared.secret.TierSecret.group`."""
+
+_BEARER = re.compile(r"[Bb]earer +([0-9a-f]{64})", re.ASCII)
+_GROUP = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="stoker tier"'}
+_SLICE_BYTES = 1 << 20
+_TRANSFER_SECONDS, _LEAST_BYTES_PER_SECOND = 30.0, 1 << 20
+_FETCH_SECONDS = 0.05
+"""How long a read waits for an object that is read from its bucket. After that the client is better off reading it
+from there itself; the object is fetched nevertheless, for those who ask next."""
+_WRITES = 4
+"""Objects that are in memory on their way to disk, at once."""
+
+_log = logging.getLogger("stoker.tier.server")
+
+
+@dataclass(slots=True)
+class ServerStatistics:
+    """Counts of one server.
+
+    Attributes:
+        requests: for objects, of tenants.
+        misses: reads of objects that were not here, and did not come in time.
+        sent_bytes: of objects.
+        received_bytes: of objects.
+        refused: offers of bytes that are not the name's.
+        damaged: files that were not what their names say, and were removed.
+        unauthorized: requests without a valid token.
+        fetched: objects that were read from a bucket.
+        fetch_failures: objects that could not be read from a bucket.
+    """
+
+    requests: int = 0
+    misses: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    refused: int = 0
+    damaged: int = 0
+    unauthorized: int = 0
+    fetched: int = 0
+    fetch_failures: int = 0
+
+
+class TierServer:
+    """Answers requests for objects. Lives on one event loop.
+
+    Args:
+        secrets: of the tenants.
+        memory: holds objects.
+        folder: holds those for which there is no room in memory; None for no such place.
+        sources: data sets from which objects are read that nobody has offered.
+
+    Attributes:
+        stats: counts so far.
+        admit: called with each connection over which a valid token has come.
+    """
+
+    def __init__(
+        self,
+        secrets: Sequence[TierSecret],
+        memory: ObjectMemory,
+        folder: ObjectFolder | None = None,
+        sources: Sequence[ReadThrough] = (),
+    ) -> None:
+        self._secrets, self._memory, self._folder, self._sources = tuple(secrets), memory, folder, tuple(sources)
+        self._places: dict[str, ObjectPlace[Any]] = {"memory": memory} | ({"disk": folder} if folder else {})
+        self._fetches: dict[str, asyncio.Task[None]] = {}
+        self._writes = asyncio.Semaphore(_WRITES)
+        self.stats = ServerStatistics()
+        self.admit: Callable[[Any], object] = lambda _: None
+
+    def application(self) -> web.Application:
+        """Return what a web server runs."""
+        app = web.Application(middlewares=[_end_what_stands_still])
+        path = OBJECTS_PATH + "{name}"
+        app.router.add_get(path, self._get)
+        app.router.add_put(path, self._put, expect_handler=self._expect)
+        app.router.add_delete(path, self._delete)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/health", self._health)
+        return app
+
+    async def close(self) -> None:
+        """End the reads from buckets, and release what is held. Idempotent."""
+        tasks = list(self._fetches.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for source in self._sources:
+            await source.close()
+        for place in self._places.values():
+            place.close()
+
+    # Reads.
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        secret, key = self._asked(request)
+        response = await self._respond(request, secret, key)
+        if response is None and await self._is_fetched(secret, key):
+            response = await self._respond(request, secret, key)
+        if response is None:
+            self.stats.misses += 1
+            raise web.HTTPNotFound(text="it is not here\n")
+        return response
+
+    async def _respond(self, request: web.Request, secret: TierSecret, key: str) -> web.StreamResponse | None:
+        """Send an object from where it is; None if it is not here."""
+        with self._memory.reading(key) as data:
+            if data is not None:
+                return await self._send(request, data)
+        if self._folder is None or not await self._is_sound(self._folder, secret, key):
+            return None
+        with self._folder.reading(key) as file:
+            if file is None:
+                return None
+            self.stats.sent_bytes += file.stat().st_size
+            return web.FileResponse(file)  # which is sent whole even if it is removed meanwhile
+
+    async def _send(self, request: web.Request, data: memoryview) -> web.StreamResponse:
+        try:
+            start, end, _ = request.http_range.indices(len(data))
+        except ValueError:
+            start = end = 0
+        if start >= end:
+            raise web.HTTPRequestRangeNotSatisfiable(headers={"Content-Range": f"bytes */{len(data)}"})
+        response = web.StreamResponse(headers={"Accept-Ranges": "bytes"})
+        if "Range" in request.headers:
+            response.set_status(206)
+            response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+        response.content_type = "application/octet-stream"
+        response.content_length = end - start
+        async with asyncio.timeout(_seconds_for(end - start)):
+            await response.prepare(request)
+            if request.method != "HEAD":
+                for place in range(start, end, _SLICE_BYTES):
+                    await response.write(data[place : min(end, place + _SLICE_BYTES)])
+                self.stats.sent_bytes += end - start
+            await response.write_eof()
+        return response
+
+    async def _is_sound(self, folder: ObjectFolder, secret: TierSecret, key: str) -> bool:
+        """Return whether an object is in the folder, and is what its name says if an earlier process has written it."""
+        if key in folder.unverified:
+            with folder.reading(key) as file:
+                is_sound = file is not None and await asyncio.to_thread(_is_file_of, secret, key, file)
+            if is_sound:
+                folder.unverified.discard(key)
+            elif key in folder.unverified:
+                self.stats.damaged += 1
+                folder.drop(key)
+        return key in folder
+
+    async def _is_fetched(self, secret: TierSecret, key: str) -> bool:
+        """Have an object read from the bucket that it is in, if that is known; return whether it has come in time."""
+        fetch = self._fetches.get(key)
+        if fetch is None:
+            name = key.rpartition("/")[2]
+            found = ((source, ref) for source in self._sources if (ref := source.find(secret, name)) is not None)
+            source, ref = next(found, (None, None))
+            if source is None or ref is None:
+                for each in self._sources:
+                    each.look_for_newer()
+                return False
+            fetch = asyncio.get_running_loop().create_task(self._fetch(source, ref, secret, key))
+            self._fetches[key] = fetch
+            fetch.add_done_callback(lambda _: self._fetches.pop(key))
+        await asyncio.wait([fetch], timeout=_FETCH_SECONDS)
+        return fetch.done()
+
+    async def _fetch(self, source: ReadThrough, ref: ObjectRef, secret: TierSecret, key: str) -> None:
+        """Read an object from its bucket, once for all who ask."""
+        try:
+            async with self._reserved(key, ref.size_bytes, f"{secret.tenant}/{source.group(secret)}") as place:
+                if place is not None:
+                    data = create_buffer(ref.size_bytes)
+                    await source.read(ref, data)
+                    await place.keep(key, data)
+                    self.stats.fetched += 1
+        except (StokerError, OSError) as error:
+            self.stats.fetch_failures += 1
+            _log.warning("%s could not be read through: %s", ref.key, error)
+
+    # Offers.
+
+    async def _expect(self, request: web.Request) -> None:
+        """Refuse an offer before its body is sent, or ask for the body."""
+        try:
+            self._offered(request)
+        except web.HTTPException as refusal:
+            refusal.force_close()  # the body may come nevertheless, and is no request
+            raise
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # of the answer, which has not begun
+
+    def _offered(self, request: web.Request) -> tuple[TierSecret, str, int]:
+        """Return who offers an object, its key and its size.
+
+        Raises:
+            HTTPException: it is not wanted, or here.
+        """
+        secret, key = self._asked(request)
+        size_bytes = request.content_length
+        if size_bytes is None:
+            raise web.HTTPLengthRequired(text="Content-Length is needed\n")
+        if not 0 < size_bytes <= MAX_OBJECT_BYTES:
+            raise web.HTTPRequestEntityTooLarge(MAX_OBJECT_BYTES, size_bytes)
+        if any(key in place for place in self._places.values()):
+            raise web.HTTPOk(text="it is here\n")
+        return secret, key, size_bytes
+
+    async def _put(self, request: web.Request) -> web.Response:
+        secret, key, size_bytes = self._offered(request)
+        group = request.headers.get(GROUP_HEADER, "")
+        group = f"{secret.tenant}/{group if _GROUP.fullmatch(group) else ''}"
+        async with self._reserved(key, size_bytes, group) as place, asyncio.timeout(_seconds_for(size_bytes)):
+            if place is None:
+                raise web.HTTPInsufficientStorage(text="there is no room\n")
+            data = create_buffer(size_bytes)
+            await self._receive(request, data)
+            if not await asyncio.to_thread(secret.is_name_of, key.rpartition("/")[2], data):
+                self.stats.refused += 1
+                raise web.HTTPUnprocessableEntity(text="these are not the bytes of this name\n")
+            try:
+                await place.keep(key, data)
+            except OSError as error:
+                _log.warning("the disk does not take an object: %s", error)
+                raise web.HTTPInsufficientStorage(text="the disk does not take it\n") from None
+        return web.Response(status=201, text="it is here\n")
+
+    @asynccontextmanager
+    async def _reserved(self, key: str, size_bytes: int, group: str) -> AsyncIterator[ObjectPlace[Any] | None]:
+        """Yield a place with room for an object, None if there is none; an object that is not kept is dropped."""
+        async with AsyncExitStack() as stack:
+            place = next((each for each in self._places.values() if each.reserve(key, size_bytes, group)), None)
+            if place is not None:
+                stack.callback(place.give_up, key)
+                if place is self._folder:
+                    await stack.enter_async_context(self._writes)
+            yield place
+
+    async def _receive(self, request: web.Request, data: memoryview) -> None:
+        done = 0
+        async for chunk in request.content.iter_any():
+            data[done : done + len(chunk)] = chunk  # no more than announced: the parser sees to that
+            done += len(chunk)
+        if done < len(data):
+            raise web.HTTPBadRequest(text="the body is shorter than announced\n")
+        self.stats.received_bytes += done
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        _, key = self._asked(request)
+        for place in self._places.values():
+            place.drop(key)
+        return web.Response(status=204)
+
+    # What every request goes through.
+
+    def _asked(self, request: web.Request) -> tuple[TierSecret, str]:
+        """Return who asks, and the key of the object.
+
+        Raises:
+            HTTPUnauthorized: the token is nobody's.
+            HTTPNotFound: the path is not that of an object.
+        """
+        token = _token(request)
+        # All are compared, each in constant time, so that the time taken tells nothing.
+        found = [secret for secret in self._secrets if hmac.compare_digest(secret.token, token)]
+        self._check_known(request, is_known=bool(found))
+        self.stats.requests += 1
+        name = request.match_info["name"]
+        if not is_name(name):
+            raise web.HTTPNotFound(text="this is not the name of an object\n")
+        return found[0], f"{found[0].tenant}/{name}"
+
+    def _check_known(self, request: web.Request, *, is_known: bool) -> None:
+        if not is_known:
+            self.stats.unauthorized += 1
+            raise web.HTTPUnauthorized(text="a valid token is needed\n", headers=_CHALLENGE)
+        self.admit(request.protocol)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        token = _token(request)
+        found = [secret for secret in self._secrets if hmac.compare_digest(secret.metrics_token, token)]
+        self._check_known(request, is_known=bool(found))
+        return web.Response(text="\n".join([*self._metric_lines(), ""]))
+
+    def statistics(self) -> dict[str, PlaceStatistics]:
+        """Return a snapshot of each place: ``"memory"``, and ``"disk"`` if there is one."""
+        return {name: place.statistics() for name, place in self._places.items()}
+
+    def _metric_lines(self) -> Iterator[str]:
+        for name, value in asdict(self.stats).items():
+            yield f"# TYPE stoker_tier_{name}_total counter\nstoker_tier_{name}_total {value}"
+        for name in PlaceStatistics.__slots__:
+            is_gauge = name in ("objects", "used_bytes", "limit_bytes")
+            metric = f"stoker_tier_place_{name}" + ("" if is_gauge else "_total")
+            yield f"# TYPE {metric} {'gauge' if is_gauge else 'counter'}"
+            for place, found in self.statistics().items():
+                yield f'{metric}{{place="{place}"}} {getattr(found, name)}'
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+
+@web.middleware
+async def _end_what_stands_still(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Close the connection of a transfer that takes too long: nothing can be answered in the middle of one."""
+    try:
+        return await handler(request)
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the transfer stood still") from None
+
+
+def _token(request: web.Request) -> str:
+    match = _BEARER.fullmatch(request.headers.get("Authorization", ""))
+    return match[1] if match else ""
+
+
+def _seconds_for(size_bytes: int) -> float:
+    """Return how long a transfer may take, so that a peer that stands still does not hold memory."""
+    return _TRANSFER_SECONDS + size_bytes / _LEAST_BYTES_PER_SECOND
+
+
+def _is_file_of(secret: TierSecret, key: str, file: Path) -> bool:
+    try:
+        return secret.is_name_of(key.rpartition("/")[2], memoryview(file.read_bytes()))
+    except OSError:
+        return False

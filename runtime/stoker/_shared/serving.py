@@ -1,0 +1,121 @@
+"""A tier server at an address: TLS off loopback, few connections without a valid token, a graceful end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from aiohttp import web
+
+from stoker._shared.certificate import ServerTls, ephemeral_tls
+from stoker._shared.server import TierServer
+from stoker._stores.options import is_this_machine
+from stoker.errors import ConfigError
+
+_MAX_GUESTS = 256
+"""Connections at a time over which no valid token has come; for one more, the first of them is closed."""
+_GUEST_SECONDS = 10.0
+_TLS_SECONDS = 5.0
+_STOP_SECONDS = 10.0
+"""What transfers may take to end when the server stops."""
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to be told from addresses that can be connected to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a server listens.
+
+    Attributes:
+        host: a name or an address.
+        port: 0 is any that is free.
+        advertised: the host that clients connect to, if it is another.
+        tls: what it shows; None off loopback is an ephemeral certificate, and on loopback no TLS.
+
+    Raises:
+        ConfigError: clients cannot connect to the host, and are told no other.
+    """
+
+    host: str
+    port: int
+    advertised: str = ""
+    tls: ServerTls | None = None
+
+    def __post_init__(self) -> None:
+        if self.host in _EVERYWHERE and not self.advertised:
+            raise ConfigError(f"nobody can connect to {self.host}: say by which name or address with --advertise")
+
+    def url(self, port: int, tls: ServerTls | None) -> str:
+        """Return what to give to trainers."""
+        host = self.advertised or self.host
+        host = f"[{host}]" if ":" in host else host
+        return f"http://{host}:{port}" if tls is None else f"https://{host}:{port}?fingerprint={tls.fingerprint}"
+
+
+@asynccontextmanager
+async def listening(server: TierServer, endpoint: Endpoint) -> AsyncIterator[str]:
+    """Listen, and yield the URL for trainers; at the end let nobody in, and wait a while for transfers to end.
+
+    Raises:
+        ConfigError: the address cannot be used.
+        MissingExtraError: it needs TLS, and no certificate can be made.
+    """
+    tls = endpoint.tls
+    if tls is None and not is_this_machine(endpoint.host):
+        tls = ephemeral_tls()
+    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=_STOP_SECONDS, lingering_time=1.0)
+    await runner.setup()
+    assert runner.server is not None  # noqa: S101 - it is set up
+    try:
+        listener = await _listen(endpoint, _Guests(runner.server, server), tls)
+        try:
+            yield endpoint.url(listener.sockets[0].getsockname()[1], tls)
+        finally:
+            listener.close()
+    finally:
+        await runner.cleanup()
+        await server.close()
+
+
+async def _listen(endpoint: Endpoint, guests: _Guests, tls: ServerTls | None) -> asyncio.Server:
+    try:
+        return await asyncio.get_running_loop().create_server(
+            guests.connect,
+            endpoint.host,
+            endpoint.port,
+            ssl=None if tls is None else tls.context,
+            ssl_handshake_timeout=None if tls is None else _TLS_SECONDS,
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"the tier server cannot listen on {endpoint.host}:{endpoint.port}: {error}; take an address of this "
+            "machine and a free port"
+        ) from None
+
+
+class _Guests:
+    """Makes connections, and closes those over which no valid token comes: after a while, or when they are many."""
+
+    def __init__(self, create: Callable[[], Any], server: TierServer) -> None:
+        self._create = create
+        self._guests: dict[Any, asyncio.TimerHandle] = {}
+        server.admit = self._admit
+
+    def connect(self) -> asyncio.BaseProtocol:
+        """Return what speaks over a connection that was accepted."""
+        connection = self._create()
+        if len(self._guests) >= _MAX_GUESTS:
+            self._close(next(iter(self._guests)))
+        loop = asyncio.get_running_loop()
+        self._guests[connection] = loop.call_later(_GUEST_SECONDS, self._close, connection)
+        return cast("asyncio.BaseProtocol", connection)
+
+    def _admit(self, connection: Any) -> None:
+        if (timer := self._guests.pop(connection, None)) is not None:
+            timer.cancel()
+
+    def _close(self, connection: Any) -> None:
+        self._admit(connection)
+        connection.force_close()

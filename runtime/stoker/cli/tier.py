@@ -1,0 +1,109 @@
+"""``stoker tier``: runs a server of a shared tier, and makes what it and its clients need."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from argparse import ArgumentParser, Namespace
+from contextlib import AsyncExitStack
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from stoker._base.sizes import format_bytes, parse_bytes
+from stoker._shared.certificate import given_tls
+from stoker._shared.objects import ObjectFolder, ObjectMemory
+from stoker._shared.read_through import ReadThrough
+from stoker._shared.secret import VARIABLE, TierSecret
+from stoker._shared.server import TierServer
+from stoker._shared.serving import Endpoint, listening
+from stoker.cli.flags import add_store_options, opened, size_from
+from stoker.errors import ConfigError
+
+_PORT = 7412
+_EPILOG = f"The secret stands in the variable {VARIABLE}; several tenants' secrets are separated by commas."
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.epilog = _EPILOG
+    actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION", required=True)
+    actions.add_parser("secret", help=f"make a secret for {VARIABLE}, and print it")
+    token = actions.add_parser("token", help="print the bearer token of requests, for nginx, curl or Prometheus")
+    token.add_argument("--metrics", action="store_true", help="the one that is good for GET /metrics alone")
+    text = "hold super-samples in memory for trainers on other machines, until SIGTERM or Ctrl-C"
+    serve = actions.add_parser("serve", help=text, description=f"{text}. Prints the URL for trainers.", epilog=_EPILOG)
+    serve.add_argument("--memory", type=size_from(1), required=True, metavar="SIZE", help="for objects, such as 32GB")
+    listen = f"where to listen (default: 127.0.0.1:{_PORT}); off loopback with TLS"
+    serve.add_argument("--listen", default=f"127.0.0.1:{_PORT}", metavar="HOST:PORT", help=listen)
+    advertise = "by which trainers reach it, if that is not the HOST of --listen"
+    serve.add_argument("--advertise", default="", metavar="HOST", help=advertise)
+    disk = "for what has no room in memory: FOLDER?limit=SIZE; kept for the next server"
+    serve.add_argument("--disk", metavar="SPEC", help=disk)
+    chain = "PEM (default: one that is made for this process, known by its fingerprint in the URL)"
+    serve.add_argument("--certificate", type=Path, metavar="FILE", help=chain)
+    serve.add_argument("--key", type=Path, metavar="FILE", help="PEM, of the certificate, without a passphrase")
+    data = "data set from which to read what trainers ask for and nobody has offered; may be given several times"
+    serve.add_argument("--read-through", action="append", default=[], metavar="URL", help=data)
+    add_store_options(serve, of="the data sets' bucket")
+
+
+async def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
+    if args.action == "secret":
+        print(TierSecret.generate().reveal())
+    elif args.action == "token":
+        (secret, *_) = TierSecret.parse_all(os.environ)
+        print(secret.metrics_token if args.metrics else secret.token)
+    else:
+        await _serve(args)
+    return 0
+
+
+async def _serve(args: Namespace) -> None:
+    """Serve until a signal comes.
+
+    Raises:
+        ConfigError: an argument is not right, or the address or the folder cannot be used.
+        StoreError: a data set that is to be read through cannot be read.
+    """
+    secrets, endpoint = TierSecret.parse_all(os.environ), _endpoint(args)
+    async with AsyncExitStack() as stack:
+        sources = []
+        for url in args.read_through:
+            sources.append(ReadThrough(await stack.enter_async_context(opened(args, url)), secrets))
+            await sources[-1].refresh()
+        server = TierServer(secrets, ObjectMemory(args.memory), _folder(args.disk), sources)
+        url = await stack.enter_async_context(listening(server, endpoint))
+        ended = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        print(f"{url}\nholds up to {format_bytes(args.memory)} for Loader(tier=...) with this URL", flush=True)
+        await ended.wait()
+    logging.getLogger("stoker.tier.server").info("the tier server has ended")
+
+
+def _endpoint(args: Namespace) -> Endpoint:
+    host, separator, port = args.listen.rpartition(":")
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"--listen is HOST:PORT, such as 10.0.0.9:{_PORT}, not {args.listen!r:.80}")
+    if (args.certificate is None) != (args.key is None):
+        raise ConfigError("--certificate and --key go together")
+    tls = None if args.key is None else given_tls(args.certificate, args.key)
+    return Endpoint(host=host.strip("[]"), port=int(port), advertised=args.advertise, tls=tls)
+
+
+def _folder(spec: str | None) -> ObjectFolder | None:
+    """Return what a text ``FOLDER?limit=SIZE`` says; None if there is none."""
+    if spec is None:
+        return None
+    path, _, query = spec.partition("?")
+    try:
+        given = parse_qsl(query, keep_blank_values=True, strict_parsing=True)
+        ((name, limit),) = given
+    except ValueError:
+        name = limit = ""
+    if not path or name != "limit":
+        raise ConfigError(f"--disk is FOLDER?limit=SIZE, such as /mnt/nvme/tier?limit=200GB, not {spec!r:.200}")
+    return ObjectFolder(Path(path).expanduser().absolute(), parse_bytes(limit))

@@ -1,0 +1,173 @@
+"""``stoker tier`` with real processes: a server that is a program, and trainers that share it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+
+import stoker
+from stoker_torch import Loader
+from support.ports import kept_port
+from support.shared_tier import OTHER_SECRET, SECRET
+
+COMMAND = [sys.executable, "-m", "stoker.cli", "tier"]
+ROWS = 600
+
+
+@pytest.fixture(autouse=True)
+def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_TIER_SECRET", SECRET.reveal())
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tier") / "data"
+    rng = np.random.default_rng(0)
+    with stoker.Packer(folder, schema={"x": stoker.Array("uint8", (4096,))}, super_sample_bytes=100_000) as packer:
+        packer.extend({"x": rng.integers(0, 256, 4096, dtype=np.uint8)} for _ in range(ROWS))
+    return folder
+
+
+@contextmanager
+def served(*arguments: str, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yield a server that runs, and its URL."""
+    command = [*COMMAND, "serve", "--listen", f"127.0.0.1:{port}", "--memory", "64MB", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert url, process.stderr.read() if process.stderr else ""
+        yield process, url
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def epochs_of(loader: Loader, epochs: int) -> list[np.ndarray[Any, Any]]:
+    return [batch["x"].numpy().copy() for _ in range(epochs) for batch in loader]
+
+
+def train(dataset: Path, tier: str | None, epochs: int = 1) -> tuple[list[np.ndarray[Any, Any]], Any]:
+    """Return all batches of a training, and its statistics."""
+    with Loader(dataset, batch_size=50, seed=3, epochs=epochs, memory="16MB", tier=tier) as loader:
+        return epochs_of(loader, epochs), loader.stats()
+
+
+def same(one: list[np.ndarray[Any, Any]], other: list[np.ndarray[Any, Any]]) -> bool:
+    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def metrics(url: str) -> dict[str, float]:
+    headers = {"Authorization": f"Bearer {SECRET.metrics_token}"}
+    lines = requests.get(f"{url}/metrics", headers=headers, timeout=10).text.splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+
+def test_a_second_training_reads_from_the_server_and_nothing_but_the_manifest_from_the_bucket(dataset: Path) -> None:
+    plain, alone = train(dataset, None)
+    with served() as (process, url):
+        first, _ = train(dataset, url)
+        while metrics(url)['stoker_tier_place_objects{place="memory"}'] < alone.get_requests - 1:
+            train(dataset, url)  # what was still to be offered when the loader was closed
+        second, found = train(dataset, url)
+        assert found.tier_hits["shared"] == alone.get_requests - 1
+        assert found.get_requests == 1
+        assert same(plain, first)
+        assert same(plain, second)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_a_data_set_that_the_server_reads_through_needs_no_offers(dataset: Path) -> None:
+    with served("--read-through", str(dataset)) as (_, url):
+        train(dataset, url)
+        train(dataset, url)
+        found = metrics(url)
+        assert found["stoker_tier_fetched_total"] > 0
+        assert found["stoker_tier_fetch_failures_total"] == 0
+
+
+def test_a_server_that_is_killed_and_replaced_costs_no_sample_and_is_used_again(dataset: Path) -> None:
+    plain, _ = train(dataset, None, 3)
+    port = kept_port()
+    with Loader(dataset, batch_size=50, seed=3, epochs=3, memory="16MB", tier=f"http://127.0.0.1:{port}") as loader:
+        with served(port=port) as (process, _):
+            batches = epochs_of(loader, 1)
+            process.kill()
+            process.wait(30)
+            batches += epochs_of(loader, 1)
+        with served(port=port) as (_, url):
+            batches += epochs_of(loader, 1)
+            batches_again, found = train(dataset, url)
+        assert same(plain, batches)
+        assert same(plain[: len(batches_again)], batches_again)
+    assert found.tier_states == {"shared": "closed"}
+
+
+def test_a_tier_that_is_not_there_hurts_nothing(dataset: Path) -> None:
+    plain, _ = train(dataset, None)
+    batches, found = train(dataset, f"http://127.0.0.1:{kept_port()}")
+    assert same(plain, batches)
+    assert found.tier_hits["shared"] == 0
+    assert found.tier_states == {"shared": "open"}
+
+
+def test_another_tenant_s_training_goes_on_without_the_tier_and_says_why(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served() as (_, url):
+        monkeypatch.setenv("STOKER_TIER_SECRET", OTHER_SECRET.reveal())
+        train(dataset, url)
+    assert "STOKER_TIER_SECRET is the server's" in caplog.text
+
+
+def test_the_disk_outlives_a_server(dataset: Path, tmp_path: Path) -> None:
+    disk = ["--disk", f"{tmp_path}/tier?limit=64MB", "--memory", "1"]
+    with served(*disk) as (process, url):
+        train(dataset, url)
+        held = metrics(url)['stoker_tier_place_objects{place="disk"}']
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert held > 0
+    with served(*disk) as (_, url):
+        _, found = train(dataset, url)
+        assert found.tier_hits["shared"] >= held
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--listen", "nowhere"], "HOST:PORT"),
+        (["--listen", "0.0.0.0:0"], "--advertise"),
+        (["--certificate", "a.pem"], "go together"),
+        (["--certificate", "a.pem", "--key", "b.pem"], "cannot be used"),
+        (["--disk", "tier"], "limit=SIZE"),
+        (["--disk", "?limit=1GB"], "limit=SIZE"),
+        (["--read-through", "/nowhere/at/all"], "/nowhere/at/all"),
+    ],
+)
+def test_an_argument_that_is_not_right_is_said_in_one_line(arguments: list[str], said: str) -> None:
+    done = subprocess.run(
+        [*COMMAND, "serve", "--memory", "1MB", *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (1, "") or done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_secret_and_tokens_are_printed_for_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(*arguments: str) -> str:
+        return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+
+    assert said("secret") != said("secret")
+    assert said("token") == f"{SECRET.token}\n"
+    assert said("token", "--metrics") == f"{SECRET.metrics_token}\n"

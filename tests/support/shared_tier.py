@@ -1,0 +1,76 @@
+"""Servers of a shared tier in this process, and objects for them."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from stoker._base.checksum import crc32c
+from stoker._shared.client import ServerAddress, SharedTier
+from stoker._shared.objects import ObjectFolder, ObjectMemory
+from stoker._shared.read_through import ReadThrough
+from stoker._shared.secret import TierSecret
+from stoker._shared.server import TierServer
+from stoker._shared.serving import Endpoint, listening
+from stoker.abc import ObjectRef
+from support.waiting import until_async
+
+SECRET = TierSecret(bytes(range(32)))
+OTHER_SECRET = TierSecret(bytes(range(1, 33)))
+
+
+def object_of(number: int, size_bytes: int = 10_000, *, dataset: str = "d") -> tuple[ObjectRef, bytes]:
+    """Return an object that its manifest knows the SHA-256 of."""
+    data = random.Random(number).randbytes(size_bytes)
+    ref = ObjectRef(
+        key=f"data/0123456789abcdef/{number:08}",
+        size_bytes=size_bytes,
+        crc32c=crc32c(data),
+        tag=f"tag{number}",
+        sha256_128=hashlib.sha256(data).digest()[:16],
+        dataset=dataset,
+        row=number,
+    )
+    return ref, data
+
+
+def server_of(
+    limit_bytes: int = 1 << 20,
+    *,
+    secrets: Sequence[TierSecret] = (SECRET,),
+    folder: ObjectFolder | None = None,
+    sources: Sequence[ReadThrough] = (),
+) -> TierServer:
+    """Return a server that does not listen yet."""
+    return TierServer(secrets, ObjectMemory(limit_bytes), folder, sources)
+
+
+@asynccontextmanager
+async def running(server: TierServer, endpoint: Endpoint | None = None) -> AsyncIterator[str]:
+    """Have a server listen on a free port of loopback, and yield its URL."""
+    async with listening(server, endpoint or Endpoint(host="127.0.0.1", port=0)) as url:
+        yield url
+
+
+@asynccontextmanager
+async def client_of(*urls: str, secret: TierSecret = SECRET) -> AsyncIterator[SharedTier]:
+    """Yield a client of servers."""
+    tier = SharedTier([ServerAddress.parse(url) for url in urls], secret)
+    try:
+        yield tier
+    finally:
+        await tier.close()
+
+
+async def read(tier: SharedTier, ref: ObjectRef) -> bytes | None:
+    """Return an object, None if the tier lacks it."""
+    into = memoryview(bytearray(ref.size_bytes))
+    return bytes(into) if await tier.read(ref, into) else None
+
+
+async def offered(tier: SharedTier, ref: ObjectRef, data: bytes) -> None:
+    """Offer an object, and wait until it can be read."""
+    tier.offer(ref, memoryview(data))
+    await until_async(lambda: read(tier, ref))

@@ -1,0 +1,184 @@
+"""Objects in memory and on disk, within a limit: who stays, who leaves, what a place takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker._shared.objects import IDLE_SECONDS, STALE_SECONDS, ObjectFolder, ObjectMemory, ObjectPlace, create_buffer
+from stoker.errors import ConfigError
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+Create = Callable[[int, Clock], ObjectPlace[Any]]
+
+
+def keep(place: ObjectPlace[Any], key: str, data: bytes, group: str = "t/a") -> bool:
+    """Have a place keep an object; return whether it does."""
+    if not place.reserve(key, len(data), group):
+        return False
+    buffer = create_buffer(len(data))
+    buffer[:] = data
+    asyncio.run(place.keep(key, buffer))
+    return True
+
+
+def read(place: ObjectPlace[Any], key: str) -> bytes | None:
+    with place.reading(key) as found:
+        if found is None:
+            return None
+        return found.read_bytes() if isinstance(found, Path) else bytes(found)
+
+
+def name(number: int) -> str:
+    return hashlib.sha256(str(number).encode()).hexdigest()[:32]
+
+
+@pytest.fixture(params=["memory", "disk"])
+def create(request: pytest.FixtureRequest, tmp_path: Path) -> Create:
+    def created(limit_bytes: int, clock: Clock) -> ObjectPlace[Any]:
+        if request.param == "memory":
+            return ObjectMemory(limit_bytes, clock)
+        return ObjectFolder(tmp_path / "tier", limit_bytes, clock)
+
+    return created
+
+
+def test_what_is_kept_is_read_and_what_is_dropped_is_gone(create: Create) -> None:
+    place = create(100, Clock())
+    assert keep(place, f"t/{name(1)}", b"x" * 60)
+    assert read(place, f"t/{name(1)}") == b"x" * 60
+    assert read(place, f"t/{name(2)}") is None
+    place.drop(f"t/{name(1)}")
+    assert read(place, f"t/{name(1)}") is None
+    assert place.statistics().used_bytes == 0
+    place.close()
+
+
+def test_an_object_that_is_being_written_is_not_read_and_gives_its_room_back(create: Create) -> None:
+    place = create(100, Clock())
+    assert place.reserve(f"t/{name(1)}", 60, "t/a")
+    assert read(place, f"t/{name(1)}") is None
+    assert not place.reserve(f"t/{name(2)}", 60, "t/a")
+    place.give_up(f"t/{name(1)}")
+    assert place.reserve(f"t/{name(2)}", 60, "t/a")
+    place.close()
+
+
+def test_objects_of_a_data_set_in_use_stay_and_those_of_an_idle_one_leave(create: Create) -> None:
+    clock = Clock()
+    place = create(100, clock)
+    assert keep(place, f"t/{name(1)}", b"a" * 50, "t/old")
+    assert keep(place, f"t/{name(2)}", b"b" * 50, "t/old")
+    clock.seconds += IDLE_SECONDS - 1
+    assert read(place, f"t/{name(2)}") is not None
+    clock.seconds += 2
+    assert not keep(place, f"t/{name(3)}", b"c" * 50, "t/new"), "one object of the data set was read lately"
+    clock.seconds += IDLE_SECONDS
+    assert keep(place, f"t/{name(3)}", b"c" * 50, "t/new")
+    assert read(place, f"t/{name(1)}") is None, "the least recently used leaves first"
+    assert read(place, f"t/{name(2)}") == b"b" * 50
+    assert place.statistics().evicted == 1
+    place.close()
+
+
+def test_an_object_that_nobody_has_read_for_a_day_leaves_although_its_data_set_is_in_use(create: Create) -> None:
+    clock = Clock()
+    place = create(100, clock)
+    assert keep(place, f"t/{name(1)}", b"a" * 50)
+    assert keep(place, f"t/{name(2)}", b"b" * 50)
+    clock.seconds += STALE_SECONDS
+    assert read(place, f"t/{name(2)}") is not None
+    assert keep(place, f"t/{name(3)}", b"c" * 50)
+    assert read(place, f"t/{name(1)}") is None
+    place.close()
+
+
+def test_an_object_that_is_being_read_stays(create: Create) -> None:
+    clock = Clock()
+    place = create(100, clock)
+    assert keep(place, f"t/{name(1)}", b"a" * 100)
+    with place.reading(f"t/{name(1)}"):
+        clock.seconds += STALE_SECONDS
+        assert not keep(place, f"t/{name(2)}", b"b" * 50)
+        place.drop(f"t/{name(1)}")
+        assert f"t/{name(1)}" in place
+    clock.seconds += STALE_SECONDS
+    assert keep(place, f"t/{name(2)}", b"b" * 50)
+    place.close()
+
+
+def test_what_is_larger_than_the_limit_is_declined(create: Create) -> None:
+    place = create(100, Clock())
+    assert not place.reserve(f"t/{name(1)}", 101, "t/a")
+    assert place.statistics().declined == 1
+    place.close()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("kdr"), st.integers(0, 6), st.integers(1, 60), st.sampled_from("ab"), st.integers(0, 700)
+        ),
+        max_size=60,
+    )
+)
+def test_memory_is_within_its_limit_and_reads_what_was_kept(steps: list[tuple[str, int, int, str, int]]) -> None:
+    clock = Clock()
+    place: ObjectPlace[Any] = ObjectMemory(100, clock)
+    kept: dict[str, bytes] = {}
+    for action, number, size, group, passed in steps:
+        clock.seconds += passed
+        key = f"t/{name(number)}"
+        if action == "k" and key not in place:
+            data = bytes([number]) * size
+            if keep(place, key, data, f"t/{group}"):
+                kept[key] = data
+        elif action == "d":
+            place.drop(key)
+        else:
+            assert read(place, key) in (None, kept.get(key))
+        found = place.statistics()
+        assert found.used_bytes <= 100
+        assert found.used_bytes == sum(len(kept[each]) for each in kept if each in place)
+
+
+def test_a_folder_takes_over_what_is_there_and_removes_what_cannot_be_used(tmp_path: Path) -> None:
+    first = ObjectFolder(tmp_path, 1000)
+    for number in range(3):
+        assert keep(first, f"t/{name(number)}", bytes([number]) * 100)
+    first.close()
+    (tmp_path / "t" / "objects" / f"{name(9)}.partial").write_bytes(b"half")
+    (tmp_path / "t" / "objects" / "notes.txt").write_bytes(b"stray")
+    second = ObjectFolder(tmp_path, 250)
+    assert len(second.unverified) == second.statistics().objects == 2
+    assert {file.name for file in tmp_path.glob("*/objects/*")} == {key[2:] for key in second.unverified}
+    second.close()
+
+
+def test_a_folder_is_used_by_one_server(tmp_path: Path) -> None:
+    first = ObjectFolder(tmp_path, 1000)
+    with pytest.raises(ConfigError, match="another server uses it"):
+        ObjectFolder(tmp_path, 1000)
+    first.close()
+    ObjectFolder(tmp_path, 1000).close()
+
+
+def test_a_folder_that_cannot_be_used_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="tier cannot be used"):
+        ObjectFolder(tmp_path / "file" / "tier", 1000)

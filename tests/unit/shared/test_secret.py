@@ -1,0 +1,66 @@
+"""A tenant's secret, and what is derived from it."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+
+import pytest
+
+from stoker._format.identity import Identity, identity_of
+from stoker._shared.secret import TierSecret, is_name
+from stoker.errors import ConfigError
+from support.shared_tier import OTHER_SECRET, SECRET, object_of
+
+
+def test_a_secret_is_read_as_it_was_printed() -> None:
+    text = SECRET.reveal()
+    for each in (text, f" {text}\n", base64.b64encode(bytes(range(32))).decode()):
+        assert TierSecret.parse(each).token == SECRET.token
+
+
+@pytest.mark.parametrize("text", ["", " ", "short", "not base64 at all!", base64.b64encode(bytes(31)).decode()])
+def test_what_is_no_secret_is_an_error_that_says_how_to_make_one(text: str) -> None:
+    with pytest.raises(ConfigError, match="stoker tier secret") as caught:
+        TierSecret.parse(text)
+    assert not text.strip() or text.strip() not in str(caught.value)
+
+
+def test_a_server_has_a_secret_for_each_tenant() -> None:
+    both = f"{SECRET.reveal()},{OTHER_SECRET.reveal()}"
+    found = TierSecret.parse_all({"STOKER_TIER_SECRET": both})
+    assert [each.tenant for each in found] == [SECRET.tenant, OTHER_SECRET.tenant]
+    with pytest.raises(ConfigError, match="twice"):
+        TierSecret.parse_all({"STOKER_TIER_SECRET": f"{both},{SECRET.reveal()}"})
+    with pytest.raises(ConfigError, match="is not set"):
+        TierSecret.parse_all({})
+
+
+def test_nothing_that_is_derived_is_another_or_the_secret() -> None:
+    found = {SECRET.token, SECRET.metrics_token, SECRET.tenant, SECRET.group("d"), SECRET.group("e"), SECRET.reveal()}
+    assert len(found) == 6
+    assert SECRET.reveal() not in repr(SECRET)
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(SECRET)
+
+
+def test_a_name_depends_on_secret_and_identity_and_on_whether_that_is_strong() -> None:
+    value = bytes(16)
+    names = {
+        secret.name(Identity(value, strong=strong)) for secret in (SECRET, OTHER_SECRET) for strong in (True, False)
+    }
+    assert len(names) == 4
+    assert all(map(is_name, names))
+
+
+def test_the_name_of_bytes_is_that_of_their_object() -> None:
+    ref, data = object_of(1)
+    name = SECRET.name(identity_of(ref.dataset, ref))
+    assert SECRET.is_name_of(name, memoryview(data))
+    assert not SECRET.is_name_of(name, memoryview(data[:-1]))
+    assert not OTHER_SECRET.is_name_of(name, memoryview(data))
+
+
+@pytest.mark.parametrize("text", ["", "0" * 31, "0" * 33, "A" * 32, "../" + "0" * 29, "0" * 31 + "\n"])
+def test_what_is_no_name(text: str) -> None:
+    assert not is_name(text)

@@ -1,0 +1,277 @@
+"""The client of a shared tier: what it reads and offers, which server it asks, and whom it believes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stoker
+from stoker import Array
+from stoker._cache.tiers import open_tier
+from stoker._format.manifest import Manifest
+from stoker._format.versions import read_manifest
+from stoker._shared import read_through
+from stoker._shared.certificate import ephemeral_tls
+from stoker._shared.client import ServerAddress, SharedTier
+from stoker._shared.read_through import ReadThrough
+from stoker._shared.serving import Endpoint
+from stoker.abc import CorrectedTier, ObjectRef, PlacedTier, Tier
+from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, StoreError
+from stoker.testing import TierTests, WatchedStore
+from support.shared_tier import OTHER_SECRET, SECRET, client_of, object_of, offered, read, running, server_of
+from support.waiting import until, until_async
+
+
+class TestSharedTier(TierTests):
+    """Each test has a server of its own."""
+
+    settled = 0
+
+    async def create_tier(self) -> Tier:
+        self.server = server_of()
+        self.listening = running(self.server)
+        tier = SharedTier([ServerAddress.parse(await self.listening.__aenter__())], SECRET)
+        close = tier.close
+
+        async def close_both() -> None:
+            await close()
+            await self.listening.__aexit__(None, None, None)
+
+        tier.close = close_both  # type: ignore[method-assign]  # the suite closes nothing else
+        return tier
+
+    async def settle(self, tier: Tier) -> None:
+        self.settled += 1
+        await until(lambda: self.server.statistics()["memory"].added == self.settled)
+
+
+def test_it_reads_what_another_machine_has_offered_over_tls_that_it_knows_by_its_fingerprint() -> None:
+    async def main() -> None:
+        ref, data = object_of(1, 3_000_000)
+        endpoint = Endpoint(host="127.0.0.1", port=0, tls=ephemeral_tls())
+        async with running(server_of(1 << 24), endpoint) as url, client_of(url) as one, client_of(url) as two:
+            await offered(one, ref, data)
+            assert await read(two, ref) == data
+            origin = url.partition("?")[0]
+            for wrong in (f"{origin}?fingerprint={'0' * 64}", origin):
+                async with client_of(wrong) as deceived:
+                    with pytest.raises(StoreError, match="certificate"):
+                        await read(deceived, ref)
+
+    asyncio.run(main())
+
+
+def test_without_a_server_a_read_is_an_error_and_an_offer_none() -> None:
+    async def main() -> None:
+        ref, data = object_of(1)
+        async with running(server_of()) as url:
+            pass
+        async with client_of(url) as tier:
+            with pytest.raises(ConnectionLostError):
+                await read(tier, ref)
+            tier.offer(ref, memoryview(data))
+            await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+
+
+def test_a_server_that_does_not_know_the_tenant_says_so() -> None:
+    async def main() -> None:
+        async with running(server_of()) as url, client_of(url, secret=OTHER_SECRET) as tier:
+            with pytest.raises(CredentialsError, match="STOKER_TIER_SECRET"):
+                await read(tier, object_of(1)[0])
+
+    asyncio.run(main())
+
+
+def test_an_object_whose_sha256_is_unknown_is_not_offered() -> None:
+    async def main() -> None:
+        ref, data = object_of(1)
+        weak = replace(ref, sha256_128=None)
+        server = server_of()
+        async with running(server) as url, client_of(url) as tier:
+            assert await read(tier, weak) is None
+            tier.offer(weak, memoryview(data))
+            await offered(tier, ref, data)
+            assert await read(tier, weak) is None
+        assert server.stats.received_bytes == len(data)
+
+    asyncio.run(main())
+
+
+def test_two_objects_of_one_size_and_crc_have_two_names() -> None:
+    async def main() -> None:
+        ref, data = object_of(1)
+        twin = replace(ref, sha256_128=bytes(16), key="data/0123456789abcdef/00000002")
+        assert (twin.size_bytes, twin.crc32c) == (ref.size_bytes, ref.crc32c)
+        async with running(server_of()) as url, client_of(url) as tier:
+            await offered(tier, ref, data)
+            assert await read(tier, twin) is None
+            for one, other in ((ref, twin), (replace(ref, sha256_128=None), replace(twin, sha256_128=None))):
+                assert tier._name(one) != tier._name(other)
+
+    asyncio.run(main())
+
+
+def test_an_object_that_was_rejected_is_forgotten_by_the_server() -> None:
+    async def main() -> None:
+        ref, data = object_of(1)
+        async with running(server_of()) as url, client_of(url) as tier:
+            await offered(tier, ref, data)
+            tier.reject(ref)
+            await until_async(lambda: lacks(tier, ref))
+
+    asyncio.run(main())
+    assert isinstance(SharedTier([], SECRET), CorrectedTier)
+
+
+def test_servers_divide_the_objects_and_one_that_goes_takes_only_its_own() -> None:
+    servers = [ServerAddress(f"https://10.0.0.{number}:7412", "0" * 64) for number in range(4)]
+    tier = SharedTier(servers, SECRET)
+    assert isinstance(tier, PlacedTier)
+    places = {number: tier.place(object_of(number, 10)[0]) for number in range(400)}
+    assert min(Counter(places.values()).values()) > 60
+    fewer = SharedTier(servers[:3], SECRET)
+    moved = [number for number in places if fewer.place(object_of(number, 10)[0]) != places[number]]
+    assert {places[number] for number in moved} == {servers[3].origin}
+    assert SharedTier(servers[:1], SECRET).place(object_of(1)[0]) == ""
+
+
+def test_several_servers_hold_what_is_offered_each_a_part() -> None:
+    async def main() -> None:
+        one, two = server_of(), server_of()
+        async with running(one) as url, running(two) as other, client_of(url, other) as tier:
+            for number in range(12):
+                await offered(tier, *object_of(number))
+            assert all([await read(tier, ref) == data for ref, data in map(object_of, range(12))])
+        assert one.stats.received_bytes + two.stats.received_bytes == 120_000
+        assert min(one.stats.received_bytes, two.stats.received_bytes) > 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("url", "match"),
+    [
+        ("http://10.0.0.9:7412", "use https://"),
+        ("https://10.0.0.9:7412/path", "no tier server"),
+        ("https://10.0.0.9:0", "no tier server"),
+        ("https://10.0.0.9:99999", "not the URL"),
+        ("https://:7412", "no tier server"),
+        ("https://user:hunter2@10.0.0.9:7412", "secret belongs in"),
+        ("https://10.0.0.9:7412?fingerprint=abc", "64 hexadecimal digits"),
+        ("http://127.0.0.1:7412?fingerprint=" + "0" * 64, "64 hexadecimal digits"),
+        ("https://10.0.0.9:7412?limit=8GB", "only fingerprint="),
+        ("https://10.0.0.9:7412#x", "only fingerprint="),
+        ("https://10.0.0.9:7412,https://10.0.0.9:7412", "given twice"),
+        ("https://10.0.0.9:7412,", "no tier server"),
+    ],
+)
+def test_a_url_that_is_not_right_is_an_error_that_says_why(
+    url: str, match: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("STOKER_TIER_SECRET", SECRET.reveal())
+    with pytest.raises(ConfigError, match=match) as caught:
+        open_tier(url, store=stoker.open_store(tmp_path))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_without_a_secret_a_tier_is_not_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("STOKER_TIER_SECRET", raising=False)
+    with pytest.raises(ConfigError, match="STOKER_TIER_SECRET is not set"):
+        open_tier("https://10.0.0.9:7412", store=stoker.open_store(tmp_path))
+
+
+async def lacks(tier: SharedTier, ref: ObjectRef) -> bool:
+    return await read(tier, ref) is None
+
+
+SCHEMA = {"x": Array("uint8", (500,))}
+
+
+def pack(url: Path, rows: int, **settings: Any) -> None:
+    """Pack rows into super-samples of 8 or so."""
+    with stoker.Packer(url, schema=SCHEMA, super_sample_bytes=4096, **settings) as packer:
+        packer.extend({"x": np.full(500, row % 251, np.uint8)} for row in range(rows))
+
+
+def without_sha256(manifest: Manifest) -> Manifest:
+    """Return a manifest as earlier releases wrote it."""
+    return replace(manifest, rows=replace(manifest.rows, sha256_128=None))
+
+
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_a_server_reads_through_what_nobody_has_offered_once_for_all_who_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_earlier: bool
+) -> None:
+    pack(tmp_path / "data", 100)
+
+    async def main() -> None:
+        store = WatchedStore(stoker.open_store(tmp_path / "data"))
+        manifest = await read_manifest(store)
+        if is_earlier:
+            manifest = without_sha256(manifest)
+            monkeypatch.setattr(read_through, "read_manifest", lambda _: returned(manifest))
+        source = ReadThrough(store, [OTHER_SECRET, SECRET])
+        await source.refresh()
+        server = server_of(secrets=(OTHER_SECRET, SECRET), sources=[source])
+        async with running(server) as url, client_of(url) as one, client_of(url) as two:
+            refs = [manifest.ref(row) for row in range(len(manifest))]
+            for ref in refs:
+                body, _ = await store.get(ref.key)
+                await asyncio.gather(*(until_async(partial(read, tier, ref)) for tier in (one, two)))
+                assert await read(one, ref) == await read(two, ref) == body
+            assert server.stats.fetched == len(refs)
+            assert await read(one, object_of(1)[0]) is None
+
+    asyncio.run(main())
+
+
+async def returned(manifest: Manifest) -> Manifest:
+    return manifest
+
+
+def test_a_server_learns_of_a_version_that_was_written_after_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_through, "_REFRESH_SECONDS", 0.0)
+    pack(tmp_path / "data", 10)
+
+    async def main() -> None:
+        store = stoker.open_store(tmp_path / "data")
+        source = ReadThrough(store, [SECRET])
+        await source.refresh()
+        await asyncio.to_thread(pack, tmp_path / "data", 50, mode="append")
+        manifest = await read_manifest(store)
+        async with running(server_of(sources=[source])) as url, client_of(url) as tier:
+            await until_async(lambda: read(tier, manifest.ref(len(manifest) - 1)))
+
+    asyncio.run(main())
+
+
+def test_a_bucket_that_fails_costs_a_miss_and_is_told_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pack(tmp_path / "data", 10)
+
+    async def main() -> None:
+        store = stoker.open_store(tmp_path / "data")
+        source = ReadThrough(store, [SECRET])
+        await source.refresh()
+        ref = (await read_manifest(store)).ref(0)
+        (tmp_path / "data" / ref.key).write_bytes(bytes(ref.size_bytes))
+        server = server_of(sources=[source])
+        async with running(server) as url, client_of(url) as tier:
+            assert await read(tier, ref) is None
+            await until(lambda: server.stats.fetch_failures)
+        assert server.stats.fetched == 0
+
+    asyncio.run(main())
+    assert "could not be read through" in caplog.text

@@ -1,0 +1,281 @@
+"""A tier server, as a client that speaks HTTP meets it: its answers, what it refuses, and what it lets nobody do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from stoker._format.identity import identity_of
+from stoker._shared import serving
+from stoker._shared.certificate import ephemeral_tls
+from stoker._shared.objects import ObjectFolder
+from stoker._shared.serving import Endpoint
+from stoker.errors import ConfigError
+from support.shared_tier import OTHER_SECRET, SECRET, object_of, running, server_of
+from support.waiting import until_async
+
+REF, DATA = object_of(1)
+NAME = SECRET.name(identity_of(REF.dataset, REF))
+TOKEN = {"Authorization": f"Bearer {SECRET.token}"}
+Ask = Callable[..., Awaitable[tuple[int, bytes, Any]]]
+
+
+def asking(main: Callable[[Ask, Any], Awaitable[None]], **settings: Any) -> None:
+    """Run a test with something that sends requests to a server, and the server."""
+
+    async def run() -> None:
+        server = server_of(**settings)
+        async with running(server) as url, aiohttp.ClientSession() as session:
+
+            async def ask(method: str, path: str, **given: Any) -> tuple[int, bytes, Any]:
+                async with session.request(method, url + path, **{"headers": TOKEN, **given}) as response:
+                    return response.status, await response.read(), response.headers
+
+            await main(ask, server)
+
+    asyncio.run(run())
+
+
+def test_an_object_that_was_put_is_read_whole_and_in_ranges() -> None:
+    async def main(ask: Ask, server: Any) -> None:
+        path = f"/objects/{NAME}"
+        assert (await ask("GET", path))[0] == 404
+        assert (await ask("PUT", path, data=DATA))[0] == 201
+        assert (await ask("PUT", path, data=DATA))[0] == 200
+        assert (await ask("GET", path))[:2] == (200, DATA)
+        status, body, headers = await ask("GET", path, headers=TOKEN | {"Range": "bytes=10-19"})
+        assert (status, body, headers["Content-Range"]) == (206, DATA[10:20], f"bytes 10-19/{len(DATA)}")
+        assert (await ask("GET", path, headers=TOKEN | {"Range": "bytes=9990-"}))[1] == DATA[9990:]
+        assert (await ask("GET", path, headers=TOKEN | {"Range": "bytes=-5"}))[1] == DATA[-5:]
+        status, body, headers = await ask("HEAD", path)
+        assert (status, body, headers["Content-Length"]) == (200, b"", str(len(DATA)))
+        for beyond in ("bytes=10000-", "bytes=5-3", "lines=1-2", "bytes=0-1,4-5"):
+            assert (await ask("GET", path, headers=TOKEN | {"Range": beyond}))[0] == 416, beyond
+        assert (await ask("DELETE", path))[0] == 204
+        assert (await ask("GET", path))[0] == 404
+
+    asking(main)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": ""},
+        {"Authorization": "Bearer"},
+        {"Authorization": f"Basic {SECRET.token}"},
+        {"Authorization": f"Bearer {SECRET.token[:-1]}"},
+        {"Authorization": f"Bearer {SECRET.metrics_token}"},
+        {"Authorization": f"Bearer {OTHER_SECRET.token}"},
+        {"Authorization": "Bearer " + "é" * 32},
+    ],
+)
+def test_without_a_valid_token_nothing_is_answered(headers: dict[str, str]) -> None:
+    async def main(ask: Ask, server: Any) -> None:
+        await ask("PUT", f"/objects/{NAME}", data=DATA)
+        for method in ("GET", "HEAD", "PUT", "DELETE"):
+            status, body, _ = await ask(method, f"/objects/{NAME}", headers=headers)
+            assert status == 401
+            assert DATA not in body
+        assert (await ask("GET", "/metrics", headers=headers))[0] == (
+            200 if SECRET.metrics_token in headers.get("Authorization", "") else 401
+        )
+        assert server.stats.unauthorized >= 4
+        assert (await ask("GET", f"/objects/{NAME}"))[0] == 200
+
+    asking(main)
+
+
+def test_bytes_of_another_name_are_refused_and_kept_from_nobody() -> None:
+    async def main(ask: Ask, server: Any) -> None:
+        path = f"/objects/{NAME}"
+        forged = bytearray(DATA)
+        forged[5] ^= 1
+        assert (await ask("PUT", path, data=bytes(forged)))[0] == 422
+        assert (await ask("GET", path))[0] == 404
+        assert server.stats.refused == 1
+        assert (await ask("PUT", path, data=DATA))[0] == 201
+
+    asking(main)
+
+
+def test_a_tenant_neither_reads_nor_deletes_what_is_another_s_by_its_name() -> None:
+    async def main(ask: Ask, server: Any) -> None:
+        path, other = f"/objects/{NAME}", {"Authorization": f"Bearer {OTHER_SECRET.token}"}
+        await ask("PUT", path, data=DATA)
+        assert (await ask("GET", path, headers=other))[0] == 404
+        assert (await ask("DELETE", path, headers=other))[0] == 204
+        assert (await ask("PUT", path, headers=other, data=DATA))[0] == 422, "it is not the other's name of the bytes"
+        assert (await ask("GET", path))[:2] == (200, DATA)
+
+    asking(main, secrets=(SECRET, OTHER_SECRET))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/objects/",
+        "/objects/short",
+        f"/objects/{NAME.upper()}",
+        "/objects/..%2f..%2fetc%2fpasswd",
+        f"/objects/{NAME}/x",
+        "/",
+    ],
+)
+def test_what_is_no_object_is_not_found(path: str) -> None:
+    async def main(ask: Ask, server: Any) -> None:
+        assert (await ask("GET", path))[0] == 404
+        assert (await ask("PUT", path, data=DATA))[0] in (404, 405)
+
+    asking(main)
+
+
+def test_an_offer_without_a_length_or_beyond_any_super_sample_is_refused_before_its_body() -> None:
+    async def main(ask: Ask, server: Any) -> None:
+        async def chunks() -> Any:
+            yield DATA
+
+        assert (await ask("PUT", f"/objects/{NAME}", data=chunks()))[0] == 411
+        expecting = TOKEN | {"Expect": "100-continue", "Content-Length": str(1 << 40)}
+        assert (await ask("PUT", f"/objects/{NAME}", headers=expecting))[0] == 413
+        assert server.stats.received_bytes == 0
+
+    asking(main)
+
+
+def test_what_is_here_is_not_received_again() -> None:
+    async def main(ask: Ask, server: Any) -> None:
+        expecting = TOKEN | {"Expect": "100-continue"}
+        assert (await ask("PUT", f"/objects/{NAME}", data=DATA, headers=expecting))[0] == 201
+        assert (await ask("PUT", f"/objects/{NAME}", data=DATA, headers=expecting))[0] == 200
+        assert server.stats.received_bytes == len(DATA)
+
+    asking(main)
+
+
+def test_a_full_server_declines_and_goes_on() -> None:
+    async def main(ask: Ask, server: Any) -> None:
+        other, data = object_of(2)
+        await ask("PUT", f"/objects/{NAME}", data=DATA)
+        assert (await ask("PUT", f"/objects/{SECRET.name(identity_of('d', other))}", data=data))[0] == 507
+        assert (await ask("GET", f"/objects/{NAME}"))[:2] == (200, DATA)
+
+    asking(main, limit_bytes=15_000)
+
+
+def test_an_upload_that_breaks_off_gives_its_room_back() -> None:
+    async def main(ask: Ask, server: Any) -> None:
+        async def broken() -> Any:
+            yield DATA[:5000]
+            raise RuntimeError("gone")
+
+        headers = TOKEN | {"Content-Length": str(len(DATA))}
+        with pytest.raises((aiohttp.ClientError, RuntimeError)):
+            await ask("PUT", f"/objects/{NAME}", data=broken(), headers=headers)
+
+        async def is_taken() -> bool:
+            return (await ask("PUT", f"/objects/{NAME}", data=DATA))[0] == 201
+
+        await until_async(is_taken)
+
+    asking(main, limit_bytes=15_000)
+
+
+def test_metrics_are_prometheus_s_and_health_is_everybody_s() -> None:
+    async def main(ask: Ask, server: Any) -> None:
+        await ask("PUT", f"/objects/{NAME}", data=DATA)
+        await ask("GET", f"/objects/{NAME}")
+        status, body, _ = await ask("GET", "/metrics", headers={"Authorization": f"Bearer {SECRET.metrics_token}"})
+        lines = body.decode().splitlines()
+        assert status == 200
+        assert 'stoker_tier_place_used_bytes{place="memory"} 10000' in lines
+        assert "stoker_tier_sent_bytes_total 10000" in lines
+        assert all(line.startswith(("# TYPE ", "stoker_tier_")) for line in lines)
+        assert (await ask("GET", "/health", headers={}))[:2] == (200, b"ok\n")
+
+    asking(main)
+
+
+def test_what_has_no_room_in_memory_is_kept_on_disk_and_read_again_by_the_next_server(tmp_path: Path) -> None:
+    objects = {SECRET.name(identity_of("d", ref)): data for ref, data in map(object_of, range(4))}
+
+    async def fill(ask: Ask, server: Any) -> None:
+        for name, data in objects.items():
+            assert (await ask("PUT", f"/objects/{name}", data=data))[0] == 201
+        for name, data in objects.items():
+            assert (await ask("GET", f"/objects/{name}"))[:2] == (200, data)
+            assert (await ask("GET", f"/objects/{name}", headers=TOKEN | {"Range": "bytes=7-8"}))[1] == data[7:9]
+
+    asking(fill, limit_bytes=15_000, folder=ObjectFolder(tmp_path, 100_000))
+    files = sorted(tmp_path.glob("*/objects/*"))
+    assert len(files) == 3
+    spoilt = files[0].name
+    files[0].write_bytes(bytes(len(DATA)))
+
+    async def read(ask: Ask, server: Any) -> None:
+        for file in files:
+            status, body, _ = await ask("GET", f"/objects/{file.name}")
+            assert (status, body) == ((404, body) if file.name == spoilt else (200, objects[file.name]))
+        assert server.stats.damaged == 1
+        assert not files[0].exists()
+
+    asking(read, folder=ObjectFolder(tmp_path, 100_000))
+
+
+def test_a_connection_without_a_token_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_GUEST_SECONDS", 0.05)
+
+    async def main() -> None:
+        async with running(server_of()) as url:
+            host, port = url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /objects/")
+            async with asyncio.timeout(10):
+                assert await reader.read() == b""
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_silent_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_MAX_GUESTS", 4)
+
+    async def main() -> None:
+        async with running(server_of()) as url, aiohttp.ClientSession() as session:
+            place = url.removeprefix("http://").split(":")
+            strangers = [socket.create_connection((place[0], int(place[1]))) for _ in range(20)]
+            for _ in range(3):
+                async with session.get(f"{url}/objects/{NAME}", headers=TOKEN) as response:
+                    assert response.status == 404
+            for each in strangers:
+                each.close()
+
+    asyncio.run(main())
+
+
+def test_off_loopback_a_server_shows_a_certificate_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "is_this_machine", lambda _: False)
+
+    async def main() -> None:
+        async with running(server_of()) as url:
+            assert url.startswith("https://127.0.0.1:")
+            assert len(url.partition("?fingerprint=")[2]) == 64
+
+    asyncio.run(main())
+
+
+def test_a_server_that_listens_everywhere_must_say_where_it_is() -> None:
+    with pytest.raises(ConfigError, match="--advertise"):
+        Endpoint(host="0.0.0.0", port=0)  # noqa: S104 - what is refused
+    everywhere = Endpoint(host="0.0.0.0", port=0, advertised="tier.internal", tls=None)  # noqa: S104 - see above
+    assert everywhere.url(7412, None) == "http://tier.internal:7412"
+
+
+def test_two_certificates_are_two() -> None:
+    assert ephemeral_tls().fingerprint != ephemeral_tls().fingerprint
