@@ -14,7 +14,7 @@ def nothing(event: Any, context: Any) -> dict[str, Any]:
     return {}
 
 
-def one_by_one(event: Any, context: Any) -> dict[str, Any]:
+def one_by_one(event: Any, context: Any) -> Any:
     """Read every raw object and write it as an object of its own, as a function does that treats samples singly."""
     from stoker_functions.aws import _invoke
 
