@@ -14,7 +14,6 @@ from stoker._base.meter import Operation, PriceKey
 from stoker._base.progress import Amount, Progress, format_seconds
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices, StorePrices
-from stoker._fetch.groups import HeadMemory
 from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
@@ -139,7 +138,6 @@ def _plan_config(args: Namespace, manifest: Manifest, executor: Executor, key: P
         lanes=args.lanes,
         worker=worker,
         store=prices.store(key),
-        heads_bytes=HeadMemory.size_bytes(manifest, manifest.schema),
         slices=args.slices,
     )
 

@@ -26,7 +26,6 @@ from stoker._cost.prices import FunctionPrices, StorePrices
 from stoker._fetch.range_plan import ReadLimits, forecast_groups
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
-from stoker._memory.budget import most_sample_bytes
 from stoker._order.order import MAX_LANES, MAX_SLICES, even_slices
 from stoker._order.sharding import Partition
 from stoker.errors import BudgetError, ConfigError
@@ -84,7 +83,6 @@ class PlanConfig:
         lanes: into how many parts the epoch is cut.
         worker: carries out the tasks.
         store: prices of the bucket.
-        heads_bytes: that the heads of all super-samples take in memory.
         slices: at least so many.
         object_bytes: limit of a super-sample's data; default about what the data set has.
 
@@ -95,7 +93,6 @@ class PlanConfig:
     lanes: int
     worker: Worker
     store: StorePrices
-    heads_bytes: int
     slices: int = 1
     object_bytes: int | None = None
 
@@ -278,9 +275,7 @@ class _Planner:
     def _ranged(self, slices: int) -> tuple[float, float]:
         """Return the GETs and the bytes of one slice that is read by ranges."""
         manifest = self._manifest
-        sample_bytes = most_sample_bytes(manifest, manifest.schema)
-        group_bytes = self._memory.group_bytes(heads_bytes=self._config.heads_bytes, sample_bytes=sample_bytes)
-        limits = ReadLimits(slot_bytes=group_bytes, range_bytes=manifest.largest_bytes)
+        limits = ReadLimits(slot_bytes=self._memory.group_bytes(manifest), range_bytes=manifest.largest_bytes)
         dealing = Partition(samples=manifest.samples, batch_size=1, world_size=slices)
         found = forecast_groups(manifest, manifest.schema, limits, dealing)
         return found.requests, found.size_bytes

@@ -11,20 +11,23 @@ none yet, side by side, and counted in order.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.retry import RetryingStore
 from stoker._base.sizes import format_bytes
-from stoker._base.task_group import InOrder, for_each
+from stoker._base.task_group import MAX_AHEAD_BYTES, InOrder, for_each, in_order
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.groups import HeadMemory
-from stoker._fetch.range_plan import MOST_SAMPLES, Group, ReadLimits, Values, read_values
+from stoker._fetch.groups import HeadMemory, cut_sizes
+from stoker._fetch.range_plan import Group, ReadLimits, Values, read_values
 from stoker._fetch.super_samples import open_head
 from stoker._format.manifest import Manifest, object_key
 from stoker._format.schema import Schema
@@ -33,9 +36,10 @@ from stoker._pack.run import put_super_sample
 from stoker.abc import Store
 from stoker.errors import BudgetError, ChecksumError, DeadlineError, PackError
 from stoker_functions._shuffle_job.epochs import PartRecord
-from stoker_functions._shuffle_job.task import held_bytes
+from stoker_functions._shuffle_job.task import TaskMemory, held_bytes
 
 _RECORD_EVERY_OBJECTS = 16
+_TWO_AHEAD_BYTES = MAX_AHEAD_BYTES // 2
 
 
 @dataclass(slots=True, eq=False)
@@ -69,23 +73,22 @@ class SampleSource:
     Attributes:
         manifest: of the data set.
         fetcher: reads from its store.
-        values_bytes: the most that may be held.
+        memory: of the task.
         stop_at_seconds: on the clock of the event loop, when reading that cannot be made use of any more ends.
     """
 
     manifest: Manifest
     fetcher: Fetcher
-    values_bytes: int
+    memory: TaskMemory
     stop_at_seconds: float
 
 
-async def read_whole(source: SampleSource, wanted: Group, reads: int) -> Samples:
+async def read_whole(source: SampleSource, wanted: Group) -> Samples:
     """Return samples from super-samples that are read whole, each once.
 
     Args:
         source: where they are.
         wanted: which, in order.
-        reads: super-samples on their way at once.
 
     Raises:
         BudgetError: they do not fit in memory together.
@@ -94,9 +97,9 @@ async def read_whole(source: SampleSource, wanted: Group, reads: int) -> Samples
         FormatError: one is not what the manifest says.
     """
     loop = asyncio.get_running_loop()
-    manifest = source.manifest
+    manifest, values_bytes = source.manifest, source.memory.values_bytes
     samples = Samples.empty(len(wanted), len(manifest.schema))
-    room_bytes = source.values_bytes - held_bytes(len(manifest.schema), len(wanted), 0)
+    room_bytes = values_bytes - held_bytes(len(manifest.schema), len(wanted), 0)
     held = done = 0
 
     async def read(share: tuple[int, NDArray[np.int64]]) -> None:
@@ -114,13 +117,13 @@ async def read_whole(source: SampleSource, wanted: Group, reads: int) -> Samples
         done += 1
         if held > room_bytes:
             raise BudgetError(
-                f"{len(wanted)} samples do not fit in {format_bytes(source.values_bytes)} of memory: cut the epoch "
+                f"{len(wanted)} samples do not fit in {format_bytes(values_bytes)} of memory: cut the epoch "
                 f"into about {len(shares) / done * held / max(room_bytes, 1):.1f} times as many parts, or give more "
                 "memory"
             )
 
     shares = list(_shares(wanted))
-    await for_each(shares, read, concurrency=reads)
+    await for_each(shares, read, concurrency=source.memory.reads)
     return samples
 
 
@@ -143,65 +146,47 @@ def _keep(samples: Samples, head: Head, data: memoryview, rows: NDArray[np.int64
     return int((ends - starts).sum())
 
 
-async def read_groups(source: SampleSource, blocks: Iterable[Group], group_bytes: int) -> AsyncGenerator[Samples, None]:
+async def read_groups(source: SampleSource, blocks: Iterable[Group]) -> AsyncGenerator[Samples, None]:
     """Yield samples that are read by ranges, in order, a group at a time; while one is used, the next is read.
 
     Args:
         source: where they are; the heads of all its super-samples are read first.
         blocks: which are wanted, in order: some at a time.
-        group_bytes: that a group takes while it is read, at most.
 
     Raises:
+        BudgetError: there is no room for groups.
         StoreError: bytes could not be had.
         FormatError: a super-sample is not what the manifest says.
     """
-    reader = _GroupReader(source, group_bytes)
-    await reader.prepare()
-    ahead: asyncio.Task[Samples] | None = None
-    try:
-        for group in reader.groups(blocks):
-            following = asyncio.create_task(reader.read(group))
-            if ahead is not None:
-                ready, ahead = ahead, following
-                yield await ready
-            ahead = following
-        if ahead is not None:
-            yield await ahead
-    finally:
-        if ahead is not None:
-            ahead.cancel()
-            await asyncio.gather(ahead, return_exceptions=True)
+    reader = _GroupReader(source)
+    await reader.heads.load(source.fetcher)
+    jobs = ((_TWO_AHEAD_BYTES, partial(reader.read, group)) for group in reader.groups(blocks))
+    async with aclosing(in_order(jobs)) as groups:
+        async for samples in groups:
+            yield samples
 
 
 class _GroupReader:
-    def __init__(self, source: SampleSource, group_bytes: int) -> None:
+    def __init__(self, source: SampleSource) -> None:
         self._source = source
-        self._schema = source.manifest.schema
-        self._heads = HeadMemory(source.manifest, self._schema)
-        self._limits = ReadLimits(slot_bytes=group_bytes, range_bytes=source.manifest.largest_bytes)
+        manifest = source.manifest
+        self._schema = manifest.schema
+        self.heads = HeadMemory(manifest, self._schema)
+        self._limits = ReadLimits(slot_bytes=source.memory.group_bytes(manifest), range_bytes=manifest.largest_bytes)
         self._large = [name for name, column in self._schema.items() if not is_small(column)]
-
-    async def prepare(self) -> None:
-        await self._heads.load(self._source.fetcher)
 
     def groups(self, blocks: Iterable[Group]) -> Iterator[Group]:
         """Cut blocks so that the values of a group leave room for what is read in vain."""
         for block in blocks:
-            starts, ends = self._heads.extents(self._large, block)
-            reached = np.cumsum((ends - starts).sum(axis=0))
-            begin = 0
-            while begin < len(block):
-                before = int(reached[begin - 1]) if begin else 0
-                end = int(np.searchsorted(reached, before + self._limits.payload_bytes, "right"))
-                end = max(begin + 1, min(end, begin + MOST_SAMPLES))
-                yield block[begin:end]
-                begin = end
+            starts, ends = self.heads.extents(self._large, block)
+            cuts = cut_sizes((ends - starts).sum(axis=0), self._limits.payload_bytes)
+            yield from (block[begin:end] for begin, end in pairwise(cuts))
 
     async def read(self, group: Group) -> Samples:
         samples = Samples.empty(len(group), len(self._schema))
-        checksums = self._heads.checksums(list(self._schema), group)
+        checksums = self.heads.checksums(list(self._schema), group)
         samples.checksums[:] = checksums.T
-        starts, ends = self._heads.extents(self._large, group)
+        starts, ends = self.heads.extents(self._large, group)
         large = [list(self._schema).index(name) for name in self._large]
         values = Values(samples=group, columns=self._large, starts=starts, ends=ends, checksums=checksums[large])
         reads = values.plan(self._limits)
@@ -223,25 +208,12 @@ class _GroupReader:
             if name in addresses:
                 memory, starts = data, addresses[name]
             else:
-                memory, size_bytes = self._heads.memory, column.element_bytes
-                starts = self._heads.addresses(name, group, size_bytes)
+                memory, size_bytes = self.heads.memory, column.element_bytes
+                starts = self.heads.addresses(name, group, size_bytes)
                 samples.sizes[:, number] = size_bytes
             ends = starts + samples.sizes[:, number]
             columns.append([memory[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)])
         samples.values[:] = map(b"".join, zip(*columns, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Consecutive samples that share no super-sample with others.
-
-    Attributes:
-        run: that packs them; sections of one run follow each other.
-        samples: how many.
-    """
-
-    run: str
-    samples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +223,8 @@ class WriteConfig:
     Attributes:
         dataset: id of the data set.
         schema: of its samples.
-        sections: of the part, in order.
+        sections: of the part, in order: the run that packs one, and its samples. They share no super-sample; those of
+            one run follow each other.
         object_bytes: limit of a super-sample's data.
         uploads: at once.
         stop_at_seconds: on the clock of the event loop, when no other super-sample is begun.
@@ -259,16 +232,14 @@ class WriteConfig:
 
     dataset: str
     schema: Schema
-    sections: Sequence[Section]
+    sections: Sequence[tuple[str, int]]
     object_bytes: int
     uploads: int
     stop_at_seconds: float
 
 
 class PartWriter:
-    """Writes one part, from where its record says that it has come; ``async with`` around the writing.
-
-    However it is left, no upload is under way behind it.
+    """Writes one part, from where its record says that it has come.
 
     Args:
         store: the folder.
@@ -282,88 +253,66 @@ class PartWriter:
         self._config = config
         self._builder = SuperSampleBuilder(config.schema)
         self._checksums: list[bytes] = []
-        self._borders = list(accumulate(section.samples for section in config.sections))
-        self._taken = self._section = 0
-        self._packed: list[tuple[str, Packed]] = []
+        self._packed = [] if record.written is None else list(record.written.packed())
+        self._ordinals: Counter[str] = Counter()
         self._uploads = InOrder(config.uploads, self._packed.extend)
-        self._ordinals: dict[str, int] = {}
-        self._resume()
 
-    @property
-    def samples(self) -> int:
-        """How many samples the part has."""
-        return self._borders[-1] if self._borders else 0
+    async def write(self, samples: AsyncGenerator[Samples, None]) -> None:
+        """Write the samples that come next, as far as there is time, and record how far the part has come.
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all samples are written, and recorded."""
-        return self._record.samples == self.samples
-
-    def _resume(self) -> None:
-        for run, packed in () if self._record.written is None else self._record.written.packed():
-            self._advance()
-            left = self._borders[self._section] - self._taken if self._taken < self.samples else 0
-            expected = self._config.sections[self._section].run if left else None
-            if packed.samples > left or (run, packed.ordinal) != (expected, self._ordinals.get(run, 0)):
-                raise PackError(f"{self._store.url} has the record of other work than this; delete its parts/")
-            self._packed.append((run, packed))
-            self._ordinals[run] = packed.ordinal + 1
-            self._taken += packed.samples
-        self._advance()
-
-    def _advance(self) -> None:
-        """Go to the section that the next sample is in."""
-        while self._section < len(self._borders) and self._taken >= self._borders[self._section]:
-            self._section += 1
-
-    async def __aenter__(self) -> PartWriter:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._uploads.cancel()
-
-    async def write(self, samples: Samples) -> bool:
-        """Write the samples that come next; return whether there is time for more.
+        What is no whole super-sample then is dropped. However it ends, no upload is under way behind it.
 
         Raises:
             ChecksumError: a value is not what was packed any more; nothing of it was written.
-            PackError: the store has something else where a super-sample belongs.
+            PackError: the store has something else where a super-sample belongs, or the record is of other work.
             StoreError: an upload failed.
         """
-        columns = range(len(self._config.schema))
-        for place, value in enumerate(samples.values):
-            ends = list(accumulate(samples.sizes[place].tolist(), initial=0))
-            values = [value[ends[column] : ends[column + 1]] for column in columns]
-            samples.values[place] = b""
+        sections = self._left()
+        try:
+            async with aclosing(_rows(samples)) as rows:
+                for run, count in sections:
+                    if not await self._write_section(run, count, rows):
+                        break
+            await self._uploads.finish()
+            await self._save()
+        finally:
+            await self._uploads.cancel()
+
+    def _left(self) -> deque[tuple[str, int]]:
+        """Return the sections, and what is left of the one in which the record ends."""
+        sections = deque(section for section in self._config.sections if section[1])
+        for run, packed in self._packed:
+            section, left = sections.popleft() if sections else ("", 0)
+            if packed.samples > left or (run, packed.ordinal) != (section, self._ordinals[run]):
+                raise PackError(f"{self._store.url} has the record of other work than this; delete its parts/")
+            self._ordinals[run] += 1
+            if packed.samples < left:
+                sections.appendleft((run, left - packed.samples))
+        return sections
+
+    async def _write_section(self, run: str, count: int, rows: AsyncGenerator[_Row, None]) -> bool:
+        """Write so many samples; return whether there is time for more."""
+        for _ in range(count):
+            values, checksums = await anext(rows)
             is_full = len(self._builder) and self._builder.size_with(values) > self._config.object_bytes
-            if is_full and not await self._cut():
+            if is_full and not await self._cut(run):
                 return False
             self._builder.add(values)
-            self._checksums.append(samples.checksums[place].tobytes())
-            self._taken += 1
-            if self._taken == self._borders[self._section] and not await self._cut():
-                return False
-        return True
+            self._checksums.append(checksums)
+        return await self._cut(run)
 
-    async def finish(self) -> None:
-        """Wait for all uploads, and record how far the part has come; what is no whole super-sample is dropped."""
-        await self._uploads.finish()
-        await self._save()
-
-    async def _cut(self) -> bool:
-        section = self._config.sections[self._section]
-        ordinal = self._ordinals.get(section.run, 0)
-        data, packed = self._builder.finish(Origin(dataset=self._config.dataset, run=section.run, ordinal=ordinal))
-        key = object_key(section.run, ordinal)
+    async def _cut(self, run: str) -> bool:
+        ordinal = self._ordinals[run]
+        data, packed = self._builder.finish(Origin(dataset=self._config.dataset, run=run, ordinal=ordinal))
+        key = object_key(run, ordinal)
         if Head.parse(data, len(data)).checksums.tobytes() != b"".join(self._checksums):
             raise ChecksumError(f"{key}: a value is not what was packed; it changed in memory")
         self._checksums.clear()
-        self._ordinals[section.run] = ordinal + 1
-        self._advance()
-        await self._uploads.add(partial(self._upload, key, section.run, data, packed))
+        self._ordinals[run] += 1
+        await self._uploads.add(partial(self._upload, key, run, data, packed))
         if len(self._packed) - len(self._record) >= _RECORD_EVERY_OBJECTS:
             await self._save()
-        return asyncio.get_running_loop().time() < self._config.stop_at_seconds or self._taken == self.samples
+        return asyncio.get_running_loop().time() < self._config.stop_at_seconds
 
     async def _upload(self, key: str, run: str, data: bytes, packed: Packed) -> tuple[str, Packed]:
         stored = await put_super_sample(self._store, key, data, packed)
@@ -374,3 +323,16 @@ class PartWriter:
     async def _save(self) -> None:
         if len(self._packed) > len(self._record):
             await self._record.save(Manifest.of(self._config.dataset, self._config.schema, self._packed))
+
+
+_Row: TypeAlias = tuple[list[bytes], bytes]
+"""The values of a sample, and their checksums as a super-sample has them."""
+
+
+async def _rows(blocks: AsyncGenerator[Samples, None]) -> AsyncGenerator[_Row, None]:
+    """Yield samples one by one; each is let go of then."""
+    async for samples in blocks:
+        for place, value in enumerate(samples.values):
+            ends = accumulate(samples.sizes[place].tolist(), initial=0)
+            samples.values[place] = b""
+            yield [value[start:end] for start, end in pairwise(ends)], samples.checksums[place].tobytes()

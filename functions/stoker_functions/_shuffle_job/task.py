@@ -8,7 +8,10 @@ from typing import Any, Literal, Self, get_args
 
 from stoker._base.fields import Fields
 from stoker._base.sizes import format_bytes
+from stoker._fetch.groups import HeadMemory
+from stoker._format.manifest import Manifest
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._memory.budget import most_sample_bytes
 from stoker._order.order import MAX_EPOCH, MAX_LANES, MAX_SLICES
 from stoker.errors import BudgetError, ConfigError
 
@@ -153,18 +156,15 @@ class TaskMemory:
             )
         return cls(reads=reads, hedges=_HEDGES, uploads=uploads, values_bytes=memory_bytes - passing_bytes)
 
-    def group_bytes(self, *, heads_bytes: int, sample_bytes: int) -> int:
+    def group_bytes(self, manifest: Manifest) -> int:
         """Return how large a group of samples may be that is read by ranges: three of them, and all heads, are held.
-
-        Args:
-            heads_bytes: of all super-samples.
-            sample_bytes: the most that one sample may have.
 
         Raises:
             BudgetError: there is no room; names the figure that fits.
         """
+        heads_bytes = HeadMemory.size_bytes(manifest, manifest.schema)
         group_bytes = min(_MOST_GROUP_BYTES, (self.values_bytes - heads_bytes) // 3)
-        least_bytes = max(2 * sample_bytes, 1)
+        least_bytes = max(2 * most_sample_bytes(manifest, manifest.schema), 1)
         if group_bytes < least_bytes:
             raise BudgetError(
                 f"to read by ranges takes the heads of all super-samples, {format_bytes(heads_bytes)}, and three "

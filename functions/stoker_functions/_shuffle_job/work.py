@@ -18,12 +18,10 @@ from stoker._base.meter import FolderStore
 from stoker._base.retry import RetryingReader
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import FetchConfig, Fetcher
-from stoker._fetch.groups import HeadMemory
 from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._fetch.range_plan import MOST_SAMPLES, Group
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.versions import read_manifest
-from stoker._memory.budget import most_sample_bytes
 from stoker._memory.ring import Ring
 from stoker._order.order import EpochLayout
 from stoker.abc import Readable, Store
@@ -34,7 +32,6 @@ from stoker_functions._shuffle_job.samples import (
     PartWriter,
     Samples,
     SampleSource,
-    Section,
     WriteConfig,
     read_groups,
     read_whole,
@@ -164,12 +161,11 @@ class _Work:
         rows = layout.rows_of(numbers)
         order = np.argsort(rows)
         cells = np.diff(np.searchsorted(rows[order], layout.slice_starts(self.task.slices)))
-        sections = [Section(self._cell_run(part, each), int(count)) for each, count in enumerate(cells) if count]
+        sections = [(self._cell_run(part, each), int(count)) for each, count in enumerate(cells) if count]
         wanted = Group(*layout.order.locate(numbers[order]))
 
         async def samples(done: int) -> AsyncGenerator[Samples, None]:
-            memory = self._memory(manifest)
-            yield await read_whole(self._source(self.store, manifest, memory), wanted[done:], memory.reads)
+            yield await read_whole(self._source(self.store, manifest), wanted[done:])
 
         result = await self._write(self._scattered, self._scatter_run(part), sections, samples)
         return {name if name in ("state", "run") else f"scattered_{name}": value for name, value in result.items()}
@@ -179,20 +175,15 @@ class _Work:
         layout = self.layout
         start, stop = layout.slice_starts(self.task.slices)[self.task.part : self.task.part + 2].tolist()
         run = self._slice_run(self.task.part)
-        sections = [Section(run, count) for count in layout.lanes_within(start, stop)]
+        sections = [(run, count) for count in layout.lanes_within(start, stop)]
         read = {"ranged": self._by_ranges, "streamed": self._streamed, "scattered": self._gathered}[self.task.way]
         return await self._write(self._folder, run, sections, lambda done: read(start, done, stop))
 
     # The ways to read the samples at rows [start, stop) of the epoch, without the first ones, which are written.
 
     async def _by_ranges(self, start: int, done: int, stop: int) -> AsyncGenerator[Samples, None]:
-        manifest, memory = self.layout.manifest, self._memory(self.layout.manifest)
-        group_bytes = memory.group_bytes(
-            heads_bytes=HeadMemory.size_bytes(manifest, manifest.schema),
-            sample_bytes=most_sample_bytes(manifest, manifest.schema),
-        )
-        source = self._source(self.store, manifest, memory)
-        async with aclosing(read_groups(source, self._blocks(start + done, stop), group_bytes)) as groups:
+        source = self._source(self.store, self.layout.manifest)
+        async with aclosing(read_groups(source, self._blocks(start + done, stop))) as groups:
             async for samples in groups:
                 yield samples
 
@@ -202,14 +193,12 @@ class _Work:
             yield Group(*self.layout.order.locate(self.layout.samples_of(rows)))
 
     async def _streamed(self, start: int, done: int, stop: int) -> AsyncGenerator[Samples, None]:
-        manifest, memory = self.layout.manifest, self._memory(self.layout.manifest)
         wanted = Group(*self.layout.order.locate(self.layout.samples_of(np.arange(start + done, stop))))
-        yield await read_whole(self._source(self.store, manifest, memory), wanted, memory.reads)
+        yield await read_whole(self._source(self.store, self.layout.manifest), wanted)
 
     async def _gathered(self, start: int, done: int, stop: int) -> AsyncGenerator[Samples, None]:
         cells, wanted = await self._cells(start, stop)
-        memory = self._memory(cells)
-        yield await read_whole(self._source(self._scattered, cells, memory), wanted[done:], memory.reads)
+        yield await read_whole(self._source(self._scattered, cells), wanted[done:])
 
     async def _cells(self, start: int, stop: int) -> tuple[Manifest, Group]:
         """Return what was scattered to this slice, as a manifest, and where in it the slice's samples are, in order.
@@ -244,7 +233,9 @@ class _Work:
 
     # What they have in common.
 
-    async def _write(self, folder: FolderStore, run: str, sections: list[Section], samples: _Read) -> dict[str, Any]:
+    async def _write(
+        self, folder: FolderStore, run: str, sections: list[tuple[str, int]], samples: _Read
+    ) -> dict[str, Any]:
         """Write a part from where its record says that it has come, as far as there is time."""
         record = await PartRecord.opened(folder, run, self.layout.dataset)
         config = WriteConfig(
@@ -255,15 +246,11 @@ class _Work:
             uploads=self._memory(self.layout.manifest).uploads,
             stop_at_seconds=self.stop_at_seconds,
         )
-        async with PartWriter(folder, record, config) as writer, aclosing(samples(record.samples)) as read:
-            if not writer.is_complete:
-                async for some in read:
-                    if not await writer.write(some):
-                        break
-                await writer.finish()
+        async with aclosing(samples(record.samples)) as read:
+            await PartWriter(folder, record, config).write(read)
         written = record.written
         return {
-            "state": "complete" if writer.is_complete else "packing",
+            "state": "complete" if record.samples == sum(count for _, count in sections) else "packing",
             "run": run,
             "samples": record.samples,
             "objects": len(record),
@@ -275,7 +262,8 @@ class _Work:
             self.memory_bytes, largest_bytes=manifest.largest_bytes, object_bytes=self.task.object_bytes
         )
 
-    def _source(self, store: Readable, manifest: Manifest, memory: TaskMemory) -> SampleSource:
+    def _source(self, store: Readable, manifest: Manifest) -> SampleSource:
+        memory = self._memory(manifest)
         fetcher = Fetcher(
             store,
             ring=Ring(memory.hedges, manifest.largest_bytes),  # for hedges only
@@ -285,7 +273,7 @@ class _Work:
         return SampleSource(
             manifest=manifest,
             fetcher=fetcher,
-            values_bytes=memory.values_bytes,
+            memory=memory,
             stop_at_seconds=self.stop_at_seconds,
         )
 

@@ -100,7 +100,7 @@ class GroupSteps(StepSource[Group]):
     def _planned(self, epoch: int, run: list[_Batch]) -> Iterator[PlannedStep[Group]]:
         """Cut a run into groups, mostly one, and plan its steps over them."""
         samples = Group.joined([batch.samples for batch in run])
-        cuts = _cuts(np.concatenate([batch.sizes for batch in run]), self._group_bytes)
+        cuts = cut_sizes(np.concatenate([batch.sizes for batch in run]), self._group_bytes)
         first_item, self._next_item = self._next_item, self._next_item + len(cuts) - 1
         start = 0
         for batch in run:
@@ -128,7 +128,7 @@ class GroupSteps(StepSource[Group]):
             start = end
 
 
-def _cuts(sizes: NDArray[np.int64], most_bytes: int) -> list[int]:
+def cut_sizes(sizes: NDArray[np.int64], most_bytes: int) -> list[int]:
     """Return where to cut so that no part has more bytes, unless it is one sample: 0, …, ``len(sizes)``."""
     ends = np.cumsum(sizes)
     cuts = [0]

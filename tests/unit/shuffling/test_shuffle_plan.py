@@ -10,7 +10,6 @@ import pytest
 
 from stoker import Array, Operation, Prices, Schema
 from stoker._base.meter import Meter
-from stoker._fetch.groups import HeadMemory
 from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.supersample import Packed
@@ -58,7 +57,6 @@ def plans(manifest: Manifest, *, lanes: int = 8, slices: int = 1, **worker: Any)
         slices=slices,
         worker=Worker(**settings),
         store=prices.store("s3"),
-        heads_bytes=HeadMemory.size_bytes(manifest, manifest.schema),
     )
     return {plan.way: plan for plan in plan_ways(manifest, config)}
 

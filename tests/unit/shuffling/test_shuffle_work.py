@@ -15,7 +15,6 @@ import pytest
 
 from stoker import Array, Bytes, Order, OrderConfig, Prices, Schema, open_store
 from stoker._base.meter import FolderStore
-from stoker._fetch.groups import HeadMemory
 from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._format.manifest import POINTER_KEY, Manifest, PackRun, Rows, version_key
 from stoker._format.supersample import Packed, SuperSample
@@ -510,8 +509,7 @@ def test_no_task_takes_more_than_its_memory(way: Way, tmp_path: Path) -> None:
         store = await large(open_store(tmp_path))  # not in memory, where it would count, too
         manifest = await read_manifest(store)
         worker = Worker(memory_bytes=BUDGET_BYTES)
-        heads_bytes = HeadMemory.size_bytes(manifest, manifest.schema)
-        config = PlanConfig(lanes=2, worker=worker, store=Prices.load().store("s3"), heads_bytes=heads_bytes)
+        config = PlanConfig(lanes=2, worker=worker, store=Prices.load().store("s3"))
         plan = next(plan for plan in plan_ways(manifest, config) if plan.way == way)
         assert not plan.problem
         memory = Memory()
