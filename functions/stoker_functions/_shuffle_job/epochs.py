@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
 from typing import Any, NamedTuple
 
 from stoker._base.meter import FolderStore
@@ -17,7 +17,7 @@ from stoker._base.retry import RetryingStore
 from stoker._base.task_group import for_each
 from stoker._fetch.materialized_pipeline import EPOCH_VERSION, read_epoch, stored_manifest
 from stoker._format import versions
-from stoker._format.manifest import Manifest, Rows
+from stoker._format.manifest import Manifest
 from stoker._order.order import EpochLayout
 from stoker.abc import Store
 from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, PreconditionFailedError
@@ -156,17 +156,9 @@ async def _built(folder: FolderStore, layout: EpochLayout, runs: Sequence[str]) 
         dataset=layout.dataset,
         version=EPOCH_VERSION,
         schema=layout.manifest.schema,
-        rows=_joined(parts),
+        rows=parts[0].followed_by(*parts[1:]),
         runs=tuple(part for run in runs for part in found[run].runs),
     )
-
-
-def _joined(parts: list[Rows]) -> Rows:
-    """Return the rows of all parts, in order; two by two, so that none is copied often."""
-    while len(parts) > 1:
-        pairs = zip(parts[::2], parts[1::2], strict=False)
-        parts = [first.followed_by(second) for first, second in pairs] + parts[len(parts) // 2 * 2 :]
-    return parts[0]
 
 
 class DeletedEpochs(NamedTuple):
@@ -205,16 +197,12 @@ async def delete_epochs(
 
 async def _keys(store: RetryingStore, prefix: str, end: str = "\U0010ffff") -> list[str]:
     """Return the keys that begin with ``prefix`` and come before ``end``."""
-    found = store.list(prefix)
     keys: list[str] = []
-    try:
+    async with aclosing(store.list(prefix)) as found:
         async for info in found:
             if info.key >= end:
                 break
             keys.append(info.key)
-    finally:
-        if isinstance(found, AsyncGenerator):
-            await found.aclose()
     return keys
 
 

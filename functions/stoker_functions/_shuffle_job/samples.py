@@ -27,7 +27,7 @@ from stoker._base.sizes import format_bytes
 from stoker._base.task_group import MAX_AHEAD_BYTES, InOrder, for_each, in_order
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.groups import HeadMemory, cut_sizes
-from stoker._fetch.range_plan import Group, ReadLimits, Values, read_values
+from stoker._fetch.range_plan import Group, ReadLimits, Values, by_super_sample, read_values
 from stoker._fetch.super_samples import open_head
 from stoker._format.manifest import Manifest, object_key
 from stoker._format.schema import Schema
@@ -122,17 +122,9 @@ async def read_whole(source: SampleSource, wanted: Group) -> Samples:
                 "memory"
             )
 
-    shares = list(_shares(wanted))
+    shares = list(by_super_sample(wanted.super_samples))
     await for_each(shares, read, concurrency=source.memory.reads)
     return samples
-
-
-def _shares(wanted: Group) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield every super-sample that is needed, and the places of its samples in what is wanted."""
-    order = np.argsort(wanted.super_samples, kind="stable")
-    rows = wanted.super_samples[order]
-    borders = np.flatnonzero(np.diff(rows, prepend=-1))
-    yield from zip(rows[borders].tolist(), np.split(order, borders)[1:], strict=True)
 
 
 def _keep(samples: Samples, head: Head, data: memoryview, rows: NDArray[np.int64], places: NDArray[np.int64]) -> int:

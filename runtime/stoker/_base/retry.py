@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -239,7 +239,7 @@ class RetryingReader(ReaderWrapper[R_co]):
         self._told = _Told()
         self._random = random.Random(self.policy.seed)  # noqa: S311 - jitter is no secret
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield the objects under ``prefix``; a listing that breaks goes on behind the last one that it gave."""
         attempts = self._attempts(prefix, counts_at_once=False)
         while True:

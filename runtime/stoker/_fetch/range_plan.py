@@ -9,7 +9,7 @@ plan. A :class:`Forecast` is worked out from the manifest alone; hedges and retr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -154,6 +154,14 @@ class Group:
         """Return the samples of groups, one behind the other."""
         super_samples = np.concatenate([group.super_samples for group in groups])
         return cls(super_samples, np.concatenate([group.rows for group in groups]))
+
+
+def by_super_sample(super_samples: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield each super-sample that stands in an array, in their order, with all its places, which rise."""
+    order = np.argsort(super_samples, kind="stable")
+    rows = super_samples[order]
+    borders = np.flatnonzero(np.diff(rows, prepend=-1))
+    yield from zip(rows[borders].tolist(), np.split(order, borders)[1:], strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -125,23 +125,21 @@ class Rows:
         """How many rows have a strong identity."""
         return 0 if self.sha256_128 is None else int(self.sha256_128.any(axis=1).sum())
 
-    def followed_by(self, other: Rows) -> Rows:
+    def followed_by(self, *others: Rows) -> Rows:
         """Return these rows and then the others."""
-        columns = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _ROW_FIELDS}
+        parts = (self, *others)
+        columns = {name: np.concatenate([getattr(rows, name) for rows in parts]) for name in _ROW_FIELDS}
+        arrays = [rows.tags for rows in parts if isinstance(rows.tags, np.ndarray)]
         tags: NDArray[Any] | tuple[str, ...]
-        if (
-            isinstance(self.tags, np.ndarray)
-            and isinstance(other.tags, np.ndarray)
-            and (self.tags.ndim == other.tags.ndim)
-        ):
-            tags = np.concatenate([self.tags, other.tags])
+        if len(arrays) == len(parts) and len({array.ndim for array in arrays}) == 1:
+            tags = np.concatenate(arrays)
         else:
-            tags = _compact([rows.tag(row) for rows in (self, other) for row in range(len(rows))])
+            tags = _compact([rows.tag(row) for rows in parts for row in range(len(rows))])
         hashes = [
             np.zeros((len(rows), IDENTITY_BYTES), np.uint8) if rows.sha256_128 is None else rows.sha256_128
-            for rows in (self, other)
+            for rows in parts
         ]
-        is_known = self.sha256_128 is not None or other.sha256_128 is not None
+        is_known = any(rows.sha256_128 is not None for rows in parts)
         return Rows(**columns, tags=tags, sha256_128=np.concatenate(hashes) if is_known else None)
 
     def kept(self, keep: NDArray[np.bool_]) -> Rows:
