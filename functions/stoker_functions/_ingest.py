@@ -25,8 +25,8 @@ from stoker._format import versions
 from stoker._format.schema import Array, Schema
 from stoker._pack.merge import provisional_dataset
 from stoker._sources.folders import belongs, files_schema, images_schema
-from stoker._sources.listing import is_wanted
-from stoker._sources.parts import Part, Samples, grouped
+from stoker._sources.listing import ObjectSource, is_wanted
+from stoker._sources.parts import Part, grouped
 from stoker._sources.webdataset import open_webdataset
 from stoker._stores.location import check_key, parse_url
 from stoker.abc import ObjectInfo, SourceListing
@@ -377,14 +377,14 @@ class _Packing:
                 "are announced again"
             )
 
-    async def _part(self, objects: Sequence[ObjectInfo]) -> tuple[Part, Samples | None]:
+    async def _part(self, objects: Sequence[ObjectInfo]) -> tuple[Part, ObjectSource | None]:
         """Return the part that raw objects are, and its samples where they had to be opened to tell the columns."""
         target, ordered = self._target, tuple(sorted(objects, key=lambda info: info.key.encode()))
         schema, opened = target.schema, None
         if schema is None:
             listing = SourceListing(self._source, self._deployment.source(self._source), ordered, is_folder=False)
-            opened = Samples(await open_webdataset(listing))
-            schema = opened.source.schema
+            opened = await open_webdataset(listing)
+            schema = opened.schema
         part = Part(
             dataset=target.url,
             dataset_id=target.dataset_id,

@@ -16,8 +16,9 @@ from stoker._base.sizes import format_bytes
 from stoker._base.task_group import MAX_AHEAD_BYTES
 from stoker._pack.plan import still_stored
 from stoker._pack.record import PackRecord
-from stoker._pack.run import RunConfig, RunWriter
-from stoker._sources.parts import Part, Samples, open_part
+from stoker._pack.run import Cutter, RunWriter
+from stoker._sources.listing import ObjectSource
+from stoker._sources.parts import Part, open_part
 from stoker.errors import ConfigError, PackError
 from stoker_functions._deployment import Deadline, Deployment
 
@@ -61,7 +62,7 @@ def pack_result(record: PackRecord) -> dict[str, Any]:
 
 
 async def pack_part(
-    part: Part, deployment: Deployment, deadline: Deadline, opened: Samples | None = None
+    part: Part, deployment: Deployment, deadline: Deadline, opened: ObjectSource | None = None
 ) -> PackRecord:
     """Pack a part, as far as the time allows, and return its record; see :func:`pack`.
 
@@ -79,13 +80,8 @@ async def pack_part(
     if record.state != "packing":
         return record
     record = await still_stored(store, record, part.dataset_id)
-    config = RunConfig(
-        dataset=part.dataset_id,
-        schema=part.schema,
-        super_sample_bytes=part.super_sample_bytes,
-        concurrency=concurrency,
-    )
-    run = RunWriter(store, config, record, journal)
+    cutter = Cutter(part.schema, part.super_sample_bytes, dataset=part.dataset_id, run=part.run)
+    run = RunWriter(store, cutter, record, journal, concurrency=concurrency)
     await run.begin()
     try:
         async with asyncio.timeout_at(deadline.stop_at_seconds) as limit:

@@ -21,7 +21,7 @@ from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.merge import merge, remembered
 from stoker._pack.record import PackRecord
-from stoker._pack.run import RunConfig, pack_again
+from stoker._pack.run import Cutter, pack_again
 from stoker.errors import NotFoundError
 
 _LEAST_OBJECTS = 2
@@ -90,9 +90,9 @@ async def compact(
         sources=names,
     )
     target_bytes = min(super_sample_bytes, MAX_SUPER_SAMPLE_BYTES)
-    config = RunConfig(dataset=base.dataset, schema=base.schema, super_sample_bytes=target_bytes)
+    cutter = Cutter(base.schema, target_bytes, dataset=base.dataset, run=record.run)
     journal = await catalog.journal(record.run)
-    packed = await pack_again(store, map(base.ref, rows), record, journal, config)
+    packed = await pack_again(store, map(base.ref, rows), record, journal, cutter)
     merged = await merge(store, catalog, now_seconds=now_seconds)
     return Compacted(
         manifest=merged.manifest or base,

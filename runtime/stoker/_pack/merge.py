@@ -26,7 +26,7 @@ from stoker._format.manifest import Manifest, Rows
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.record import REMEMBERED_SECONDS, SOURCE_BYTES, PackRecord, no_sources, run_name
-from stoker._pack.run import RunConfig, pack_again
+from stoker._pack.run import Cutter, pack_again
 from stoker.errors import DatasetExistsError, PackError
 
 _log = logging.getLogger("stoker.pack.merge")
@@ -306,10 +306,10 @@ async def _rest(
         record, run=identity[:16], identity=identity, state="packing", prefix=None, sources=sources, version=0
     )
     limit_bytes = min(prefix.largest_bytes, MAX_SUPER_SAMPLE_BYTES)
-    config = RunConfig(dataset=dataset, schema=prefix.schema, super_sample_bytes=limit_bytes)
+    cutter = Cutter(prefix.schema, limit_bytes, dataset=dataset, run=rest.run)
     journal = await catalog.journal(rest.run)
     is_wanted = (lambda _: True) if all(wanted) else wanted.__getitem__
-    return await pack_again(store, map(prefix.ref, range(len(prefix))), rest, journal, config, is_wanted)
+    return await pack_again(store, map(prefix.ref, range(len(prefix))), rest, journal, cutter, is_wanted)
 
 
 def remembered(records: Iterable[PackRecord], now_seconds: float) -> NDArray[np.uint8]:

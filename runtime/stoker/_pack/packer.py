@@ -30,7 +30,7 @@ from stoker._format.manifest import Manifest
 from stoker._format.schema import Column, Schema
 from stoker._pack.plan import PackConfig, PackPlan, plan_pack, successor
 from stoker._pack.record import PackRecord, record_key
-from stoker._pack.run import Cut, PackProgress, RunConfig, RunWriter
+from stoker._pack.run import Cut, Cutter, PackProgress, RunWriter
 from stoker._stores import open_store
 from stoker._stores.options import StoreOptions
 from stoker.abc import Source, Store
@@ -65,13 +65,10 @@ class AsyncPacker:
         plan = self._plan = await plan_pack(self._store, self._config)
         config = self._config
         is_resumed = plan.journal.recorded is not None
-        made = RunConfig(
-            dataset=plan.dataset,
-            schema=config.schema,
-            super_sample_bytes=config.super_sample_bytes,
-            concurrency=config.concurrency,
+        cutter = Cutter(config.schema, config.super_sample_bytes, dataset=plan.dataset, run=plan.record.run)
+        run = RunWriter(
+            self._store, cutter, plan.record, plan.journal, self._on_progress, concurrency=config.concurrency
         )
-        run = RunWriter(self._store, made, plan.record, plan.journal, on_progress=self._on_progress)
         await run.begin()  # so that a missing permission is told before the source is read, too
         if plan.journal.recorded is not None and not config.single_writer:
             await self._check_conditions(plan.journal.recorded, is_resumed=is_resumed)

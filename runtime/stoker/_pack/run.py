@@ -49,10 +49,9 @@ class Cutter:
     """
 
     def __init__(self, schema: Schema, super_sample_bytes: int, *, dataset: str, run: str) -> None:
+        self.schema, self.dataset, self.run = schema, dataset, run
         self._builder = SuperSampleBuilder(schema)
         self._super_sample_bytes = super_sample_bytes
-        self._dataset = dataset
-        self._run = run
         self.samples = 0
         self.objects = 0
 
@@ -79,7 +78,7 @@ class Cutter:
             PackError: the sample alone is larger than a super-sample; it was not taken.
         """
         name = f"sample {self.samples}" + (f" ({where})" if where else "")
-        return self.add_encoded(self._builder.schema.encode(sample, name), name)
+        return self.add_encoded(self.schema.encode(sample, name), name)
 
     def add_encoded(self, values: list[bytes], name: str) -> Cut | None:
         """Take one sample as :meth:`Schema.encode` gives it, called ``name`` in an error; else like :meth:`add`."""
@@ -96,15 +95,15 @@ class Cutter:
         return self._cut(is_last=True) if len(self._builder) else None
 
     def _cut(self, *, is_last: bool) -> Cut:
-        origin = Origin(dataset=self._dataset, run=self._run, ordinal=self.objects)
+        origin = Origin(dataset=self.dataset, run=self.run, ordinal=self.objects)
         data, packed = self._builder.finish(origin, is_last=is_last)
         self.objects += 1
         return Cut(data, packed)
 
     def _check_fits(self, values: list[bytes], name: str) -> None:
-        alone = SuperSampleBuilder(self._builder.schema).size_with(values)
+        alone = SuperSampleBuilder(self.schema).size_with(values)
         if alone > self._super_sample_bytes:
-            sizes = dict(zip(self._builder.schema, map(len, values), strict=True))
+            sizes = dict(zip(self.schema, map(len, values), strict=True))
             largest = max(sizes, key=sizes.__getitem__)
             raise PackError(
                 f"{name} needs {alone} bytes ({sizes[largest]} of them in column {largest!r}), more than a "
@@ -127,36 +126,20 @@ class PackProgress:
     objects: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """What a run makes of samples, and how.
-
-    Attributes:
-        dataset: id of the data set.
-        schema: the columns of every sample.
-        super_sample_bytes: limit of a super-sample's data.
-        concurrency: uploads at once. Memory is this many super-samples, and the one that waits for room.
-    """
-
-    dataset: str
-    schema: Schema
-    super_sample_bytes: int
-    concurrency: int = _UPLOADS_AGAIN
-
-
 class RunWriter:
     """Carries out a run: cuts, uploads, and records the durable prefix. Leave it with :meth:`cancel`, however it ends.
 
     Args:
         store: takes the objects.
-        config: what is made of samples.
+        cutter: makes them, of the same run.
         record: with which the run begins; its prefix is durable.
         journal: takes what the run comes to.
         on_progress: called with what is durable, as it grows.
+        concurrency: uploads at once. Memory is this many super-samples, and the one that waits for room.
 
     Attributes:
-        record: as given.
         cutter: takes samples, and gives what :meth:`submit` takes.
+        record: as given.
         packed: the durable prefix, as far as it was replayed or skipped.
         progress: what that comes to.
     """
@@ -164,18 +147,18 @@ class RunWriter:
     def __init__(
         self,
         store: RetryingStore,
-        config: RunConfig,
+        cutter: Cutter,
         record: PackRecord,
         journal: Journal,
-        *,
         on_progress: Callable[[PackProgress], object] | None = None,
+        *,
+        concurrency: int = _UPLOADS_AGAIN,
     ) -> None:
         self.record = record
         self.packed: list[Packed] = []
         self.progress = PackProgress()
-        self._store, self._config, self._journal, self._on_progress = store, config, journal, on_progress
-        self.cutter = Cutter(config.schema, config.super_sample_bytes, dataset=config.dataset, run=record.run)
-        self._uploads = InOrder(config.concurrency, self._take_in)
+        self._store, self.cutter, self._journal, self._on_progress = store, cutter, journal, on_progress
+        self._uploads = InOrder(concurrency, self._take_in)
         self._durable = [] if record.prefix is None else [packed for _, packed in record.prefix.packed()]
 
     async def begin(self) -> None:
@@ -252,7 +235,7 @@ class RunWriter:
                     f"doubled; nothing was committed: give the run up with stoker gc --abandoned {run} --delete, and "
                     "pack again"
                 )
-        return Manifest.of(self._config.dataset, self._config.schema, [(run, each) for each in packed])
+        return Manifest.of(self.cutter.dataset, self.cutter.schema, [(run, each) for each in packed])
 
     def _take_in(self, packed: list[Packed]) -> None:
         """Count super-samples that follow the durable prefix and are durable too."""
@@ -304,7 +287,7 @@ async def pack_again(
     refs: Iterable[ObjectRef],
     record: PackRecord,
     journal: Journal,
-    config: RunConfig,
+    cutter: Cutter,
     is_wanted: Callable[[int], bool] = lambda sample: True,
 ) -> PackRecord:
     """Pack the samples of super-samples as a run of their own, in order and not decoded; return its finished record.
@@ -317,7 +300,7 @@ async def pack_again(
         refs: what pins them.
         record: with which the run begins.
         journal: of the run.
-        config: what it makes of samples.
+        cutter: of the run.
         is_wanted: tells, by its number among all, whether a sample is taken.
 
     Raises:
@@ -327,7 +310,7 @@ async def pack_again(
     begun = journal.recorded or record
     if begun.state != "packing":
         return begun
-    writer = RunWriter(store, config, begun, journal)
+    writer = RunWriter(store, cutter, begun, journal)
     await writer.begin()
     try:
         number = 0
@@ -335,9 +318,7 @@ async def pack_again(
         async with aclosing(in_order(reads)) as found:
             async for sample in found:
                 for row in range(len(sample)):
-                    if is_wanted(number) and (
-                        cut := writer.cutter.add_encoded(sample.encoded(row), f"sample {number}")
-                    ):
+                    if is_wanted(number) and (cut := cutter.add_encoded(sample.encoded(row), f"sample {number}")):
                         await writer.submit(cut)
                     number += 1
         await writer.complete()

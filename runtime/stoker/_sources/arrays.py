@@ -159,19 +159,29 @@ class ArraySource(ObjectSource):
         except SchemaError as error:
             raise PackError(f"{listing.url}: {error}; save the array under another name") from None
         super().__init__(kind, schema, listing, listing.objects)
-        self.samples = self._rows = next(iter(columns.values()))[0].shape[0]
+        self.samples = self._end = next(iter(columns.values()))[0].shape[0]
+        self._first = 0
         self._blocks = {name: blocks for name, (_, blocks) in columns.items()}
         self._block_rows = max(1, BLOCK_BYTES // max(1, sum(header.row_bytes for header, _ in columns.values())))
 
+    def take_only(self, start: int, end: int) -> None:
+        """Leave out all rows but ``[start, end)``.
+
+        Raises:
+            PackError: there are fewer.
+        """
+        if end > self._end:
+            raise PackError(f"{self.root}/{self.objects[0].key} has {self._end} rows, not {end}: it was replaced")
+        self._first, self._end, self.samples = start, end, end - start
+
     async def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
         """Yield the rows from number ``start`` on; the values are views of blocks of rows."""
-        name = self._listing.objects[0].key
-        streams = {column: blocks(start, self._block_rows) for column, blocks in self._blocks.items()}
+        name, row = self._listing.objects[0].key, self._first + start
+        streams = {column: blocks(row, self._block_rows) for column, blocks in self._blocks.items()}
         try:
-            row = start
-            while row < self._rows:
+            while row < self._end:
                 block = {column: await anext(stream) for column, stream in streams.items()}
-                for index in range(min(self._block_rows, self._rows - row)):
+                for index in range(min(self._block_rows, self._end - row)):
                     yield f"{name}: row {row + index}", {column: rows[index] for column, rows in block.items()}
                 row += self._block_rows
         finally:

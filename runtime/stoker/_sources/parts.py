@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -24,12 +23,12 @@ from stoker._format.schema import Schema
 from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.plan import schema_difference
 from stoker._pack.record import SOURCE_BYTES, PackRecord, no_sources
-from stoker._sources.arrays import open_npy, open_npz
+from stoker._sources.arrays import ArraySource, open_npy, open_npz
 from stoker._sources.folders import FolderSource, belongs
 from stoker._sources.listing import ObjectSource, fingerprint_of, listed_between
 from stoker._sources.webdataset import open_webdataset
 from stoker._stores.location import check_key
-from stoker.abc import ObjectInfo, Sample, SourceListing
+from stoker.abc import ObjectInfo, SourceListing
 from stoker.errors import ConfigError, EventError, FormatError, PackError, SchemaError
 
 T = TypeVar("T")
@@ -230,33 +229,6 @@ def _key_slice(fields: Fields) -> KeySlice:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """The samples of a part.
-
-    Attributes:
-        source: that they are read from.
-        start: number of the part's first sample in the source.
-        end: number behind its last; None if only the end of the source tells.
-    """
-
-    source: ObjectSource
-    start: int = 0
-    end: int | None = None
-
-    async def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
-        """Yield the part's samples from its number ``start`` on; see :meth:`stoker.abc.Source.read`."""
-        number = self.start + start
-        if number == self.end:
-            return
-        async with aclosing(self.source.read(number)) as samples:
-            async for sample in samples:
-                yield sample
-                number += 1
-                if number == self.end:
-                    return
-
-
 def split(source: ObjectSource, part: Part, part_bytes: int) -> Iterator[Part]:
     """Yield the parts that ``source`` consists of, in order of its samples; the same ones every time.
 
@@ -310,7 +282,7 @@ def grouped(
         yield group
 
 
-async def open_part(part: Part, store: RetryingStore) -> Samples:
+async def open_part(part: Part, store: RetryingStore) -> ObjectSource:
     """Return the samples of a part.
 
     Args:
@@ -325,13 +297,12 @@ async def open_part(part: Part, store: RetryingStore) -> Samples:
     objects = part.objects if part.keys is None else await _listed(part, part.keys, store)
     listing = SourceListing(part.source, store, tuple(objects), is_folder=False)
     if part.kind in ("files", "image-folder"):
-        return Samples(FolderSource(part.kind, part.schema, listing, objects))
+        return FolderSource(part.kind, part.schema, listing, objects)
     source = await _OPENERS[part.kind](listing)
     _check_schema(part, source.schema)
-    start, end = part.rows or (0, None)
-    if end is not None and (source.samples is None or end > source.samples):
-        raise PackError(f"{part.source}/{objects[0].key} has {source.samples} rows, not {end}: it was replaced")
-    return Samples(source, start, end)
+    if part.rows is not None and isinstance(source, ArraySource):
+        source.take_only(*part.rows)
+    return source
 
 
 _OPENERS: dict[str, Callable[[SourceListing], Awaitable[ObjectSource]]] = {
