@@ -30,6 +30,7 @@ from stoker.errors import (
 )
 
 T = TypeVar("T")
+Found = TypeVar("Found")
 
 SUPER_SAMPLE_KEY = re.compile(r"data/([0-9a-f]{16})/([0-9]{8}|[1-9][0-9]{8,9})", re.ASCII)
 _BAD = (NotFoundError, ObjectChangedError, ChecksumError, TruncatedError, FormatError)
@@ -59,7 +60,7 @@ async def verify(
     *,
     deep: bool = False,
     concurrency: int = 4,
-    on_object: Callable[[ObjectRef, BadObject | None], object] | None = None,
+    on_object: Callable[[ObjectRef, BadObject | None], object] = lambda ref, bad: None,
 ) -> list[BadObject]:
     """Read every super-sample of ``manifest`` and return the bad ones, in the manifest's order.
 
@@ -79,11 +80,10 @@ async def verify(
     reader = RetryingReader(store)
 
     def tell(row: int, problem: str | None) -> None:
-        if on_object is not None:
-            ref = manifest.ref(row)
-            on_object(ref, None if problem is None else BadObject(ref.key, problem))
+        ref = manifest.ref(row)
+        on_object(ref, None if problem is None else BadObject(ref.key, problem))
 
-    problems = await problems_of(
+    _, problems = await problems_of(
         range(len(manifest)),
         lambda row: _check_row(reader, manifest, row, deep=deep),
         concurrency=concurrency,
@@ -94,38 +94,43 @@ async def verify(
 
 async def problems_of(
     items: Iterable[T],
-    check: Callable[[T], Awaitable[object]],
+    check: Callable[[T], Awaitable[Found]],
     *,
     concurrency: int,
     on_checked: Callable[[T, str | None], object] = lambda item, problem: None,
-) -> dict[T, str]:
-    """Return what ``check`` finds wrong with objects, for those that are bad; a damaged one is read a second time.
+) -> tuple[dict[T, Found], dict[T, str]]:
+    """Check objects; a damaged one is read a second time.
 
     Args:
         items: what tells the objects apart.
-        check: reads one, and raises what is wrong with it.
+        check: reads one, and returns what is known of it, or raises what is wrong with it.
         concurrency: objects read at once.
         on_checked: called with each item, in any order, and what is wrong with it.
+
+    Returns:
+        What ``check`` returned for good ones, in the order of the items; and what is wrong with the others.
 
     Raises:
         StoreError: the store could not be read.
     """
+    ordered = list(items)
+    found: dict[T, Found] = {}
     problems: dict[T, str] = {}
 
     async def check_one(item: T) -> None:
         try:
             try:
-                await check(item)
+                found[item] = await check(item)
             except ChecksumError:  # perhaps it was damaged on its way
-                await check(item)
+                found[item] = await check(item)
         except BucketNotFoundError:
             raise
         except _BAD as error:
             problems[item] = str(error)
         on_checked(item, problems.get(item))
 
-    await for_each(items, check_one, concurrency=concurrency)
-    return problems
+    await for_each(ordered, check_one, concurrency=concurrency)
+    return {item: found[item] for item in ordered if item in found}, problems
 
 
 async def open_super_sample(store: Readable, key: str, size_bytes: int | None = None) -> tuple[SuperSample, Packed]:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, pairwise
 from operator import itemgetter
 
@@ -395,15 +396,14 @@ async def _check_claimed(
     Those that are read whole have strong identities behind that, whether they had one or not.
     """
     check_one = _check_whole if whole else _check_head
-    checked: dict[Place, Packed] = {}
 
-    async def check(place: Place) -> None:
+    async def check(place: Place) -> Packed:
         if place not in objects:
             raise NotFoundError(f"{object_key(*place)} does not exist")
-        checked[place] = await check_one(reader, objects[place], claimed[place])
+        return await check_one(reader, objects[place], claimed[place])
 
-    problems = await problems_of(claimed, check, concurrency=_WHOLE_AT_ONCE if whole else _HEADS_AT_ONCE)
-    return {place: checked[place] for place in claimed if place in checked}, _bad(claimed, problems)
+    found, problems = await problems_of(claimed, check, concurrency=_WHOLE_AT_ONCE if whole else _HEADS_AT_ONCE)
+    return found, _bad(claimed, problems)
 
 
 async def _check_head(reader: RetryingReader[Readable], info: ObjectInfo, packed: Packed) -> Packed:
@@ -433,21 +433,11 @@ async def _adopt(
     if survey.may_have_replaced:
         reason = "belongs to no run; functions add to this data set, so its samples may be there already"
         return {}, _bad(orphans, {place: f"{object_key(*place)} {reason}" for place in orphans})
-    opened: dict[Place, _Orphan] = {}
-
-    async def open_orphan(place: Place) -> None:
-        opened[place] = await _opened(reader, place)
-
-    problems = await problems_of(orphans, open_orphan, concurrency=_WHOLE_AT_ONCE)
-    adopted: dict[Place, _Orphan] = {}
-    dataset = survey.dataset
-    for place in orphans:
-        if orphan := opened.get(place):
-            dataset = dataset or orphan.dataset
-            if orphan.dataset == dataset:
-                adopted[place] = orphan
-            else:
-                problems[place] = f"{object_key(*place)} is of another data set, or has another schema"
+    opened, problems = await problems_of(orphans, partial(_opened, reader), concurrency=_WHOLE_AT_ONCE)
+    dataset = survey.dataset or next((orphan.dataset for orphan in opened.values()), None)
+    adopted = {place: orphan for place, orphan in opened.items() if orphan.dataset == dataset}
+    for place in opened.keys() - adopted.keys():
+        problems[place] = f"{object_key(*place)} is of another data set, or has another schema"
     return adopted, _bad(orphans, problems)
 
 
