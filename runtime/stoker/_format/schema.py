@@ -207,24 +207,12 @@ class Ragged(Column):
         return np.frombuffer(data, self.dtype.holder).reshape(-1, *self.shape).copy()
 
 
-_BYTE = dtype_of("uint8")
-
-
 @dataclass(frozen=True, slots=True)
 class Bytes(Column):
     """A column of byte strings of any length, such as encoded images."""
 
     kind = "bytes"
-
-    @property
-    def dtype(self) -> DType:  # type: ignore[override]
-        """Always ``uint8``."""
-        return _BYTE
-
-    @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Always a scalar: an element is one byte."""
-        return ()
+    dtype, shape = dtype_of("uint8"), ()
 
     def encode(self, value: object) -> bytes:
         """Return the value itself."""
