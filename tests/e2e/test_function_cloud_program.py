@@ -106,7 +106,7 @@ def test_a_configuration_comes_from_a_file_or_from_standard_input_whose_end_is_t
     ("arguments", "message"),
     [
         (["--function", "nameless"], "not like NAME=VALUE"),
-        (["--function", "f=m.f", "--memory-mb", "1"], "memory_mb=1"),
+        (["--function", "f=m.f", "--memory-mb", "1"], "memory_mb must be at least 128"),
         (["--config", "x.json", "--function", "f=m.f"], "--function does not go with --config"),
         (["--config", "x.json", "--port", "0"], "--port does not go with --config"),
         ([], "give --function NAME=MODULE.HANDLER"),

@@ -64,7 +64,7 @@ def test_a_folder_is_served_as_buckets(tmp_path: Path) -> None:
     [
         (["--root", "/does/not/exist"], "No such file"),
         (["--bucket", "A"], "not a bucket name"),
-        (["--port", "-1"], "port=-1"),
+        (["--port", "-1"], "port must be at least 0 and at most 65,535, not -1"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments: list[str], message: str) -> None:

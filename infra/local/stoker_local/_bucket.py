@@ -14,7 +14,8 @@ from email.utils import formatdate
 from types import TracebackType
 from typing import Annotated, Any
 
-from stoker_local._config import AtLeastOne, Bounds, Checked, Positive, is_this_machine, read_json, unique_names
+from stoker._base.arguments import AtLeastOne, Bound, Bounded, NotNegative, Positive
+from stoker_local._config import is_this_machine, read_json, unique_names
 from stoker_local._http1 import BadRequestError, Body, Request, Response, Wire, compose_head, parse_head
 from stoker_local._network import (
     Fault,
@@ -39,7 +40,7 @@ WELL_KNOWN = KeyPair(access_key="stoker", secret_key="stoker-secret")  # noqa: S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketConfig(Checked):
+class BucketConfig(Bounded):
     """What the local bucket serves, to whom, how fast and how badly.
 
     Attributes:
@@ -54,18 +55,18 @@ class BucketConfig(Checked):
     """
 
     host: str = "127.0.0.1"
-    port: Annotated[int, Bounds(0, 65535)] = 0
+    port: Annotated[int, Bound(">=", 0), Bound("<=", 65535)] = 0
     region: str = "us-east-1"
     keys: tuple[KeyPair, ...] = (WELL_KNOWN,)
     buckets: tuple[BucketSpec, ...] = (BucketSpec(name="stoker"),)
     shape: Shape = field(default_factory=Shape)
     faults: FaultPlan = field(default_factory=FaultPlan)
-    max_object_bytes: Annotated[int, Bounds(0)] = 1 << 30
-    max_connections: AtLeastOne = 1024
-    request_seconds: Positive = 300.0
+    max_object_bytes: NotNegative[int] = 1 << 30
+    max_connections: AtLeastOne[int] = 1024
+    request_seconds: Positive[float] = 300.0
 
     def __post_init__(self) -> None:
-        Checked.__post_init__(self)
+        Bounded.__post_init__(self)
         if not is_this_machine(self.host) and any(key.secret_key == WELL_KNOWN.secret_key for key in self.keys):
             raise ValueError(f"host={self.host!r} is open to other machines; give keys of your own")
         if not is_this_machine(self.host) and any(bucket.anonymous for bucket in self.buckets):

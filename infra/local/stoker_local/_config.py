@@ -1,4 +1,4 @@
-"""Records of a configuration: their numbers checked by declared bounds, and read from JSON.
+"""Configurations read from JSON, and what several of them check.
 
 Errors of reading name where and what, never the value, which may be a secret.
 """
@@ -7,68 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import math
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from functools import cache
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The interval that a number lies in, as the annotation of a field of a :class:`Checked` record says.
-
-    Attributes:
-        least: its lower end.
-        most: its upper end.
-        without: ends that do not belong to it.
-    """
-
-    least: float
-    most: float = math.inf
-    without: tuple[float, ...] = ()
-
-    def __contains__(self, value: float) -> bool:
-        return self.least <= value <= self.most and value not in self.without
-
-    def __str__(self) -> str:
-        opening, closing = "(" if self.least in self.without else "[", ")" if self.most in self.without else "]"
-        return f"{opening}{self.least}, {self.most}{closing}"
-
-
-Positive = Annotated[float, Bounds(0, without=(0,))]
-AtLeastOne = Annotated[int, Bounds(1)]
-
-
-class Checked:
-    """A dataclass whose numbers lie within the bounds, and texts among the choices, that its annotations declare.
-
-    Raises:
-        ValueError: one does not; says which field, its value and what it may be.
-    """
-
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        kind: Any = type(self)  # mypy takes the hash of its instances for its own
-        for name, allowed in _allowed(kind).items():
-            value = getattr(self, name)
-            if value is not None and value not in allowed:
-                of = f" of {self.name}" if hasattr(self, "name") else ""
-                raise ValueError(f"{name}={value!r}{of} is not in {allowed}")
-
-
-@cache
-def _allowed(kind: type[Any]) -> dict[str, Container[Any]]:
-    """Return what the annotations of a class declare, by field."""
-    hints = get_type_hints(kind, include_extras=True).items()
-    bounds = {name: hint.__metadata__[0] for name, hint in hints if get_origin(hint) is Annotated}
-    return bounds | {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
 
 
 def is_this_machine(host: str) -> bool:
@@ -121,7 +67,11 @@ def _read_record(kind: type[T], values: object, where: str) -> T:
     if missing := [name for name in needed if name not in values]:
         raise ValueError(f"{where} lacks the field {missing[0]!r}")
     hints = get_type_hints(kind)
-    return kind(**{name: _read(hints[name], value, f"{where}.{name}") for name, value in values.items()})
+    read = {name: _read(hints[name], value, f"{where}.{name}") for name, value in values.items()}
+    try:
+        return kind(**read)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:

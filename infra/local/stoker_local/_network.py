@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
-from stoker_local._config import AtLeastOne, Bounds, Checked
+from stoker._base.arguments import AtLeastOne, Bound, Bounded, Fraction
 from stoker_local._http1 import Body
 
 SO_MAX_PACING_RATE = 47  # Linux; Python's socket module does not name it
 _BURST_SECONDS = 0.005
-_Finite = Annotated[float, Bounds(0, without=(math.inf,))]
-_Rate = Annotated[float | None, Bounds(1024, without=(math.inf,))]
+_Finite = Annotated[float, Bound(">=", 0), Bound("<", math.inf)]
+_Rate = Annotated[float, Bound(">=", 1024), Bound("<", math.inf)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape(Checked):
+class Shape(Bounded):
     """What the network between a client and the bucket is like. The default is: as fast as the machine.
 
     Attributes:
@@ -42,12 +42,12 @@ class Shape(Checked):
 
     first_byte_seconds: _Finite = 0.0
     first_byte_sigma: _Finite = 0.0
-    connection_bytes_per_second: _Rate = None
-    total_bytes_per_second: _Rate = None
-    tail_fraction: Annotated[float, Bounds(0, 1)] = 0.0
+    connection_bytes_per_second: _Rate | None = None
+    total_bytes_per_second: _Rate | None = None
+    tail_fraction: Fraction[float] = 0.0
     tail_seconds: _Finite = 0.0
-    gets_per_second: Annotated[float | None, Bounds(0, without=(0, math.inf))] = None
-    gets_burst: AtLeastOne = 1
+    gets_per_second: Annotated[float, Bound(">", 0), Bound("<", math.inf)] | None = None
+    gets_burst: AtLeastOne[int] = 1
     gets_wait: bool = False
     software_pacing: bool = False
     seed: int = 0
@@ -156,7 +156,7 @@ class FaultKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault(Checked):
+class Fault(Bounded):
     """One fault.
 
     Attributes:
@@ -166,7 +166,7 @@ class Fault(Checked):
     """
 
     kind: FaultKind
-    position: Annotated[float, Bounds(0, 1, without=(1,))] = 0.5
+    position: Annotated[float, Bound(">=", 0), Bound("<", 1)] = 0.5
     stall_seconds: float = 30.0
     retry_after_seconds: int | None = None
 

@@ -10,8 +10,9 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from stoker._base.arguments import AtLeastOne, Bound, Bounded, NotNegative, Positive
 from stoker_local._bucket import WELL_KNOWN
-from stoker_local._config import AtLeastOne, Bounds, Checked, Positive, is_this_machine, read_json, unique_names
+from stoker_local._config import is_this_machine, read_json, unique_names
 from stoker_local._network import check_probabilities
 from stoker_local._s3.signature import KeyPair
 
@@ -25,7 +26,7 @@ _VARIABLE_VALUE = re.compile(r"[\x01-\ud7ff\ue000-\U0010ffff]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionSpec(Checked):
+class FunctionSpec(Bounded):
     """A Lambda function.
 
     Attributes:
@@ -43,13 +44,13 @@ class FunctionSpec(Checked):
     name: str
     handler: str
     task_root: str = "."
-    memory_mb: Annotated[int, Bounds(128, 10_240)] = 128
-    timeout_seconds: Annotated[float, Bounds(0, 900, without=(0,))] = 3.0
-    concurrency: AtLeastOne = 10
-    tmp_mb: Annotated[int, Bounds(512, 10_240)] = 512
+    memory_mb: Annotated[int, Bound(">=", 128), Bound("<=", 10_240)] = 128
+    timeout_seconds: Annotated[float, Bound(">", 0), Bound("<=", 900)] = 3.0
+    concurrency: AtLeastOne[int] = 10
+    tmp_mb: Annotated[int, Bound(">=", 512), Bound("<=", 10_240)] = 512
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     url_auth: Literal["", "AWS_IAM", "NONE"] = ""
-    retries: Annotated[int, Bounds(0, 2)] = 2
+    retries: Annotated[int, Bound(">=", 0), Bound("<=", 2)] = 2
     on_failure: str = ""
 
     def __post_init__(self) -> None:
@@ -59,7 +60,7 @@ class FunctionSpec(Checked):
             raise ValueError(f"handler={self.handler!r} of {self.name} is not module.function")
         if not Path(self.task_root).is_dir():
             raise ValueError(f"task_root={self.task_root!r} of {self.name} is no folder")
-        Checked.__post_init__(self)
+        Bounded.__post_init__(self)
         size_bytes = check_variables(self.environment, owner=self.name)
         if size_bytes > _ENVIRONMENT_BYTES:
             raise ValueError(f"the environment of {self.name} has {size_bytes} bytes; Lambda takes 4096")
@@ -71,7 +72,7 @@ class FunctionSpec(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSpec(Checked):
+class QueueSpec(Bounded):
     """A queue.
 
     Attributes:
@@ -83,13 +84,13 @@ class QueueSpec(Checked):
     """
 
     name: str
-    visibility_seconds: Positive = 30.0
-    max_receives: AtLeastOne = 5
+    visibility_seconds: Positive[float] = 30.0
+    max_receives: AtLeastOne[int] = 5
     dead_letters: str = ""
-    duplicate_probability: Annotated[float, Bounds(0, 1, without=(1,))] = 0.0
+    duplicate_probability: Annotated[float, Bound(">=", 0), Bound("<", 1)] = 0.0
 
     def __post_init__(self) -> None:
-        Checked.__post_init__(self)
+        Bounded.__post_init__(self)
         if self.dead_letters == self.name:
             raise ValueError(f"{self.name} cannot be its own queue of dead letters")
 
@@ -105,7 +106,7 @@ class Notification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventSource(Checked):
+class EventSource(Bounded):
     """Feeds a function from a queue.
 
     Attributes:
@@ -118,9 +119,9 @@ class EventSource(Checked):
 
     queue: str
     function: str
-    batch_size: Annotated[int, Bounds(1, 10_000)] = 10
-    window_seconds: Annotated[float, Bounds(0, 300)] = 0.0
-    concurrency: AtLeastOne = 2
+    batch_size: Annotated[int, Bound(">=", 1), Bound("<=", 10_000)] = 10
+    window_seconds: Annotated[float, Bound(">=", 0), Bound("<=", 300)] = 0.0
+    concurrency: AtLeastOne[int] = 2
     report_failures: bool = True
 
 
@@ -154,7 +155,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoogleSpec(Checked):
+class GoogleSpec(Bounded):
     """A Google Cloud Function, second generation.
 
     Attributes:
@@ -174,11 +175,11 @@ class GoogleSpec(Checked):
     source: str
     target: str
     signature: Literal["http", "cloudevent"] = "http"
-    memory_mb: Annotated[int, Bounds(128)] = 512
-    cpus: Positive = 1.0
-    timeout_seconds: Annotated[float, Bounds(0, 3600, without=(0,))] = 60.0
-    instances: AtLeastOne = 4
-    concurrency: Annotated[int, Bounds(1, 1000)] = 1
+    memory_mb: Annotated[int, Bound(">=", 128)] = 512
+    cpus: Positive[float] = 1.0
+    timeout_seconds: Annotated[float, Bound(">", 0), Bound("<=", 3600)] = 60.0
+    instances: AtLeastOne[int] = 4
+    concurrency: Annotated[int, Bound(">=", 1), Bound("<=", 1000)] = 1
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     token: str = field(default="", repr=False)
 
@@ -189,7 +190,7 @@ class GoogleSpec(Checked):
             raise ValueError(f"source={self.source!r} of {self.name} is no file")
         if not self.target.isidentifier():
             raise ValueError(f"target={self.target!r} of {self.name} is not the name of a function")
-        Checked.__post_init__(self)
+        Bounded.__post_init__(self)
         check_variables(self.environment, owner=self.name)
 
     @property
@@ -204,7 +205,7 @@ class GoogleSpec(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectFinalized(Checked):
+class ObjectFinalized(Bounded):
     """Tells a Google function of objects that are created in a bucket of the local GCS, as CloudEvents.
 
     Attributes:
@@ -215,7 +216,7 @@ class ObjectFinalized(Checked):
     bucket: str
     function: str
     queue: str
-    concurrency: AtLeastOne = 2
+    concurrency: AtLeastOne[int] = 2
 
 
 def check_variables(variables: Mapping[str, str], *, owner: str) -> int:
@@ -245,7 +246,7 @@ class FunctionFaultKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionFault(Checked):
+class FunctionFault(Bounded):
     """One fault.
 
     Attributes:
@@ -254,12 +255,12 @@ class FunctionFault(Checked):
     """
 
     kind: FunctionFaultKind
-    after_seconds: Annotated[float, Bounds(0)] = 0.0
-    freeze_seconds: Annotated[float, Bounds(0)] = 0.5
+    after_seconds: NotNegative[float] = 0.0
+    freeze_seconds: NotNegative[float] = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionFaultPlan(Checked):
+class FunctionFaultPlan(Bounded):
     """Which invocations are struck.
 
     Attributes:
@@ -274,17 +275,17 @@ class FunctionFaultPlan(Checked):
     script: tuple[FunctionFault | None, ...] = ()
     probabilities: Mapping[FunctionFaultKind, float] = field(default_factory=dict)
     functions: tuple[str, ...] = ()
-    within_seconds: Annotated[float, Bounds(0)] = 0.5
-    freeze_seconds: Annotated[float, Bounds(0)] = 0.5
+    within_seconds: NotNegative[float] = 0.5
+    freeze_seconds: NotNegative[float] = 0.5
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_probabilities(self.probabilities)
-        Checked.__post_init__(self)
+        Bounded.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionCloudConfig(Checked):
+class FunctionCloudConfig(Bounded):
     """What the local function cloud runs.
 
     Attributes:
@@ -303,7 +304,7 @@ class FunctionCloudConfig(Checked):
     """
 
     host: str = "127.0.0.1"
-    port: Annotated[int, Bounds(0, 65535)] = 0
+    port: Annotated[int, Bound(">=", 0), Bound("<=", 65535)] = 0
     region: str = "us-east-1"
     account: str = "000000000000"
     keys: tuple[KeyPair, ...] = (WELL_KNOWN,)
@@ -315,8 +316,8 @@ class FunctionCloudConfig(Checked):
     schedules: tuple[Schedule, ...] = ()
     google: tuple[GoogleSpec, ...] = ()
     finalized: tuple[ObjectFinalized, ...] = ()
-    idle_seconds: Positive = 300.0
-    init_seconds: Positive = 10.0
+    idle_seconds: Positive[float] = 300.0
+    init_seconds: Positive[float] = 10.0
     event_retry_seconds: tuple[float, float] = (1.0, 2.0)
     tmp: Literal["auto", "tmpfs", "folder"] = "auto"
     faults: FunctionFaultPlan = field(default_factory=FunctionFaultPlan)
@@ -327,7 +328,7 @@ class FunctionCloudConfig(Checked):
             raise ValueError(f"host={self.host!r} is open to other machines; functions run only for this one")
         if not self.keys:
             raise ValueError("keys are empty: nobody could sign a request")
-        Checked.__post_init__(self)
+        Bounded.__post_init__(self)
         if not min(self.event_retry_seconds) >= 0:
             raise ValueError(f"event_retry_seconds={self.event_retry_seconds} is negative")
         check_variables(self.environment, owner="every function")

@@ -72,5 +72,5 @@ def test_impossible_plans_are_refused(settings: dict[str, object]) -> None:
 
 
 def test_a_fault_in_the_past_is_refused() -> None:
-    with pytest.raises(ValueError, match="after_seconds=-1"):
+    with pytest.raises(ValueError, match="after_seconds must be at least 0, not -1"):
         FunctionFault(kind=KILL, after_seconds=-1.0)
