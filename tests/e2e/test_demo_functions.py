@@ -12,7 +12,7 @@ import pytest
 
 from stoker_local._demo.function_setup import INGEST, FunctionDemoConfig
 from stoker_local.functions import FunctionFaultKind
-from stoker_local.functions._fleet import FunctionFaultInjector
+from stoker_local.functions._config import FunctionFaultInjector
 from support.demo import cells, demo, mislead, read_until, running, started_by
 
 pytestmark = pytest.mark.timeout(400)

@@ -91,5 +91,5 @@ def test_gets_that_come_too_fast_are_refused_or_wait() -> None:
     waiting = Shaper(Shape(gets_per_second=10, gets_burst=2, gets_wait=True))
     assert [waiting.get_delay(0.0) for _ in range(4)] == pytest.approx([0.0, 0.0, 0.1, 0.2])
     assert Shaper(Shape()).get_delay(0.0) == 0.0
-    with pytest.raises(ValueError, match="gets_per_second must be .*, not -1"):
+    with pytest.raises(ValueError, match=r"gets_per_second must be .*, not -1"):
         Shape(gets_per_second=-1)

@@ -21,12 +21,12 @@ from stoker_local._bucket import LocalBucket, client_variables
 from stoker_local._gcs import LocalGcs
 from stoker_local._host import Tasks, background, catch_all, serving
 from stoker_local._s3.model import ObjectCreated
-from stoker_local.functions._config import FunctionCloudConfig, FunctionFaultPlan
+from stoker_local.functions._config import FunctionCloudConfig, FunctionFaultInjector, FunctionFaultPlan
 from stoker_local.functions._endpoints import Authority, function_url, invoke_api
-from stoker_local.functions._fleet import Fleet, FunctionFaultInjector
+from stoker_local.functions._fleet import Fleet, Pool
 from stoker_local.functions._google import Service, finalized_message, gateway, push
 from stoker_local.functions._processes import AnySpec, InstanceConfig, Warden, warden
-from stoker_local.functions._statistics import Account, FunctionStatistics, Happening, Invocation, Ledger, Outcome
+from stoker_local.functions._statistics import FunctionStatistics, Happening, Invocation, Ledger, Outcome
 from stoker_local.functions._triggers import (
     LocalQueue,
     create_queues,
@@ -117,10 +117,9 @@ class FunctionCloud:
 
     def reclaim(self) -> None:
         """Take all idle instances back at once."""
-        for fleet in self._fleets.values():
-            fleet.reclaim()
-        for service in self._services.values():
-            service.reclaim()
+        pools: list[Pool[Any]] = [*self._fleets.values(), *self._services.values()]
+        for pool in pools:
+            pool.reclaim()
 
     def statistics(self) -> dict[str, FunctionStatistics]:
         """Return the figures of every function; :func:`~stoker_local.functions.total` adds them up."""
@@ -144,14 +143,14 @@ class FunctionCloud:
         self.url = await self._serve(stack, api, config.port)
         role = {"AWS_ENDPOINT_URL_LAMBDA": self.url, **(bucket.environment() if bucket else {})}
         for spec in config.functions:
-            fleet = Fleet(*self._opened(spec, {**role, **config.environment}, "lambda"), self.queues)
+            fleet = Fleet(self._opened(spec, role, "lambda"), self.queues)
             self._fleets[spec.name] = fleet
             if spec.url_auth:
                 front = function_url(fleet, authority, new_id=self._new_id)
                 self.function_urls[spec.name] = await self._serve(stack, front)
-        platform = {**(gcs.environment() if gcs else {}), **config.environment}
+        platform = gcs.environment() if gcs else {}
         for google in config.google:
-            service = Service(*self._opened(google, platform, "cloud-run", vcpus=google.cpus), self._session)
+            service = Service(self._opened(google, platform, "cloud-run", vcpus=google.cpus), self._session)
             self._services[google.name] = service
             self.google_urls[google.name] = await self._serve(stack, catch_all(service.answer))
         if self._services:
@@ -172,12 +171,18 @@ class FunctionCloud:
         return f"http://{await stack.enter_async_context(serving(application, self.config.host, port))}"
 
     def _opened(
-        self, spec: AnySpec, environment: Mapping[str, str], platform: str, **figures: float
-    ) -> tuple[InstanceConfig[AnySpec], Account, FunctionFaultInjector, Tasks]:
-        """Return what a function of either platform is made of."""
-        common = InstanceConfig(spec=spec, cloud=self.config, environment=environment, warden=self._warden)
-        account = self._ledger.open(spec.name, platform, memory_bytes=spec.memory_bytes, **figures)
-        return common, account, self._faults, self._tasks
+        self, spec: AnySpec, environment: Mapping[str, str], platform: str, *, vcpus: float = 0.0
+    ) -> InstanceConfig[AnySpec]:
+        """Return what the instances of a function of either platform have in common."""
+        return InstanceConfig(
+            spec=spec,
+            cloud=self.config,
+            environment={**environment, **self.config.environment},
+            warden=self._warden,
+            account=self._ledger.open(spec.name, platform, memory_bytes=spec.memory_bytes, vcpus=vcpus),
+            faults=self._faults,
+            tasks=self._tasks,
+        )
 
     def _start_triggers(self) -> None:
         config = self.config

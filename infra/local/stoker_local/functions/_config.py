@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,7 +15,7 @@ from typing import Annotated, Any, Literal
 from stoker._base.arguments import AtLeastOne, Bound, Bounded, NotNegative, Positive
 from stoker_local._bucket import WELL_KNOWN
 from stoker_local._config import is_this_machine, read_json, unique_names
-from stoker_local._network import check_probabilities
+from stoker_local._network import check_probabilities, kind_at
 from stoker_local._s3.signature import KeyPair
 
 _LAMBDA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
@@ -282,6 +284,42 @@ class FunctionFaultPlan(Bounded):
     def __post_init__(self) -> None:
         check_probabilities(self.probabilities)
         Bounded.__post_init__(self)
+
+
+class FunctionFaultInjector:
+    """A fault plan in operation."""
+
+    __slots__ = ("_ordinals", "_plan", "_script")
+
+    def __init__(self, plan: FunctionFaultPlan) -> None:
+        self.replace(plan)
+
+    def replace(self, plan: FunctionFaultPlan) -> None:
+        """Follow another plan, from its beginning."""
+        self._plan = plan
+        self._script = deque(plan.script)
+        self._ordinals: Counter[str] = Counter()
+
+    def draw(self, function: str) -> FunctionFault | None:
+        """Return the fault of the invocation that has just arrived, if it has one."""
+        plan = self._plan
+        if plan.functions and function not in plan.functions:
+            return None
+        if self._script:
+            return self._script.popleft()
+        if not plan.probabilities:
+            return None
+        self._ordinals[function] += 1
+        # A generator of its own for each invocation: what one draws does not depend on the others' order of arrival.
+        chance = random.Random(f"{plan.seed}/{function}/{self._ordinals[function]}")  # noqa: S311  (not secrets)
+        kind = kind_at(chance.random(), plan.probabilities)
+        if kind is None:
+            return None
+        return FunctionFault(
+            kind=kind,
+            after_seconds=chance.random() * plan.within_seconds,
+            freeze_seconds=plan.freeze_seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

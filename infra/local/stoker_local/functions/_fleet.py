@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
-from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,8 +15,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from stoker_local._host import Tasks
-from stoker_local._network import kind_at
-from stoker_local.functions._config import FunctionFault, FunctionFaultKind, FunctionFaultPlan, FunctionSpec
+from stoker_local.functions._config import FunctionFault, FunctionFaultInjector, FunctionFaultKind, FunctionSpec
 from stoker_local.functions._processes import InstanceConfig, tail
 from stoker_local.functions._sandbox import Sandbox
 from stoker_local.functions._statistics import (
@@ -33,42 +30,6 @@ from stoker_local.functions._statistics import (
 from stoker_local.functions._triggers import LocalQueue
 
 _STRIKE_LATER = (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE)
-
-
-class FunctionFaultInjector:
-    """A fault plan in operation."""
-
-    __slots__ = ("_ordinals", "_plan", "_script")
-
-    def __init__(self, plan: FunctionFaultPlan) -> None:
-        self.replace(plan)
-
-    def replace(self, plan: FunctionFaultPlan) -> None:
-        """Follow another plan, from its beginning."""
-        self._plan = plan
-        self._script = deque(plan.script)
-        self._ordinals: Counter[str] = Counter()
-
-    def draw(self, function: str) -> FunctionFault | None:
-        """Return the fault of the invocation that has just arrived, if it has one."""
-        plan = self._plan
-        if plan.functions and function not in plan.functions:
-            return None
-        if self._script:
-            return self._script.popleft()
-        if not plan.probabilities:
-            return None
-        self._ordinals[function] += 1
-        # A generator of its own for each invocation: what one draws does not depend on the others' order of arrival.
-        chance = random.Random(f"{plan.seed}/{function}/{self._ordinals[function]}")  # noqa: S311  (not secrets)
-        kind = kind_at(chance.random(), plan.probabilities)
-        if kind is None:
-            return None
-        return FunctionFault(
-            kind=kind,
-            after_seconds=chance.random() * plan.within_seconds,
-            freeze_seconds=plan.freeze_seconds,
-        )
 
 
 class Instance(Protocol):
@@ -120,7 +81,8 @@ class Pool(Generic[T]):
         if fault is not None and kind not in _STRIKE_LATER:
             self.account.struck(fault.kind)
         if kind is FunctionFaultKind.THROTTLE or (self.slots.locked() and not waits):
-            self.account.throttled()
+            self.account.figures.throttles += 1
+            self.account.note("throttle")
             reason = "ReservedFunctionConcurrentInvocationLimitExceeded"
             raise ServiceError("TooManyRequestsException", "Rate Exceeded.", reason=reason)
         if kind is FunctionFaultKind.RECLAIM:
@@ -164,7 +126,8 @@ class Pool(Generic[T]):
             self._take_back(instance)
 
     def _take_back(self, instance: T) -> None:
-        self.account.reclaimed(instance.name)
+        self.account.figures.reclaimed += 1
+        self.account.note("reclaim", instance=instance.name)
         self.living[instance].cancel()
         self._forget(instance)
 
@@ -189,16 +152,11 @@ class Fleet(Pool[Sandbox]):
         arn: the function's Amazon resource name.
     """
 
-    def __init__(
-        self,
-        config: InstanceConfig[FunctionSpec],
-        account: Account,
-        faults: FunctionFaultInjector,
-        tasks: Tasks,
-        queues: Mapping[str, LocalQueue],
-    ) -> None:
+    def __init__(self, config: InstanceConfig[FunctionSpec], queues: Mapping[str, LocalQueue]) -> None:
         self.spec, cloud = config.spec, config.cloud
-        super().__init__(account, faults, tasks, slots=self.spec.concurrency, idle_seconds=cloud.idle_seconds)
+        super().__init__(
+            config.account, config.faults, config.tasks, slots=self.spec.concurrency, idle_seconds=cloud.idle_seconds
+        )
         self.arn = f"arn:aws:lambda:{cloud.region}:{cloud.account}:function:{self.spec.name}"
         self._config = config
         self._queues = queues
@@ -242,7 +200,7 @@ class Fleet(Pool[Sandbox]):
                     init_seconds=init_seconds,
                     billed_milliseconds=billed_milliseconds(seconds, init_seconds),
                     memory_bytes=sandbox.peak_bytes,
-                    log=sandbox.take_log(),
+                    log=sandbox.output.take(),
                 ),
             )
         finally:
@@ -254,7 +212,7 @@ class Fleet(Pool[Sandbox]):
         if sandbox := next(reversed(self.idle), None):
             self.wake(sandbox)
             return sandbox, None, None
-        sandbox = Sandbox(self.next_name(), self._config, self.arn, on_fault=self.account.struck)
+        sandbox = Sandbox(self.next_name(), self._config, self.arn)
         self.start(sandbox)
         error = await sandbox.start()
         what = "cold-start" if error is None else "start-failed"

@@ -15,7 +15,8 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -30,12 +31,12 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from stoker_local._gcs import resource_of
-from stoker_local._host import Tasks, catch_all, read_body
+from stoker_local._host import catch_all, read_body
 from stoker_local._s3.model import ObjectCreated
 from stoker_local.functions._config import FunctionFault, GoogleSpec
-from stoker_local.functions._fleet import FunctionFaultInjector, Pool
+from stoker_local.functions._fleet import Pool
 from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan
-from stoker_local.functions._statistics import Account, ServiceError
+from stoker_local.functions._statistics import ServiceError
 from stoker_local.functions._triggers import LocalQueue
 
 _MAX_BODY_BYTES = 32 << 20
@@ -67,29 +68,25 @@ class Instance(FunctionProcess[GoogleSpec]):
         self._port = reserved_port(config.cloud.host)
         self.url = f"http://{_bracketed(config.cloud.host)}:{self._port}"
 
-    async def live(self) -> None:
-        """Run the process until it ends, and clear up after it; cancelled, end it as Cloud Run does."""
-        code = -signal.SIGKILL
-        try:
-            async with self._config.warden.running(self._plan(), self._output) as process:
-                self._pid = process.pid
-                try:
-                    code = await process.wait()
-                except asyncio.CancelledError:
-                    await _terminate(process)
-                    raise
-        finally:
-            self._finish(code)
-
-    def _plan(self) -> ProcessPlan:
+    @asynccontextmanager
+    async def _planned(self) -> AsyncIterator[ProcessPlan]:
         spec = self._config.spec
-        return ProcessPlan(
+        yield ProcessPlan(
             command=self._command(),
             environment=self._environment(),
             folder=spec.folder,
             memory_bytes=spec.memory_bytes,
             tmp_bytes=spec.memory_bytes,  # files written count as memory there
         )
+
+    async def _leave(self, process: asyncio.subprocess.Process) -> None:
+        """Ask the process to end and give it ten seconds, as Cloud Run does."""
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)  # one that stands still could not hear
+            process.terminate()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TERMINATION_SECONDS):
+                await process.wait()
 
     def _command(self) -> tuple[str, ...]:
         spec, host = self._config.spec, _bracketed(self._config.cloud.host)
@@ -134,16 +131,6 @@ class Instance(FunctionProcess[GoogleSpec]):
         return False
 
 
-async def _terminate(process: asyncio.subprocess.Process) -> None:
-    """Ask a process to end and give it ten seconds."""
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGCONT)  # one that stands still could not hear
-        process.terminate()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_TERMINATION_SECONDS):
-            await process.wait()
-
-
 def reserved_port(host: str) -> int:
     """Return a port that only who asks for it by number gets, for a minute.
 
@@ -176,17 +163,10 @@ class Call:
 class Service(Pool[Instance]):
     """One Google function: requests go to the first instance that has room, else to a new one."""
 
-    def __init__(
-        self,
-        config: InstanceConfig[GoogleSpec],
-        account: Account,
-        faults: FunctionFaultInjector,
-        tasks: Tasks,
-        session: aiohttp.ClientSession,
-    ) -> None:
-        self.spec = config.spec
+    def __init__(self, config: InstanceConfig[GoogleSpec], session: aiohttp.ClientSession) -> None:
+        self.spec, cloud = config.spec, config.cloud
         slots = self.spec.instances * self.spec.concurrency
-        super().__init__(account, faults, tasks, slots=slots, idle_seconds=config.cloud.idle_seconds)
+        super().__init__(config.account, config.faults, config.tasks, slots=slots, idle_seconds=cloud.idle_seconds)
         self._config = config
         self._session = session
         self._active_since: dict[Instance, float] = {}
@@ -194,7 +174,8 @@ class Service(Pool[Instance]):
     async def answer(self, request: web.Request, target: str = "") -> web.Response:
         """Answer a request as one for ``target``, a path and query; empty is the request's own."""
         target = target or request.raw_path
-        if self.spec.token and not _is_let_in(request.headers.get("Authorization", ""), self.spec.token):
+        sent, wanted = request.headers.get("Authorization", ""), f"Bearer {self.spec.token}"
+        if self.spec.token and not hmac.compare_digest(sent.encode("utf-8", "replace"), wanted.encode()):
             return web.Response(status=401, text="Unauthorized", headers={"WWW-Authenticate": "Bearer"})
         if not target.startswith("/"):  # meant for a proxy
             return web.Response(status=400, text="Bad Request")
@@ -217,7 +198,7 @@ class Service(Pool[Instance]):
         instance = self._lease()
         try:
             if instance.start_seconds or await instance.listening():
-                with instance.striking(fault, self.account.struck):
+                with instance.striking(fault):
                     response = await self._forward(instance, call)
             else:
                 response = web.Response(status=503, text="The service has failed to start.")
@@ -277,7 +258,7 @@ class Service(Pool[Instance]):
     def _release(self, instance: Instance) -> None:
         instance.active -= 1
         self.account.figures.invocations += 1
-        self.account.wrote(instance.take_log())
+        self.account.wrote(instance.output.take())
         if instance.active:
             return
         self.account.figures.busy -= 1
@@ -285,10 +266,6 @@ class Service(Pool[Instance]):
         self.account.figures.billed_seconds += math.ceil(seconds * _BILLED_STEPS_PER_SECOND) / _BILLED_STEPS_PER_SECOND
         if instance.is_alive:
             self.rest(instance)
-
-
-def _is_let_in(header: str, token: str) -> bool:
-    return hmac.compare_digest(header.encode("utf-8", "replace"), f"Bearer {token}".encode())
 
 
 def _end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:

@@ -11,21 +11,24 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
+from stoker_local._host import Tasks
 from stoker_local.functions._config import (
     FunctionCloudConfig,
     FunctionFault,
+    FunctionFaultInjector,
     FunctionFaultKind,
     FunctionSpec,
     GoogleSpec,
 )
+from stoker_local.functions._statistics import Account
 
 _LAUNCHER = Path(__file__).with_name("_launcher.py")
 _TMP = Path("/tmp")  # noqa: S108  (the function's own)
@@ -212,8 +215,7 @@ class Output:
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
-        self._pieces: deque[bytes] = deque()
-        self._size_bytes = 0
+        self._kept = bytearray()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._reader, self._read)
 
@@ -225,9 +227,8 @@ class Output:
     def take(self) -> bytes:
         """Return the end, up to 64 KiB, of what was written since the last call."""
         self._read_all()
-        taken = b"".join(self._pieces)
-        self._pieces.clear()
-        self._size_bytes = 0
+        taken = bytes(self._kept)
+        self._kept.clear()
         return taken
 
     def close(self) -> None:
@@ -256,10 +257,8 @@ class Output:
         if not piece:  # every writer has ended
             self._loop.remove_reader(self._reader)
             return 0
-        self._pieces.append(piece)
-        self._size_bytes += len(piece)
-        while self._size_bytes > _KEPT_BYTES and len(self._pieces) > 1:
-            self._size_bytes -= len(self._pieces.popleft())
+        self._kept += piece
+        del self._kept[:-_KEPT_BYTES]
         return len(piece)
 
 
@@ -275,21 +274,27 @@ class InstanceConfig(Generic[AnySpec]):
     Attributes:
         cloud: what all functions have in common.
         environment: what the platform gives it; the function's own variables come on top.
+        account: counts what happens.
+        tasks: in which instances live.
     """
 
     spec: AnySpec
     cloud: FunctionCloudConfig
     environment: Mapping[str, str] = field(repr=False)
     warden: Warden
+    account: Account
+    faults: FunctionFaultInjector
+    tasks: Tasks
 
 
-class FunctionProcess(Generic[AnySpec]):
+class FunctionProcess(ABC, Generic[AnySpec]):
     """The process of one instance, with all that it has started; it can be signalled while it runs.
 
     Attributes:
         name: of the instance, for logs and statistics.
         ended: its exit code, once it has ended and been cleared up after.
         peak_bytes: most resident memory when it was last measured, 0 where the system does not tell.
+        output: what it writes.
     """
 
     def __init__(self, name: str, config: InstanceConfig[AnySpec]) -> None:
@@ -297,9 +302,31 @@ class FunctionProcess(Generic[AnySpec]):
         self._config = config
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.peak_bytes = 0
+        self.output = Output()
         self._pid = 0
         self._is_killed = False
-        self._output = Output()
+
+    @abstractmethod
+    def _planned(self) -> AbstractAsyncContextManager[ProcessPlan]:
+        """Make what the process needs, which is there until it has ended, and plan it."""
+
+    async def _leave(self, process: asyncio.subprocess.Process) -> None:
+        """Take leave of a process that is about to be killed."""
+
+    async def live(self) -> None:
+        """Run the process until it ends, and clear up after it; cancelled, end it first."""
+        code = -signal.SIGKILL
+        try:
+            async with self._planned() as plan, self._config.warden.running(plan, self.output) as process:
+                self._pid = process.pid
+                try:
+                    code = await process.wait()
+                except asyncio.CancelledError:
+                    await self._leave(process)
+                    raise
+        finally:
+            self.ended.set_result(code)
+            self.output.close()
 
     @property
     def is_alive(self) -> bool:
@@ -320,18 +347,15 @@ class FunctionProcess(Generic[AnySpec]):
         self._signal(signal.SIGCONT)
 
     @contextmanager
-    def striking(self, fault: FunctionFault | None, note: Callable[[FunctionFaultKind], None]) -> Iterator[None]:
-        """Let a kill or a freeze strike at its time, unless the block is left before; what is frozen is thawed then.
-
-        ``note`` is told what has struck.
-        """
+    def striking(self, fault: FunctionFault | None) -> Iterator[None]:
+        """Let a kill or a freeze strike at its time, unless the block is left before; what is frozen is thawed then."""
         if fault is None or fault.kind not in (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE):
             yield
             return
         loop = asyncio.get_running_loop()
 
         def strike() -> None:
-            note(fault.kind)
+            self._config.account.struck(fault.kind)
             (self.kill if fault.kind is FunctionFaultKind.KILL else self.freeze)()
 
         timers = [
@@ -354,12 +378,3 @@ class FunctionProcess(Generic[AnySpec]):
         if not self.ended.done():
             self.peak_bytes = max(self.peak_bytes, peak_memory_bytes(self._pid))
         return self.peak_bytes > memory_bytes
-
-    def take_log(self) -> bytes:
-        """Return what it has written since the last call."""
-        return self._output.take()
-
-    def _finish(self, code: int) -> None:
-        """Say that it has ended."""
-        self.ended.set_result(code)
-        self._output.close()

@@ -13,15 +13,15 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
 from types import MappingProxyType
 
 from aiohttp import web
 
 from stoker_local._host import read_body, serving
-from stoker_local.functions._config import FunctionFault, FunctionFaultKind, FunctionSpec
+from stoker_local.functions._config import FunctionFault, FunctionSpec
 from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan
 from stoker_local.functions._statistics import MAX_RESULT_BYTES, Answer, Invocation, failure
 
@@ -41,17 +41,9 @@ class Sandbox(FunctionProcess[FunctionSpec]):
         init_seconds: how long it took to start, once it has.
     """
 
-    def __init__(
-        self,
-        name: str,
-        config: InstanceConfig[FunctionSpec],
-        arn: str,
-        *,
-        on_fault: Callable[[FunctionFaultKind], None],
-    ) -> None:
+    def __init__(self, name: str, config: InstanceConfig[FunctionSpec], arn: str) -> None:
         super().__init__(name, config)
         self.init_seconds = 0.0
-        self._on_fault = on_fault
         self._api = RuntimeApi(arn=arn, on_poll=self.freeze)
 
     def __repr__(self) -> str:
@@ -59,30 +51,21 @@ class Sandbox(FunctionProcess[FunctionSpec]):
 
     # --- its process --------------------------------------------------------------------------------------------
 
-    async def live(self) -> None:
-        """Run the process until it ends, and clear up after it; cancelled, kill it first."""
-        code = -signal.SIGKILL
+    @asynccontextmanager
+    async def _planned(self) -> AsyncIterator[ProcessPlan]:
+        spec = self._config.spec
         try:
-            async with (
-                self._api.serving(self._config.cloud.host) as address,
-                self._config.warden.running(self._plan(address), self._output) as process,
-            ):
-                self._pid = process.pid
-                code = await process.wait()
+            async with self._api.serving(self._config.cloud.host) as address:
+                yield ProcessPlan(
+                    command=(sys.executable, "-m", "awslambdaric", spec.handler),
+                    environment=self._environment(address),
+                    folder=spec.task_root,
+                    memory_bytes=spec.memory_bytes,
+                    tmp_bytes=spec.tmp_mb << 20,
+                    open_files=_OPEN_FILES,
+                )
         finally:
             self._api.step("end")
-            self._finish(code)
-
-    def _plan(self, address: str) -> ProcessPlan:
-        spec = self._config.spec
-        return ProcessPlan(
-            command=(sys.executable, "-m", "awslambdaric", spec.handler),
-            environment=self._environment(address),
-            folder=spec.task_root,
-            memory_bytes=spec.memory_bytes,
-            tmp_bytes=spec.tmp_mb << 20,
-            open_files=_OPEN_FILES,
-        )
 
     def _environment(self, address: str) -> dict[str, str]:
         config, spec = self._config, self._config.spec
@@ -139,7 +122,7 @@ class Sandbox(FunctionProcess[FunctionSpec]):
         started_at = loop.time()
         super().thaw()
         self._api.begin(invocation, timeout_seconds=limit)
-        with self.striking(fault, self._on_fault):
+        with self.striking(fault):
             await self._wait_for(self._api.answer, seconds=limit)
         seconds = loop.time() - started_at
         answer = self._judged(invocation.request_id)
@@ -242,7 +225,7 @@ class RuntimeApi:
         app.router.add_get(f"{_VERSION}/invocation/next", self._next)
         app.router.add_post(f"{_VERSION}/invocation/{{id}}/response", self._respond)
         app.router.add_post(f"{_VERSION}/invocation/{{id}}/error", self._fail)
-        app.router.add_post(f"{_VERSION}/init/error", self._fail_start)
+        app.router.add_post(f"{_VERSION}/init/error", self._fail)
         # A poll ends with its process.
         return serving(app, host, handler_cancellation=True, max_field_size=_MAX_HEADER_BYTES)
 
@@ -274,17 +257,12 @@ class RuntimeApi:
         return self._answered(request, await _error(request), status=202)
 
     def _answered(self, request: web.Request, answer: Answer, *, status: int) -> web.Response:
-        if request.match_info["id"] != self._request_id:
+        is_start = "id" not in request.match_info
+        if not is_start and request.match_info["id"] != self._request_id:
             return web.json_response({"errorType": "InvalidRequestID"}, status=400)
-        self.step("answer")
+        self.step("fail" if is_start else "answer")
         self.answer.set_result(answer)
         return web.json_response({"status": "OK"}, status=status)
-
-    async def _fail_start(self, request: web.Request) -> web.Response:
-        answer = await _error(request)
-        self.step("fail")
-        self.answer.set_result(answer)
-        return web.json_response({"status": "OK"}, status=202)
 
 
 @web.middleware

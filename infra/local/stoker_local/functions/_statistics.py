@@ -96,21 +96,11 @@ class Account:
         """Add a happening to the ledger."""
         self._ledger.note(self.function, what, instance=instance, detail=detail)
 
-    def throttled(self) -> None:
-        """Count a refusal for concurrency."""
-        self.figures.throttles += 1
-        self.note("throttle")
-
     def started(self, *, instances: int) -> None:
         """Count a cold start, after which there are so many instances."""
         self.figures.cold_starts += 1
         self.figures.instances = instances
         self.figures.peak_instances = max(self.figures.peak_instances, instances)
-
-    def reclaimed(self, instance: str) -> None:
-        """Count an instance that was taken back."""
-        self.figures.reclaimed += 1
-        self.note("reclaim", instance=instance)
 
     def struck(self, kind: FunctionFaultKind) -> None:
         """Count an injected fault."""
@@ -181,10 +171,7 @@ def total(figures: Mapping[str, FunctionStatistics]) -> FunctionStatistics:
     """Return the sums over functions; ``peak_instances`` is the sum of their peaks."""
     names = [field.name for field in fields(FunctionStatistics) if field.name != "faults"]
     sums = {name: sum(getattr(each, name) for each in figures.values()) for name in names}
-    faults: Counter[str] = Counter()
-    for each in figures.values():
-        faults.update(each.faults)
-    return FunctionStatistics(**sums, faults=faults)
+    return FunctionStatistics(**sums, faults=sum((Counter(each.faults) for each in figures.values()), Counter()))
 
 
 _STATUS = {

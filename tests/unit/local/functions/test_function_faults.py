@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from stoker_local.functions import FunctionFault, FunctionFaultKind, FunctionFaultPlan
-from stoker_local.functions._fleet import FunctionFaultInjector
+from stoker_local.functions._config import FunctionFaultInjector
 
 KILL, FREEZE = FunctionFaultKind.KILL, FunctionFaultKind.FREEZE
 

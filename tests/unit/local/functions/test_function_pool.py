@@ -9,7 +9,8 @@ import pytest
 from stoker.testing import run_virtual
 from stoker_local._host import background
 from stoker_local.functions import FunctionFault, FunctionFaultKind, FunctionFaultPlan, ServiceError
-from stoker_local.functions._fleet import FunctionFaultInjector, Pool
+from stoker_local.functions._config import FunctionFaultInjector
+from stoker_local.functions._fleet import Pool
 from stoker_local.functions._statistics import Ledger
 
 
