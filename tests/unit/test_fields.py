@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker._base.fields import Fields
-from stoker.errors import EventError
+from stoker._base.arguments import Fraction
+from stoker._base.fields import Fields, read_record
+from stoker.errors import ConfigError, EventError
 
 Take = Callable[[Fields], object]
 
@@ -130,3 +133,72 @@ def test_whatever_is_sent_is_taken_or_an_event_error(value: Any) -> None:
         except EventError:
             continue
         assert isinstance(taken, (str, int, list, Fields))
+
+
+class Kind(StrEnum):
+    """A choice."""
+
+    NEAR = "near"
+    FAR = "far"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A part of a record."""
+
+    kind: Kind
+    share: Fraction[float] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind is Kind.FAR and self.share == 1:
+            raise ValueError("far places have a part")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A field of each type."""
+
+    name: str
+    count: int | None = None
+    order: Literal["up", "down"] = "up"
+    pair: tuple[int, float] = (0, 0.0)
+    places: tuple[Place, ...] = ()
+    prices: Mapping[Kind, Fraction[float]] = field(default_factory=dict)
+    anything: Any = None
+
+
+def test_a_record_is_read_by_its_annotations() -> None:
+    said = {
+        "name": "x",
+        "count": None,
+        "order": "down",
+        "pair": [1, 2],
+        "places": [{"kind": "near"}, {"kind": "far", "share": 0}],
+        "prices": {"near": 0.5},
+        "anything": [{}],
+    }
+    assert read_record(Record, said, "file") == Record(
+        "x", None, "down", (1, 2), (Place(Kind.NEAR), Place(Kind.FAR, 0)), {Kind.NEAR: 0.5}, [{}]
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ([], "file is of type list, not a table"),
+        ({}, "file lacks the field 'name'"),
+        ({"name": "x", "naem": 1}, "file has a field 'naem' that means nothing; there are: anything, count"),
+        ({"name": 1}, r"file\.name is of type int, not a text"),
+        ({"name": "x", "count": True}, r"file\.count is of type bool, not an integer"),
+        ({"name": "x", "count": 1.0}, r"file\.count is of type float, not an integer"),
+        ({"name": "x", "order": "left"}, r"file\.order is not one of 'up', 'down'"),
+        ({"name": "x", "pair": [1]}, r"file\.pair has 1 elements, not 2"),
+        ({"name": "x", "places": [{"kind": "near", "share": 2}]}, r"file\.places\[0\]\.share must be at most 1, not 2"),
+        ({"name": "x", "places": [{"kind": "far"}]}, r"file\.places\[0\]: far places have a part"),
+        ({"name": "x", "prices": {"here": 1}}, r"a name in file\.prices is not one of 'near', 'far'"),
+        ({"name": "x", "prices": {"near": "1"}}, r"file\.prices\.near is of type str, not a number"),
+    ],
+)
+def test_what_is_no_such_record_is_refused_with_its_place(said: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        read_record(Record, said, "file")

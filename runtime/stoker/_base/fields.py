@@ -1,4 +1,4 @@
-"""Reading what comes from outside: the fields of a JSON object, and files that a person names.
+"""Reading what comes from outside: JSON objects, field by field or as a dataclass, and files that a person names.
 
 Each field has the type and lies within the bounds it must have. Nothing is converted: ``"3"`` is no integer and
 ``true`` no number. A field that nobody asked for is an error too, since it is most often the misspelling of one that
@@ -12,11 +12,16 @@ import re
 import stat
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from stoker._base.sizes import format_bytes
 from stoker.errors import ConfigError, EventError
+
+T = TypeVar("T")
 
 _SHOWN_CHARACTERS = 80
 _MAX_TEXT_CHARACTERS = 4096
@@ -94,6 +99,87 @@ class Fields:
 
     def _wrong(self, name: str, value: object, wanted: str) -> EventError:
         return EventError(f"the {self._what}'s {name!r} is {shown(value)}, not {wanted}")
+
+
+def read_record(kind: type[T], values: object, where: str) -> T:
+    """Return the dataclass that a mapping describes; what the mapping leaves out has its default.
+
+    Args:
+        kind: a dataclass of texts, numbers, truth values, dates, choices, enumerations, tuples, mappings and
+            dataclasses, with bounds (:class:`~stoker._base.arguments.Bound`) where they have some.
+        values: the mapping, as JSON and TOML have them.
+        where: names it in errors, which do not repeat values of a wrong type: they may be secrets.
+
+    Raises:
+        ConfigError: a field is unknown, missing, of another type, beyond its bounds, or refused by the dataclass.
+    """
+    table: dict[str, Any] = _typed(dict, values, where)
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # mypy knows no type of dataclasses
+    if unknown := sorted(table.keys() - known.keys()):
+        raise ConfigError(
+            f"{where} has a field {unknown[0]!r:.80} that means nothing; there are: {', '.join(sorted(known))}"
+        )
+    needed = [each.name for each in known.values() if each.default is MISSING and each.default_factory is MISSING]
+    if missing := [name for name in needed if name not in table]:
+        raise ConfigError(f"{where} lacks the field {missing[0]!r}")
+    hints = get_type_hints(kind, include_extras=True)
+    found = {name: _read(hints[name], value, f"{where}.{name}") for name, value in table.items()}
+    try:
+        return kind(**found)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _read(hint: Any, value: Any, where: str) -> Any:
+    """Return a value as its annotation has it."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _read_within(parts, value, where)
+    if origin in (Union, UnionType):  # something or None
+        return None if value is None else _read(parts[0], value, where)
+    if origin is tuple:
+        return _read_tuple(parts, value, where)
+    if origin is Mapping:
+        keys, values = parts
+        return {
+            _read(keys, name, f"a name in {where}"): _read(values, each, f"{where}.{name}")
+            for name, each in _typed(dict, value, where).items()
+        }
+    if is_dataclass(hint):
+        return read_record(hint, value, where)  # type: ignore[arg-type]  # a type, since hints are
+    if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
+        choices = parts or tuple(each.value for each in hint)
+        if value not in choices:
+            raise ConfigError(f"{where} is not one of {', '.join(map(repr, choices))}")
+        return value if parts else hint(value)
+    return _typed(hint, value, where)
+
+
+def _read_within(parts: tuple[Any, ...], value: Any, where: str) -> Any:
+    hint, *bounds = parts
+    found = _read(hint, value, where)
+    for bound in bounds:
+        if found is not None and not bound.admits(found):
+            raise ConfigError(f"{where} must be {bound}, not {shown(found)}")
+    return found
+
+
+def _read_tuple(parts: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    array = _typed(list, value, where)
+    hints = parts if parts[-1] is not Ellipsis else parts[:1] * len(array)
+    if len(hints) != len(array):
+        raise ConfigError(f"{where} has {len(array)} elements, not {len(hints)}")
+    return tuple(_read(hint, each, f"{where}[{n}]") for n, (hint, each) in enumerate(zip(hints, array, strict=True)))
+
+
+_NAMES = {dict: "a table", list: "an array", str: "a text", bool: "true or false", int: "an integer", float: "a number"}
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """Return a value of a plain type; an integer is a number, and a truth value is neither."""
+    if hint is not Any and type(value) not in ((int, float) if hint is float else (hint,)):
+        raise ConfigError(f"{where} is of type {type(value).__name__}, not {_NAMES.get(hint, hint.__name__)}")
+    return value
 
 
 def printable(text: str) -> str:

@@ -18,22 +18,23 @@ import re
 import tomllib
 import warnings
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
-from stoker._base.fields import read_toml, shown
+from stoker._base.arguments import Bound, NotNegative
+from stoker._base.fields import read_record, read_toml, shown
 from stoker._base.meter import Egress, Operation, PriceKey, Reading, check_store_name
 from stoker.errors import BudgetExceededError, ConfigError, SpendingWarning
 
 GB_BYTES = 1 << 30
-_MOST_DOLLARS, _MOST_ACCELERATORS = 1e12, 1 << 16
+_MOST_DOLLARS, _MOST_ACCELERATORS = 10**12, 1 << 16
 """Of one thing; more is a slip of the pen."""
 _FREE_SCHEMES = ("file", "memory", "stoker+https", "stoker+http")  # who serves pays
+_CLOUD_STORES = ("s3", "s3express", "gs", "gsrapid")
 _DIRECTORY_BUCKET = "--x-s3"
 _WARN_SHARE = 0.8
 _DOLLARS = re.compile(r"\$?\s*(\d[\d_,]*(?:\.\d+)?|\.\d+)\s*(USD)?", re.ASCII | re.IGNORECASE)
@@ -42,6 +43,8 @@ _ROUNDING = 1e-9
 """Of a billing unit: what lies above a whole number of units by less than this is an error of floating point."""
 
 T = TypeVar("T")
+
+Dollars = Annotated[float, Bound(">=", 0), Bound("<=", _MOST_DOLLARS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,7 @@ class _Storage(_Listed):
         storage_dollars_per_gb_month: of their size.
     """
 
-    storage_dollars_per_gb_month: float
+    storage_dollars_per_gb_month: Dollars
 
     def storage_dollars(self, size_bytes: float, months: float = 1.0) -> float:
         """Return what ``size_bytes`` cost."""
@@ -87,11 +90,20 @@ class StorePrices(_Storage):
             port only.
     """
 
-    read_dollars_per_gb: float
-    write_dollars_per_gb: float
-    dollars_per_1000_requests: Mapping[Operation, float]
-    egress_dollars_per_gb: Mapping[Egress, float]
+    read_dollars_per_gb: Dollars
+    write_dollars_per_gb: Dollars
+    dollars_per_1000_requests: Mapping[Operation, Dollars]
+    egress_dollars_per_gb: Mapping[Egress, Dollars]
     endpoints: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if missing := [*(set(Operation) - self.dollars_per_1000_requests.keys())]:
+            raise ConfigError(f"dollars_per_1000_requests has no {', '.join(sorted(missing))}")
+        if absent := {*get_args(Egress)} - self.egress_dollars_per_gb.keys():
+            raise ConfigError(f"egress_dollars_per_gb has no {', '.join(sorted(absent))}")
+        for host in self.endpoints:
+            if not host or "/" in host:
+                raise ConfigError(f"endpoints has {shown(host)}, not a host such as *.example.com or 10.0.0.5:9000")
 
     def request_dollars(self, operation: Operation) -> float:
         """Return what one request costs."""
@@ -112,8 +124,8 @@ class PriceTier:
         dollars_per_gb_second: of what is used beyond it.
     """
 
-    above_gb_seconds: float
-    dollars_per_gb_second: float
+    above_gb_seconds: NotNegative[float]
+    dollars_per_gb_second: Dollars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +143,12 @@ class FunctionPrices(_Listed):
         tiers: prices of memory for a month's use above certain amounts, lowest first.
     """
 
-    dollars_per_request: float
-    dollars_per_gb_second: float
-    dollars_per_vcpu_second: float
-    dollars_per_tmp_gb_second: float | None = None
-    free_tmp_gb: float = 0.0
-    billing_unit_seconds: float = 0.001
+    dollars_per_request: Dollars
+    dollars_per_gb_second: Dollars
+    dollars_per_vcpu_second: Dollars
+    dollars_per_tmp_gb_second: Dollars | None = None
+    free_tmp_gb: NotNegative[float] = 0.0
+    billing_unit_seconds: NotNegative[float] = 0.001
     tiers: tuple[PriceTier, ...] = ()
 
     def __post_init__(self) -> None:
@@ -178,8 +190,8 @@ class MachinePrices(_Listed):
         accelerators: that it has.
     """
 
-    dollars_per_hour: float
-    accelerators: int
+    dollars_per_hour: Dollars
+    accelerators: Annotated[int, Bound(">=", 0), Bound("<=", _MOST_ACCELERATORS)]
 
     @property
     def dollars_per_accelerator_hour(self) -> float:
@@ -255,7 +267,7 @@ class Prices:
         if key.name:
             return _entry(self.stores, key.name, "a store named")
         scheme, separator, rest = key.url.partition("://")
-        if not separator and scheme not in _STORES:
+        if not separator and scheme not in _CLOUD_STORES:
             scheme = "file"
         if scheme in _FREE_SCHEMES:
             return _FREE
@@ -340,97 +352,14 @@ def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
     return merged
 
 
-def _parsed(document: Mapping[str, Any]) -> Prices:
-    _check_keys(document, {"currency", "date", "stores", "functions"}, "the file", {"machines", "disks"})
-    if document["currency"] != "USD":
-        raise ConfigError(f"currency {shown(document['currency'])} is not USD")
-    date = document["date"]
-    if type(date) is not datetime.date:
-        raise ConfigError(f"date {shown(date)} is not a date like 2026-11-21")
-    for name in _table(document["stores"], "stores"):
+def _parsed(document: dict[str, Any]) -> Prices:
+    currency = document.pop("currency", None)
+    if currency != "USD":
+        raise ConfigError(f"currency {shown(currency)} is not USD")
+    prices = read_record(Prices, document, "prices")
+    for name in prices.stores:
         check_store_name(name)
-    kinds = {name: _table(document.get(name, {}), name) for name in _KINDS}
-    records = {
-        name: {each: _record(_KINDS[name], entry, f"{name}.{each}") for each, entry in entries.items()}
-        for name, entries in kinds.items()
-    }
-    return Prices(date=date, **records)
-
-
-_STORES = {"s3", "s3express", "gs", "gsrapid"}
-_KINDS: dict[str, type[Any]] = {
-    "stores": StorePrices,
-    "functions": FunctionPrices,
-    "machines": MachinePrices,
-    "disks": DiskPrices,
-}
-
-
-def _record(kind: type[Any], entry: object, where: str) -> Any:
-    """Return a record of ``kind``: texts, prices, and tables of prices, as its fields are named."""
-    values = _table(entry, where)
-    names = {field.name: field.default is MISSING for field in fields(kind)}
-    _check_keys(values, {name for name, is_needed in names.items() if is_needed}, where, names.keys())
-    return kind(**{name: _value(name, value, f"{where}.{name}") for name, value in values.items()})
-
-
-def _value(name: str, value: object, where: str) -> Any:
-    """Return the value of a record's field, checked by the field's name."""
-    match name:
-        case "name" | "region" | "source":
-            return _checked(value, isinstance(value, str), where, "text")
-        case "accelerators":
-            is_number = type(value) is int and 0 <= value <= _MOST_ACCELERATORS
-            return _checked(value, is_number, where, "a number of accelerators")
-        case "endpoints":
-            return tuple(_endpoint(each, where) for each in _array(value, where))
-        case "tiers":
-            return tuple(_record(PriceTier, each, where) for each in _array(value, where))
-        case "dollars_per_1000_requests" | "egress_dollars_per_gb":
-            table = _table(value, where)
-            _check_keys(table, set(map(str, _TABLES[name])), where)
-            return {key: _price(table[key], f"{where}.{key}") for key in _TABLES[name]}
-    return _price(value, where)
-
-
-def _checked(value: Any, is_right: bool, where: str, wanted: str) -> Any:
-    if not is_right:
-        raise ConfigError(f"{where} is {shown(value)}, not {wanted}")
-    return value
-
-
-def _array(value: object, where: str) -> list[object]:
-    return _checked(value, isinstance(value, list), where, "an array")  # type: ignore[no-any-return]
-
-
-def _endpoint(value: object, where: str) -> str:
-    if not isinstance(value, str) or not value or "/" in value:
-        raise ConfigError(f"{where} has {shown(value)}, not a host such as *.example.com or 10.0.0.5:9000")
-    return value
-
-
-_TABLES: dict[str, tuple[str, ...]] = {
-    "dollars_per_1000_requests": tuple(Operation),
-    "egress_dollars_per_gb": get_args(Egress),
-}
-
-
-def _table(value: object, where: str) -> Mapping[str, Any]:
-    return _checked(value, isinstance(value, dict), where, "a table")  # type: ignore[no-any-return]
-
-
-def _price(value: Any, where: str) -> float:
-    is_price = type(value) in (int, float) and 0 <= value <= _MOST_DOLLARS
-    return float(_checked(value, is_price, where, f"a price from 0 to {_MOST_DOLLARS:,.0f} dollars"))
-
-
-def _check_keys(
-    table: Mapping[str, Any], expected: set[str], where: str, optional: AbstractSet[str] = frozenset()
-) -> None:
-    if missing := expected - table.keys():
-        raise ConfigError(f"{where} has no {', '.join(sorted(missing))}")
-    if unknown := table.keys() - expected - optional:
-        raise ConfigError(f"{where} has unknown {', '.join(sorted(unknown))}")
+    return prices
 
 
 def parse_dollars(text: float | str) -> float:
