@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError, WireError
-from stoker_warm._connection import Answer, Connection
+from stoker_warm._connection import Connection
 from stoker_warm._handshake import PeerSide, Secret
+from stoker_warm._requests import Answer
 from stoker_warm._sockets import Address, dial
 from stoker_warm._wire import MAX_BODY_BYTES, Head, Kind
 

@@ -1,9 +1,12 @@
-"""One connection of the warm tier: requests and answers of both sides at once, over any asyncio transport.
+"""One connection of the warm tier: requests and answers in pipelines, over any asyncio transport.
 
-Bodies are received straight into the memory of whoever asked, and sent from memory where they are, in pieces:
-nothing is joined, nothing waits in a buffer of ours. Memory is bounded whatever the peer does. One that does not
-read gets nothing more, and one that asks faster than it is served is not read until answers have gone out; so only
-one side of a connection should ask in bulk, or both could wait for each other until their deadlines.
+The body of an answer is received straight into the memory of the caller, and a body is sent from the memory where it
+is, in pieces: nothing is joined or buffered here. A request that is cancelled lets go of its memory at once; the peer
+is not told, and its answer is read and thrown away.
+
+Memory is bounded whatever the peer does. One that does not read gets nothing more, and one that asks faster than it is
+served is not read until answers have gone out; so only one side of a connection should ask in bulk, or both could wait
+for each other until their deadlines.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -19,19 +22,17 @@ from typing import cast
 
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError, WireError
 from stoker_warm._handshake import Handshake, Peer
-from stoker_warm._requests import Answer, Asking, Reply, Serve, Serving
-from stoker_warm._wire import ANSWERS, NOTICES, Buffer, Frame, FrameReader, Head, Kind, Outbox, Outgoing
+from stoker_warm._requests import ClientSide, Reply, Serve, ServerSide
+from stoker_warm._wire import ANSWERS, NOTICES, Buffer, Frame, FrameReader, Head, Kind, Outgoing
 
-__all__ = [
-    "Answer",
-    "Connection",
-    "ConnectionConfig",
-    "ConnectionStatistics",
-    "Notice",
-    "Reply",
-    "Room",
-    "Serve",
-]
+_HANDSHAKE = (Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.FAILED)
+
+Notice = Callable[[Kind, Head], None]
+"""Is called with a frame that answers nothing."""
+
+Room = Callable[[int], bytearray | None]
+"""Is called with the bytes of a request's body, more than 0, before any has arrived. Returns exactly that much memory,
+or None to throw the body away and be served without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +40,13 @@ class ConnectionConfig:
     """Limits of a connection.
 
     Attributes:
-        open_requests: how many requests of ours may be without an answer; more wait for their turn.
-        serving_requests: how many of the peer's are served at once before it is not read any more.
-        serving_bytes: how many bytes their bodies may have; one body comes on top.
-        handshake_seconds: how long the peer has to prove who it is.
-        close_seconds: how long the peer has to take what was sent before a ``close``.
-        piece_bytes: how much is sent at a time.
-        stall_seconds: how long the peer may take nothing of what waits to be sent before the connection is given up.
+        open_requests: requests of this side without an answer, at most; more wait for their turn.
+        serving_requests: requests of the peer that are served, from which on it is not read any more.
+        serving_bytes: bytes of their bodies, from which on it is not read any more.
+        handshake_seconds: until the peer has proved its identity.
+        close_seconds: until the peer has taken what was sent before a ``close``.
+        piece_bytes: sent at a time.
+        stall_seconds: without the peer taking anything of what is to be sent, before the connection is given up.
 
     Raises:
         ConfigError: one of them is not positive.
@@ -67,13 +68,13 @@ class ConnectionConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStatistics:
-    """What a connection does and did.
+    """Counters of a connection.
 
     Attributes:
         sent_bytes: given to the transport.
         received_bytes: taken from it.
-        open_requests: of ours, without an answer; cancelled ones too, until the peer has answered them.
-        serving_requests: of the peer's, until their answers were given to the transport.
+        open_requests: of this side, without an answer, cancelled ones included.
+        serving_requests: of the peer, until their answers were given to the transport.
         serving_bytes: of the bodies of those.
         heard_seconds: when something was last received, in the loop's time.
     """
@@ -86,21 +87,13 @@ class ConnectionStatistics:
     heard_seconds: float
 
 
-Notice = Callable[[Kind, Head], None]
-"""Is called with what the peer says unasked."""
-
-Room = Callable[[int], bytearray | None]
-"""Is called with the bytes of a request's body, more than 0, before any has arrived. Returns exactly that much memory,
-or None to throw the body away and be served without."""
-
-
 class Connection(asyncio.BufferedProtocol):
     """One peer. Give it to ``loop.create_connection`` or ``create_server``, and wait until it is ``ready``.
 
     Args:
-        handshake: this side's; of one connection only.
+        handshake: of this side, for this connection only.
         serve: answers the peer's requests.
-        notice: takes what the peer says unasked; without, it is ignored.
+        notice: takes frames that answer nothing; without, they are ignored.
         room: makes the memory for a request's body.
         config: its limits.
     """
@@ -115,38 +108,34 @@ class Connection(asyncio.BufferedProtocol):
         config: ConnectionConfig | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._handshake = handshake
-        self._notice = notice
-        self._room = room
+        self._handshake, self._notice, self._room = handshake, notice, room
         self._config = config or ConnectionConfig()
         self._transport: asyncio.Transport | None = None
         self._address = "the peer"
         self._reader = FrameReader(self._begin)
-        self._outbox = Outbox(self._config.piece_bytes)
-        self._asking = Asking(
+        self._outbox = deque[Outgoing]()
+        self._client = ClientSide(
             self._config.open_requests,
             self._outbox,
-            pump=self._pump,
-            redirect=self._reader.redirect,
+            send=self._send,
+            discard_body=self._reader.discard_body,
             loss=lambda: None if self.is_open else self._loss(),
         )
-        self._serving = Serving(serve, self._outbox, pump=self._pump, changed=self._balance_reading)
+        self._server = ServerSide(serve, send=self._send, changed=self._balance_reading)
         self._body = bytearray()
-        self._is_write_paused = False
-        self._is_read_paused = False
+        self._is_write_paused = self._is_read_paused = False
         self._watch: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._failure: StokerError | None = None
         self._changed = asyncio.Event()
         self._is_over = False
         self._has_closed = asyncio.Event()  # whoever waits for that is not woken by every frame
-        self._sent_bytes = 0
-        self._received_bytes = 0
+        self._sent_bytes = self._received_bytes = 0
         self._heard_seconds = self._loop.time()
 
     @property
     def peer(self) -> Peer | None:
-        """Who is at the other end, once that is proven."""
+        """The identity of the peer, once that is proven."""
         return self._handshake.peer
 
     @property
@@ -160,18 +149,18 @@ class Connection(asyncio.BufferedProtocol):
         return self._failure
 
     def statistics(self) -> ConnectionStatistics:
-        """Return what it does and did."""
+        """Return a snapshot of its counters."""
         return ConnectionStatistics(
             self._sent_bytes,
             self._received_bytes,
-            len(self._asking),
-            len(self._serving),
-            self._serving.body_bytes,
+            len(self._client),
+            len(self._server),
+            self._server.body_bytes,
             self._heard_seconds,
         )
 
     async def ready(self) -> Peer:
-        """Return who is at the other end, once that is proven.
+        """Return the identity of the peer, once that is proven.
 
         Raises:
             CredentialsError: one side does not know the secret, or the certificate is another than expected.
@@ -184,6 +173,8 @@ class Connection(asyncio.BufferedProtocol):
             raise self._loss()
         return self.peer
 
+    # Requests of this side.
+
     async def request(
         self,
         kind: Kind,
@@ -193,27 +184,27 @@ class Connection(asyncio.BufferedProtocol):
         into: memoryview | None = None,
         timeout: float | None = None,
     ) -> Reply:
-        """Ask the peer, and return its answer. Requests are answered in any order.
+        """Ask the peer, and return its answer. Requests may be answered in any order.
 
-        When this returns or raises, cancelled too, nothing reads ``body`` or writes to ``into`` any more.
+        When this returns or raises, cancelled too, nothing writes to ``into`` any more.
 
         Args:
             kind: a key of ``ANSWERS``.
-            head: what is asked.
-            body: its parts are sent one behind the other.
-            into: where the body of the answer goes, which may be shorter; without, it is thrown away.
-            timeout: how many seconds it may take, its turn and the sending included.
+            head: of the request.
+            body: parts that are sent one behind the other. Their memory is never changed: it may be sent later.
+            into: memory for the body of the answer, which may be shorter; without, it is thrown away.
+            timeout: in seconds, the wait for its turn and the sending included.
 
         Raises:
             ConnectionLostError: the connection is not open, or broke.
             DeadlineError: there was no answer in time. The connection stays open.
             ServerError: the peer says that it failed.
-            WireError: what is asked cannot be sent.
+            WireError: the request cannot be sent.
         """
         deadline = asyncio.timeout(timeout)
         try:
             async with deadline:
-                return await self._asking.ask(kind, head, body, into)
+                return await self._client.request(kind, head, body, into)
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -222,8 +213,23 @@ class Connection(asyncio.BufferedProtocol):
             # It refers to the task, whose cancellation refers to this frame: a circle that would keep the memory.
             del deadline
 
+    # Sending and receiving.
+
+    def _balance_reading(self) -> None:
+        """Read as long as there are not too many requests to serve."""
+        self._wake()
+        if self._transport is None or self._transport.is_closing():
+            return
+        config, serving = self._config, self._server
+        is_full = len(serving) >= config.serving_requests or serving.body_bytes >= config.serving_bytes
+        if is_full and not self._is_read_paused:
+            self._transport.pause_reading()
+        elif not is_full and self._is_read_paused:
+            self._transport.resume_reading()
+        self._is_read_paused = is_full
+
     def notify(self, kind: Kind, head: Head | None = None) -> None:
-        """Tell the peer something unasked: a kind of ``NOTICES``.
+        """Send a frame that needs no answer: a kind of ``NOTICES``.
 
         Raises:
             ConnectionLostError: the connection is not open.
@@ -241,6 +247,58 @@ class Connection(asyncio.BufferedProtocol):
         await self._until(lambda: not (self._outbox or self._is_write_paused) or self._failure is not None)
         if self._failure is not None:
             raise self._loss()
+
+    def _send(self, frame: Outgoing) -> None:
+        self._outbox.append(frame)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Give the transport what it takes now."""
+        transport = self._transport
+        while self._outbox and not self._is_write_paused and transport is not None and not transport.is_closing():
+            frame = self._outbox[0]
+            piece = frame.next_piece(self._config.piece_bytes)
+            if frame.is_over:
+                self._outbox.popleft()
+            self._sent_bytes += len(piece)
+            transport.write(piece)
+            if frame.is_over:
+                self._server.sent(frame)
+        self._wake()
+
+    def _begin(self, kind: Kind, request: int, head: Head, body_bytes: int) -> memoryview | None:
+        """Say where the body of a frame goes, if the frame may come now."""
+        if self.peer is None:
+            if request or body_bytes or kind not in _HANDSHAKE:
+                raise WireError(f"a {kind.name} frame came before the handshake was done")
+            return None
+        if kind in ANSWERS:
+            if not request or request in self._server:
+                raise WireError(f"a {kind.name} frame has the number {request}, which is 0 or in use")
+            body = self._room(body_bytes) if body_bytes else None
+            self._body = bytearray() if body is None else body
+            return None if body is None else memoryview(body)
+        if not request and kind in NOTICES:
+            return None
+        return self._client.destination(kind, request, body_bytes)
+
+    def _take(self, frame: Frame) -> None:
+        if self.peer is None:
+            message = self._handshake.received(frame.kind, frame.head)
+            if message is not None:
+                self._send(Outgoing(message[0], 0, message[1]))
+            if self.is_open:
+                self._stop_timers()
+                self._wake()
+        elif frame.kind in ANSWERS:
+            body, self._body = self._body, bytearray()
+            self._server.take(frame, body)
+        elif frame.request:
+            self._client.answered(frame, self._address)
+        elif self._notice is not None:
+            self._notice(frame.kind, frame.head)
+
+    # Ending.
 
     async def close(self) -> None:
         """End the connection: requests of both sides are given up, what the transport has is sent if the peer takes it.
@@ -265,90 +323,20 @@ class Connection(asyncio.BufferedProtocol):
 
     async def closed(self) -> None:
         """Wait until the connection has ended and nothing is left of it. Not to be called by what it serves."""
-        while not (self._is_over and not self._serving):
+        while not (self._is_over and not self._server):
             self._has_closed.clear()
             await self._has_closed.wait()
 
-    # Sending.
-
-    def _send(self, frame: Outgoing) -> None:
-        self._outbox.add(frame)
-        self._pump()
-
-    def _pump(self) -> None:
-        """Give the transport what it takes now."""
-        transport = self._transport
-        while self._outbox and not self._is_write_paused and transport is not None and not transport.is_closing():
-            piece, frame = self._outbox.next_piece()
-            self._sent_bytes += len(piece)
-            # From Python 3.12 on transports keep what the kernel does not take at once, instead of copying it; but a
-            # request may be cancelled, and its memory used for something else.
-            transport.write(bytes(piece) if sys.version_info >= (3, 12) else piece)
-            if frame.is_over:
-                self._serving.sent(frame)
-        self._wake()
-
-    def _balance_reading(self) -> None:
-        """Read as long as there are not too many requests to serve."""
-        self._wake()
-        if self._transport is None or self._transport.is_closing():
-            return
-        config, serving = self._config, self._serving
-        is_full = len(serving) >= config.serving_requests or serving.body_bytes >= config.serving_bytes
-        if is_full and not self._is_read_paused:
-            self._transport.pause_reading()
-        elif not is_full and self._is_read_paused:
-            self._transport.resume_reading()
-        self._is_read_paused = is_full
-
-    # Receiving.
-
-    def _begin(self, kind: Kind, request: int, head: Head, body_bytes: int) -> memoryview | None:
-        """Say where the body of a frame goes, if the frame may come now."""
-        if self.peer is None:
-            if request or body_bytes or kind not in (Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.FAILED):
-                raise WireError(f"a {kind.name} frame came before the handshake was done")
-            return None
-        if kind in ANSWERS:
-            if not request or request in self._serving:
-                raise WireError(f"a {kind.name} frame has the number {request}, which is 0 or in use")
-            body = self._room(body_bytes) if body_bytes else None
-            self._body = bytearray() if body is None else body
-            return None if body is None else memoryview(body)
-        if kind is Kind.CANCEL or (not request and kind in NOTICES):
-            return None
-        return self._asking.destination(kind, request, body_bytes)
-
-    def _take(self, frame: Frame) -> None:
-        if self.peer is None:
-            message = self._handshake.received(frame.kind, frame.head)
-            if message is not None:
-                self._send(Outgoing(message[0], 0, message[1]))
-            if self.is_open:
-                self._stop_watch()
-                self._wake()
-        elif frame.kind in ANSWERS:
-            body, self._body = self._body, bytearray()
-            self._serving.take(frame, body)
-        elif frame.kind is Kind.CANCEL:
-            self._serving.cancel(frame.request)
-        elif frame.request:
-            self._asking.answered(frame, self._address)
-        elif self._notice is not None:
-            self._notice(frame.kind, frame.head)
-
-    # Ending.
-
     def _end(self, error: StokerError, *, is_gentle: bool) -> None:
-        """End everything under way; what ends the connection first is told as the reason."""
+        """End everything under way; the first error is told as the reason."""
         if self._failure is None:
             self._failure = error
-            self._stop_watch()
+            self._stop_timers()
             self._outbox.clear()
             self._reader.close()
             self._body = bytearray()
-            self._asking.end()
-            self._serving.end()
+            self._client.end()
+            self._server.end()
         if self._transport is None:
             self._is_over = True
         elif is_gentle:
@@ -369,9 +357,6 @@ class Connection(asyncio.BufferedProtocol):
         loss.__cause__ = self._failure
         return loss
 
-    def _too_late(self) -> None:
-        self.abort(DeadlineError(f"{self._address} did not end the handshake in {self._config.handshake_seconds:g} s"))
-
     def _watch_for_stall(self) -> None:
         assert self._transport is not None  # noqa: S101 - it has paused us
         waiting_bytes = self._transport.get_write_buffer_size()
@@ -384,20 +369,15 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.abort(DeadlineError(f"{self._address} took nothing for {self._config.stall_seconds:g} s"))
 
-    def _stop_stall(self) -> None:
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
-
-    def _stop_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+    def _stop_timers(self) -> None:
+        for timer in (self._watch, self._stall):
+            if timer is not None:
+                timer.cancel()
 
     def _wake(self) -> None:
         self._changed.set()
         self._changed.clear()
-        if self._is_over and not self._serving:
+        if self._is_over and not self._server:
             self._has_closed.set()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
@@ -422,7 +402,9 @@ class Connection(asyncio.BufferedProtocol):
             self._is_over = False
             self._transport.abort()
             return
-        self._watch = self._loop.call_later(self._config.handshake_seconds, self._too_late)
+        seconds = self._config.handshake_seconds
+        late = DeadlineError(f"{self._address} did not end the handshake in {seconds:g} s")
+        self._watch = self._loop.call_later(seconds, self.abort, late)
         try:
             self._handshake.saw(_fingerprint_of(tls))
         except StokerError as error:
@@ -461,15 +443,15 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Give the transport what waits."""
         self._is_write_paused = False
-        self._stop_stall()
+        if self._stall is not None:
+            self._stall.cancel()
         self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End everything under way."""
         why = "ended" if exc is None else f"broke ({type(exc).__name__}: {exc})"
         self._end(ConnectionLostError(f"the connection to {self._address} {why}"), is_gentle=False)
-        self._stop_watch()
-        self._stop_stall()
+        self._stop_timers()
         self._is_over = True
         self._wake()
 

@@ -15,9 +15,10 @@ from typing import Any
 
 from stoker.errors import ConnectionLostError, DeadlineError, StokerError, WireError
 from stoker_warm._calling import Billed, Caller, Invoke, Waking
-from stoker_warm._connection import Connection, Reply
+from stoker_warm._connection import Connection
 from stoker_warm._life import Contents, Life, Standing, State
 from stoker_warm._node import LISTED_AT_ONCE
+from stoker_warm._requests import Reply
 from stoker_warm._settings import WarmConfig
 from stoker_warm._shard import ShardId
 from stoker_warm._wake import Report, Task

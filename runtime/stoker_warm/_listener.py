@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 from stoker._base.task_group import task_group
 from stoker.errors import ConfigError, StokerError, WireError
-from stoker_warm._connection import Answer, Connection
+from stoker_warm._connection import Connection
 from stoker_warm._fleet import Node
 from stoker_warm._handshake import ProxySide, Secret
+from stoker_warm._requests import Answer
 from stoker_warm._sockets import Address, Certificate, check_privacy
 from stoker_warm._wire import Head, Kind
 

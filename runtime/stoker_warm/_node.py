@@ -14,8 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 from stoker.errors import ConnectionLostError, StokerError, WireError
-from stoker_warm._connection import Answer, Connection
+from stoker_warm._connection import Connection
 from stoker_warm._handshake import PeerSide, Secret
+from stoker_warm._requests import Answer
 from stoker_warm._shard import ShardId, Shelf
 from stoker_warm._sockets import Address, dial
 from stoker_warm._wake import Report, Task, Wake

@@ -1,7 +1,7 @@
 """The proxy: puts objects as shards into nodes, and reads them from whichever nodes are first.
 
 It runs beside the trainer. Nodes dial out to it, so it listens. A read asks for all shards of an object at once and
-takes the first that restore it (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2); the rest are cancelled. What
+takes the first that restore it (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2); late ones are thrown away. What
 nodes have lost is written again from the bytes that have just been read. Nothing here is ever the only copy.
 """
 

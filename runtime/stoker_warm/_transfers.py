@@ -3,7 +3,7 @@
 What nothing will be read from any more is deleted. Objects are written behind the back of whoever has them.
 
 To read an object, all shards are asked for at once, the first that restore the object are taken, and the rest are
-cancelled (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2). A shard that is not what its name and checksum say
+thrown away (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2). A shard that is not what its name and checksum say
 is a lost one.
 """
 

@@ -1,4 +1,4 @@
-"""The wire of the warm tier: frames, a reader of them and an outbox, which do no I/O.
+"""The wire of the warm tier: frames, a reader of them and what is to be sent of them, without I/O.
 
 A frame is a header of 16 bytes, a head and a body. The header is ``b"SW"``, a version, a kind, and as big-endian
 32-bit numbers the request, the head's bytes and the body's. The head is a JSON object in UTF-8, or nothing, which is
@@ -63,7 +63,6 @@ class Kind(IntEnum):
     DELETE = 24
     INDEX = 25
     LISTED = 26
-    CANCEL = 27
     STOP = 28
     BYE = 29
     FAILED = 30
@@ -197,7 +196,7 @@ class FrameReader:
         self._is_closed = True
         self._frame = self._body = None
 
-    def redirect(self, request: int) -> None:
+    def discard_body(self, request: int) -> None:
         """Throw away the rest of a body, if the one under way is that of an answer to ``request``."""
         frame = self._frame
         if frame is not None and frame.request == request and frame.kind not in ANSWERS:
@@ -326,89 +325,31 @@ _JOINED_BYTES = 16 << 10
 
 
 class Outgoing:
-    """A frame that is to be sent. Its body is not copied, so its memory must stay as it is until ``is_over``.
+    """A frame that is to be sent. Its body is not copied, so its memory is never changed.
 
     Attributes:
-        kind: what it is.
+        kind: of the frame.
         request: its number.
         has_begun: some of it was given out.
-        is_over: all of it was, or it will never be.
+        is_over: all of it was.
     """
 
-    __slots__ = ("_body", "_head", "has_begun", "is_over", "kind", "request")
+    __slots__ = ("_parts", "has_begun", "is_over", "kind", "request")
 
     def __init__(self, kind: Kind, request: int, head: Head | None = None, body: Iterable[Buffer] = ()) -> None:
-        parts = (memoryview(part).cast("B") for part in body)
-        self._body = deque(part for part in parts if len(part))
-        self._head = encode_frame(kind, request, head, sum(map(len, self._body)))
-        self.kind = kind
-        self.request = request
-        self.has_begun = False
-        self.is_over = False
+        parts = [part for part in (memoryview(part).cast("B") for part in body) if len(part)]
+        body_bytes = sum(map(len, parts))
+        first = encode_frame(kind, request, head, body_bytes)
+        joined = [memoryview(b"".join([first, *parts]))] if body_bytes <= _JOINED_BYTES else None
+        self._parts = deque(joined or [memoryview(first), *parts])
+        self.kind, self.request = kind, request
+        self.has_begun = self.is_over = False
 
-    def release(self) -> None:
-        """Copy what of the body is left, so that its memory may be used for something else."""
-        self._body = deque([memoryview(b"".join(self._body))]) if self._body else self._body
-
-    def next_piece(self, most_bytes: int) -> Buffer:
-        """Return what is to be sent next; head and small body in one, then views of the body."""
-        if not self.has_begun:
-            self.has_begun = True
-            piece: Buffer = self._head
-            if sum(map(len, self._body)) <= _JOINED_BYTES:
-                piece = b"".join((piece, *self._body))
-                self._body.clear()
-        else:
-            part = self._body.popleft()
-            piece = part[:most_bytes]
-            if len(part) > most_bytes:
-                self._body.appendleft(part[most_bytes:])
-        self.is_over = not self._body
-        return piece
-
-
-class Outbox:
-    """Frames in the order in which they are to be sent.
-
-    Args:
-        piece_bytes: how large a piece of a body may be.
-    """
-
-    def __init__(self, piece_bytes: int) -> None:
-        self._piece_bytes = piece_bytes
-        self._frames: deque[Outgoing] = deque()
-
-    def __len__(self) -> int:
-        return len(self._frames)
-
-    def add(self, frame: Outgoing) -> None:
-        """Send a frame behind all others."""
-        self._frames.append(frame)
-
-    def next_piece(self) -> tuple[Buffer, Outgoing]:
-        """Return the next piece of the first frame, and that. There must be one."""
-        frame = self._frames[0]
-        piece = frame.next_piece(self._piece_bytes)
-        if frame.is_over:
-            self._frames.popleft()
-        return piece, frame
-
-    def withdraw(self, frame: Outgoing) -> bool:
-        """Do not send a frame. Of one that has begun the rest is copied and sent, since its length was promised.
-
-        Returns: whether nothing of it was or will be sent.
-        """
-        if frame.is_over:
-            return False
-        if frame.has_begun:
-            frame.release()
-            return False
-        self._frames.remove(frame)
-        frame.is_over = True
-        return True
-
-    def clear(self) -> None:
-        """Send nothing more."""
-        for frame in self._frames:
-            frame.is_over = True
-        self._frames.clear()
+    def next_piece(self, max_bytes: int) -> memoryview:
+        """Return what is to be sent next: header, head and a small body in one, else views of the body."""
+        part = self._parts.popleft()
+        if self.has_begun and len(part) > max_bytes:
+            self._parts.appendleft(part[max_bytes:])
+            part = part[:max_bytes]
+        self.has_begun, self.is_over = True, not self._parts
+        return part

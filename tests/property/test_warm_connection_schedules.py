@@ -10,8 +10,9 @@ from itertools import count
 
 from stoker.errors import ConnectionLostError, DeadlineError, StokerError
 from stoker.testing import run_virtual
-from stoker_warm._connection import Answer, Connection, ConnectionConfig
+from stoker_warm._connection import Connection, ConnectionConfig
 from stoker_warm._handshake import PeerSide, ProxySide, Secret
+from stoker_warm._requests import Answer
 from stoker_warm._wire import Head, Kind
 from support.warm_wires import Link, LinkConfig
 
@@ -64,7 +65,7 @@ class Life:
         size_bytes = rng.choice([0, 1, 1000, 20_000, 100_000])
         head = {"number": number, "size": size_bytes, "wait": rng.choice([0.0, 0.0, 0.01, 1.0])}
         kind, timeout = rng.choice([Kind.GET, Kind.SET]), rng.choice([None, None, 0.05, 1.0])
-        into, body = bytearray(GUARD * size_bytes), bytearray(content(number, size_bytes))
+        into, body = bytearray(GUARD * size_bytes), content(number, size_bytes)
         try:
             await side.request(
                 kind,
@@ -78,8 +79,7 @@ class Life:
         except (ConnectionLostError, DeadlineError) as error:
             self.outcomes[type(error).__name__] += 1
         finally:
-            body[:] = bytes(size_bytes)  # it is ours again: nobody may send this
-            into[:] = GUARD * size_bytes  # and nobody write here
+            into[:] = GUARD * size_bytes  # it is ours again: nobody may write here
             await asyncio.shield(self.unmoved(into))
 
     async def unmoved(self, into: bytearray) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable
 from typing import Any
 
 from stoker.errors import StoreError
-from stoker_warm._connection import Answer
 from stoker_warm._node import NodeServer
+from stoker_warm._requests import Answer
 from stoker_warm._shard import ShardId
 from stoker_warm._wake import Report, Wake
 from stoker_warm._wire import Head, Kind

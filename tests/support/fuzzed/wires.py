@@ -79,14 +79,14 @@ def _conversations() -> list[bytes]:
     found = encode_frame(Kind.FOUND, 1, {"crc32c": 2**32 - 1, "late": 0.5}, len(BODY)) + BODY
     put = encode_frame(Kind.SET, 2, {"shard": "x", "é": [None, True, {"a": []}]}, 3) + b"abc"
     listed = encode_frame(Kind.LISTED, 0xFFFFFFFF, {"shards": [f"x.{n}" for n in range(30)], "more": False})
-    return [get + found + encode_frame(Kind.PING, 3), put + encode_frame(Kind.CANCEL, 2), listed + get]
+    return [get + found + encode_frame(Kind.PING, 3), put + encode_frame(Kind.DELETE, 2), listed + get]
 
 
 HEADERS = [
     struct.pack(">2sBBIII", magic, version, kind, 1, head_bytes, body_bytes)
     for magic, version, kind, head_bytes, body_bytes in (
-        (b"WS", 1, 16, 0, 0), (b"SW", 0, 16, 0, 0), (b"SW", 1, 99, 0, 0), (b"SW", 1, 2, 4097, 0),
-        (b"SW", 1, 18, 2**32 - 1, 0), (b"SW", 1, 19, 0, 2**26 + 1), (b"SW", 1, 16, 0, 1), (b"SW", 1, 21, 2, 2**24),
+        (b"WS", 2, 16, 0, 0), (b"SW", 0, 16, 0, 0), (b"SW", 2, 99, 0, 0), (b"SW", 2, 2, 4097, 0),
+        (b"SW", 2, 18, 2**32 - 1, 0), (b"SW", 2, 19, 0, 2**26 + 1), (b"SW", 2, 16, 0, 1), (b"SW", 2, 21, 2, 2**24),
     )
 ]  # fmt: skip
 

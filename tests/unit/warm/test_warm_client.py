@@ -11,8 +11,9 @@ import pytest
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, StokerError
 from stoker_warm._client import ClientConfig
 from stoker_warm._code import Code
-from stoker_warm._connection import Answer, Connection
+from stoker_warm._connection import Connection
 from stoker_warm._handshake import ProxySide, Secret
+from stoker_warm._requests import Answer
 from stoker_warm._settings import WarmConfig
 from stoker_warm._wire import MAX_BODY_BYTES, Head, Kind
 from support.warm_clients import SharedTier, loaded, objects, until_stored

@@ -63,15 +63,6 @@ def test_a_request_cannot_be_answered_before_it_was_sent() -> None:
     run(test)
 
 
-def test_cancelling_what_was_never_asked_is_no_error() -> None:
-    async def test() -> None:
-        async with joined(Server()) as (proxy, _, wire):
-            wire.ends[0].write(encode_frame(Kind.CANCEL, 99))
-            assert (await proxy.request(Kind.PING)).kind is Kind.PONG
-
-    run(test)
-
-
 # The handshake.
 
 

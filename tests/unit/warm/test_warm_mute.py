@@ -8,20 +8,23 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import ConnectionLostError
+from stoker.errors import ConnectionLostError, WireError
 from stoker.testing import run_virtual
 from stoker_warm._code import Code
 from stoker_warm._fleet import Node
 from stoker_warm._life import State
 from stoker_warm._node import NodeServer
+from stoker_warm._requests import Answer
 from stoker_warm._settings import WarmConfig
 from stoker_warm._wire import Kind
 from support.warm_one_node import DATA, NAME, SHARD, the_instance
 from support.warm_platform import Mood, Tier
 
+READ_SECONDS = 2.0
+
 
 class Mute(NodeServer):
-    """Answers everything but requests for shards, of which it takes note."""
+    """Answers everything in time but requests for shards, of which it takes note."""
 
     is_mute = False
     asked = 0
@@ -30,13 +33,19 @@ class Mute(NodeServer):
         if kind is Kind.GET:
             self.asked += 1
             if self.is_mute:
-                return asyncio.sleep(1e6)
+                return self._fail_late()
         return super()._answer(kind, head, body)
+
+    async def _fail_late(self) -> Answer:
+        await asyncio.sleep(READ_SECONDS + 0.01)
+        raise WireError("too late")
 
 
 def check_mute(test: Callable[[Tier, Node, Mute], Awaitable[None]], **settings: Any) -> None:
     async def main() -> None:
-        config = WarmConfig(nodes=1, code=Code(1, 0), **{"read_seconds": 2.0, "fresh_seconds": 0.5, **settings})
+        config = WarmConfig(
+            nodes=1, code=Code(1, 0), **{"read_seconds": READ_SECONDS, "fresh_seconds": 0.5, **settings}
+        )
         async with Tier(config, node_type=Mute) as made:
             await made.put((NAME, DATA))
             mute = the_instance(made).node

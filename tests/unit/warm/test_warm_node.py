@@ -10,9 +10,10 @@ import pytest
 
 from stoker.errors import ConnectionLostError, CredentialsError, ServerError
 from stoker.testing import run_virtual
-from stoker_warm._connection import Connection, Reply
+from stoker_warm._connection import Connection
 from stoker_warm._handshake import Secret
 from stoker_warm._node import LISTED_AT_ONCE, NodeServer
+from stoker_warm._requests import Reply
 from stoker_warm._shard import OVERHEAD_BYTES, ShardId, Shelf
 from stoker_warm._wake import Report, Task, Wake
 from stoker_warm._wire import Kind

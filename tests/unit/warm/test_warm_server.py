@@ -15,8 +15,9 @@ from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, ConnectionLostError, ServerError
 from stoker_warm._client import ClientConfig
 from stoker_warm._code import Code
-from stoker_warm._connection import Answer, Connection, Reply
+from stoker_warm._connection import Connection
 from stoker_warm._handshake import PeerSide, Secret
+from stoker_warm._requests import Answer, Reply
 from stoker_warm._server import MemoryAccount, MemoryPool, ServerConfig
 from stoker_warm._settings import WarmConfig
 from stoker_warm._wire import MAX_BODY_BYTES, Head, Kind
@@ -162,11 +163,12 @@ def test_when_all_readers_have_left_the_nodes_are_not_read_any_more_and_the_next
                 leaving = asyncio.create_task(loaded(client, NAMES[:1]))
                 await asyncio.sleep(0.01)
                 assert await lent_bytes(tier) >= len(OBJECTS[NAMES[0]])
+                await client.close()
                 leaving.cancel()
                 await asyncio.sleep(0.01)
                 assert not tier.server._flights
                 assert await lent_bytes(tier) == 0
-            assert await loaded(client, NAMES[:1]) == {NAMES[0]: OBJECTS[NAMES[0]]}
+            assert await loaded(tier.client(), NAMES[:1]) == {NAMES[0]: OBJECTS[NAMES[0]]}
 
     run(test)
 

@@ -13,9 +13,10 @@ import pytest
 
 from stoker.errors import ConfigError, StokerError
 from stoker.testing import run_virtual
-from stoker_warm._connection import Answer, Connection
+from stoker_warm._connection import Connection
 from stoker_warm._handshake import PeerSide, ProxySide, Secret
 from stoker_warm._listener import MOST_STRANGERS, TcpDoor
+from stoker_warm._requests import Answer
 from stoker_warm._settings import WarmConfig
 from stoker_warm._sockets import Address, Certificate, dial
 from stoker_warm._wire import Head, Kind

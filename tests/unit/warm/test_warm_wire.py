@@ -16,7 +16,6 @@ from stoker_warm._wire import (
     FrameReader,
     Head,
     Kind,
-    Outbox,
     Outgoing,
     encode_frame,
 )
@@ -120,22 +119,22 @@ def test_a_body_nobody_wants_is_thrown_away_and_the_next_frame_is_read() -> None
     assert [(frame.kind, frame.body_bytes) for frame in receiver.frames] == [(Kind.FOUND, 3_000_000), (Kind.PING, 0)]
 
 
-def test_a_redirected_body_leaves_its_memory_alone_from_then_on() -> None:
+def test_a_discarded_body_leaves_its_memory_alone_from_then_on() -> None:
     receiver = Receiver()
     receiver.receive(encode_frame(Kind.FOUND, 3, {}, 100_000) + b"b" * 40_000)
     before = receiver.bodies()
-    receiver.reader.redirect(3)
+    receiver.reader.discard_body(3)
     receiver.receive(b"c" * 60_000 + PING)
     assert receiver.bodies()[0] == before[0] == b"b" * 40_000 + bytes(60_000)
     assert [frame.kind for frame in receiver.frames] == [Kind.FOUND, Kind.PING]
 
 
-def test_redirecting_another_request_or_a_request_of_the_peer_changes_nothing() -> None:
+def test_discarding_another_request_or_a_request_of_the_peer_changes_nothing() -> None:
     for kind, redirected in ((Kind.FOUND, 4), (Kind.SET, 3)):
         receiver = Receiver()
-        receiver.reader.redirect(3)
+        receiver.reader.discard_body(3)
         receiver.receive(encode_frame(kind, 3, {}, 40_000) + b"b" * 30_000)
-        receiver.reader.redirect(redirected)
+        receiver.reader.discard_body(redirected)
         receiver.receive(b"b" * 10_000)
         assert receiver.bodies() == [b"b" * 40_000]
 
@@ -234,52 +233,38 @@ def test_every_request_may_be_answered_by_failed_and_no_answer_is_a_request() ->
 # What is to be sent.
 
 
-def all_of(outbox: Outbox) -> list[bytes]:
+def all_of(frame: Outgoing, piece_bytes: int = 1 << 20) -> list[bytes]:
     pieces = []
-    while outbox:
-        piece, _ = outbox.next_piece()
-        pieces.append(bytes(piece))
+    while not frame.is_over:
+        pieces.append(bytes(frame.next_piece(piece_bytes)))
     return pieces
 
 
 def test_a_small_body_is_sent_in_one_piece_with_its_head() -> None:
-    outbox = Outbox(1 << 20)
-    outbox.add(Outgoing(Kind.SET, 1, {}, [b"one", b"", b"two"]))
-    assert all_of(outbox) == [encode_frame(Kind.SET, 1, {}, 6) + b"onetwo"]
+    frame = Outgoing(Kind.SET, 1, {}, [b"one", b"", b"two"])
+    assert not frame.has_begun
+    assert all_of(frame) == [encode_frame(Kind.SET, 1, {}, 6) + b"onetwo"]
+    assert frame.has_begun
 
 
 def test_a_large_body_is_sent_as_views_of_its_memory_in_pieces() -> None:
-    outbox, data = Outbox(100_000), memoryview(bytes(range(250)) * 1000)
-    outbox.add(Outgoing(Kind.SET, 1, {}, [data, data[:10]]))
-    outbox.next_piece()
-    piece, frame = outbox.next_piece()
+    data = memoryview(bytes(range(250)) * 1000)
+    frame = Outgoing(Kind.SET, 1, {}, [data, data[:10]])
+    frame.next_piece(100_000)
+    piece = frame.next_piece(100_000)
     assert isinstance(piece, memoryview)
     assert piece.obj is data.obj
     assert not frame.is_over
-    assert [len(piece), *map(len, all_of(outbox))] == [100_000, 100_000, 50_000, 10]
+    assert [len(piece), *map(len, all_of(frame, 100_000))] == [100_000, 100_000, 50_000, 10]
     assert frame.is_over
 
 
 def test_a_part_that_is_an_array_counts_its_bytes() -> None:
     words = memoryview(bytearray(80_000)).cast("Q")
-    outbox = Outbox(1 << 20)
-    outbox.add(Outgoing(Kind.SET, 1, {}, [words]))
-    assert sum(map(len, all_of(outbox))) == len(encode_frame(Kind.SET, 1)) + 80_000
+    frame = Outgoing(Kind.SET, 1, {}, [words])
+    assert sum(map(len, all_of(frame))) == len(encode_frame(Kind.SET, 1)) + 80_000
 
 
-def test_a_frame_is_withdrawn_if_it_has_not_begun() -> None:
-    outbox, first, second = Outbox(1 << 20), Outgoing(Kind.PING, 1), Outgoing(Kind.PING, 2)
-    outbox.add(first)
-    outbox.add(second)
-    assert outbox.withdraw(first)
-    assert all_of(outbox) == [encode_frame(Kind.PING, 2)]
-    assert not outbox.withdraw(second)
-
-
-def test_a_frame_that_has_begun_keeps_its_promise_from_a_copy_when_it_is_withdrawn() -> None:
-    outbox, data = Outbox(10_000), bytearray(b"a" * 30_000)
-    outbox.add(Outgoing(Kind.SET, 1, {}, [data]))
-    first = [bytes(outbox.next_piece()[0]) for _ in range(2)]
-    assert not outbox.withdraw(outbox._frames[0])
-    data[:] = b"z" * 30_000
-    assert b"".join([*first, *all_of(outbox)]) == encode_frame(Kind.SET, 1, {}, 30_000) + b"a" * 30_000
+def test_a_head_is_never_cut_into_pieces() -> None:
+    frame = Outgoing(Kind.SET, 1, {"a": "b" * 1000}, [bytes(100_000)])
+    assert frame.next_piece(100) == encode_frame(Kind.SET, 1, {"a": "b" * 1000}, 100_000)
