@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import sys
 
-from stoker_sim._experiments.ours import measured_cost
+from stoker_sim._experiments.ours import measured_cost, peak_bytes
 
 
 def main(arguments: list[str]) -> int:
     """Print one line."""
     nodes, super_samples = (int(arguments[place]) if len(arguments) > place else 1_000 for place in (0, 1))
-    cost = measured_cost(nodes, super_samples)
+    seconds, run = measured_cost(nodes, super_samples)
     print(
-        f"{nodes:,} nodes x {super_samples:,} super-samples: {cost.cpu_seconds:.0f} s of processor time, "
-        f"{cost.cpu_seconds / cost.fetches * 1e6:.0f} us a fetch, {cost.peak_bytes / 1e6:.0f} MB at most, "
-        f"{cost.run.seconds:.0f} simulated seconds, stall {cost.run.stall:.2%}"
+        f"{nodes:,} nodes x {super_samples:,} super-samples: {seconds:.0f} s of processor time, "
+        f"{seconds / run.look_ups * 1e6:.0f} us a fetch, {peak_bytes() / 1e6:.0f} MB at most, "
+        f"{run.seconds:.0f} simulated seconds, stall {run.stall:.2%}"
     )
     return 0
 

@@ -154,13 +154,23 @@ class Policy:
     Attributes:
         name: of it.
         cache: gives each data set its cache.
-        bandwidth: gives each job its bytes a second, for jobs that miss such parts of their reads. What is cached may
-            count only later, so this is asked by itself.
+        bandwidth: gives each job its bytes a second: of those that each needs to train at its full rate, of the parts
+            of their reads that jobs miss, and of the bytes a second that there are.
     """
 
     name: str
     cache: Callable[[Sequence[Job], Cluster], Caches]
-    bandwidth: Callable[[Sequence[Job], Sequence[float], float], list[float]]
+    bandwidth: Callable[[Sequence[float], Sequence[float], float], list[float]]
+
+    def flow(self, jobs: Sequence[Job], cached: Sequence[float], bytes_per_second: float) -> list[tuple[float, float]]:
+        """Return, for jobs of which so much counts as cached, each one's bytes a second: from the bucket, and trained.
+
+        What is cached may count only later, so this is asked by itself.
+        """
+        missed = [job.missed(cache_bytes) for job, cache_bytes in zip(jobs, cached, strict=True)]
+        needed = [job.compute_bytes_per_second * part for job, part in zip(jobs, missed, strict=True)]
+        given = self.bandwidth(needed, missed, bytes_per_second)
+        return [(rate, job.rate(part, rate)) for job, part, rate in zip(jobs, missed, given, strict=True)]
 
 
 def allocate(jobs: Sequence[Job], cluster: Cluster, policy: Policy) -> Allocation:
@@ -172,10 +182,8 @@ def allocate(jobs: Sequence[Job], cluster: Cluster, policy: Policy) -> Allocatio
     _check(jobs)
     caches = policy.cache(jobs, cluster)
     cached = [caches.get(job.data, 0) for job in jobs]
-    missed = [job.missed(cache_bytes) for job, cache_bytes in zip(jobs, cached, strict=True)]
-    rates = policy.bandwidth(jobs, missed, cluster.bytes_per_second)
-    given = zip(jobs, cached, rates, strict=True)
-    return Allocation(shares=tuple(Share(job=job, cache_bytes=c, bytes_per_second=b) for job, c, b in given))
+    given = zip(jobs, cached, policy.flow(jobs, cached, cluster.bytes_per_second), strict=True)
+    return Allocation(shares=tuple(Share(job=job, cache_bytes=c, bytes_per_second=b) for job, c, (b, _) in given))
 
 
 def _check(jobs: Sequence[Job]) -> None:
@@ -282,33 +290,30 @@ def _improved(jobs: Sequence[Job], cluster: Cluster, caches: Caches) -> tuple[fl
 
 
 def _fastest(jobs: Sequence[Job], cluster: Cluster, caches: Caches) -> list[float]:
-    missed = [job.missed(caches[job.data]) for job in jobs]
-    given = _most_hits_first(jobs, missed, cluster.bytes_per_second)
-    return [job.rate(*each) for job, *each in zip(jobs, missed, given, strict=True)]
+    flow = _GREEDY.flow(jobs, [caches[job.data] for job in jobs], cluster.bytes_per_second)
+    return [rate for _, rate in flow]
 
 
-def _in_proportion(jobs: Sequence[Job], missed: Sequence[float], bytes_per_second: float) -> list[float]:
+def _in_proportion(needed: Sequence[float], missed: Sequence[float], bytes_per_second: float) -> list[float]:
     """Give all the same part of what they need: all who need any train at the same part of their full rates."""
-    needed = [job.compute_bytes_per_second * part for job, part in zip(jobs, missed, strict=True)]
     part = min(1.0, bytes_per_second / total) if (total := sum(needed)) else 0.0
     return [each * part for each in needed]
 
 
-def _most_hits_first(jobs: Sequence[Job], missed: Sequence[float], bytes_per_second: float) -> list[float]:
+def _most_hits_first(needed: Sequence[float], missed: Sequence[float], bytes_per_second: float) -> list[float]:
     """Give all that they need to those that train most with a byte; the last who get some share it in proportion."""
-    given = [0.0] * len(jobs)
-    for _, alike in groupby(sorted(range(len(jobs)), key=missed.__getitem__), key=missed.__getitem__):
+    given = [0.0] * len(needed)
+    for _, alike in groupby(sorted(range(len(needed)), key=missed.__getitem__), key=missed.__getitem__):
         places = list(alike)
-        parts = _in_proportion([jobs[place] for place in places], [missed[place] for place in places], bytes_per_second)
+        parts = _in_proportion([needed[place] for place in places], missed, bytes_per_second)
         for place, part in zip(places, parts, strict=True):
             given[place] = part
         bytes_per_second = max(0.0, bytes_per_second - sum(parts))
     return given
 
 
-def _evenly(jobs: Sequence[Job], missed: Sequence[float], bytes_per_second: float) -> list[float]:
+def _evenly(needed: Sequence[float], missed: Sequence[float], bytes_per_second: float) -> list[float]:
     """Give all as much, as a network does that their connections share."""
-    needed = [job.compute_bytes_per_second * part for job, part in zip(jobs, missed, strict=True)]
     return _filled(bytes_per_second, needed)
 
 
@@ -321,8 +326,9 @@ def _filled(total: float, caps: Sequence[float]) -> list[float]:
     return parts
 
 
+_GREEDY = Policy("greedy", _best_cache, _most_hits_first)
 _POLICIES = (
-    Policy("greedy", _best_cache, _most_hits_first),
+    _GREEDY,
     Policy("max-min", _efficient_cache, _in_proportion),
     Policy("equal", _even_cache, _evenly),
     Policy("no-cache", lambda jobs, cluster: {}, _evenly),
@@ -431,12 +437,11 @@ class _Queue:
             if self._changed:
                 caches = self._place()
             jobs = [each.submission.job for each in self._running]
-            missed = [each.submission.job.missed(each.counted_bytes) for each in self._running]
-            given = self._policy.bandwidth(jobs, missed, self._cluster.bytes_per_second)
-            rates = [job.rate(*each) for job, *each in zip(jobs, missed, given, strict=True)]
-            seconds = self._until_next(rates)
+            counted_bytes = [each.counted_bytes for each in self._running]
+            flow = self._policy.flow(jobs, counted_bytes, self._cluster.bytes_per_second)
+            seconds = self._until_next([rate for _, rate in flow])
             self._now_seconds += seconds
-            for each, rate, arriving in zip(self._running, rates, given, strict=True):
+            for each, (arriving, rate) in zip(self._running, flow, strict=True):
                 each.left_bytes -= rate * seconds
                 self._fill(each.submission.job, arriving * seconds, caches)
             self._end_epochs()

@@ -104,58 +104,35 @@ class SimulatedTier(ModelledTier, Generic[Key]):
 class ReplicaAware(Lru[Key]):
     """Global eviction: evicts first the entry whose recency and rarity together are worth least.
 
-    The value of an entry is ``recency · recency_weight - replicas · replica_weight``, where recency is 1 for the entry
-    used last and 0 for the least recently used one. With a ``replica_weight`` of 0 it is
-    :class:`~stoker._cache.eviction.Lru`. After Alluxio's global eviction, in which workers report their replicas to the
-    master and receive all counts with its heartbeats, so that counts may be a little old.
-
-    Args:
-        replicas: returns the number of other caches that hold a key.
-        recency_weight: weight of recency, at least 0.
-        replica_weight: weight of replicas, at least 0; not both weights are 0.
-    """
-
-    def __init__(
-        self, replicas: Callable[[Key], int], *, recency_weight: float = 1.0, replica_weight: float = 1.0
-    ) -> None:
-        if not (recency_weight >= 0 and replica_weight >= 0 and recency_weight + replica_weight > 0):
-            raise ConfigError(f"weights must be at least 0 and not both 0, not {recency_weight} and {replica_weight}")
-        super().__init__()
-        self._replicas = replicas
-        self._recency_weight, self._replica_weight = recency_weight, replica_weight
-
-    def victims(self, newcomer: Key) -> Iterator[Key]:
-        """Yield all entries by rising value; of equals, the least recently used first. Takes time linear in entries."""
-        last = max(1, len(self._order) - 1)
-        worth = [
-            (place / last * self._recency_weight - self._replicas(key) * self._replica_weight, place, key)
-            for place, key in enumerate(self._order)
-        ]
-        heapq.heapify(worth)
-        while worth:
-            yield heapq.heappop(worth)[2]
-
-
-class _CountedCopies(ReplicaAware[int]):
-    """Counts the copies in the same cache of all nodes, without the delay of heartbeats.
+    The value of an entry is ``recency - other copies``, where recency is 1 for the entry used last and 0 for the least
+    recently used one. After Alluxio's global eviction, in which workers report their replicas to the master and receive
+    all counts with its heartbeats; here counts are never late.
 
     Args:
         copies: counter of the caches that hold each key, which these caches share.
     """
 
-    def __init__(self, copies: Counter[int]) -> None:
-        super().__init__(lambda key: copies[key] - 1)
+    def __init__(self, copies: Counter[Key]) -> None:
+        super().__init__()
         self._copies = copies
 
-    def added(self, key: int) -> None:
+    def added(self, key: Key) -> None:
         """Count a copy."""
         super().added(key)
         self._copies[key] += 1
 
-    def removed(self, key: int) -> None:
+    def removed(self, key: Key) -> None:
         """Count a copy less."""
         super().removed(key)
         self._copies[key] -= 1
+
+    def victims(self, newcomer: Key) -> Iterator[Key]:
+        """Yield all entries by rising value; of equals, the least recently used first. Takes time linear in entries."""
+        last = max(1, len(self._order) - 1)
+        worth = [(place / last - (self._copies[key] - 1), place, key) for place, key in enumerate(self._order)]
+        heapq.heapify(worth)
+        while worth:
+            yield heapq.heappop(worth)[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +170,7 @@ class TierModel:
             copies: number of ranks whose cache of this model holds each super-sample; all ranks share the counter.
         """
         is_shared = self.policy == REPLICA_AWARE
-        policy: EvictionPolicy[int] = _CountedCopies(copies) if is_shared else policy_factory(self.policy)(future)
+        policy: EvictionPolicy[int] = ReplicaAware(copies) if is_shared else policy_factory(self.policy)(future)
         return SimulatedTier(
             Residents(policy, self.limit_bytes),
             attrgetter("row"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, reduce
 from statistics import median
 
@@ -18,8 +18,7 @@ import numpy as np
 from stoker._base.meter import Egress, Operation
 from stoker._base.sizes import counted
 from stoker._cost.prices import StorePrices
-from stoker._diagnostics.latency import LONGEST_SECONDS, BucketModel, Constant
-from stoker._fetch.config import PipelineConfig
+from stoker._diagnostics.latency import LONGEST_SECONDS, Constant
 from stoker._format.manifest import Manifest, PackRun
 from stoker._memory.budget import plan_slots
 from stoker.errors import ConfigError
@@ -29,31 +28,21 @@ from stoker_sim._scenario import Run, Scenario, TierMaker, simulate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What is trained, on what.
+class Workload(Scenario):
+    """What is trained, on what; it is simulated as a scenario is.
 
     Attributes:
-        manifest: of the data set.
-        feed: batch size and world size, order, memory and schedule; its rank is each rank's own.
         samples_per_second: that the accelerator of one rank takes.
-        ranks_per_node: that share a node's network, and its cache if that is a disk.
-        bucket: how it answers a node.
-        node_bytes_per_second: of a node's network.
         start_seconds: from constructing a loader until its fetching may begin: names, handshakes, the manifest.
         start_range_seconds: the least and the most of that; None if it is always the same.
-        cache: of each node or rank, if any.
+        cache: of each node or rank, if any; ranks of a node share it if it is a disk.
 
     Raises:
         ConfigError: there is nothing to train, a step takes more than a day, the ranks fill no whole nodes, or the
             shuffle is ``full``.
     """
 
-    manifest: Manifest
-    feed: PipelineConfig
     samples_per_second: float
-    ranks_per_node: int = 1
-    bucket: BucketModel = field(default_factory=BucketModel)
-    node_bytes_per_second: float = math.inf
     start_seconds: float = 0.0
     start_range_seconds: tuple[float, float] | None = None
     cache: Cache | None = None
@@ -75,6 +64,7 @@ class Workload:
                 "of an epoch tells of the rest; Loader(shuffle='full') itself says how many requests an epoch takes, "
                 "and refuses what costs more than Budget(max_dollars_per_epoch=…) allows"
             )
+        Scenario.__post_init__(self)
 
     @property
     def nodes(self) -> int:
@@ -188,42 +178,6 @@ def _thinned(manifest: Manifest, kept: int, most_samples: float) -> Manifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """What an epoch asks of one node.
-
-    Attributes:
-        compute_seconds: of its accelerators.
-        size_bytes: that it uses.
-        gets: requests that it takes to read them all from the bucket.
-        hit_rate: the part of both that a cache serves, 0 to 1: κ.
-        bytes_per_second: that its network and its connections together can bring.
-        latency_seconds: of a request, until its first byte.
-        concurrency: requests that may be under way at once.
-        requests_per_second: that the bucket answers this node.
-    """
-
-    compute_seconds: float
-    size_bytes: float
-    gets: float
-    hit_rate: float = 0.0
-    bytes_per_second: float
-    latency_seconds: float
-    concurrency: int
-    requests_per_second: float = math.inf
-
-    def __post_init__(self) -> None:
-        for name in ("compute_seconds", "size_bytes", "gets", "latency_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be at least 0 and finite, not {getattr(self, name)}")
-        if not 0 <= self.hit_rate <= 1:
-            raise ConfigError(f"hit_rate must be in [0, 1], not {self.hit_rate}")
-        if not min(self.bytes_per_second, self.requests_per_second) > 0 or self.concurrency < 1:
-            raise ConfigError(
-                f"an epoch needs bytes_per_second > 0, requests_per_second > 0 and concurrency >= 1, not {self}"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
     """T ≥ max(compute, (1 - κ)·bytes / bandwidth, (1 - κ)·GETs·latency / concurrency, (1 - κ)·GETs / rate), in seconds.
 
@@ -264,14 +218,25 @@ class Bound:
         return 1.0 - self.compute_seconds / self.seconds if self.seconds else 0.0
 
 
-def bound_of(demand: Demand) -> Bound:
-    """Return the bound of an epoch."""
-    missed = 1.0 - demand.hit_rate
+def bound_of(workload: Workload, ahead: int, hit_rate: float) -> Bound:
+    """Return the bound of an epoch.
+
+    Args:
+        workload: what each node's epoch asks for.
+        ahead: slots that each rank has to fetch into.
+        hit_rate: the part of bytes and requests that a cache serves, 0 to 1: κ.
+    """
+    feed, bucket, nodes, missed = workload.feed, workload.bucket, workload.nodes, 1.0 - hit_rate
+    rng = random.Random(0)  # noqa: S311 - a model's
+    first_byte_seconds = median(bucket.first_byte.draw(rng) for _ in range(_DRAWS))
+    concurrency = workload.ranks_per_node * max(1, min(feed.fetch.concurrency_most, ahead))
+    rate = min(workload.node_bytes_per_second, concurrency * bucket.connection_bytes_per_second)
+    gets = missed * len(workload.manifest)
     return Bound(
-        compute_seconds=demand.compute_seconds,
-        transfer_seconds=missed * demand.size_bytes / demand.bytes_per_second,
-        request_seconds=missed * demand.gets * demand.latency_seconds / demand.concurrency,
-        rate_seconds=missed * demand.gets / demand.requests_per_second,
+        compute_seconds=workload.steps * workload.step_seconds,
+        transfer_seconds=missed * workload.manifest.size_bytes / nodes / rate,
+        request_seconds=gets / nodes * first_byte_seconds / concurrency,
+        rate_seconds=gets / bucket.requests_per_second,
     )
 
 
@@ -380,7 +345,7 @@ def predict(workload: Workload, *, seed: int = 0, starts: int = 1) -> Prediction
     lasting = _lasting(cold, each_for)
     first = _forecast(cold, 0, each_for).followed_by(lasting.grown(growth - 1.0))
     first = first.at_least(first.seconds + workload.start_seconds)
-    bound = bound_of(_demand(workload, slots.slots - slots.window_slots - slots.hedge_slots, hit_rate))
+    bound = bound_of(workload, slots.slots - slots.window_slots - slots.hedge_slots, hit_rate)
     return Prediction(
         first_batch_seconds=workload.start_seconds + begun,
         first_batch_range_seconds=_first_batch_range(workload, small, begun, seed, starts),
@@ -402,18 +367,15 @@ def _runs(workload: Workload, seed: int) -> tuple[Workload, Run, Run]:
 
 
 def _simulated(workload: Workload, hit_rate: float, seed: int, epochs: int = 0) -> Run:
+    tiers = _settled(workload.cache, workload.ranks_per_node, hit_rate) if workload.cache and hit_rate else None
     return simulate(
-        Scenario(
-            manifest=workload.manifest,
-            feed=workload.feed,
-            bucket=workload.bucket,
+        replace(
+            workload,
             compute=Constant(workload.step_seconds),
-            node_bytes_per_second=workload.node_bytes_per_second,
-            ranks_per_node=workload.ranks_per_node,
             epochs=epochs or (_EPOCHS if workload.feed.world_size == 1 else _EPOCHS_OF_RANKS),
             in_step=workload.feed.world_size > 1,
             draws_by_object=True,
-            tiers=_settled(workload.cache, workload.ranks_per_node, hit_rate) if workload.cache and hit_rate else None,
+            tiers=tiers,
             seed=seed,
         )
     )
@@ -479,20 +441,3 @@ def _lasting(run: Run, each_for: float) -> EpochForecast:
     """Return what an epoch is like behind the first: the mean of those that have another one to look ahead into."""
     several = [_forecast(run, epoch, each_for) for epoch in range(1, _epochs(run) - 1)]
     return reduce(EpochForecast.followed_by, several).grown(1.0 / len(several))
-
-
-def _demand(workload: Workload, ahead: int, hit_rate: float) -> Demand:
-    """Return what an epoch asks of one node, whose every rank has ``ahead`` slots to fetch into."""
-    feed, bucket, nodes = workload.feed, workload.bucket, workload.nodes
-    rng = random.Random(0)  # noqa: S311 - a model's
-    concurrency = workload.ranks_per_node * max(1, min(feed.fetch.concurrency_most, ahead))
-    return Demand(
-        compute_seconds=workload.steps * workload.step_seconds,
-        size_bytes=workload.manifest.size_bytes / nodes,
-        gets=len(workload.manifest) / nodes,
-        hit_rate=hit_rate,
-        bytes_per_second=min(workload.node_bytes_per_second, concurrency * bucket.connection_bytes_per_second),
-        latency_seconds=median(bucket.first_byte.draw(rng) for _ in range(_DRAWS)),
-        concurrency=concurrency,
-        requests_per_second=bucket.requests_per_second / nodes,
-    )

@@ -330,6 +330,11 @@ class Run:
         return sum(each.wait_seconds for each in self.epochs)
 
     @property
+    def look_ups(self) -> int:
+        """Super-samples that batches asked for."""
+        return sum(each.look_ups for each in self.epochs)
+
+    @property
     def requests(self) -> int:
         """Sent to the bucket by all nodes in all epochs."""
         return sum(each.requests for each in self.epochs)

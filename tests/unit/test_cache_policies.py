@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from itertools import product
@@ -48,7 +49,7 @@ POLICIES: dict[str, Callable[[list[int]], tuple[EvictionPolicy[int], Known | Non
     "lru": lambda requests: (Lru(), None),
     "uniform": lambda requests: (Uniform(), None),
     "next-use": lambda requests: ((known := Known(requests)).policy(), known),
-    "replica-aware": lambda requests: (ReplicaAware(lambda key: key % 3), None),
+    "replica-aware": lambda requests: (ReplicaAware(Counter({key: key % 3 for key in requests})), None),
 }
 
 
@@ -122,18 +123,11 @@ def test_uniform_never_evicts() -> None:
 
 
 def test_replica_aware_evicts_what_others_have_and_is_lru_without_that() -> None:
-    replicas = {"a": 0, "b": 2, "c": 0}
-    for weight, gone in ((1.0, "b"), (0.0, "a")):
-        residents = Residents(ReplicaAware[str](lambda key: replicas.get(key, 0), replica_weight=weight), 3)
+    for elsewhere, gone in (({"b": 2}, "b"), ({}, "a")):
+        residents = Residents(ReplicaAware(Counter[str](elsewhere)), 3)
         for key in "abc":
             residents.offer(key)
         assert residents.offer("d") == [gone]
-
-
-@pytest.mark.parametrize("weights", [(0.0, 0.0), (-1.0, 1.0), (float("nan"), 1.0)])
-def test_replica_aware_refuses_weights_that_decide_nothing(weights: tuple[float, float]) -> None:
-    with pytest.raises(ConfigError, match="weights"):
-        ReplicaAware[str](lambda key: 0, recency_weight=weights[0], replica_weight=weights[1])
 
 
 def test_next_use_keeps_what_is_needed_soonest_and_lets_nobody_in_who_is_needed_later() -> None:

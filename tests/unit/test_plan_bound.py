@@ -6,56 +6,56 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.errors import ConfigError
-from stoker_sim._predict import Demand, bound_of
+from stoker import OrderConfig
+from stoker._diagnostics.latency import Constant
+from stoker._fetch.config import PipelineConfig
+from stoker_sim import BucketModel
+from stoker_sim._bucket import described
+from stoker_sim._predict import Bound, Workload, bound_of
 
-DEMAND = Demand(
-    compute_seconds=10.0, size_bytes=1e9, gets=1000, bytes_per_second=1e8, latency_seconds=0.1, concurrency=20
+WORKLOAD = Workload(
+    manifest=described(super_samples=1000, samples=10, super_sample_bytes=1_000_000),
+    feed=PipelineConfig(order=OrderConfig(), batch_size=10, memory_bytes=1 << 30),
+    samples_per_second=1000.0,
+    bucket=BucketModel(first_byte=Constant(0.1), connection_bytes_per_second=1e8),
+    node_bytes_per_second=1e8,
 )
+AHEAD = 20
 
 
 def test_each_term_is_what_the_formula_says() -> None:
-    bound = bound_of(replace(DEMAND, hit_rate=0.25))
+    bound = bound_of(WORKLOAD, AHEAD, 0.25)
     assert bound.compute_seconds == 10.0
     assert bound.transfer_seconds == pytest.approx(0.75 * 1e9 / 1e8)
     assert bound.request_seconds == pytest.approx(0.75 * 1000 * 0.1 / 20)
 
 
+def test_ranks_and_nodes_divide_what_is_asked_and_what_a_bucket_answers_is_for_all() -> None:
+    bucket = replace(WORKLOAD.bucket, requests_per_second=50.0)
+    feed = replace(WORKLOAD.feed, order=OrderConfig(lanes=4), world_size=4)
+    bound = bound_of(replace(WORKLOAD, feed=feed, ranks_per_node=2, bucket=bucket), AHEAD, 0.0)
+    assert bound.compute_seconds == pytest.approx(2.5)
+    assert bound.transfer_seconds == pytest.approx(1e9 / 2 / 1e8)
+    assert bound.request_seconds == pytest.approx(1000 / 2 * 0.1 / 40)
+    assert bound.limit == "request rate"
+    assert bound.seconds == pytest.approx(1000 / 50.0)
+
+
 @pytest.mark.parametrize(
-    ("change", "limit", "seconds"),
-    [
-        ({}, "compute", 10.0),
-        ({"compute_seconds": 9.0}, "bandwidth", 10.0),
-        ({"concurrency": 1}, "requests", 100.0),
-    ],
+    ("rate", "ahead", "limit", "seconds"),
+    [(1000.0, AHEAD, "compute", 10.0), (1111.0, AHEAD, "bandwidth", 10.0), (1000.0, 1, "requests", 100.0)],
 )
-def test_the_largest_term_is_the_bound_and_is_named(change: dict[str, float], limit: str, seconds: float) -> None:
-    bound = bound_of(replace(DEMAND, **change))  # type: ignore[arg-type]
-    assert (bound.limit, bound.seconds) == (limit, seconds)
+def test_the_largest_term_is_the_bound_and_is_named(rate: float, ahead: int, limit: str, seconds: float) -> None:
+    bound = bound_of(replace(WORKLOAD, samples_per_second=rate), ahead, 0.0)
+    assert bound.limit == limit
+    assert bound.seconds == pytest.approx(seconds)
 
 
 def test_the_least_stall_is_what_is_left_of_the_bound_beside_computing() -> None:
-    assert bound_of(DEMAND).stall == 0.0
-    assert bound_of(replace(DEMAND, compute_seconds=2.5)).stall == pytest.approx(0.75)
-    assert bound_of(replace(DEMAND, compute_seconds=0.0, size_bytes=0.0, gets=0.0)).stall == 0.0
+    assert bound_of(WORKLOAD, AHEAD, 0.0).stall == 0.0
+    assert bound_of(replace(WORKLOAD, samples_per_second=4000.0), AHEAD, 0.0).stall == pytest.approx(0.75)
+    assert Bound(compute_seconds=0.0, transfer_seconds=0.0, request_seconds=0.0).stall == 0.0
 
 
 def test_a_cache_that_has_everything_leaves_only_computing() -> None:
-    assert bound_of(replace(DEMAND, compute_seconds=1.0, hit_rate=1.0)).seconds == 1.0
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"hit_rate": 1.01},
-        {"hit_rate": -0.1},
-        {"bytes_per_second": 0.0},
-        {"concurrency": 0},
-        {"gets": -1},
-        {"latency_seconds": float("nan")},
-        {"size_bytes": float("inf")},
-    ],
-)
-def test_what_no_epoch_can_ask_is_refused(change: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
-        replace(DEMAND, **change)  # type: ignore[arg-type]
+    assert bound_of(replace(WORKLOAD, samples_per_second=10_000.0), AHEAD, 1.0).seconds == 1.0

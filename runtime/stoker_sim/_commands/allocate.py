@@ -153,18 +153,17 @@ def read_jobs(path: Path, *, cache_bytes: int | None, bytes_per_second: float | 
     """
     top = read_section(path)
     cluster = top.within("cluster")
-    if cache_bytes is None or "cache_bytes" in cluster:
-        given_bytes = cluster.size("cache_bytes")
-        cache_bytes = given_bytes if cache_bytes is None else cache_bytes
-    if bytes_per_second is None or "bandwidth" in cluster:
-        given_rate = _read_rate(cluster, "bandwidth")
-        bytes_per_second = given_rate if bytes_per_second is None else bytes_per_second
+    size_bytes = cluster.size("cache_bytes", cache_bytes)
+    rate = _read_rate(cluster, "bandwidth", bytes_per_second)
     cluster.end()
     jobs = [_job(section) for section in top.each("jobs")]
     top.end()
     if not jobs:
         raise ConfigError(f"{path} has no jobs; describe each in a table [[jobs]]")
-    return jobs, Cluster(cache_bytes=cache_bytes, bytes_per_second=bytes_per_second)
+    return jobs, Cluster(
+        cache_bytes=size_bytes if cache_bytes is None else cache_bytes,
+        bytes_per_second=rate if bytes_per_second is None else bytes_per_second,
+    )
 
 
 def _job(section: Section) -> Job:
@@ -194,7 +193,9 @@ def _compute_rate(section: Section) -> float:
     return _read_rate(section, "compute")
 
 
-def _read_rate(section: Section, name: str) -> float:
+def _read_rate(section: Section, name: str, default: float | None = None) -> float:
+    if default is not None and name not in section:
+        return default
     text = section.text(name)
     try:
         if (rate := parse_rate(text)) <= MOST_BYTES:

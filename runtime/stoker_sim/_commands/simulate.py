@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -162,8 +162,8 @@ def scenario_outcome(name: str, scenario: Scenario, run: Run, *, prices: Prices,
     """
     dollars = prices.request_dollars(url, Operation.GET)
     tiers = sorted({tier for each in run.epochs for tier in each.tier_hits})
-    epochs = [run.of_epoch(epoch) for epoch in range(scenario.epochs)]
-    rows = [_row(epoch, results, tiers, dollars) for epoch, results in enumerate(epochs)]
+    rows = [_row(epoch, run.of_epoch(epoch), tiers, dollars) for epoch in range(scenario.epochs)]
+    panels = _panels(Table.of(name, rows), tiers)
     rows.append(_row("all", run.epochs, tiers, dollars, seconds=run.seconds))
     first = max(each.first_batch_seconds for each in run.of_epoch(0) if each.first_batch_seconds is not None)
     nodes = counted(scenario.feed.world_size, "node")
@@ -174,7 +174,7 @@ def scenario_outcome(name: str, scenario: Scenario, run: Run, *, prices: Prices,
     )
     if run.warm is not None:
         remarks = (*remarks, *_warm_remarks(run.warm, run.seconds, prices))
-    return Outcome([Table.of(name, rows)], _panels(epochs, tiers), remarks)
+    return Outcome([Table.of(name, rows)], panels, remarks)
 
 
 def _warm_remarks(warm: WarmTally, seconds: float, prices: Prices) -> tuple[str, ...]:
@@ -212,25 +212,15 @@ def _row(
     }
 
 
-def _panels(epochs: Sequence[Sequence[EpochResult]], tiers: Sequence[str]) -> list[Panel]:
-    numbers = list(range(len(epochs)))
-    waits = [[each.wait_seconds for each in nodes] for nodes in epochs]
-    sources = {"the bucket, in requests": [sum(each.requests for each in nodes) for nodes in epochs]}
-    sources |= {tier: [sum(each.tier_hits[tier] for each in nodes) for nodes in epochs] for tier in tiers}
+def _panels(table: Table, tiers: Sequence[str]) -> list[Panel]:
+    """Draw a table of epochs."""
+
+    def series(columns: Mapping[str, str]) -> list[Series]:
+        return [Series(name, table.cells("epoch"), table.cells(column)) for name, column in columns.items()]
+
+    waits = series({"slowest node": "wait s, most", "mean": "wait s, mean"})
+    sources = series({"the bucket, in requests": "requests", **{tier: f"from {tier}" for tier in tiers}})
     return [
-        Panel(
-            "Wait for data",
-            "epoch",
-            "seconds of a node",
-            [
-                Series("slowest node", numbers, [max(each) for each in waits]),
-                Series("mean", numbers, [fmean(each) for each in waits]),
-            ],
-        ),
-        Panel(
-            "Where super-samples came from",
-            "epoch",
-            "number, of all nodes",
-            [Series(name, numbers, numbers_of) for name, numbers_of in sources.items()],
-        ),
+        Panel("Wait for data", "epoch", "seconds of a node", waits),
+        Panel("Where super-samples came from", "epoch", "number, of all nodes", sources),
     ]

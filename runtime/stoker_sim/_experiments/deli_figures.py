@@ -24,25 +24,13 @@ from stoker_sim._experiments import (
     Kind,
     Outcome,
     Panel,
-    Row,
     Series,
     Table,
     beside,
     difference,
     excess,
 )
-from stoker_sim._experiments.deli import (
-    EPOCHS,
-    SOURCE,
-    WORKLOADS,
-    Measurement,
-    SampleEpoch,
-    Setting,
-    Workload,
-    measured,
-    measurements,
-    simulated,
-)
+from stoker_sim._experiments.deli import EPOCHS, SOURCE, WORKLOADS, Setting, Workload, measured, measurements, simulated
 from stoker_sim._scenario import by_lanes, simulate
 
 _GET_SECONDS = 0.055
@@ -83,14 +71,10 @@ def _table_1(quick: bool) -> Outcome:
         ("8 MiB", "bucket, super-samples of 8 MiB, one after the other", packed, None),
         ("16 times 8 MiB", "bucket, super-samples of 8 MiB, 16 at once", several_packed, None),
     ]
-    rows: list[Row] = []
-    ours, theirs = [], []
-    for _, way, rate, known in ways:
-        ours.append(rate and rate / 1e3)
-        theirs.append(known and known / 1e3)
-        figures: Row = {"kB/s": ours[-1], "published kB/s": theirs[-1], "difference": excess(rate, known)}
-        rows.append({"read from": way, **figures})
-    bars = beside("simulated", [name for name, *_ in ways], ours, theirs, published="published")
+    rows = [(way, rate and rate / 1e3, known and known / 1e3, excess(rate, known)) for _, way, rate, known in ways]
+    table = Table("deli-table-1", ("read from", "kB/s", "published kB/s", "difference"), rows)
+    names = [name for name, *_ in ways]
+    bars = beside("simulated", names, table.cells("kB/s"), table.cells("published kB/s"), published="published")
     limits = f"{_GET_SECONDS * 1e3:.0f} ms and {_GETS_PER_SECOND:.0f} are answered a second"
     remarks = (
         f"A request takes {limits}, as the authors' measurements have it.",
@@ -99,7 +83,7 @@ def _table_1(quick: bool) -> Outcome:
         "The disk is not simulated.",
     )
     panel = Panel("Reading MNIST", "", "kB/s", bars, y_log=True)
-    return Outcome([Table.of("deli-table-1", rows)], [panel], remarks)
+    return Outcome([table], [panel], remarks)
 
 
 _DIRECT, _BEST = Setting(cache_samples=0), Setting(1024, 1024, 2048)
@@ -168,23 +152,23 @@ def _figure_3(quick: bool) -> Outcome:
 def _figure_4(quick: bool) -> Outcome:
     sizes = (256, 1024, 2048) if quick else _FETCH_SIZES
     settings = [*(Setting(size) for size in sizes), Setting(1024, 512, 2048), Setting(1024, 1024, 2048)]
-    rows: list[Row] = []
+    rows: list[tuple[Cell, ...]] = []
     panels, remarks = [], []
     for workload in WORKLOADS.values():
         epochs = [epoch for setting in settings for epoch in simulated(workload.name, setting)]
         fetched = [each for each in measurements() if each.setting and each.setting.fetch_size and each.miss_rate]
-        figures: dict[str, Sequence[SampleEpoch | Measurement]] = {
-            "simulated": epochs,
-            "published": [each for each in fetched if each.workload == workload.name],
+        known = [each for each in fetched if each.workload == workload.name]
+        figures = {
+            "simulated": np.array([(each.miss_rate, each.wait_seconds) for each in epochs]),
+            "published": np.array([(each.miss_rate, each.wait_seconds) for each in known], np.float64),
         }
         series, lines = [], []
-        for name, of in figures.items():
-            x, y = np.array([(each.miss_rate, each.wait_seconds) for each in of], np.float64).T
+        for name, points in figures.items():
+            x, y = points.T
             slope, intercept = map(float, np.polyfit(x, y, 1))
             straightness = float(np.corrcoef(x, y)[0, 1] ** 2)
             lines.append((slope, intercept, straightness))
-            line: Row = {"slope s": slope, "intercept s": intercept, "r squared": straightness}
-            rows.append({"workload": workload.name, "figures": name, "points": len(of), **line})
+            rows.append((workload.name, name, len(points), *lines[-1]))
             series.append(Series(name, x.tolist(), y.tolist(), is_published=name == "published", kind="points"))
         (slope, intercept, straightness), (their_slope, _, their_straightness) = lines
         x_ends = [0.0, max(each.miss_rate for each in epochs)]
@@ -195,7 +179,8 @@ def _figure_4(quick: bool) -> Outcome:
             f"{workload.title}: {slope:.0f} s a unit of miss rate beside {their_slope:.0f} published; a straight line "
             f"explains {straightness:.1%} of ours and {their_straightness:.1%} of theirs."
         )
-    return Outcome([Table.of("deli-figure-4", rows)], panels, remarks)
+    columns = ("workload", "figures", "points", "slope s", "intercept s", "r squared")
+    return Outcome([Table("deli-figure-4", columns, rows)], panels, remarks)
 
 
 _CACHE_SHARES = (0.25, 0.5, 0.75, 1.0)

@@ -42,11 +42,12 @@ from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Ta
 from stoker_sim._scenario import Scenario, one_by_one, simulate, slot_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskModel:
-    """How long a disk takes.
+@dataclass(eq=False)
+class Disk:
+    """One disk, which many may read from.
 
     Attributes:
+        rng: for the platter's place.
         settle_seconds: of the shortest move of the head.
         stroke_seconds: of the longest; others grow with the root of the distance.
         turn_seconds: of a turn of the platter, of which each read waits for a part.
@@ -54,29 +55,14 @@ class DiskModel:
         pieces: places that a file is read from, one after the other, all near: its record, and its bytes.
     """
 
+    rng: random.Random
     settle_seconds: float = 0.001
     stroke_seconds: float = 0.016
     turn_seconds: float = 60 / 7200
     bytes_per_second: float = 150e6
     pieces: int = 2
 
-    def seek_seconds(self, distance: float) -> float:
-        """Return how long the head takes for a distance, in parts of its whole way; 0 for none."""
-        if not distance:
-            return 0.0
-        return self.settle_seconds + (self.stroke_seconds - self.settle_seconds) * math.sqrt(distance)
-
-
-class Disk:
-    """One disk, which many may read from.
-
-    Args:
-        model: how long it takes.
-        rng: for the platter's place.
-    """
-
-    def __init__(self, model: DiskModel, rng: random.Random) -> None:
-        self.model, self._rng = model, rng
+    def __post_init__(self) -> None:
         self._head = 0.5
         self._is_busy = False
         self._waiting: list[tuple[float, asyncio.Future[None]]] = []
@@ -88,18 +74,24 @@ class Disk:
             place: where it lies, 0 to 1.
             size_bytes: of its last piece; the others take none.
         """
-        for piece in range(self.model.pieces):
-            await self._read(place + piece * 1e-9, size_bytes if piece == self.model.pieces - 1 else 0)
+        for piece in range(self.pieces):
+            await self._read(place + piece * 1e-9, size_bytes if piece == self.pieces - 1 else 0)
 
     async def _read(self, place: float, size_bytes: int) -> None:
         await self._turn(place)
         try:
-            seek_seconds = self.model.seek_seconds(abs(place - self._head))
+            seek_seconds = self._seek_seconds(abs(place - self._head))
             self._head = place
-            turn_seconds = self._rng.random() * self.model.turn_seconds
-            await asyncio.sleep(seek_seconds + turn_seconds + size_bytes / self.model.bytes_per_second)
+            turn_seconds = self.rng.random() * self.turn_seconds
+            await asyncio.sleep(seek_seconds + turn_seconds + size_bytes / self.bytes_per_second)
         finally:
             self._pass_on()
+
+    def _seek_seconds(self, distance: float) -> float:
+        """Return how long the head takes for a distance, in parts of its whole way; 0 for none."""
+        if not distance:
+            return 0.0
+        return self.settle_seconds + (self.stroke_seconds - self.settle_seconds) * math.sqrt(distance)
 
     async def _turn(self, place: float) -> None:
         """Return when the head may be moved to a place."""
@@ -190,43 +182,36 @@ Load = Callable[[int], Awaitable[object]]
 """Loads a sample, given by its number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderModel:
-    """How batches are loaded.
-
-    Attributes:
-        workers: processes; 0 loads in the training loop.
-        prefetch_factor: batches that a worker is asked for ahead.
-        hand_over_seconds: that the training loop takes for a batch of a worker's.
-    """
-
-    workers: int
-    prefetch_factor: int = 2
-    hand_over_seconds: float = 0.0
-
-
 async def train(
-    model: LoaderModel, batches: Sequence[Iterable[int]], load: Load, step: Callable[[], Awaitable[object]]
+    batches: Sequence[Iterable[int]],
+    load: Load,
+    step: Callable[[], Awaitable[object]],
+    *,
+    workers: int,
+    prefetch_factor: int = 2,
+    hand_over_seconds: float = 0.0,
 ) -> None:
     """Load batches in their order and take a step on each.
 
     Args:
-        model: how they are loaded.
         batches: the samples of each.
         load: loads a sample; a worker loads one after the other.
         step: trains on the batch that is there.
+        workers: processes that load; 0 loads in the training loop.
+        prefetch_factor: batches that a worker is asked for ahead.
+        hand_over_seconds: that the training loop takes for a batch of a worker's.
     """
-    if not model.workers:
+    if not workers:
         for batch in batches:
             for sample in batch:
                 await load(sample)
             await step()
         return
     ready = [asyncio.Event() for _ in batches]
-    queues: list[asyncio.Queue[int | None]] = [asyncio.Queue() for _ in range(model.workers)]
+    queues: list[asyncio.Queue[int | None]] = [asyncio.Queue() for _ in range(workers)]
 
     def ask(number: int) -> None:
-        queues[number % model.workers].put_nowait(number if number < len(batches) else None)
+        queues[number % workers].put_nowait(number if number < len(batches) else None)
 
     async def work(queue: asyncio.Queue[int | None]) -> None:
         while (number := await queue.get()) is not None:
@@ -237,13 +222,13 @@ async def train(
     async with task_group() as group:
         for queue in queues:
             group.create_task(work(queue))
-        ahead = model.workers * model.prefetch_factor
+        ahead = workers * prefetch_factor
         for number in range(ahead):
             ask(number)
         for number, is_ready in enumerate(ready):
             await is_ready.wait()
             ask(number + ahead)
-            await asyncio.sleep(model.hand_over_seconds)
+            await asyncio.sleep(hand_over_seconds)
             await step()
 
 
@@ -262,7 +247,7 @@ _SEED = 1
 
 def _disk(manifest: Manifest) -> Readable:
     places = np.random.default_rng(_SEED).random(len(manifest))
-    disk = Disk(DiskModel(), random.Random(_SEED))  # noqa: S311 - a model's
+    disk = Disk(random.Random(_SEED))  # noqa: S311 - a model's
     return DiskView(disk, size_of(manifest), lambda key: float(places[int(key.rpartition("/")[2])]))
 
 
@@ -378,8 +363,7 @@ def _with_workers(place: _Place, workers: int, batches: int) -> _Found:
     async def step() -> None:
         await processors.work(steps.draw())  # the loop keeps a core busy while it drives the accelerator
 
-    model = LoaderModel(workers=workers, hand_over_seconds=_HAND_OVER_SECONDS)
-    run_virtual(train(model, drawn.tolist(), load, step))
+    run_virtual(train(drawn.tolist(), load, step, workers=workers, hand_over_seconds=_HAND_OVER_SECONDS))
     return _Found.of(steps, processors.busy_seconds, place.cores)
 
 

@@ -17,7 +17,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product, zip_longest
 from statistics import fmean
 
@@ -262,37 +262,24 @@ _SCALE_SAMPLES = 1_024
 _SCALE_BYTES = 8 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """What a simulation took.
+def measured_cost(nodes: int, super_samples: int) -> tuple[float, Run]:
+    """Return the seconds of this process that an epoch took to simulate, and the run.
 
-    Attributes:
-        cpu_seconds: of this process.
-        peak_bytes: the most memory that this process ever had.
-        fetches: super-samples.
-        run: what was simulated.
+    Args:
+        nodes: how many.
+        super_samples: of 8 MiB, a batch each, that each node reads.
     """
-
-    cpu_seconds: float
-    peak_bytes: int
-    fetches: int
-    run: Run
-
-
-def measured_cost(nodes: int, super_samples: int) -> Cost:
-    """Simulate an epoch on so many nodes, each with as many super-samples of 8 MiB, a batch each."""
     objects, order = nodes * super_samples, OrderConfig(seed=1, lanes=nodes)
     manifest = described(super_samples=objects, samples=_SCALE_SAMPLES, super_sample_bytes=_SCALE_BYTES)
     bucket, compute = BucketModel(first_byte=LogNormal(0.02, 0.08)), Constant(0.1)
     scenario = by_lanes(manifest, order, _SCALE_SAMPLES, 256 << 20, FetchConfig(), bucket=bucket, compute=compute)
     begun = time.process_time()
     run = simulate(scenario)
-    cpu_seconds = time.process_time() - begun
-    fetches = sum(each.look_ups for each in run.epochs)
-    return Cost(cpu_seconds=cpu_seconds, peak_bytes=_peak_bytes(), fetches=fetches, run=run)
+    return time.process_time() - begun, run
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
+    """Return the most memory that this process ever had."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
 
@@ -300,9 +287,9 @@ def _peak_bytes() -> int:
 def _scale(quick: bool) -> Outcome:
     rows: list[tuple[Cell, ...]] = []
     for nodes, super_samples in _QUICK_SIZES if quick else _SIZES:
-        cost = measured_cost(nodes, super_samples)
-        seconds, each_us = cost.cpu_seconds, cost.cpu_seconds / cost.fetches * 1e6
-        rows.append((nodes, super_samples, cost.fetches, seconds, each_us, cost.peak_bytes / 1e6, cost.run.stall))
+        seconds, run = measured_cost(nodes, super_samples)
+        each_us = seconds / run.look_ups * 1e6
+        rows.append((nodes, super_samples, run.look_ups, seconds, each_us, peak_bytes() / 1e6, run.stall))
     columns = ("nodes", "super-samples of each", "fetches", "processor s", "µs a fetch", "peak memory MB", "stall")
     table = Table("scale", columns, rows)
     panels = []

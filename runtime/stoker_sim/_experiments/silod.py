@@ -37,23 +37,14 @@ _PUBLISHED = 7.4
 _HOUR = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Workload:
-    """A kind of job: what a GPU of 2020 trains of it, in bytes a second, and how large its data set is."""
-
-    name: str
-    dataset_bytes: int
-    gpu_bytes_per_second: float
-
-
 _MIX = (
-    _Workload("images, 143 GB (ImageNet-1K, ResNet-50)", 143 * 10**9, 114e6),
-    _Workload("images, 660 GB (OpenImages, ResNet-50)", 660 * 10**9, 114e6),
-    _Workload("images, 1.36 TB (ImageNet-22K, EfficientNet)", 1360 * 10**9, 69e6),
-    _Workload("speech, 60 GB (LibriSpeech)", 60 * 10**9, 15e6),
-    _Workload("language, 160 GB (tokens, BERT)", 160 * 10**9, 2e6),
+    ("images, 143 GB (ImageNet-1K, ResNet-50)", 143 * 10**9, 114e6),
+    ("images, 660 GB (OpenImages, ResNet-50)", 660 * 10**9, 114e6),
+    ("images, 1.36 TB (ImageNet-22K, EfficientNet)", 1360 * 10**9, 69e6),
+    ("speech, 60 GB (LibriSpeech)", 60 * 10**9, 15e6),
+    ("language, 160 GB (tokens, BERT)", 160 * 10**9, 2e6),
 )
-"""In equal parts."""
+"""Kinds of jobs, in equal parts: name, bytes of the data set, and bytes a second that a GPU of 2020 trains of it."""
 _GPUS_OF_A_JOB = (1, 1, 1, 2, 2, 4, 8)
 _LEAST_HOURS, _MOST_HOURS = 1.0, 24.0
 
@@ -69,39 +60,31 @@ def queue(jobs: int, seed: int, *, share_data: bool = False) -> list[Submission]
     rng = random.Random(f"silod {seed}")  # noqa: S311 - a model's
     drawn = []
     for number in range(jobs):
-        kind, gpus = rng.choice(_MIX), rng.choice(_GPUS_OF_A_JOB)
-        rate = kind.gpu_bytes_per_second * gpus
+        (kind, dataset_bytes, gpu_rate), gpus = rng.choice(_MIX), rng.choice(_GPUS_OF_A_JOB)
+        rate = gpu_rate * gpus
         hours = _LEAST_HOURS * (_MOST_HOURS / _LEAST_HOURS) ** rng.random()
         job = Job(
-            name=f"{number}: {kind.name}",
-            dataset=kind.name if share_data else None,
-            dataset_bytes=kind.dataset_bytes,
+            name=f"{number}: {kind}",
+            dataset=kind if share_data else None,
+            dataset_bytes=dataset_bytes,
             compute_bytes_per_second=rate,
         )
-        epochs = max(2, round(hours * _HOUR * rate / kind.dataset_bytes))
+        epochs = max(2, round(hours * _HOUR * rate / dataset_bytes))
         drawn.append(Submission(job=job, seconds=0.0, epochs=epochs, gpus=gpus))
     gap_seconds = mean(each.gpus * each.least_seconds for each in drawn) / (_LOAD * _GPUS)
     gaps = (rng.expovariate(1 / gap_seconds) for _ in drawn)
     return [replace(each, seconds=seconds) for each, seconds in zip(drawn, accumulate(gaps), strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """A way to divide, for jobs that share data sets or not."""
-
-    name: str
-    policy: Policy
-    shares_data: bool
-
-
 _GREEDY, _MAX_MIN, _EQUAL = (POLICIES[name] for name in ("greedy", "max-min", "equal"))
 _BY_EFFICIENCY = Policy(name="efficiency alone", cache=_MAX_MIN.cache, bandwidth=_GREEDY.bandwidth)
 """SiloD's greedy placement, where ours asks again which rates come out."""
-_WAYS = (
-    *(_Way(f"{policy.name}, own data", policy, False) for policy in (_GREEDY, _BY_EFFICIENCY, _MAX_MIN, _EQUAL)),
-    *(_Way(f"{policy.name}, shared data", policy, True) for policy in (_GREEDY, _MAX_MIN, _EQUAL)),
-    _Way("no cache", POLICIES["no-cache"], False),
-)
+_WAYS = {
+    **{f"{policy.name}, own data": (policy, False) for policy in (_GREEDY, _BY_EFFICIENCY, _MAX_MIN, _EQUAL)},
+    **{f"{policy.name}, shared data": (policy, True) for policy in (_GREEDY, _MAX_MIN, _EQUAL)},
+    "no cache": (POLICIES["no-cache"], False),
+}
+"""Name, how it divides, and whether jobs share data sets."""
 _FACTORS = (
     ("own data: greedy over equal parts", "greedy, own data", "equal, own data"),
     ("shared data: greedy over equal parts", "greedy, shared data", "equal, shared data"),
@@ -110,18 +93,19 @@ _FACTORS = (
 """Name, ours, and what ours is compared with."""
 
 
-def _hours(way: _Way, bandwidth: float, jobs: int, seeds: Sequence[int]) -> list[float]:
+def _hours(way: str, bandwidth: float, jobs: int, seeds: Sequence[int]) -> list[float]:
     """Return the completion time of each job, in the order in which they are handed in, of one queue after another."""
+    policy, shares_data = _WAYS[way]
     cluster, hours = Cluster(cache_bytes=_CACHE_BYTES, bytes_per_second=bandwidth), list[float]()
     for seed in seeds:
-        done = completions(queue(jobs, seed, share_data=way.shares_data), cluster, _GPUS, way.policy)
+        done = completions(queue(jobs, seed, share_data=shares_data), cluster, _GPUS, policy)
         hours += [each.seconds / _HOUR for each in sorted(done, key=lambda each: each.submission.seconds)]
     return hours
 
 
 def _allocate(quick: bool) -> Outcome:
     jobs, seeds, bandwidths = (80, (1,), (0.25e9, 1e9)) if quick else (150, (1, 2, 3), _BANDWIDTHS)
-    found = {(way.name, at): _hours(way, at, jobs, seeds) for at in bandwidths for way in _WAYS}
+    found = {(way, at): _hours(way, at, jobs, seeds) for at, way in product(bandwidths, _WAYS)}
     means = {case: mean(hours) for case, hours in found.items()}
     rows: list[tuple[Cell, ...]] = []
     for (name, at), hours in found.items():
@@ -130,24 +114,25 @@ def _allocate(quick: bool) -> Outcome:
         rows.append((at * 8 / 1e9, name, means[name, at], cuts[9], cuts[18], over_equal, over_none))
     columns = ("Gbit/s", "way", "mean JCT h", "median h", "95% h", "x equal, own data", "x no cache")
     table = Table("silod", columns, rows)
-    return Outcome([table], _panels(found, means, bandwidths), _remarks(means, jobs, seeds))
+    return Outcome([table], _panels(table, found, means), _remarks(means, jobs, seeds))
 
 
 _Means = dict[tuple[str, float], float]
 
 
-def _panels(found: dict[tuple[str, float], list[float]], means: _Means, bandwidths: Sequence[float]) -> list[Panel]:
-    gigabits, label = [at * 8 / 1e9 for at in bandwidths], "bandwidth from the bucket (Gbit/s)"
-    by_way = [Series(way.name, gigabits, [means[way.name, at] for at in bandwidths]) for way in _WAYS]
+def _panels(table: Table, found: dict[tuple[str, float], list[float]], means: _Means) -> list[Panel]:
+    label, bandwidths = "bandwidth from the bucket (Gbit/s)", list(dict.fromkeys(at for _, at in found))
+    gigabits = [at * 8 / 1e9 for at in bandwidths]
     factors = [
         Series(name, gigabits, [means[theirs, at] / means[ours, at] for at in bandwidths])
         for name, ours, theirs in _FACTORS
     ]
+    by_way = table.lines("way", "Gbit/s", "mean JCT h")
     claim = Series("published: up to 7.4 to 8", gigabits, [_PUBLISHED] * len(gigabits), is_published=True)
-    ordered = {way.name: sorted(found[way.name, _SHOWN]) for way in _WAYS}
     jobs = [
-        Series(name, hours, [place / len(hours) for place in range(1, len(hours) + 1)])
-        for name, hours in ordered.items()
+        Series(way, sorted(hours), [place / len(hours) for place in range(1, len(hours) + 1)])
+        for (way, at), hours in found.items()
+        if at == _SHOWN
     ]
     share = "part of the jobs that is done"
     return [
@@ -291,57 +276,30 @@ def _cold_epochs(nodes: int) -> int:
     return 1 + (1 if nodes == 1 else math.ceil(math.log(_UNSEEN) / math.log(1 - 1 / nodes)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Grid:
-    """Which cases are played: full rates, parts that are cached, and supplies."""
-
-    rates: tuple[float, ...] = (_RATE, 100e6, 800e6)
-    cached: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.9)
-    supplies: tuple[float, ...] = (0.25, 0.5, 0.8, 1.0, 1.25, 2.0)
-    nodes: tuple[int, ...] = (2, 4)
-    cached_little: tuple[float, ...] = (0.5, 0.9)
-    supplies_little: tuple[float, ...] = (0.5, 0.8, 1.0, 1.25)
-
-
-_QUICK = _Grid(
-    rates=(_RATE,),
-    cached=(0.0, 0.9),
-    supplies=(0.5, 1.0),
-    nodes=(2,),
-    cached_little=(0.9,),
-    supplies_little=(1.0,),
-)
-_QUICK_WARM_EPOCHS = 1
-
-
 def cases(quick: bool = False) -> Iterator[Case]:
     """Yield what is estimated, kind by kind."""
-    if not quick:
-        yield from _cases(_Grid())
-    else:
-        for case in _cases(_QUICK):
-            yield replace(case, around=replace(case.around, warm_epochs=_QUICK_WARM_EPOCHS))
-
-
-def _cases(grid: _Grid) -> Iterator[Case]:
-    for rate, part, supply in product(grid.rates, grid.cached, grid.supplies):
-        yield _case("one node", rate, part, supply)
-    for part, supply in product(grid.cached, grid.supplies):
-        yield _case("one node, slow answers", _RATE, part, supply, around=_SLOW)
-    for nodes, part, supply in product(grid.nodes, grid.cached, (0.5, 1.25)):
-        yield _case("several nodes", _RATE, part, supply, nodes=nodes, around=_SEVERAL)
-    for policy, part, supply in product(("uniform", "next-use"), grid.cached_little, grid.supplies_little):
-        around = replace(_LITTLE, policy=policy)
-        yield _case(f"one node, little memory, {policy}", _RATE, part, supply, around=around)
-    for part, supply in product(grid.cached[1:], grid.supplies):
+    rates = (_RATE,) if quick else (_RATE, 100e6, 800e6)
+    cached = (0.0, 0.9) if quick else (0.0, 0.25, 0.5, 0.75, 0.9)
+    supplies = (0.5, 1.0) if quick else (0.25, 0.5, 0.8, 1.0, 1.25, 2.0)
+    usual, slow, several, little = (
+        replace(around, warm_epochs=1) if quick else around for around in (_USUAL, _SLOW, _SEVERAL, _LITTLE)
+    )
+    for rate, part, supply in product(rates, cached, supplies):
+        yield _case("one node", rate, part, supply, usual)
+    for part, supply in product(cached, supplies):
+        yield _case("one node, slow answers", _RATE, part, supply, slow)
+    for nodes, part, supply in product((2,) if quick else (2, 4), cached, (0.5, 1.25)):
+        yield _case("several nodes", _RATE, part, supply, several, nodes=nodes)
+    shares, few = ((0.9,), (1.0,)) if quick else ((0.5, 0.9), (0.5, 0.8, 1.0, 1.25))
+    for policy, part, supply in product(("uniform", "next-use"), shares, few):
+        yield _case(f"one node, little memory, {policy}", _RATE, part, supply, replace(little, policy=policy))
+    for part, supply in product(cached[1:], supplies):
         kept = Residents[str](Uniform(), round(part * _USUAL.super_samples * _SUPER_SAMPLE_BYTES))
         for rate in (_RATE, _RATE / 3):
-            yield replace(_case("two jobs, one data set", rate, part, supply), kept=kept)
+            yield replace(_case("two jobs, one data set", rate, part, supply, usual), kept=kept)
 
 
-def _case(
-    kind: str, rate: float, part: float, supply: float, *, nodes: int = 1, around: Circumstances = _USUAL
-) -> Case:
+def _case(kind: str, rate: float, part: float, supply: float, around: Circumstances, nodes: int = 1) -> Case:
     size_bytes = around.super_samples * _SUPER_SAMPLE_BYTES
     job = Job(name=kind, dataset_bytes=size_bytes, compute_bytes_per_second=rate, nodes=nodes)
     cache_bytes = round(part * job.cacheable_bytes)
@@ -350,40 +308,31 @@ def _case(
     return Case(kind=kind, supply=supply, share=share, around=around)
 
 
-_Found = list[tuple[Case, float]]
-
-
 def _estimate(quick: bool) -> Outcome:
-    found = [(case, case.error()) for case in cases(quick)]
+    rows: list[tuple[Cell, ...]] = []
+    for case in cases(quick):
+        error, share, job = case.error(), case.share, case.share.job
+        rates = job.compute_bytes_per_second, share.rate, share.rate * (1 + error)
+        full, estimate, simulated = (rate / 1e6 for rate in rates)
+        rows.append((case.kind, job.nodes, full, share.hit_rate, case.supply, estimate, simulated, error))
     columns = ("kind", "nodes", "f* MB/s", "cached", "supply", "estimate MB/s", "simulated MB/s", "error")
-    table = Table("silod-estimator", columns, [_row(*each) for each in found])
-    kinds = {case.kind: [each for each in found if each[0].kind == case.kind] for case, _ in found}
-    return Outcome(
-        [table],
-        [_panel(kind, of_kind) for kind, of_kind in kinds.items()],
-        [_remark(kind, of_kind) for kind, of_kind in kinds.items()],
-    )
+    table = Table("silod-estimator", columns, rows)
+    kinds = {kind: table.where("kind", kind) for kind in dict.fromkeys(table.cells("kind"))}
+    panels = [_panel(kind, of_kind) for kind, of_kind in kinds.items()]
+    return Outcome([table], panels, [_remark(kind, of_kind.cells("error")) for kind, of_kind in kinds.items()])
 
 
-def _row(case: Case, error: float) -> tuple[Cell, ...]:
-    share, job = case.share, case.share.job
-    rates = job.compute_bytes_per_second, share.rate, share.rate * (1 + error)
-    full, estimate, simulated = (rate / 1e6 for rate in rates)
-    return case.kind, job.nodes, full, share.hit_rate, case.supply, estimate, simulated, error
-
-
-def _panel(kind: str, found: _Found) -> Panel:
+def _panel(kind: str, table: Table) -> Panel:
     series = []
-    for part in dict.fromkeys(case.share.hit_rate for case, _ in found):
-        points = [(case.supply, error) for case, error in found if case.share.hit_rate == part]
-        x, y = zip(*points, strict=True)
-        series.append(Series(f"{part:.0%} cached", x, y, kind="points"))
+    for part in dict.fromkeys(table.cells("cached")):
+        of = table.where("cached", part)
+        series.append(Series(f"{part:.0%} cached", of.cells("supply"), of.cells("error"), kind="points"))
     label = "bandwidth / bandwidth that the full rate needs"
     return Panel(kind, label, "simulated / estimate - 1", series)
 
 
-def _remark(kind: str, found: _Found) -> str:
-    sizes = sorted(abs(error) for _, error in found)
+def _remark(kind: str, errors: Sequence[float]) -> str:
+    sizes = sorted(map(abs, errors))
     within = sum(size < _GOOD for size in sizes) / len(sizes)
     return (
         f"{kind}: {counted(len(sizes), 'case')}, error {median(sizes):.1%} in the median and {sizes[-1]:.1%} at most; "
