@@ -18,7 +18,7 @@ from aiohttp.test_utils import make_mocked_request
 from benchmarks.document import table
 from benchmarks.functions.quiet import Patience
 from benchmarks.functions.stage import DATA, Stage, function, pack_event, stage
-from stoker_functions._shuffle_job.task import ShuffleTask
+from stoker_functions._shuffle_job.work import ShuffleTask
 from stoker_local import PROFILES
 from stoker_local._s3.model import ObjectCreated
 from stoker_local.functions._endpoints import request_event

@@ -19,7 +19,7 @@ from golden.v1.make_function_fixtures import plan_fanout
 from stoker._pack.merge import provisional_dataset
 from stoker._stores.access_token import Grant, key_text
 from stoker.cli import main
-from stoker_functions._shuffle_job.task import ShuffleTask
+from stoker_functions._shuffle_job.work import ShuffleTask
 from stoker_functions.serve import TokenKeys
 from stoker_local import LocalBucket
 from stoker_torch import Loader, StreamDataset

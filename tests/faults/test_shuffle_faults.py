@@ -26,8 +26,7 @@ from stoker.errors import (
     ThrottledError,
 )
 from stoker.testing import run_virtual
-from stoker_functions._shuffle_job.task import Way
-from stoker_functions._shuffle_job.work import perform
+from stoker_functions._shuffle_job.work import Way, perform
 from support.faulty_store import FAULTS, FaultyStore, Weather
 from support.materialized import MEMORY_BYTES, WAYS, phases
 from support.packed_objects import packed_objects

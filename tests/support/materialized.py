@@ -10,8 +10,7 @@ from stoker._format.versions import read_manifest
 from stoker._order.order import EpochLayout
 from stoker.abc import Store
 from stoker_functions._shuffle_job.plan import EpochPlan
-from stoker_functions._shuffle_job.task import ShuffleTask, Way
-from stoker_functions._shuffle_job.work import perform
+from stoker_functions._shuffle_job.work import ShuffleTask, Way, perform
 from support.stores import run_with
 
 __all__ = ["MEMORY_BYTES", "WAYS", "carry_out", "layout_of", "made", "materialize", "phases"]

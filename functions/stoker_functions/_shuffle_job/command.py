@@ -26,8 +26,8 @@ from stoker.cli import flags
 from stoker.cli.output import counted, printable, table
 from stoker.fanout import Driver, FanoutConfig, Task
 from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways
-from stoker_functions._shuffle_job.task import ShuffleTask, Way, usable_bytes
-from stoker_functions._shuffle_job.work import perform
+from stoker_functions._shuffle_job.samples import usable_bytes
+from stoker_functions._shuffle_job.work import ShuffleTask, Way, perform
 
 _EPOCHS = re.compile(r"(\d{1,8})(?:\.\.(\d{1,8}))?", re.ASCII)
 _DEFAULT_BYTES = 1 << 30

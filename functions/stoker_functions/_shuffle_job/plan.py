@@ -29,13 +29,13 @@ from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._order.order import MAX_LANES, MAX_SLICES, even_slices
 from stoker._order.sharding import Partition
 from stoker.errors import BudgetError, ConfigError
-from stoker_functions._shuffle_job.task import HEADER_BYTES, ShuffleTask, TaskMemory, Way, held_bytes
+from stoker_functions._shuffle_job.samples import HEADER_BYTES, RECORD_EVERY_OBJECTS, TaskMemory, held_bytes
+from stoker_functions._shuffle_job.work import ShuffleTask, Way
 
 _HEADROOM = 1.2
 """Parts are not all of the same size: what the mean one may need is this much less than what there is."""
 _TIME_SHARE = 0.6
 """Of the time that a task has; the rest is for slow days."""
-_RECORD_EVERY_OBJECTS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +270,7 @@ class _Planner:
 
     def _parts(self, count: int, gets: float, puts: float, read_bytes: float, written_bytes: float) -> _Parts:
         """Return tasks that besides read the manifest and write their records."""
-        return _Parts(count, gets + 2, puts + 1 + puts // _RECORD_EVERY_OBJECTS, read_bytes, written_bytes)
+        return _Parts(count, gets + 2, puts + 1 + puts // RECORD_EVERY_OBJECTS, read_bytes, written_bytes)
 
     def _ranged(self, slices: int) -> tuple[float, float]:
         """Return the GETs and the bytes of one slice that is read by ranges."""

@@ -17,7 +17,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,14 +32,96 @@ from stoker._fetch.super_samples import open_head
 from stoker._format.manifest import Manifest, object_key
 from stoker._format.schema import Schema
 from stoker._format.supersample import Head, Origin, Packed, SuperSampleBuilder, is_small
+from stoker._memory.budget import most_sample_bytes
 from stoker._pack.run import put_super_sample
 from stoker.abc import Store
 from stoker.errors import BudgetError, ChecksumError, DeadlineError, PackError
 from stoker_functions._shuffle_job.epochs import PartRecord
-from stoker_functions._shuffle_job.task import TaskMemory, held_bytes
 
-_RECORD_EVERY_OBJECTS = 16
+_PROGRAM_BYTES = 160 << 20
+"""Of an instance: the interpreter, libraries and connections."""
+_SAMPLE_BYTES = 192
+"""What is known of a sample in memory besides its values: measured, and rounded up."""
+_COLUMN_BYTES = 16
+"""Of it, for each column: a length and a checksum."""
+HEADER_BYTES = 64 << 10
+"""More than the header of a super-sample has, unless there are hundreds of columns."""
+_MOST_READS, _MOST_UPLOADS = 16, 8
+_LEAST = 2
+_HEDGES = 2
+_SHARE = 8
+"""Objects on their way, there or back, take up to so much of the memory: one part in this many."""
+_MOST_GROUP_BYTES = 64 << 20
+RECORD_EVERY_OBJECTS = 16
 _TWO_AHEAD_BYTES = MAX_AHEAD_BYTES // 2
+
+
+def usable_bytes(instance_bytes: int) -> int:
+    """Return what a task may use of the memory of an instance."""
+    return max(0, instance_bytes - _PROGRAM_BYTES)
+
+
+def held_bytes(columns: int, samples: float, size_bytes: float) -> float:
+    """Return what samples take whose values have ``size_bytes`` in all."""
+    return size_bytes + samples * (_SAMPLE_BYTES + _COLUMN_BYTES * columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskMemory:
+    """The memory of one task.
+
+    Attributes:
+        reads: objects on their way here.
+        hedges: more of them, for late requests.
+        uploads: objects on their way to the store; two more are under construction.
+        values_bytes: of samples that are held, and what is known of them.
+    """
+
+    reads: int
+    hedges: int
+    uploads: int
+    values_bytes: int
+
+    @classmethod
+    def plan(cls, memory_bytes: int, *, largest_bytes: int, object_bytes: int) -> Self:
+        """Return how ``memory_bytes`` are spent.
+
+        Args:
+            memory_bytes: the budget.
+            largest_bytes: of an object that is read.
+            object_bytes: limit of the data of an object that is written.
+
+        Raises:
+            BudgetError: it is too small; names the figure that fits.
+        """
+        written_bytes = object_bytes + HEADER_BYTES
+        reads = max(_LEAST, min(_MOST_READS, memory_bytes // _SHARE // largest_bytes))
+        uploads = max(_LEAST, min(_MOST_UPLOADS, memory_bytes // _SHARE // written_bytes))
+        passing_bytes = (reads + _HEDGES) * largest_bytes + (uploads + 2) * written_bytes
+        if memory_bytes < 2 * passing_bytes:
+            raise BudgetError(
+                f"{format_bytes(memory_bytes)} of memory beside the program are too small to shuffle super-samples of "
+                f"up to {format_bytes(largest_bytes)}: give {format_bytes(2 * passing_bytes + _PROGRAM_BYTES)} in all "
+                "or more"
+            )
+        return cls(reads=reads, hedges=_HEDGES, uploads=uploads, values_bytes=memory_bytes - passing_bytes)
+
+    def group_bytes(self, manifest: Manifest) -> int:
+        """Return how large a group of samples may be that is read by ranges: three of them, and all heads, are held.
+
+        Raises:
+            BudgetError: there is no room; names the figure that fits.
+        """
+        heads_bytes = HeadMemory.size_bytes(manifest, manifest.schema)
+        group_bytes = min(_MOST_GROUP_BYTES, (self.values_bytes - heads_bytes) // 3)
+        least_bytes = max(2 * most_sample_bytes(manifest, manifest.schema), 1)
+        if group_bytes < least_bytes:
+            raise BudgetError(
+                f"to read by ranges takes the heads of all super-samples, {format_bytes(heads_bytes)}, and three "
+                f"groups of samples, {format_bytes(3 * least_bytes)}: more than the {format_bytes(self.values_bytes)} "
+                "there are; give more memory, or another way"
+            )
+        return group_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -302,7 +384,7 @@ class PartWriter:
         self._checksums.clear()
         self._ordinals[run] += 1
         await self._uploads.add(partial(self._upload, key, run, data, packed))
-        if len(self._packed) - len(self._record) >= _RECORD_EVERY_OBJECTS:
+        if len(self._packed) - len(self._record) >= RECORD_EVERY_OBJECTS:
             await self._save()
         return asyncio.get_running_loop().time() < self._config.stop_at_seconds
 

@@ -12,8 +12,7 @@ from stoker import open_store
 from stoker.abc import Store
 from stoker.errors import BudgetError, ConfigError, DeadlineError, EventError, NotFoundError
 from stoker_functions._deployment import Deadline, Deployment, Settings
-from stoker_functions._shuffle_job.task import ShuffleTask
-from stoker_functions._shuffle_job.work import shuffle
+from stoker_functions._shuffle_job.work import ShuffleTask, shuffle
 from stoker_torch import Loader
 from support.datasets import numbers, pack_numbers
 from support.materialized import WAYS, phases

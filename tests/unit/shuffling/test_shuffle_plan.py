@@ -17,7 +17,7 @@ from stoker._format.versions import read_manifest
 from stoker._stores.object_store import MeteredStore
 from stoker.errors import BudgetError, ConfigError
 from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways
-from stoker_functions._shuffle_job.task import ShuffleTask, Way
+from stoker_functions._shuffle_job.work import ShuffleTask, Way
 from support.materialized import WAYS, carry_out, layout_of
 from support.packing import fresh_store, pack
 from support.supersamples import samples_of

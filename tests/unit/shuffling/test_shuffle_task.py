@@ -9,7 +9,7 @@ import pytest
 
 from stoker._order.order import MAX_EPOCH, MAX_SLICES
 from stoker.errors import ConfigError, EventError
-from stoker_functions._shuffle_job.task import ShuffleTask
+from stoker_functions._shuffle_job.work import ShuffleTask
 from support.materialized import WAYS, phases
 
 EVENT: dict[str, Any] = {

@@ -24,8 +24,7 @@ from stoker.errors import BudgetError, DeadlineError, NotFoundError, PackError, 
 from stoker.testing import DyingStore, FlakyStore, WatchedStore, run_virtual
 from stoker_functions._shuffle_job.epochs import delete_epochs
 from stoker_functions._shuffle_job.plan import PlanConfig, Worker, plan_ways
-from stoker_functions._shuffle_job.task import ShuffleTask, Way
-from stoker_functions._shuffle_job.work import perform
+from stoker_functions._shuffle_job.work import ShuffleTask, Way, perform
 from support.materialized import MEMORY_BYTES, WAYS, carry_out, layout_of, made, phases
 from support.memory import ROUNDS, Memory
 from support.packing import fresh_store, pack, stored
