@@ -66,13 +66,11 @@ class Worker:
         """Return about how long a task takes."""
         return requests / self.requests_per_second + moved_bytes / self.bytes_per_second
 
-    def dollars(self, tasks: int, seconds: float) -> float:
-        """Return what so many tasks cost that take so long each."""
+    def task_dollars(self, seconds: float) -> float:
+        """Return what a task costs that takes so long."""
         if self.prices is None:
             return 0.0
-        return tasks * self.prices.invocation_dollars(
-            seconds=seconds, memory_bytes=self.configured_bytes, vcpus=self.vcpus
-        )
+        return self.prices.invocation_dollars(seconds=seconds, memory_bytes=self.configured_bytes, vcpus=self.vcpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +82,6 @@ class PlanConfig:
         worker: carries out the tasks.
         store: prices of the bucket.
         slices: at least so many.
-        object_bytes: limit of a super-sample's data; default about what the data set has.
 
     Raises:
         ConfigError: there cannot be so many lanes, or slices.
@@ -94,7 +91,6 @@ class PlanConfig:
     worker: Worker
     store: StorePrices
     slices: int = 1
-    object_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.lanes <= MAX_LANES:
@@ -178,13 +174,8 @@ def plan_ways(manifest: Manifest, config: PlanConfig) -> tuple[EpochPlan, ...]:
     Raises:
         BudgetError: the memory is too small for any way.
     """
-    # With its header, an object is no larger than those of the data set: what a loader has to hold stays the same.
-    default_bytes = max(manifest.largest_bytes - HEADER_BYTES, manifest.largest_bytes // 2)
-    object_bytes = config.object_bytes or min(MAX_SUPER_SAMPLE_BYTES, default_bytes)
-    memory = TaskMemory.plan(
-        config.worker.memory_bytes, largest_bytes=max(manifest.largest_bytes, object_bytes), object_bytes=object_bytes
-    )
-    return tuple(_Planner(manifest, config, memory, object_bytes).plan(way) for way in get_args(Way))
+    planner = _Planner(manifest, config)
+    return tuple(planner.plan(way) for way in get_args(Way))
 
 
 def chosen_plan(plans: Sequence[EpochPlan]) -> EpochPlan:
@@ -213,11 +204,16 @@ class _Parts:
 
 
 class _Planner:
-    def __init__(self, manifest: Manifest, config: PlanConfig, memory: TaskMemory, object_bytes: int) -> None:
-        self._manifest, self._config, self._memory, self._object_bytes = manifest, config, memory, object_bytes
-        self._size_bytes = manifest.size_bytes
+    def __init__(self, manifest: Manifest, config: PlanConfig) -> None:
+        self._manifest, self._config = manifest, config
+        self._size_bytes, largest_bytes = manifest.size_bytes, manifest.largest_bytes
+        # With its header, an object is no larger than those of the data set: what a loader has to hold stays the same.
+        self._object_bytes = min(MAX_SUPER_SAMPLE_BYTES, max(largest_bytes - HEADER_BYTES, largest_bytes // 2))
+        self._memory = TaskMemory.plan(
+            config.worker.memory_bytes, largest_bytes=largest_bytes, object_bytes=self._object_bytes
+        )
         held = held_bytes(len(manifest.schema), manifest.samples, self._size_bytes) * _HEADROOM
-        self._least_parts = math.ceil(held / memory.values_bytes)
+        self._least_parts = math.ceil(held / self._memory.values_bytes)
 
     def plan(self, way: Way) -> EpochPlan:
         config = self._config
@@ -302,7 +298,7 @@ class _Planner:
             read_bytes=read_bytes,
             written_bytes=written_bytes,
             store_dollars=requests + moved,
-            function_dollars=sum(worker.dollars(kind.count, own) for kind, own in zip(kinds, each, strict=True)),
+            function_dollars=sum(kind.count * worker.task_dollars(own) for kind, own in zip(kinds, each, strict=True)),
             task_seconds=max(each),
             seconds=sum(math.ceil(kind.count / worker.at_once) * own for kind, own in zip(kinds, each, strict=True)),
             problem=problem,
