@@ -6,7 +6,6 @@ Both have as much time as the invocation; what they come to is visible at once, 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from stoker._base.fields import Fields
@@ -37,11 +36,11 @@ async def commit(event: object, deployment: Deployment, deadline: Deadline) -> d
         DeadlineError: there was too little time; nothing is half visible, and the next invocation goes on.
         StoreError: the bucket fails.
     """
-    asked = CommitEvent.from_json(event)
-    store, catalog = deployment.dataset(asked.dataset), deployment.catalog(asked.dataset)
+    dataset, job = commit_of(event)
+    store, catalog = deployment.dataset(dataset), deployment.catalog(dataset)
     with deployment.counted() as requests:
-        async with deadline.limit(f"the commit to {asked.dataset}"):
-            merged = await merge(store, catalog, now_seconds=time.time(), job=asked.job)
+        async with deadline.limit(f"the commit to {dataset}"):
+            merged = await merge(store, catalog, now_seconds=time.time(), job=job)
     manifest = merged.manifest
     return {
         "requests": requests,
@@ -68,16 +67,16 @@ async def compact(event: object, deployment: Deployment, deadline: Deadline) -> 
         DeadlineError: there was too little time; nothing is half visible, and the next invocation goes on.
         StoreError: the bucket fails.
     """
-    asked = CompactEvent.from_json(event)
-    store = deployment.dataset(asked.dataset)
-    async with deadline.limit(f"the compaction of {asked.dataset}"):
+    dataset, super_sample_bytes = compaction_of(event)
+    store = deployment.dataset(dataset)
+    async with deadline.limit(f"the compaction of {dataset}"):
         try:
             done = await compact_dataset(
                 store,
-                deployment.catalog(asked.dataset),
+                deployment.catalog(dataset),
                 now_seconds=time.time(),
-                super_sample_bytes=asked.super_sample_bytes,
-                limit_bytes=max(2 * asked.super_sample_bytes, int(deadline.remaining_seconds() * _BYTES_A_SECOND)),
+                super_sample_bytes=super_sample_bytes,
+                limit_bytes=max(2 * super_sample_bytes, int(deadline.remaining_seconds() * _BYTES_A_SECOND)),
             )
         except NotFoundError:
             if await newest_manifest(store) is not None:  # it is something else that is gone
@@ -91,67 +90,37 @@ async def compact(event: object, deployment: Deployment, deadline: Deadline) -> 
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitEvent:
-    """Which runs to commit.
+def commit_of(event: object) -> tuple[str, Job | None]:
+    """Return the URL of the data set that an event is to commit to, and the job whose runs; None for those of no job.
 
-    Attributes:
-        dataset: URL of the data set.
-        job: whose runs, which the event then names; None for all that belong to no job.
+    Raises:
+        EventError: it is no commit event.
     """
-
-    dataset: str
-    job: Job | None = None
-
-    @classmethod
-    def from_json(cls, event: object) -> CommitEvent:
-        """Return what an event says.
-
-        Raises:
-            EventError: it is no commit event.
-        """
-        fields = Fields(event, "commit event")
-        dataset = fields.text("dataset")
-        job = fields.text("job", pattern=f"({_ID})?", default="")
-        if not job:
-            if "runs" in fields or "mode" in fields:
-                raise EventError("the commit event has 'runs' or a 'mode', and no 'job' that they are of")
-            fields.end()
-            return cls(dataset=dataset)
-        runs = fields.array("runs", most=_MAX_RUNS)
-        creates = fields.choice("mode", ("create", "append"), default="append") == "create"
+    fields = Fields(event, "commit event")
+    dataset = fields.text("dataset")
+    job = fields.text("job", pattern=f"({_ID})?", default="")
+    if not job:
+        if "runs" in fields or "mode" in fields:
+            raise EventError("the commit event has 'runs' or a 'mode', and no 'job' that they are of")
         fields.end()
-        checked = tuple(Fields({"run": run}, "commit event").text("run", pattern=_ID) for run in runs)
-        if not checked or len(set(checked)) < len(checked):
-            raise EventError("the commit event's 'runs' are none, or have one twice; name each run of the job once")
-        return cls(dataset=dataset, job=Job(id=job, runs=checked, creates=creates))
+        return dataset, None
+    runs = fields.array("runs", most=_MAX_RUNS)
+    creates = fields.choice("mode", ("create", "append"), default="append") == "create"
+    fields.end()
+    checked = tuple(Fields({"run": run}, "commit event").text("run", pattern=_ID) for run in runs)
+    if not checked or len(set(checked)) < len(checked):
+        raise EventError("the commit event's 'runs' are none, or have one twice; name each run of the job once")
+    return dataset, Job(id=job, runs=checked, creates=creates)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactEvent:
-    """What to compact.
+def compaction_of(event: object) -> tuple[str, int]:
+    """Return the URL of the data set that an event is to compact, and how large a super-sample should be.
 
-    Attributes:
-        dataset: URL of the data set.
-        super_sample_bytes: how large a super-sample should be.
+    Raises:
+        EventError: it is no compact event.
     """
-
-    dataset: str
-    super_sample_bytes: int
-
-    @classmethod
-    def from_json(cls, event: object) -> CompactEvent:
-        """Return what an event says.
-
-        Raises:
-            EventError: it is no compact event.
-        """
-        fields = Fields(event, "compact event")
-        found = cls(
-            dataset=fields.text("dataset"),
-            super_sample_bytes=fields.integer(
-                "super_sample_bytes", least=1, most=MAX_SUPER_SAMPLE_BYTES, default=8 << 20
-            ),
-        )
-        fields.end()
-        return found
+    fields = Fields(event, "compact event")
+    dataset = fields.text("dataset")
+    size_bytes = fields.integer("super_sample_bytes", least=1, most=MAX_SUPER_SAMPLE_BYTES, default=8 << 20)
+    fields.end()
+    return dataset, size_bytes
