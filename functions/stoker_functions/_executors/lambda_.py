@@ -7,7 +7,7 @@ import binascii
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -90,8 +90,8 @@ class LambdaExecutor(HttpExecutor):
         result = result_of(name, without_secrets(reply.body, call.headers))
         if "X-Amz-Function-Error" in reply.headers:
             raise _failed(name, result)
-        bill = bill_of(reply.headers.get("X-Amz-Log-Result", "")) or Bill(seconds=seconds)
-        return Answer(result=result, billed_seconds=bill.seconds, memory_bytes=bill.memory_bytes, is_cold=bill.is_cold)
+        answer = Answer(result=result, billed_seconds=seconds, memory_bytes=0, is_cold=None)
+        return billed(answer, reply.headers.get("X-Amz-Log-Result", ""))
 
 
 def _failed(name: str, said: Mapping[str, Any]) -> StokerError:
@@ -104,39 +104,19 @@ def _failed(name: str, said: Mapping[str, Any]) -> StokerError:
     return error_of_function(name, error_type or "Unhandled", message)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
-    """What an invocation is charged for.
+def billed(answer: Answer, log_result: str) -> Answer:
+    """Return an answer with what the end of an invocation's log says of it, base64-encoded as ``Invoke`` returns it.
 
-    Attributes:
-        seconds: initialisation included.
-        memory_bytes: that the function is configured with; 0 if that is not known.
-        is_cold: whether the instance was started for it; None if that is not known.
-    """
-
-    seconds: float
-    memory_bytes: int = 0
-    is_cold: bool | None = None
-
-
-def bill_of(log_result: str) -> Bill | None:
-    """Return what the end of an invocation's log says, base64-encoded as ``Invoke`` returns it.
-
-    The report is a line of text or, for functions that log in JSON, an object. None if there is none: the platform
-    does not promise one.
+    The report is a line of text or, for functions that log in JSON, an object. The answer stays as it is if there is
+    none: the platform does not promise one.
     """
     try:
         log = base64.b64decode(log_result, validate=True).decode("utf-8", "replace")
     except (binascii.Error, ValueError):
-        return None
-    reports = _REPORT.findall(log)
-    if not reports:
-        return None
-    billed, memory = _BILLED.search(reports[-1]), _MEMORY.search(reports[-1])
-    if billed is None or memory is None:
-        return None
-    return Bill(
-        seconds=int(billed[1]) / 1000,
-        memory_bytes=int(memory[1]) << 20,
-        is_cold=_COLD.search(reports[-1]) is not None,
-    )
+        return answer
+    report = next(reversed(_REPORT.findall(log)), "")
+    seconds, memory = _BILLED.search(report), _MEMORY.search(report)
+    if seconds is None or memory is None:
+        return answer
+    is_cold = _COLD.search(report) is not None
+    return replace(answer, billed_seconds=int(seconds[1]) / 1000, memory_bytes=int(memory[1]) << 20, is_cold=is_cold)
