@@ -25,7 +25,7 @@ from stoker.abc import Answer, Executor, Store
 from stoker.cli import flags
 from stoker.cli.output import counted, printable, table
 from stoker.fanout import Driver, FanoutConfig, Task
-from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways
+from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, chosen_plan, plan_ways
 from stoker_functions._shuffle_job.samples import usable_bytes
 from stoker_functions._shuffle_job.work import ShuffleTask, Way, perform
 
@@ -102,7 +102,7 @@ async def _shuffle(args: Namespace) -> None:
     try:
         manifest = await read_manifest(store, args.at)
         executor = _executor(args, store)
-        config = _plan_config(args, manifest, executor, price_key(store))
+        config = _plan_config(args, executor, price_key(store))
         plans = plan_ways(manifest, config)
         if args.plan:
             print(_shown(args, plans, manifest, config.store))
@@ -124,21 +124,18 @@ def _executor(args: Namespace, store: ObjectStore) -> Executor:
     return InProcess(store, memory_bytes=usable_bytes(args.memory))
 
 
-def _plan_config(args: Namespace, manifest: Manifest, executor: Executor, key: PriceKey) -> PlanConfig:
+def _plan_config(args: Namespace, executor: Executor, key: PriceKey) -> PlanConfig:
     prices = Prices.load()
-    worker = Worker(
+    return PlanConfig(
+        lanes=args.lanes,
+        store=prices.store(key),
+        slices=args.slices,
         memory_bytes=usable_bytes(args.memory),
-        seconds=math.inf if executor.platform is None else _TASK_SECONDS,
+        task_seconds=math.inf if executor.platform is None else _TASK_SECONDS,
         at_once=executor.concurrency,
         prices=None if executor.platform is None else prices.functions[executor.platform],
         configured_bytes=args.memory,
         vcpus=executor.vcpus("shuffle"),
-    )
-    return PlanConfig(
-        lanes=args.lanes,
-        worker=worker,
-        store=prices.store(key),
-        slices=args.slices,
     )
 
 

@@ -34,43 +34,10 @@ from stoker_functions._shuffle_job.work import ShuffleTask, Way
 
 _HEADROOM = 1.2
 """Parts are not all of the same size: what the mean one may need is this much less than what there is."""
+_BYTES_PER_SECOND, _REQUESTS_PER_SECOND = 75e6, 500.0
+"""To and from the store, of one task."""
 _TIME_SHARE = 0.6
 """Of the time that a task has; the rest is for slow days."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    """What carries out one task.
-
-    Attributes:
-        memory_bytes: that a task may use.
-        seconds: that a task may take; none for ever.
-        bytes_per_second: to and from the store, of one worker.
-        requests_per_second: likewise.
-        at_once: workers at the same time.
-        prices: of the function, None where nothing is charged.
-        configured_bytes: of memory that is paid for.
-        vcpus: that are paid for.
-    """
-
-    memory_bytes: int
-    seconds: float = math.inf
-    bytes_per_second: float = 75e6
-    requests_per_second: float = 500.0
-    at_once: int = 1
-    prices: FunctionPrices | None = None
-    configured_bytes: int = 0
-    vcpus: float = 0.0
-
-    def task_seconds(self, requests: float, moved_bytes: float) -> float:
-        """Return about how long a task takes."""
-        return requests / self.requests_per_second + moved_bytes / self.bytes_per_second
-
-    def task_dollars(self, seconds: float) -> float:
-        """Return what a task costs that takes so long."""
-        if self.prices is None:
-            return 0.0
-        return self.prices.invocation_dollars(seconds=seconds, memory_bytes=self.configured_bytes, vcpus=self.vcpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +46,28 @@ class PlanConfig:
 
     Attributes:
         lanes: into how many parts the epoch is cut.
-        worker: carries out the tasks.
         store: prices of the bucket.
         slices: at least so many.
+        memory_bytes: that a task may use.
+        task_seconds: that a task may take; none for ever.
+        at_once: tasks at the same time.
+        prices: of the function that carries out a task, None where nothing is charged.
+        configured_bytes: of memory that is paid for.
+        vcpus: that are paid for.
 
     Raises:
         ConfigError: there cannot be so many lanes, or slices.
     """
 
     lanes: int
-    worker: Worker
     store: StorePrices
     slices: int = 1
+    memory_bytes: int
+    task_seconds: float = math.inf
+    at_once: int = 1
+    prices: FunctionPrices | None = None
+    configured_bytes: int = 0
+    vcpus: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.lanes <= MAX_LANES:
@@ -102,6 +79,12 @@ class PlanConfig:
     def most_slices(self) -> int:
         """How many slices there may be, which have equal parts of a lane each."""
         return MAX_SLICES // self.lanes * self.lanes
+
+    def task_dollars(self, seconds: float) -> float:
+        """Return what a task costs that takes so long."""
+        if self.prices is None:
+            return 0.0
+        return self.prices.invocation_dollars(seconds=seconds, memory_bytes=self.configured_bytes, vcpus=self.vcpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +185,12 @@ class _Parts:
     read_bytes: float
     written_bytes: float
 
+    @property
+    def seconds(self) -> float:
+        """About how long one takes."""
+        requests, moved_bytes = self.gets + self.puts, self.read_bytes + self.written_bytes
+        return requests / _REQUESTS_PER_SECOND + moved_bytes / _BYTES_PER_SECOND
+
 
 class _Planner:
     def __init__(self, manifest: Manifest, config: PlanConfig) -> None:
@@ -210,7 +199,7 @@ class _Planner:
         # With its header, an object is no larger than those of the data set: what a loader has to hold stays the same.
         self._object_bytes = min(MAX_SUPER_SAMPLE_BYTES, max(largest_bytes - HEADER_BYTES, largest_bytes // 2))
         self._memory = TaskMemory.plan(
-            config.worker.memory_bytes, largest_bytes=largest_bytes, object_bytes=self._object_bytes
+            config.memory_bytes, largest_bytes=largest_bytes, object_bytes=self._object_bytes
         )
         held = held_bytes(len(manifest.schema), manifest.samples, self._size_bytes) * _HEADROOM
         self._least_parts = math.ceil(held / self._memory.values_bytes)
@@ -227,21 +216,21 @@ class _Planner:
             slices = more
 
     def _tried(self, way: Way, slices: int) -> EpochPlan:
-        worker = self._config.worker
+        most_seconds = self._config.task_seconds
         scatters = min(max(slices, self._least_parts), len(self._manifest)) if way == "scattered" else 0
         problem = ""
         try:
             kinds = [*self._kinds(way, slices, scatters), _Parts(1, slices + 4, 2, 0, 0)]
         except BudgetError as error:
             problem, kinds = str(error), [_Parts(1, 0, 0, 0, 0)]
-        each = [worker.task_seconds(kind.gets + kind.puts, kind.read_bytes + kind.written_bytes) for kind in kinds]
-        if not problem and max(each) > _TIME_SHARE * worker.seconds:
-            problem = f"a task would take about {max(each):,.0f} s of the {worker.seconds:,.0f} s that it has"
+        slowest_seconds = max(kind.seconds for kind in kinds)
+        if not problem and slowest_seconds > _TIME_SHARE * most_seconds:
+            problem = f"a task would take about {slowest_seconds:,.0f} s of the {most_seconds:,.0f} s that it has"
         if not problem and way != "ranged" and slices < self._least_parts:
             problem = f"the samples do not fit in memory in {slices} slices, the most there may be"
         if not problem and way == "scattered" and scatters < self._least_parts:
             problem = f"the samples of one super-sample in {scatters} do not fit in memory"
-        return self._summed(way, (slices, scatters), kinds, each, problem)
+        return self._summed(way, (slices, scatters), kinds, problem)
 
     def _kinds(self, way: Way, slices: int, scatters: int) -> list[_Parts]:
         """Return the tasks that read and write samples."""
@@ -276,10 +265,8 @@ class _Planner:
         found = forecast_groups(manifest, manifest.schema, limits, dealing)
         return found.requests, found.size_bytes
 
-    def _summed(
-        self, way: Way, parts: tuple[int, int], kinds: Sequence[_Parts], each: Sequence[float], problem: str
-    ) -> EpochPlan:
-        config, worker = self._config, self._config.worker
+    def _summed(self, way: Way, parts: tuple[int, int], kinds: Sequence[_Parts], problem: str) -> EpochPlan:
+        config = self._config
         gets, puts, read_bytes, written_bytes = (
             math.ceil(sum(kind.count * getattr(kind, name) for kind in kinds))
             for name in ("gets", "puts", "read_bytes", "written_bytes")
@@ -298,8 +285,8 @@ class _Planner:
             read_bytes=read_bytes,
             written_bytes=written_bytes,
             store_dollars=requests + moved,
-            function_dollars=sum(kind.count * worker.task_dollars(own) for kind, own in zip(kinds, each, strict=True)),
-            task_seconds=max(each),
-            seconds=sum(math.ceil(kind.count / worker.at_once) * own for kind, own in zip(kinds, each, strict=True)),
+            function_dollars=sum(kind.count * config.task_dollars(kind.seconds) for kind in kinds),
+            task_seconds=max(kind.seconds for kind in kinds),
+            seconds=sum(math.ceil(kind.count / config.at_once) * kind.seconds for kind in kinds),
             problem=problem,
         )

@@ -262,11 +262,8 @@ class _Work:
 
     # The ways to read the samples at rows [start, stop) of the epoch, without the first ones, which are written.
 
-    async def _by_ranges(self, start: int, done: int, stop: int) -> AsyncGenerator[Samples, None]:
-        source = self._source(self.store, self.layout.manifest)
-        async with aclosing(read_groups(source, self._blocks(start + done, stop))) as groups:
-            async for samples in groups:
-                yield samples
+    def _by_ranges(self, start: int, done: int, stop: int) -> AsyncGenerator[Samples, None]:
+        return read_groups(self._source(self.store, self.layout.manifest), self._blocks(start + done, stop))
 
     def _blocks(self, start: int, stop: int) -> Iterator[Group]:
         for begin in range(start, stop, MOST_SAMPLES):

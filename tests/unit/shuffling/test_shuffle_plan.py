@@ -16,7 +16,7 @@ from stoker._format.supersample import Packed
 from stoker._format.versions import read_manifest
 from stoker._stores.object_store import MeteredStore
 from stoker.errors import BudgetError, ConfigError
-from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways
+from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, chosen_plan, plan_ways
 from stoker_functions._shuffle_job.work import ShuffleTask, Way
 from support.materialized import WAYS, carry_out, layout_of
 from support.packing import fresh_store, pack
@@ -46,7 +46,7 @@ def plans(manifest: Manifest, *, lanes: int = 8, slices: int = 1, **worker: Any)
     prices = Prices.load()
     settings = {
         "memory_bytes": int(1.5 * GIB),
-        "seconds": 900.0,
+        "task_seconds": 900.0,
         "at_once": 100,
         "prices": prices.functions["lambda"],
         "configured_bytes": 1769 << 20,
@@ -55,8 +55,8 @@ def plans(manifest: Manifest, *, lanes: int = 8, slices: int = 1, **worker: Any)
     config = PlanConfig(
         lanes=lanes,
         slices=slices,
-        worker=Worker(**settings),
         store=prices.store("s3"),
+        **settings,
     )
     return {plan.way: plan for plan in plan_ways(manifest, config)}
 
@@ -130,15 +130,15 @@ def test_the_most_slices_are_a_plan_that_tasks_can_be_made_of() -> None:
 
 
 def test_data_that_fits_in_no_number_of_slices_is_a_problem_that_is_told() -> None:
-    found = plans(data_set(15000 * GIB, 100_000), memory_bytes=240 << 20, seconds=math.inf)
+    found = plans(data_set(15000 * GIB, 100_000), memory_bytes=240 << 20, task_seconds=math.inf)
     for way in ("streamed", "scattered"):
         assert "in 65536 slices, the most there may be" in found[way].problem
 
 
 def test_a_task_that_would_take_too_long_is_cut_and_if_that_is_of_no_use_the_way_is_none() -> None:
     manifest = data_set(200 * GIB, 100_000)
-    long, short = plans(manifest, seconds=math.inf), plans(manifest, seconds=300.0)
-    assert "of the 5 s" in plans(manifest, seconds=5.0)["streamed"].problem
+    long, short = plans(manifest, task_seconds=math.inf), plans(manifest, task_seconds=300.0)
+    assert "of the 5 s" in plans(manifest, task_seconds=5.0)["streamed"].problem
     for way in ("ranged", "streamed"):
         assert not short[way].problem
         assert short[way].task_seconds <= 300
@@ -150,7 +150,7 @@ def test_objects_of_an_epoch_are_no_larger_than_those_of_the_data_set() -> None:
         store = fresh_store()
         await pack(store, samples_of(SCHEMA, 100), schema=SCHEMA, super_sample_bytes=400_000)
         manifest = await read_manifest(store)
-        plan = plans(manifest, lanes=2, seconds=math.inf)["streamed"]
+        plan = plans(manifest, lanes=2, task_seconds=math.inf)["streamed"]
         phases = plan.phases(dataset="any", version=1, seed=7, epoch=0, lanes=2, keep=0)
         await carry_out(store, phases, 1 << 30)
         epoch = await read_epoch(store, await layout_of(store, phases[0][0]))
@@ -162,7 +162,7 @@ def test_objects_of_an_epoch_are_no_larger_than_those_of_the_data_set() -> None:
 
 def test_where_no_way_works_every_reason_is_given() -> None:
     manifest = data_set(1000 * GIB, 3000)
-    found = plans(manifest, seconds=5.0)
+    found = plans(manifest, task_seconds=5.0)
     with pytest.raises(BudgetError, match=r"ranged: .*streamed: .*scattered: "):
         chosen_plan(list(found.values()))
     with pytest.raises(BudgetError, match="MiB in all"):
@@ -180,7 +180,7 @@ def test_what_is_foreseen_is_what_is_counted(way: Way, slices: int) -> None:
         store = fresh_store()
         await pack(store, samples_of(SCHEMA, 400), schema=SCHEMA, super_sample_bytes=1_000_000)
         manifest = await read_manifest(store)
-        plan = plans(manifest, lanes=2, slices=slices, memory_bytes=MEMORY_BYTES, seconds=math.inf)[way]
+        plan = plans(manifest, lanes=2, slices=slices, memory_bytes=MEMORY_BYTES, task_seconds=math.inf)[way]
         metered = MeteredStore(store, Meter("memory://"))
         phases = plan.phases(dataset="any", version=1, seed=7, epoch=0, lanes=2, keep=0)
         await carry_out(metered, phases, MEMORY_BYTES)

@@ -23,7 +23,7 @@ from stoker.abc import ObjectInfo, Store
 from stoker.errors import BudgetError, DeadlineError, NotFoundError, PackError, StoreError
 from stoker.testing import DyingStore, FlakyStore, WatchedStore, run_virtual
 from stoker_functions._shuffle_job.epochs import delete_epochs
-from stoker_functions._shuffle_job.plan import PlanConfig, Worker, plan_ways
+from stoker_functions._shuffle_job.plan import PlanConfig, plan_ways
 from stoker_functions._shuffle_job.work import ShuffleTask, Way, perform
 from support.materialized import MEMORY_BYTES, WAYS, carry_out, layout_of, made, phases
 from support.memory import ROUNDS, Memory
@@ -507,8 +507,7 @@ def test_no_task_takes_more_than_its_memory(way: Way, tmp_path: Path) -> None:
     async def main() -> tuple[int, int]:
         store = await large(open_store(tmp_path))  # not in memory, where it would count, too
         manifest = await read_manifest(store)
-        worker = Worker(memory_bytes=BUDGET_BYTES)
-        config = PlanConfig(lanes=2, worker=worker, store=Prices.load().store("s3"))
+        config = PlanConfig(lanes=2, memory_bytes=BUDGET_BYTES, store=Prices.load().store("s3"))
         plan = next(plan for plan in plan_ways(manifest, config) if plan.way == way)
         assert not plan.problem
         memory = Memory()
