@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from stoker._base.checksum import crc32c, crc32c_combined
 from stoker._base.retry import RetryingReader
-from stoker._base.task_group import for_each
+from stoker._base.task_group import for_each, in_order
 from stoker._format.identity import hashed
 from stoker._format.manifest import Manifest, object_key
 from stoker._format.supersample import MAX_OBJECT_BYTES, Head, Origin, Packed, SuperSample
@@ -38,7 +40,7 @@ _BAD = (NotFoundError, ObjectChangedError, ChecksumError, TruncatedError, Format
 Place = tuple[str, int]
 """A super-sample's pack run and its number within it."""
 _FIRST_BYTES = 64 << 10  # has the whole head where rows are few or large
-_HEADS_AT_ONCE = 16
+_HEAD_BYTES = 4 << 20  # as much as is counted for one, of which some are large: 16 are read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,29 +223,22 @@ async def restored(store: Readable, record: PackRecord) -> PackRecord:
     infos: list[ObjectInfo] = []
     while info := objects.get(object_key(record.run, len(infos))):
         infos.append(info)
-    if not infos:
-        return record
-    first, packed = await _read_head(reader, infos[0])
-    rows = {0: packed}
     recorded = () if record.prefix is None else record.prefix.packed()
     hashes = {(each.ordinal, each.crc32c): each.sha256_128 for _, each in recorded}  # no head tells them
-    is_complete = False
-
-    async def read(number: int) -> None:
-        nonlocal is_complete
-        head = first
-        if number:
-            head, rows[number] = await _read_head(reader, infos[number])
-        origin = Origin(dataset=first.origin.dataset, run=record.run, ordinal=number)
-        if (head.origin, head.schema) != (origin, first.schema):
-            raise FormatError(f"{infos[number].key} says that it is {head.origin}")
-        if number == len(infos) - 1:
+    places: list[tuple[str, Packed]] = []
+    dataset, schema, is_complete = "", None, False
+    async with aclosing(in_order((_HEAD_BYTES, partial(_read_head, reader, info)) for info in infos)) as heads:
+        async for head, packed in heads:
+            if schema is None:
+                dataset, schema = head.origin.dataset, head.schema
+            origin = Origin(dataset=dataset, run=record.run, ordinal=len(places))
+            if (head.origin, head.schema) != (origin, schema):
+                raise FormatError(f"{infos[len(places)].key} says that it is {head.origin}")
+            places.append((record.run, replace(packed, sha256_128=hashes.get((packed.ordinal, packed.crc32c)))))
             is_complete = head.is_last
-
-    await for_each(range(len(infos)), read, concurrency=_HEADS_AT_ONCE)  # none is kept: they are large
-    ordered = [rows[number] for number in range(len(infos))]
-    places = [(record.run, replace(each, sha256_128=hashes.get((each.ordinal, each.crc32c)))) for each in ordered]
-    manifest = Manifest.of(first.origin.dataset, first.schema, places)
+    if schema is None:
+        return record
+    manifest = Manifest.of(dataset, schema, places)
     found = replace(record, state="complete" if is_complete else "packing", prefix=manifest)
     return found if found.progress > record.progress else record
 
