@@ -162,7 +162,7 @@ class AsyncPacker:
             return await self._committed() if self.manifest is None else self.manifest
 
     async def _committed(self) -> Manifest:
-        plan, run = self._plan, self._opened
+        plan, run, url = self._plan, self._opened, self._store.url
         await run.complete()
         if not run.packed:
             await self._store.delete(record_key(run.record.run))
@@ -173,22 +173,18 @@ class AsyncPacker:
         def build(newest: Manifest | None) -> Manifest:
             nonlocal base
             base = newest
-            return successor(plan, packed, newest, self._store.url)
+            return successor(plan, packed, newest, url)
 
         manifest = await versions.commit(self._store, build)
         await run.committed(manifest.version)
         if run.record.mode == "overwrite" and base is not None and base is not manifest:
-            self._tell_of_earlier(base)
+            _log.warning(
+                "%s was overwritten; version %d, %s, stays for what reads it. Its space is freed with: "
+                "stoker gc --keep-versions 1 --delete %s",
+                url, base.version, format_bytes(base.size_bytes), url,
+            )  # fmt: skip
         self.manifest = manifest
         return manifest
-
-    def _tell_of_earlier(self, base: Manifest) -> None:
-        url = self._store.url
-        _log.warning(
-            "%s was overwritten; version %d, %s, stays for what reads it. Its space is freed with: "
-            "stoker gc --keep-versions 1 --delete %s",
-            url, base.version, format_bytes(base.size_bytes), url,
-        )  # fmt: skip
 
     def describe(self) -> str:
         """Return how far the pack has come."""
