@@ -17,7 +17,7 @@ from benchmarks.warm_tier.plain import Copied, copied
 from stoker_warm._client import ClientConfig, WarmClient
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
-from stoker_warm._tier import Keeper
+from stoker_warm._tier import TierBackend
 
 __all__ = ["Rates", "measured", "measured_program", "patient"]
 
@@ -93,7 +93,7 @@ async def _known(client: WarmClient, objects: Sequence[Object]) -> None:
 
 async def _rates(
     code: Code,
-    keeper: Keeper,
+    keeper: TierBackend,
     seconds_of_others: Callable[[], float],
     objects: Sequence[Object],
     times: tuple[int, int],
@@ -113,7 +113,7 @@ async def _rates(
 
 
 async def _round(
-    keeper: Keeper, seconds_of_others: Callable[[], float], objects: Sequence[Object], reads: int
+    keeper: TierBackend, seconds_of_others: Callable[[], float], objects: Sequence[Object], reads: int
 ) -> tuple[Copied, Copied, list[float]]:
     plain = copied([each.data for each in objects], reads)
     before = time.process_time() + seconds_of_others()
@@ -122,7 +122,7 @@ async def _round(
     return Copied(seconds=sum(seconds), processor_seconds=spent), plain, seconds
 
 
-async def _read(keeper: Keeper, objects: Sequence[Object], reads: int) -> list[float]:
+async def _read(keeper: TierBackend, objects: Sequence[Object], reads: int) -> list[float]:
     into, seconds = memoryview(bytearray(OBJECT_BYTES)), []
     for number in range(reads):
         wanted = objects[number % len(objects)]

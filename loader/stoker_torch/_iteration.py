@@ -24,6 +24,7 @@ import torch
 from stoker._base.fetch_record import Phase
 from stoker._base.recorder import Recorder
 from stoker._base.retry import RetryingReader
+from stoker._base.sizes import format_bytes
 from stoker._base.threads import LoopThread
 from stoker._cache.keeper import Nearer
 from stoker._cache.tiers import made_tiers
@@ -242,6 +243,12 @@ class LoaderResources:
         caches = config.caches()
         tiers = made_tiers(caches, manifest, config.sharers(feed_config)) if caches else ()
         shared = config.shared_tier(self.store, feed_config.world_size * (feed_config.workers or 1))
+        limit_bytes: int | None = getattr(shared, "max_object_bytes", None)
+        if limit_bytes is not None and manifest.largest_bytes > limit_bytes:
+            raise ConfigError(
+                f"tier= keeps objects of at most {format_bytes(limit_bytes)}, and the largest super-sample has "
+                f"{format_bytes(manifest.largest_bytes)}: take a code with more data shards"
+            )
         is_lent = shared is not None and shared in (config.tier, config.warm)
         self._own = Nearer(tiers, None if is_lent else shared)
         return Nearer(tiers, shared)

@@ -206,7 +206,7 @@ class ClientStatistics:
 
 
 class WarmClient:
-    """A :class:`~stoker_warm._tier.Keeper` that asks a proxy. Connects at the first read; lives on one event loop.
+    """A :class:`~stoker_warm._tier.TierBackend` that asks a proxy. Connects at the first read; lives on one event loop.
 
     Args:
         address: of the proxy.

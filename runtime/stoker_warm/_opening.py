@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from typing import Any
 
 from stoker._cost.prices import FunctionPrices, Prices
 from stoker.abc import Executor, Readable
@@ -19,11 +19,11 @@ from stoker_warm._listener import TcpDoor
 from stoker_warm._location import BILLED, OPTIONS, Fleet, WarmLocation
 from stoker_warm._proxy import Proxy
 from stoker_warm._server import ProxyServer, Tariff, overview, told
-from stoker_warm._tier import Keeper, LazyKeeper, WarmTier
+from stoker_warm._tier import LazyBackend, ManagedBackend, WarmTier
 
 
 class OwnProxy:
-    """A proxy in this process, with the executor that calls its nodes; a :class:`WarmKeeper`.
+    """A proxy in this process, with the executor that calls its nodes; a :class:`~stoker_warm._tier.ManagedBackend`.
 
     Attributes:
         proxy: what keeps the objects.
@@ -114,19 +114,7 @@ _FREE = FunctionPrices(
 )
 
 
-class WarmKeeper(Keeper, Protocol):
-    """A keeper of which people at a terminal can ask more."""
-
-    async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
-        """Return how the tier does, after calling all nodes if it ``wakes``; see ``stoker_warm._server.overview``."""
-        ...
-
-    async def down(self, *, forgets: bool = False) -> list[str]:
-        """Have nodes return, and drop what they hold if it ``forgets``; return what went wrong."""
-        ...
-
-
-async def open_keeper(location: WarmLocation, secret: Secret) -> WarmKeeper:
+async def open_backend(location: WarmLocation, secret: Secret) -> ManagedBackend:
     """Return what reads and keeps objects there; ``close`` it in the end, on the same event loop.
 
     A proxy in this process listens and calls its nodes from here on. One elsewhere is connected to when it is first
@@ -168,7 +156,7 @@ def warm_tier_at(url: str, *, store: Readable, processes: int = 1) -> WarmTier:
         ConfigError: it is not right, there is no secret, or every process would have a proxy of its own.
         MissingExtraError: what the code of a proxy in this process needs is not installed.
     """
-    location, secret = WarmLocation.parse(url), secret_of_environment()
+    location, secret, limit = WarmLocation.parse(url), secret_of_environment(), None
     if location.fleet is not None:
         if processes > 1:
             raise ConfigError(
@@ -176,4 +164,5 @@ def warm_tier_at(url: str, *, store: Readable, processes: int = 1) -> WarmTier:
                 "give all of them the warm:// URL that it prints"
             )
         require_codec(location.fleet.config.code)
-    return WarmTier(LazyKeeper(lambda: open_keeper(location, secret)))
+        limit = location.fleet.config.max_object_bytes
+    return WarmTier(LazyBackend(lambda: open_backend(location, secret)), max_object_bytes=limit)

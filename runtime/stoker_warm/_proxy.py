@@ -1,8 +1,8 @@
 """The proxy: puts objects as shards into nodes, and reads them from whichever nodes are first.
 
 It runs beside the trainer. Nodes dial out to it, so it listens. A read asks for all shards of an object at once and
-takes the first that restore it (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2); late ones are thrown away. What
-nodes have lost is written again from the bytes that have just been read. Nothing here is ever the only copy.
+takes the first that restore it (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2); late ones are thrown away.
+What nodes have lost is written again from the bytes that have just been read. Nothing here is ever the only copy.
 """
 
 from __future__ import annotations

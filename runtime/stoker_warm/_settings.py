@@ -9,6 +9,7 @@ from stoker.errors import ConfigError
 from stoker_warm._code import Code
 from stoker_warm._directory import MOST_NODES
 from stoker_warm._wake import MOST_LINGER_SECONDS
+from stoker_warm._wire import MAX_SHARD_BYTES
 
 _LEAST_LINGER_SECONDS = 0.01
 
@@ -68,6 +69,11 @@ class WarmConfig:
                 f"linger_seconds is {_LEAST_LINGER_SECONDS:g} to {MOST_LINGER_SECONDS:g}, not {self.linger_seconds}: a "
                 "node stays until the first request has come to it, and no longer than a function may run"
             )
+
+    @property
+    def max_object_bytes(self) -> int:
+        """Size of the largest object whose shards can be sent."""
+        return self.code.data * MAX_SHARD_BYTES
 
     def name_of(self, node: int) -> str:
         """Return what a node is called."""

@@ -1,7 +1,7 @@
-"""The warm tier as the fetcher sees it: one more nearer place, which may be late, lack, lose or spoil anything.
+"""The warm tier as the fetcher sees it: a place before the bucket that may be late, lack or lose anything.
 
-What reads and keeps its objects, a keeper, is opened when it is first read from, and done without while it cannot
-be.
+Its backend, a proxy in this process or a client of one elsewhere, is opened in the background. Until that has
+succeeded every read is a miss, and after a failure it is left alone for some time.
 """
 
 from __future__ import annotations
@@ -9,27 +9,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
 from stoker._cache.keeper import name_of
 from stoker.abc import ObjectRef
 from stoker.errors import StokerError
 
+_log = logging.getLogger("stoker.warm.lazy")
 
-class Keeper(Protocol):
-    """What keeps objects by their names: a :class:`~stoker_warm._proxy.Proxy`, or a client of one."""
+_RETRY_SECONDS = 30.0
+
+
+class TierBackend(Protocol):
+    """Keeps objects by their names: a :class:`~stoker_warm._proxy.Proxy`, or a client of one."""
 
     async def read(self, name: str, into: memoryview) -> bool:
         """Fill ``into`` with an object and return True, or False if it is not to be had.
 
         Raises:
-            StoreError: the keeper cannot be reached.
+            StoreError: the backend cannot be reached.
         """
         ...
 
     def offer(self, name: str, data: memoryview) -> None:
-        """Put an object away some time; must not block, and copies what it keeps."""
+        """Keep an object some time; must not block, and copies what it keeps."""
         ...
 
     async def close(self) -> None:
@@ -37,71 +41,81 @@ class Keeper(Protocol):
         ...
 
 
+class ManagedBackend(TierBackend, Protocol):
+    """A backend with what the command line asks for."""
+
+    async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
+        """Return figures of the tier, after calling all nodes if it ``wakes``; see ``stoker_warm._server.overview``."""
+        ...
+
+    async def down(self, *, forgets: bool = False) -> list[str]:
+        """Have nodes return, and drop what they hold if it ``forgets``; return what went wrong."""
+        ...
+
+
 class WarmTier:
-    """A :class:`~stoker.abc.Tier` over a keeper. For a fetcher, which asks the store as well when it is late.
+    """A :class:`~stoker.abc.Tier` over a backend. For a fetcher, which asks the store as well when it is late.
 
     Args:
-        keeper: of the objects.
+        backend: keeps the objects.
+        max_object_bytes: size of the largest object that it can keep; None if that is not known.
     """
 
     name = "warm"
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    def __init__(self, backend: TierBackend, *, max_object_bytes: int | None = None) -> None:
+        self.backend, self.max_object_bytes = backend, max_object_bytes
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Fill ``into`` with an object, if it is there.
 
         Raises:
-            StoreError: the keeper cannot be reached.
+            StoreError: the backend cannot be reached.
         """
-        return await self._keeper.read(name_of(ref), into)
+        return await self.backend.read(name_of(ref), into)
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
-        """Have an object kept that came from the bucket."""
-        self._keeper.offer(name_of(ref), data)
+        """Keep an object that came from the bucket."""
+        self.backend.offer(name_of(ref), data)
 
     async def close(self) -> None:
-        """Release the keeper. Idempotent."""
-        await self._keeper.close()
+        """Close the backend. Idempotent."""
+        await self.backend.close()
 
 
-_log = logging.getLogger("stoker.warm.lazy")
-
-_PATIENCE_SECONDS = 30.0
-
-
-class LazyKeeper:
-    """A :class:`~stoker_warm._tier.Keeper` that costs nothing before it is used; each process has its own.
+class LazyBackend:
+    """A :class:`TierBackend` that is opened in the background at the first read; each process has its own.
 
     Args:
-        open_keeper: makes the keeper ready.
-        patience_seconds: after a failure it is not tried again for so long.
+        open_backend: opens it.
+        retry_seconds: after a failure it is not opened again for this long.
     """
 
     def __init__(
-        self, open_keeper: Callable[[], Awaitable[Keeper]], *, patience_seconds: float = _PATIENCE_SECONDS
+        self, open_backend: Callable[[], Awaitable[TierBackend]], *, retry_seconds: float = _RETRY_SECONDS
     ) -> None:
-        self._open, self._patience_seconds = open_keeper, patience_seconds
+        self._open_backend, self._retry_seconds = open_backend, retry_seconds
         self._pid = os.getpid()
-        self._opening: asyncio.Future[Keeper | None] | None = None
-        self._keeper: Keeper | None = None
-        self._failed_seconds = float("-inf")
+        self._backend: TierBackend | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._retry_at_seconds = float("-inf")
 
     @property
-    def keeper(self) -> Keeper | None:
-        """What was opened, None before and after."""
-        return self._keeper if self._pid == os.getpid() else None
+    def backend(self) -> TierBackend | None:
+        """The backend while it is open in this process, else None."""
+        return self._backend if self._pid == os.getpid() else None
 
     async def read(self, name: str, into: memoryview) -> bool:
-        """Fill ``into`` with an object, if it is there, opening what is needed first."""
-        keeper = await self._opened()
-        return keeper is not None and await keeper.read(name, into)
+        """Fill ``into`` with an object, if it is there; begins to open the backend if it is not open."""
+        if self.backend is None:
+            self._begin()
+            return False
+        return await self.backend.read(name, into)
 
     def offer(self, name: str, data: memoryview) -> None:
-        """Have an object kept, if there is somebody to keep it."""
-        if self.keeper is not None:
-            self.keeper.offer(name, data)
+        """Keep an object, if the backend is open."""
+        if self.backend is not None:
+            self.backend.offer(name, data)
 
     async def close(self) -> None:
         """Close what was opened. Idempotent; a read opens it anew."""
@@ -110,38 +124,29 @@ class LazyKeeper:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
-        keeper, self._keeper, self._opening = self._keeper, None, None
-        if keeper is not None:
-            await keeper.close()
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            await backend.close()
 
-    async def _opened(self) -> Keeper | None:
+    def _begin(self) -> None:
         if self._pid != os.getpid():
             self._forget()
-        if self._keeper is not None:
-            return self._keeper
-        loop = asyncio.get_running_loop()
-        if self._opening is None:
-            if loop.time() - self._failed_seconds < self._patience_seconds:
-                return None
-            self._opening = asyncio.ensure_future(self._begin())
-        # Whoever wants it waits for the same one; a reader that leaves, leaves it to the others.
-        await asyncio.wait([self._opening])
-        return self._keeper
+        if self._opening is None and asyncio.get_running_loop().time() >= self._retry_at_seconds:
+            self._opening = asyncio.get_running_loop().create_task(self._open())
 
-    async def _begin(self) -> Keeper | None:
+    async def _open(self) -> None:
         try:
-            self._keeper = await self._open()
+            self._backend = await self._open_backend()
         except StokerError as error:
-            self._failed_seconds = asyncio.get_running_loop().time()
+            self._retry_at_seconds = asyncio.get_running_loop().time() + self._retry_seconds
             _log.warning(
                 "the warm tier cannot be used: %s; it is tried again in %g s, the bucket serves meanwhile",
                 error,
-                self._patience_seconds,
+                self._retry_seconds,
             )
         finally:
             self._opening = None
-        return self._keeper
 
     def _forget(self) -> None:
-        """Forget what belongs to the process that this one was forked from."""
-        self._pid, self._keeper, self._opening, self._failed_seconds = os.getpid(), None, None, float("-inf")
+        """Begin with nothing: what there is belongs to the process that this one was forked from."""
+        self._pid, self._backend, self._opening, self._retry_at_seconds = os.getpid(), None, None, float("-inf")

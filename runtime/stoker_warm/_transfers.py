@@ -363,7 +363,8 @@ class WriteBehind:
         return has_room
 
     def _fits(self, size_bytes: int) -> bool:
-        return not self._is_closed and self._tally.pending_bytes + size_bytes <= self._config.pending_bytes
+        limit_bytes = min(self._config.max_object_bytes, self._config.pending_bytes - self._tally.pending_bytes)
+        return not self._is_closed and size_bytes <= limit_bytes
 
     def _begin(self, name: str, code: Code, data: bytes | bytearray) -> None:
         self.under_way.add(name)

@@ -18,7 +18,7 @@ from stoker_torch import Loader, StreamDataset
 from stoker_warm._handshake import Secret
 from stoker_warm._opening import OwnProxy
 from stoker_warm._statistics import ProxyStatistics
-from stoker_warm._tier import LazyKeeper, WarmTier
+from stoker_warm._tier import LazyBackend, WarmTier
 from support.warm_cloud import instances_of
 
 SECRET = Secret(bytes(range(32)))
@@ -77,10 +77,10 @@ def test_what_nodes_lose_comes_from_the_bucket_and_is_kept_again(data: str, monk
         def told() -> ProxyStatistics:
             assert supply.nearer is not None
             assert isinstance(supply.nearer.warm, WarmTier)
-            keeper = supply.nearer.warm._keeper
-            assert isinstance(keeper, LazyKeeper)
-            assert isinstance(keeper.keeper, OwnProxy)
-            return keeper.keeper.proxy.statistics()
+            lazy = supply.nearer.warm.backend
+            assert isinstance(lazy, LazyBackend)
+            assert isinstance(lazy.backend, OwnProxy)
+            return lazy.backend.proxy.statistics()
 
         assert sum(len(batch["x"]) for batch in loader) == SAMPLES
         while told().stored < super_samples:

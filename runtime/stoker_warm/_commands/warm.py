@@ -27,9 +27,10 @@ from stoker.cli.output import counted, json_text, printable, table
 from stoker.errors import ConfigError, DeadlineError
 from stoker_warm._handshake import Secret
 from stoker_warm._location import Fleet, WarmLocation
-from stoker_warm._opening import OwnProxy, WarmKeeper, open_keeper, secret_of_environment
+from stoker_warm._opening import OwnProxy, open_backend, secret_of_environment
 from stoker_warm._server import ProxyServer, Tariff
 from stoker_warm._sockets import Certificate
+from stoker_warm._tier import ManagedBackend
 from stoker_warm._wire import MAX_BODY_BYTES
 
 
@@ -158,11 +159,11 @@ _BATCH_BYTES = 64 << 20
 _PATIENCE_SECONDS = 120.0
 
 
-async def measured(keeper: WarmKeeper, *, objects: int, size_bytes: int, at_once: int) -> dict[str, Any]:
+async def measured(backend: ManagedBackend, *, objects: int, size_bytes: int, at_once: int) -> dict[str, Any]:
     """Write objects that were never there, and read them back.
 
     Args:
-        keeper: of the tier.
+        backend: of the tier.
         objects: how many. They differ by their keys only, so that they take no more memory here than one.
         size_bytes: of each.
         at_once: reads under way at a time; writes are as many as the proxy is set to.
@@ -177,11 +178,11 @@ async def measured(keeper: WarmKeeper, *, objects: int, size_bytes: int, at_once
     checksum = crc32c(data)
     refs = (ObjectRef(key=f"bench/{run}/{row}", size_bytes=size_bytes, crc32c=checksum) for row in range(objects))
     names = [name_of(ref) for ref in refs]
-    before = await keeper.status(wakes=True)
-    write_seconds = await _written(keeper, names, memoryview(data))
-    after = await keeper.status()
+    before = await backend.status(wakes=True)
+    write_seconds = await _written(backend, names, memoryview(data))
+    after = await backend.status()
     begun = time.perf_counter()
-    seconds = await _read(keeper, names, checksum, size_bytes, at_once)
+    seconds = await _read(backend, names, checksum, size_bytes, at_once)
     read_seconds = time.perf_counter() - begun
     return {
         "objects": objects,
@@ -211,28 +212,30 @@ def rows_of_bench(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-async def _written(keeper: WarmKeeper, names: Sequence[str], data: memoryview) -> float:
+async def _written(backend: ManagedBackend, names: Sequence[str], data: memoryview) -> float:
     """Offer objects, and return how many seconds it took until nothing waited any more."""
     batch = max(1, _BATCH_BYTES // max(1, len(data)))
     begun = time.perf_counter()
     for start in range(0, len(names), batch):
         for name in names[start : start + batch]:
-            keeper.offer(name, data)
-        await _settled(keeper)
+            backend.offer(name, data)
+        await _settled(backend)
     return time.perf_counter() - begun
 
 
-async def _settled(keeper: WarmKeeper) -> None:
+async def _settled(backend: ManagedBackend) -> None:
     loop = asyncio.get_running_loop()
     end_seconds = loop.time() + _PATIENCE_SECONDS
     await asyncio.sleep(0)
-    while (await keeper.status())["pending_bytes"]:
+    while (await backend.status())["pending_bytes"]:
         if loop.time() > end_seconds:
             raise DeadlineError(f"the warm tier has not put away within {_PATIENCE_SECONDS:g} s what it was offered")
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _read(keeper: WarmKeeper, names: Sequence[str], checksum: int, size_bytes: int, at_once: int) -> list[float]:
+async def _read(
+    backend: ManagedBackend, names: Sequence[str], checksum: int, size_bytes: int, at_once: int
+) -> list[float]:
     """Read objects, and return the seconds of those reads that brought the right bytes."""
     seconds, buffers = list[float](), [memoryview(bytearray(size_bytes)) for _ in range(at_once)]
 
@@ -240,7 +243,7 @@ async def _read(keeper: WarmKeeper, names: Sequence[str], checksum: int, size_by
         into = buffers.pop()
         try:
             begun = time.perf_counter()
-            if await keeper.read(name, into):
+            if await backend.read(name, into):
                 taken = time.perf_counter() - begun
                 seconds.extend([taken] if crc32c(into) == checksum else [])
         finally:
@@ -306,8 +309,8 @@ def run(args: Namespace) -> int:
 
 
 async def _up(args: Namespace, location: WarmLocation) -> int:
-    async with _opened(location) as keeper:
-        told = await keeper.status(wakes=True)
+    async with _opened(location) as backend:
+        told = await backend.status(wakes=True)
     nodes, absent = sum(told["nodes"].values()), told["absent"]
     print(f"{nodes - absent:,} of {counted(nodes, 'node')} came, and can hold {format_bytes(told['limit_bytes'])}")
     _tell_problems(told)
@@ -315,9 +318,9 @@ async def _up(args: Namespace, location: WarmLocation) -> int:
 
 
 async def _status(args: Namespace, location: WarmLocation) -> int:
-    async with _opened(location) as keeper:
+    async with _opened(location) as backend:
         # A proxy that begins here knows nothing before its nodes have told what they hold.
-        told = await keeper.status(wakes=location.fleet is not None)
+        told = await backend.status(wakes=location.fleet is not None)
     if args.json:
         print(json_text(told))
     else:
@@ -340,8 +343,8 @@ def _tell_problems(told: Mapping[str, Any]) -> None:
 
 
 async def _bench(args: Namespace, location: WarmLocation) -> int:
-    async with _opened(location) as keeper:
-        found = await measured(keeper, objects=args.objects, size_bytes=args.size, at_once=args.at_once)
+    async with _opened(location) as backend:
+        found = await measured(backend, objects=args.objects, size_bytes=args.size, at_once=args.at_once)
     print(json_text(found) if args.json else table(rows_of_bench(found), indent=""))
     return 0 if found["read"] == args.objects else 1
 
@@ -352,8 +355,8 @@ async def _down(args: Namespace, location: WarmLocation) -> int:
             "nodes return by themselves when nobody asks; give --forget for them to drop what they hold, or the "
             "warm:// URL of the proxy that is to end"
         )
-    async with _opened(location) as keeper:
-        problems = await keeper.down(forgets=args.forget)
+    async with _opened(location) as backend:
+        problems = await backend.down(forgets=args.forget)
     for problem in problems:
         print(printable(problem))
     return 1 if problems else 0
@@ -363,9 +366,9 @@ _ACTIONS = {"up": _up, "status": _status, "bench": _bench, "down": _down}
 
 
 @asynccontextmanager
-async def _opened(location: WarmLocation) -> AsyncIterator[WarmKeeper]:
-    keeper = await open_keeper(location, secret_of_environment())
+async def _opened(location: WarmLocation) -> AsyncIterator[ManagedBackend]:
+    backend = await open_backend(location, secret_of_environment())
     try:
-        yield keeper
+        yield backend
     finally:
-        await keeper.close()
+        await backend.close()

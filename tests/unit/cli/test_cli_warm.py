@@ -108,7 +108,7 @@ def keeping(monkeypatch: pytest.MonkeyPatch, kept: Kept) -> Iterator[list[str]]:
     async def opened(_: WarmLocation, __: Secret) -> Kept:
         return kept
 
-    monkeypatch.setattr(warm_command, "open_keeper", opened)
+    monkeypatch.setattr(warm_command, "open_backend", opened)
     yield kept.asked
     assert kept.asked.pop() == "close"
 

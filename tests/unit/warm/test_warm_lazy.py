@@ -1,4 +1,4 @@
-"""A keeper that is opened when it is first read from: once for all who wait, and done without while it cannot be."""
+"""A backend that is opened in the background when it is first read from, and done without until it is open."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.testing import run_virtual
-from stoker_warm._tier import LazyKeeper
+from stoker_warm._tier import LazyBackend
 
 NAME = "0" * 32
 
 
 class Kept:
-    """A keeper that has every object."""
+    """A backend that has every object."""
 
     def __init__(self) -> None:
         self.offered: list[str] = []
@@ -33,11 +33,11 @@ class Kept:
 
 
 class Opening:
-    """Opens keepers in a second, unless it is broken.
+    """Opens backends in a second, unless it is broken.
 
     Attributes:
         begun: how often it was tried.
-        made: the keepers.
+        made: the backends.
     """
 
     def __init__(self, *, is_broken: bool = False) -> None:
@@ -52,40 +52,31 @@ class Opening:
         return self.made[-1]
 
 
-async def read(keeper: LazyKeeper) -> bool:
-    return await keeper.read(NAME, memoryview(bytearray(1)))
+async def read(lazy: LazyBackend) -> bool:
+    return await lazy.read(NAME, memoryview(bytearray(1)))
 
 
-def test_nothing_is_opened_before_the_first_read_and_then_once_for_all_who_wait() -> None:
+def test_nothing_is_opened_before_the_first_read_and_then_once_in_the_background() -> None:
     async def test() -> None:
-        opening = Opening()
-        keeper = LazyKeeper(opening)
-        keeper.offer(NAME, memoryview(b"x"))  # which nobody is there to take
-        await keeper.close()
+        opening, loop = Opening(), asyncio.get_running_loop()
+        lazy = LazyBackend(opening)
+        lazy.offer(NAME, memoryview(b"x"))  # which nobody is there to take
+        await lazy.close()
         assert opening.begun == 0
-        assert await asyncio.gather(*(read(keeper) for _ in range(5))) == [True] * 5
-        keeper.offer(NAME, memoryview(b"x"))
+        assert await asyncio.gather(*(read(lazy) for _ in range(5))) == [False] * 5
+        assert loop.time() == 0.0, "a miss until it is open, which is not waited for"
+        await asyncio.sleep(1.5)
+        assert await asyncio.gather(*(read(lazy) for _ in range(5))) == [True] * 5
+        lazy.offer(NAME, memoryview(b"x"))
         assert (opening.begun, opening.made[0].offered) == (1, [NAME])
         for _ in range(2):
-            await keeper.close()
+            await lazy.close()
         assert opening.made[0].closed == 1
-        assert await read(keeper), "it opens anew"
-        assert (opening.begun, keeper.keeper) == (2, opening.made[1])
-        await keeper.close()
-
-    run_virtual(test())
-
-
-def test_a_reader_that_leaves_while_it_is_opened_leaves_that_to_the_others() -> None:
-    async def test() -> None:
-        opening = Opening()
-        keeper = LazyKeeper(opening)
-        first, second = (asyncio.ensure_future(read(keeper)) for _ in range(2))
-        await asyncio.sleep(0.5)
-        first.cancel()
-        assert await second
-        assert opening.begun == 1
-        await keeper.close()
+        assert not await read(lazy)
+        await asyncio.sleep(1.5)
+        assert await read(lazy), "it opens anew"
+        assert (opening.begun, lazy.backend) == (2, opening.made[1])
+        await lazy.close()
 
     run_virtual(test())
 
@@ -95,18 +86,21 @@ def test_what_cannot_be_opened_is_a_miss_with_a_warning_and_is_not_tried_at_ever
 ) -> None:
     async def test() -> None:
         opening = Opening(is_broken=True)
-        keeper = LazyKeeper(opening, patience_seconds=30.0)
+        lazy = LazyBackend(opening, retry_seconds=30.0)
         with caplog.at_level(logging.WARNING):
-            assert await asyncio.gather(*(read(keeper) for _ in range(5))) == [False] * 5
-            assert not await read(keeper)
+            assert await asyncio.gather(*(read(lazy) for _ in range(5))) == [False] * 5
+            await asyncio.sleep(1.5)
+            assert not await read(lazy)
         (warning,) = (each.getMessage() for each in caplog.records)
         assert warning.startswith("the warm tier cannot be used: there are no functions; it is tried again in 30 s")
         assert opening.begun == 1
         opening.is_broken = False
         await asyncio.sleep(30.0)
-        assert await read(keeper)
+        assert not await read(lazy)
+        await asyncio.sleep(1.5)
+        assert await read(lazy)
         assert opening.begun == 2
-        await keeper.close()
+        await lazy.close()
 
     run_virtual(test())
 
@@ -114,29 +108,33 @@ def test_what_cannot_be_opened_is_a_miss_with_a_warning_and_is_not_tried_at_ever
 def test_who_closes_while_it_is_opened_has_nothing_opened() -> None:
     async def test() -> None:
         opening = Opening()
-        keeper = LazyKeeper(opening)
-        reading = asyncio.ensure_future(read(keeper))
+        lazy = LazyBackend(opening)
+        assert not await read(lazy)
         await asyncio.sleep(0.5)
-        await keeper.close()
-        assert not await reading
-        assert (opening.made, keeper.keeper) == ([], None)
+        await lazy.close()
+        await asyncio.sleep(1.5)
+        assert (opening.made, lazy.backend) == ([], None)
 
     run_virtual(test())
 
 
-def test_a_forked_process_has_a_keeper_of_its_own_and_leaves_its_parent_s_alone(
+def test_a_forked_process_has_a_backend_of_its_own_and_leaves_its_parent_s_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
         opening = Opening()
-        keeper = LazyKeeper(opening)
-        assert await read(keeper)
+        lazy = LazyBackend(opening)
+        assert not await read(lazy)
+        await asyncio.sleep(1.5)
+        assert await read(lazy)
         with monkeypatch.context() as forked:
             forked.setattr(os, "getpid", lambda: -1)
-            keeper.offer(NAME, memoryview(b"x"))  # which is not its parent's to take
-            assert await read(keeper)
+            lazy.offer(NAME, memoryview(b"x"))  # which is not its parent's to take
+            assert not await read(lazy)
+            await asyncio.sleep(1.5)
+            assert await read(lazy)
             assert opening.begun == 2
-            await keeper.close()
+            await lazy.close()
         assert opening.made[0].offered == []
         assert [each.closed for each in opening.made] == [0, 1]
 

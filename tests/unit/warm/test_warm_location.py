@@ -11,7 +11,7 @@ from stoker_warm._client import WarmClient
 from stoker_warm._code import Code
 from stoker_warm._handshake import Secret
 from stoker_warm._location import Fleet, WarmLocation
-from stoker_warm._opening import open_keeper
+from stoker_warm._opening import open_backend
 from stoker_warm._settings import WarmConfig
 from stoker_warm._sockets import Address, Certificate
 
@@ -154,14 +154,14 @@ def test_a_text_is_wanted() -> None:
 def test_a_setting_that_means_nothing_to_the_functions_is_refused_before_anything_listens() -> None:
     async def check() -> None:
         with pytest.raises(ConfigError, match="project means nothing"):
-            await open_keeper(WarmLocation.parse(f"{FLEET}&project=mine"), Secret.generate())
+            await open_backend(WarmLocation.parse(f"{FLEET}&project=mine"), Secret.generate())
 
     asyncio.run(check())
 
 
 def test_a_proxy_elsewhere_need_not_be_there_when_it_is_opened() -> None:
     async def check() -> None:
-        keeper = await open_keeper(WarmLocation.parse("warm://127.0.0.1:1"), Secret.generate())
+        keeper = await open_backend(WarmLocation.parse("warm://127.0.0.1:1"), Secret.generate())
         assert isinstance(keeper, WarmClient)
         assert not await keeper.read("0" * 32, memoryview(bytearray()))
         await keeper.close()

@@ -6,13 +6,15 @@ import asyncio
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from stoker import open_store
+from stoker import Array, Packer, open_store
 from stoker.errors import ConfigError, MissingExtraError
+from stoker_torch import Loader
 from stoker_warm._handshake import Secret
 from stoker_warm._location import WarmLocation
-from stoker_warm._opening import open_keeper, warm_tier_at
+from stoker_warm._opening import open_backend, warm_tier_at
 
 FLEET = "warm+lambda://stoker?listen=127.0.0.1:0&nodes=20"
 STORE = open_store("memory://data")
@@ -47,4 +49,15 @@ def test_functions_whose_place_is_not_known_are_named_in_the_url(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     location = WarmLocation.parse(f"{scheme}://stoker?listen=127.0.0.1:0")
     with pytest.raises(ConfigError, match=remedy):
-        asyncio.run(open_keeper(location, Secret.generate()))
+        asyncio.run(open_backend(location, Secret.generate()))
+
+
+def test_super_samples_whose_shards_could_not_be_sent_are_refused_when_the_loader_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Packer(tmp_path, schema={"x": Array("uint8", (1000,))}) as packer:
+        packer.extend({"x": np.zeros(1000, np.uint8)} for _ in range(10))
+    monkeypatch.setattr("stoker_warm._settings.MAX_SHARD_BYTES", 4000)
+    Loader(str(tmp_path), batch_size=2, tier=f"{FLEET}&code=4+2").close()
+    with pytest.raises(ConfigError, match=r"at most 7.81 KiB, .* take a code with more data shards"):
+        Loader(str(tmp_path), batch_size=2, tier=f"{FLEET}&code=2+2")
