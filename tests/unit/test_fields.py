@@ -168,7 +168,7 @@ class Record:
 
 
 def test_a_record_is_read_by_its_annotations() -> None:
-    said = {
+    said: dict[str, Any] = {
         "name": "x",
         "count": None,
         "order": "down",

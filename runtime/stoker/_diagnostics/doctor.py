@@ -23,11 +23,7 @@ from stoker._diagnostics.machine import (
     Whereabouts,
     look,
     machine_findings,
-    note,
-    ok,
     package_findings,
-    problem,
-    warning,
     whereabouts,
 )
 from stoker._diagnostics.probe import Probe, ProbeLimits, probe
@@ -145,7 +141,7 @@ class _Doctor:
     async def _endpoint(self, store: HttpObjects[Any]) -> None:
         asked = self._what.clock()
         endpoint = await store.endpoint()
-        self._tell(ok("endpoint", f"{endpoint.address} answers"))
+        self._tell(Finding("endpoint", Level.OK, f"{endpoint.address} answers"))
         if endpoint.date is not None:
             self._tell(_clock(endpoint.date, (asked + self._what.clock()) / 2))
         self._tell(_region(endpoint, await asyncio.to_thread(self._what.whereabouts)))
@@ -153,15 +149,15 @@ class _Doctor:
     async def _identity(self, store: HttpObjects[Any]) -> Finding:
         found = await store.identity()
         if found.expires is None:
-            return ok("credentials", found.kind)
+            return Finding("credentials", Level.OK, found.kind)
         left = (found.expires - datetime.fromtimestamp(self._what.clock(), UTC)).total_seconds()
         text = f"{found.kind}, for {_span(left)}"
         if found.is_renewed or left > _SOON_SECONDS:
-            return ok("credentials", f"{text}, then renewed" if found.is_renewed else text)
+            return Finding("credentials", Level.OK, f"{text}, then renewed" if found.is_renewed else text)
         advice = "a longer run needs credentials that are renewed (a role, a profile), or a token that holds longer"
         if left <= 0:  # by this clock; whether they are taken will be seen
             text, advice = f"{found.kind}, which ended {_span(-left)} ago", "get others"
-        return warning("credentials", text, advice)
+        return Finding("credentials", Level.WARNING, text, advice)
 
     async def _read(self) -> Finding:
         try:
@@ -170,7 +166,7 @@ class _Doctor:
             tagged = [await self._is_whole(manifest.ref(row)) for row in rows]
         except (ChecksumError, TruncatedError) as error:
             advice = "a loader refuses it: see what else is spoilt, and pack that again, or restore it from a copy"
-            return problem("read", str(error), advice, _VERIFY)
+            return Finding("read", Level.PROBLEM, str(error), advice, _VERIFY)
         except StokerError as error:
             if not isinstance(error, NotFoundError) or isinstance(error, BucketNotFoundError):
                 return _problem("read", error)
@@ -178,9 +174,9 @@ class _Doctor:
         if not all(tagged):
             text = "super-samples have other tags than the manifest pins, and the contents that it knows"
             advice = "if the bucket is a copy, all is well: objects are known by their checksums"
-            return warning("read", text, advice, _VERIFY)
+            return Finding("read", Level.WARNING, text, advice, _VERIFY)
         whole = f"{len(rows)} of {counted(len(manifest), 'super-sample')}"
-        return ok("read", f"the manifest can be read, and {whole}, which are whole")
+        return Finding("read", Level.OK, f"the manifest can be read, and {whole}, which are whole")
 
     async def _is_whole(self, ref: ObjectRef) -> bool:
         """Read an object and compare it with its checksum; return whether it has the tag that the manifest pins.
@@ -202,10 +198,12 @@ class _Doctor:
     def _absent(self) -> Finding:
         """Say that there is no data set; who asks whether he may write is about to make one."""
         if self._what.write:
-            return note("read", "there is no data set yet")
+            return Finding("read", Level.NOTE, "there is no data set yet")
         if self._is_served:
-            return problem("read", "there is no data set", "check the address, which ends with /v1/NAME")
-        return problem("read", "there is no data set", "pack one, or check the URL", "stoker pack SOURCE URL")
+            return Finding("read", Level.PROBLEM, "there is no data set", "check the address, which ends with /v1/NAME")
+        return Finding(
+            "read", Level.PROBLEM, "there is no data set", "pack one, or check the URL", "stoker pack SOURCE URL"
+        )
 
     @property
     def _is_served(self) -> bool:
@@ -217,18 +215,18 @@ class _Doctor:
             await anext(found, None)
         except PermissionDeniedError:
             text = "not allowed: training never lists; packing again, gc and rebuild do"
-            return note("list", text, "grant s3:ListBucket, or storage.objects.list, to who packs")
+            return Finding("list", Level.NOTE, text, "grant s3:ListBucket, or storage.objects.list, to who packs")
         except StokerError as error:
             return _problem("list", error)
         finally:
             if isinstance(found, AsyncGenerator):
                 await found.aclose()
-        return ok("list", "allowed")
+        return Finding("list", Level.OK, "allowed")
 
     async def _write(self) -> None:
         """Write an object twice, each time on condition that there is none, and delete it."""
         if not isinstance(self._store, Writable) or self._is_served:
-            self._tell(note("write", "what a function serves is read-only"))
+            self._tell(Finding("write", Level.NOTE, "what a function serves is read-only"))
             return
         key = f"doctor/{secrets.token_hex(8)}"
         try:
@@ -241,27 +239,32 @@ class _Doctor:
             advice = "let these credentials write and delete: s3:PutObject and s3:DeleteObject"
             self._tell(_problem("write", error, advice))
             return
-        self._tell(ok("write", "a small object was written and deleted"))
+        self._tell(Finding("write", Level.OK, "a small object was written and deleted"))
         self._tell(second)
 
     async def _second_write(self, key: str) -> Finding:
         try:
             await self._store.put(key, b"stoker doctor", if_absent=True)
         except PreconditionFailedError:
-            return ok("conditional write", "honoured")
+            return Finding("conditional write", Level.OK, "honoured")
         text = "the store ignores conditions, so two who pack at once may lose a version"
-        return problem("conditional write", text, "use a store that honours If-None-Match, or pack from one place only")
+        return Finding(
+            "conditional write",
+            Level.PROBLEM,
+            text,
+            "use a store that honours If-None-Match, or pack from one place only",
+        )
 
     async def _dataset(self, manifest: Manifest) -> None:
         packed = f"{counted(manifest.samples, 'sample')} in {counted(len(manifest), 'super-sample')}"
         text = f"version {manifest.version}, {packed}, {format_bytes(manifest.size_bytes)}"
-        self._tell(ok("data set", text) if len(manifest) else warning("data set", text))
+        self._tell(Finding("data set", Level.OK, text) if len(manifest) else Finding("data set", Level.WARNING, text))
         with suppress(StokerError):  # who may read one version need not be allowed to ask for others
             newest = await newest_manifest(self._reader)
             if newest is not None and newest.version > manifest.version:
                 text = f"version {newest.version} is complete, but readers are told of {manifest.version}"
                 advice = "a writer died between the two; the next one repairs it"
-                self._tell(warning("newest version", text, advice, _COMPACT))
+                self._tell(Finding("newest version", Level.WARNING, text, advice, _COMPACT))
         for finding in _sizes(manifest, self._machine):
             self._tell(finding)
 
@@ -277,7 +280,7 @@ class _Doctor:
             self._tell(_lost(error) if is_lost else _problem("speed", error, advice, _VERIFY))
             return
         took = f"with {counted(found.requests, 'request')}, {format_bytes(found.read_bytes)}"
-        for finding in (*_speeds(found), ok("measured", took), *_failures(found)):
+        for finding in (*_speeds(found), Finding("measured", Level.OK, took), *_failures(found)):
             self._tell(finding)
 
 
@@ -294,7 +297,7 @@ def _failures(found: Probe) -> Iterator[Finding]:
         rate = f"about {found.limit.requests_per_second:,.3g} requests a second" if found.limit else "few requests"
         what = f"{throttled} of {requests} were refused (503 SlowDown, 429)" if throttled else "more of them wait"
         advice = "larger super-samples take fewer requests, and a cache on a disk none; or have the limit raised"
-        yield warning("throttling", f"the bucket answers {rate}; {what}", advice, _PLAN)
+        yield Finding("throttling", Level.WARNING, f"the bucket answers {rate}; {what}", advice, _PLAN)
 
 
 def _sizes(manifest: Manifest, machine: Machine) -> Iterator[Finding]:
@@ -302,12 +305,12 @@ def _sizes(manifest: Manifest, machine: Machine) -> Iterator[Finding]:
     half_bytes = float(np.median(manifest.rows.size_bytes)) if len(manifest) else 0.0
     if len(manifest) > _FEW and half_bytes < _SMALL_BYTES:
         text, advice = "half of them have at most", "a request for a small object takes as long as one for a large one"
-        yield warning("super-sample size", f"{text} {format_bytes(half_bytes)}", advice, _COMPACT)
+        yield Finding("super-sample size", Level.WARNING, f"{text} {format_bytes(half_bytes)}", advice, _COMPACT)
     needed_bytes = _WINDOW * manifest.largest_bytes + manifest.file_bytes
     if needed_bytes > machine.free_bytes:
         text = f"a window of 8 takes {format_bytes(needed_bytes)}, more than is free"
         advice = "use a smaller window, a larger machine, or smaller super-samples"
-        yield problem("super-sample size", text, advice, _PLAN)
+        yield Finding("super-sample size", Level.PROBLEM, text, advice, _PLAN)
 
 
 def _speeds(found: Probe) -> Iterator[Finding]:
@@ -319,9 +322,9 @@ def _speeds(found: Probe) -> Iterator[Finding]:
         advice = "a loader asks for late ones again, which is paid for; more memory looks farther ahead"
         if is_far:
             advice = "train nearer to the bucket, or with larger super-samples and more memory"
-        yield warning("latency", latency, advice, _PLAN)
+        yield Finding("latency", Level.WARNING, latency, advice, _PLAN)
     else:
-        yield ok("latency", latency)
+        yield Finding("latency", Level.OK, latency)
     rate, alone = found.observed_bytes_per_second, found.observed_alone_bytes_per_second
     together = counted(found.connections, "connection")
     rates = f"{alone / 1e6:,.0f} MB/s alone, {rate / 1e6:,.0f} MB/s with {together}"
@@ -338,7 +341,7 @@ def _clock(date: datetime, now_seconds: float) -> Finding:
     skew = now_seconds - date.timestamp() - 0.5
     size = abs(skew)
     if size < _SKEW_WARNING_SECONDS:
-        return ok("clock", "right" if size < 2 else f"{size:.0f} s off")
+        return Finding("clock", Level.OK, "right" if size < 2 else f"{size:.0f} s off")
     text = f"this machine's clock is {_span(size)} {'ahead of' if skew > 0 else 'behind'} the bucket's"
     level = Level.PROBLEM if size >= _SKEW_PROBLEM_SECONDS else Level.WARNING
     advice = "set the clock: signatures are refused from 15 minutes on"
@@ -349,24 +352,28 @@ def _region(endpoint: Endpoint, where: Whereabouts) -> Finding:
     bucket = endpoint.region or "unknown"
     if endpoint.region and endpoint.asked_region and endpoint.region != endpoint.asked_region:
         text = f"the bucket is in {bucket}, requests are made for {endpoint.asked_region}"
-        return problem("region", text, "ask for the bucket in its own region", f"export AWS_REGION={bucket}")
+        return Finding(
+            "region", Level.PROBLEM, text, "ask for the bucket in its own region", f"export AWS_REGION={bucket}"
+        )
     if not where.region or not endpoint.region:
-        return ok("region", f"of the bucket {bucket}, of this machine unknown")
+        return Finding("region", Level.OK, f"of the bucket {bucket}, of this machine unknown")
     if where.region.startswith(bucket):  # "us" holds "us-east1"
-        return ok("region", f"{bucket}, as this machine")
+        return Finding("region", Level.OK, f"{bucket}, as this machine")
     text = f"the bucket is in {bucket}, this machine in {where.region} ({where.source})"
-    return warning("region", text, "each byte is paid for, and late: train where the bucket is, or copy it")
+    return Finding(
+        "region", Level.WARNING, text, "each byte is paid for, and late: train where the bucket is, or copy it"
+    )
 
 
 def _problem(check: str, error: StokerError, advice: str = "", command: str = "") -> Finding:
     advice = advice or next((said for kind, said in _REMEDIES.items() if isinstance(error, kind)), "")
     name = "credentials" if isinstance(error, CredentialsError) else check
-    return problem(name, str(error), advice, command)
+    return Finding(name, Level.PROBLEM, str(error), advice, command)
 
 
 def _lost(error: StokerError) -> Finding:
     """Say that the manifest speaks of what is not there."""
-    return problem("read", str(error), "look what else is missing, and pack that again", _VERIFY)
+    return Finding("read", Level.PROBLEM, str(error), "look what else is missing, and pack that again", _VERIFY)
 
 
 def _duration(seconds: float) -> str:

@@ -20,11 +20,6 @@ from stoker._fetch.hedge import TransferTimes
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ConfigError, StoreError, ThrottledError, TransientError
 
-__all__ = [
-    *("LEAST_MEDIAN_SECONDS", "LONGEST_SECONDS", "BucketModel", "Constant", "Late", "Latency", "LogNormal", "Recorded"),
-    *("SentRequest", "TimedRead", "TimedReader", "rate_limit_of"),
-]
-
 LONGEST_SECONDS = 86400.0
 """Of a duration: what takes longer than a day is neither a first byte nor a step; rounding would lose the others."""
 

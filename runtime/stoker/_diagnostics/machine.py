@@ -20,11 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from stoker._base.sizes import format_bytes
-
-__all__ = [
-    *("Finding", "Level", "note", "ok", "problem", "warning"),
-    *("Machine", "Whereabouts", "look", "machine_findings", "package_findings", "whereabouts"),
-]
+from stoker._stores.options import machine_vendor
 
 _NO_LIMIT_BYTES = 1 << 62  # the first version of control groups writes a huge number where there is no limit
 
@@ -133,7 +129,6 @@ def _text(file: Path) -> str:
         return ""
 
 
-_VENDOR = Path("sys/class/dmi/id/sys_vendor")
 _TIMEOUT_SECONDS = 1.0
 _AWS_HINTS = ("AWS_LAMBDA_FUNCTION_NAME", "ECS_CONTAINER_METADATA_URI_V4", "ECS_CONTAINER_METADATA_URI")
 
@@ -169,10 +164,7 @@ def whereabouts(
     region = variables.get("AWS_REGION", "")
     if region and any(variables.get(hint) for hint in _AWS_HINTS):
         return Whereabouts(region=region, source="AWS_REGION")
-    try:
-        vendor = (root / _VENDOR).read_text("utf-8", "replace").strip()
-    except OSError:
-        return Whereabouts()
+    vendor = machine_vendor(root)
     try:
         if vendor == "Amazon EC2" and variables.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true":
             lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
@@ -236,40 +228,20 @@ class Finding:
     command: str = ""
 
 
-def ok(check: str, text: str) -> Finding:
-    """Return a finding that all is well."""
-    return Finding(check, Level.OK, text)
-
-
-def note(check: str, text: str, advice: str = "") -> Finding:
-    """Return a finding that is good to know."""
-    return Finding(check, Level.NOTE, text, advice)
-
-
-def warning(check: str, text: str, advice: str = "", command: str = "") -> Finding:
-    """Return a finding of what costs time or money."""
-    return Finding(check, Level.WARNING, text, advice, command)
-
-
-def problem(check: str, text: str, advice: str = "", command: str = "") -> Finding:
-    """Return a finding of what keeps a run from its end."""
-    return Finding(check, Level.PROBLEM, text, advice, command)
-
-
 def package_findings(scheme: str) -> Iterator[Finding]:
     """Look at what is installed; only what ``scheme`` needs is a problem if it is missing."""
     names = ("stoker", "numpy", "aiohttp", *(["torch"] if find_spec("torch") else []))
     shown = ", ".join(f"{name} {_version(name)}" for name in names)
-    yield ok("versions", f"Python {platform.python_version()}, {shown}")
+    yield Finding("versions", Level.OK, f"Python {platform.python_version()}, {shown}")
     for extra, (module, use) in _EXTRAS.items():
         if _is_there(module) or not _is_declared(extra):
             continue
         text = f"stoker[{extra}] is not installed, {use}"
         is_needed = _EXTRA_OF.get(scheme) == extra
         yield (
-            problem("extras", text, "install it", f"pip install 'stoker[{extra}]'")
+            Finding("extras", Level.PROBLEM, text, "install it", f"pip install 'stoker[{extra}]'")
             if is_needed
-            else note("extras", text)
+            else Finding("extras", Level.NOTE, text)
         )
 
 
@@ -300,13 +272,13 @@ def machine_findings(machine: Machine) -> Iterator[Finding]:
     memory = f"{format_bytes(machine.memory_bytes)}{limited}, {format_bytes(machine.free_bytes)} of them free"
     if machine.free_bytes < _LITTLE_BYTES:
         advice = "a loader takes 512 MB unless it is told otherwise: give it less, or this process more"
-        yield warning("memory", memory, advice, 'Loader(memory="128MB")')
+        yield Finding("memory", Level.WARNING, memory, advice, 'Loader(memory="128MB")')
     else:
-        yield ok("memory", f"{memory}; /dev/shm is not needed")
-    yield ok("cores", f"{machine.cores:g}")
+        yield Finding("memory", Level.OK, f"{memory}; /dev/shm is not needed")
+    yield Finding("cores", Level.OK, f"{machine.cores:g}")
     files = f"{machine.open_files:,} at once" if machine.open_files < 1 << 30 else "no limit"
     if machine.open_files >= _ENOUGH_FILES:
-        yield ok("open files", files)
+        yield Finding("open files", Level.OK, files)
         return
     advice, command = "a loader opens up to 64 connections, beside the files of everything else", ""
     if machine.most_open_files > machine.open_files:

@@ -25,7 +25,6 @@ from stoker.errors import ConfigError
 Auth: TypeAlias = Literal["aws", "google", "token"]
 _AUTH_OF: Mapping[str, Auth] = {"profile": "aws", "region": "aws", "service_account": "google", "token": "token"}
 
-_VENDOR = Path("/sys/class/dmi/id/sys_vendor")
 _LAMBDA_HOST = re.compile(r"[a-z0-9]+\.lambda-url\.([a-z0-9-]+)\.on\.aws", re.ASCII)
 _BUNDLES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 
@@ -240,10 +239,10 @@ def lambda_region(url: str) -> str:
     return match[1] if match else ""
 
 
-def machine_vendor() -> str:
-    """Return who made this machine, such as ``Google`` or ``Amazon EC2``; empty if it does not say."""
+def machine_vendor(root: Path = Path("/")) -> str:
+    """Return who made this machine, as ``sys`` below ``root`` says, such as ``Amazon EC2``; empty if it does not."""
     try:
-        return _VENDOR.read_text().strip()
+        return (root / "sys/class/dmi/id/sys_vendor").read_text("utf-8", "replace").strip()
     except OSError:
         return ""
 
