@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from stoker._base.progress import Amount
+from stoker._base.retry import backoff_seconds
 from stoker._base.sizes import counted
 from stoker._base.task_group import task_group
 from stoker._cost.prices import Prices
-from stoker._fanout.board import Board, Call, FanoutConfig, Ramp, Task
+from stoker._fanout.board import FanoutConfig, Ramp, Stragglers, Task
 from stoker._fanout.report import Report, Tally
 from stoker.abc import Answer, Executor
-from stoker.errors import ConfigError, ConnectionLostError, FanoutError, FunctionError, TransientError
+from stoker.errors import (
+    ConfigError,
+    ConnectionLostError,
+    FanoutError,
+    FunctionError,
+    StokerError,
+    ThrottledError,
+    TransientError,
+)
 
 _NAMED_ERRORS, _NAMED_TASKS = 10, 3  # that a message names: different ones, and tasks with the same one
 
@@ -68,38 +81,98 @@ class Driver:
         """
         if len({task.name for task in tasks}) < len(tasks):
             raise ConfigError("two tasks of a fan-out have the same name; give each its own")
-        board = Board(tasks, self._config, self._ramp, self._tally)
+        run = _Run(tasks, self._config, self._ramp, self._tally, self._executor, self._on_progress)
         begun_seconds = asyncio.get_running_loop().time()
         try:
-            await _Run(board, tasks, self._executor, self._on_progress).to_its_end()
+            await run.to_its_end()
         finally:
             self._seconds += asyncio.get_running_loop().time() - begun_seconds
-            self._results += board.results.values()
-            self._failed += len(board.failures)
-        if board.failures:
-            raise _failed(tasks, board)
-        return [board.results[number] for number in range(len(tasks))]
+            self._results += run.results.values()
+            self._failed += len(run.failures)
+        if run.failures:
+            raise _failed(tasks, run.failures)
+        return [run.results[number] for number in range(len(tasks))]
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """A task, and how far it has come.
+
+    Attributes:
+        number: among the tasks.
+        task: what is to be done.
+        attempts: that failed since the task came further.
+        throttles: likewise.
+        partial: its last result, if there is work left.
+        calls: under way; two if the first is late.
+    """
+
+    number: int
+    task: Task
+    attempts: int = 0
+    throttles: int = 0
+    partial: Mapping[str, Any] | None = None
+    calls: list[_Call] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call under way: of which task, since when, whether it is the second beside a late one, and what performs it."""
+
+    work: _Work
+    since_seconds: float
+    is_second: bool
+    performing: asyncio.Task[None] | None = None
 
 
 class _Run:
-    """Performs what the board decides."""
+    """Carries out tasks.
+
+    A task waits to be started, or until its back-off has passed, or it runs in one call, two if the first is late; then
+    it is done or has failed. Whichever call ends first decides: the other one of the task is given up.
+
+    Args:
+        tasks: what is to be carried out.
+        config: how.
+        ramp: how many calls may run at once.
+        tally: where everything is counted.
+        executor: performs the calls.
+        on_progress: is told how many tasks are done, and their bytes.
+    """
 
     def __init__(
-        self, board: Board, tasks: Sequence[Task], executor: Executor, on_progress: Callable[[Amount], object] | None
+        self,
+        tasks: Sequence[Task],
+        config: FanoutConfig,
+        ramp: Ramp,
+        tally: Tally,
+        executor: Executor,
+        on_progress: Callable[[Amount], object] | None,
     ) -> None:
-        self._board, self._tasks, self._executor, self._on_progress = board, tasks, executor, on_progress
-        self._calls: dict[Call, asyncio.Task[None]] = {}
+        self._config, self._ramp, self._tally = config, ramp, tally
+        self._executor, self._on_progress = executor, on_progress
+        self._late = Stragglers(factor=config.late_factor, fraction=config.late_fraction, burst=config.late_burst)
+        self._random = random.Random(config.retry.seed)  # noqa: S311 - jitter is no secret
+        self._fresh = deque(_Work(number, task) for number, task in enumerate(tasks))
+        self._delayed: list[tuple[float, int, _Work]] = []  # a heap: when, and the task's number
+        self._watched: dict[_Call, None] = {}  # the oldest first: calls that may yet get a second one
+        self._in_flight = 0
+        self._starving_seconds: float | None = None  # since when there were only throttles
         self._changed = asyncio.Event()
         self._done_bytes = 0
+        self.results: dict[int, Mapping[str, Any]] = {}
+        """Number of a task → its last result, of the tasks that are done."""
+        self.failures: dict[int, StokerError] = {}
+        """Number of a task → its last error, of the tasks that have failed."""
 
     async def to_its_end(self) -> None:
+        """Return when every task is done or has failed."""
         now_seconds = asyncio.get_running_loop().time()
         async with task_group() as group:
-            while not self._board.is_over:
+            while self._fresh or self._delayed or self._in_flight:
                 self._changed.clear()
-                for call in self._board.due(now_seconds):
-                    self._calls[call] = group.create_task(self._perform(call))
-                now_seconds = await self._wait_until(self._board.next_due_seconds())
+                self._start_due(group, now_seconds)
+                now_seconds = await self._wait_until(self._next_due_seconds())
 
     async def _wait_until(self, due_seconds: float | None) -> float:
         """Wait until a call has ended or something is due; return the time, not before that at which it is due."""
@@ -112,27 +185,153 @@ class _Run:
             return max(loop.time(), due_seconds)  # timers may be early by the clock's resolution
         return loop.time()
 
-    async def _perform(self, call: Call) -> None:
-        task = self._tasks[call.task]
+    def _next_due_seconds(self) -> float | None:
+        """Return when calls may be due again, if none ends before; None if none is due without that."""
+        if self._in_flight >= self._ramp.limit:
+            return self._ramp.next_growth_seconds()
+        whens = (self._delayed[0][0] if self._delayed else None, self._late_since())
+        return min((when for when in whens if when is not None), default=None)
+
+    def _start_due(self, group: asyncio.TaskGroup, now_seconds: float) -> None:
+        """Start the calls that are due at this time."""
+        while True:
+            while self._in_flight < self._ramp.limit and (call := self._next(now_seconds)) is not None:
+                call.performing = group.create_task(self._perform(call))
+            limit = self._ramp.limit
+            self._ramp.grow(self._in_flight, now_seconds)
+            if self._ramp.limit == limit:
+                return
+
+    def _next(self, now_seconds: float) -> _Call | None:
+        """Return the next call: of a task that has waited long enough, a fresh one, or one that is late."""
+        if self._delayed and self._delayed[0][0] <= now_seconds:
+            return self._called(heapq.heappop(self._delayed)[2], now_seconds)
+        if self._fresh:
+            return self._called(self._fresh.popleft(), now_seconds)
+        late_since = self._late_since()
+        if late_since is None or late_since > now_seconds:
+            return None
+        late = next(iter(self._watched))
+        del self._watched[late]
+        self._late.spend()
+        self._tally.counts["second_calls"] += 1
+        return self._called(late.work, now_seconds, is_second=True)
+
+    def _late_since(self) -> float | None:
+        """Return when the oldest call that has no second one is late; None if it may get none."""
+        late_seconds = self._late.late_seconds() if self._watched and not self._fresh else None
+        return None if late_seconds is None else next(iter(self._watched)).since_seconds + late_seconds
+
+    def _called(self, work: _Work, now_seconds: float, *, is_second: bool = False) -> _Call:
+        call = _Call(work, now_seconds, is_second)
+        work.calls.append(call)
+        if not is_second:
+            self._watched[call] = None
+            self._late.earn()
+        self._in_flight += 1
+        self._tally.counts["calls"] += 1
+        return call
+
+    async def _perform(self, call: _Call) -> None:
         loop = asyncio.get_running_loop()
         try:
-            answer = await _answer(self._executor, task)
+            answer = await _answer(self._executor, call.work.task)
         except (TransientError, FunctionError) as error:
-            given_up = self._board.failed(call, error, loop.time())
+            self._failed(call, error, loop.time())
         else:
-            done = len(self._board.results)
-            given_up = self._board.answered(call, answer, loop.time())
-            if len(self._board.results) > done:
-                self._show(task)
-        self._calls.pop(call, None)
-        for other in given_up:
-            self._calls.pop(other).cancel()
+            self._answered(call, answer, loop.time())
         self._changed.set()
 
-    def _show(self, task: Task) -> None:
-        self._done_bytes += task.size_bytes
-        if self._on_progress is not None:
-            self._on_progress(Amount(count=len(self._board.results), size_bytes=self._done_bytes))
+    def _answered(self, call: _Call, answer: Answer, now_seconds: float) -> None:
+        """Take in what a call brought, and give up the other one of its task."""
+        self._tally.answered(answer)
+        if not self._ended(call):
+            return
+        self._starving_seconds = None
+        self._late.observe(now_seconds - call.since_seconds)
+        self._give_up(call.work, now_seconds)
+        self._tally.counts["second_calls_won"] += call.is_second
+        work, result = call.work, answer.result
+        if result.get("state") != "packing":
+            self.results[work.number] = result
+            self._done_bytes += work.task.size_bytes
+            if self._on_progress is not None:
+                self._on_progress(Amount(count=len(self.results), size_bytes=self._done_bytes))
+        elif result == work.partial:
+            stuck = TransientError("it stopped before its deadline without having come further")
+            self._try_again(work, stuck, now_seconds)
+        else:
+            work.partial, work.attempts, work.throttles = result, 0, 0
+            self._tally.counts["continued"] += 1
+            heapq.heappush(self._delayed, (now_seconds, work.number, work))
+
+    def _failed(self, call: _Call, error: TransientError | FunctionError, now_seconds: float) -> None:
+        """Take in how a call failed."""
+        if isinstance(error, ThrottledError):
+            self._tally.counts["throttled"] += 1
+            self._ramp.throttled(call.since_seconds, self._in_flight, now_seconds)
+        else:
+            self._tally.in_vain(now_seconds - call.since_seconds)
+            self._starving_seconds = None
+        if not self._ended(call):
+            return
+        if isinstance(error, FunctionError):
+            self.failures[call.work.number] = error
+            self._give_up(call.work, now_seconds)
+        elif call.work.calls:  # its other call may yet bring a result
+            return
+        elif isinstance(error, ThrottledError):
+            self._wait_out(call.work, error, now_seconds)
+        else:
+            self._try_again(call.work, error, now_seconds)
+
+    def _ended(self, call: _Call) -> bool:
+        """Count a call as under way no more; return whether it was, and not given up just before it ended."""
+        if call not in call.work.calls:
+            return False
+        call.work.calls.remove(call)
+        self._watched.pop(call, None)
+        self._in_flight -= 1
+        return True
+
+    def _give_up(self, work: _Work, now_seconds: float) -> None:
+        """End the calls of a task that are under way."""
+        for call in list(work.calls):
+            self._ended(call)
+            self._tally.in_vain(now_seconds - call.since_seconds)
+            if call.performing is not None:
+                call.performing.cancel()
+
+    def _try_again(self, work: _Work, error: TransientError, now_seconds: float) -> None:
+        work.attempts += 1
+        if work.attempts >= self._config.retry.attempts:
+            self.failures[work.number] = error
+            return
+        self._tally.counts["retries"] += 1
+        self._delay(work, work.attempts, error, now_seconds)
+
+    def _wait_out(self, work: _Work, error: ThrottledError, now_seconds: float) -> None:
+        """Delay a throttled task; all that wait fail if there has been nothing but throttles for too long."""
+        if self._starving_seconds is None or self._in_flight:
+            self._starving_seconds = now_seconds
+        if now_seconds - self._starving_seconds >= self._config.throttled_seconds:
+            waiting = [work, *self._fresh, *(each for _, _, each in self._delayed)]
+            self._fresh.clear()
+            self._delayed.clear()
+            self.failures.update(dict.fromkeys((each.number for each in waiting), error))
+            return
+        work.throttles += 1
+        self._delay(work, work.throttles, error, now_seconds)
+
+    def _delay(self, work: _Work, failures: int, error: TransientError, now_seconds: float) -> None:
+        wait_seconds = backoff_seconds(
+            failures,
+            base_seconds=self._config.retry.first_seconds,
+            cap_seconds=self._config.retry.longest_seconds,
+            rng=self._random,
+            retry_after_seconds=min(error.retry_after_seconds or 0.0, self._config.throttled_seconds),
+        )
+        heapq.heappush(self._delayed, (now_seconds + wait_seconds, work.number, work))
 
 
 async def _answer(executor: Executor, task: Task) -> Answer:
@@ -146,8 +345,8 @@ async def _answer(executor: Executor, task: Task) -> Answer:
         raise ConnectionLostError(f"the executor {executor.name} gave up the call") from None
 
 
-def _failed(tasks: Sequence[Task], board: Board) -> FanoutError:
-    failures = {tasks[number].name: board.failures[number] for number in sorted(board.failures)}
+def _failed(tasks: Sequence[Task], errors: Mapping[int, StokerError]) -> FanoutError:
+    failures = {tasks[number].name: errors[number] for number in sorted(errors)}
     alike: dict[str, list[str]] = {}
     for name, error in failures.items():
         alike.setdefault(str(error), []).append(name)
