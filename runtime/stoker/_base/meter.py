@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import enum
 import re
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic, Literal, TypeVar, cast, get_args
+from typing import Generic, Literal, TypeVar, cast
 
+from stoker._base.arguments import Bounded
 from stoker._base.fields import shown
 from stoker.abc import Buffer, Listable, ObjectInfo, Readable, Store
 from stoker.errors import (
@@ -72,8 +72,8 @@ _NOT_BILLED = (ThrottledError, ServerError)
 _BROKEN = (asyncio.CancelledError, TruncatedError, ConnectionLostError, DeadlineError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+@dataclass(slots=True, kw_only=True)
+class Reading(Bounded):
     """What a meter had counted at one moment.
 
     Attributes:
@@ -91,13 +91,13 @@ class Reading:
 
     url: str
     egress: Egress
-    requests: Mapping[Operation, int]
-    not_billed: Mapping[Operation, int]
-    failed: int
-    cancelled: int
-    read_bytes: int
-    broken_bytes: int
-    written_bytes: int
+    requests: dict[Operation, int] = field(default_factory=lambda: dict.fromkeys(Operation, 0))
+    not_billed: dict[Operation, int] = field(default_factory=lambda: dict.fromkeys(Operation, 0))
+    failed: int = 0
+    cancelled: int = 0
+    read_bytes: int = 0
+    broken_bytes: int = 0
+    written_bytes: int = 0
     key: PriceKey | None = field(default=None, repr=False)
 
 
@@ -114,17 +114,12 @@ class Meter:
     """
 
     def __init__(self, url: str, *, egress: Egress = "same_region", key: Callable[[], PriceKey] | None = None) -> None:
-        if egress not in get_args(Egress):
-            raise ConfigError(f"egress {egress!r} is not one of {', '.join(get_args(Egress))}")
-        self._url, self._egress, self._key = url, egress, key
-        self._requests: Counter[Operation] = Counter(dict.fromkeys(Operation, 0))
-        self._not_billed: Counter[Operation] = Counter(dict.fromkeys(Operation, 0))
-        self._failed = self._cancelled = 0
-        self._read_bytes = self._broken_bytes = self._written_bytes = 0
+        self._key = key
+        self._counted = Reading(url=url, egress=egress)
 
     def __repr__(self) -> str:
-        counts = " ".join(f"{operation}={count}" for operation, count in self._requests.items() if count)
-        return f"<Meter {self._url} {counts or 'unused'}>"
+        counts = " ".join(f"{operation}={count}" for operation, count in self._counted.requests.items() if count)
+        return f"<Meter {self._counted.url} {counts or 'unused'}>"
 
     @contextmanager
     def request(self, operation: Operation, *, asked_bytes: int = 0) -> Iterator[None]:
@@ -134,7 +129,7 @@ class Meter:
             operation: its kind.
             asked_bytes: what a read will have moved if it breaks off.
         """
-        self._requests[operation] += 1
+        self._counted.requests[operation] += 1
         try:
             yield
         except (asyncio.CancelledError, StoreError) as error:
@@ -143,36 +138,27 @@ class Meter:
 
     def _note_failure(self, operation: Operation, error: BaseException, asked_bytes: int) -> None:
         if isinstance(error, asyncio.CancelledError):
-            self._cancelled += 1
+            self._counted.cancelled += 1
         else:
-            self._failed += 1
+            self._counted.failed += 1
         if isinstance(error, _NOT_BILLED):
-            self._not_billed[operation] += 1
+            self._counted.not_billed[operation] += 1
         elif isinstance(error, _BROKEN):
-            self._broken_bytes += asked_bytes
+            self._counted.broken_bytes += asked_bytes
 
     def add_read(self, size_bytes: int) -> None:
         """Count bytes that arrived."""
-        self._read_bytes += size_bytes
+        self._counted.read_bytes += size_bytes
 
     def add_written(self, size_bytes: int) -> None:
         """Count bytes that were stored."""
-        self._written_bytes += size_bytes
+        self._counted.written_bytes += size_bytes
 
     def reading(self) -> Reading:
         """Return what was counted so far."""
-        return Reading(
-            url=self._url,
-            egress=self._egress,
-            requests=dict(self._requests),
-            not_billed=dict(self._not_billed),
-            failed=self._failed,
-            cancelled=self._cancelled,
-            read_bytes=self._read_bytes,
-            broken_bytes=self._broken_bytes,
-            written_bytes=self._written_bytes,
-            key=None if self._key is None else self._key(),
-        )
+        now = self._counted
+        key = None if self._key is None else self._key()
+        return replace(now, requests=dict(now.requests), not_billed=dict(now.not_billed), key=key)
 
 
 R_co = TypeVar("R_co", bound=Readable, covariant=True)

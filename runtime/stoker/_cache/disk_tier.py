@@ -151,7 +151,7 @@ class DiskTier:
         is_own = self._keeper.look_up(name)
         if (waiting := self._behind.get(name)) is not None:
             into[:] = self._buffers.view(waiting.slot, waiting.size_bytes)
-            self._keeper.hits += 1
+            self._keeper.counts.hits += 1
             return True
         folder = self._folder
         if folder is None or not (is_own or folder.has_others):
@@ -162,7 +162,7 @@ class DiskTier:
         try:
             found = await self._read_file(folder, name, into, is_own=is_own)
         except OSError as error:
-            self._keeper.damaged += 1
+            self._keeper.counts.damaged += 1
             if is_own:
                 self._keeper.drop(name)
             if not isinstance(error, ChecksumError):
@@ -175,7 +175,7 @@ class DiskTier:
             self._read_ended.set()
         if is_own and not found:  # somebody else has removed it
             self._keeper.drop(name)
-        self._keeper.hits += found
+        self._keeper.counts.hits += found
         return found
 
     async def _read_file(self, folder: DiskFolder, name: str, into: memoryview, *, is_own: bool) -> bool:
@@ -195,7 +195,7 @@ class DiskTier:
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Copy an object into the line of those that wait to be written, if that is worth it and there is room."""
         if not self.takes_in or ref.size_bytes > self._largest_bytes or not self._buffers.free:
-            self._keeper.declined += 1
+            self._keeper.counts.declined += 1
             return
         evicted = self._keeper.offer(ref)
         if evicted is None:
@@ -243,7 +243,7 @@ class DiskTier:
         except OSError as error:
             if error.errno not in _OF_ONE_NAME:
                 self._pause(error)
-        self._keeper.declined += 1
+        self._keeper.counts.declined += 1
         self._keeper.drop(writing.name)
 
     def _pause(self, error: OSError) -> None:

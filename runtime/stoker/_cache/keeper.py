@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Protocol
 
@@ -165,7 +165,7 @@ class Future:
         return plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class CacheStatistics:
     """Counts of one tier in one process, and what it holds.
 
@@ -182,14 +182,14 @@ class CacheStatistics:
         limit_bytes: what they may have.
     """
 
-    look_ups: int
-    hits: int
-    added: int
-    evicted: int
-    declined: int
-    damaged: int
-    objects: int
-    used_bytes: int
+    look_ups: int = 0
+    hits: int = 0
+    added: int = 0
+    evicted: int = 0
+    declined: int = 0
+    damaged: int = 0
+    objects: int = 0
+    used_bytes: int = 0
     limit_bytes: int
 
 
@@ -202,6 +202,9 @@ class Keeper:
         policy: its name.
         limit_bytes: what all objects together may have.
         block_bytes: what an object takes is a multiple of this.
+
+    Attributes:
+        counts: what was asked for, and what became of it.
     """
 
     def __init__(self, policy: str, limit_bytes: int, block_bytes: int = 1) -> None:
@@ -211,7 +214,7 @@ class Keeper:
         self._used: dict[str, None] = {}
         self._future: Future | None = None
         self._residents = Residents[str](self._create_policy(self), limit_bytes)
-        self.look_ups = self.hits = self.added = self.evicted = self.declined = self.damaged = 0
+        self.counts = CacheStatistics(limit_bytes=limit_bytes)
 
     def follow(self, manifest: Manifest, future: Future) -> None:
         """Keep by the order of another stretch, over rows of a manifest. Who is resident stays it."""
@@ -250,7 +253,7 @@ class Keeper:
 
         The policy hears of it before its next decision: by then the future has this use behind it.
         """
-        self.look_ups += 1
+        self.counts.look_ups += 1
         if name not in self._residents:
             return False
         self._used.pop(name, None)
@@ -273,10 +276,10 @@ class Keeper:
         evicted = self._residents.offer(name, self._taken_bytes(ref.size_bytes))
         if evicted is None:
             del self._rows[name]
-            self.declined += 1
+            self.counts.declined += 1
             return None
-        self.added += 1
-        self.evicted += len(evicted)
+        self.counts.added += 1
+        self.counts.evicted += len(evicted)
         for each in evicted:
             self._rows.pop(each, None)
         return evicted
@@ -288,17 +291,7 @@ class Keeper:
 
     def statistics(self) -> CacheStatistics:
         """Return a snapshot."""
-        return CacheStatistics(
-            look_ups=self.look_ups,
-            hits=self.hits,
-            added=self.added,
-            evicted=self.evicted,
-            declined=self.declined,
-            damaged=self.damaged,
-            objects=len(self._residents),
-            used_bytes=self._residents.used,
-            limit_bytes=self.limit_bytes,
-        )
+        return replace(self.counts, objects=len(self._residents), used_bytes=self._residents.used)
 
     def _taken_bytes(self, size_bytes: int) -> int:
         return -(-size_bytes // self._block_bytes) * self._block_bytes

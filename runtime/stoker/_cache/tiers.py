@@ -82,13 +82,13 @@ class MemoryTier:
         if not self._keeper.look_up(name):
             return False
         into[:] = self._ring.view(self._slots[name], ref.size_bytes)
-        self._keeper.hits += 1
+        self._keeper.counts.hits += 1
         return True
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Copy an object into a slot, if that is worth it."""
         if ref.size_bytes > self._ring.slot_bytes:
-            self._keeper.declined += 1
+            self._keeper.counts.declined += 1
             return
         evicted = self._keeper.offer(ref)
         if evicted is None:
