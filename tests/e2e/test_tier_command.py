@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import requests
 
 import stoker
+from stoker._format.identity import identity_of
 from stoker_torch import Loader
 from support.ports import kept_port
-from support.shared_tier import OTHER_SECRET, SECRET
+from support.shared_tier import OTHER_SECRET, SECRET, client_of, object_of, offered, read
 
 COMMAND = [sys.executable, "-m", "stoker.cli", "tier"]
 ROWS = 600
@@ -171,3 +175,56 @@ def test_secret_and_tokens_are_printed_for_other_programs(monkeypatch: pytest.Mo
     assert said("secret") != said("secret")
     assert said("token") == f"{SECRET.token}\n"
     assert said("token", "--metrics") == f"{SECRET.metrics_token}\n"
+
+
+def resident_bytes(process: subprocess.Popen[str]) -> int:
+    return int(psutil.Process(process.pid).memory_info().rss)
+
+
+def test_memory_of_a_server_is_flat_over_ten_thousand_reads() -> None:
+    objects = [object_of(number, 20_000) for number in range(20)]
+
+    async def main(process: subprocess.Popen[str], url: str) -> int:
+        async with client_of(url) as tier:
+            for ref, data in objects:
+                await offered(tier, ref, data)
+
+            async def reader(first: int, reads: int) -> None:
+                for number in range(reads):
+                    ref, data = objects[(first + number) % len(objects)]
+                    assert await read(tier, ref) == data
+
+            await asyncio.gather(*(reader(first, 250) for first in range(8)))
+            before_bytes = resident_bytes(process)
+            await asyncio.gather(*(reader(first, 1250) for first in range(8)))
+            return resident_bytes(process) - before_bytes
+
+    with served() as (process, url):
+        assert asyncio.run(main(process, url)) < 2_000_000
+
+
+def test_readers_that_stand_still_cost_a_server_no_memory_and_nobody_else_time() -> None:
+    ref, data = object_of(1, 8_000_000)
+
+    async def main(process: subprocess.Popen[str], url: str) -> int:
+        host, port = url.removeprefix("http://").split(":")
+        async with client_of(url) as tier:
+            await offered(tier, ref, data)
+            before_bytes = resident_bytes(process)
+            path = f"/objects/{SECRET.name(identity_of(ref.dataset, ref))}"
+            request = f"GET {path} HTTP/1.1\r\nHost: tier\r\nAuthorization: Bearer {SECRET.token}\r\n\r\n"
+            still = [socket.create_connection((host, int(port))) for _ in range(30)]
+            for each in still:
+                each.sendall(request.encode())
+            for _ in range(20):
+                assert await read(tier, ref) == data
+            taken_bytes = resident_bytes(process) - before_bytes
+            for each in still:
+                each.close()
+            assert await read(tier, ref) == data
+            return taken_bytes
+
+    with served() as (process, url):
+        assert asyncio.run(main(process, url)) < 30 * 3_000_000
+        process.terminate()
+        assert process.communicate(timeout=30)[1] == ""

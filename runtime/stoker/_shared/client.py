@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from urllib.parse import parse_qsl, urlsplit
@@ -28,8 +28,10 @@ from stoker.abc import ObjectRef, Readable
 from stoker.errors import ConfigError, CredentialsError, StokerError, StoreError
 
 _HTTP = HttpOptions(max_connections=32, connect_timeout_seconds=3.0, read_timeout_seconds=15.0)
-_PENDING_BYTES = 256 << 20
-_OFFERS = 2
+_PENDING_BYTES = 64 << 20
+"""Copies of objects that wait to be offered, beside the loader's memory; more are not offered."""
+_PIECE_BYTES = 256 << 10
+_OFFERS = 4
 _OFFER_SECONDS = 60.0
 _PAUSE_SECONDS = 5.0
 """After an offer that was not taken, before the next one."""
@@ -151,6 +153,7 @@ class _Side:
         self._turns = asyncio.Semaphore(_OFFERS)
         self._offers_from_seconds: dict[ServerAddress, float] = {}
         self._pending_bytes = 0
+        self._spare: list[bytearray] = []
 
     async def read(self, server: ServerAddress, name: str, into: memoryview) -> bool:
         call = self._call("GET", server, name)
@@ -166,10 +169,16 @@ class _Side:
         is_put_off = loop.time() < self._offers_from_seconds.get(server, 0.0)
         if is_put_off or name in self._offers or self._pending_bytes + len(data) > _PENDING_BYTES:
             return
+        # Copies go into memory that was used before: taking fresh pages costs several times as much as the copy.
+        spare = self._spare.pop() if self._spare else bytearray()
+        if len(spare) < len(data):
+            spare = bytearray(len(data))
+        copy = memoryview(spare)[: len(data)]
+        copy[:] = data
         self._pending_bytes += len(data)
-        task = loop.create_task(self._hand_over(server, name, group, bytes(data)))
+        task = loop.create_task(self._hand_over(server, name, group, copy))
         self._offers[name] = task
-        task.add_done_callback(lambda _: self._handed_over(name, len(data)))
+        task.add_done_callback(lambda _: self._handed_over(name, copy, spare))
 
     def reject(self, server: ServerAddress, name: str) -> None:
         if name not in self._offers:
@@ -191,14 +200,15 @@ class _Side:
         method: str,
         server: ServerAddress,
         name: str,
-        data: bytes | None = None,
+        data: object = None,
         headers: Mapping[str, str] | None = None,
     ) -> Call:
         url = f"{server.origin}{OBJECTS_PATH}{name}"
         return Call(method=method, url=url, headers={**self._headers, **(headers or {})}, address=url, data=data)
 
-    async def _hand_over(self, server: ServerAddress, name: str, group: str, data: bytes) -> None:
-        call = self._call("PUT", server, name, data, {GROUP_HEADER: group, "Expect": "100-continue"})
+    async def _hand_over(self, server: ServerAddress, name: str, group: str, data: memoryview) -> None:
+        headers = {GROUP_HEADER: group, "Expect": "100-continue", "Content-Length": str(len(data))}
+        call = self._call("PUT", server, name, _pieces(data), headers)
         async with self._turns:
             await self._send(server, call)
 
@@ -218,9 +228,16 @@ class _Side:
         self._offers_from_seconds[server] = asyncio.get_running_loop().time() + _PAUSE_SECONDS
         _log.debug("the tier server %s takes nothing for %g s: %s", server.origin, _PAUSE_SECONDS, why)
 
-    def _handed_over(self, name: str, size_bytes: int) -> None:
+    def _handed_over(self, name: str, copy: memoryview, spare: bytearray) -> None:
         del self._offers[name]
-        self._pending_bytes -= size_bytes
+        self._pending_bytes -= len(copy)
+        self._spare.append(spare)
+
+
+async def _pieces(data: memoryview) -> AsyncIterator[memoryview]:
+    """Yield what is sent at a time."""
+    for start in range(0, len(data), _PIECE_BYTES):
+        yield data[start : start + _PIECE_BYTES]
 
 
 def _error_of(call: Call, reply: Reply) -> StoreError:

@@ -104,7 +104,7 @@ class TierServer:
 
     def application(self) -> web.Application:
         """Return what a web server runs."""
-        app = web.Application(middlewares=[_end_what_stands_still])
+        app = web.Application(middlewares=[_end_broken_transfers])
         path = OBJECTS_PATH + "{name}"
         app.router.add_get(path, self._get)
         app.router.add_put(path, self._put, expect_handler=self._expect)
@@ -206,7 +206,7 @@ class TierServer:
         try:
             async with self._reserved(key, ref.size_bytes, f"{secret.tenant}/{source.group(secret)}") as place:
                 if place is not None:
-                    data = create_buffer(ref.size_bytes)
+                    data = await create_buffer(ref.size_bytes)
                     await source.read(ref, data)
                     await place.keep(key, data)
                     self.stats.fetched += 1
@@ -249,7 +249,7 @@ class TierServer:
         async with self._reserved(key, size_bytes, group) as place, asyncio.timeout(_seconds_for(size_bytes)):
             if place is None:
                 raise web.HTTPInsufficientStorage(text="there is no room\n")
-            data = create_buffer(size_bytes)
+            data = await create_buffer(size_bytes)
             await self._receive(request, data)
             if not await asyncio.to_thread(secret.is_name_of, key.rpartition("/")[2], data):
                 self.stats.refused += 1
@@ -337,16 +337,16 @@ class TierServer:
 
 
 @web.middleware
-async def _end_what_stands_still(
+async def _end_broken_transfers(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Close the connection of a transfer that takes too long: nothing can be answered in the middle of one."""
+    """Close the connection of a transfer that takes too long, or that the peer has broken off: no answer can follow."""
     try:
         return await handler(request)
-    except TimeoutError:
+    except (ConnectionError, TimeoutError):
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionResetError("the transfer stood still") from None
+        return web.Response(status=408)
 
 
 def _token(request: web.Request) -> str:

@@ -317,3 +317,51 @@ def test_cancelling_ends_both_and_frees_the_slots(at: float) -> None:
         assert place.leaves_nothing()
 
     run_virtual(main())
+
+
+class Places(Warm):
+    """A tier of two places, of which one answers as told and the other delivers."""
+
+    def __init__(self, *answers: Callable[[memoryview], Awaitable[bool]]) -> None:
+        super().__init__(*answers)
+        self.at = "sick"
+        self.rejected: list[ObjectRef] = []
+
+    def place(self, ref: ObjectRef) -> str:
+        return self.at
+
+    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
+        if self.at == "well":
+            into[:] = BODY
+            return True
+        return await super().read(ref, into)
+
+    def reject(self, ref: ObjectRef) -> None:
+        self.rejected.append(ref)
+
+
+def test_a_sick_place_of_a_tier_is_left_alone_and_the_others_are_read() -> None:
+    async def main() -> None:
+        tier = Places(after(0.01, ConnectionLostError("gone")))
+        place = bench(tier)
+        for _ in range(4):
+            assert await place.fetch() == BODY
+        assert tier.reads == 3
+        tier.at = "well"
+        assert await place.fetch() == BODY
+        stats = place.fetcher.stats
+        assert dict(stats.tier_hits) == {"warm": 1}
+        assert dict(stats.tier_states) == {"warm sick": "open", "warm well": "closed"}
+
+    run_virtual(main())
+
+
+def test_a_tier_is_told_of_bytes_that_were_wrong() -> None:
+    async def main() -> None:
+        tier = Places(after(0.01, body=BODY[::-1]))
+        place = bench(tier)
+        assert await place.fetch() == BODY
+        assert len(tier.rejected) == 1
+        assert place.fetcher.stats.checksum_failures == 1
+
+    run_virtual(main())

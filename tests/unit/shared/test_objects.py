@@ -31,9 +31,13 @@ def keep(place: ObjectPlace[Any], key: str, data: bytes, group: str = "t/a") -> 
     """Have a place keep an object; return whether it does."""
     if not place.reserve(key, len(data), group):
         return False
-    buffer = create_buffer(len(data))
-    buffer[:] = data
-    asyncio.run(place.keep(key, buffer))
+
+    async def written() -> None:
+        buffer = await create_buffer(len(data))
+        buffer[:] = data
+        await place.keep(key, buffer)
+
+    asyncio.run(written())
     return True
 
 
