@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from stoker._shared.certificate import ServerTls, ephemeral_tls
 from stoker._shared.server import TierServer
@@ -22,6 +24,15 @@ _TLS_SECONDS = 5.0
 _STOP_SECONDS = 10.0
 """What transfers may take to end when the server stops."""
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to be told from addresses that can be connected to
+
+
+_log = logging.getLogger("stoker.tier.http")
+_log.addFilter(lambda record: not _is_of_stranger(record))
+
+
+def _is_of_stranger(record: logging.LogRecord) -> bool:
+    """Return whether a message tells of a request that is not HTTP: anybody can send many, and it quotes them."""
+    return record.exc_info is not None and isinstance(record.exc_info[1], HttpProcessingError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +76,9 @@ async def listening(server: TierServer, endpoint: Endpoint) -> AsyncIterator[str
     tls = endpoint.tls
     if tls is None and not is_this_machine(endpoint.host):
         tls = ephemeral_tls()
-    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=_STOP_SECONDS, lingering_time=1.0)
+    runner = web.AppRunner(
+        server.application(), access_log=None, shutdown_timeout=_STOP_SECONDS, lingering_time=1.0, logger=_log
+    )
     await runner.setup()
     assert runner.server is not None  # noqa: S101 - it is set up
     try:

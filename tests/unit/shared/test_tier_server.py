@@ -18,7 +18,7 @@ from stoker._shared.objects import ObjectFolder
 from stoker._shared.serving import Endpoint
 from stoker.errors import ConfigError
 from support.shared_tier import OTHER_SECRET, SECRET, object_of, running, server_of
-from support.waiting import until_async
+from support.waiting import until, until_async
 
 REF, DATA = object_of(1)
 NAME = SECRET.name(identity_of(REF.dataset, REF))
@@ -257,6 +257,51 @@ def test_silent_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> No
                 each.close()
 
     asyncio.run(main())
+
+
+MALFORMED = [
+    b"\x16\x03\x01\x02 TLS where there is none\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+    b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 5000 + b"\r\n",
+    b"A" * 100_000,
+    b"GET / HTTP/1.1\r\nAuthorization: Bearer " + SECRET.token.encode() + b"\x00\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("sent", MALFORMED)
+def test_what_is_not_http_is_answered_by_an_error_and_said_to_nobody(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with running(server_of()) as url:
+            host, port = url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(sent)
+            async with asyncio.timeout(30):
+                assert b" 400 " in await reader.readline()
+            writer.close()
+
+    asyncio.run(main())
+    assert not caplog.records
+
+
+def test_an_upload_that_ends_early_is_not_kept_and_said_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        server = server_of()
+        async with running(server) as url:
+            host, port = url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"PUT /objects/{NAME} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {SECRET.token}\r\n"
+            writer.write(f"{head}Content-Length: {len(DATA)}\r\n\r\n".encode() + DATA[:100])
+            writer.write_eof()
+            async with asyncio.timeout(30):
+                assert b" 201 " not in await reader.readline()
+            writer.close()
+            await until(lambda: server.statistics()["memory"].objects == 0)
+
+    asyncio.run(main())
+    assert not caplog.records
 
 
 def test_off_loopback_a_server_shows_a_certificate_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
