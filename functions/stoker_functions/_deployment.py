@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stoker._base.fields import Fields
 from stoker._base.meter import Meter
@@ -55,26 +56,23 @@ class Ingest:
         """Return what the variable ``STOKER_INGEST`` says.
 
         Raises:
-            ConfigError: it is not valid.
+            ValueError: it is not JSON, or no such object.
         """
-        try:
-            fields = Fields(json.loads(text), "variable STOKER_INGEST")
-            classes = fields.array("classes", most=_MAX_CLASSES, default=[])
-            if not all(isinstance(name, str) for name in classes) or len(set(classes)) != len(classes):
-                raise EventError("the classes in STOKER_INGEST are not different texts")
-            ingest = cls(
-                dataset=fields.text("dataset", pattern=DATASET_NAME.pattern),
-                kind=fields.choice("kind", INGEST_KINDS, default="files"),
-                classes=tuple(classes),
-                super_sample_bytes=fields.integer(
-                    "super_sample_bytes", least=1, most=MAX_SUPER_SAMPLE_BYTES, default=8 << 20
-                ),
-            )
-            fields.end()
-        except (json.JSONDecodeError, EventError) as error:
-            raise ConfigError(f"STOKER_INGEST is not valid: {error}") from None
+        fields = Fields(json.loads(text), "variable STOKER_INGEST")
+        classes = fields.array("classes", most=_MAX_CLASSES, default=[])
+        if not all(isinstance(name, str) for name in classes) or len(set(classes)) != len(classes):
+            raise EventError("the classes are not different texts")
+        ingest = cls(
+            dataset=fields.text("dataset", pattern=DATASET_NAME.pattern),
+            kind=fields.choice("kind", INGEST_KINDS, default="files"),
+            classes=tuple(classes),
+            super_sample_bytes=fields.integer(
+                "super_sample_bytes", least=1, most=MAX_SUPER_SAMPLE_BYTES, default=8 << 20
+            ),
+        )
+        fields.end()
         if (ingest.kind == "image-folder") != bool(ingest.classes):
-            raise ConfigError("STOKER_INGEST needs the names of all classes for kind image-folder, and for no other")
+            raise EventError("it needs the names of all classes for kind image-folder, and for no other")
         return ingest
 
 
@@ -107,8 +105,6 @@ class Settings:
     timeout_seconds: float = _DEFAULT_TIMEOUT_SECONDS
 
     def __post_init__(self) -> None:
-        _check_urls("STOKER_DATASETS", self.datasets.values())
-        _check_urls("STOKER_SOURCES", self.sources)
         if self.ingest is not None and self.ingest.dataset not in self.datasets:
             raise ConfigError(
                 f"STOKER_INGEST names the data set {self.ingest.dataset!r}, which STOKER_DATASETS has not"
@@ -130,19 +126,14 @@ class Settings:
         Raises:
             ConfigError: a variable is not valid; names it.
         """
-        ingest = environ.get("STOKER_INGEST")
-        return cls(
-            datasets=_named_urls(environ.get("STOKER_DATASETS", "")),
-            sources=tuple(environ.get("STOKER_SOURCES", "").split()),
-            ingest=Ingest.from_json(ingest) if ingest else None,
-            catalog=environ.get("STOKER_CATALOG") or "bucket",
-            catalog_password=environ.get("STOKER_CATALOG_PASSWORD") or None,
-            token_keys=environ.get("STOKER_TOKEN_KEYS", ""),
-            warm_secret=environ.get("STOKER_WARM_SECRET", ""),
-            warm_shelf_bytes=_warm_shelf_bytes(environ),
-            memory_bytes=_memory_bytes(environ),
-            timeout_seconds=_timeout_seconds(environ),
-        )
+        given: dict[str, Any] = {}
+        for variable, read in _READ.items():
+            if text := environ.get(variable):
+                try:
+                    given[variable.removeprefix("STOKER_").lower()] = read(text)
+                except ValueError as error:  # as ours are
+                    raise ConfigError(f"{variable} is not valid: {error}") from None
+        return cls(memory_bytes=_memory_bytes(environ), **given)
 
     def dataset(self, url: str) -> str:
         """Return the URL of a data set that an event names.
@@ -168,19 +159,18 @@ def _named_urls(text: str) -> dict[str, str]:
         if not equals or name in found or not DATASET_NAME.fullmatch(name):
             # What stands there may be a URL with a secret, so it is not repeated.
             raise ConfigError(
-                f"STOKER_DATASETS is wrong behind {len(found)} data sets; write name=url, separated by blanks, each "
-                "name once"
+                f"it is wrong behind {len(found)} data sets; write name=url, separated by blanks, each name once"
             )
+        parse_url(url)
         found[name] = url
     return found
 
 
-def _check_urls(variable: str, urls: Iterable[str]) -> None:
+def _urls(text: str) -> tuple[str, ...]:
+    urls = tuple(text.split())
     for url in urls:
-        try:
-            parse_url(url)
-        except ConfigError as error:
-            raise ConfigError(f"{variable} is not valid: {error}") from None
+        parse_url(url)
+    return urls
 
 
 def _check_apart(datasets: Iterable[str], sources: Iterable[str]) -> None:
@@ -210,23 +200,25 @@ def _free_bytes() -> int:
         return _DEFAULT_MEMORY_BYTES
 
 
-def _warm_shelf_bytes(environ: Mapping[str, str]) -> int | None:
-    text = environ.get("STOKER_WARM_SHELF_BYTES")
-    try:
-        return parse_bytes(text) if text else None
-    except ConfigError as error:
-        raise ConfigError(f"STOKER_WARM_SHELF_BYTES is not valid: {error}") from None
-
-
-def _timeout_seconds(environ: Mapping[str, str]) -> float:
-    text = environ.get("STOKER_TIMEOUT_SECONDS") or str(_DEFAULT_TIMEOUT_SECONDS)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
+def _timeout_seconds(text: str) -> float:
+    seconds = float(text)
     if not 1 <= seconds <= 86_400:
-        raise ConfigError(f"STOKER_TIMEOUT_SECONDS is {text[:40]!r}, not a number of seconds from 1 to 86400")
+        raise ConfigError(f"{text[:40]!r} is not a number of seconds from 1 to 86400")
     return seconds
+
+
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "STOKER_DATASETS": _named_urls,
+    "STOKER_SOURCES": _urls,
+    "STOKER_INGEST": Ingest.from_json,
+    "STOKER_CATALOG": str,
+    "STOKER_CATALOG_PASSWORD": str,
+    "STOKER_TOKEN_KEYS": str,
+    "STOKER_WARM_SECRET": str,
+    "STOKER_WARM_SHELF_BYTES": parse_bytes,
+    "STOKER_TIMEOUT_SECONDS": _timeout_seconds,
+}
+"""Variables, called as the settings that they are, and what reads each."""
 
 
 def _allowed(url: str, roots: Iterable[str], what: str, variable: str) -> str:
