@@ -1,27 +1,41 @@
 """Answers: an object of the bucket, or a range of one, as its bytes or where to read them; or a batch.
 
-A batch is samples of an epoch, from wherever they lie, as one super-sample file.
+A batch is samples of an epoch, from wherever they lie, as one super-sample file. The data sets of a service keep their
+manifests while there is room, and what reads their samples.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
+from stoker._base.arguments import AtLeastOne, Bounded
 from stoker._base.checksum import crc32c
-from stoker._base.retry import RetryingStore
+from stoker._base.retry import RetryingStore, RetryPolicy
+from stoker._fetch.config import FetchConfig
 from stoker._fetch.samples import SampleReader
-from stoker._format.manifest import Manifest
+from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._format.schema import Schema
 from stoker._format.supersample import FORMAT, Origin, SuperSampleBuilder
+from stoker._format.versions import read_manifest
+from stoker._memory.budget import SampleMemory
 from stoker._order.order import Order
 from stoker._stores.access_token import DATASET_NAME, TokenKeys
-from stoker.abc import ObjectInfo, ObjectRef, Presigner
-from stoker.errors import ChecksumError, ConfigError, CredentialsError, ObjectChangedError
+from stoker.abc import ObjectInfo, ObjectRef, Presigner, Store
+from stoker.errors import (
+    ChecksumError,
+    ConfigError,
+    CredentialsError,
+    NotFoundError,
+    ObjectChangedError,
+    PermissionDeniedError,
+)
 from stoker_functions.serve._messages import Ask, Refusal, Request, Response, asked_range, is_unchanged
 
 _log = logging.getLogger("stoker_functions.serve.objects")
@@ -38,7 +52,7 @@ _HEADER_SHARE_OF_SCHEMA = 4  # it stands there in quotes, and the names in it on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig:
+class ServeConfig(Bounded):
     """Settings of a service.
 
     Attributes:
@@ -55,18 +69,16 @@ class ServeConfig:
 
     datasets: Mapping[str, str]
     token_keys: TokenKeys | None = None
-    answer_bytes: int = LAMBDA_ANSWER_BYTES
-    redirect_seconds: int = 60
-    answer_seconds: float = 25.0
-    memory_bytes: int = 128 << 20
+    answer_bytes: AtLeastOne[int] = LAMBDA_ANSWER_BYTES
+    redirect_seconds: AtLeastOne[int] = 60
+    answer_seconds: AtLeastOne[float] = 25.0
+    memory_bytes: AtLeastOne[int] = 128 << 20
 
     def __post_init__(self) -> None:
         for name in self.datasets:
             if not DATASET_NAME.fullmatch(name):
                 raise ConfigError(f"the name {name[:80]!r} of a data set that is served is not {DATASET_NAME.pattern}")
-        for name in ("answer_bytes", "redirect_seconds", "answer_seconds", "memory_bytes"):
-            if not getattr(self, name) >= 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        Bounded.__post_init__(self)  # super() does not know a class with slots
 
 
 def caching(*, pinned: bool) -> dict[str, str]:
@@ -74,82 +86,237 @@ def caching(*, pinned: bool) -> dict[str, str]:
     return {"Cache-Control": "private, max-age=31536000, immutable" if pinned else "private, no-cache"}
 
 
-async def answer_object(
-    store: RetryingStore,
-    request: Request,
-    config: ServeConfig,
-    key: str,
-    headers: Mapping[str, str],
-    pinned: ObjectRef | None = None,
-) -> Response:
-    """Return the response to a request for an object.
+# Waiting is billed here: clients are told when to try again. Only a batch, of many reads, tries some of them again.
+_ONCE = RetryPolicy(attempts=1)
+_FETCHES = FetchConfig(deadline_seconds=20.0, attempts=6, attempt_seconds=8.0, hedge=False)
 
-    A copied bucket has other tags than the manifest: it is asked for them then, and before anybody is sent there.
+
+class Shelf:
+    """One data set, on one event loop.
 
     Args:
-        store: where the object is.
-        request: what is asked.
+        store: where it is.
         config: how much is sent at a time.
-        key: of the object.
-        headers: more headers of its responses.
-        pinned: what the manifest says of it, if it does; then it is read without asking for its tag first.
+        manifest_bytes: of manifests that may be kept; the one used last always is.
 
-    Raises:
-        Refusal: a condition does not hold, the range is none, or the answer is too large and cannot be redirected.
-        StoreError: the object could not be had.
+    Attributes:
+        store: the same, without retries.
     """
-    if pinned is not None and pinned.tag and request.method != "HEAD":
-        info = ObjectInfo(key=key, size_bytes=pinned.size_bytes, tag=pinned.tag)
-        with suppress(ObjectChangedError):
-            return await _answer(store, request, config, info, headers, pinned)
-    return await _answer(store, request, config, await store.head(key), headers, pinned)
+
+    def __init__(self, store: Store, config: ServeConfig, manifest_bytes: int) -> None:
+        self.store = RetryingStore(store, _ONCE)
+        self._config, self._manifest_bytes = config, manifest_bytes
+        self._manifests: OrderedDict[int, Manifest] = OrderedDict()
+        self._newest = "", 0  # the pointer's tag, and the version that it stood for
+        self._reading = asyncio.Lock()
+
+    async def manifest(self, version: int | None) -> Manifest:
+        """Return a version, or the one that is newest at the time of the call; of many that ask, one reads.
+
+        Raises:
+            NotFoundError: there is no such version, or no data set.
+            StoreError: it could not be had.
+        """
+        tag = "" if version else await self._pointer_tag()
+        if (known := self._known(version, tag)) is not None:
+            return known
+        async with self._reading:
+            if (known := self._known(version, tag)) is not None:
+                return known
+            async with self.telling_what_is_missing():
+                found = self._keep(await read_manifest(self.store, version))
+            if version is None:
+                self._newest = tag, found.version
+            return found
+
+    @asynccontextmanager
+    async def telling_what_is_missing(self) -> AsyncIterator[None]:
+        """Do what needs a version of the manifest that may not exist.
+
+        Who may not list a bucket is denied what does not exist; who may read the pointer may read every version.
+
+        Raises:
+            NotFoundError: it does not exist.
+        """
+        try:
+            yield
+        except PermissionDeniedError:
+            await self.store.head(POINTER_KEY)
+            raise NotFoundError(f"{self.store.url} has no such version of the manifest") from None
+
+    async def _pointer_tag(self) -> str:
+        """Return the tag of the newest manifest, empty if a commit was cut off before it wrote the first one."""
+        try:
+            return (await self.store.head(POINTER_KEY)).tag
+        except NotFoundError:
+            return ""
+
+    def _known(self, version: int | None, tag: str) -> Manifest | None:
+        """Return a version that is kept; for None, the newest one, if the pointer has the tag still."""
+        if version is None:
+            version = self._newest[1] if tag and tag == self._newest[0] else 0
+        found = self._manifests.get(version)
+        if found is not None:
+            self._manifests.move_to_end(version)
+        return found
+
+    def _keep(self, manifest: Manifest) -> Manifest:
+        self._manifests[manifest.version] = manifest
+        self._manifests.move_to_end(manifest.version)
+        held_bytes = sum(kept.file_bytes for kept in self._manifests.values())
+        while held_bytes > self._manifest_bytes and len(self._manifests) > 1:
+            _, oldest = self._manifests.popitem(last=False)
+            held_bytes -= oldest.file_bytes
+        return manifest
+
+    async def answer_object(
+        self, request: Request, key: str, headers: Mapping[str, str], pinned: ObjectRef | None = None
+    ) -> Response:
+        """Return the response to a request for an object.
+
+        A copied bucket has other tags than the manifest: it is asked for them then, and before anybody is sent there.
+
+        Args:
+            request: what is asked.
+            key: of the object.
+            headers: more headers of its responses.
+            pinned: what the manifest says of it, if it does; then it is read without asking for its tag first.
+
+        Raises:
+            Refusal: a condition does not hold, the range is none, or the answer is too large and cannot be redirected.
+            StoreError: the object could not be had.
+        """
+        if pinned is not None and pinned.tag and request.method != "HEAD":
+            info = ObjectInfo(key=key, size_bytes=pinned.size_bytes, tag=pinned.tag)
+            with suppress(ObjectChangedError):
+                return await self._answer(request, info, headers, pinned)
+        return await self._answer(request, await self.store.head(key), headers, pinned)
+
+    async def _answer(
+        self, request: Request, info: ObjectInfo, more_headers: Mapping[str, str], pinned: ObjectRef | None
+    ) -> Response:
+        etag = f'"{info.tag}"'
+        headers = {"ETag": etag, "Accept-Ranges": "bytes", **more_headers}
+        if is_unchanged(request.headers, etag):
+            return Response(status=304, headers=headers)
+        headers["Content-Type"] = "application/octet-stream"
+        if request.method == "HEAD":
+            return Response(status=200, headers={**headers, "Content-Length": str(info.size_bytes)})
+        asked = asked_range(request.headers, info.size_bytes, etag)
+        start, end = asked or (0, info.size_bytes)
+        if end - start > self._config.answer_bytes:
+            told = info if pinned is None else await self.store.head(info.key)
+            return await self._redirect(told, end - start)
+        body = bytearray(end - start)
+        if body:
+            await self.store.get_range(info.key, start, end, into=memoryview(body), tag=info.tag)
+        if asked is not None:
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{info.size_bytes}"
+        elif pinned is not None and crc32c(body) != pinned.crc32c:
+            raise ChecksumError(f"{self.store.url}/{info.key} is not what was packed: its checksum differs")
+        return Response(status=200 if asked is None else 206, headers=headers, body=body)
+
+    async def _redirect(self, info: ObjectInfo, wanted_bytes: int) -> Response:
+        """Send the client to the bucket, with the right to read this object for a short time."""
+        signer = self.store.wrapped
+        try:
+            if not isinstance(signer, Presigner):
+                raise CredentialsError(f"{self.store.url} cannot sign URLs")
+            url = await signer.presign(info.key, seconds=self._config.redirect_seconds, tag=info.tag)
+        except CredentialsError as error:
+            _log.warning("an answer of %d bytes cannot be redirected: %s", wanted_bytes, error)
+            limit = f"the answer has {wanted_bytes} bytes, and one request gets at most {self._config.answer_bytes}"
+            raise Refusal(413, "too-large", f"{limit}: ask for ranges") from None
+        return Response(status=307, headers={"Location": url, "ETag": f'"{info.tag}"', "Cache-Control": "no-store"})
 
 
-async def _answer(
-    store: RetryingStore,
-    request: Request,
-    config: ServeConfig,
-    info: ObjectInfo,
-    more_headers: Mapping[str, str],
-    pinned: ObjectRef | None,
-) -> Response:
-    etag = f'"{info.tag}"'
-    headers = {"ETag": etag, "Accept-Ranges": "bytes", **more_headers}
-    if is_unchanged(request.headers, etag):
-        return Response(status=304, headers=headers)
-    headers["Content-Type"] = "application/octet-stream"
-    if request.method == "HEAD":
-        return Response(status=200, headers={**headers, "Content-Length": str(info.size_bytes)})
-    asked = asked_range(request.headers, info.size_bytes, etag)
-    start, end = asked or (0, info.size_bytes)
-    if end - start > config.answer_bytes:
-        told = info if pinned is None else await store.head(info.key)
-        return await _redirect(store, config, told, end - start)
-    body = bytearray(end - start)
-    if body:
-        await store.get_range(info.key, start, end, into=memoryview(body), tag=info.tag)
-    if asked is not None:
-        headers["Content-Range"] = f"bytes {start}-{end - 1}/{info.size_bytes}"
-    elif pinned is not None and crc32c(body) != pinned.crc32c:
-        raise ChecksumError(f"{store.url}/{info.key} is not what was packed: its checksum differs")
-    return Response(status=200 if asked is None else 206, headers=headers, body=body)
+class Library:
+    """All data sets of a service, on one event loop.
 
+    Args:
+        config: what is served; of its memory a quarter is for manifests, in equal parts for each data set, the rest to
+            read samples with.
+        store: opens the store at a URL, or returns the one that is open.
+    """
 
-async def _redirect(store: RetryingStore, config: ServeConfig, info: ObjectInfo, wanted_bytes: int) -> Response:
-    """Send the client to the bucket, with the right to read this object for a short time."""
-    signer = store.wrapped
-    try:
-        if not isinstance(signer, Presigner):
-            raise CredentialsError(f"{store.url} cannot sign URLs")
-        url = await signer.presign(info.key, seconds=config.redirect_seconds, tag=info.tag)
-    except CredentialsError as error:
-        _log.warning("an answer of %d bytes cannot be redirected: %s", wanted_bytes, error)
-        raise Refusal(
-            413,
-            "too-large",
-            f"the answer has {wanted_bytes} bytes, and one request gets at most {config.answer_bytes}: ask for ranges",
-        ) from None
-    return Response(status=307, headers={"Location": url, "ETag": f'"{info.tag}"', "Cache-Control": "no-store"})
+    def __init__(self, config: ServeConfig, store: Callable[[str], Store]) -> None:
+        self._config, self._store = config, store
+        self._shelves: dict[str, Shelf] = {}
+        self._reader: tuple[str, int, SampleReader] | None = None
+        self._lent = 0  # to how many, at this time
+        self._is_free = asyncio.Event()
+        self._is_free.set()
+        self._turn = asyncio.Lock()
+
+    async def answer(self, ask: Ask, request: Request) -> Response:
+        """Return the response to a request for what it asks.
+
+        Raises:
+            Refusal: there is no such thing, a condition does not hold, or the answer is too large.
+            StoreError: it could not be had.
+        """
+        shelf, version = self._shelf(ask.dataset), ask.version
+        headers = caching(pinned=version is not None)
+        if ask.what == "manifest":
+            key = POINTER_KEY if version is None else version_key(version)
+            async with shelf.telling_what_is_missing():
+                return await shelf.answer_object(request, key, headers)
+        manifest = await shelf.manifest(version)
+        headers |= {"Stoker-Version": str(manifest.version)}
+        if ask.what == "super-samples":
+            if ask.number >= len(manifest):
+                raise Refusal(404, "no-such-super-sample", f"there are super-samples 0 to {len(manifest) - 1}")
+            pinned = manifest.ref(ask.number)
+            return await shelf.answer_object(request, pinned.key, headers, pinned)
+        if ask.number >= manifest.samples:
+            raise Refusal(404, "no-such-position", f"an epoch has positions 0 to {manifest.samples - 1}")
+        etag = f'"{batch_id(manifest, ask)}"'
+        headers |= {"ETag": etag, "Accept-Ranges": "none"}
+        if is_unchanged(request.headers, etag):
+            return Response(status=304, headers=headers)
+        async with self._reading(ask.dataset, manifest) as reader:
+            body = await read_batch(manifest, reader, ask, self._config.answer_bytes)
+        headers["Content-Type"] = "application/octet-stream"
+        if request.method == "HEAD":
+            return Response(status=200, headers={**headers, "Content-Length": str(len(body))})
+        return Response(status=200, headers=headers, body=body)
+
+    def _shelf(self, name: str) -> Shelf:
+        if name not in self._config.datasets:
+            raise Refusal(404, "no-such-dataset", "there is no data set of that name here")
+        if name not in self._shelves:
+            manifest_bytes = self._config.memory_bytes // (4 * len(self._config.datasets))
+            self._shelves[name] = Shelf(self._store(self._config.datasets[name]), self._config, manifest_bytes)
+        return self._shelves[name]
+
+    @asynccontextmanager
+    async def _reading(self, name: str, manifest: Manifest) -> AsyncIterator[SampleReader]:
+        """Lend what reads samples of a version of a data set; it is kept with its heads until another is wanted.
+
+        A reader may take all the memory, so there is one at a time, for any number of readings at once. Who wants
+        another waits until it is free, and who comes later waits behind him.
+
+        Raises:
+            BudgetError: the memory is too small.
+        """
+        async with self._turn:
+            if self._reader is None or self._reader[:2] != (name, manifest.version):
+                await self._is_free.wait()
+                self._reader = name, manifest.version, self._opened(name, manifest)
+            reader = self._reader[2]
+            self._lent += 1
+            self._is_free.clear()
+        try:
+            yield reader
+        finally:
+            self._lent -= 1
+            if not self._lent:
+                self._is_free.set()
+
+    def _opened(self, name: str, manifest: Manifest) -> SampleReader:
+        memory_bytes = self._config.memory_bytes
+        memory = SampleMemory.plan(manifest, 0, memory_bytes - memory_bytes // 4)
+        return SampleReader(self._shelf(name).store.wrapped, manifest, manifest.schema, memory, _FETCHES)
 
 
 def batch_id(manifest: Manifest, ask: Ask) -> str:
