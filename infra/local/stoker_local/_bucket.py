@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, fields, replace
 from email.utils import formatdate
-from types import TracebackType
 from typing import Annotated, Any
 
 from stoker._base.arguments import AtLeastOne, Bound, Bounded, NotNegative, Positive
@@ -166,9 +165,7 @@ class LocalBucket:
         self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         if self._server is None:
             return
         self._server.close()

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from email.parser import BytesParser
 from email.policy import HTTP
 from io import BytesIO
-from types import TracebackType
 from typing import Any
 
 from aiohttp import web
@@ -105,11 +104,9 @@ class LocalGcs:
         self._url = f"http://{await self._serving.__aenter__()}"
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         self._url = ""
-        await self._serving.__aexit__(kind, error, trace)
+        await self._serving.__aexit__(None, None, None)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:

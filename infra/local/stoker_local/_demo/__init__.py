@@ -51,25 +51,17 @@ def _run(args: Namespace) -> int:
             screen.line("A model learns handwritten digits from a bucket, twice.")
         screen.draw("loading PyTorch and scikit-learn ...")
         try:
-            return _functions(args, screen) if args.functions else _training(args, screen)
+            # Imported only here: every command of stoker loads this module, and PyTorch takes seconds.
+            if args.functions:
+                from stoker_local._demo import function_run, function_setup
+
+                config = function_setup.FunctionDemoConfig(images=args.images or _IMAGES, seed=args.seed)
+                return function_run.run(config, screen)
+            from stoker_local._demo.run import run
+
+            return run(args.epochs or _EPOCHS, args.seed, args.workers, screen)
         except ModuleNotFoundError as error:
             raise MissingExtraError(f"the demo needs {error.name}; pip install 'stoker[local]'") from error
-
-
-# Imported only here: every command of stoker loads this module, and PyTorch takes seconds.
-
-
-def _training(args: Namespace, screen: Screen) -> int:
-    from stoker_local._demo.run import run
-
-    return run(args.epochs or _EPOCHS, args.seed, args.workers, screen)
-
-
-def _functions(args: Namespace, screen: Screen) -> int:
-    from stoker_local._demo.function_run import run
-    from stoker_local._demo.function_setup import FunctionDemoConfig
-
-    return run(FunctionDemoConfig(images=args.images or _IMAGES, seed=args.seed), screen)
 
 
 command = Command(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, aclosing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -110,9 +110,7 @@ async def pack(source_url: str, url: str, super_sample_bytes: int, report: Repor
     try:
         config = PackConfig(schema=source.schema, source=source.fingerprint, super_sample_bytes=super_sample_bytes)
         async with AsyncPacker(store, config, on_progress=lambda done: report(done.samples)) as packer:
-            async with aclosing(source.read()) as samples:
-                async for where, sample in samples:
-                    await packer.write(sample, where)
+            await packer.extend(source)
             return await packer.commit()
     finally:
         await store.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from types import MappingProxyType
 
 from stoker_local._http1 import Body, Request, Response
 from stoker_local._s3 import multipart, operations
@@ -27,8 +26,7 @@ from stoker_local._s3.model import (
 )
 from stoker_local._s3.signature import KeyPair, decode_payload, read_claim, verify
 
-_Handler = Callable[[Bucket, Call, float], Response]
-_ROUTES: dict[tuple[str, str, str], tuple[str, _Handler | None]] = {
+_ROUTES: dict[tuple[str, str, str], tuple[str, Callable[..., Response] | None]] = {
     ("GET", "service", ""): ("ListBuckets", None),
     ("PUT", "bucket", ""): ("CreateBucket", None),
     ("HEAD", "bucket", ""): ("HeadBucket", None),
@@ -45,35 +43,35 @@ _ROUTES: dict[tuple[str, str, str], tuple[str, _Handler | None]] = {
     ("HEAD", "object", ""): ("HeadObject", operations.get_object),
     ("HEAD", "object", "partNumber"): ("HeadObject", operations.get_object),
     ("PUT", "object", ""): ("PutObject", operations.put_object),
+    ("PUT copy", "object", ""): ("CopyObject", multipart.copy_object),
     ("DELETE", "object", ""): ("DeleteObject", operations.delete_object),
     ("GET", "object", "tagging"): ("GetObjectTagging", operations.get_tags),
     ("PUT", "object", "tagging"): ("PutObjectTagging", operations.put_tags),
     ("DELETE", "object", "tagging"): ("DeleteObjectTagging", operations.delete_tags),
     ("POST", "object", "uploads"): ("CreateMultipartUpload", multipart.create_upload),
     ("PUT", "object", "uploadId"): ("UploadPart", multipart.upload_part),
+    ("PUT copy", "object", "uploadId"): ("UploadPartCopy", multipart.upload_part_copy),
     ("POST", "object", "uploadId"): ("CompleteMultipartUpload", multipart.complete_upload),
     ("DELETE", "object", "uploadId"): ("AbortMultipartUpload", multipart.abort_upload),
     ("GET", "object", "uploadId"): ("ListParts", multipart.list_parts),
 }
-"""The operation of a method, a level and a sub-resource, and what performs it where that is given one bucket."""
+"""The operation of a method, a level and a sub-resource, and what performs it where that is given one bucket.
+
+Copies have a method of their own here, and what performs them is given their source.
+"""
 _OPERATIONS = {name: handler for name, handler in _ROUTES.values() if handler is not None}
-_WITH_SOURCE = MappingProxyType({"PutObject": "CopyObject", "UploadPart": "UploadPartCopy"})
+_COPIES = ("CopyObject", "UploadPartCopy")
 _NOT_IMPLEMENTED = (
     "accelerate acl attributes cors encryption inventory legal-hold lifecycle logging metrics notification object-lock "
     "policy policyStatus publicAccessBlock replication requestPayment restore retention select torrent website"
 )
 _SUBRESOURCES = {subresource for _, _, subresource in _ROUTES if subresource}.union(_NOT_IMPLEMENTED.split())
 _READS = ("Get", "Head", "List")  # how the names of operations that only read begin
-_COPIES: MappingProxyType[str, Callable[[Bucket, Call, CopySource, float], Response]] = MappingProxyType(
-    {"CopyObject": multipart.copy_object, "UploadPartCopy": multipart.upload_part_copy}
-)
-_CREATIONS = MappingProxyType(
-    {
-        "PutObject": "ObjectCreated:Put",
-        "CopyObject": "ObjectCreated:Copy",
-        "CompleteMultipartUpload": "ObjectCreated:CompleteMultipartUpload",
-    }
-)
+_CREATIONS = {
+    "PutObject": "ObjectCreated:Put",
+    "CopyObject": "ObjectCreated:Copy",
+    "CompleteMultipartUpload": "ObjectCreated:CompleteMultipartUpload",
+}
 _MAX_KEY_BYTES = 1024
 
 
@@ -116,7 +114,7 @@ class S3Service:
         subresource = "uploadId" if "uploadId" in asked else asked[0] if asked else ""
         operation, _ = _ROUTES.get((request.method, level, subresource), ("Unknown", None))
         if multipart.COPY_SOURCE in request.headers:
-            operation = _WITH_SOURCE.get(operation, operation)
+            operation, _ = _ROUTES.get((f"{request.method} copy", level, subresource), (operation, None))
         return Call(operation=operation, bucket=bucket, key=key, request=request, body=body)
 
     def perform(self, call: Call) -> Response:
@@ -148,16 +146,15 @@ class S3Service:
         response = self._perform_in(bucket, call, key)
         stored = bucket.objects.get(call.key)
         if (event := _CREATIONS.get(call.operation)) and stored is not None and stored is not before:
-            self._tell(ObjectCreated(bucket=call.bucket, key=call.key, event=event, stored=stored))
+            for watch in self.watchers:
+                watch(ObjectCreated(bucket=call.bucket, key=call.key, event=event, stored=stored))
         return response
 
     def _perform_in(self, bucket: Bucket, call: Call, key: KeyPair | None) -> Response:
-        now = self._clock()
-        if call.operation in _OPERATIONS:
-            return _OPERATIONS[call.operation](bucket, call, now)
-        if call.operation in _COPIES:
-            return _COPIES[call.operation](bucket, call, self._copy_source(call, key), now)
-        return self._on_bucket(bucket, call)
+        if call.operation not in _OPERATIONS:
+            return self._on_bucket(bucket, call)
+        sources = [self._copy_source(call, key)] if call.operation in _COPIES else []
+        return _OPERATIONS[call.operation](bucket, call, self._clock(), *sources)
 
     def _bucket(self, name: str) -> Bucket:
         bucket = self.buckets.get(name)
@@ -170,10 +167,6 @@ class S3Service:
         name, source_key = multipart.parse_copy_source(call.request.headers[multipart.COPY_SOURCE])
         self._check_rights(call, name, key, reads=True)
         return CopySource(bucket=name, key=source_key, stored=self._bucket(name).stored_object(source_key))
-
-    def _tell(self, created: ObjectCreated) -> None:
-        for watch in self.watchers:
-            watch(created)
 
     def _authenticate(self, call: Call, bucket: Bucket | None) -> KeyPair | None:
         """Return the key pair that signed a request, or None if nobody did."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from http import HTTPStatus
 from itertools import pairwise
 from urllib.parse import unquote
 
@@ -25,7 +26,6 @@ from stoker_local._s3.model import (
 from stoker_local._s3.operations import (
     COPY_SOURCE_IF,
     NULL_VERSION,
-    Outcome,
     check_write_conditions,
     etag_of,
     failed,
@@ -179,7 +179,7 @@ def parse_copy_source(header: str) -> tuple[str, str]:
     return bucket, key
 
 
-def copy_object(bucket: Bucket, call: Call, source: CopySource, now: float) -> Response:
+def copy_object(bucket: Bucket, call: Call, now: float, source: CopySource) -> Response:
     """CopyObject: metadata and tags are the source's, or, where their directive is ``REPLACE``, the request's."""
     headers = call.request.headers
     replaces_metadata = _directive(call, "metadata") == "REPLACE"
@@ -203,7 +203,7 @@ def copy_object(bucket: Bucket, call: Call, source: CopySource, now: float) -> R
     return _copy_response("CopyObjectResult", copied.tag, now)
 
 
-def upload_part_copy(bucket: Bucket, call: Call, source: CopySource, now: float) -> Response:
+def upload_part_copy(bucket: Bucket, call: Call, now: float, source: CopySource) -> Response:
     """UploadPartCopy: a part that is an object, or a range of one."""
     upload, number = open_upload(bucket, call), part_number(call)
     _check_source_conditions(call, source)
@@ -223,7 +223,7 @@ def _directive(call: Call, what: str) -> str:
 def _check_source_conditions(call: Call, source: CopySource) -> None:
     headers = call.request.headers
     outcome = read_outcome(headers, source.stored, prefix=COPY_SOURCE_IF)
-    if outcome is not Outcome.HOLD:  # a copy has no 304
+    if outcome is not HTTPStatus.OK:  # a copy has no 304
         raise failed(next(name for name in headers if name.startswith(COPY_SOURCE_IF)))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC
 from email.utils import formatdate, parsedate_to_datetime
-from enum import Enum
+from http import HTTPStatus
 from urllib.parse import quote
 
 from stoker_local._http1 import Body, Request, Response, parse_query
@@ -46,16 +46,10 @@ _MAX_KEYS = 1000
 _PART_NUMBER = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
-class Outcome(Enum):
-    """What the conditions of a read come to."""
+def read_outcome(headers: Mapping[str, str], stored: StoredObject, *, prefix: str = "if-") -> HTTPStatus:
+    """Return what a read's conditions come to: 200 if they hold, 304 if the client has this version, else 412.
 
-    HOLD = "hold"
-    NOT_MODIFIED = "not modified"  # the client has this version: 304 for a read
-    FAILED = "failed"  # 412
-
-
-def read_outcome(headers: Mapping[str, str], stored: StoredObject, *, prefix: str = "if-") -> Outcome:
-    """Return what a read's conditions come to; ``prefix`` is ``COPY_SOURCE_IF`` for those on the source of a copy.
+    ``prefix`` is ``COPY_SOURCE_IF`` for those on the source of a copy.
 
     ``…match`` that holds makes ``…unmodified-since`` void, and ``…none-match`` makes ``…modified-since`` void. A time
     that is not a valid HTTP date is ignored (RFC 9110, section 13.1.3).
@@ -63,15 +57,15 @@ def read_outcome(headers: Mapping[str, str], stored: StoredObject, *, prefix: st
     modified_at = int(stored.modified_at)
     if (tags := headers.get(prefix + "match")) is not None:
         if not _matches(tags, stored.tag):
-            return Outcome.FAILED
+            return HTTPStatus.PRECONDITION_FAILED
     elif (time := _posix_time(headers.get(prefix + "unmodified-since"))) is not None and modified_at > time:
-        return Outcome.FAILED
+        return HTTPStatus.PRECONDITION_FAILED
     if (tags := headers.get(prefix + "none-match")) is not None:
         if _matches(tags, stored.tag):
-            return Outcome.NOT_MODIFIED
+            return HTTPStatus.NOT_MODIFIED
     elif (time := _posix_time(headers.get(prefix + "modified-since"))) is not None and modified_at <= time:
-        return Outcome.NOT_MODIFIED
-    return Outcome.HOLD
+        return HTTPStatus.NOT_MODIFIED
+    return HTTPStatus.OK
 
 
 def check_write_conditions(bucket: Bucket, call: Call) -> None:
@@ -202,9 +196,9 @@ def get_object(bucket: Bucket, call: Call, now: float) -> Response:
     if stored.tags:
         headers["x-amz-tagging-count"] = str(len(stored.tags))
     match read_outcome(call.request.headers, stored):
-        case Outcome.FAILED:
+        case HTTPStatus.PRECONDITION_FAILED:
             raise failed("If-Match" if "if-match" in call.request.headers else "If-Unmodified-Since")
-        case Outcome.NOT_MODIFIED:
+        case HTTPStatus.NOT_MODIFIED:
             return Response(status=304, headers=headers)
     span = _span(call, stored)
     if call.request.query:

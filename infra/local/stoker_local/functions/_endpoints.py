@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
@@ -29,16 +28,14 @@ from stoker_local.functions._statistics import MAX_EVENT_BYTES, MAX_REQUEST_BYTE
 
 _MAX_CONTEXT_CHARACTERS = 3583
 _TYPES = ("RequestResponse", "Event", "DryRun")
-_CODES = MappingProxyType(
-    {
-        "InvalidAccessKeyId": "UnrecognizedClientException",
-        "InvalidToken": "UnrecognizedClientException",
-        "SignatureDoesNotMatch": "InvalidSignatureException",
-        "RequestTimeTooSkewed": "InvalidSignatureException",
-        "ExpiredToken": "ExpiredTokenException",
-        "AccessDenied": "AccessDeniedException",
-    }
-)
+_CODES = {
+    "InvalidAccessKeyId": "UnrecognizedClientException",
+    "InvalidToken": "UnrecognizedClientException",
+    "SignatureDoesNotMatch": "InvalidSignatureException",
+    "RequestTimeTooSkewed": "InvalidSignatureException",
+    "ExpiredToken": "ExpiredTokenException",
+    "AccessDenied": "AccessDeniedException",
+}
 
 
 def invoke_api(fleets: Mapping[str, Fleet], authority: Authority, *, new_id: Callable[[], str]) -> web.Application:

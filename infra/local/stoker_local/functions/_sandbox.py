@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
-from types import MappingProxyType
 
 from aiohttp import web
 
@@ -172,16 +171,14 @@ class InstanceState(StrEnum):
     DEAD = "dead"
 
 
-_STEPS: Mapping[tuple[InstanceState, str], InstanceState] = MappingProxyType(
-    {
-        (InstanceState.STARTING, "poll"): InstanceState.FROZEN,
-        (InstanceState.STARTING, "fail"): InstanceState.ANSWERED,
-        (InstanceState.FROZEN, "invoke"): InstanceState.BUSY,
-        (InstanceState.BUSY, "answer"): InstanceState.ANSWERED,
-        (InstanceState.ANSWERED, "poll"): InstanceState.FROZEN,
-        **{(state, "end"): InstanceState.DEAD for state in InstanceState},
-    }
-)
+_STEPS: Mapping[tuple[InstanceState, str], InstanceState] = {
+    (InstanceState.STARTING, "poll"): InstanceState.FROZEN,
+    (InstanceState.STARTING, "fail"): InstanceState.ANSWERED,
+    (InstanceState.FROZEN, "invoke"): InstanceState.BUSY,
+    (InstanceState.BUSY, "answer"): InstanceState.ANSWERED,
+    (InstanceState.ANSWERED, "poll"): InstanceState.FROZEN,
+    **{(state, "end"): InstanceState.DEAD for state in InstanceState},
+}
 
 
 class RuntimeApi:
