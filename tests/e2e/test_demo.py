@@ -88,7 +88,7 @@ def both_ways() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment, bucket_process(config) as bucket:
         for name, value in bucket.environment().items():
             environment.setenv(name, value)
-        asyncio.run(training.upload(train, "s3://digits/images", lambda _: None))
+        asyncio.run(training.RawImages(train, len(train)).put_all("s3://digits/images"))
         asyncio.run(training.pack("s3://digits/images", "s3://digits/packed", 16 << 10, lambda _: None))
         yield
 

@@ -22,9 +22,9 @@ from stoker_local._demo.function_setup import (
     DATASET,
     DATASET_KEY,
     MEMORY_MB,
+    RAW,
     Epoch,
     FunctionDemoConfig,
-    RawImages,
     read_epoch,
 )
 from stoker_local._demo.run import led_to, quiet_torch, read_counts
@@ -46,12 +46,12 @@ def run(config: FunctionDemoConfig, screen: Screen) -> int:
     if find_spec("awslambdaric") is None:
         raise MissingExtraError("the functions need awslambdaric; pip install 'stoker[local]'")
     train_digits, _ = training.load()
-    images = RawImages(train_digits, config.images)
+    images = training.RawImages(train_digits, config.images)
     with quiet_torch():
         return asyncio.run(_demonstrate(config, images, screen))
 
 
-async def _demonstrate(config: FunctionDemoConfig, images: RawImages, screen: Screen) -> int:
+async def _demonstrate(config: FunctionDemoConfig, images: training.RawImages, screen: Screen) -> int:
     async with LocalBucket(config.bucket()) as bucket:
         with led_to(bucket.environment()):
             async with function_cloud(config.cloud(), bucket=bucket) as cloud:
@@ -65,17 +65,15 @@ async def _demonstrate(config: FunctionDemoConfig, images: RawImages, screen: Sc
                     if not limit.expired():
                         raise
                     screen.rows(block(observer.look(), prices))
-                    screen.item("failed", f"it did not come to its end in {config.limit_seconds:.0f} s")
-                    return 1
+                    return screen.exit_code([f"it did not come to its end in {config.limit_seconds:.0f} s"])
                 screen.rows(function_table(observer.look().functions))
                 return _conclude(images, packed, epoch, screen, prices)
 
 
-def _introduce(config: FunctionDemoConfig, images: RawImages, screen: Screen) -> None:
+def _introduce(config: FunctionDemoConfig, images: training.RawImages, screen: Screen) -> None:
     """Say what is to be seen."""
-    sizes = [len(content) for content in images.contents.values()]
     screen.item("bucket", "S3 on this machine: 20 ms to the first byte, 90 MB/s a connection")
-    screen.item("images", f"{len(sizes):,}, a PNG object each, {sum(sizes) / len(sizes):.0f} bytes on average")
+    screen.item("images", f"{len(images):,}, a PNG object each, {images.mean_bytes:.0f} bytes on average")
     screen.item(
         "chain",
         f"each is announced in a queue; ingest packs up to {config.messages} of them at a time, commit makes "
@@ -87,12 +85,12 @@ def _introduce(config: FunctionDemoConfig, images: RawImages, screen: Screen) ->
 
 
 async def _perform(
-    config: FunctionDemoConfig, images: RawImages, cloud: FunctionCloud, observer: Observer
+    config: FunctionDemoConfig, images: training.RawImages, cloud: FunctionCloud, observer: Observer
 ) -> tuple[Snapshot, Epoch]:
     """Let it happen; return the moment before the epoch is read, and what it delivered."""
     cloud.inject(config.faults())
     observer.phase = "raw images arrive, functions pack them"
-    await images.put_all(config.images_per_second)
+    await images.put_all(RAW, per_second=config.images_per_second)
     observer.phase = "functions pack what is left"
     await cloud.queues["raw"].drained()
     while observer.look().visible < len(images):  # noqa: ASYNC110  (a function's commit has no event)
@@ -106,17 +104,15 @@ async def _perform(
     return packed, await in_thread(partial(read_epoch, images, config.seed))
 
 
-def _conclude(images: RawImages, packed: Snapshot, epoch: Epoch, screen: Screen, prices: Prices) -> int:
+def _conclude(images: training.RawImages, packed: Snapshot, epoch: Epoch, screen: Screen, prices: Prices) -> int:
     """Say how it ended."""
     screen.rows(bill_table(packed, epoch, prices))
     screen.item("counted", how_counted(prices))
     failures = epoch.failures(images)
-    for failure in failures:
-        screen.item("failed", failure)
     if not failures:
         delivered = sum(epoch.times.values())
         screen.item("checked", f"the epoch had {delivered:,} samples: every image exactly once, as it was put")
-    return 1 if failures else 0
+    return screen.exit_code(failures)
 
 
 @asynccontextmanager
@@ -283,7 +279,7 @@ class Observer:
         phase: what is being done, in a word.
     """
 
-    def __init__(self, bucket: LocalBucket, cloud: FunctionCloud, images: RawImages, prices: Prices) -> None:
+    def __init__(self, bucket: LocalBucket, cloud: FunctionCloud, images: training.RawImages, prices: Prices) -> None:
         self.phase = ""
         self._bucket, self._cloud, self._images, self._prices = bucket, cloud, images, prices
         self._started_at = asyncio.get_running_loop().time()

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from stoker._base.task_group import for_each
-from stoker._stores import open_store
-from stoker.errors import ConfigError
 from stoker_local._bucket import BucketConfig
 from stoker_local._demo.run import SHAPE
-from stoker_local._demo.training import Digits
+from stoker_local._demo.training import RawImages
 from stoker_local._s3.model import BucketSpec
 from stoker_local.functions import (
     EventSource,
@@ -44,10 +38,7 @@ _CHANCES = {
     FunctionFaultKind.DUPLICATE: 0.10,
     FunctionFaultKind.RECLAIM: 0.05,
 }
-_PUTS_AT_ONCE = 32
 _BATCH = 64
-_SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
-"""Where the digits are moved to, in pixels, from one round of them to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,49 +120,6 @@ def _function(name: str, concurrency: int) -> FunctionSpec:
             "STOKER_INGEST": json.dumps(ingest),
         },
     )
-
-
-class RawImages:
-    """Digits as PNG files in folders of their classes; beyond the digits' number, again and moved by a pixel.
-
-    Attributes:
-        contents: of every object, by key.
-        begun: how many were given to the bucket.
-        put: how many it has confirmed.
-
-    Raises:
-        ConfigError: there are not so many.
-    """
-
-    def __init__(self, digits: Digits, count: int) -> None:
-        rounds = -(-count // len(digits))
-        if rounds > len(_SHIFTS):
-            most = len(_SHIFTS) * len(digits)
-            raise ConfigError(f"{count:,} images are too many: the digits, moved by a pixel at most, make {most:,}")
-        moved = [np.roll(digits.images, shift, axis=(1, 2)) for shift in _SHIFTS[:rounds]]
-        every = Digits(images=np.concatenate(moved), labels=np.tile(digits.labels, rounds))
-        self.contents = {f"{every.labels[n]}/{n:05}.png": every.png(n) for n in range(count)}
-        self.begun = self.put = 0
-
-    def __len__(self) -> int:
-        return len(self.contents)
-
-    async def put_all(self, per_second: float) -> None:
-        """Put the images into their bucket one by one, no faster than told."""
-        store, loop = open_store(RAW), asyncio.get_running_loop()
-        started_at = loop.time()
-
-        async def put(numbered: tuple[int, str]) -> None:
-            number, key = numbered
-            await asyncio.sleep(started_at + number / per_second - loop.time())
-            self.begun += 1
-            await store.put(key, self.contents[key])
-            self.put += 1
-
-        try:
-            await for_each(enumerate(self.contents), put, concurrency=_PUTS_AT_ONCE)
-        finally:
-            await store.close()
 
 
 @dataclass(slots=True)

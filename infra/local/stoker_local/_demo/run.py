@@ -21,7 +21,7 @@ from stoker._cost.prices import Prices
 from stoker_local._bucket import BucketConfig
 from stoker_local._demo import training
 from stoker_local._demo.screen import Screen, aligned, bar
-from stoker_local._demo.training import Batches, Timing, accuracy, new_model, open_direct, train, tune
+from stoker_local._demo.training import Batches, RawImages, Timing, accuracy, new_model, open_direct, train, tune
 from stoker_local._host import bucket_process
 from stoker_local._network import Shape
 from stoker_local._s3.model import BucketSpec
@@ -78,13 +78,14 @@ def run(epochs: int, seed: int, workers: int | None, screen: Screen) -> int:
 
 async def _fill(train_digits: training.Digits, screen: Screen) -> None:
     count = len(train_digits)
+    raw = RawImages(train_digits, count)
 
     def show(verb: str, done: int) -> None:
         screen.draw(f"{verb} {bar(done / count)} {done:,} of {count:,} images")
 
     images, packed = f"s3://{_BUCKET}/{_IMAGES}", f"s3://{_BUCKET}/{_PACKED}"
-    size_bytes = await training.upload(train_digits, images, lambda done: show("uploading", done))
-    screen.item("images", f"{count:,} to train on, a PNG object each, {size_bytes / count:.0f} bytes on average")
+    await raw.put_all(images, report=lambda done: show("uploading", done))
+    screen.item("images", f"{count:,} to train on, a PNG object each, {raw.mean_bytes:.0f} bytes on average")
     manifest = await training.pack(images, packed, _SUPER_SAMPLE_BYTES, lambda done: show("packing", done))
     mean_bytes = manifest.size_bytes / len(manifest)
     screen.item("packed", f"{len(manifest)} super-samples of {format_bytes(mean_bytes)}, in the same bucket")
@@ -142,10 +143,7 @@ def _conclude(direct: Result, loader: Result, bucket_wait_seconds: float, screen
     screen.rows(table(direct, loader, prices))
     screen.item("why", why(direct, loader, bucket_wait_seconds))
     screen.item("counted", how_counted(loader, prices))
-    failed = failures(direct, loader, _LEAST_ACCURACY)
-    for failure in failed:
-        screen.item("failed", failure)
-    return 1 if failed else 0
+    return screen.exit_code(failures(direct, loader, _LEAST_ACCURACY))
 
 
 @contextmanager

@@ -48,6 +48,12 @@ class Screen:
         """Write lines that stay, and an empty one behind them."""
         self._stay([*(f"  {line}" for line in lines), ""])
 
+    def exit_code(self, failures: list[str]) -> int:
+        """Tell of what has failed; return the code that the program ends with."""
+        for failure in failures:
+            self.item("failed", failure)
+        return 1 if failures else 0
+
     def draw(self, *lines: str) -> None:
         """Show lines until the next ones, on a terminal; drawn at most ten times a second, cut at its edges."""
         now = time.monotonic()

@@ -6,7 +6,9 @@ is one GET per image, in the worker processes of a plain DataLoader.
 
 from __future__ import annotations
 
+import asyncio
 import io
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -27,6 +29,7 @@ from stoker._format.manifest import Manifest
 from stoker._pack.packer import AsyncPacker, PackConfig
 from stoker._sources import open_source
 from stoker._stores import open_store
+from stoker.errors import ConfigError
 from stoker.images import ImageDecoder
 
 IMAGE_SIDE = 8
@@ -36,7 +39,9 @@ DECODE = {"image": ImageDecoder(IMAGE_SIDE, IMAGE_SIDE, mode="L")}
 _TEST_IMAGES = 297
 _SPLIT_SEED = 0
 _LARGEST_VALUE = 16
-_UPLOADS_AT_ONCE = 32
+_PUTS_AT_ONCE = 32
+_SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
+"""Where the digits are moved to, in pixels, from one round of them to the next."""
 
 Report = Callable[[int], None]
 
@@ -74,27 +79,59 @@ def load() -> tuple[Digits, Digits]:
     return tuple(Digits(images=images[part], labels=labels[part]) for part in (train, test))  # type: ignore[return-value]
 
 
-async def upload(digits: Digits, url: str, report: Report) -> int:
-    """Write each image as an object of its own into a folder of its class, and return their bytes.
+class RawImages:
+    """Digits as PNG files in folders of their classes; beyond the digits' number, again and moved by a pixel.
 
-    Args:
-        digits: the images.
-        url: of the folder of classes.
-        report: told how many objects are there, after each.
+    Attributes:
+        contents: of every object, by key.
+        begun: how many were given to the bucket.
+        put: how many it has confirmed.
+
+    Raises:
+        ConfigError: there are not so many.
     """
-    store, written = open_store(url), list[int]()
 
-    async def put(index: int) -> None:
-        data = digits.png(index)
-        await store.put(f"{digits.labels[index]}/{index:04}.png", data)
-        written.append(len(data))
-        report(len(written))
+    def __init__(self, digits: Digits, count: int) -> None:
+        rounds = -(-count // len(digits))
+        if rounds > len(_SHIFTS):
+            most = len(_SHIFTS) * len(digits)
+            raise ConfigError(f"{count:,} images are too many: the digits, moved by a pixel at most, make {most:,}")
+        moved = [np.roll(digits.images, shift, axis=(1, 2)) for shift in _SHIFTS[:rounds]]
+        every = Digits(images=np.concatenate(moved), labels=np.tile(digits.labels, rounds))
+        self.contents = {f"{every.labels[n]}/{n:05}.png": every.png(n) for n in range(count)}
+        self.begun = self.put = 0
 
-    try:
-        await for_each(range(len(digits)), put, concurrency=_UPLOADS_AT_ONCE)
-    finally:
-        await store.close()
-    return sum(written)
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    @property
+    def mean_bytes(self) -> float:
+        """Mean size of an object."""
+        return sum(map(len, self.contents.values())) / len(self)
+
+    async def put_all(self, url: str, *, per_second: float = math.inf, report: Report = lambda done: None) -> None:
+        """Put the images into a bucket one by one, no faster than told.
+
+        Args:
+            url: of the folder of classes.
+            per_second: how many, at most.
+            report: told how many objects are there, after each.
+        """
+        store, loop = open_store(url), asyncio.get_running_loop()
+        started_at = loop.time()
+
+        async def put(numbered: tuple[int, str]) -> None:
+            number, key = numbered
+            await asyncio.sleep(started_at + number / per_second - loop.time())
+            self.begun += 1
+            await store.put(key, self.contents[key])
+            self.put += 1
+            report(self.put)
+
+        try:
+            await for_each(enumerate(self.contents), put, concurrency=_PUTS_AT_ONCE)
+        finally:
+            await store.close()
 
 
 async def pack(source_url: str, url: str, super_sample_bytes: int, report: Report) -> Manifest:
