@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker_local._demo.function_setup import INGEST, FunctionDemoConfig
+from stoker_local._demo.function_run import INGEST, FunctionDemoConfig
 from stoker_local.functions import FunctionFaultKind
 from stoker_local.functions._config import FunctionFaultInjector
 from support.demo import cells, demo, mislead, read_until, running, started_by

@@ -10,8 +10,17 @@ import pytest
 
 from stoker import Operation, Prices
 from stoker.errors import ConfigError
-from stoker_local._demo.function_run import Bill, Snapshot, bill_table, block, function_table, line, one_by_one
-from stoker_local._demo.function_setup import Epoch, FunctionDemoConfig
+from stoker_local._demo.function_run import (
+    Bill,
+    Epoch,
+    FunctionDemoConfig,
+    Snapshot,
+    bill_table,
+    block,
+    function_table,
+    line,
+    one_by_one,
+)
 from stoker_local._demo.training import Digits, RawImages
 from stoker_local.functions import FunctionStatistics, Happening
 

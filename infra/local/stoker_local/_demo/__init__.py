@@ -53,9 +53,9 @@ def _run(args: Namespace) -> int:
         try:
             # Imported only here: every command of stoker loads this module, and PyTorch takes seconds.
             if args.functions:
-                from stoker_local._demo import function_run, function_setup
+                from stoker_local._demo import function_run
 
-                config = function_setup.FunctionDemoConfig(images=args.images or _IMAGES, seed=args.seed)
+                config = function_run.FunctionDemoConfig(images=args.images or _IMAGES, seed=args.seed)
                 return function_run.run(config, screen)
             from stoker_local._demo.run import run
 

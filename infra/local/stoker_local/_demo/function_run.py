@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -15,25 +18,166 @@ from stoker._base.threads import in_thread
 from stoker._cost.prices import Prices
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker.errors import MissingExtraError
-from stoker_local._bucket import LocalBucket
+from stoker_local._bucket import BucketConfig, LocalBucket
 from stoker_local._demo import training
-from stoker_local._demo.function_setup import (
-    COMPACT,
-    DATASET,
-    DATASET_KEY,
-    MEMORY_MB,
-    RAW,
-    Epoch,
-    FunctionDemoConfig,
-    read_epoch,
-)
-from stoker_local._demo.run import led_to, quiet_torch, read_counts
+from stoker_local._demo.run import SHAPE, led_to, quiet_torch, read_counts
 from stoker_local._demo.screen import Screen, aligned, bar
+from stoker_local._demo.training import RawImages
 from stoker_local._host import background
-from stoker_local.functions import FunctionCloud, FunctionStatistics, Happening, function_cloud, total
+from stoker_local._s3.model import BucketSpec
+from stoker_local.functions import (
+    EventSource,
+    FunctionCloud,
+    FunctionCloudConfig,
+    FunctionFaultKind,
+    FunctionFaultPlan,
+    FunctionSpec,
+    FunctionStatistics,
+    Happening,
+    Notification,
+    QueueSpec,
+    Schedule,
+    function_cloud,
+    total,
+)
+from stoker_torch import Loader
 
+RAW, DATASET = "s3://raw/images", "s3://stoker/digits"
+DATASET_KEY = ("stoker", "digits/")
+"""The bucket of the data set, and what its keys begin with."""
+INGEST, COMMIT, COMPACT = "ingest", "commit", "compact"
+MEMORY_MB = 1769  # as deployed: one processor
+_IMAGES_PER_SECOND, _LIMIT_SECONDS = 250.0, 300.0
+_INSTANCES, _MESSAGES = 3, 80  # of ingest at most, and of one of its calls
+_COMPACT_BYTES = 64 << 10
+_CLASSES = [str(digit) for digit in range(10)]
+_INGEST_SECONDS = 6.0  # short, since the messages of one that dies come back after so long
+_OTHER_SECONDS = 60.0
+_TRICKLED_BYTES = 8 << 10  # small, so that there is something to compact
+_CHANCES = {
+    FunctionFaultKind.KILL: 0.12,
+    FunctionFaultKind.FREEZE: 0.10,
+    FunctionFaultKind.DUPLICATE: 0.10,
+    FunctionFaultKind.RECLAIM: 0.05,
+}
+_BATCH = 64
 _LOOK_SECONDS = 0.1
 _TELL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionDemoConfig:
+    """What the demo does.
+
+    Attributes:
+        images: how many raw objects are put.
+        seed: of the faults.
+    """
+
+    images: int = 2500
+    seed: int = 7
+
+    def bucket(self) -> BucketConfig:
+        """Return the buckets: for raw images, and for the data set; as far away as a cloud's."""
+        return BucketConfig(buckets=(BucketSpec(name="raw"), BucketSpec(name=DATASET_KEY[0])), shape=SHAPE)
+
+    def cloud(self) -> FunctionCloudConfig:
+        """Return the functions and what calls them: as they are deployed, with shorter times."""
+        return FunctionCloudConfig(
+            functions=(_function(INGEST, _INSTANCES), _function(COMMIT, 1), _function(COMPACT, 1)),
+            queues=(
+                QueueSpec(
+                    name="raw",
+                    visibility_seconds=_INGEST_SECONDS,
+                    max_receives=50,
+                    dead_letters="dead",
+                    duplicate_probability=0.02,
+                ),
+                QueueSpec(name="dead"),
+            ),
+            notifications=(Notification(bucket="raw", prefix="images/", queue="raw"),),
+            sources=(
+                EventSource(
+                    queue="raw",
+                    function=INGEST,
+                    batch_size=_MESSAGES,
+                    window_seconds=0.3,
+                    concurrency=_INSTANCES,
+                ),
+            ),
+            schedules=(Schedule(name="commit", function=COMMIT, rate="rate(2 seconds)", input={"dataset": DATASET}),),
+            init_seconds=60.0,
+            seed=self.seed,
+        )
+
+    def faults(self) -> FunctionFaultPlan:
+        """Return what happens to the functions' instances while they work."""
+        return FunctionFaultPlan(probabilities=_CHANCES, within_seconds=0.12, freeze_seconds=0.5, seed=self.seed)
+
+
+def _function(name: str, concurrency: int) -> FunctionSpec:
+    ingest = {
+        "dataset": "digits",
+        "kind": "image-folder",
+        "classes": _CLASSES,
+        "super_sample_bytes": _TRICKLED_BYTES,
+    }
+    return FunctionSpec(
+        name=name,
+        handler=f"stoker_functions.aws.{name}",
+        memory_mb=MEMORY_MB,
+        timeout_seconds=_INGEST_SECONDS if name == INGEST else _OTHER_SECONDS,
+        concurrency=concurrency,
+        environment={
+            "STOKER_DATASETS": f"digits={DATASET}",
+            "STOKER_SOURCES": RAW,
+            "STOKER_INGEST": json.dumps(ingest),
+        },
+    )
+
+
+@dataclass(slots=True)
+class Epoch:
+    """What an epoch of training has delivered.
+
+    Attributes:
+        times: how often each image came, by key.
+        changed: keys of those whose bytes or label are not what was put.
+        gets: that the loader sent.
+        dollars: for these, at list prices.
+    """
+
+    times: Counter[str] = field(default_factory=Counter)
+    changed: set[str] = field(default_factory=set)
+    gets: int = 0
+    dollars: float = 0.0
+
+    def note(self, images: RawImages, key: str, content: bytes, label: int) -> None:
+        """Note an image that was delivered."""
+        self.times[key] += 1
+        if images.contents.get(key) != content or key.partition("/")[0] != str(label):
+            self.changed.add(key)
+
+    def failures(self, images: RawImages) -> list[str]:
+        """Return what is not as it should be, in words: every image exactly once, as it was put."""
+        missing = images.contents.keys() - self.times.keys()
+        repeated = [key for key, times in self.times.items() if times > 1]
+        found = {"missing": missing, "delivered more than once": repeated, "not what was put": self.changed}
+        return [f"{len(keys):,} images are {what}, such as {min(keys)}" for what, keys in found.items() if keys]
+
+
+def read_epoch(images: RawImages, seed: int, stopped: threading.Event) -> Epoch:
+    """Read one epoch as a training does, until its end or until it is stopped."""
+    epoch = Epoch()
+    with Loader(DATASET, batch_size=_BATCH, seed=seed, memory="64MB", epochs=1) as loader:
+        for batch in loader:
+            for key, content, label in zip(batch["path"], batch["image"], batch["label"].tolist(), strict=True):
+                epoch.note(images, key, bytes(content), label)
+            if stopped.is_set():
+                break
+        spent = loader.stats()
+        epoch.gets, epoch.dollars = spent.get_requests, spent.dollars
+    return epoch
 
 
 def run(config: FunctionDemoConfig, screen: Screen) -> int:
@@ -46,12 +190,12 @@ def run(config: FunctionDemoConfig, screen: Screen) -> int:
     if find_spec("awslambdaric") is None:
         raise MissingExtraError("the functions need awslambdaric; pip install 'stoker[local]'")
     train_digits, _ = training.load()
-    images = training.RawImages(train_digits, config.images)
+    images = RawImages(train_digits, config.images)
     with quiet_torch():
         return asyncio.run(_demonstrate(config, images, screen))
 
 
-async def _demonstrate(config: FunctionDemoConfig, images: training.RawImages, screen: Screen) -> int:
+async def _demonstrate(config: FunctionDemoConfig, images: RawImages, screen: Screen) -> int:
     async with LocalBucket(config.bucket()) as bucket:
         with led_to(bucket.environment()):
             async with function_cloud(config.cloud(), bucket=bucket) as cloud:
@@ -59,24 +203,24 @@ async def _demonstrate(config: FunctionDemoConfig, images: training.RawImages, s
                 observer = Observer(bucket, cloud, images, prices)
                 _introduce(config, images, screen)
                 try:
-                    async with asyncio.timeout(config.limit_seconds) as limit, _shown(observer, screen, prices):
+                    async with asyncio.timeout(_LIMIT_SECONDS) as limit, _shown(observer, screen, prices):
                         packed, epoch = await _perform(config, images, cloud, observer)
                 except TimeoutError:
                     if not limit.expired():
                         raise
                     screen.rows(block(observer.look(), prices))
-                    return screen.exit_code([f"it did not come to its end in {config.limit_seconds:.0f} s"])
+                    return screen.exit_code([f"it did not come to its end in {_LIMIT_SECONDS:.0f} s"])
                 screen.rows(function_table(observer.look().functions))
                 return _conclude(images, packed, epoch, screen, prices)
 
 
-def _introduce(config: FunctionDemoConfig, images: training.RawImages, screen: Screen) -> None:
+def _introduce(config: FunctionDemoConfig, images: RawImages, screen: Screen) -> None:
     """Say what is to be seen."""
     screen.item("bucket", "S3 on this machine: 20 ms to the first byte, 90 MB/s a connection")
     screen.item("images", f"{len(images):,}, a PNG object each, {images.mean_bytes:.0f} bytes on average")
     screen.item(
         "chain",
-        f"each is announced in a queue; ingest packs up to {config.messages} of them at a time, commit makes "
+        f"each is announced in a queue; ingest packs up to {_MESSAGES} of them at a time, commit makes "
         "versions of what is packed, every two seconds, compact makes few large super-samples of many small ones",
     )
     chances = ", ".join(f"{kind} {chance:.0%}" for kind, chance in config.faults().probabilities.items())
@@ -85,18 +229,18 @@ def _introduce(config: FunctionDemoConfig, images: training.RawImages, screen: S
 
 
 async def _perform(
-    config: FunctionDemoConfig, images: training.RawImages, cloud: FunctionCloud, observer: Observer
+    config: FunctionDemoConfig, images: RawImages, cloud: FunctionCloud, observer: Observer
 ) -> tuple[Snapshot, Epoch]:
     """Let it happen; return the moment before the epoch is read, and what it delivered."""
     cloud.inject(config.faults())
     observer.phase = "raw images arrive, functions pack them"
-    await images.put_all(RAW, per_second=config.images_per_second)
+    await images.put_all(RAW, per_second=_IMAGES_PER_SECOND)
     observer.phase = "functions pack what is left"
     await cloud.queues["raw"].drained()
     while observer.look().visible < len(images):  # noqa: ASYNC110  (a function's commit has no event)
         await asyncio.sleep(_LOOK_SECONDS)
     observer.phase = "small super-samples become large ones"
-    event = {"dataset": DATASET, "super_sample_bytes": config.super_sample_bytes}
+    event = {"dataset": DATASET, "super_sample_bytes": _COMPACT_BYTES}
     while (await cloud.invoke(COMPACT, event, waits=True)).error_type:
         pass
     packed = observer.look()
@@ -104,10 +248,17 @@ async def _perform(
     return packed, await in_thread(partial(read_epoch, images, config.seed))
 
 
-def _conclude(images: training.RawImages, packed: Snapshot, epoch: Epoch, screen: Screen, prices: Prices) -> int:
+def _conclude(images: RawImages, packed: Snapshot, epoch: Epoch, screen: Screen, prices: Prices) -> int:
     """Say how it ended."""
     screen.rows(bill_table(packed, epoch, prices))
-    screen.item("counted", how_counted(prices))
+    store, function = prices.store(DATASET), prices.functions["lambda"]
+    screen.item(
+        "counted",
+        "requests by the bucket, but for those that brought the raw images, which are the same either way, and an "
+        f"epoch's by the loader; seconds of {MEMORY_MB:,} MB by the function cloud, start-ups included, as many as it "
+        f"took on this machine, which runs all the rest as well. List prices of {store.name} and {function.name}, "
+        f"{store.region}, {prices.date}.",
+    )
     failures = epoch.failures(images)
     if not failures:
         delivered = sum(epoch.times.values())
@@ -224,17 +375,6 @@ def bill_table(packed: Snapshot, epoch: Epoch, prices: Prices) -> list[str]:
     return aligned(rows)
 
 
-def how_counted(prices: Prices) -> str:
-    """Return where the figures of the tables come from."""
-    store, function = prices.store(DATASET), prices.functions["lambda"]
-    return (
-        "requests by the bucket, but for those that brought the raw images, which are the same either way, and an "
-        f"epoch's by the loader; seconds of {MEMORY_MB:,} MB by the function cloud, start-ups included, as many as it "
-        f"took on this machine, which runs all the rest as well. List prices of {store.name} and {function.name}, "
-        f"{store.region}, {prices.date}."
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """One moment.
@@ -279,7 +419,7 @@ class Observer:
         phase: what is being done, in a word.
     """
 
-    def __init__(self, bucket: LocalBucket, cloud: FunctionCloud, images: training.RawImages, prices: Prices) -> None:
+    def __init__(self, bucket: LocalBucket, cloud: FunctionCloud, images: RawImages, prices: Prices) -> None:
         self.phase = ""
         self._bucket, self._cloud, self._images, self._prices = bucket, cloud, images, prices
         self._started_at = asyncio.get_running_loop().time()

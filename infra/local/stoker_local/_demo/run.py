@@ -142,7 +142,12 @@ def _conclude(direct: Result, loader: Result, bucket_wait_seconds: float, screen
     screen.line()
     screen.rows(table(direct, loader, prices))
     screen.item("why", why(direct, loader, bucket_wait_seconds))
-    screen.item("counted", how_counted(loader, prices))
+    store = prices.store(loader.reading.url)
+    screen.item(
+        "counted",
+        "by the bucket itself; the DataLoader's bytes and dollars include listing the images once. Dollars are what "
+        f"stoker's meter makes of these counts at the list prices of {store.name}, {store.region}, {prices.date}.",
+    )
     return screen.exit_code(failures(direct, loader, _LEAST_ACCURACY))
 
 
@@ -241,15 +246,6 @@ def why(direct: Result, loader: Result, bucket_wait_seconds: float) -> str:
         f"Loader sent {gets[1]:,}, known in advance and under way while the model trains: it waited "
         f"{bucket_wait_seconds:.2f} s for the bucket, the rest for gathering and decoding. These images are tiny; "
         "the larger they are, the more bytes count and the less GETs do."
-    )
-
-
-def how_counted(loader: Result, prices: Prices) -> str:
-    """Return where the figures come from."""
-    store = prices.store(loader.reading.url)
-    return (
-        "by the bucket itself; the DataLoader's bytes and dollars include listing the images once. Dollars are what "
-        f"stoker's meter makes of these counts at the list prices of {store.name}, {store.region}, {prices.date}."
     )
 
 
