@@ -232,37 +232,33 @@ class LocalBucket:
         fault = self._faults.draw(call.operation, call.key)
         delay = self._shaper.first_byte_delay()
         if call.operation == "GetObject":
-            turn = self._shaper.get_delay(asyncio.get_running_loop().time())
+            turn, tail = self._shaper.get_delay(asyncio.get_running_loop().time()), self._shaper.tail_delay()
             if turn is None:
                 fault = Fault(kind=FaultKind.SLOW_DOWN)
-            delay += turn or 0.0
-        if call.operation == "GetObject" and (tail := self._shaper.tail_delay()):
-            self.counts.faults["tail"] += 1
-            delay += tail
+            if tail:
+                self.counts.faults["tail"] += 1
+            delay += (turn or 0.0) + tail
         if delay:
             await asyncio.sleep(delay)
         response = self._response(call, fault)
-        if request.method == "HEAD":
-            response = replace(response, body=b"", body_bytes=len(response.body))
-        if fault is not None and (fault.kind is not FaultKind.CORRUPT or response.body):
+        body = b"" if request.method == "HEAD" else response.body
+        if fault is not None and (fault.kind is not FaultKind.CORRUPT or body):
             self.counts.faults[fault.kind.value] += 1
         self.counts.statuses[response.status] += 1
         response = replace(response, headers={**response.headers, "Date": formatdate(self._clock(), usegmt=True)})
         head = compose_head(response, keep_alive=request.keep_alive)
-        steps = answer_steps(head, response.body, fault)
+        steps = answer_steps(head, body, fault)
         return await self._perform(wire, steps, pacers if call.operation == "GetObject" else ())
 
     def _response(self, call: Call, fault: Fault | None) -> Response:
-        match fault and fault.kind:
-            case FaultKind.SLOW_DOWN:
-                assert fault is not None  # noqa: S101  (for the type checker)
-                wait = fault.retry_after_seconds
-                headers = {} if wait is None else {"Retry-After": str(wait)}
-                refusal = S3Error("SlowDown", "Please reduce your request rate.", headers=headers)
-            case FaultKind.INTERNAL_ERROR:
-                refusal = S3Error("InternalError", "We encountered an internal error. Please try again.")
-            case _:
-                return self.service.perform(call)
+        if fault is not None and fault.kind is FaultKind.SLOW_DOWN:
+            wait = fault.retry_after_seconds
+            headers = {} if wait is None else {"Retry-After": str(wait)}
+            refusal = S3Error("SlowDown", "Please reduce your request rate.", headers=headers)
+        elif fault is not None and fault.kind is FaultKind.INTERNAL_ERROR:
+            refusal = S3Error("InternalError", "We encountered an internal error. Please try again.")
+        else:
+            return self.service.perform(call)
         return refusal.response(call.request.path)
 
     async def _perform(self, wire: Wire, steps: tuple[Step, ...], pacers: tuple[Pacer, ...]) -> bool:

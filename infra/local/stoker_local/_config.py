@@ -55,9 +55,8 @@ def read_json(kind: type[T], text: str, *, where: str) -> T:
     return _read_record(kind, values, where)
 
 
-def _read_record(kind: type[T], values: object, where: str) -> T:
-    if not isinstance(values, dict):
-        raise _wrong(where, values, "an object")
+def _read_record(kind: type[T], document: object, where: str) -> T:
+    values = _of_type(dict, document, where)
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # mypy knows no type of dataclasses
     if unknown := sorted(values.keys() - known.keys()):
         raise ValueError(
@@ -80,44 +79,32 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if origin is UnionType:  # something or None
         return None if value is None else _read(arguments[0], value, where)
     if origin is tuple:
-        return _tuple(arguments, value, where)
+        return _tuple(arguments, _of_type(list, value, where), where)
     if origin is Mapping:
-        return _mapping(arguments, value, where)
+        return {
+            _read(arguments[0], name, f"a name in {where}"): _read(arguments[1], each, f"{where}.{name}")
+            for name, each in _of_type(dict, value, where).items()
+        }
     if is_dataclass(hint):
         return _read_record(hint, value, where)  # type: ignore[arg-type]  # a type, since hints are
     if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
-        return _choice(hint, arguments, value, where)
-    wanted = (int, float) if hint is float else (object if hint is Any else hint)
-    if not isinstance(value, wanted) or (isinstance(value, bool) and hint in (int, float)):
-        raise _wrong(where, value, hint.__name__)
-    return value
+        choices = arguments or [each.value for each in hint]
+        if value not in choices:
+            raise ValueError(f"{where} is not one of {', '.join(map(repr, choices))}")
+        return value if arguments else hint(value)
+    return value if hint is Any else _of_type(hint, value, where)
 
 
-def _tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise _wrong(where, value, "an array")
-    hints = arguments if arguments[-1] is not Ellipsis else arguments[:1] * len(value)
-    if len(hints) != len(value):
-        raise ValueError(f"{where} has {len(value)} elements, not {len(hints)}")
-    return tuple(_read(hint, each, f"{where}[{n}]") for n, (hint, each) in enumerate(zip(hints, value, strict=True)))
+def _tuple(arguments: tuple[Any, ...], values: list[Any], where: str) -> tuple[Any, ...]:
+    hints = arguments if arguments[-1] is not Ellipsis else arguments[:1] * len(values)
+    if len(hints) != len(values):
+        raise ValueError(f"{where} has {len(values)} elements, not {len(hints)}")
+    return tuple(_read(hint, each, f"{where}[{n}]") for n, (hint, each) in enumerate(zip(hints, values, strict=True)))
 
 
-def _mapping(arguments: tuple[Any, ...], value: Any, where: str) -> dict[Any, Any]:
-    if not isinstance(value, dict):
-        raise _wrong(where, value, "an object")
-    key_hint, value_hint = arguments
-    return {
-        _read(key_hint, name, f"a name in {where}"): _read(value_hint, each, f"{where}.{name}")
-        for name, each in value.items()
-    }
-
-
-def _choice(hint: Any, arguments: tuple[Any, ...], value: Any, where: str) -> Any:
-    choices = arguments or tuple(each.value for each in hint)
-    if value not in choices:
-        raise ValueError(f"{where} is not one of {', '.join(map(repr, choices))}")
-    return value if arguments else hint(value)
-
-
-def _wrong(where: str, value: object, wanted: str) -> ValueError:
-    return ValueError(f"{where} is of type {type(value).__name__}, not {wanted}")
+def _of_type(kind: type[Any], value: Any, where: str) -> Any:
+    """Return a value that is of a type, as JSON has it: an integer is a number too, a truth value is none."""
+    if isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool)):
+        return value
+    wanted = {"dict": "an object", "list": "an array"}.get(kind.__name__, kind.__name__)
+    raise ValueError(f"{where} is of type {type(value).__name__}, not {wanted}")

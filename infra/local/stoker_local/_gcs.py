@@ -23,7 +23,7 @@ from aiohttp import web
 from stoker._base.checksum import crc32c
 from stoker_local._config import is_this_machine
 from stoker_local._host import running_server, serving
-from stoker_local._s3.model import ObjectCreated, ObjectMap, StoredObject, UnsatisfiableRangeError, byte_range, iso_time
+from stoker_local._s3.model import ObjectCreated, ObjectMap, StoredObject, byte_range, iso_time
 
 _MAX_RESULTS = 1000
 
@@ -192,10 +192,13 @@ class LocalGcs:
             "x-goog-hash": f"crc32c={checksum_of(stored)}",
             "x-goog-stored-content-length": str(len(stored.data)),
         }
-        span = byte_span(request.headers.get("Range", ""), len(stored.data))
+        span = byte_range(request.headers.get("Range", ""), len(stored.data))
         # As a stream: aiohttp warns of large bodies that are bytes.
         if span is None:
             return web.Response(body=BytesIO(stored.data), headers=headers)
+        if span[0] >= span[1]:
+            refused = {"Content-Range": f"bytes */{len(stored.data)}"}
+            raise GcsError(416, "Request range not satisfiable", headers=refused)
         headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{len(stored.data)}"
         part = memoryview(stored.data)[span[0] : span[1]]
         return web.Response(status=206, body=BytesIO(part), headers=headers)
@@ -322,19 +325,6 @@ def split_upload(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]
     if sent_type := BytesParser(policy=HTTP).parsebytes(head.lstrip() + b"\r\n\r\n")["Content-Type"]:
         parsed.setdefault("contentType", str(sent_type))
     return parsed, media
-
-
-def byte_span(header: str, size_bytes: int) -> tuple[int, int] | None:
-    """Return the half-open range that a Range header asks for, or None for all.
-
-    Raises:
-        GcsError: it holds no byte of the object.
-    """
-    try:
-        return byte_range(header, size_bytes)
-    except UnsatisfiableRangeError as error:
-        headers = {"Content-Range": error.content_range}
-        raise GcsError(416, "Request range not satisfiable", headers=headers) from error
 
 
 def checksum_of(stored: StoredObject) -> str:

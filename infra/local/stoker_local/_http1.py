@@ -63,12 +63,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """One response; ``body_bytes`` is stated only where it is not the body's length (an answer to HEAD)."""
+    """One response, with its body even where that is not sent (an answer to HEAD)."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Body = b""
-    body_bytes: int | None = None
 
 
 def parse_query(raw: str) -> tuple[tuple[str, str], ...]:
@@ -147,11 +146,10 @@ def _body_bytes(headers: Mapping[str, str]) -> int | None:
 
 def compose_head(response: Response, *, keep_alive: bool) -> bytes:
     """Return the status line and headers of a response, with its length, up to and with the empty line."""
-    length = len(response.body) if response.body_bytes is None else response.body_bytes
     lines = [f"HTTP/1.1 {response.status} {_REASONS.get(response.status, '')}"]
     lines += [f"{name}: {value}" for name, value in response.headers.items()]
     if response.status not in (204, 304):
-        lines.append(f"Content-Length: {length}")
+        lines.append(f"Content-Length: {len(response.body)}")
     if not keep_alive:
         lines.append("Connection: close")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

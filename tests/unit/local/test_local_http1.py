@@ -74,8 +74,8 @@ def test_any_bytes_are_parsed_or_refused(noise: bytes) -> None:
             continue
 
 
-def test_a_response_head_states_the_length_that_the_body_would_have() -> None:
-    head = compose_head(Response(headers={"ETag": '"x"'}, body_bytes=7), keep_alive=False)
+def test_a_response_head_states_the_length_of_the_body() -> None:
+    head = compose_head(Response(headers={"ETag": '"x"'}, body=bytes(7)), keep_alive=False)
     assert head == b'HTTP/1.1 200 OK\r\nETag: "x"\r\nContent-Length: 7\r\nConnection: close\r\n\r\n'
 
 

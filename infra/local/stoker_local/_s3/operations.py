@@ -26,7 +26,6 @@ from stoker_local._s3.model import (
     Page,
     S3Error,
     StoredObject,
-    UnsatisfiableRangeError,
     byte_range,
     element,
     iso_time,
@@ -217,15 +216,15 @@ def _span(call: Call, stored: StoredObject) -> tuple[int, int] | None:
             raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
         return _part_span(number, stored)
     size = len(stored.data)
-    try:
-        return None if header is None else byte_range(header, size)
-    except UnsatisfiableRangeError as error:
+    span = byte_range(header or "", size)
+    if span is not None and span[0] >= span[1]:
         raise S3Error(
             "InvalidRange",
             "The requested range is not satisfiable",
             elements={"RangeRequested": header or "", "ActualObjectSize": str(size)},
-            headers={"Content-Range": error.content_range},
-        ) from error
+            headers={"Content-Range": f"bytes */{size}"},
+        )
+    return span
 
 
 def _part_span(number: str, stored: StoredObject) -> tuple[int, int] | None:
