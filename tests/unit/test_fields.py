@@ -185,18 +185,18 @@ def test_a_record_is_read_by_its_annotations() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ([], "file is of type list, not a table"),
+        ([], "file is of type list, not an object"),
         ({}, "file lacks the field 'name'"),
         ({"name": "x", "naem": 1}, "file has a field 'naem' that means nothing; there are: anything, count"),
-        ({"name": 1}, r"file\.name is of type int, not a text"),
-        ({"name": "x", "count": True}, r"file\.count is of type bool, not an integer"),
-        ({"name": "x", "count": 1.0}, r"file\.count is of type float, not an integer"),
+        ({"name": 1}, r"file\.name is of type int, not str"),
+        ({"name": "x", "count": True}, r"file\.count is of type bool, not int"),
+        ({"name": "x", "count": 1.0}, r"file\.count is of type float, not int"),
         ({"name": "x", "order": "left"}, r"file\.order is not one of 'up', 'down'"),
         ({"name": "x", "pair": [1]}, r"file\.pair has 1 elements, not 2"),
         ({"name": "x", "places": [{"kind": "near", "share": 2}]}, r"file\.places\[0\]\.share must be at most 1, not 2"),
         ({"name": "x", "places": [{"kind": "far"}]}, r"file\.places\[0\]: far places have a part"),
         ({"name": "x", "prices": {"here": 1}}, r"a name in file\.prices is not one of 'near', 'far'"),
-        ({"name": "x", "prices": {"near": "1"}}, r"file\.prices\.near is of type str, not a number"),
+        ({"name": "x", "prices": {"near": "1"}}, r"file\.prices\.near is of type str, not float"),
     ],
 )
 def test_what_is_no_such_record_is_refused_with_its_place(said: Any, message: str) -> None:

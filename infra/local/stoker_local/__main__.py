@@ -15,9 +15,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
+from stoker._stores.options import is_this_machine
 from stoker.errors import MissingExtraError
 from stoker_local._bucket import WELL_KNOWN, BucketConfig, LocalBucket
-from stoker_local._config import is_this_machine
 from stoker_local._host import stopping
 from stoker_local._network import PROFILES
 from stoker_local._s3.model import BucketSpec

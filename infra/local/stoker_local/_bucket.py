@@ -14,7 +14,8 @@ from email.utils import formatdate
 from typing import Annotated, Any
 
 from stoker._base.arguments import AtLeastOne, Bound, Bounded, NotNegative, Positive
-from stoker_local._config import is_this_machine, read_json, unique_names
+from stoker._stores.options import is_this_machine
+from stoker_local._config import read_json, unique_names
 from stoker_local._http1 import BadRequestError, Body, Request, Response, Wire, compose_head, parse_head
 from stoker_local._network import (
     Fault,

@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from stoker._base.checksum import crc32c
-from stoker_local._config import is_this_machine
+from stoker._stores.options import is_this_machine
 from stoker_local._host import running_server, serving
 from stoker_local._s3.model import ObjectCreated, ObjectMap, StoredObject, byte_range, iso_time
 

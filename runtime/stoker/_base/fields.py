@@ -172,7 +172,7 @@ def _read_tuple(parts: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ..
     return tuple(_read(hint, each, f"{where}[{n}]") for n, (hint, each) in enumerate(zip(hints, array, strict=True)))
 
 
-_NAMES = {dict: "a table", list: "an array", str: "a text", bool: "true or false", int: "an integer", float: "a number"}
+_NAMES = {dict: "an object (a table)", list: "an array"}
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:

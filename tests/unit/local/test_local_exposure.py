@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from stoker._stores.options import is_this_machine
 from stoker_local import BucketConfig, BucketSpec, GcsConfig, KeyPair, LocalBucket, running_bucket
 from stoker_local.__main__ import _config, _parser, main
-from stoker_local._config import is_this_machine
 from support.local_bucket import exchange, signed_request
 
 OPEN = BucketSpec(name="open", anonymous=True)
