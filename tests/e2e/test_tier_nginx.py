@@ -15,7 +15,7 @@ import pytest
 from stoker._shared.objects import ObjectFolder
 from stoker.errors import CredentialsError
 from support.ports import kept_port
-from support.shared_tier import OTHER_SECRET, SECRET, client_of, object_of, offered, read, running, server_of
+from support.shared_tier import IS_SOUND, OTHER_SECRET, SECRET, client_of, object_of, offered, read, running, server_of
 from support.waiting import until_async
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/bin")
@@ -58,7 +58,7 @@ def test_a_trainer_reads_from_nginx_what_a_tier_server_has_left_on_disk(tmp_path
     (tmp_path / "nginx").mkdir()
 
     async def fill() -> None:
-        folder = ObjectFolder(tier, 1 << 30)
+        folder = ObjectFolder(tier, 1 << 30, IS_SOUND)
         async with running(server_of(1, folder=folder)) as url, client_of(url) as client:
             for ref, data in objects:
                 await offered(client, ref, data)

@@ -6,12 +6,13 @@ import hashlib
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from stoker._base.checksum import crc32c
 from stoker._shared.client import ServerAddress, SharedTier
 from stoker._shared.objects import ObjectFolder, ObjectMemory
 from stoker._shared.read_through import ReadThrough
-from stoker._shared.secret import TierSecret
+from stoker._shared.secret import TierSecret, is_object_of
 from stoker._shared.server import TierServer
 from stoker._shared.serving import Endpoint, listening
 from stoker.abc import ObjectRef
@@ -19,6 +20,7 @@ from support.waiting import until_async
 
 SECRET = TierSecret(bytes(range(32)))
 OTHER_SECRET = TierSecret(bytes(range(1, 33)))
+IS_SOUND = partial(is_object_of, (SECRET, OTHER_SECRET))
 
 
 def object_of(number: int, size_bytes: int = 10_000, *, dataset: str = "d") -> tuple[ObjectRef, bytes]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import mmap
 import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -160,8 +161,8 @@ class ObjectPlace(ABC, Generic[Data]):
             self._residents.drop(key)
             self._remove(key, entry.data)
 
-    @contextmanager
-    def reading(self, key: str) -> Iterator[Data | None]:
+    @asynccontextmanager
+    async def reading(self, key: str) -> AsyncIterator[Data | None]:
         """Yield where an object's bytes are, which stay there meanwhile; None if they are not here."""
         entry = self._entries.get(key)
         if entry is None or entry.data is None:
@@ -245,6 +246,7 @@ class ObjectMemory(ObjectPlace[memoryview]):
         """Nothing: the memory goes with the last reference to it."""
 
 
+_log = logging.getLogger("stoker.tier.server")
 _FILE = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _OBJECTS = "objects"
 
@@ -252,25 +254,29 @@ _OBJECTS = "objects"
 class ObjectFolder(ObjectPlace[Path]):
     """Objects in files ``FOLDER/<tenant>/objects/<name>``, which any web server can serve.
 
-    A file has its name when it is whole. What an earlier process has left is taken over, see :attr:`unverified`. One
-    process at a time uses a folder, and holds a lock on it.
+    A file has its name when it is whole. What an earlier process has left is taken over, and checked before it is read
+    for the first time. One process at a time uses a folder, and holds a lock on it.
 
     Args:
         folder: is created if it does not exist.
         limit_bytes: of all files together.
+        is_sound: returns whether bytes are those of the object with a key; called in a thread.
         clock: monotonic, in seconds.
-
-    Attributes:
-        unverified: keys of objects that this process has not written: their bytes may be any.
 
     Raises:
         ConfigError: the folder cannot be used, or another process uses it.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        limit_bytes: int,
+        is_sound: Callable[[str, memoryview], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(limit_bytes, clock)
-        self._folder = folder
-        self.unverified: set[str] = set()
+        self._folder, self._is_sound = folder, is_sound
+        self._unchecked: set[str] = set()
         self._lock = -1
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -290,9 +296,29 @@ class ObjectFolder(ObjectPlace[Path]):
             key = f"{tenant}/{file.name}"
             if _FILE.fullmatch(file.name) and found.st_size and self._residents.offer(key, found.st_size) is not None:
                 self._entries[key] = _Entry(file, self._group(f"{tenant}/"), self._clock())
-                self.unverified.add(key)
+                self._unchecked.add(key)
             else:
                 file.unlink()
+
+    @asynccontextmanager
+    async def reading(self, key: str) -> AsyncIterator[Path | None]:
+        """Yield an object's file; None if it is not here, or was damaged when an earlier process ended."""
+        async with super().reading(key) as file:
+            is_sound = file is None or key not in self._unchecked or await asyncio.to_thread(self._check, key, file)
+            if is_sound:
+                self._unchecked.discard(key)
+                yield file
+                return
+        if key in self._unchecked:  # nobody else has found out meanwhile
+            _log.warning("the file of %s was damaged, and is removed", key)
+            self.drop(key)
+        yield None
+
+    def _check(self, key: str, file: Path) -> bool:
+        try:
+            return self._is_sound(key, memoryview(file.read_bytes()))
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Let others use the folder; its files stay. Idempotent."""
@@ -315,7 +341,7 @@ class ObjectFolder(ObjectPlace[Path]):
             raise
 
     def _remove(self, key: str, data: Path | None) -> None:
-        self.unverified.discard(key)
+        self._unchecked.discard(key)
         if data is not None:
             data.unlink(missing_ok=True)
 

@@ -12,7 +12,7 @@ import binascii
 import hmac
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 from stoker._format.identity import Identity, sha256_128
@@ -111,3 +111,9 @@ class TierSecret:
 def is_name(text: str) -> bool:
     """Return whether a text could be the name of an object."""
     return _NAME.fullmatch(text) is not None
+
+
+def is_object_of(secrets: Sequence[TierSecret], key: str, data: memoryview) -> bool:
+    """Return whether bytes are those of the object with a key, ``<tenant>/<name>``, of one of the tenants."""
+    tenant, _, name = key.partition("/")
+    return any(secret.tenant == tenant and secret.is_name_of(name, data) for secret in secrets)

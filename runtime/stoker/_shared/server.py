@@ -57,7 +57,6 @@ class ServerStatistics:
         sent_bytes: of objects.
         received_bytes: of objects.
         refused: offers of bytes that are not the name's.
-        damaged: files that were not what their names say, and were removed.
         unauthorized: requests without a valid token.
         fetched: objects that were read from a bucket.
         fetch_failures: objects that could not be read from a bucket.
@@ -68,7 +67,6 @@ class ServerStatistics:
     sent_bytes: int = 0
     received_bytes: int = 0
     refused: int = 0
-    damaged: int = 0
     unauthorized: int = 0
     fetched: int = 0
     fetch_failures: int = 0
@@ -95,7 +93,7 @@ class TierServer:
         folder: ObjectFolder | None = None,
         sources: Sequence[ReadThrough] = (),
     ) -> None:
-        self._secrets, self._memory, self._folder, self._sources = tuple(secrets), memory, folder, tuple(sources)
+        self._secrets, self._sources, self._folder = tuple(secrets), tuple(sources), folder
         self._places: dict[str, ObjectPlace[Any]] = {"memory": memory} | ({"disk": folder} if folder else {})
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._writes = asyncio.Semaphore(_WRITES)
@@ -129,26 +127,24 @@ class TierServer:
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         secret, key = self._asked(request)
-        response = await self._respond(request, secret, key)
+        response = await self._respond(request, key)
         if response is None and await self._is_fetched(secret, key):
-            response = await self._respond(request, secret, key)
+            response = await self._respond(request, key)
         if response is None:
             self.stats.misses += 1
             raise web.HTTPNotFound(text="it is not here\n")
         return response
 
-    async def _respond(self, request: web.Request, secret: TierSecret, key: str) -> web.StreamResponse | None:
+    async def _respond(self, request: web.Request, key: str) -> web.StreamResponse | None:
         """Send an object from where it is; None if it is not here."""
-        with self._memory.reading(key) as data:
-            if data is not None:
-                return await self._send(request, data)
-        if self._folder is None or not await self._is_sound(self._folder, secret, key):
-            return None
-        with self._folder.reading(key) as file:
-            if file is None:
-                return None
-            self.stats.sent_bytes += file.stat().st_size
-            return web.FileResponse(file)  # which is sent whole even if it is removed meanwhile
+        for place in self._places.values():
+            async with place.reading(key) as found:
+                if isinstance(found, Path):
+                    self.stats.sent_bytes += found.stat().st_size
+                    return web.FileResponse(found)  # which is sent whole even if it is removed meanwhile
+                if found is not None:
+                    return await self._send(request, found)
+        return None
 
     async def _send(self, request: web.Request, data: memoryview) -> web.StreamResponse:
         try:
@@ -171,18 +167,6 @@ class TierServer:
                 self.stats.sent_bytes += end - start
             await response.write_eof()
         return response
-
-    async def _is_sound(self, folder: ObjectFolder, secret: TierSecret, key: str) -> bool:
-        """Return whether an object is in the folder, and is what its name says if an earlier process has written it."""
-        if key in folder.unverified:
-            with folder.reading(key) as file:
-                is_sound = file is not None and await asyncio.to_thread(_is_file_of, secret, key, file)
-            if is_sound:
-                folder.unverified.discard(key)
-            elif key in folder.unverified:
-                self.stats.damaged += 1
-                folder.drop(key)
-        return key in folder
 
     async def _is_fetched(self, secret: TierSecret, key: str) -> bool:
         """Have an object read from the bucket that it is in, if that is known; return whether it has come in time."""
@@ -357,10 +341,3 @@ def _token(request: web.Request) -> str:
 def _seconds_for(size_bytes: int) -> float:
     """Return how long a transfer may take, so that a peer that stands still does not hold memory."""
     return _TRANSFER_SECONDS + size_bytes / _LEAST_BYTES_PER_SECOND
-
-
-def _is_file_of(secret: TierSecret, key: str, file: Path) -> bool:
-    try:
-        return secret.is_name_of(key.rpartition("/")[2], memoryview(file.read_bytes()))
-    except OSError:
-        return False

@@ -7,7 +7,9 @@ import logging
 import os
 import signal
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -15,7 +17,7 @@ from stoker._base.sizes import format_bytes, parse_bytes
 from stoker._shared.certificate import given_tls
 from stoker._shared.objects import ObjectFolder, ObjectMemory
 from stoker._shared.read_through import ReadThrough
-from stoker._shared.secret import VARIABLE, TierSecret
+from stoker._shared.secret import VARIABLE, TierSecret, is_object_of
 from stoker._shared.server import TierServer
 from stoker._shared.serving import Endpoint, listening
 from stoker.cli.flags import add_store_options, opened, size_from
@@ -74,7 +76,7 @@ async def _serve(args: Namespace) -> None:
         for url in args.read_through:
             sources.append(ReadThrough(await stack.enter_async_context(opened(args, url)), secrets))
             await sources[-1].refresh()
-        server = TierServer(secrets, ObjectMemory(args.memory), _folder(args.disk), sources)
+        server = TierServer(secrets, ObjectMemory(args.memory), _folder(args.disk, secrets), sources)
         url = await stack.enter_async_context(listening(server, endpoint))
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -94,7 +96,7 @@ def _endpoint(args: Namespace) -> Endpoint:
     return Endpoint(host=host.strip("[]"), port=int(port), advertised=args.advertise, tls=tls)
 
 
-def _folder(spec: str | None) -> ObjectFolder | None:
+def _folder(spec: str | None, secrets: Sequence[TierSecret]) -> ObjectFolder | None:
     """Return what a text ``FOLDER?limit=SIZE`` says; None if there is none."""
     if spec is None:
         return None
@@ -106,4 +108,4 @@ def _folder(spec: str | None) -> ObjectFolder | None:
         name = limit = ""
     if not path or name != "limit":
         raise ConfigError(f"--disk is FOLDER?limit=SIZE, such as /mnt/nvme/tier?limit=200GB, not {spec!r:.200}")
-    return ObjectFolder(Path(path).expanduser().absolute(), parse_bytes(limit))
+    return ObjectFolder(Path(path).expanduser().absolute(), parse_bytes(limit), partial(is_object_of, secrets))

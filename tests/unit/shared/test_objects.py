@@ -42,10 +42,17 @@ def keep(place: ObjectPlace[Any], key: str, data: bytes, group: str = "t/a") -> 
 
 
 def read(place: ObjectPlace[Any], key: str) -> bytes | None:
-    with place.reading(key) as found:
-        if found is None:
-            return None
-        return found.read_bytes() if isinstance(found, Path) else bytes(found)
+    async def found() -> bytes | None:
+        async with place.reading(key) as where:
+            if where is None:
+                return None
+            return where.read_bytes() if isinstance(where, Path) else bytes(where)
+
+    return asyncio.run(found())
+
+
+def believe(key: str, data: memoryview) -> bool:
+    return True
 
 
 def name(number: int) -> str:
@@ -57,7 +64,7 @@ def create(request: pytest.FixtureRequest, tmp_path: Path) -> Create:
     def created(limit_bytes: int, clock: Clock) -> ObjectPlace[Any]:
         if request.param == "memory":
             return ObjectMemory(limit_bytes, clock)
-        return ObjectFolder(tmp_path / "tier", limit_bytes, clock)
+        return ObjectFolder(tmp_path / "tier", limit_bytes, believe, clock)
 
     return created
 
@@ -116,11 +123,15 @@ def test_an_object_that_is_being_read_stays(create: Create) -> None:
     clock = Clock()
     place = create(100, clock)
     assert keep(place, f"t/{name(1)}", b"a" * 100)
-    with place.reading(f"t/{name(1)}"):
-        clock.seconds += STALE_SECONDS
-        assert not keep(place, f"t/{name(2)}", b"b" * 50)
-        place.drop(f"t/{name(1)}")
-        assert f"t/{name(1)}" in place
+
+    async def while_it_is_read() -> None:
+        async with place.reading(f"t/{name(1)}"):
+            clock.seconds += STALE_SECONDS
+            assert not place.reserve(f"t/{name(2)}", 50, "t/a")
+            place.drop(f"t/{name(1)}")
+            assert f"t/{name(1)}" in place
+
+    asyncio.run(while_it_is_read())
     clock.seconds += STALE_SECONDS
     assert keep(place, f"t/{name(2)}", b"b" * 50)
     place.close()
@@ -162,27 +173,52 @@ def test_memory_is_within_its_limit_and_reads_what_was_kept(steps: list[tuple[st
 
 
 def test_a_folder_takes_over_what_is_there_and_removes_what_cannot_be_used(tmp_path: Path) -> None:
-    first = ObjectFolder(tmp_path, 1000)
+    first = ObjectFolder(tmp_path, 1000, believe)
     for number in range(3):
         assert keep(first, f"t/{name(number)}", bytes([number]) * 100)
     first.close()
     (tmp_path / "t" / "objects" / f"{name(9)}.partial").write_bytes(b"half")
     (tmp_path / "t" / "objects" / "notes.txt").write_bytes(b"stray")
-    second = ObjectFolder(tmp_path, 250)
-    assert len(second.unverified) == second.statistics().objects == 2
-    assert {file.name for file in tmp_path.glob("*/objects/*")} == {key[2:] for key in second.unverified}
+    second = ObjectFolder(tmp_path, 250, believe)
+    assert second.statistics().objects == 2
+    files = {file.name for file in tmp_path.glob("*/objects/*")}
+    assert {each for each in map(name, range(3)) if f"t/{each}" in second} == files
+    second.close()
+
+
+def test_a_file_that_was_damaged_between_two_servers_is_removed_at_its_first_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checked = list[bytes]()
+
+    def is_sound(key: str, data: memoryview) -> bool:
+        checked.append(bytes(data))
+        return bytes(data) == b"a" * 100
+
+    for number in range(2):
+        first = ObjectFolder(tmp_path, 1000, is_sound)
+        assert keep(first, f"t/{name(number)}", b"a" * 100)
+        first.close()
+    (tmp_path / "t" / "objects" / name(0)).write_bytes(b"b" * 100)
+    second = ObjectFolder(tmp_path, 1000, is_sound)
+    for _ in range(2):
+        assert read(second, f"t/{name(0)}") is None
+        assert read(second, f"t/{name(1)}") == b"a" * 100
+    assert sorted(checked) == [b"a" * 100, b"b" * 100], "each file is checked once"
+    assert not (tmp_path / "t" / "objects" / name(0)).exists()
+    assert "damaged" in caplog.text
     second.close()
 
 
 def test_a_folder_is_used_by_one_server(tmp_path: Path) -> None:
-    first = ObjectFolder(tmp_path, 1000)
+    first = ObjectFolder(tmp_path, 1000, believe)
     with pytest.raises(ConfigError, match="another server uses it"):
-        ObjectFolder(tmp_path, 1000)
+        ObjectFolder(tmp_path, 1000, believe)
     first.close()
-    ObjectFolder(tmp_path, 1000).close()
+    ObjectFolder(tmp_path, 1000, believe).close()
 
 
 def test_a_folder_that_cannot_be_used_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="tier cannot be used"):
-        ObjectFolder(tmp_path / "file" / "tier", 1000)
+        ObjectFolder(tmp_path / "file" / "tier", 1000, believe)

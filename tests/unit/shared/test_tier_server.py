@@ -17,7 +17,7 @@ from stoker._shared.certificate import ephemeral_tls
 from stoker._shared.objects import ObjectFolder
 from stoker._shared.serving import Endpoint
 from stoker.errors import ConfigError
-from support.shared_tier import OTHER_SECRET, SECRET, object_of, running, server_of
+from support.shared_tier import IS_SOUND, OTHER_SECRET, SECRET, object_of, running, server_of
 from support.waiting import until, until_async
 
 REF, DATA = object_of(1)
@@ -212,7 +212,7 @@ def test_what_has_no_room_in_memory_is_kept_on_disk_and_read_again_by_the_next_s
             assert (await ask("GET", f"/objects/{name}"))[:2] == (200, data)
             assert (await ask("GET", f"/objects/{name}", headers=TOKEN | {"Range": "bytes=7-8"}))[1] == data[7:9]
 
-    asking(fill, limit_bytes=15_000, folder=ObjectFolder(tmp_path, 100_000))
+    asking(fill, limit_bytes=15_000, folder=ObjectFolder(tmp_path, 100_000, IS_SOUND))
     files = sorted(tmp_path.glob("*/objects/*"))
     assert len(files) == 3
     spoilt = files[0].name
@@ -222,10 +222,9 @@ def test_what_has_no_room_in_memory_is_kept_on_disk_and_read_again_by_the_next_s
         for file in files:
             status, body, _ = await ask("GET", f"/objects/{file.name}")
             assert (status, body) == ((404, body) if file.name == spoilt else (200, objects[file.name]))
-        assert server.stats.damaged == 1
         assert not files[0].exists()
 
-    asking(read, folder=ObjectFolder(tmp_path, 100_000))
+    asking(read, folder=ObjectFolder(tmp_path, 100_000, IS_SOUND))
 
 
 def test_a_connection_without_a_token_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
