@@ -16,6 +16,7 @@ from typing import Any
 
 from stoker._base.fields import Fields
 from stoker._base.meter import Meter
+from stoker._base.plugins import needs_extra
 from stoker._base.retry import RetryingStore
 from stoker._base.sizes import parse_bytes
 from stoker._format.schema import Schema
@@ -26,7 +27,7 @@ from stoker._stores.access_token import DATASET_NAME
 from stoker._stores.location import parse_url
 from stoker._stores.object_store import metered
 from stoker.abc import Store
-from stoker.errors import ConfigError, DeadlineError, EventError, MissingExtraError
+from stoker.errors import ConfigError, DeadlineError, EventError
 
 INGEST_KINDS = ("files", "image-folder", "webdataset")
 _DEFAULT_MEMORY_BYTES = 512 << 20
@@ -379,8 +380,6 @@ def open_catalog(store: RetryingStore, settings: Settings) -> BucketCatalog:
     """
     if settings.catalog == "bucket":
         return BucketCatalog(store)
-    try:
+    with needs_extra("a catalog in Redis", "redis"):
         from stoker_functions._redis_catalog import RedisCatalog
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(f"a catalog in Redis needs {error.name}; pip install 'stoker[redis]'") from error
     return RedisCatalog(store, settings.catalog, password=settings.catalog_password)

@@ -8,18 +8,14 @@ from __future__ import annotations
 from functools import partial
 from importlib import import_module
 
+from stoker._base.plugins import needs_extra
 from stoker.abc import Executor
-from stoker.errors import MissingExtraError
 from stoker.fanout import ExecutorOptions
 
 
 def _open(module: str, name: str, extra: str, options: ExecutorOptions) -> Executor:
-    try:
+    with needs_extra("this executor", extra):
         executor: Executor = getattr(import_module(f"{__name__}.{module}"), name)(options)
-    except ModuleNotFoundError as error:
-        if not extra:
-            raise
-        raise MissingExtraError(f"this executor needs {error.name}; pip install 'stoker[{extra}]'") from error
     return executor
 
 

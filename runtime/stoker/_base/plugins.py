@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -45,6 +46,25 @@ def load_plugin(group: str, name: str, what: str) -> Any:
     except Exception as error:
         reason = f"{error}" if isinstance(error, ImportError | AttributeError) else repr(error)
         raise MissingExtraError(f"the {what} {name} ({found[name].value}) cannot be loaded: {reason}") from error
+
+
+@contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Say, of a module that is missing in this block, which extra of stoker's it comes with; of none if empty.
+
+    Args:
+        what: needs it, for the message.
+        extra: of stoker's distribution.
+
+    Raises:
+        MissingExtraError: a module is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not extra:
+            raise
+        raise MissingExtraError(f"{what} needs {error.name}; pip install 'stoker[{extra}]'") from error
 
 
 def load_name(package: str, name: str, names_of: Mapping[str, str]) -> Any:

@@ -6,12 +6,12 @@ import os
 from importlib import import_module
 from typing import cast
 
-from stoker._base.plugins import load_plugin
+from stoker._base.plugins import load_plugin, needs_extra
 from stoker._stores.location import STORES, Location, parse_url
 from stoker._stores.object_store import MeteredStore
 from stoker._stores.options import GcsOptions, HttpOptions, S3Options, ServedOptions, StoreOptions
 from stoker.abc import RangeReadable, Store
-from stoker.errors import ConfigError, MissingExtraError, StokerError, StoreError
+from stoker.errors import ConfigError, StokerError, StoreError
 
 __all__ = [
     "ADAPTERS",
@@ -56,12 +56,8 @@ def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = No
         options = options_type()
     if options is not None and (options_type is None or not isinstance(options, options_type)):
         raise ConfigError(f"{location.url} takes no {type(options).__name__}")
-    try:
+    with needs_extra(location.url, extra):
         opened: Store = getattr(import_module(module), adapter)(location, options)
-    except ModuleNotFoundError as error:
-        if not extra:
-            raise
-        raise MissingExtraError(f"{location.url} needs {error.name}; pip install 'stoker[{extra}]'") from error
     return opened
 
 

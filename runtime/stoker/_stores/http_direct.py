@@ -11,11 +11,10 @@ import hashlib
 import select
 import socket
 import ssl
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from ipaddress import ip_address
-from typing import TypeVar, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 from aiohappyeyeballs import AddrInfoType, start_connection
@@ -32,17 +31,6 @@ _NEXT_ADDRESS_SECONDS = 0.25  # RFC 8305: how long an address has before the nex
 # server closes right behind its answer.
 _SCRATCH_BYTES = 320 << 10
 _IDLE_SECONDS = 15.0  # shorter than what S3 and its like keep a silent connection for
-
-
-class Dialled(asyncio.BaseProtocol, ABC):
-    """A protocol that a dialer makes connections for."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Close the connection at once, if there is one."""
-
-
-_P = TypeVar("_P", bound=Dialled)
 
 
 class Dialer:
@@ -69,7 +57,7 @@ class Dialer:
         self._addresses: list[AddrInfoType] = []
         self._known_until_seconds = 0.0
 
-    async def connect(self, protocol: Callable[[], _P], address: str) -> _P:
+    async def connect(self, protocol: Callable[[], _Connection], address: str) -> _Connection:
         """Return a protocol with a connection of its own; ``address`` is the object's URL for messages.
 
         Raises:
@@ -207,7 +195,7 @@ class DirectReader:
         return answer.reply
 
 
-class _Connection(Dialled, asyncio.BufferedProtocol):
+class _Connection(asyncio.BufferedProtocol):
     """A connection, which carries one exchange at a time.
 
     Attributes:

@@ -22,6 +22,7 @@ from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from stoker._base.plugins import needs_extra
 from stoker._base.threads import PerLoop
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._stores.access_token import end_of
@@ -37,7 +38,6 @@ from stoker.errors import (
     ConfigError,
     CredentialsError,
     FormatError,
-    MissingExtraError,
     NotFoundError,
     PermissionDeniedError,
     ServerError,
@@ -154,12 +154,8 @@ def callers_of(url: str, options: ServedOptions, environment: Mapping[str, str])
     if auth == "token":
         return partial(Bearer.of, options, environment)
     module, caller, extra = _PLATFORMS[auth]
-    try:
+    with needs_extra(f"{url} is called with an identity of {auth}'s, which", extra):
         platform = import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"{url} is called with an identity of {auth}'s, which needs {error.name}; pip install 'stoker[{extra}]'"
-        ) from error
     return partial(getattr(platform, caller), url, options, environment, _OTHERWISE)
 
 

@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.fetch_record import Phase, Span
+from stoker._base.plugins import needs_extra
 from stoker._base.recorder import WORST_WAITS, Wait
 from stoker._trace.recording import Answer, Filled, Full, Held, Named, Recording, Told
-from stoker.errors import ConfigError, MissingExtraError
+from stoker.errors import ConfigError
 
 _ACCURACY = 0.005
 _GROWTH = math.log((1 + _ACCURACY) / (1 - _ACCURACY))
@@ -179,7 +180,6 @@ _MOST_DRAWN = 20_000
 """Waits, fetches and slots in use that are ever drawn; they are in memory then."""
 _ROUNDED_SECONDS = 1e-6
 _LABELLED = 3
-_EXTRA = "drawing needs the extra 'plan': pip install 'stoker[plan]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,12 +275,11 @@ def draw(recording: Recording, path: Path, section: Section, title: str) -> None
     if suffix not in (".png", ".html"):
         raise ConfigError(f"a picture is a .png or an .html file, not {path}")
     try:
-        if suffix == ".png":
-            _draw_png(recording, path, section, title)
-        else:
-            path.write_text(page(html_figure(recording, section, title), title), "utf-8")
-    except ImportError:
-        raise MissingExtraError(_EXTRA) from None
+        with needs_extra("drawing", "plan"):
+            if suffix == ".png":
+                _draw_png(recording, path, section, title)
+            else:
+                path.write_text(page(html_figure(recording, section, title), title), "utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written to: {error.strerror}; name another file") from None
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from stoker._base.fetch_record import Fetch, Phase, Span
+from stoker._base.plugins import needs_extra
 from stoker._base.recorder import Wait
-from stoker.errors import ConfigError, MissingExtraError
+from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
     from prometheus_client import CollectorRegistry
-
-
-_EXTRA = "{what} needs the extra 'telemetry': pip install 'stoker[telemetry]'"
-"""What to say where a library is missing."""
 
 
 def _counted(fetch: Fetch) -> tuple[float, int, int, int]:
@@ -64,10 +61,8 @@ class OpenTelemetrySink:
         least_wait_seconds: float = 0.01,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        try:
+        with needs_extra("OpenTelemetrySink", "telemetry"):
             from opentelemetry import metrics, trace
-        except ImportError:
-            raise MissingExtraError(_EXTRA.format(what="OpenTelemetrySink")) from None
         if not least_wait_seconds >= 0:
             raise ConfigError(f"least_wait_seconds is at least 0, not {least_wait_seconds}")
         self._context_of = trace.set_span_in_context
@@ -150,10 +145,8 @@ class PrometheusSink:
     def __init__(
         self, port: int | None = None, *, address: str = "127.0.0.1", registry: CollectorRegistry | None = None
     ) -> None:
-        try:
+        with needs_extra("PrometheusSink", "telemetry"):
             from prometheus_client import CollectorRegistry
-        except ImportError:
-            raise MissingExtraError(_EXTRA.format(what="PrometheusSink")) from None
         self.registry = CollectorRegistry() if registry is None else registry
         self._create_metrics(self.registry)
         self._pid = os.getpid()

@@ -15,7 +15,7 @@ import pytest
 
 from stoker import HttpOptions
 from stoker._stores.http import Call, Destination, Reply
-from stoker._stores.http_direct import Dialer, Dialled, DirectReader
+from stoker._stores.http_direct import Dialer, DirectReader, _Connection
 from stoker.errors import ConnectionLostError, DeadlineError, TruncatedError
 from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, saying, serving, with_server
 from support.tls import Authority, make_authority
@@ -164,24 +164,20 @@ def test_a_server_that_speaks_no_tls_is_a_connection_lost(authority: Authority) 
     asyncio.run(main())
 
 
-class _Cancelling(Dialled, asyncio.Protocol):
+class _Cancelling(_Connection):
     """Cancels whoever is connecting, just when the handshake is done."""
 
     def __init__(self, task: asyncio.Task[object]) -> None:
+        super().__init__(memoryview(bytearray(1)))
         self._task = task
-        self._transport: asyncio.BaseTransport | None = None
         self.is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        super().connection_made(transport)
         self._task.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
-
-    def abort(self) -> None:
-        if isinstance(self._transport, asyncio.Transport):
-            self._transport.abort()
 
 
 def test_a_connection_cancelled_as_it_is_made_is_closed_without_waiting_for_the_server(authority: Authority) -> None:
