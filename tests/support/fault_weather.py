@@ -88,7 +88,7 @@ class Tables:
             hedges=stats.hedges,
             hedge_wins=stats.hedge_wins,
             hedge_losses=stats.hedges - stats.hedge_wins,
-            throttled=stats.throttled,
+            throttled=stats.failures["ThrottledError"],
             checksum_failures=stats.checksum_failures,
         )
 

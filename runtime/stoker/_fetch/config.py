@@ -343,27 +343,16 @@ class FetchCounters:
 
 @dataclass(slots=True, kw_only=True)
 class FetchStatistics(FetchCounters):
-    """A snapshot of a fetcher: what has been counted, and what is estimated and allowed now.
+    """A snapshot of a fetcher: what has been counted, and what is allowed now.
 
     Attributes:
         tier_states: of each tier's circuit breaker, by name of the tier: ``"closed"`` where it is read, ``"open"``
             where it is left alone since it was late or failed several times in a row, ``"half-open"`` or ``"probing"``
             where one read tries it.
-        first_byte_seconds: estimated wait for the first byte, lately.
-        bytes_per_second: estimated rate of one transfer, lately; 0 if sizes are too alike to tell.
-        transfer_seconds: median time of a whole transfer, lately.
         concurrency: requests that may be in flight now.
         in_flight: permits held now; a fetch that backs off keeps its permit.
     """
 
     tier_states: Mapping[str, str]
-    first_byte_seconds: float
-    bytes_per_second: float
-    transfer_seconds: float
     concurrency: int
     in_flight: int
-
-    @property
-    def throttled(self) -> int:
-        """Requests that the store refused for now (503, 429)."""
-        return self.failures["ThrottledError"]

@@ -110,12 +110,11 @@ class TransferTimes:
 
     def expected_first_byte_seconds(self) -> float | None:
         """Return the median time until an answer begins; None before four were seen, or if the store does not tell."""
-        recent = list(self._first_bytes)  # in one step: other threads ask for statistics
-        return median(recent) if len(recent) >= LEAST_TRANSFERS else None
+        return median(self._first_bytes) if len(self._first_bytes) >= LEAST_TRANSFERS else None
 
     def least_first_byte_seconds(self) -> float | None:
         """Return the shortest time until an answer began, lately; None if none has."""
-        return min(list(self._first_bytes), default=None)
+        return min(self._first_bytes, default=None)
 
     def expected_seconds(self, size_bytes: int) -> float | None:
         """Return the median time of a transfer of ``size_bytes``; None before four transfers were seen.
@@ -128,20 +127,6 @@ class TransferTimes:
         self._refit()
         expected = self._first_byte_seconds + self._per_byte_seconds * size_bytes
         return expected * max(1.0, size_bytes / self._largest_bytes)
-
-    def fit(self) -> tuple[float, float]:
-        """Return (first byte in seconds, bytes per second); the rate is 0 while sizes are too alike to tell."""
-        self._refit()
-        slope = self._per_byte_seconds
-        first_byte_seconds = self.expected_first_byte_seconds()
-        if first_byte_seconds is None:
-            first_byte_seconds = self._first_byte_seconds
-        return first_byte_seconds, 1.0 / slope if slope > 0.0 else 0.0
-
-    def median_seconds(self) -> float:
-        """Return the median time of the transfers remembered, whatever their size; 0 if there are none."""
-        recent = list(self._recent)  # in one step: other threads ask for statistics
-        return median(seconds for _, seconds in recent) if recent else 0.0
 
     def _refit(self) -> None:
         if not self._recent or self._unfitted < min(REFIT_EVERY, len(self._recent)):

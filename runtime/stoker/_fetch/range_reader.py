@@ -154,22 +154,14 @@ class RangeReader:
         self._rate = RateLimit(config.max_bytes_per_second)
 
     def statistics(self, tier_states: Mapping[str, str]) -> FetchStatistics:
-        """Return what was counted, with what is expected and allowed now.
+        """Return what was counted, with what is allowed now.
 
         Args:
             tier_states: of each tier's circuit breaker, by name of the tier.
         """
-        times = self._hedges.times
-        first_byte_seconds, bytes_per_second = times.fit()
-        return FetchStatistics(
-            **{each.name: copy(getattr(self._counters, each.name)) for each in fields(self._counters)},
-            first_byte_seconds=first_byte_seconds,
-            bytes_per_second=bytes_per_second,
-            transfer_seconds=times.median_seconds(),
-            concurrency=self._aimd.limit,
-            in_flight=self._limiter.held,
-            tier_states=tier_states,
-        )
+        counted = {each.name: copy(getattr(self._counters, each.name)) for each in fields(self._counters)}
+        limiter = self._limiter
+        return FetchStatistics(**counted, concurrency=limiter.limit, in_flight=limiter.held, tier_states=tier_states)
 
     async def read(self, fetch: ObjectFetch, part: RangePart) -> None:
         """Fill a part of the fetch's memory. When the call ends, however it ends, nothing writes there any more.
