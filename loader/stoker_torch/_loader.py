@@ -81,7 +81,7 @@ class RunCursor(Cursor):
 
     def _is_left(self, position: int) -> bool:
         feed = self._resources.feed
-        return replace(feed.config.partition(feed.manifest.samples), rank=0).steps_from(position) > 0
+        return replace(feed.config.dealing(feed.manifest.samples), rank=0).steps_from(position) > 0
 
     def seek(self) -> None:
         """Have the feed deliver from the place on, unless it does."""

@@ -226,8 +226,9 @@ class StreamReader:
         feed_config = replace(feed_config, worker=worker.number, workers=worker.count)
         if self.is_chunked:
             feed_config = replace(feed_config, batch_size=_chunk_samples(manifest))
-        self.share = feed_config.lane_share(manifest.samples)
         self.feed = resources.current = resources.create_feed(manifest, feed_config)
+        assert isinstance(self.feed.partition, LaneShare)  # noqa: S101 - the config names workers
+        self.share = self.feed.partition
         config, threads = resources.config, 1 if worker.is_child else os.cpu_count() or 1
         by_sample = bool(config.decode) or config.transform is not None
         collate = list if self.is_chunked and by_sample else None

@@ -226,14 +226,14 @@ def _least_memory(given: Workload, window: int, factor: float = 1.25) -> int:
     feed, manifest = given.feed, given.manifest
     order = replace(feed.order, window=window)
     slot_bytes = _rounded(manifest.largest_bytes, ALIGNMENT_BYTES)
-    slots = math.ceil(factor * window_slots(len(manifest), order, feed.partition(manifest.samples))) + _IN_FLIGHT
+    slots = math.ceil(factor * window_slots(len(manifest), order, feed.dealing(manifest.samples))) + _IN_FLIGHT
     return manifest.file_bytes + feed.held_bytes + slots * slot_bytes
 
 
 def _most_memory(given: Workload) -> int:
     """Return the memory that a loader can fill: a window, a whole epoch ahead of it, and hedges."""
     feed, manifest = given.feed, given.manifest
-    fixed_bytes, partition = manifest.file_bytes + feed.held_bytes, feed.partition(manifest.samples)
+    fixed_bytes, partition = manifest.file_bytes + feed.held_bytes, feed.dealing(manifest.samples)
     return plan_slots(manifest, fixed_bytes, feed.order, partition, MOST_BYTES).size_bytes
 
 

@@ -74,7 +74,7 @@ class Workload(Scenario):
     @property
     def steps(self) -> int:
         """Of each rank in an epoch."""
-        return self.feed.partition(self.manifest.samples).steps_from(0)
+        return self.feed.dealing(self.manifest.samples).steps_from(0)
 
     @property
     def step_seconds(self) -> float:
@@ -335,7 +335,7 @@ def predict(workload: Workload, *, seed: int = 0, starts: int = 1) -> Prediction
         workload.manifest,
         workload.manifest.file_bytes + feed.held_bytes,
         feed.order,
-        feed.partition(workload.manifest.samples),
+        feed.dealing(workload.manifest.samples),
         feed.memory_bytes,
     )
     small, cold, settled = _runs(workload, seed)

@@ -260,40 +260,26 @@ class PipelineConfig:
 
     def dealing(self, samples: int) -> Dealing:
         """Return how an epoch of a data set of so many samples is dealt to this rank, or this worker of it."""
-        return self.partition(samples) if self.workers is None else self.lane_share(samples)
+        has_lanes = self.workers is not None or self.by_lanes or self.order.shuffle != "full"
+        kind = Partition if self.workers is None else LaneShare
+        return kind(
+            samples=samples if self.limit is None else min(samples, self.limit),
+            lanes=self.order.lanes if has_lanes else 1,
+            batch_size=self.batch_size,
+            rank=self.rank,
+            world_size=self.world_size,
+            drop_last=self.drop_last,
+            evaluation=self.evaluation,
+            worker=self.worker,
+            workers=self.workers or 1,
+            chunks=self.chunks,
+        )
 
     def other_dealings(self, samples: int) -> list[Dealing]:
         """Return how such an epoch is dealt to the other processes of the machine."""
         takers = [(rank, worker) for rank in self.local_ranks for worker in range(self.workers or 1)]
         others = [taker for taker in takers if taker != (self.rank, self.worker)]
         return [replace(self, rank=rank, worker=worker).dealing(samples) for rank, worker in others]
-
-    def lane_share(self, samples: int) -> LaneShare:
-        """Return what this worker has of an epoch."""
-        return LaneShare(
-            samples=samples if self.limit is None else min(samples, self.limit),
-            lanes=self.order.lanes,
-            batch_size=self.batch_size,
-            rank=self.rank,
-            world_size=self.world_size,
-            worker=self.worker,
-            workers=self.workers or 1,
-            drop_last=self.drop_last,
-            evaluation=self.evaluation,
-            chunks=self.chunks,
-        )
-
-    def partition(self, samples: int) -> Partition:
-        """Return what this rank has of an epoch."""
-        return Partition(
-            samples=samples if self.limit is None else min(samples, self.limit),
-            lanes=self.order.lanes if self.by_lanes or self.order.shuffle != "full" else 1,
-            batch_size=self.batch_size,
-            rank=self.rank,
-            world_size=self.world_size,
-            drop_last=self.drop_last,
-            evaluation=self.evaluation,
-        )
 
 
 @dataclass(slots=True, kw_only=True)

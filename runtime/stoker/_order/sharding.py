@@ -77,6 +77,9 @@ class Dealing:
         world_size: how many ranks there are.
         drop_last: leave out what cannot be dealt evenly at the end.
         evaluation: never drop and never repeat; ranks may then differ.
+        worker: this worker of the rank, where whole lanes are dealt to workers.
+        workers: how many each rank has.
+        chunks: whether a worker's steps are only how samples are read, not batches.
     """
 
     samples: int
@@ -86,6 +89,9 @@ class Dealing:
     world_size: int = 1
     drop_last: bool = False
     evaluation: bool = False
+    worker: int = 0
+    workers: int = 1
+    chunks: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -98,7 +104,7 @@ class Dealing:
     @property
     def takers(self) -> int:
         """How many share the epoch: ranks, or the workers of all ranks."""
-        return self.world_size
+        return self.world_size * self.workers
 
     def steps_from(self, position: int = 0) -> int:
         """Return how many steps there are from a position to the end of the epoch."""
@@ -257,9 +263,6 @@ class LaneShare(Dealing):
     others repeat their last sample. In ``evaluation`` ranks may differ by one sample.
 
     Attributes:
-        worker: this worker of the rank.
-        workers: how many each rank has.
-        chunks: whether steps are only how samples are read, not batches.
         delivered: lane → places of it that were delivered before; 0 where it is not named, but what is named for this
             worker's lanes counts for the same worker of other ranks where nothing else is known of these.
         repeated: how many samples this worker repeated before.
@@ -268,9 +271,6 @@ class LaneShare(Dealing):
         ConfigError: the lanes cannot be dealt evenly, or there is no sample for every worker.
     """
 
-    worker: int = 0
-    workers: int = 1
-    chunks: bool = False
     delivered: Mapping[int, int] = field(default_factory=dict)
     repeated: int = 0
 
@@ -287,11 +287,6 @@ class LaneShare(Dealing):
                 f"{self.samples} samples are too few for {self.workers} workers on each of {self.world_size} ranks, "
                 "which have to make equally many batches; give fewer workers, drop_last or evaluation"
             )
-
-    @property
-    def takers(self) -> int:
-        """How many share the epoch: the workers of all ranks."""
-        return self.world_size * self.workers
 
     @cached_property
     def own_lanes(self) -> NDArray[np.int64]:
