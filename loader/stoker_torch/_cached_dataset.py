@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from stoker._base.arguments import explain_arguments
+from stoker._base.closing import Closing
 from stoker._fetch.config import FetchSize, Progress
 from stoker.errors import ConfigError, SampleError, StokerError
 from stoker_torch._sample_cache import CacheStatistics, DamagedEntryError, SampleCache
@@ -172,7 +173,7 @@ class FetchService:
 
 
 @explain_arguments("CachedDataset")
-class CachedDataset(Dataset[Any]):
+class CachedDataset(Dataset[Any], Closing):
     """Gives a sample from the cache if it is there, else (a miss) from the data set; a miss adds nothing to the cache.
 
     What fills the cache is a :class:`~stoker_torch.PrefetchSampler`, through :attr:`service`: threads of this process
@@ -265,12 +266,6 @@ class CachedDataset(Dataset[Any]):
         """Fetch nothing more: drop what is queued, wait for what is being read and end the threads; idempotent."""
         if self._finalizer is not None:
             self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a worker process needs: it looks up and does not fetch."""

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from stoker._base.arguments import takes_settings
+from stoker._base.closing import Closing
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Allowance, parse_dollars
@@ -106,7 +107,7 @@ class RunCursor(Cursor):
         self.is_fresh = True
 
 
-class Loader:
+class Loader(Closing):
     """Iterates over a packed data set; each ``for`` is one epoch, each batch a dictionary of tensors.
 
     ``batch[name]`` is a tensor ``[samples, *shape]`` of the column's dtype, or a :class:`RaggedColumn`. Batches own
@@ -371,9 +372,3 @@ class Loader:
         self._recorder.flush()
         if self._trace is not None:
             self._trace.close()
-
-    def __enter__(self) -> Loader:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()

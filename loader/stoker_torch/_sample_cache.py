@@ -8,7 +8,7 @@ import os
 import struct
 import sys
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import torch
 
+from stoker._base.closing import Closing
 from stoker._base.sizes import parse_bytes
 from stoker.errors import ConfigError, SampleError, StokerError
 
@@ -148,7 +149,7 @@ class DamagedEntryError(KeyError):
     """What a cache has for an index is not what was put there. To a reader, the sample is not in the cache."""
 
 
-class SampleCache(ABC):
+class SampleCache(Closing):
     """A capped collection of samples, first in, first out, for the length of one run.
 
     What is read is what was put. All methods may be called from any thread; which of them from other processes, each
@@ -236,12 +237,6 @@ class SampleCache(ABC):
             with self._writing, self._looking:
                 self._is_closed = True
                 self._sizes.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __len__(self) -> int:
         self._check_own()

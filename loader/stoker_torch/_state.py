@@ -26,6 +26,7 @@ from reprlib import repr as shown
 from types import FrameType
 from typing import Any, ClassVar, Protocol, Self
 
+from stoker._base.closing import Closing
 from stoker._format.manifest import Manifest
 from stoker.errors import ConfigError, StateError
 from stoker_torch._config import StreamConfig
@@ -315,7 +316,7 @@ def save_on_sigterm(
     return Preemption(lambda: callback(loader.state_dict()), tuple(signals), grace_seconds, wait_seconds)
 
 
-class Preemption:
+class Preemption(Closing):
     """An active hook; made by :func:`save_on_sigterm`."""
 
     def __init__(self, save: Callable[[], object], signals: tuple[int, ...], grace: float, wait: float) -> None:
@@ -344,12 +345,6 @@ class Preemption:
             self._previous[number] = signal.signal(number, self._handle)
         except (ValueError, OSError) as error:
             raise ConfigError(f"signal {number} cannot be watched: {error}") from None
-
-    def __enter__(self) -> Preemption:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def is_requested(self) -> bool:

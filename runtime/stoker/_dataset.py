@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker._base.arguments import check_picklable, explain_arguments
+from stoker._base.closing import Closing
 from stoker._base.meter import Operation
 from stoker._base.sizes import format_bytes, parse_bytes
 from stoker._base.threads import LoopThread, PerLoop
@@ -66,7 +67,7 @@ _HINTS = {
 
 
 @explain_arguments("stoker.open", _HINTS)
-class Dataset:
+class Dataset(Closing):
     """The samples of one version of a data set, by their number in the packed order: a map-style data set.
 
     ``dataset[i]`` is sample ``i``, a dictionary of column and value as they were packed: an array, ``bytes`` or
@@ -206,12 +207,6 @@ class Dataset:
         A call under way in another thread raises StokerError.
         """
         self._thread.close()
-
-    def __enter__(self) -> Dataset:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 class _Source:

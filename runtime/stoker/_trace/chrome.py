@@ -22,6 +22,7 @@ from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 from typing import BinaryIO
 
+from stoker._base.closing import Closing
 from stoker._base.fetch_record import Fetch, Request
 from stoker._base.recorder import Wait
 from stoker._base.sizes import format_bytes, parse_bytes
@@ -305,7 +306,7 @@ class ProcessTrace:
         )
 
 
-class ChromeTrace(ProcessTrace):
+class ChromeTrace(ProcessTrace, Closing):
     """The trace of this process: a file and the rows in it.
 
     At most a second's events are in memory. A file that cannot be written to any more ends the trace, with a warning,
@@ -343,12 +344,6 @@ class ChromeTrace(ProcessTrace):
     def close(self) -> None:
         """Write what is in memory, and end the list. Idempotent; what is told later goes on behind it."""
         self._file.close()
-
-    def __enter__(self) -> ChromeTrace:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from stoker._base.closing import Closing
 from stoker._base.fetch_record import Fetch, Phase, Span
 from stoker._base.plugins import needs_extra
 from stoker._base.recorder import Wait
@@ -125,7 +126,7 @@ _BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Of fetches, in seconds."""
 
 
-class PrometheusSink:
+class PrometheusSink(Closing):
     """A :class:`~stoker.abc.TraceSink` that counts, and serves the counts.
 
     Args:
@@ -200,12 +201,6 @@ class PrometheusSink:
             server[0].shutdown()
             server[0].server_close()
             server[1].join()
-
-    def __enter__(self) -> PrometheusSink:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def _serve(port: int, address: str, registry: CollectorRegistry) -> tuple[WSGIServer, threading.Thread]:
