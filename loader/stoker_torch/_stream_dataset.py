@@ -22,6 +22,9 @@ from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank, refuse_r
 from stoker_torch._state import SourceState, StreamState
 from stoker_torch._stream_reader import MAX_EPOCH, EpochBoard, ShareCursor, StreamReader, Turn, Worker, samples_of
 
+_OF_PROCESS = ("_manifest", "_reader", "_iteration", "_cursor")
+"""What a data set has open in its process, and leaves behind where it is pickled."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
@@ -72,6 +75,11 @@ class StreamDataset(IterableDataset[Any]):
         RankMismatchError: the ranks disagree on the data set or the settings.
     """
 
+    _manifest: Manifest | None = None
+    _reader: StreamReader | None = None
+    _iteration: Iteration | None = None
+    _cursor: ShareCursor | None = None
+
     @takes_settings(StreamArguments)
     def __init__(self, config: StreamArguments) -> None:
         self.url, self.batch_size, self.config = url_of(config.url), config.batch_size, config
@@ -82,7 +90,6 @@ class StreamDataset(IterableDataset[Any]):
         self._board = EpochBoard()
         self._loaded: _Loaded | None = None
         self._is_length_trusted = False
-        self._forget()
         try:
             self.plan.check_dollars(self._budget.max_dollars_per_epoch)
         finally:
@@ -100,24 +107,12 @@ class StreamDataset(IterableDataset[Any]):
             if self.batch_size is None and getattr(self.config, name) is not None:
                 raise ConfigError(f"{name} is for batches: give batch_size=, or the DataLoader a collate_fn")
 
-    def _forget(self) -> None:
-        """Have nothing open: in a process that this object has just come to, or that it is made in."""
-        self._manifest: Manifest | None = None
-        self._reader: StreamReader | None = None
-        self._iteration: Iteration | None = None
-        self._cursor: ShareCursor | None = None
-
     def __getstate__(self) -> dict[str, Any]:
         """Return what a spawned worker needs: no connection goes with it."""
         self._check_dealing()
         check_picklable(self.config.url, "a store")
         check_picklable(self.config.tier or self.config.warm, "a tier")
-        forgotten = ("_manifest", "_reader", "_iteration", "_cursor")
-        return {name: value for name, value in self.__dict__.items() if name not in forgotten}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_PROCESS}
 
     def __repr__(self) -> str:
         return f"<StreamDataset {self.url} rank {self.rank} of {self.world_size}>"
