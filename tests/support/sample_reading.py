@@ -55,5 +55,6 @@ class SampleBench:
     def leaves_nothing(self) -> bool:
         """Return whether nothing is held and nothing under way."""
         reader, heads = self.reader, self.reader._heads
-        held = reader._values.held, heads._in_use.held, len(heads._used), len(heads._opening)
-        return (held, self.store.active, reader.stats.in_flight) == ((0, 0, 0, 0), 0, 0)
+        held = reader._values.held, len(heads._opening), sum(head.users for head in heads._heads.values())
+        assert heads.held_bytes == sum(head.held_bytes for head in heads._heads.values()) <= heads._room.limit
+        return (held, self.store.active, reader.stats.in_flight) == ((0, 0, 0), 0, 0)

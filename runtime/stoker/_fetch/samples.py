@@ -38,11 +38,13 @@ class OpenHead:
     Attributes:
         head: what it says.
         data: its bytes, with the small columns.
+        held_bytes: what it takes.
         users: how many hold it now.
     """
 
     head: Head
     data: memoryview
+    held_bytes: int
     users: int = 0
 
 
@@ -53,18 +55,15 @@ class HeadCache:
     """
 
     def __init__(self, manifest: Manifest, fetcher: Fetcher, limit_bytes: int) -> None:
-        self._manifest = manifest
-        self._fetcher = fetcher
-        self._in_use = ByteBudget(limit_bytes)
-        self._used: dict[int, OpenHead] = {}
-        self._idle: OrderedDict[int, OpenHead] = OrderedDict()
-        self._idle_bytes = 0
+        self._manifest, self._fetcher = manifest, fetcher
+        self._room = ByteBudget(limit_bytes)
+        self._heads: OrderedDict[int, OpenHead] = OrderedDict()  # the one used longest ago is the first
         self._opening: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def held_bytes(self) -> int:
-        """Of all heads: at most the limit, once whoever was given room for one has taken it."""
-        return self._in_use.held + self._idle_bytes
+        """Of all heads, and of those that are being read: at most the limit."""
+        return self._room.held
 
     @asynccontextmanager
     async def opened(self, row: int, *, urgent: bool = False) -> AsyncIterator[OpenHead]:
@@ -76,40 +75,37 @@ class HeadCache:
             StoreError: it could not be had.
             FormatError: it is not what the manifest says.
         """
-        size_bytes = head_bytes_held(self._manifest.schema, int(self._manifest.rows.head_bytes[row]))
         async with self._opening.setdefault(row, asyncio.Lock()):
-            opened = self._used.get(row)
-            if opened is None:
-                await self._in_use.acquire(size_bytes)
-                try:
-                    opened = self._found(row, size_bytes) or await self._read(row, urgent)
-                except BaseException:
-                    self._in_use.release(size_bytes)
-                    raise
-                self._used[row] = opened
+            if row not in self._heads:
+                self._heads[row] = await self._read(row, urgent)
+            opened = self._heads[row]
             opened.users += 1
         try:
             yield opened
         finally:
             opened.users -= 1
-            if not opened.users:
-                self._idle[row] = self._used.pop(row)
-                self._idle_bytes += size_bytes
-                self._in_use.release(size_bytes)
-
-    def _found(self, row: int, size_bytes: int) -> OpenHead | None:
-        """Take a head from the idle ones, if it is there; and let go of those for which there is no more room."""
-        found = self._idle.pop(row, None)
-        if found is not None:
-            self._idle_bytes -= size_bytes
-        while self.held_bytes > self._in_use.limit:
-            _, oldest = self._idle.popitem(last=False)
-            self._idle_bytes -= head_bytes_held(self._manifest.schema, oldest.head.head_bytes)
-        return found
+            self._heads.move_to_end(row)
+            self._make_room(0)
 
     async def _read(self, row: int, urgent: bool) -> OpenHead:
-        data = memoryview(bytearray(int(self._manifest.rows.head_bytes[row])))
-        return OpenHead(await fetch_head(self._fetcher, self._manifest, row, data, urgent=urgent), data)
+        head_bytes = int(self._manifest.rows.head_bytes[row])
+        size_bytes = head_bytes_held(self._manifest.schema, head_bytes)
+        self._make_room(size_bytes)
+        await self._room.acquire(size_bytes)
+        try:
+            data = memoryview(bytearray(head_bytes))
+            return OpenHead(await fetch_head(self._fetcher, self._manifest, row, data, urgent=urgent), data, size_bytes)
+        except BaseException:
+            self._room.release(size_bytes)
+            raise
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Let go of heads that nobody uses while there is no room, or others wait for some."""
+        while self._room.saturated or self._room.held + size_bytes > self._room.limit:
+            idle = next((row for row, opened in self._heads.items() if not opened.users), None)
+            if idle is None:
+                return
+            self._room.release(self._heads.pop(idle).held_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
