@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from stoker._base.meter import Operation
 from stoker._base.sizes import format_bytes, parse_bytes
 from stoker._base.threads import LoopThread, PerLoop
 from stoker._cost.prices import Prices
-from stoker._fetch.config import FetchConfig, check_fetch
+from stoker._fetch.config import FetchConfig, FetchCounters, check_fetch
 from stoker._fetch.samples import SampleReader
 from stoker._format.display import describe_manifest, describe_type, html_table
 from stoker._format.manifest import Manifest
@@ -216,8 +215,7 @@ class _Source:
         self.store = store
         self._readers = PerLoop(self._made)
         self._samples = 0
-        self._live: SampleReader | None = None
-        self._ended: Counter[str] = Counter()
+        self._fetched = FetchCounters()
 
     def begin(self, manifest: Manifest, columns: Schema, memory_bytes: int, fetch: FetchConfig) -> None:
         """Prepare to read; nothing is connected or allocated yet.
@@ -226,12 +224,10 @@ class _Source:
             BudgetError: the memory is too small; names the figure that fits.
         """
         memory = SampleMemory.plan(manifest, fetch.hedge_burst if fetch.hedge else 0, memory_bytes)
-        self._make = partial(SampleReader, self.store, manifest, columns, memory, fetch)
+        self._make = partial(SampleReader, self.store, manifest, columns, memory, fetch, self._fetched)
 
     def _made(self) -> SampleReader:
-        self._end()
-        self._live = self._make()
-        return self._live
+        return self._make()
 
     async def read(self, numbers: NDArray[np.int64]) -> list[dict[str, Any]]:
         """Return samples; on whatever loop and in whatever process, with a reader that belongs there."""
@@ -242,29 +238,18 @@ class _Source:
     async def close(self) -> None:
         """Let go of the running loop's reader and connections."""
         self._readers.take()
-        self._end()
         await self.store.close()
-
-    def _end(self) -> None:
-        self._ended, self._live = self._counts(), None
-
-    def _counts(self) -> Counter[str]:
-        if self._live is None:
-            return self._ended
-        stats = self._live.stats
-        counts = {"retries": sum(stats.retries.values()), "hedges": stats.hedges, "hedge_wins": stats.hedge_wins}
-        return self._ended + Counter(counts)
 
     def statistics(self) -> DatasetStatistics:
         """Return a snapshot."""
-        reading, counts = self.store.meter.reading(), self._counts()
+        reading, fetched = self.store.meter.reading(), self._fetched
         return DatasetStatistics(
             samples=self._samples,
             get_requests=reading.requests[Operation.GET],
             read_bytes=reading.read_bytes,
-            retries=counts["retries"],
-            hedges=counts["hedges"],
-            hedge_wins=counts["hedge_wins"],
+            retries=sum(fetched.retries.copy().values()),
+            hedges=fetched.hedges,
+            hedge_wins=fetched.hedge_wins,
             dollars=Prices.load().dollars(reading),
         )
 

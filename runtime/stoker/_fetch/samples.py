@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.task_group import for_each
-from stoker._fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
+from stoker._fetch.config import FetchConfig, FetchCounters, FetchStatistics
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.range_plan import Group, ReadLimits, Values, by_super_sample, mean_row_bytes, read_values
 from stoker._fetch.super_samples import LEAST_SAVING, fetch_head, open_head
 from stoker._format.manifest import Manifest
@@ -134,6 +135,7 @@ class SampleReader:
         columns: the ones to read.
         memory: what may be held, by all calls together.
         config: deadlines, retries, hedges and concurrency.
+        counters: of what is fetched; its own by default.
     """
 
     def __init__(
@@ -143,6 +145,7 @@ class SampleReader:
         columns: Mapping[str, Column],
         memory: SampleMemory,
         config: FetchConfig,
+        counters: FetchCounters | None = None,
     ) -> None:
         self._manifest, self._columns = manifest, columns
         self._fetcher = Fetcher(
@@ -150,6 +153,7 @@ class SampleReader:
             ring=Ring(max(1, memory.hedge_slots), memory.slot_bytes),  # for hedges only
             rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
             config=config,
+            counters=counters,
         )
         self._heads = HeadCache(manifest, self._fetcher, memory.head_bytes)
         self._values = ByteBudget(memory.value_bytes)
