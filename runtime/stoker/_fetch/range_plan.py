@@ -8,7 +8,6 @@ plan. A :class:`Forecast` is worked out from the manifest alone; hedges and retr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -236,33 +235,16 @@ class Forecast:
 def super_samples_read(manifest: Manifest, order: OrderConfig, partition: Dealing) -> int:
     """Return how many super-samples a rank is expected to read in an epoch.
 
-    Of ``full`` those with one of the rank's samples at least, ``n (1 - (1 - share)**rows)``; else those that its lanes
-    come to, and one more for each lane, where that is cut.
+    Of ``full`` those with one of the rank's samples at least, ``n (1 - (1 - share)**rows)``; else of each of its lanes
+    those that are begun, which one of the lanes stands for.
     """
     count = len(manifest)
-    fraction = partition.samples / manifest.samples
     if order.shuffle == "full":
-        share = min(1.0, fraction / partition.takers)
+        share = min(1.0, partition.samples / manifest.samples / partition.takers)
         return round(count * (1.0 - float((1.0 - share) ** (manifest.samples / count))))
-    pieces = count / partition.lanes
-    touched = partition.lanes_touched()
-    begun = min(pieces, _pieces_begun(order, pieces, pieces * fraction))
-    return min(count, round(touched * begun) + (touched if partition.lanes > 1 else 0))
-
-
-def _pieces_begun(order: OrderConfig, pieces: float, delivered: float) -> float:
-    """Return how many pieces of a lane have begun when the samples of ``delivered`` pieces have been delivered.
-
-    ``window`` deals a piece to ``G`` blocks, so its first blocks are small: ``m`` of them hold ``m (m + 1) / 2 G``
-    pieces up to ``m = G``, and one more each from there on.
-    """
-    if order.shuffle == "block":
-        return math.ceil(delivered / order.window) * order.window
-    parts = min(order.window, max(1, int(pieces) // 2)) if order.shuffle == "window" else 1
-    ramp = (parts + 1) / 2
-    if delivered <= ramp:
-        return math.ceil((math.sqrt(1 + 8 * parts * delivered) - 1) / 2)
-    return math.ceil(delivered - ramp) + parts
+    lane = Order(manifest.rows.samples, order, epoch=0).lane(int(partition.own_lanes[0]))
+    delivered = -(-partition.samples // partition.lanes)
+    return min(count, len(partition.own_lanes) * int(np.searchsorted(lane.first_places(), delivered)))
 
 
 def forecast_groups(
