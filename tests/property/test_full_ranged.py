@@ -185,10 +185,8 @@ def walked(case: Case, next_step: Callable[[], PlannedStep[Any] | None], samples
             seen += 1
         found: list[Any] = []
         for segment in step.segments:
-            assert segment.start == len(found)
             which, rows = segment.picks()
             found += [samples_of_item(held[segment.items[i]], row) for i, row in zip(which, rows, strict=True)]
-            assert segment.end == len(found)
             for item in segment.done:
                 del held[item]
         steps.append((step.number, step.epoch, step.end, step.is_last, step.repeated, found))

@@ -115,11 +115,8 @@ class GroupSteps(StepSource[Group]):
                     first_uses.append((item, samples[group_start:group_end]))
                 segments.append(
                     Segment(
-                        start=begin - start,
-                        end=stop - start,
                         items=(item,),
                         picks=partial(_span, begin - group_start, stop - group_start),
-                        passed=(),
                         done=(item,) if stop == group_end else (),
                     )
                 )

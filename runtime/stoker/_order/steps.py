@@ -31,20 +31,16 @@ class Segment:
     """Consecutive samples of a batch that come from one set of items.
 
     Attributes:
-        start: place of its first sample in the batch.
-        end: place behind its last.
         items: numbers of the items it needs.
         picks: computes ``(which, rows)``, ``int64 [samples]`` each: each sample's index into ``items``, and row.
         passed: numbers of items of earlier segments that other ranks' slices have passed by: free to go at once.
         done: numbers of the items that no later segment needs.
     """
 
-    start: int
-    end: int
     items: tuple[int, ...]
     picks: Callable[[], Rows]
-    passed: tuple[int, ...]
-    done: tuple[int, ...]
+    passed: tuple[int, ...] = ()
+    done: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +64,6 @@ class PlannedStep(Generic[Ref]):
     segments: tuple[Segment, ...]
     repeated: int
     first_uses: tuple[tuple[int, Ref], ...]
-
-    @property
-    def samples(self) -> int:
-        """How many samples the batch has."""
-        return self.segments[-1].end if self.segments else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,18 +156,15 @@ class Steps(StepSource[int]):
             for part in step.slices:
                 held = lanes.setdefault(part.lane, _LaneItems(order.lane(part.lane)))
                 others = _drop_others(lanes, part.lane) if step.is_stray else []
-                found = list(self._segments(held, part, segments[-1].end if segments else 0))
-                if others:
-                    found[0] = replace(found[0], passed=(*others, *found[0].passed))
-                segments.extend(found)
+                segments.extend(self._segments(held, part, others))
             if is_last:
                 segments[-1] = replace(segments[-1], done=(*segments[-1].done, *_drop_others(lanes)))
             yield PlannedStep(
                 0, order.epoch, step.end, is_last, tuple(segments), step.repeated, self._take_first_uses()
             )
 
-    def _segments(self, held: _LaneItems, part: LaneSlice, at: int) -> Iterator[Segment]:
-        """Cut a slice of a lane at the borders of its blocks."""
+    def _segments(self, held: _LaneItems, part: LaneSlice, others: list[int]) -> Iterator[Segment]:
+        """Cut a slice of a lane at the borders of its blocks; the items of others go with the first segment."""
         lane, place = held.lane, part.start
         while place < part.end:
             block = lane.block_of(place)
@@ -184,21 +172,15 @@ class Steps(StepSource[int]):
             block_start = int(lane.block_ends[block - 1]) if block else 0
             end = min(part.end, block_end)
             pieces = lane.pieces_of(block)
-            passed = held.drop_before(pieces.start)
+            passed = (*others, *held.drop_before(pieces.start))
             for piece in pieces:
                 if piece not in held.held:
                     held.held[piece] = self._new_item(int(lane.super_samples[piece]))
             items = tuple(held.held[piece] for piece in pieces)
             done = held.drop_before(lane.pieces_of(block + 1).start) if end == block_end else []
-            yield Segment(
-                start=at,
-                end=at + end - place,
-                items=items,
-                picks=partial(lane.picks, block, place - block_start, end - block_start),
-                passed=tuple(passed),
-                done=tuple(done),
-            )
-            at, place = at + end - place, end
+            picks = partial(lane.picks, block, place - block_start, end - block_start)
+            yield Segment(items=items, picks=picks, passed=passed, done=tuple(done))
+            others, place = [], end
 
     def _walk_full(self, order: Order, dealing: Dealing, position: int) -> Iterator[PlannedStep[int]]:
         """Walk ``full`` with every super-sample held to the end of the epoch."""
@@ -212,11 +194,8 @@ class Steps(StepSource[int]):
                 if super_sample not in held:
                     held[super_sample] = self._new_item(super_sample)
             segment = Segment(
-                start=0,
-                end=len(rows),
                 items=tuple(held[super_sample] for super_sample in found.tolist()),
                 picks=partial(_known, (which, rows)),
-                passed=(),
                 done=tuple(held.values()) if is_last else (),
             )
             yield PlannedStep(0, order.epoch, step.end, is_last, (segment,), step.repeated, self._take_first_uses())
