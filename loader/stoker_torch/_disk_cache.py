@@ -45,17 +45,13 @@ def _begin_session(path: Path) -> tuple[Path, int]:
     with locked(path):  # or another process that begins could take a folder that is not locked yet for a dead one
         for left in path.iterdir():
             if _NAME.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
-                _remove_unless_in_use(left)
+                with contextlib.suppress(OSError), locked(left, wait=False):  # one in use, or somebody else's, stays
+                    shutil.rmtree(left)
         folder = path / f"stoker-cache-{secrets.token_hex(8)}"
         folder.mkdir(mode=0o700)
         lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(lock, fcntl.LOCK_EX)
     return folder, lock
-
-
-def _remove_unless_in_use(folder: Path) -> None:
-    with contextlib.suppress(OSError), locked(folder, wait=False):  # if it is in use, or somebody else's, it stays
-        shutil.rmtree(folder)
 
 
 _KEY = struct.Struct("<Qq")  # session, index

@@ -171,7 +171,7 @@ class LoaderResources:
 
     config: StreamConfig
     store: ObjectStore
-    thread: LoopThread = field(init=False)
+    thread: LoopThread
     prices: Prices = field(default_factory=Prices.load)
     pool: SamplePool | None = None
     recorder: Recorder | None = None
@@ -187,14 +187,11 @@ class LoaderResources:
     manifest_hedges: int = 0
     _finalizer: weakref.finalize[..., Any] | None = None
 
-    def __post_init__(self) -> None:
-        self.thread = LoopThread("stoker-loader", last=self.store.close)
-
     @classmethod
     def open(cls, place: str | os.PathLike[str] | RangeReadable, config: StreamConfig) -> LoaderResources:
         """Open the data set at a path or URL, or in a store."""
         store = metered(open_reader(place, options=config.options), egress=Budget.of(config.budget).egress)
-        return cls(config=config, store=store)
+        return cls(config=config, store=store, thread=LoopThread("stoker-loader", last=store.close))
 
     @property
     def feed(self) -> BatchPipeline:

@@ -89,11 +89,6 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
-    def next_place(self) -> tuple[int, int]:
-        """The epoch and position of the batch behind it."""
-        return (self.epoch + 1, 0) if self.is_last else (self.epoch, self.end)
-
     def sample_ids(self) -> NDArray[np.int64]:
         """Return the number of each sample in the packed order, ``int64 [samples]``."""
         return self.origin.sample_ids(self.super_samples, self.rows)

@@ -350,7 +350,7 @@ class BatchPipeline:
             self._end_stream()
             return None
         self._opened.fetcher.end_start()
-        self._place = batch.next_place
+        self._place = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
         if batch.is_last:
             self._dealing = self._dealing.from_start()
         self._counters.repeated += batch.repeated

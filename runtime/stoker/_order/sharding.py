@@ -307,11 +307,8 @@ class LaneShare(Dealing):
     def _starts_of(self, rank: int) -> NDArray[np.int64]:
         """Return how many places were delivered of the lanes of the same worker of a rank."""
         lanes = self.own_lanes + (rank - self.rank)
-        known = [self.delivered.get(lane, self.delivered.get(own, 0)) for lane, own in self._pairs(lanes)]
+        known = [self.delivered.get(lane, self.delivered.get(lane + self.rank - rank, 0)) for lane in lanes.tolist()]
         return np.minimum(np.array(known, np.int64), self._sizes_of(lanes))
-
-    def _pairs(self, lanes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-        return zip(lanes.tolist(), self.own_lanes.tolist(), strict=True)
 
     @cached_property
     def count(self) -> int:
