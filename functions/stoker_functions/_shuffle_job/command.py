@@ -40,43 +40,21 @@ def configure(parser: ArgumentParser) -> None:
     flags.add_written_dataset(parser)
     flags.add_version(parser)
     flags.add_store_options(parser)
-    parser.add_argument(
-        "--seed", type=flags.whole_number_to((1 << 64) - 1), required=True, metavar="N", help="of the training"
-    )
-    parser.add_argument(
-        "--epoch",
-        "--epochs",
-        dest="epochs",
-        type=_epochs,
-        required=True,
-        metavar="N[..M]",
-        help="from 0; as 3, or 3..10",
-    )
-    parser.add_argument(
-        "--lanes",
-        type=flags.positive,
-        default=1,
-        metavar="N",
-        help="of the training: its number of ranks, unless it says lanes= (default: 1)",
-    )
+    seed = flags.whole_number_to((1 << 64) - 1)
+    parser.add_argument("--seed", type=seed, required=True, metavar="N", help="of the training")
+    epochs = "from 0; as 3, or 3..10"
+    names = ("--epoch", "--epochs")
+    parser.add_argument(*names, dest="epochs", type=_epochs, required=True, metavar="N[..M]", help=epochs)
+    lanes = "of the training: its number of ranks, unless it says lanes= (default: 1)"
+    parser.add_argument("--lanes", type=flags.positive, default=1, metavar="N", help=lanes)
     parser.add_argument("--plan", action="store_true", help="only show what each way would take")
     parser.add_argument("--way", choices=get_args(Way), help="how samples are read (default: the cheapest that fits)")
-    parser.add_argument(
-        "--slices", type=flags.positive, default=1, metavar="N", help="cut an epoch into so many, at least"
-    )
-    parser.add_argument(
-        "--keep",
-        type=flags.whole_number_to(MAX_EPOCH),
-        metavar="N",
-        help="keep the N epochs before the first, and delete older ones (default: delete none)",
-    )
-    parser.add_argument(
-        "--memory",
-        type=flags.size,
-        default=_DEFAULT_BYTES,
-        metavar="SIZE",
-        help="of this process, or of a function: a slice has to fit in it (default: 1GiB)",
-    )
+    slices = "cut an epoch into so many, at least"
+    parser.add_argument("--slices", type=flags.positive, default=1, metavar="N", help=slices)
+    keep = "keep the N epochs before the first, and delete older ones (default: delete none)"
+    parser.add_argument("--keep", type=flags.whole_number_to(MAX_EPOCH), metavar="N", help=keep)
+    memory = "of this process, or of a function: a slice has to fit in it (default: 1GiB)"
+    parser.add_argument("--memory", type=flags.size, default=_DEFAULT_BYTES, metavar="SIZE", help=memory)
     parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
     group = parser.add_argument_group("shuffling in many functions at once", "see docs/fan-out.md")
     flags.add_function_options(group.add_argument, "shuffle")
@@ -184,14 +162,10 @@ class _Making:
             for task in tasks
         ]
         async with Progress(
-            f"epoch {layout.epoch}: {verb}", "parts", total, sys.stderr, quiet=self._is_quiet
+            f"epoch {layout.epoch}: {verb}", "parts", total, sys.stderr, quiet=self._args.quiet
         ) as progress:
             self._progress = progress
             return await self._driver.run(named)
-
-    @property
-    def _is_quiet(self) -> bool:
-        return bool(self._args.quiet)
 
     def _show(self, done: Amount) -> None:
         if self._progress is not None:
@@ -212,7 +186,7 @@ class _Making:
         )
 
     def _say(self, *lines: str) -> None:
-        if not self._is_quiet:
+        if not self._args.quiet:
             for line in lines:
                 print(printable(line), file=sys.stderr)
 

@@ -32,9 +32,8 @@ def configure_verify(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_dataset(parser)
     parser.add_argument("--deep", action="store_true", help="check every value on its own checksum too")
-    parser.add_argument(
-        "--concurrency", type=positive, default=4, metavar="N", help="super-samples read at once (default: 4)"
-    )
+    at_once = "super-samples read at once (default: 4)"
+    parser.add_argument("--concurrency", type=positive, default=4, metavar="N", help=at_once)
     parser.add_argument("--quiet", action="store_true", help="list bad super-samples only")
     parser.add_argument("--json", action="store_true", help="write JSON")
 
@@ -68,19 +67,11 @@ async def run_verify(args: Namespace) -> int:
     return 1 if bad else 0
 
 
-_DEFAULT_BYTES = 8 << 20
-
-
 def configure_compact(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_written_dataset(parser)
-    parser.add_argument(
-        "--super-sample-bytes",
-        type=super_sample_size,
-        default=_DEFAULT_BYTES,
-        metavar="SIZE",
-        help="how large a super-sample should be: those below half of it are packed again (default: 8MiB)",
-    )
+    wanted = "how large a super-sample should be: those below half of it are packed again (default: 8MiB)"
+    parser.add_argument("--super-sample-bytes", type=super_sample_size, default=8 << 20, metavar="SIZE", help=wanted)
     parser.add_argument("--json", action="store_true", help="write JSON")
     add_store_options(parser)
 
@@ -115,19 +106,10 @@ def configure_gc(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_written_dataset(parser)
     parser.add_argument("--delete", action="store_true", help="delete what is listed")
-    parser.add_argument(
-        "--keep-versions",
-        type=positive,
-        metavar="N",
-        help="only the newest N versions are needed (default: all); no training may run on an older one",
-    )
-    parser.add_argument(
-        "--abandoned",
-        action="append",
-        default=[],
-        metavar="ID",
-        help="an unfinished run, or a whole job, that nobody will finish, by the id that is listed; may be repeated",
-    )
+    newest = "only the newest N versions are needed (default: all); no training may run on an older one"
+    parser.add_argument("--keep-versions", type=positive, metavar="N", help=newest)
+    run = "an unfinished run, or a whole job, that nobody will finish, by the id that is listed; may be repeated"
+    parser.add_argument("--abandoned", action="append", default=[], metavar="ID", help=run)
     parser.add_argument("--json", action="store_true", help="write JSON")
     add_store_options(parser)
 
@@ -195,16 +177,10 @@ def _left_alone(unfinished: Iterable[Unfinished]) -> Iterator[str]:
 def configure_rebuild(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_written_dataset(parser)
-    parser.add_argument(
-        "--adopt",
-        action="store_true",
-        help="take in super-samples that no manifest and no finished pack tells of, too, after reading them whole",
-    )
-    parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="read every super-sample whole, and leave out those that are damaged (default: only their heads)",
-    )
+    orphans = "take in super-samples that no manifest and no finished pack tells of, too, after reading them whole"
+    parser.add_argument("--adopt", action="store_true", help=orphans)
+    whole = "read every super-sample whole, and leave out those that are damaged (default: only their heads)"
+    parser.add_argument("--verify", action="store_true", help=whole)
     add_store_options(parser)
 
 

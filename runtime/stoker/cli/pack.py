@@ -44,28 +44,17 @@ def configure(parser: ArgumentParser) -> None:
     add("url", type=flags.writable, metavar="DST", help="where the data set is to be: a path, or an s3:// or gs:// URL")
     add("--kind", choices=KINDS, help="what SRC is (default: its names tell)")
     add("--strict", action="store_true", help="a tar without an end marker, which may be cut off, is an error")
-    add(
-        "--follow-links",
-        action="store_true",
-        help="pack what symbolic links in a local SRC lead to outside of it (default: such links are an error)",
-    )
+    links = "pack what symbolic links in a local SRC lead to outside of it (default: such links are an error)"
+    add("--follow-links", action="store_true", help=links)
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--append", action="store_true", help="add to the data set that is there")
-    modes.add_argument(
-        "--overwrite", action="store_true", help="replace the data set that is there; its earlier versions stay"
-    )
-    add(
-        "--super-sample-bytes",
-        type=flags.super_sample_size,
-        metavar="SIZE",
-        help="limit of a super-sample, at most 32MiB (default: 8MiB)",
-    )
+    replaced = "replace the data set that is there; its earlier versions stay"
+    modes.add_argument("--overwrite", action="store_true", help=replaced)
+    limit = "limit of a super-sample, at most 32MiB (default: 8MiB)"
+    add("--super-sample-bytes", type=flags.super_sample_size, metavar="SIZE", help=limit)
     add("--concurrency", type=flags.positive, metavar="N", help="uploads at once (default: 8)")
-    add(
-        "--single-writer",
-        action="store_true",
-        help="nobody else writes to DST meanwhile, so its store needs no conditional writes",
-    )
+    alone = "nobody else writes to DST meanwhile, so its store needs no conditional writes"
+    add("--single-writer", action="store_true", help=alone)
     add("--quiet", action="store_true", help="show no progress and no summary")
     add("--json", action="store_true", help="write the summary as JSON")
     group = parser.add_argument_group("packing in many functions at once", "see docs/fan-out.md")
