@@ -51,14 +51,10 @@ SERVING_HANDLERS = {
 Handler = Callable[[object, Deployment, Deadline], Awaitable[dict[str, Any]]]
 """``await handler(event, deployment, deadline)`` returns what the caller gets, as JSON values."""
 _log = logging.getLogger("stoker_functions.hosted")
-_STATUSES: tuple[tuple[type[StokerError], int], ...] = (
+_STATUSES: tuple[tuple[type[StokerError] | tuple[type[StokerError], ...], int], ...] = (
     (ThrottledError, 429),
     (TransientError, 503),
-    (EventError, 400),
-    (ConfigError, 400),
-    (SchemaError, 400),
-    (FormatError, 400),
-    (PackError, 400),
+    ((EventError, ConfigError, SchemaError, FormatError, PackError), 400),
 )
 
 

@@ -136,7 +136,7 @@ class HttpExecutor(Executor):
         """Return what became of a call that took so long, or raise the function's error or the platform's."""
 
 
-def open_session(url: str, *, timeout_seconds: float, ca_bundle: str | None = None) -> aiohttp.ClientSession:
+def open_session(url: str, *, timeout_seconds: float) -> aiohttp.ClientSession:
     """Return a session for calls below ``url`` in the running loop, through the environment's proxy.
 
     It makes as many connections as there are calls: their number is the caller's business.
@@ -144,7 +144,7 @@ def open_session(url: str, *, timeout_seconds: float, ca_bundle: str | None = No
     Raises:
         ConfigError: the environment names a proxy or certificates that cannot be used.
     """
-    verify = trusted(ca_bundle) if url.startswith("https://") else True
+    verify = trusted() if url.startswith("https://") else True
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=verify, socket_factory=_kept_alive),
         proxy=proxy_of(url),

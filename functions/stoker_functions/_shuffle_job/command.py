@@ -18,7 +18,6 @@ from stoker._fetch.materialized_pipeline import read_epoch
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.order import MAX_EPOCH, EpochLayout
-from stoker._stores import open_store
 from stoker._stores.location import parse_url
 from stoker._stores.object_store import ObjectStore, metered, price_key
 from stoker.abc import Answer, Executor, Store
@@ -69,30 +68,24 @@ def _epochs(text: str) -> range:
     return range(first, last + 1)
 
 
-def run(args: Namespace) -> int:
+async def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    asyncio.run(_shuffle(args))
-    return 0
-
-
-async def _shuffle(args: Namespace) -> None:
-    store = metered(open_store(args.url, options=flags.store_options(args, args.url)))
-    try:
+    async with flags.opened(args) as opened:
+        store = metered(opened)
         manifest = await read_manifest(store, args.at)
         executor = _executor(args, store)
         config = _plan_config(args, executor, price_key(store))
         plans = plan_ways(manifest, config)
         if args.plan:
             print(_shown(args, plans, manifest, config.store))
-            return
+            return 0
         plan = chosen_plan([plan for plan in plans if args.way in (None, plan.way)])
         async with executor:
             making = _Making(args, plan, store, executor)
             for epoch in args.epochs:
                 await making.make(EpochLayout(manifest, seed=args.seed, lanes=args.lanes, epoch=epoch))
         making.tell()
-    finally:
-        await store.close()
+    return 0
 
 
 def _executor(args: Namespace, store: ObjectStore) -> Executor:
