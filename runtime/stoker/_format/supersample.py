@@ -415,8 +415,11 @@ class SuperSample:
 
     def encoded(self, row: int) -> list[bytes]:
         """Return the bytes of each column of one sample, as :meth:`Schema.encode` gives them."""
+        return list(map(bytes, self._values(row)))
+
+    def _values(self, row: int) -> list[memoryview]:
         ranges = (self.head.row_range(name, row, row + 1) for name in self.head.schema)
-        return [bytes(self._data[start:end]) for start, end in ranges]
+        return [self._data[start:end] for start, end in ranges]
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         """Return one sample, column name → value; the values own their memory.
@@ -426,9 +429,5 @@ class SuperSample:
         """
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of a super-sample with {len(self)}")
-        row %= len(self)
-        sample = {}
-        for name, column in self.head.schema.items():
-            start, end = self.head.row_range(name, row, row + 1)
-            sample[name] = column.decode(self._data[start:end])
-        return sample
+        values = zip(self.head.schema.items(), self._values(row % len(self)), strict=True)
+        return {name: column.decode(value) for (name, column), value in values}
