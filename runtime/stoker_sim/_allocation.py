@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from stoker._base.arguments import AtLeastOne, Bounded, Finite, NotNegative, Positive
 from stoker._base.sizes import counted
 from stoker.errors import ConfigError
 
@@ -26,7 +27,7 @@ Caches = Mapping[Hashable, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Bounded):
     """One that trains.
 
     Attributes:
@@ -40,16 +41,9 @@ class Job:
 
     name: str
     dataset: str | None = None
-    dataset_bytes: int
-    compute_bytes_per_second: float
-    nodes: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("dataset_bytes", "compute_bytes_per_second", "nodes"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(
-                    f"{name} of the job {self.name!r} must be more than 0 and finite, not {getattr(self, name)}"
-                )
+    dataset_bytes: Finite[Positive[int]]
+    compute_bytes_per_second: Finite[Positive[float]]
+    nodes: Finite[AtLeastOne[int]] = 1
 
     @property
     def data(self) -> Hashable:
@@ -78,7 +72,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class Cluster(Bounded):
     """What jobs share.
 
     Attributes:
@@ -86,13 +80,8 @@ class Cluster:
         bytes_per_second: from the bucket.
     """
 
-    cache_bytes: int
-    bytes_per_second: float
-
-    def __post_init__(self) -> None:
-        for name in ("cache_bytes", "bytes_per_second"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} of the cluster must be at least 0 and finite, not {getattr(self, name)}")
+    cache_bytes: Finite[NotNegative[int]]
+    bytes_per_second: Finite[NotNegative[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,7 +332,7 @@ _ENDED = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+class Submission(Bounded):
     """A job in the queue.
 
     Attributes:
@@ -357,16 +346,9 @@ class Submission:
     """
 
     job: Job
-    seconds: float
-    epochs: int
-    gpus: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seconds < math.inf or self.epochs < 1 or self.gpus < 1:
-            raise ConfigError(
-                f"the job {self.job.name!r} is handed in at a time from 0, for 1 epoch and on 1 GPU at least, not at "
-                f"{self.seconds} s, for {self.epochs} and on {self.gpus}"
-            )
+    seconds: Finite[NotNegative[float]]
+    epochs: AtLeastOne[int]
+    gpus: AtLeastOne[int] = 1
 
     @property
     def least_seconds(self) -> float:

@@ -14,11 +14,11 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.arguments import Bounded, NotNegative, Positive
 from stoker._cache.eviction import Lru, Residents, policy_factory
 from stoker._cache.keeper import Future
 from stoker._diagnostics.latency import Constant, Latency
 from stoker.abc import EvictionPolicy, ObjectRef
-from stoker.errors import ConfigError
 from stoker_sim._bucket import SharedLink
 
 Key = TypeVar("Key", bound=Hashable)
@@ -136,7 +136,7 @@ class ReplicaAware(Lru[Key]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TierModel:
+class TierModel(Bounded):
     """A cache of one node.
 
     Attributes:
@@ -148,18 +148,10 @@ class TierModel:
     """
 
     name: str = "disk"
-    limit_bytes: int
+    limit_bytes: NotNegative[int]
     policy: str = "next-use"
-    bytes_per_second: float = 2e9
+    bytes_per_second: Positive[float] = 2e9
     latency: Latency = field(default_factory=lambda: Constant(0.0001))
-
-    def __post_init__(self) -> None:
-        if self.policy != REPLICA_AWARE:
-            policy_factory(self.policy)
-        if not self.limit_bytes >= 0:
-            raise ConfigError(f"limit_bytes must be at least 0, not {self.limit_bytes}")
-        if not self.bytes_per_second > 0:
-            raise ConfigError(f"bytes_per_second must be more than 0, not {self.bytes_per_second}")
 
     def tier(self, future: Future, rng: random.Random, copies: Counter[int]) -> SimulatedTier[int]:
         """Return the empty cache of one rank.

@@ -15,6 +15,7 @@ from statistics import median
 
 import numpy as np
 
+from stoker._base.arguments import Positive
 from stoker._base.meter import Egress, Operation
 from stoker._base.sizes import counted
 from stoker._cost.prices import StorePrices
@@ -42,21 +43,20 @@ class Workload(Scenario):
             shuffle is ``full``.
     """
 
-    samples_per_second: float
+    samples_per_second: Positive[float]
     start_seconds: float = 0.0
     start_range_seconds: tuple[float, float] | None = None
     cache: Cache | None = None
 
     def __post_init__(self) -> None:
-        if not self.samples_per_second > 0 or not self.manifest.samples:
-            raise ConfigError(f"a prediction needs samples and samples_per_second > 0, not {self.samples_per_second}")
+        Scenario.__post_init__(self)
         if not self.step_seconds <= LONGEST_SECONDS:
             raise ConfigError(
                 f"a batch of {self.feed.batch_size:,} takes {self.step_seconds:,.0f} s at {self.samples_per_second:g} "
                 f"samples a second, and what takes more than {LONGEST_SECONDS:,.0f} s is not planned: give a smaller "
                 "batch_size or more samples_per_second"
             )
-        if self.ranks_per_node < 1 or self.feed.world_size % self.ranks_per_node:
+        if self.feed.world_size % self.ranks_per_node:
             raise ConfigError(f"{counted(self.feed.world_size, 'rank')} make no nodes of {self.ranks_per_node} each")
         if self.feed.order.shuffle == "full":
             raise ConfigError(
@@ -64,7 +64,6 @@ class Workload(Scenario):
                 "of an epoch tells of the rest; Loader(shuffle='full') itself says how many requests an epoch takes, "
                 "and refuses what costs more than Budget(max_dollars_per_epoch=…) allows"
             )
-        Scenario.__post_init__(self)
 
     @property
     def nodes(self) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any
 
+from stoker._base.arguments import AtLeastOne, Bounded, Positive
 from stoker._base.clock import run_virtual
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import counted, format_bytes
@@ -74,6 +75,11 @@ class EpochResult:
     tier_hits: Counter[str] = field(default_factory=Counter)
     first_batch_seconds: float | None = None
 
+    @property
+    def miss_rate(self) -> float:
+        """Misses of look-ups."""
+        return self.misses / self.look_ups
+
 
 class _RingOfNothing(Ring):
     """The states of slots. Nothing that matters is ever written to the rings of a run, so they share one slot."""
@@ -98,7 +104,7 @@ _GARBAGE_AFTER = 2_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class Scenario(Bounded):
     """What is simulated.
 
     Attributes:
@@ -124,9 +130,9 @@ class Scenario:
     bucket: BucketModel = field(default_factory=BucketModel)
     store: Readable | None = None
     compute: Latency = field(default_factory=lambda: Constant(0.0))
-    node_bytes_per_second: float = math.inf
-    ranks_per_node: int = 1
-    epochs: int = 1
+    node_bytes_per_second: Positive[float] = math.inf
+    ranks_per_node: AtLeastOne[int] = 1
+    epochs: AtLeastOne[int] = 1
     in_step: bool = False
     caches: Sequence[TierModel] = ()
     tiers: TierMaker | None = None
@@ -135,11 +141,7 @@ class Scenario:
     draws_by_object: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "ranks_per_node"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} {getattr(self, name)} is not at least 1")
-        if not self.node_bytes_per_second > 0:
-            raise ConfigError(f"node_bytes_per_second must be more than 0, not {self.node_bytes_per_second}")
+        Bounded.__post_init__(self)
         if not self.feed.dealing(self.manifest.samples).steps_from(0):
             raise ConfigError(
                 f"no global batch is whole: drop_last leaves out all {counted(self.manifest.samples, 'sample')}"

@@ -151,12 +151,12 @@ def test_jobs_that_disagree_on_the_data_set_that_they_share_are_refused(field: s
 @pytest.mark.parametrize("name", ["dataset_bytes", "compute_bytes_per_second", "nodes"])
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_a_job_that_cannot_be_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"{name} of the job 'x' must be more than 0"):
+    with pytest.raises(ConfigError, match=f"{name} must be (more than 0|at least 1) and less than inf, not {value}"):
         Job(**{"name": "x", "dataset_bytes": 1, "compute_bytes_per_second": 1.0, name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["cache_bytes", "bytes_per_second"])
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
 def test_a_cluster_that_cannot_be_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"{name} of the cluster must be at least 0"):
+    with pytest.raises(ConfigError, match=f"{name} must be at least 0 and less than inf, not {value}"):
         Cluster(**{"cache_bytes": 1, "bytes_per_second": 1.0, name: value})  # type: ignore[arg-type]

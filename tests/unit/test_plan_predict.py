@@ -362,9 +362,16 @@ def test_a_disk_that_is_slower_than_the_bucket_is_left_alone() -> None:
     assert slow.seconds <= 1.1 * predict(bucket).later.seconds
 
 
-@pytest.mark.parametrize("ranks_per_node", [0, -1, 2])
-def test_ranks_that_fill_no_whole_nodes_are_refused(ranks_per_node: int) -> None:
-    with pytest.raises(ConfigError, match=f"3 ranks make no nodes of {ranks_per_node} each"):
+@pytest.mark.parametrize(
+    ("ranks_per_node", "message"),
+    [
+        (0, "ranks_per_node must be at least 1, not 0"),
+        (-1, "ranks_per_node must be at least 1, not -1"),
+        (2, "3 ranks make no nodes of 2 each"),
+    ],
+)
+def test_ranks_that_fill_no_whole_nodes_are_refused(ranks_per_node: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         replace(workload(nodes=3), ranks_per_node=ranks_per_node)
 
 

@@ -25,7 +25,6 @@ from stoker.errors import ConfigError
 Cell = str | int | float | None
 Row = dict[str, Cell]
 """A row of a table, by its columns."""
-Kind = Literal["line", "points", "bars"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Table:
         for name in dict.fromkeys(self.cells(by)):
             of = self.where(by, name)
             known = of.cells(theirs) if theirs else []
-            series += beside(str(name), of.cells(x), of.cells(y), known, published=f"{name}, {theirs}", kind="line")
+            series += beside(str(name), of.cells(x), of.cells(y), known, published=f"{name}, {theirs}")
         return series
 
     def to_csv(self) -> str:
@@ -98,7 +97,7 @@ class Series:
     x: Sequence[Cell]
     y: Sequence[float | None]
     is_published: bool = False
-    kind: Kind = "line"
+    kind: Literal["line", "points", "bars"] = "line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,15 +166,9 @@ def excess(ours: float | None, theirs: float | None) -> float | None:
 
 
 def beside(
-    name: str,
-    x: Sequence[Cell],
-    ours: Sequence[float | None],
-    theirs: Sequence[float | None],
-    *,
-    published: str = "",
-    kind: Kind = "bars",
+    name: str, x: Sequence[Cell], ours: Sequence[float | None], theirs: Sequence[float | None], *, published: str = ""
 ) -> list[Series]:
-    """Return our figures and, if there are any, the published ones.
+    """Return our figures and, if there are any, the published ones: bars of what has names, a line over numbers.
 
     Args:
         name: of ours.
@@ -183,8 +176,8 @@ def beside(
         ours: figures.
         theirs: the published ones.
         published: name of theirs; ours and "published" by default.
-        kind: how to draw them.
     """
+    kind: Literal["bars", "line"] = "bars" if isinstance(x[0], str) else "line"
     series = [Series(name, x, ours, kind=kind)]
     if any(figure is not None for figure in theirs):
         series.append(Series(published or f"{name}, published", x, theirs, is_published=True, kind=kind))

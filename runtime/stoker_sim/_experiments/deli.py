@@ -24,6 +24,7 @@ from stoker._base.task_group import task_group
 from stoker._cache.eviction import Fifo, Residents
 from stoker._fetch.config import FetchSize, Progress
 from stoker_sim._bucket import Shared
+from stoker_sim._scenario import EpochResult
 
 _UNLIMITED = 1 << 62
 
@@ -95,27 +96,14 @@ class Setting:
 
 
 @dataclass(slots=True, kw_only=True)
-class SampleEpoch:
-    """What an epoch took.
+class SampleEpoch(EpochResult):
+    """What an epoch took: look-ups and misses are of samples.
 
     Attributes:
-        look_ups: samples that the loop asked for.
-        misses: of these, not in the cache.
-        wait_seconds: from asking for samples to having them.
         fetches: that the service was asked for.
-        seconds: of the epoch.
     """
 
-    look_ups: int = 0
-    misses: int = 0
-    wait_seconds: float = 0.0
     fetches: int = 0
-    seconds: float = 0.0
-
-    @property
-    def miss_rate(self) -> float:
-        """Misses of look-ups."""
-        return self.misses / self.look_ups
 
 
 def simulate_samples(workload: Workload, setting: Setting) -> list[SampleEpoch]:
@@ -143,7 +131,8 @@ class _Loop:
         return self._epochs
 
     async def _train(self, samples: Sequence[int], service: asyncio.TaskGroup) -> None:
-        loop, now, batch_size = asyncio.get_running_loop(), SampleEpoch(), self._setting.batch_size
+        loop, batch_size = asyncio.get_running_loop(), self._setting.batch_size
+        now = SampleEpoch(rank=0, epoch=len(self._epochs))
         self._epochs.append(now)
         begun_seconds, fetched = loop.time(), 0
         for start in range(0, len(samples), batch_size):

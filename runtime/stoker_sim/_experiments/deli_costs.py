@@ -26,16 +26,7 @@ from statistics import mean
 from stoker._base.meter import Operation
 from stoker._cost.prices import GB_BYTES, Prices
 from stoker_sim._experiments import Experiment, Outcome, Panel, Row, Table, beside
-from stoker_sim._experiments.deli import (
-    PAGE_OBJECTS,
-    SOURCE,
-    WORKLOADS,
-    Setting,
-    Workload,
-    measured,
-    measurements,
-    simulated,
-)
+from stoker_sim._experiments.deli import PAGE_OBJECTS, SOURCE, WORKLOADS, Setting, measured, measurements, simulated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,19 +145,19 @@ def _wait_seconds(workload: str, setting: Setting | None) -> tuple[float, str]:
     return sum(each.wait_seconds for each in simulated(workload, setting)), "simulated"
 
 
-def _cost(workload: Workload, setting: Setting | None, assumed: _Assumptions) -> dict[str, float]:
-    wait_seconds, _ = _wait_seconds(workload.name, setting)
-    seconds = _compute_seconds(workload.name) + wait_seconds
+def _cost(workload: str, setting: Setting | None, assumed: _Assumptions) -> dict[str, float]:
+    wait_seconds, _ = _wait_seconds(workload, setting)
+    seconds = _compute_seconds(workload) + wait_seconds
     if setting is None:
         return deli_cost(_NODES, assumed.system_gb + assumed.data_gb, seconds, assumed.rates)
     requests = request_dollars(
         _EPOCHS,
-        workload.dataset_samples,
+        WORKLOADS[workload].dataset_samples,
         assumed.rates,
         fetch_size=setting.fetch_size,
         listed_objects=assumed.objects,
     )
-    cached_gb = (setting.fetch_size + setting.threshold) * workload.sample_bytes / GB_BYTES
+    cached_gb = (setting.fetch_size + setting.threshold) * WORKLOADS[workload].sample_bytes / GB_BYTES
     return deli_cost(_NODES, assumed.system_gb + cached_gb, seconds, assumed.rates, requests)
 
 
@@ -188,8 +179,8 @@ class _Cell:
 
 def _cells(assumed: _Assumptions) -> list[_Cell]:
     costs = {
-        (name, method): _cost(workload, setting, assumed)
-        for (name, workload), (method, setting) in product(WORKLOADS.items(), _METHODS.items())
+        (workload, method): _cost(workload, setting, assumed)
+        for workload, (method, setting) in product(WORKLOADS, _METHODS.items())
     }
     return [
         _Cell(*case, part, dollars, _published()[*case, part])
@@ -230,14 +221,14 @@ def _unmet(cell: _Cell, rates: DeliRates) -> str:
     )
 
 
-def _panel(workload: Workload, parts: Sequence[str], cells: Sequence[_Cell]) -> Panel:
+def _panel(workload: str, parts: Sequence[str], cells: Sequence[_Cell]) -> Panel:
     series = []
     for part in parts:
-        found = [cell for cell in cells if (cell.workload, cell.part) == (workload.name, part)]
+        found = [cell for cell in cells if (cell.workload, cell.part) == (workload, part)]
         ours = {cell.method: cell.ours for cell in found}
         known = {cell.method: float(cell.published) for cell in found}
         series += beside(part, [*_METHODS], [*map(ours.get, _METHODS)], [*map(known.get, _METHODS)])
-    return Panel(workload.title, "", "dollars for two epochs", series)
+    return Panel(WORKLOADS[workload].title, "", "dollars for two epochs", series)
 
 
 def _run(quick: bool) -> Outcome:
@@ -258,7 +249,7 @@ def _run(quick: bool) -> Outcome:
     panels = [
         _panel(workload, parts, cells)
         for parts in (("total",), ("api", "compute and loading"))
-        for workload in WORKLOADS.values()
+        for workload in WORKLOADS
     ]
     unmet = [_unmet(cell, assumed.rates) for cell in cells if not cell.is_met]
     return Outcome(tables, panels, [*unmet, *_remarks(assumed)])

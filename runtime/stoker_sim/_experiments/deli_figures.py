@@ -18,18 +18,7 @@ from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._fetch.config import FetchConfig
 from stoker._order.order import OrderConfig
 from stoker_sim._bucket import described
-from stoker_sim._experiments import (
-    Cell,
-    Experiment,
-    Kind,
-    Outcome,
-    Panel,
-    Series,
-    Table,
-    beside,
-    difference,
-    excess,
-)
+from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, beside, difference, excess
 from stoker_sim._experiments.deli import EPOCHS, SOURCE, WORKLOADS, Setting, Workload, measured, measurements, simulated
 from stoker_sim._scenario import by_lanes, simulate
 
@@ -120,12 +109,12 @@ def _table(name: str, workload: Workload, settings: Iterable[Setting | None]) ->
     return Table(name, _COLUMNS, rows)
 
 
-def _by_epoch(table: Table, figure: str, x: Sequence[Cell], kind: Kind = "bars") -> list[Series]:
+def _by_epoch(table: Table, figure: str, x: Sequence[Cell]) -> list[Series]:
     """Return a figure of each setting and the published one: those of the first epoch, and those of the second."""
     series = []
     for epoch in EPOCHS:
         of = table.where("epoch", epoch)
-        series += beside(f"epoch {epoch}", x, of.cells(figure), of.cells(f"published {figure}"), kind=kind)
+        series += beside(f"epoch {epoch}", x, of.cells(figure), of.cells(f"published {figure}"))
     return series
 
 
@@ -229,7 +218,7 @@ def _swept(name: str, x_label: str, sweeps: Sequence[_Sweep], remarks: Sequence[
     tables, panels = [], []
     for workload, settings, title, note in sweeps:
         tables.append(_table(name, workload, settings.values()))
-        series = _by_epoch(tables[-1], "miss rate", [*settings], "line")
+        series = _by_epoch(tables[-1], "miss rate", [*settings])
         panels.append(Panel(f"{workload.title}{title}", x_label, "miss rate", series, note=note))
     table = _joined(tables)
     return Outcome([table], panels, remarks or [_agreement(table)])

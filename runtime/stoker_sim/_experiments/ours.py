@@ -30,7 +30,7 @@ from stoker._order.order import Order, OrderConfig
 from stoker_sim._bucket import described
 from stoker_sim._caches import TierModel, hit_rates
 from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, beside, difference
-from stoker_sim._experiments.deli import SOURCE, WORKLOADS, SampleEpoch, Setting, Workload, measured, simulated
+from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, simulated
 from stoker_sim._scenario import EpochResult, Run, by_lanes, simulate, slot_bytes
 
 _NODES = 3
@@ -70,14 +70,11 @@ def _epochs(workload: Workload, samples: int) -> list[EpochResult]:
     return [each for each in run.epochs if each.rank == 0]
 
 
-def _row(
-    workload: Workload, way: str, number: int, epoch: SampleEpoch | EpochResult, direct_seconds: float
-) -> tuple[Cell, ...]:
+def _row(workload: Workload, way: str, number: int, epoch: EpochResult, direct_seconds: float) -> tuple[Cell, ...]:
     bound_seconds = max(workload.compute_seconds, epoch.look_ups / _GETS_PER_SECOND)
     fewer = round(1 - epoch.wait_seconds / direct_seconds, 9) + 0.0  # not -0.0
     over_bound = None if way in _THEIRS else epoch.seconds / bound_seconds
-    miss_rate = epoch.misses / epoch.look_ups
-    return workload.name, way, number, epoch.wait_seconds, fewer, miss_rate, epoch.seconds, over_bound
+    return workload.name, way, number, epoch.wait_seconds, fewer, epoch.miss_rate, epoch.seconds, over_bound
 
 
 def _part(workload: Workload, part: int) -> Workload:

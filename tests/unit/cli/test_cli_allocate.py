@@ -17,6 +17,8 @@ FAST = '[[jobs]]\nname = "fast"\ndataset_bytes = "100GB"\ncompute = "100MB/s"\n'
 SLOW = '[[jobs]]\nname = "slow"\ndataset_bytes = "100GB"\nsamples_per_second = 200\nsample_bytes = "100KB"\n'
 WIDE = '[[jobs]]\nname = "wide"\ndataset_bytes = "50GB"\ncompute = "200MB"\nnodes = 2\n'
 
+NOT = "must be more than 0 and less than inf, not {} (the job '{}')"
+
 
 def written(folder: Path, text: str) -> Path:
     path = folder / "jobs.toml"
@@ -125,16 +127,16 @@ def test_who_gets_nothing_under_greedy_is_named(tmp_path: Path, capsys: pytest.C
         (CLUSTER + FAST.replace('"fast"', "7"), "jobs[0].name is 7, not a text"),
         (CLUSTER + SLOW + FAST.replace('"100GB"', '"all"'), "jobs[1].dataset_bytes: 'all' is not a number of bytes"),
         (CLUSTER + FAST.replace('dataset_bytes = "100GB"', ""), "jobs[0].dataset_bytes is missing (the job 'fast')"),
-        (CLUSTER + FAST.replace('"100GB"', "0"), "dataset_bytes of the job 'fast' must be more than 0"),
+        (CLUSTER + FAST.replace('"100GB"', "0"), "dataset_bytes " + NOT.format(0, "fast")),
         (CLUSTER + FAST.replace('"100MB/s"', "1e8"), "jobs[0].compute is 100000000.0, not a text (the job 'fast')"),
-        (CLUSTER + FAST.replace('"100MB/s"', '"0"'), "compute_bytes_per_second of the job 'fast' must be more than 0"),
+        (CLUSTER + FAST.replace('"100MB/s"', '"0"'), "compute_bytes_per_second " + NOT.format(0.0, "fast")),
         (CLUSTER + FAST + "nodes = 0\n", "jobs[0].nodes is 0, not an integer from 1 to 65,536 (the job 'fast')"),
         (CLUSTER + FAST + "gpus = 8\n", "jobs[0].gpus means nothing"),
         (CLUSTER + SLOW + 'compute = "1GB"\n', "jobs[0].compute is '1GB', not left out, as it must be beside samples"),
         (CLUSTER + SLOW.replace("200", "nan"), "jobs[0].samples_per_second is nan, not a number"),
         (CLUSTER + SLOW.replace("200", "inf"), "jobs[0].samples_per_second is inf, not a number from 0 to 1,000,000,0"),
         (CLUSTER + SLOW.replace("200", "1e308"), "jobs[0].samples_per_second is 1e+308, not a number from 0 to"),
-        (CLUSTER + SLOW.replace("100KB", "0"), "compute_bytes_per_second of the job 'slow' must be more than 0"),
+        (CLUSTER + SLOW.replace("100KB", "0"), "compute_bytes_per_second " + NOT.format(0.0, "slow")),
         (CLUSTER + FAST.replace("100MB", "9999999PB"), "jobs[0].compute is '9999999PB/s', not a rate of at most"),
         (CLUSTER.replace("80Mbit", "99999999Tbit") + FAST, "cluster.bandwidth is '99999999Tbit', not a rate of at"),
         (CLUSTER.replace("150GB", "2000PiB") + FAST, "cluster.cache_bytes is '2000PiB', not a number of bytes of at"),
