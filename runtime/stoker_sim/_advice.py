@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from stoker._base.sizes import MOST_BYTES, format_bytes
 from stoker._cache.disk_folder import BLOCK_BYTES
@@ -76,7 +77,7 @@ class Resources:
             raise ConfigError(f'disk_folder {self.disk_folder!r} is empty, or has one of ?, ", \\ in it: name another')
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Suggestion:
     """One setting.
 
@@ -126,27 +127,17 @@ def advise(given: Workload, resources: Resources) -> Advice:
         BudgetError: the resources are too little for any order of this data set.
     """
     before, refused = _tried(given)
-    repacked, size = _repacked(given, resources)
-    windowed, window = _windowed(repacked, resources)
-    continuous = replace(windowed, feed=replace(windowed.feed, schedule=Continuous()))
-    schedule = Suggestion(
-        name="schedule",
-        given=type(given.feed.schedule).__name__,
-        advised="Continuous",
-        reason="fetch as far ahead as the memory goes, across epochs",
-        command="" if isinstance(given.feed.schedule, Continuous) else "leave schedule= out",
-    )
-    roomy, memory = _with_memory(continuous, given.feed.memory_bytes, resources)
-    cached, cache = _cached(roomy, resources)
-    advised = predict(cached, starts=_STARTS)
-    warm = _warm(cached, advised, resources)
-    return Advice(
-        suggestions=(size, window, schedule, memory, cache, warm),
-        given=before,
-        refused=refused,
-        advised=advised,
-        workload=cached,
-    )
+    workload, suggestions = given, list[Suggestion]()
+    for step in (_repacked, _windowed, _continuous, _with_memory, _cached, _warm):
+        workload, suggestion = step(workload, resources)
+        suggestions.append(suggestion)
+    advised = predict(workload, starts=_STARTS)
+    return Advice(suggestions=tuple(suggestions), given=before, refused=refused, advised=advised, workload=workload)
+
+
+def _with(given: Workload, **settings: Any) -> Workload:
+    """Return the workload with other settings of its loaders."""
+    return replace(given, feed=replace(given.feed, **settings))
 
 
 def _tried(workload: Workload) -> tuple[Prediction | None, str]:
@@ -163,16 +154,15 @@ def _repacked(given: Workload, resources: Resources) -> tuple[Workload, Suggesti
     shown, is_small = format_bytes(average), average < good / _TOO_SMALL
     if not is_small and average <= _TOO_LARGE * good and manifest.largest_bytes <= 2 * _slot_bytes(resources):
         reason = "a request is mostly transfer, and the memory holds enough of them"
-        return given, Suggestion(name="super-sample size", given=shown, advised=shown, reason=reason)
-    why_larger = "fewer requests, each of which is mostly transfer, and still enough of them to shuffle"
-    command = "stoker compact URL" if is_small else "stoker pack SOURCE URL"
-    return replace(given, manifest=_alike(manifest, good)), Suggestion(
-        name="super-sample size",
-        given=shown,
-        advised=format_bytes(good),
-        reason=why_larger if is_small else "smaller ones leave memory to look ahead, and more to shuffle",
-        command=f"{command} --super-sample-bytes {good}",
-    )
+        return given, Suggestion("super-sample size", shown, shown, reason)
+    if is_small:
+        reason = "fewer requests, each of which is mostly transfer, and still enough of them to shuffle"
+        command = f"stoker compact URL --super-sample-bytes {good}"
+    else:
+        reason = "smaller ones leave memory to look ahead, and more to shuffle"
+        command = f"stoker pack SOURCE URL --super-sample-bytes {good}"
+    suggestion = Suggestion("super-sample size", shown, format_bytes(good), reason, command)
+    return replace(given, manifest=_alike(manifest, good)), suggestion
 
 
 def _good_bytes(given: Workload, resources: Resources) -> int:
@@ -210,15 +200,18 @@ def _windowed(given: Workload, resources: Resources) -> tuple[Workload, Suggesti
     window = max(order.window, _WINDOW)
     while window > _LEAST_WINDOW and _least_memory(given, window) > resources.memory_bytes:
         window //= 2
-    fits = window >= _WINDOW
-    suggestion = Suggestion(
-        name="window",
-        given=str(order.window),
-        advised=str(window),
-        reason="mixes well and costs little" if fits else "the largest for which there is memory",
-        command=f"Loader(window={window})" if window != order.window else "",
-    )
-    return replace(given, feed=replace(given.feed, order=replace(order, window=window))), suggestion
+    reason = "mixes well and costs little" if window >= _WINDOW else "the largest for which there is memory"
+    command = f"Loader(window={window})" if window != order.window else ""
+    suggestion = Suggestion("window", str(order.window), str(window), reason, command)
+    return _with(given, order=replace(order, window=window)), suggestion
+
+
+def _continuous(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
+    """Return the workload with the schedule that is never worse than another."""
+    schedule, reason = given.feed.schedule, "fetch as far ahead as the memory goes, across epochs"
+    command = "" if isinstance(schedule, Continuous) else "leave schedule= out"
+    suggestion = Suggestion("schedule", type(schedule).__name__, "Continuous", reason, command)
+    return _with(given, schedule=Continuous()), suggestion
 
 
 def _least_memory(given: Workload, window: int, factor: float = 1.25) -> int:
@@ -237,17 +230,13 @@ def _most_memory(given: Workload) -> int:
     return plan_slots(manifest, fixed_bytes, feed.order, partition, MOST_BYTES).size_bytes
 
 
-def _with_memory(given: Workload, memory_bytes: int, resources: Resources) -> tuple[Workload, Suggestion]:
+def _with_memory(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
     """Return the workload with the least memory with which an epoch takes about as long as with all that there is.
 
     Raises:
         BudgetError: there is not even enough for the window.
     """
-    window = given.feed.order.window
-
-    def having(size_bytes: int) -> Workload:
-        return replace(given, feed=replace(given.feed, memory_bytes=size_bytes))
-
+    window, memory_bytes = given.feed.order.window, given.feed.memory_bytes
     least = _least_memory(given, window, 1.0)
     most = min(resources.memory_bytes, max(least, _most_memory(given)))
     if most < least:
@@ -256,25 +245,23 @@ def _with_memory(given: Workload, memory_bytes: int, resources: Resources) -> tu
             f"super-samples of {format_bytes(given.manifest.largest_bytes)} takes {format_bytes(least)}; plan with "
             "more memory (--memory), or with fewer ranks on a node"
         )
-    best = predict(having(most)).later
+    best = predict(_with(given, memory_bytes=most)).later
     chosen = most
     for factor in _SLOTS_FACTORS:
         size_bytes = _rounded(_least_memory(given, window, factor), 16 * _MIB)
         if size_bytes >= most:
             break
-        if predict(having(size_bytes)).later.seconds <= best.seconds * (1 + _STALL / 2):
+        if predict(_with(given, memory_bytes=size_bytes)).later.seconds <= best.seconds * (1 + _STALL / 2):
             chosen = size_bytes
             break
     fits = memory_bytes <= resources.memory_bytes
     reason = f"{format_bytes(chosen)} is the least that waits as little as all that there is"
+    if not fits:
+        reason = f"there are {format_bytes(resources.memory_bytes)}, and {reason}"
     advised = memory_bytes if fits and memory_bytes >= chosen else chosen
-    return having(advised), Suggestion(
-        name="memory",
-        given=format_bytes(memory_bytes),
-        advised=format_bytes(advised),
-        reason=reason if fits else f"there are {format_bytes(resources.memory_bytes)}, and {reason}",
-        command="" if advised == memory_bytes else f"Loader(memory={_written(chosen)})",
-    )
+    command = "" if advised == memory_bytes else f"Loader(memory={_written(chosen)})"
+    suggestion = Suggestion("memory", format_bytes(memory_bytes), format_bytes(advised), reason, command)
+    return _with(given, memory_bytes=advised), suggestion
 
 
 def _written(size_bytes: int) -> str:
@@ -303,17 +290,16 @@ def _cached(given: Workload, resources: Resources) -> tuple[Workload, Suggestion
             halves = later.wait_seconds < without.wait_seconds / 2
             if halves if cache.is_of_rank else shortens:
                 place = "memory:" if cache.is_of_rank else f"disk:{resources.disk_folder}"
-                return cached, Suggestion(
-                    name="cache",
-                    given=said,
-                    advised=f"{place.partition(':')[0]}, {format_bytes(cache.size_bytes)}",
-                    reason=f"serves {found.hit_rate:.0%} of later epochs: a stall of {later.stall:.0%} instead of "
-                    f"{without.stall:.0%}, in {later.seconds / without.seconds:.0%} of the time",
-                    command=f'Loader(cache="{place}?limit={_limit(cache.size_bytes)}")',
+                advised = f"{place.partition(':')[0]}, {format_bytes(cache.size_bytes)}"
+                reason = (
+                    f"serves {found.hit_rate:.0%} of later epochs: a stall of {later.stall:.0%} instead of "
+                    f"{without.stall:.0%}, in {later.seconds / without.seconds:.0%} of the time"
                 )
+                command = f'Loader(cache="{place}?limit={_limit(cache.size_bytes)}")'
+                return cached, Suggestion("cache", said, advised, reason, command)
         has_disk = resources.disk_bytes > 0
         reason = "too small to help" if has_disk else "name a disk with --disk: a node could keep what it reads"
-    return none, Suggestion(name="cache", given=said, advised="none", reason=reason)
+    return none, Suggestion("cache", said, "none", reason)
 
 
 def _caches(given: Workload, resources: Resources) -> Iterator[Cache]:
@@ -333,13 +319,13 @@ def _limit(size_bytes: int) -> str:
     return str(size_bytes) if size_bytes < 100 * _MIB else f"{size_bytes // _MIB}MiB"
 
 
-def _warm(given: Workload, found: Prediction, resources: Resources) -> Suggestion:
+def _warm(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
     """Say whether functions that hold the data set in memory would help: where the bucket is late, and nothing else.
 
     They buy time, not money: beside a bucket of the same region they cost more than reading it.
     """
+    found, is_worth = predict(given), False
     late = resources.slowest_seconds > _LATE * max(1e-9, resources.median_seconds)
-    is_worth = False
     if found.later.stall < _STALL:
         reason = f"training waits {found.later.stall:.1%} of the time without it"
     elif found.bound.limit == "bandwidth":
@@ -353,11 +339,9 @@ def _warm(given: Workload, found: Prediction, resources: Resources) -> Suggestio
     elif given.manifest.size_bytes / len(given.manifest) < _LEAST_BYTES:
         reason = "cutting up super-samples below 1 MiB costs more than it saves"
     elif late:
-        is_worth, reason = (
-            True,
-            "the bucket answers late; what was read once comes sooner from functions, for more money",
-        )
+        is_worth = True
+        reason = "the bucket answers late; what was read once comes sooner from functions, for more money"
     else:
         reason = "late answers are few enough to be asked for again"
     advised, command = ("on", _WARM_COMMAND) if is_worth else ("off", "")
-    return Suggestion(name="warm tier", given="off", advised=advised, reason=reason, command=command)
+    return given, Suggestion("warm tier", "off", advised, reason, command)

@@ -22,7 +22,6 @@ from stoker.abc import EvictionPolicy, ObjectRef
 from stoker_sim._bucket import SharedLink
 
 Key = TypeVar("Key", bound=Hashable)
-_NVME = Constant(0.0001)
 REPLICA_AWARE = "replica-aware"
 """The policy that only a simulated cache has: a loader's does not know what the caches of other nodes hold."""
 
@@ -59,6 +58,37 @@ class SettledTier(ModelledTier):
         return True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierModel(Bounded):
+    """A cache of one node.
+
+    Attributes:
+        name: in the results.
+        limit_bytes: what it holds.
+        policy: name of the eviction policy, as a loader's cache has it, or ``replica-aware``.
+        bytes_per_second: of its device; all who read share it.
+        latency: before a read's first byte.
+    """
+
+    name: str = "disk"
+    limit_bytes: NotNegative[int]
+    policy: str = "next-use"
+    bytes_per_second: Positive[float] = 2e9
+    latency: Latency = field(default_factory=lambda: Constant(0.0001))
+
+    def tier(self, future: Future, rng: random.Random, copies: Counter[int]) -> SimulatedTier[int]:
+        """Return the empty cache of one rank.
+
+        Args:
+            future: when the rank needs each super-sample next.
+            rng: source of what is drawn.
+            copies: number of ranks whose cache of this model holds each super-sample; all ranks share the counter.
+        """
+        is_shared = self.policy == REPLICA_AWARE
+        policy: EvictionPolicy[int] = ReplicaAware(copies) if is_shared else policy_factory(self.policy)(future)
+        return SimulatedTier(Residents(policy, self.limit_bytes), attrgetter("row"), self, rng)
+
+
 class SimulatedTier(ModelledTier, Generic[Key]):
     """A cache. Nodes that are given the same one share it.
 
@@ -67,26 +97,16 @@ class SimulatedTier(ModelledTier, Generic[Key]):
     Args:
         residents: what is here, in bytes, by the policy under test.
         key_of: what the residents call an object: its row for policies that know the order, else its key.
-        bytes_per_second: of the device; all who read share it.
-        latency: before a read's first byte.
+        model: of the cache, whose limit and policy are the residents' own.
         rng: for what is drawn.
-        name: in the statistics.
     """
 
     def __init__(
-        self,
-        residents: Residents[Key],
-        key_of: Callable[[ObjectRef], Key],
-        *,
-        bytes_per_second: float = 2e9,
-        latency: Latency = _NVME,
-        rng: random.Random | None = None,
-        name: str = "cache",
+        self, residents: Residents[Key], key_of: Callable[[ObjectRef], Key], model: TierModel, rng: random.Random
     ) -> None:
-        self.residents, self.name = residents, name
-        self._key_of = key_of
-        self._latency, self._rng = latency, rng or random.Random(0)  # noqa: S311 - a model's
-        self._device = SharedLink(connection_bytes_per_second=bytes_per_second, total_bytes_per_second=bytes_per_second)
+        self.residents, self.name = residents, model.name
+        self._key_of, self._latency, self._rng, rate = key_of, model.latency, rng, model.bytes_per_second
+        self._device = SharedLink(connection_bytes_per_second=rate, total_bytes_per_second=rate)
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Take the time that a read would if the object is here, none if it is not; ``into`` is left as it is."""
@@ -133,44 +153,6 @@ class ReplicaAware(Lru[Key]):
         heapq.heapify(worth)
         while worth:
             yield heapq.heappop(worth)[2]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierModel(Bounded):
-    """A cache of one node.
-
-    Attributes:
-        name: in the results.
-        limit_bytes: what it holds.
-        policy: name of the eviction policy, as a loader's cache has it, or ``replica-aware``.
-        bytes_per_second: of its device; all who read share it.
-        latency: before a read's first byte.
-    """
-
-    name: str = "disk"
-    limit_bytes: NotNegative[int]
-    policy: str = "next-use"
-    bytes_per_second: Positive[float] = 2e9
-    latency: Latency = field(default_factory=lambda: Constant(0.0001))
-
-    def tier(self, future: Future, rng: random.Random, copies: Counter[int]) -> SimulatedTier[int]:
-        """Return the empty cache of one rank.
-
-        Args:
-            future: when the rank needs each super-sample next.
-            rng: source of what is drawn.
-            copies: number of ranks whose cache of this model holds each super-sample; all ranks share the counter.
-        """
-        is_shared = self.policy == REPLICA_AWARE
-        policy: EvictionPolicy[int] = ReplicaAware(copies) if is_shared else policy_factory(self.policy)(future)
-        return SimulatedTier(
-            Residents(policy, self.limit_bytes),
-            attrgetter("row"),
-            bytes_per_second=self.bytes_per_second,
-            latency=self.latency,
-            rng=rng,
-            name=self.name,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

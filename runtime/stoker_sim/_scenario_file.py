@@ -221,35 +221,26 @@ def read_scenario(path: Path) -> ScenarioFile:
     top = read_section(path)
     title, epochs = top.text("title", path.stem), top.integer("epochs", 1)
     nodes = top.integer("nodes", 1, most=MAX_LANES)  # each has a lane of its own at least
-    seed, in_step = top.integer("seed", 0, least=0), top.boolean("in_step", default=False)
     dataset, order, bucket, node = (top.within(name) for name in ("dataset", "order", "bucket", "node"))
-    warm = _warm(top.within("warm")) if "warm" in top else None
-    top.end()
     url = dataset.text("url") if "url" in dataset else ""
-    prices_of = bucket.text("prices_of", url or "s3")
-    compute = _latency(node.within("compute"), lambda: Constant(0.0))
-    network = _rate(node, "network_bytes_per_second", math.inf)
-    sections = node.each("caches")
+    prices_of, sections = bucket.text("prices_of", url or "s3"), node.each("caches")
     caches = [_cache(section) for section in sections]
-    bucket_model, feed = _bucket(bucket), _feed(node, _order(order, nodes), nodes, epochs)
+    settings = {
+        "seed": top.integer("seed", 0, least=0),
+        "in_step": top.boolean("in_step", default=False),
+        "warm": _warm(top.within("warm")) if "warm" in top else None,
+        "compute": _latency(node.within("compute"), Constant(0.0)),
+        "node_bytes_per_second": _rate(node, "network_bytes_per_second", math.inf),
+        "bucket": _bucket(bucket),
+        "feed": _feed(node, _order(order, nodes), nodes, epochs),
+    }
+    top.end()
     manifest = _manifest(dataset, url)
     for section, cache in zip(sections, caches, strict=True):
         if cache.limit_bytes < manifest.largest_bytes:  # which a loader refuses, too
             wanted = f"at least {manifest.largest_bytes}, the size of the largest super-sample"
             raise section.wrong("limit_bytes", cache.limit_bytes, wanted)
-    scenario = top.checked(
-        Scenario,
-        manifest=manifest,
-        feed=feed,
-        bucket=bucket_model,
-        compute=compute,
-        node_bytes_per_second=network,
-        epochs=epochs,
-        in_step=in_step,
-        caches=caches,
-        warm=warm,
-        seed=seed,
-    )
+    scenario = top.checked(Scenario, manifest=manifest, epochs=epochs, caches=caches, **settings)
     _check_length(path, scenario)
     return ScenarioFile(title=title, url=prices_of, scenario=scenario)
 
@@ -293,7 +284,7 @@ def _bucket(section: Section) -> BucketModel:
     usual = BucketModel()
     if "trace" in section:
         usual = recorded_bucket(read_trace(section.folder / section.text("trace")))
-    first_byte = _latency(section.within("first_byte"), lambda: usual.first_byte, LONGEST_FIRST_BYTE_SECONDS)
+    first_byte = _latency(section.within("first_byte"), usual.first_byte, LONGEST_FIRST_BYTE_SECONDS)
     told = ("connection_bytes_per_second", "total_bytes_per_second")
     rates = {name: _rate(section, name, getattr(usual, name)) for name in told}
     requests = section.number("requests_per_second", math.inf, least=_LEAST_REQUESTS_PER_SECOND)
@@ -339,7 +330,7 @@ def _rate(section: Section, name: str, default: float) -> float:
 def _cache(section: Section) -> TierModel:
     kind = section.choice("kind", tuple(_DEVICES), "disk")
     rate, seconds = _DEVICES[kind]
-    latency = _latency(section.within("latency"), lambda: Constant(seconds))
+    latency = _latency(section.within("latency"), Constant(seconds))
     return section.checked(
         TierModel,
         name=section.text("name", kind),
@@ -356,7 +347,7 @@ _REMOVED = ("backup_seconds", "put_back", "together")
 
 def _warm(section: Section) -> WarmModel:
     usual, config = WarmModel(), WarmConfig()
-    latency = _latency(section.within("latency"), lambda: usual.latency)
+    latency = _latency(section.within("latency"), usual.latency)
     life_seconds = None
     if "mean_life_seconds" in section:
         life_seconds = section.number("mean_life_seconds", least=60.0, most=LONGEST_SECONDS * 365)
@@ -398,7 +389,7 @@ def _code(section: Section, default: str) -> Code:
         raise section.wrong("code", text, f"a code: {error}") from None
 
 
-def _latency(section: Section, default: Callable[[], Latency], most_seconds: float = LONGEST_SECONDS) -> Latency:
+def _latency(section: Section, default: Latency, most_seconds: float = LONGEST_SECONDS) -> Latency:
     """Return a distribution: constant, lognormal, or what a file has; a part of it may be late."""
     usual = _usual(section, default, most_seconds)
     if "late_fraction" not in section:
@@ -408,7 +399,7 @@ def _latency(section: Section, default: Callable[[], Latency], most_seconds: flo
     return section.checked(Late, usual=usual, fraction=fraction, seconds=seconds)
 
 
-def _usual(section: Section, default: Callable[[], Latency], most_seconds: float) -> Latency:
+def _usual(section: Section, default: Latency, most_seconds: float) -> Latency:
     if "seconds" in section:
         return Constant(section.number("seconds", most=most_seconds))
     if "median_seconds" in section:
@@ -421,4 +412,4 @@ def _usual(section: Section, default: Callable[[], Latency], most_seconds: float
     if "recorded" in section:
         path, event = section.folder / section.text("recorded"), section.text("event", "first_byte")
         return read_durations(path, event)
-    return default()
+    return default

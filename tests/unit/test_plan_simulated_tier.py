@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 from operator import attrgetter
 
@@ -16,7 +17,7 @@ from stoker.abc import ObjectRef, Tier
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._bucket import described
-from stoker_sim._caches import SimulatedTier
+from stoker_sim._caches import SimulatedTier, TierModel
 from stoker_sim._scenario import Scenario, simulate
 
 NOTHING = memoryview(bytearray())
@@ -26,7 +27,8 @@ LARGE = ObjectRef(key="large", size_bytes=900, crc32c=0)
 
 def tier(capacity: int = 1000, *, uniform: bool = False, latency: float = 0.5) -> SimulatedTier[str]:
     residents = Residents[str](Uniform() if uniform else Lru(), capacity)
-    return SimulatedTier(residents, attrgetter("key"), bytes_per_second=100.0, latency=Constant(latency))
+    model = TierModel(limit_bytes=capacity, bytes_per_second=100.0, latency=Constant(latency))
+    return SimulatedTier(residents, attrgetter("key"), model, random.Random(0))
 
 
 def timed(cache: Tier, *refs: ObjectRef) -> tuple[list[bool], float]:
@@ -76,6 +78,7 @@ def test_what_has_no_room_under_the_policy_is_not_kept() -> None:
 @pytest.mark.parametrize("cached", [0, 10, 30, 60])
 def test_a_cache_that_never_evicts_serves_its_share_of_every_later_epoch(cached: int) -> None:
     manifest = described(super_samples=60, samples=100, super_sample_bytes=1 << 20)
+    model = TierModel(name="cache", limit_bytes=cached << 20)
     scenario = Scenario(
         manifest=manifest,
         feed=PipelineConfig(
@@ -86,7 +89,9 @@ def test_a_cache_that_never_evicts_serves_its_share_of_every_later_epoch(cached:
         bucket=BucketModel(first_byte=Constant(0.01)),
         compute=Constant(0.1),
         epochs=3,
-        tiers=lambda feed, manifest: [SimulatedTier(Residents(Uniform(), cached << 20), attrgetter("key"))],
+        tiers=lambda feed, manifest: [
+            SimulatedTier(Residents(Uniform(), cached << 20), attrgetter("key"), model, random.Random(0))
+        ],
     )
     run = simulate(scenario)
     assert sum(each.tier_hits["cache"] for each in run.epochs) == 2 * cached

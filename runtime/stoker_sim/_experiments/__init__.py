@@ -191,7 +191,16 @@ def _plain(cell: Cell) -> Cell:
 @lru_cache(maxsize=16)
 def published(paper: str) -> dict[str, Any]:
     """Return a paper's figures and statements; ``source`` says where they stand."""
-    return tomllib.loads(resources.files("stoker_sim").joinpath(f"published/{paper}.toml").read_text("utf-8"))
+    return tomllib.loads(_published(f"{paper}.toml"))
+
+
+def published_rows(table: str) -> list[dict[str, str]]:
+    """Return the rows of a published table."""
+    return list(csv.DictReader(_published(f"{table}.csv").splitlines()))
+
+
+def _published(name: str) -> str:
+    return resources.files("stoker_sim").joinpath(f"published/{name}").read_text("utf-8")
 
 
 _PLACES = {

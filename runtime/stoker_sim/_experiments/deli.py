@@ -10,12 +10,10 @@ workloads there is what the paper says of them, what its authors measured, and w
 from __future__ import annotations
 
 import asyncio
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from importlib import resources
 
 import numpy as np
 
@@ -24,6 +22,7 @@ from stoker._base.task_group import task_group
 from stoker._cache.eviction import Fifo, Residents
 from stoker._fetch.config import FetchSize, Progress
 from stoker_sim._bucket import Shared
+from stoker_sim._experiments import published_rows
 from stoker_sim._scenario import EpochResult
 
 _UNLIMITED = 1 << 62
@@ -269,7 +268,6 @@ class Measurement:
 @lru_cache(maxsize=1)
 def measurements() -> tuple[Measurement, ...]:
     """Return what the authors measured: each setting of a workload once, in each epoch."""
-    text = resources.files("stoker_sim").joinpath("published/deli.csv").read_text("utf-8")
     return tuple(
         Measurement(
             workload=row["workload"],
@@ -280,7 +278,7 @@ def measurements() -> tuple[Measurement, ...]:
             miss_rate=float(row["miss_rate_mean"]) if row["miss_rate_mean"] else None,
             epoch_seconds=float(row["epoch_run_s_mean"]),
         )
-        for row in csv.DictReader(text.splitlines())
+        for row in published_rows("deli")
     )
 
 

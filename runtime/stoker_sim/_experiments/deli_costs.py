@@ -13,7 +13,6 @@ Storage" (IC2E 2021), section III-C, has the model. Its symbols stand in the doc
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from statistics import mean
 
 from stoker._base.meter import Operation
 from stoker._cost.prices import GB_BYTES, Prices
-from stoker_sim._experiments import Experiment, Outcome, Panel, Row, Table, beside
+from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Table, beside, published_rows
 from stoker_sim._experiments.deli import PAGE_OBJECTS, SOURCE, WORKLOADS, Setting, measured, measurements, simulated
 
 
@@ -82,6 +81,7 @@ PARTS = ("api", "storage", "compute and loading", "total")
 _NODES = 3
 _EPOCHS = 2
 _PIXELS_GB = (60_000 * 28 * 28 + 50_000 * 32 * 32 * 3) / GB_BYTES
+_COLUMNS = ("workload", "method", "part", "$", "published $", "difference $", "to the cent", "wait s", "waits")
 _METHODS: dict[str, Setting | None] = {
     "disk": None,
     "bucket": Setting(cache_samples=0),
@@ -126,8 +126,7 @@ def _published_rates() -> DeliRates:
 @lru_cache(maxsize=1)
 def _published() -> dict[tuple[str, str, str], Decimal]:
     """Return the paper's cells by workload, method and part."""
-    text = resources.files("stoker_sim").joinpath("published/deli_table_2.csv").read_text("utf-8")
-    rows = csv.DictReader(text.splitlines())
+    rows = published_rows("deli_table_2")
     return {(row["workload"], row["method"], part): Decimal(row[part]) for row in rows for part in PARTS if row[part]}
 
 
@@ -190,19 +189,11 @@ def _cells(assumed: _Assumptions) -> list[_Cell]:
     ]
 
 
-def _row(cell: _Cell) -> Row:
-    wait_seconds, waits = _wait_seconds(cell.workload, _METHODS[cell.method])
-    return {
-        "workload": cell.workload,
-        "method": cell.method,
-        "part": cell.part,
-        "$": round(cell.ours, 4),
-        "published $": float(cell.published),
-        "difference $": round(cell.ours - float(cell.published), 4) + 0.0,  # not -0.0
-        "to the cent": "yes" if cell.is_met else "no",
-        "wait s": wait_seconds,
-        "waits": waits,
-    }
+def _row(cell: _Cell) -> tuple[Cell, ...]:
+    known, is_met = float(cell.published), "yes" if cell.is_met else "no"
+    more = round(cell.ours - known, 4) + 0.0  # not -0.0
+    waits = _wait_seconds(cell.workload, _METHODS[cell.method])
+    return cell.workload, cell.method, cell.part, round(cell.ours, 4), known, more, is_met, *waits
 
 
 def _unmet(cell: _Cell, rates: DeliRates) -> str:
@@ -243,7 +234,7 @@ def _run(quick: bool) -> Outcome:
     }
     met = [(name, sum(cell.is_met for cell in _cells(other)), len(cells)) for name, other in others.items()]
     tables = [
-        Table.of("deli-table-2", [_row(cell) for cell in cells]),
+        Table("deli-table-2", _COLUMNS, [_row(cell) for cell in cells]),
         Table("deli-table-2-assumptions", ("assumption", "cells met", "of"), met),
     ]
     panels = [

@@ -239,7 +239,8 @@ def simulated_rate(share: Share, around: Circumstances, kept: Residents[str] | N
         model = TierModel(limit_bytes=share.cache_bytes // share.job.nodes, policy=around.policy)
         run = simulate(replace(scenario, caches=[model]))
     else:
-        run = simulate(replace(scenario, tiers=lambda *_: [SimulatedTier(kept, attrgetter("key"))]))
+        model, rng = TierModel(limit_bytes=kept.capacity), random.Random(0)  # noqa: S311 - a model's
+        run = simulate(replace(scenario, tiers=lambda *_: [SimulatedTier(kept, attrgetter("key"), model, rng)]))
     cold = _cold_epochs(share.job.nodes)
     warm = range(cold, cold + around.warm_epochs)
     seconds = sum(max(each.seconds for each in run.of_epoch(epoch)) for epoch in warm)
