@@ -35,7 +35,7 @@ def test_the_packaged_file_says_its_date_and_where_each_price_comes_from() -> No
     prices = Prices.load()
     assert prices.date == tomllib.loads(PACKAGED)["date"]
     assert isinstance(prices.date, datetime.date)
-    for table in (prices.stores, prices.functions, prices.machines, prices.disks):
+    for table in (prices.stores, prices.functions, prices.machines, prices.disks, prices.caches):
         for name in table:
             entry = table[name]
             assert entry.source.startswith("https://")

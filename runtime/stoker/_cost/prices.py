@@ -178,7 +178,13 @@ class FunctionPrices(_Listed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskPrices(_Storage):
-    """What a disk of a machine costs in one region: of its size, whatever is on it."""
+    """What a disk of a machine costs in one region: of its size, whatever is on it.
+
+    Attributes:
+        included_mb_per_second: rate that the price of its size includes; None where it depends on size and machine.
+    """
+
+    included_mb_per_second: NotNegative[float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,15 +194,38 @@ class MachinePrices(_Listed):
     Attributes:
         dollars_per_hour: of the whole machine.
         accelerators: that it has.
+        memory_gb: that it has; 0 where it is not listed.
     """
 
     dollars_per_hour: Dollars
     accelerators: Annotated[int, Bound(">=", 0), Bound("<=", _MOST_ACCELERATORS)]
+    memory_gb: NotNegative[float] = 0.0
 
     @property
     def dollars_per_accelerator_hour(self) -> float:
         """An accelerator's share of the machine; the whole of one that has none."""
         return self.dollars_per_hour / max(1, self.accelerators)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachePrices(_Listed):
+    """What a managed Redis or Valkey costs in one region: nodes of one size, or data at rest and bytes moved.
+
+    Attributes:
+        dollars_per_node_hour: of one node.
+        node_gb: of data that one node holds; 0 where nothing is billed by nodes.
+        dollars_per_gb_hour: of the data held.
+        dollars_per_gb_moved: of the bytes read and written.
+    """
+
+    dollars_per_node_hour: Dollars = 0.0
+    node_gb: NotNegative[float] = 0.0
+    dollars_per_gb_hour: Dollars = 0.0
+    dollars_per_gb_moved: Dollars = 0.0
+
+    def nodes(self, size_bytes: float) -> int:
+        """Return how many nodes hold so many bytes; 0 where nothing is billed by nodes."""
+        return math.ceil(size_bytes / GB_BYTES / self.node_gb) if self.node_gb else 0
 
 
 _FREE = StorePrices(
@@ -221,6 +250,7 @@ class Prices:
         functions: platform → prices.
         machines: machine → prices.
         disks: kind of disk → prices.
+        caches: managed Redis or Valkey → prices.
     """
 
     date: datetime.date
@@ -228,6 +258,7 @@ class Prices:
     functions: Mapping[str, FunctionPrices]
     machines: Mapping[str, MachinePrices] = field(default_factory=dict)
     disks: Mapping[str, DiskPrices] = field(default_factory=dict)
+    caches: Mapping[str, CachePrices] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | None = None) -> Prices:

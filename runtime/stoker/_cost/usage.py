@@ -17,7 +17,7 @@ from stoker._cost.prices import GB_BYTES, DiskPrices, FunctionPrices, MachinePri
 from stoker._pack.record import record_writes
 from stoker.errors import ConfigError
 
-_HOURS_A_MONTH = 730.0
+HOURS_A_MONTH = 730.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ class WarmTier(_Use):
             seconds=seconds,
             memory_bytes=self.memory_bytes,
             vcpus=self.vcpus,
-            months=max(1.0, self.hours / _HOURS_A_MONTH),
+            months=max(1.0, self.hours / HOURS_A_MONTH),
         )
         return used.parts(prices, f"warm tier, {name}")
 

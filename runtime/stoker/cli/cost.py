@@ -12,6 +12,7 @@ from typing import Any, get_args
 from stoker._base.fields import read_toml, shown
 from stoker._base.meter import Egress, Operation, PriceKey
 from stoker._cost.prices import DiskPrices, FunctionPrices, MachinePrices, Prices, StorePrices
+from stoker._cost.tiers import Comparison
 from stoker._cost.usage import (
     Calls,
     Machines,
@@ -25,13 +26,15 @@ from stoker._cost.usage import (
 )
 from stoker._format.versions import read_manifest
 from stoker._stores.object_store import price_key
-from stoker.cli.flags import add_store_options, add_version, number_from, opened, positive, size
+from stoker.cli.compare_tiers import comparison, report
+from stoker.cli.flags import add_store_options, add_version, number_from, opened, positive, size, size_from
 from stoker.cli.output import json_text, printable, table
 from stoker.errors import ConfigError
 
 _FUNCTION_BYTES = 1769 << 20
 _WARM_BYTES = 1536 << 20
 _OF_BUCKET = {"size", "gets", "puts", "lists", "read", "written"}
+_FUNCTIONS = "calls warm_functions compare_tiers"
 _BUCKET = "URL size gets puts lists read written"
 
 
@@ -50,6 +53,9 @@ def run(args: Namespace) -> int:
     given, prices = _figures(args, has_dataset=args.url is not None), Prices.load()
     if args.url is None and not given:
         raise ConfigError("there is nothing to reckon: give the URL of a data set, or figures (--gets, --machine, …)")
+    if given["compare_tiers"]:
+        print(report(_compared(args, given, prices), as_json=args.json))
+        return 0
     parts: list[Part] = []
     sources: dict[str, None] = {}
     for each, source in _reckoned(args, given, prices):
@@ -90,9 +96,7 @@ _Priced = StorePrices | MachinePrices | DiskPrices | FunctionPrices
 def _reckoned(args: Namespace, given: _Figures, prices: Prices) -> Iterator[tuple[Sequence[Part], _Priced]]:
     """Yield the lines of each thing that is paid for, with the prices that they are reckoned with."""
     if args.url is not None or _OF_BUCKET & given.keys():
-        super_samples, size_bytes, key = (0, 0, PriceKey("s3")) if args.url is None else asyncio.run(_read(args))
-        name = given.get("store") or args.prices
-        store = prices.store(replace(key, name=name) if name else key)
+        super_samples, size_bytes, store = _bucket(args, given, prices)
         stored = Stored(size_bytes=given.get("size", size_bytes), months=given.get("months", 1.0))
         yield [*stored.parts(store), *_traffic(given, prices, super_samples, size_bytes).parts(store)], store
     compute_hours, stall = given["compute_hours"], given["stall"]
@@ -113,6 +117,19 @@ def _reckoned(args: Namespace, given: _Figures, prices: Prices) -> Iterator[tupl
     if {"calls", "warm_functions"} & given.keys():
         functions = prices.function(given.get("function", "lambda"))
         yield _function_parts(given, functions), functions
+
+
+def _bucket(args: Namespace, given: _Figures, prices: Prices) -> tuple[int, int, StorePrices]:
+    """Return super-samples and bytes of the data set, if there is one, and the prices of its bucket."""
+    super_samples, size_bytes, key = (0, 0, PriceKey("s3")) if args.url is None else asyncio.run(_read(args))
+    name = given.get("store") or args.prices
+    return super_samples, size_bytes, prices.store(replace(key, name=name) if name else key)
+
+
+def _compared(args: Namespace, given: _Figures, prices: Prices) -> Comparison:
+    super_samples, size_bytes, store = _bucket(args, given, prices)
+    traffic = _traffic(given, prices, super_samples, size_bytes)
+    return comparison(given, prices, store, super_samples=super_samples, size_bytes=size_bytes, traffic=traffic)
 
 
 def _traffic(given: _Figures, prices: Prices, super_samples: int, size_bytes: int) -> Traffic:
@@ -234,26 +251,27 @@ _GROUPS: dict[str, tuple[_Figure, ...]] = {
             "machine",
             _NAME,
             "with the accelerator: g6.xlarge, p5.48xlarge, cloud-run-l4, …",
-            "compute_hours wait_hours",
+            "compute_hours wait_hours compare_tiers",
         ),
         _Figure(
-            "nodes", _COUNT, "machines that share each epoch, a rank an accelerator (default: 1)", "URL machine disk"
+            "nodes",
+            _COUNT,
+            "machines that share each epoch, a rank an accelerator (default: 1)",
+            "URL machine disk compare_tiers",
         ),
         _Figure("accelerators", _COUNT, "of each machine that the job has (default: all)", "machine"),
         _Figure("compute_hours", _HOURS, "that each machine computes", "machine"),
         _Figure("wait_hours", _HOURS, "that each waits for data", "machine"),
         _Figure("stall", _SHARE, "of its hours that each waits, instead of --wait-hours", "compute_hours"),
-        _Figure("disk", (str, "KIND"), "of disk in each: gp3, pd-standard, pd-balanced", "disk_size"),
+        _Figure("disk", (str, "KIND"), "of disk in each: gp3, pd-standard, pd-balanced", "disk_size compare_tiers"),
         _Figure("disk_size", _SIZE, "of each disk", "disk"),
     ),
     "functions": (
-        _Figure("function", (str, "PLATFORM"), "lambda (the default), lambda-arm or cloud-run", "calls warm_functions"),
+        _Figure("function", (str, "PLATFORM"), "lambda (the default), lambda-arm or cloud-run", _FUNCTIONS),
         _Figure("calls", _NUMBER, "calls"),
         _Figure("call_seconds", _SECONDS, "that each runs", "calls"),
         _Figure("function_memory", _SIZE, "of a function (default: 1769MiB)", "calls"),
-        _Figure(
-            "function_vcpus", _NUMBER, "of a function, where they are billed apart (default: 1)", "calls warm_functions"
-        ),
+        _Figure("function_vcpus", _NUMBER, "of a function, where they are billed apart (default: 1)", _FUNCTIONS),
         _Figure(
             "function_tmp", _SIZE, "of /tmp of a function; Lambda gives 512 MB for nothing (default: that)", "calls"
         ),
@@ -263,7 +281,7 @@ _GROUPS: dict[str, tuple[_Figure, ...]] = {
     "a warm tier (on the same platform)": (
         _Figure("warm_functions", _COUNT, "functions that keep data in memory", "warm_hours"),
         _Figure("warm_hours", _HOURS, "for so long", "warm_functions"),
-        _Figure("warm_memory", _SIZE, "of each (default: 1536MiB)", "warm_functions"),
+        _Figure("warm_memory", _SIZE, "of each (default: 1536MiB)", "warm_functions compare_tiers"),
         _Figure("served", _SIZE, "that they serve, at 75 MB/s each", "warm_functions"),
         _Figure("serve_calls", _NUMBER, "calls that serve it", "served"),
         _Figure(
@@ -273,6 +291,12 @@ _GROUPS: dict[str, tuple[_Figure, ...]] = {
             "warm_functions",
         ),
         _Figure("back_up_seconds", _SECONDS, "that a back-up takes", "back_up_every"),
+    ),
+    "where data is kept (with --size, --gets and --hours, or a data set, --epochs and --hours)": (
+        _Figure("compare_tiers", None, "what the same reads cost from a bucket, disks, memory, servers, functions, …"),
+        _Figure("hours", _HOURS, "for which it is kept, and in which it is read", "compare_tiers"),
+        _Figure("object_size", (size_from(1), "SIZE"), "of a super-sample (default: 8MiB)", "compare_tiers"),
+        _Figure("linger", (number_from(0.01, 900), "S"), "of a warm function (default: 0.25)", "compare_tiers"),
     ),
 }
 _FIGURES = {figure.name: figure for group in _GROUPS.values() for figure in group}

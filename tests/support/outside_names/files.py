@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 from unittest.mock import patch
 
-from stoker._cost.prices import DiskPrices, FunctionPrices, MachinePrices, PriceTier, StorePrices
+from stoker._cost.prices import CachePrices, DiskPrices, FunctionPrices, MachinePrices, PriceTier, StorePrices
 from stoker_sim._commands.allocate import read_jobs
 from stoker_sim._scenario_file import Section, read_scenario
 from stoker_torch import Loader, StreamDataset
@@ -73,7 +73,13 @@ def files(folder: Path) -> Iterator[str]:
 def _prices() -> Iterator[str]:
     """Return the fields of a price file: those that it may have, and those that ours has."""
     yield "price file overlay"
-    kinds = {"stores": StorePrices, "functions": FunctionPrices, "machines": MachinePrices, "disks": DiskPrices}
+    kinds = {
+        "stores": StorePrices,
+        "functions": FunctionPrices,
+        "machines": MachinePrices,
+        "disks": DiskPrices,
+        "caches": CachePrices,
+    }
     for table, kind in kinds.items():
         yield from (f"price file {table}.* may have {field.name}" for field in fields(kind))
     yield from (f"price file functions.*.tiers[] may have {field.name}" for field in fields(PriceTier))

@@ -39,7 +39,7 @@ dataset_bytes = "100GB"
 compute = "100MB/s"
 """
 _FIGURES = ("--gpu-rate", "5000", "--first-byte", "50", "--bandwidth", "200MB", "--memory", "1GB")
-_NAMES = ("columns", "name")
+_NAMES = ("columns", "name", "place")
 """Keys whose values are names, too, and do not depend on the machine."""
 _NAMING = ("cost", "plan", "simulate")
 _QUICK = ("deli-table-1",)
@@ -55,6 +55,7 @@ def json_output(folder: Path) -> Iterator[str]:
     yield from _written("doctor", url, "--write", code=None)  # which depends on the machine
     yield from _written("plan", url, *_FIGURES, "--price-of-hour", "2", "--loader-memory", "1KB")
     yield from _written("cost", url, "--store", "s3", "--epochs", "2", "--machine", "p5.48xlarge", "--wait-hours", "1")
+    yield from _written("cost", url, "--store", "s3", "--compare-tiers", "--hours", "1")
     yield from _written("compact", url)
     objects = [file for file in (folder / "data").rglob("*") if file.is_file()]
     for file in objects:

@@ -220,3 +220,98 @@ def test_another_price_file_may_be_named(capsys: pytest.CaptureFixture[str], mon
     assert bill(capsys, "--machine", "n1-standard-2-k80", "--compute-hours", 2)["total"] == pytest.approx(1.09)
     assert bill(capsys, "--store", "gs", "--gets", 1e6)["total"] == pytest.approx(0.4)
     assert "no prices for s3" in shown(capsys, "--gets", 1, code=2)
+
+
+COMPARED = ("--compare-tiers", "--size", "33GB", "--gets", 197_500, "--hours", 50)
+PLACES = (
+    *("bucket", "bucket in one zone", "disk of each trainer", "memory of each trainer"),
+    *("stoker tier serve", "managed Valkey or Redis", "warm functions"),
+)
+
+
+def compared(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    """Return the document of a comparison, its places by their names."""
+    document = json.loads(shown(capsys, *arguments, "--json"))
+    document["tiers"] = {tier["place"]: tier for tier in document["tiers"]}
+    return dict(document)
+
+
+def test_places_are_compared_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    header, *rows = shown(capsys, *COMPARED).splitlines()
+    assert header.split() == ["place", "dollars", "a", "read", "what", "limits", "it"]
+    assert tuple(row.split("  ")[0] for row in rows[:7]) == PLACES
+    assert "$0.08   $0.0000004  time to the first byte" in rows[0]
+    assert "$0.0016  <$0.0000001" in rows[3]
+    assert "3 x AWS r7g.large" in rows[4]
+    assert rows[7] == "197,500 reads by 1 trainer in 50 hours, of 3,934 objects of 8.00 MiB"
+    assert "docs/tiers.md" in rows[9]
+    assert rows[10].startswith("list prices of ")
+
+
+def test_a_comparison_as_json_has_places_their_lines_and_the_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    document = compared(capsys, *COMPARED)
+    assert tuple(document["tiers"]) == PLACES
+    assert document.keys() == {"prices", "workload", "tiers"}
+    assert document["workload"] == {
+        "size_bytes": 33_000_000_000,
+        "reads": 197_500,
+        "hours": 50,
+        "object_bytes": 8 << 20,
+        "trainers": 1,
+        "egress": "same_region",
+    }
+    bucket = document["tiers"]["bucket"]
+    assert bucket["dollars"] == pytest.approx(0.079)
+    assert bucket["dollars_per_read"] == pytest.approx(0.4e-6)
+    assert [part["name"] for part in bucket["parts"]] == ["GET requests"]
+    for tier in document["tiers"].values():
+        assert tier["dollars"] == pytest.approx(sum(part["dollars"] for part in tier["parts"]))
+
+
+def test_what_has_no_price_is_said_and_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = (row for row in shown(capsys, *COMPARED, "--store", "gs").splitlines() if row.startswith("managed"))
+    assert row.endswith("the price file has no price for us-central1")
+    assert "no price " in row
+    found = compared(capsys, *COMPARED, "--store", "gs")["tiers"]
+    assert (found["managed Valkey or Redis"]["dollars"], found["managed Valkey or Redis"]["parts"]) == (None, [])
+    assert found["bucket in one zone"]["of"] == "Google Cloud Storage Rapid"
+    assert found["warm functions"]["of"] == "Google Cloud Run, request-based billing"
+
+
+def test_a_data_set_gives_the_objects_and_the_reads_of_a_comparison(
+    capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    with Dataset(url) as dataset:
+        super_samples, size_bytes = len(dataset.manifest), dataset.manifest.size_bytes
+    work = compared(capsys, url, "--store", "s3", "--compare-tiers", "--hours", 2, "--epochs", 10)["workload"]
+    assert work["size_bytes"] == size_bytes
+    assert work["object_bytes"] == pytest.approx(size_bytes / super_samples)
+    assert work["reads"] == 1 + 10 * super_samples  # and the manifest
+
+
+def test_figures_of_a_comparison_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    of = ("--nodes", 4, "--machine", "g6.xlarge", "--disk", "pd-standard", "--object-size", "1MiB", "--linger", 0.05)
+    found = compared(capsys, *COMPARED, *of, "--function", "lambda-arm", "--warm-memory", "3GiB")
+    assert found["workload"]["trainers"] == 4
+    assert found["workload"]["object_bytes"] == 1 << 20
+    assert found["tiers"]["disk of each trainer"]["count"] == 4
+    assert found["tiers"]["memory of each trainer"]["limit"].endswith("which has 16")
+    assert found["tiers"]["warm functions"]["of"] == "AWS Lambda, Arm"
+    assert found["tiers"]["warm functions"]["count"] == 14
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--compare-tiers", "--size", "1GB", "--gets", 1), "compare_tiers needs hours"),
+        (("--compare-tiers", "--size", "1GB", "--hours", 1), "compare_tiers needs gets, more than 0, or a data set"),
+        (("--compare-tiers", "--gets", 1, "--hours", 1), "compare_tiers needs size, more than 0, or a data set"),
+        ((*COMPARED, "--puts", 1), "puts means nothing with compare_tiers"),
+        (("--gets", 1, "--hours", 1), "hours means nothing without compare_tiers"),
+        ((*COMPARED, "--warm-memory", "128MiB"), "has no room"),
+    ],
+)
+def test_a_comparison_that_cannot_be_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[object, ...], message: str
+) -> None:
+    assert message in shown(capsys, *arguments, code=2)

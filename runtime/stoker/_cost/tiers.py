@@ -1,0 +1,247 @@
+"""What the same reads cost from each place that may hold the data, a bucket or nearer ones, for so many hours.
+
+Every nearer place is filled from the bucket, by one GET of each object, and stands where the trainers are: what the way
+out of the bucket's region costs is paid once for it, and for each read of the bucket. What data at rest in the bucket
+cost is left out, since the bucket is there in any case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from stoker._base.meter import Egress, Operation
+from stoker._cost.prices import (
+    GB_BYTES,
+    CachePrices,
+    DiskPrices,
+    FunctionPrices,
+    MachinePrices,
+    Prices,
+    StorePrices,
+)
+from stoker._cost.usage import HOURS_A_MONTH, Machines, Part, Stored, Traffic, total_dollars
+from stoker._cost.workload import WarmFunctions, Workload
+
+Priced = TypeVar("Priced", StorePrices, MachinePrices, DiskPrices, CachePrices)
+
+ZONAL_STORES, DISKS = ("s3express", "gsrapid"), ("gp3", "pd-balanced")
+"""Of which those in the region are compared."""
+SERVER_SHARE = 0.9
+"""Of a server's memory, for objects; the rest is for the system, the process and what is on its way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierCost:
+    """What a workload costs from one place.
+
+    Attributes:
+        place: where the data is.
+        of: what is paid for, as the price list names it; empty where that is nothing of its own.
+        region: of these prices.
+        count: of what is paid for.
+        work: what is read.
+        parts: the lines of the bill; None where the price file has no price.
+        limit: what bounds the place, in a phrase.
+    """
+
+    place: str
+    of: str = ""
+    region: str = ""
+    count: int = 1
+    work: Workload
+    parts: tuple[Part, ...] | None
+    limit: str
+
+    @property
+    def dollars(self) -> float | None:
+        """For the whole workload; None without a price."""
+        return None if self.parts is None else total_dollars(self.parts)
+
+    @property
+    def dollars_per_read(self) -> float | None:
+        """The workload's dollars by its reads; None without a price."""
+        return None if self.dollars is None else self.dollars / self.work.reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Compares places, at the prices of one region: that of the functions.
+
+    Attributes:
+        work: what is read.
+        prices: of everything.
+        store: prices of the bucket.
+        functions: prices of the functions.
+        disk: prices of the trainers' disks; None for the region's usual kind.
+        trainer: the trainers' machine, whose memory is told; None if it is not known.
+        warm: settings of warm functions.
+    """
+
+    work: Workload
+    prices: Prices
+    store: StorePrices
+    functions: FunctionPrices
+    disk: DiskPrices | None = None
+    trainer: MachinePrices | None = None
+    warm: WarmFunctions = field(default_factory=WarmFunctions)
+
+    def costs(self) -> list[TierCost]:
+        """Return what each place costs: the bucket first, then nearer ones."""
+        return [
+            self._bucket(),
+            *self._zonal(),
+            self._disks(),
+            self._memory(),
+            self._servers(),
+            self._cache(),
+            self._warm(),
+        ]
+
+    def _bucket(self) -> TierCost:
+        return self._cost(
+            "bucket",
+            tuple(self._read(self.work.reads, self.store, self.work.egress)),
+            "time to the first byte",
+            self.store,
+        )
+
+    def _zonal(self) -> Iterable[TierCost]:
+        """Yield a bucket of one zone, unless it is the bucket."""
+        store = next(iter(self._here(_listed(self.prices.stores, ZONAL_STORES))), None)
+        if store is None:
+            yield self._unpriced("bucket in one zone")
+        elif store is not self.store:
+            months = self.work.hours / HOURS_A_MONTH
+            written = Traffic(requests={Operation.PUT: self.work.filled}, written_bytes=self._filled_bytes)
+            lines = [
+                *self._fill(self.work.filled),
+                *written.parts(store),
+                *Stored(size_bytes=self.work.size_bytes, months=months).parts(store),
+                *self._read(self.work.reads, store),
+            ]
+            limit = "one zone; each byte read is paid for" if store.read_dollars_per_gb else "one zone"
+            yield self._cost("bucket in one zone", tuple(lines), limit, store)
+
+    def _disks(self) -> TierCost:
+        disk = self.disk or next(iter(self._here(_listed(self.prices.disks, DISKS))), None)
+        if disk is None:
+            return self._unpriced("disk of each trainer")
+        months = self.work.hours / HOURS_A_MONTH
+        trainers = Machines(nodes=self.work.trainers, disk_bytes=self._own_bytes, disk_months=months)
+        rate = disk.included_mb_per_second
+        limit = "the disk's rate" if rate is None else f"{rate:g} MB/s a disk"
+        return self._cost(
+            "disk of each trainer",
+            (*self._fill(self._own_objects), *trainers.disk_parts(disk)),
+            f"{limit}; each trainer fills its own",
+            disk,
+            self.work.trainers,
+        )
+
+    def _memory(self) -> TierCost:
+        """Return what memory costs that the trainers have: only what fills it."""
+        limit = f"{self._own_bytes / GB_BYTES:.3g} GiB that nothing else needs on each trainer"
+        if self.trainer is not None and self.trainer.memory_gb:
+            limit += f", which has {self.trainer.memory_gb:g}"
+        return self._cost("memory of each trainer", tuple(self._fill(self._own_objects)), limit)
+
+    def _servers(self) -> TierCost:
+        """Return what the cheapest machines without accelerators cost whose memory holds everything."""
+        fitting = [
+            (math.ceil(self.work.size_bytes / (SERVER_SHARE * machine.memory_gb * GB_BYTES)), machine)
+            for machine in self._here(self.prices.machines.values())
+            if machine.memory_gb and not machine.accelerators
+        ]
+        if not fitting:
+            return self._unpriced("stoker tier serve")
+        count, machine = min(fitting, key=lambda each: (each[0] * each[1].dollars_per_hour, each[0]))
+        hours = count * self.work.hours
+        return self._cost(
+            "stoker tier serve",
+            (*self._fill(self.work.filled), Part("servers", hours, "node-hours", hours * machine.dollars_per_hour)),
+            "one core and the network of each server",
+            machine,
+            count,
+        )
+
+    def _cache(self) -> TierCost:
+        """Return what the cheapest managed cache costs that holds everything."""
+        caches = self._here(self.prices.caches.values())
+        if not caches:
+            return self._unpriced("managed Valkey or Redis")
+        lines = {cache.name: self._cache_lines(cache) for cache in caches}
+        cache = min(caches, key=lambda each: total_dollars(lines[each.name]))
+        return self._cost(
+            "managed Valkey or Redis",
+            (*self._fill(self.work.filled), *lines[cache.name]),
+            "needs a Tier of your own",
+            cache,
+            max(1, cache.nodes(self.work.size_bytes)),
+        )
+
+    def _cache_lines(self, cache: CachePrices) -> list[Part]:
+        """Return the lines of nodes, or of data at rest and bytes that are written once and read."""
+        if nodes := cache.nodes(self.work.size_bytes):
+            hours = nodes * self.work.hours
+            return [Part("cache nodes", hours, "node-hours", hours * cache.dollars_per_node_hour)]
+        held = self.work.size_bytes / GB_BYTES * self.work.hours
+        moved = self.work.read_bytes / GB_BYTES
+        return [
+            Part("cached data", held, "GB-hours", held * cache.dollars_per_gb_hour),
+            Part("cached data: moved", moved, "GB", moved * cache.dollars_per_gb_moved),
+        ]
+
+    def _warm(self) -> TierCost:
+        lines = (*self._fill(self.work.filled), *self.warm.parts(self.work, self.functions))
+        limit = f"{self.warm.shards} functions a read; instances are taken back"
+        return self._cost("warm functions", lines, limit, self.functions, self.warm.nodes(self.work))
+
+    @property
+    def _filled_bytes(self) -> float:
+        return min(self.work.size_bytes, self.work.filled * self.work.object_bytes)
+
+    @property
+    def _own_bytes(self) -> float:
+        """Of what each trainer keeps that keeps what it has read."""
+        return min(self.work.size_bytes, self.work.filled_of_each * self.work.object_bytes)
+
+    @property
+    def _own_objects(self) -> float:
+        """Objects that all trainers read from the bucket, each for itself."""
+        return self.work.trainers * self.work.filled_of_each
+
+    def _here(self, table: Iterable[Priced]) -> list[Priced]:
+        """Return what has prices in the region."""
+        return [each for each in table if each.region == self.functions.region]
+
+    def _fill(self, objects: float) -> list[Part]:
+        """Return the lines of reading so many objects from the bucket once."""
+        parts = self._read(objects, self.store, self.work.egress)
+        return [replace(part, name=f"filling: {part.name}") for part in parts]
+
+    def _read(self, reads: float, store: StorePrices, egress: Egress = "same_region") -> list[Part]:
+        read_bytes = reads * self.work.object_bytes
+        return Traffic(requests={Operation.GET: reads}, read_bytes=read_bytes, egress=egress).parts(store)
+
+    def _cost(
+        self,
+        place: str,
+        parts: tuple[Part, ...],
+        limit: str,
+        of: StorePrices | DiskPrices | MachinePrices | CachePrices | FunctionPrices | None = None,
+        count: int = 1,
+    ) -> TierCost:
+        name, region = ("", "") if of is None else (of.name, of.region)
+        return TierCost(place=place, of=name, region=region, count=count, work=self.work, parts=parts, limit=limit)
+
+    def _unpriced(self, place: str) -> TierCost:
+        limit = f"the price file has no price for {self.functions.region}"
+        return TierCost(place=place, work=self.work, parts=None, limit=limit)
+
+
+def _listed(table: Mapping[str, Priced], names: Iterable[str]) -> list[Priced]:
+    """Return the entries of those names that a table has."""
+    return [table[name] for name in names if name in table]

@@ -1,0 +1,138 @@
+"""``stoker cost --compare-tiers``: what the same reads cost from each place that may hold the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from stoker._base.meter import Operation
+from stoker._base.sizes import counted, format_bytes
+from stoker._cost.prices import FunctionPrices, Prices, StorePrices
+from stoker._cost.tiers import Comparison, TierCost
+from stoker._cost.usage import Traffic
+from stoker._cost.workload import WarmFunctions, Workload
+from stoker.cli.output import json_text, printable, table
+from stoker.errors import ConfigError
+
+FIGURES = (
+    *("compare_tiers", "size", "gets", "hours", "object_size", "epochs", "nodes", "store", "egress"),
+    *("disk", "machine", "function", "function_vcpus", "warm_memory", "linger"),
+)
+"""Those that the comparison takes."""
+_OBJECT_BYTES = 8 << 20
+_PAGE = "docs/tiers.md"
+_HEADER = ("place", "", "dollars", "a read", "what limits it")
+
+
+def comparison(
+    given: Mapping[str, Any],
+    prices: Prices,
+    store: StorePrices,
+    *,
+    super_samples: int,
+    size_bytes: int,
+    traffic: Traffic,
+) -> Comparison:
+    """Return the comparison of places for the figures that are given.
+
+    Args:
+        given: figures by name.
+        prices: of everything.
+        store: prices of the bucket.
+        super_samples: of a data set; 0 where there is none.
+        size_bytes: of it.
+        traffic: requests that are given and that a data set takes.
+
+    Raises:
+        ConfigError: a figure is missing, or means nothing here.
+    """
+    if unused := [name for name in given if name not in FIGURES]:
+        raise ConfigError(f"{unused[0]} means nothing with compare_tiers, which takes {', '.join(FIGURES[1:])}")
+    size_bytes = given.get("size", size_bytes)
+    reads = traffic.requests.get(Operation.GET, 0)
+    for name, is_given in (("size", size_bytes), ("gets", reads), ("hours", given.get("hours"))):
+        if not is_given:
+            raise ConfigError(
+                f"compare_tiers needs {name}, more than 0" + ("" if name == "hours" else ", or a data set")
+            )
+    functions = prices.function(given["function"]) if "function" in given else _functions_beside(store, prices)
+    vcpus = given.get("function_vcpus", 1)
+    warm = {"memory_bytes": given.get("warm_memory"), "linger_seconds": given.get("linger"), "vcpus": vcpus}
+    object_bytes = given.get("object_size", size_bytes / super_samples if super_samples else _OBJECT_BYTES)
+    return Comparison(
+        work=Workload(
+            size_bytes=size_bytes,
+            reads=reads,
+            hours=given["hours"],
+            object_bytes=object_bytes,
+            trainers=given.get("nodes", 1),
+            egress=given.get("egress", "same_region"),
+        ),
+        prices=prices,
+        store=store,
+        functions=functions,
+        disk=prices.disk(given["disk"]) if "disk" in given else None,
+        trainer=prices.machine(given["machine"]) if "machine" in given else None,
+        warm=WarmFunctions(**{name: value for name, value in warm.items() if value is not None}),
+    )
+
+
+def _functions_beside(store: StorePrices, prices: Prices) -> FunctionPrices:
+    """Return the first functions in a bucket's region, else AWS Lambda."""
+    beside = (each for each in prices.functions.values() if each.region == store.region)
+    return next(beside, None) or prices.function("lambda")
+
+
+def report(compared: Comparison, *, as_json: bool) -> str:
+    """Return the places and their costs as a table, or as JSON."""
+    costs, work, date = compared.costs(), compared.work, compared.prices.date
+    if as_json:
+        of = dict.fromkeys(f"{each.of} ({each.region})" for each in costs if each.of)
+        tiers = [_as_json(each) for each in costs]
+        return json_text({"prices": {"date": str(date), "of": list(of)}, "workload": asdict(work), "tiers": tiers})
+    reads = f"{work.reads:,.0f} reads by {counted(work.trainers, 'trainer')} in {work.hours:,g} hours"
+    lines = [
+        _table([_HEADER, *map(_row, costs)]),
+        f"{reads}, of {counted(work.objects, 'object')} of {format_bytes(work.object_bytes)}",
+        "each place but the bucket includes one GET of each object that fills it, and is where the trainers are",
+        f"latency, rate and processor time, measured: {_PAGE}",
+        f"list prices of {date}: {printable(', '.join(dict.fromkeys(each.region for each in costs if each.region)))}",
+    ]
+    return "\n".join(lines)
+
+
+def _as_json(cost: TierCost) -> dict[str, Any]:
+    return {
+        "place": cost.place,
+        "of": cost.of,
+        "count": cost.count,
+        "dollars": cost.dollars,
+        "dollars_per_read": cost.dollars_per_read,
+        "limit": cost.limit,
+        "parts": [asdict(part) for part in cost.parts or ()],
+    }
+
+
+def _row(cost: TierCost) -> tuple[str, ...]:
+    of = f"{cost.count:,} x {cost.of}" if cost.of and cost.count > 1 else cost.of
+    return cost.place, printable(of), _dollars(cost.dollars), _dollars_per_read(cost.dollars_per_read), cost.limit
+
+
+def _dollars(dollars: float | None) -> str:
+    if dollars is None:
+        return "no price"
+    return f"${dollars:,.4f}" if 0 < dollars < 0.01 else f"${dollars:,.2f}"
+
+
+def _dollars_per_read(dollars: float | None) -> str:
+    if dollars is None:
+        return ""
+    return "<$0.0000001" if 0 < dollars < 1e-7 else f"${dollars:.7f}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    return table(
+        [[*row[:2], *(row[column].rjust(widths[column]) for column in (2, 3)), row[4]] for row in rows], indent=""
+    )
