@@ -1,8 +1,9 @@
 # syntax=docker/dockerfile:1
-# What runs in functions, for two platforms:
+# What runs in functions, for two platforms; and a server of a shared tier:
 #
 #   docker build --file infra/docker/functions.Dockerfile --target lambda    --tag stoker-lambda    .
 #   docker build --file infra/docker/functions.Dockerfile --target cloud-run --tag stoker-cloud-run .
+#   docker build --file infra/docker/functions.Dockerfile --target tier      --tag stoker-tier      .
 #
 # Dependencies come from constraints.txt, bases by digest; docs/deploy.md says how both are renewed.
 
@@ -26,6 +27,10 @@ FROM build AS build-cloud-run
 RUN python -m pip --python /opt/stoker/bin/python install --no-cache-dir --compile \
     --constraint constraints.txt ".[gcp,redis]"
 
+FROM build AS build-tier
+RUN python -m pip --python /opt/stoker/bin/python install --no-cache-dir --compile \
+    --constraint constraints.txt ".[s3,gcs,tier]"
+
 # What is left is Python, the environment, and a user who owns nothing: no compiler, no pip, no shell needed.
 FROM python AS runtime
 RUN python -m pip uninstall --yes pip
@@ -39,6 +44,11 @@ ENTRYPOINT ["python", "-m", "awslambdaric"]
 CMD ["stoker_functions.aws.pack"]
 
 # Which function it is says FUNCTION_TARGET, and the port to listen on PORT.
+FROM runtime AS tier
+COPY --from=build-tier /opt/stoker /opt/stoker
+EXPOSE 7412
+ENTRYPOINT ["stoker", "tier", "serve"]
+
 FROM runtime AS cloud-run
 COPY --from=build-cloud-run /opt/stoker /opt/stoker
 ENV FUNCTION_SOURCE=/opt/stoker/lib/python3.13/site-packages/stoker_functions/gcp.py FUNCTION_USE_ASGI=1

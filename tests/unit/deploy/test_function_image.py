@@ -69,8 +69,9 @@ def test_hadolint_finds_nothing(dockerfile: Path) -> None:
     assert (run.returncode, run.stdout + run.stderr) == (0, "")
 
 
-def test_there_are_an_image_for_each_platform_and_one_to_train() -> None:
-    assert {name for dockerfile in DOCKERFILES for name in final(dockerfile)} == {"lambda", "cloud-run", "trainer"}
+def test_there_are_an_image_for_each_platform_one_of_a_tier_server_and_one_to_train() -> None:
+    found = {name for dockerfile in DOCKERFILES for name in final(dockerfile)}
+    assert found == {"lambda", "cloud-run", "tier", "trainer"}
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda file: file.stem)
@@ -132,6 +133,15 @@ def test_the_wheels_of_the_functions_are_small_and_have_no_torch(stage: str) -> 
     size = size_bytes(found.values())
     print(f"{stage}: {size / 1e6:.0f} MB of {len(found)} wheels")
     assert 20_000_000 < size < LIMIT_BYTES
+
+
+def test_the_image_of_a_tier_server_makes_certificates_and_runs_the_server() -> None:
+    found = closure(requirements("build-tier"))
+    assert {"cryptography", "aiohttp"} <= set(found)
+    assert not {"torch", "redis", "pytest"} & set(found)
+    assert size_bytes(found.values()) < LIMIT_BYTES
+    entry = [rest for instruction, rest in stages(FUNCTIONS)["tier"].instructions if instruction == "ENTRYPOINT"]
+    assert entry == ['["stoker", "tier", "serve"]']
 
 
 def test_the_image_for_google_finds_the_module_with_its_functions() -> None:
