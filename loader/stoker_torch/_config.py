@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from threading import TIMEOUT_MAX
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -193,8 +193,8 @@ class StreamConfig:
             with ``&policy=`` ``next-use`` (default), ``uniform``, ``lru`` or ``fifo``. A disk's limit is the machine's,
             one in memory the rank's, or the machine's as ``limit=node:8GB``, beside ``memory``.
         tier: place between this machine and the bucket that machines share, and that is asked before the bucket:
-            ``"https://10.0.0.9:7412?fingerprint=…"``, as ``stoker tier serve`` prints it, or several such, separated by
-            commas (the secret is in ``STOKER_TIER_SECRET``); ``"warm://10.0.0.5:7411"``, a proxy of warm functions that
+            ``"https://10.0.0.9:7412?fingerprint=…"``, as ``stoker tier serve`` prints it, or a sequence of such (the
+            secret is in ``STOKER_TIER_SECRET``); ``"warm://10.0.0.5:7411"``, a proxy of warm functions that
             trainers share, or one in this process: ``"warm+lambda://stoker?listen=10.0.0.9:7411"`` (the secret is in
             ``STOKER_WARM_SECRET``); the URL of another plug-in; or a :class:`stoker.abc.Tier`, which is used on the
             loader's own thread and event loop and closed by the caller, after the loader. Default none.
@@ -238,7 +238,7 @@ class StreamConfig:
     lanes: int | None = None
     memory: int | str = "512MB"
     cache: str | Sequence[str] | None = None
-    tier: str | Tier | None = None
+    tier: str | Sequence[str] | Tier | None = None
     warm: str | Tier | None = None
     rank: int | None = None
     world_size: int | None = None
@@ -301,8 +301,10 @@ class StreamConfig:
         tier = self.warm if self.tier is None else self.tier
         if isinstance(tier, type):
             raise ConfigError(f"tier is the class {tier.__name__}; give an object of it")
+        if isinstance(tier, list | tuple) and (not tier or not all(isinstance(url, str) for url in tier)):
+            raise ConfigError(f"tier is one URL, or a sequence of the URLs of servers, not {tier!r:.80}")
         missing = [name for name in ("name", "read", "offer", "close") if not hasattr(tier, name)]
-        if tier is not None and not isinstance(tier, str) and missing:
+        if tier is not None and not isinstance(tier, str | list | tuple) and missing:
             raise ConfigError(
                 f"tier {tier!r:.80} is neither a URL, such as 'warm://10.0.0.5:7411', nor a stoker.abc.Tier: it lacks "
                 f"{', '.join(missing)}"
@@ -376,7 +378,9 @@ class StreamConfig:
             ConfigError: it is not right, there is no secret, or several processes would each have a proxy.
         """
         tier = self.warm if self.tier is None else self.tier
-        return open_tier(tier, store=store, processes=processes) if isinstance(tier, str) else tier
+        if isinstance(tier, list | tuple):
+            tier = ",".join(tier)
+        return open_tier(tier, store=store, processes=processes) if isinstance(tier, str) else cast("Tier | None", tier)
 
     warm_tier = shared_tier  # its name in earlier releases
 

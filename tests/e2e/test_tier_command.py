@@ -228,3 +228,19 @@ def test_readers_that_stand_still_cost_a_server_no_memory_and_nobody_else_time()
         assert asyncio.run(main(process, url)) < 30 * 3_000_000
         process.terminate()
         assert process.communicate(timeout=30)[1] == ""
+
+
+def test_two_servers_share_the_objects_and_one_that_is_gone_takes_its_own_part_only(dataset: Path) -> None:
+    plain, _ = train(dataset, None, 2)
+    with served() as (_, one), served() as (process, other):
+        with Loader(dataset, batch_size=50, seed=3, epochs=2, memory="16MB", tier=[one, other]) as loader:
+            batches = epochs_of(loader, 1)
+            process.kill()
+            process.wait(30)
+            batches += epochs_of(loader, 1)
+        held = metrics(one)['stoker_tier_place_objects{place="memory"}']
+        _, found = train(dataset, f"{one},{other}")
+    assert same(plain, batches)
+    assert 0 < held <= found.tier_hits["shared"]
+    assert set(found.tier_states) == {f"shared {one}", f"shared {other}"}
+    assert found.tier_states[f"shared {one}"] == "closed"

@@ -176,6 +176,8 @@ def test_a_tier_of_the_user_is_filled_and_read_and_left_open(folder: Path, name:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        ({"tier": []}, r"^tier is one URL, or a sequence of the URLs of servers, not \[\]"),
+        ({"tier": ["https://10.0.0.9:7412", 7]}, r"^tier is one URL, or a sequence of the URLs of servers, not "),
         ({"tier": 7}, r"^tier 7 is neither a URL, such as 'warm://10\.0\.0\.5:7411', nor a stoker.abc.Tier: it lacks "),
         ({"tier": "nowhere"}, r"^a tier is a URL, such as warm://"),
         ({"tier": "none://x"}, r"none"),
