@@ -4,9 +4,9 @@ Objects are placed and let go whole, on distinct nodes chosen at random (A. Wang
 sections 3.2 and 3.3). Who goes is decided by CLOCK over objects (F. J. Corbató, "A Paging Experiment with the Multics
 System", MIT Project MAC M-384, 1968): an object that was found since the hand last passed is left, once.
 
-An object under a code is a row. A cell of a row is the node of one shard: none, a node that is being written to
-(a reservation), or a node that is believed to hold it. Nodes are numbers from 0. What an object weighs follows from its
-name and its code, so that the account can never disagree with the rows.
+An object is a row. A cell of a row is the node of one shard: none, a node that is being written to (a reservation), or
+a node that is believed to hold it. Nodes are numbers from 0. What an object weighs follows from its name, so that the
+account can never disagree with the rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import random
 from array import array
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -28,9 +28,7 @@ from stoker_warm._shard import OVERHEAD_BYTES, ShardId
 _RESERVED = 0x8000
 """Marks a cell whose node is being written to. A cell of no node is marked, too, so one comparison tells both."""
 _NOWHERE = 0xFFFF
-MOST_NODES = _RESERVED - 1
-_CODE_BITS = 4
-"""Of a row's key, behind the name: which of the directory's codes."""
+MAX_NODES = _RESERVED - 1
 
 
 class Held(NamedTuple):
@@ -38,23 +36,6 @@ class Held(NamedTuple):
 
     node: int
     shard: ShardId
-
-
-class Found(NamedTuple):
-    """Where an object can be read.
-
-    Attributes:
-        code: how it is cut.
-        nodes: by position, the node that is believed to hold the shard; -1 if none is.
-    """
-
-    code: Code
-    nodes: list[int]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether no shard is missing."""
-        return -1 not in self.nodes
 
 
 class Placement(NamedTuple):
@@ -77,28 +58,22 @@ class Directory:
 
     Args:
         nodes: how many there are.
-        codes: that objects may be cut by; where an object is there under several, the first is preferred.
+        code: how objects are cut.
         limit_bytes: of each node, for payloads and :data:`~stoker_warm._shard.OVERHEAD_BYTES` a shard.
-        most_objects: rows, at most: bounds the directory's own memory, about 160 bytes each with 12 shards.
+        max_objects: rows, at most: bounds the directory's own memory, about 160 bytes each with 12 shards.
 
     Raises:
-        ConfigError: there is no node or too many, no code or one that needs more nodes to be read than there are.
+        ConfigError: there is no node or too many, or the code needs more nodes to be read than there are.
     """
 
-    def __init__(self, nodes: int, codes: Sequence[Code], *, limit_bytes: int, most_objects: int = 1_000_000) -> None:
-        if not 1 <= nodes <= MOST_NODES:
-            raise ConfigError(f"there are 1 to {MOST_NODES} nodes, not {nodes}")
-        if not 1 <= len(set(codes)) == len(codes) <= 1 << _CODE_BITS:
-            raise ConfigError(
-                f"a directory has 1 to {1 << _CODE_BITS} codes, none twice, not {', '.join(map(str, codes))}"
-            )
-        if wide := [str(code) for code in codes if code.data > nodes]:
-            raise ConfigError(f"objects cut by {', '.join(wide)} cannot be read from {nodes} nodes; take more nodes")
-        if limit_bytes < 0 or most_objects < 1:
-            raise ConfigError(f"limit_bytes is at least 0 and most_objects 1, not {limit_bytes} and {most_objects}")
-        self._codes = tuple(codes)
-        self._width = max(code.shards for code in codes)
-        self._most_objects = most_objects
+    def __init__(self, nodes: int, code: Code, *, limit_bytes: int, max_objects: int = 1_000_000) -> None:
+        if not 1 <= nodes <= MAX_NODES:
+            raise ConfigError(f"there are 1 to {MAX_NODES} nodes, not {nodes}")
+        if code.data > nodes:
+            raise ConfigError(f"objects cut by {code} cannot be read from {nodes} nodes; take more nodes")
+        if limit_bytes < 0 or max_objects < 1:
+            raise ConfigError(f"limit_bytes is at least 0 and max_objects 1, not {limit_bytes} and {max_objects}")
+        self._code, self._width, self._max_objects = code, code.shards, max_objects
         self._limits = [limit_bytes] * nodes
         self._used = [0] * nodes
         self._live = list(range(nodes))
@@ -110,7 +85,7 @@ class Directory:
         self._hand = 0
 
     def __len__(self) -> int:
-        """Rows: objects, counted once for each code that they are there under."""
+        """Objects of which anything is anywhere, or on its way."""
         return len(self._rows)
 
     def used_bytes(self, node: int) -> int:
@@ -126,32 +101,29 @@ class Directory:
         live = set(self._live) - {node} if is_gone else {*self._live, node}
         self._live = sorted(live)
 
-    def find(self, name: str, *, is_use: bool = True) -> Found | None:
-        """Return where an object's shards are believed to be, and count this as a use; None if it cannot be read."""
-        number = int(name, 16) << _CODE_BITS
-        for index, code in enumerate(self._codes):
-            row = self._rows.get(number | index)
-            if row is not None:
-                start = row * self._width
-                nodes = self._cells[start : start + code.shards].tolist()
-                if max(nodes) >= _RESERVED:
-                    nodes = [cell if cell < _RESERVED else -1 for cell in nodes]
-                if code.shards - nodes.count(-1) >= code.data:
-                    self._is_used[row] |= is_use
-                    return Found(code, nodes)
-        return None
+    def find(self, name: str, *, is_use: bool = True) -> list[int] | None:
+        """Return which node is believed to hold each shard of an object, by position, -1 if none is.
 
-    def place(self, name: str, code: Code, rng: random.Random) -> Placement | None:
+        Counts this as a use, if it ``is_use``. None if too few are believed for the object to be read.
+        """
+        row = self._rows.get(int(name, 16))
+        if row is None:
+            return None
+        nodes = [cell if cell < _RESERVED else -1 for cell in self._cells_of(row)]
+        if self._width - nodes.count(-1) < self._code.data:
+            return None
+        self._is_used[row] |= is_use
+        return nodes
+
+    def place(self, name: str, rng: random.Random) -> Placement | None:
         """Reserve a node for each shard of an object that is neither anywhere nor on its way.
 
         For an object that is not there that is every shard, on nodes at random. For one that has lost some it is those,
         on the nodes with most room: which is where they were lost, so many go to one node that is awake and not each to
-        one that is called for it. Under another code it is let go. With too few nodes alive for all, the last shards
-        get none.
+        one that is called for it. With too few nodes alive for all, the last shards get none.
 
         Args:
             name: of the object.
-            code: one of the directory's.
             rng: chooses among the nodes with room, all equally likely, for an object that is not there.
 
         Returns:
@@ -160,37 +132,32 @@ class Directory:
         """
         if not is_name(name):
             return None  # an object of 4 GiB has one digit more
-        number, index = int(name, 16), self._codes.index(code)
-        row, shard_bytes = self._rows.get(number << _CODE_BITS | index), _taken_bytes(name, code)
-        cells = [_NOWHERE] * code.shards if row is None else self._cells_of(row, code)
+        row, shard_bytes = self._rows.get(int(name, 16)), self._taken_bytes(name)
+        cells = [_NOWHERE] * self._width if row is None else self._cells_of(row)
         missing = [position for position, cell in enumerate(cells) if cell == _NOWHERE]
         have = {cell & ~_RESERVED for cell in cells if cell != _NOWHERE}
         if row is None:
-            chosen = self._guess(len(missing), have, shard_bytes, rng)
+            chosen = self._guess(len(missing), shard_bytes, rng)
         else:
             chosen = self._roomiest(len(missing), have, shard_bytes)
-        able = [] if chosen else self._able(have, shard_bytes)
-        if not chosen and len(have) + min(len(missing), len(able)) < code.data:
-            return None
-        evicted = self._let_go_of(number, keep=index)
+        evicted: list[Held] = []
         if not chosen:
-            chosen, freed = self._choose(able, len(missing), shard_bytes, rng, -1 if row is None else row)
-            evicted += freed
+            able = self._able(have, shard_bytes)
+            if len(have) + min(len(missing), len(able)) < self._code.data:
+                return None
+            chosen, evicted = self._choose(able, len(missing), shard_bytes, rng, -1 if row is None else row)
         if row is None:  # one that was just freed, if any: the hand comes to it last
-            evicted += self._evict() if len(self._rows) >= self._most_objects else []
-            row = self._new_row(number << _CODE_BITS | index)
+            evicted += self._evict() if len(self._rows) >= self._max_objects else []
+            row = self._new_row(int(name, 16))
         nodes = dict(zip(missing, chosen, strict=False))
-        self._reserve(row, nodes, shard_bytes)
+        for position, node in nodes.items():
+            self._cells[row * self._width + position] = node | _RESERVED
+            self._used[node] += shard_bytes
         return Placement(nodes, evicted)
 
     def _able(self, have: Collection[int], shard_bytes: int) -> list[int]:
         """Return the nodes alive that have no shard of the object, and whose limit is not smaller than one."""
         return [node for node in self._live if node not in have and self._limits[node] >= shard_bytes]
-
-    def _reserve(self, row: int, nodes: Mapping[int, int], shard_bytes: int) -> None:
-        for position, node in nodes.items():
-            self._cells[row * self._width + position] = node | _RESERVED
-            self._used[node] += shard_bytes
 
     def stored(self, node: int, shard: ShardId) -> bool:
         """A node has put a shard away that was placed there.
@@ -212,7 +179,7 @@ class Directory:
         at = self._cell_of(shard)
         if at is None or self._cells[at] not in (node, node | _RESERVED):
             return False
-        self._clear(at, _taken_bytes(shard.object, shard.code))
+        self._clear(at, self._taken_bytes(shard.object))
         self._tidy(at // self._width)
         return True
 
@@ -224,52 +191,51 @@ class Directory:
         """Believe that a node holds what it lists and nothing else.
 
         Returns:
-            The shards that nothing will be read from, which are to be deleted there: cut by no code of the directory,
-            of an object that has the shard elsewhere or another one on this node, or of more objects than there are
-            rows for.
+            The shards that nothing will be read from, which are to be deleted there: cut by another code, of an object
+            that has the shard elsewhere or another one on this node, or of more objects than there are rows for.
         """
         self._disbelieve(node, frozenset(shards))
         return [shard for shard in shards if not self._believe(node, shard)]
 
     def forget(self, name: str) -> list[Held]:
         """Let an object go; return its shards, which are to be deleted."""
-        return self._let_go_of(int(name, 16))
+        row = self._rows.get(int(name, 16))
+        return [] if row is None else self._let_go(row)
 
     def _disbelieve(self, node: int, but: Set[ShardId]) -> None:
         places: NDArray[np.int64] = np.flatnonzero(np.frombuffer(self._cells, np.uint16) == node)
         for at in places.tolist():
             row, position = divmod(at, self._width)
-            name, code = self._name_and_code(row)
-            if but and ShardId(name, code.data, code.parity, position) in but:
-                continue
-            self._clear(at, _taken_bytes(name, code))
-            self._tidy(row)
+            name = self._name_of(row)
+            if not (but and self._shard(name, position) in but):
+                self._clear(at, self._taken_bytes(name))
+                self._tidy(row)
 
     def _believe(self, node: int, shard: ShardId) -> bool:
-        if shard.code not in self._codes:
+        if shard.code != self._code:
             return False
-        key = int(shard.object, 16) << _CODE_BITS | self._codes.index(shard.code)
+        key = int(shard.object, 16)
         row = self._rows.get(key)
         if row is None:
-            if len(self._rows) >= self._most_objects:
+            if len(self._rows) >= self._max_objects:
                 return False
             row = self._new_row(key)
-        cells = self._cells_of(row, shard.code)
+        cells = self._cells_of(row)
         cell, at = cells[shard.position], row * self._width + shard.position
         if cell == _NOWHERE and node not in {other & ~_RESERVED for other in cells}:
-            self._used[node] += _taken_bytes(shard.object, shard.code)
+            self._used[node] += self._taken_bytes(shard.object)
         elif cell not in (node, node | _RESERVED):
             return False
         self._cells[at] = node
         return True
 
-    def _guess(self, wanted: int, have: Set[int], shard_bytes: int, rng: random.Random) -> list[int]:
+    def _guess(self, wanted: int, shard_bytes: int, rng: random.Random) -> list[int]:
         """Return distinct nodes with room, drawn from all that are alive; none if one that was drawn will not do.
 
         While there is room this is as good as to look at all, and does not take longer with more nodes.
         """
         chosen = rng.sample(self._live, wanted) if wanted <= len(self._live) else []
-        if have.isdisjoint(chosen) and all(self._used[node] + shard_bytes <= self._limits[node] for node in chosen):
+        if all(self._used[node] + shard_bytes <= self._limits[node] for node in chosen):
             return chosen
         return []
 
@@ -303,18 +269,12 @@ class Directory:
                     return self._let_go(row)
                 self._is_used[row] = 0
 
-    def _let_go_of(self, number: int, keep: int = -1) -> list[Held]:
-        """Let an object go under every code but one."""
-        keys = [number << _CODE_BITS | index for index in range(len(self._codes)) if index != keep]
-        return [held for key in keys if key in self._rows for held in self._let_go(self._rows[key])]
-
     def _let_go(self, row: int) -> list[Held]:
-        name, code = self._name_and_code(row)
-        start, shard_bytes, freed = row * self._width, _taken_bytes(name, code), list[Held]()
-        for position in range(code.shards):
-            cell = self._cells[start + position]
+        name, start, freed = self._name_of(row), row * self._width, list[Held]()
+        shard_bytes = self._taken_bytes(name)
+        for position, cell in enumerate(self._cells_of(row)):
             if cell != _NOWHERE:
-                freed.append(Held(cell & ~_RESERVED, ShardId(name, code.data, code.parity, position)))
+                freed.append(Held(cell & ~_RESERVED, self._shard(name, position)))
                 self._clear(start + position, shard_bytes)
         self._remove(row)
         return freed
@@ -338,8 +298,7 @@ class Directory:
 
     def _tidy(self, row: int) -> None:
         """Remove a row of which nothing is anywhere."""
-        start = row * self._width
-        if min(self._cells[start : start + self._width]) == _NOWHERE:
+        if min(self._cells_of(row)) == _NOWHERE:
             self._remove(row)
 
     def _clear(self, at: int, shard_bytes: int) -> None:
@@ -347,20 +306,19 @@ class Directory:
         self._cells[at] = _NOWHERE
 
     def _cell_of(self, shard: ShardId) -> int | None:
-        if shard.code not in self._codes:
-            return None
-        row = self._rows.get(int(shard.object, 16) << _CODE_BITS | self._codes.index(shard.code))
+        row = self._rows.get(int(shard.object, 16)) if shard.code == self._code else None
         return None if row is None else row * self._width + shard.position
 
-    def _cells_of(self, row: int, code: Code) -> list[int]:
+    def _cells_of(self, row: int) -> list[int]:
         start = row * self._width
-        return self._cells[start : start + code.shards].tolist()
+        return self._cells[start : start + self._width].tolist()
 
-    def _name_and_code(self, row: int) -> tuple[str, Code]:
-        key = self._keys[row]
-        return f"{key >> _CODE_BITS:032x}", self._codes[key & (1 << _CODE_BITS) - 1]
+    def _name_of(self, row: int) -> str:
+        return f"{self._keys[row]:032x}"
 
+    def _shard(self, name: str, position: int) -> ShardId:
+        return ShardId(name, self._code.data, self._code.parity, position)
 
-def _taken_bytes(name: str, code: Code) -> int:
-    """Return what each shard of an object is counted as: the longest."""
-    return code.shard_bytes(size_of(name)) + OVERHEAD_BYTES
+    def _taken_bytes(self, name: str) -> int:
+        """Return what each shard of an object is counted as: the longest."""
+        return self._code.shard_bytes(size_of(name)) + OVERHEAD_BYTES

@@ -66,11 +66,13 @@ class Proxy:
         self.door = door
         self._invoke = invoke
         rng = rng or random.Random()  # noqa: S311 - which nodes is no secret
-        self._directory = Directory(config.nodes, [config.code], limit_bytes=0, most_objects=config.most_objects)
+        self._directory = Directory(config.nodes, config.code, limit_bytes=0, max_objects=config.most_objects)
         self._nodes: list[Node] = []
         self._tally = ProxyTally()
         self._writer = ShardWriter(config, self._nodes, self._directory, self._tally, rng)
-        self._reader = ShardReader(self._nodes, self._tally, read_seconds=config.read_seconds, lost=self._writer.lost)
+        self._reader = ShardReader(
+            config.code, self._nodes, self._tally, read_seconds=config.read_seconds, lost=self._writer.lost
+        )
         self._behind = WriteBehind(config, self._writer, self._directory, self._tally, self._spawn)
         self._reception = Reception(secret, door, self._nodes, clients, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -183,17 +185,17 @@ class Proxy:
         Returns:
             Whether it was here, and so many shards of it could be had in ``read_seconds``.
         """
-        found = self._directory.find(name)
-        if found is None:
+        nodes = self._directory.find(name)
+        if nodes is None:
             self._tally.misses += 1
             return False
-        lost = await self._reader.read(name, found, into)
+        lost = await self._reader.read(name, nodes, into)
         if lost is None:
             self._tally.losses += 1
             return False
         self.delivered(len(into))
         if lost:
-            self._behind.rebuild(name, found.code, into)
+            self._behind.rebuild(name, into)
         return True
 
     def delivered(self, size_bytes: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from stoker.errors import ConfigError
 from stoker_warm._code import Code
-from stoker_warm._directory import MOST_NODES
+from stoker_warm._directory import MAX_NODES
 from stoker_warm._wake import MOST_LINGER_SECONDS
 from stoker_warm._wire import MAX_SHARD_BYTES
 
@@ -50,9 +50,9 @@ class WarmConfig:
     most_objects: int = 1_000_000
 
     def __post_init__(self) -> None:
-        if not self.code.shards <= self.nodes <= MOST_NODES:
+        if not self.code.shards <= self.nodes <= MAX_NODES:
             raise ConfigError(
-                f"objects in {self.code} shards need {self.code.shards} to {MOST_NODES} nodes, not {self.nodes}: "
+                f"objects in {self.code} shards need {self.code.shards} to {MAX_NODES} nodes, not {self.nodes}: "
                 "deploy more, or take a smaller code"
             )
         for name in ("pending_bytes", "writes", "most_objects"):

@@ -21,7 +21,7 @@ from stoker._base.task_group import task_group
 from stoker._base.threads import in_thread
 from stoker.errors import ServerError, StoreError, TransientError, WireError
 from stoker_warm._code import Code, encode, restore
-from stoker_warm._directory import Directory, Found, Held, Placement
+from stoker_warm._directory import Directory, Held, Placement
 from stoker_warm._fleet import Node
 from stoker_warm._life import State
 from stoker_warm._node import LISTED_AT_ONCE
@@ -43,6 +43,7 @@ class ShardReader:
     """Reads objects from nodes. Lives on the proxy's event loop.
 
     Args:
+        code: how objects are cut.
         nodes: by number.
         tally: where shards that are late, restored or corrupt are counted.
         read_seconds: for a shard, its node's waking included.
@@ -51,30 +52,32 @@ class ShardReader:
 
     def __init__(
         self,
+        code: Code,
         nodes: Sequence[Node],
         tally: ProxyTally,
         *,
         read_seconds: float,
         lost: Callable[[int, ShardId], None],
     ) -> None:
-        self._nodes, self._tally, self._read_seconds, self._lost = nodes, tally, read_seconds, lost
+        self._code, self._nodes, self._tally = code, nodes, tally
+        self._read_seconds, self._lost = read_seconds, lost
 
-    async def read(self, name: str, found: Found, into: memoryview) -> list[int] | None:
+    async def read(self, name: str, nodes: Sequence[int], into: memoryview) -> list[int] | None:
         """Fill ``into`` with an object from the first shards that restore it.
 
         When the call ends, however it ends, nothing writes to ``into`` any more.
 
         Args:
             name: of the object.
-            found: which nodes are believed to have its shards.
+            nodes: by position of a shard, the node that is believed to have it, -1 for none.
             into: memory of the object's size.
 
         Returns:
             The positions that nodes have lost; None if too few could be had.
         """
-        code, views = found.code, views_of(found.code, into)
+        code, views = self._code, views_of(self._code, into)
         parity = {at: memoryview(bytearray(len(views[0]))) for at in range(code.data, code.shards)}
-        whole, lost = await self._read_first(name, found, [*views, *parity.values()])
+        whole, lost = await self._read_first(name, nodes, [*views, *parity.values()])
         if len(whole) < code.data:
             return None
         missing = [at for at in range(code.data) if at not in whole]
@@ -87,18 +90,20 @@ class ShardReader:
                 await in_thread(lambda _: restore(code, len(into), into, here, missing))
         return lost
 
-    async def _read_first(self, name: str, found: Found, targets: Sequence[memoryview]) -> tuple[set[int], list[int]]:
-        """Ask for all shards at once, until enough are whole or too many are not there, and cancel the others.
+    async def _read_first(
+        self, name: str, nodes: Sequence[int], targets: Sequence[memoryview]
+    ) -> tuple[set[int], list[int]]:
+        """Ask for all shards at once, until enough are whole or too many are not there, and leave the others.
 
         Returns:
             The positions of shards that are whole, and of those that nodes have lost.
         """
-        code = found.code
+        code = self._code
         asked: dict[asyncio.Task[_Got], int] = {}
         whole = {at for at, view in enumerate(targets) if not len(view)}
-        lost = [at for at, node in enumerate(found.nodes) if node < 0]
+        lost = [at for at, node in enumerate(nodes) if node < 0]
         async with task_group() as group:
-            for at, node in enumerate(found.nodes):
+            for at, node in enumerate(nodes):
                 if node >= 0 and at not in whole:
                     shard = ShardId(name, code.data, code.parity, at)
                     asked[group.create_task(self._read_shard(self._nodes[node], shard, targets[at]))] = at
@@ -200,21 +205,21 @@ class ShardWriter:
         self.doomed = Doomed(config.nodes, write_seconds=config.write_seconds)
         """What is to be deleted."""
 
-    async def write(self, name: str, code: Code, data: bytes | bytearray) -> int | None:
+    async def write(self, name: str, data: bytes | bytearray) -> int | None:
         """Write the shards of an object that are nowhere, if there is a place for them.
 
         Returns:
             How many nodes took; None if there are too few nodes on which the object could be read.
         """
         await self.meet_nodes()
-        placement = self._directory.place(name, code, self._rng)
+        code, placement = self._config.code, self._directory.place(name, self._rng)
         if placement is None:
             return None
         if placement.evicted:
             self.evict(placement.evicted)
         if not placement.nodes:
             return 0
-        shards = await self._encoded(name, code, placement, data)
+        shards = await self._encoded(name, placement, data)
         async with task_group() as group:
             tasks = [
                 group.create_task(self._write_shard(node, ShardId(name, code.data, code.parity, at), shards[at]))
@@ -242,8 +247,9 @@ class ShardWriter:
             self.doomed.add(held.node, held.shard)
         self._tally.evicted += len({held.shard.object for held in evicted})
 
-    async def _encoded(self, name: str, code: Code, placement: Placement, data: bytes | bytearray) -> Shards:
+    async def _encoded(self, name: str, placement: Placement, data: bytes | bytearray) -> Shards:
         """Return the shards that have a place; without them it is given back."""
+        code = self._config.code
         try:
             return await encoded(code, data, placement.nodes)
         except BaseException:
@@ -330,7 +336,7 @@ class WriteBehind:
     def offer(self, name: str, data: memoryview) -> None:
         """Put an object away some time, if there is room for a copy until then. Never blocks."""
         if not self._has(name) and self._has_room(len(data)):
-            self._begin(name, self._config.code, bytes(data))
+            self._begin(name, bytes(data))
 
     def take(self, name: str, data: bytearray) -> bool:
         """Like :meth:`offer`, but without a copy: nobody changes ``data`` any more.
@@ -342,13 +348,13 @@ class WriteBehind:
             return True
         if not self._has_room(len(data)):
             return False
-        self._begin(name, self._config.code, data)
+        self._begin(name, data)
         return True
 
-    def rebuild(self, name: str, code: Code, data: memoryview) -> None:
+    def rebuild(self, name: str, data: memoryview) -> None:
         """Put the lost shards of an object away again, of which the bytes are at hand; if there is room for a copy."""
         if self._fits(len(data)) and name not in self.under_way:
-            self._begin(name, code, bytes(data))
+            self._begin(name, bytes(data))
 
     def close(self) -> None:
         """Take no more."""
@@ -366,20 +372,20 @@ class WriteBehind:
         limit_bytes = min(self._config.max_object_bytes, self._config.pending_bytes - self._tally.pending_bytes)
         return not self._is_closed and size_bytes <= limit_bytes
 
-    def _begin(self, name: str, code: Code, data: bytes | bytearray) -> None:
+    def _begin(self, name: str, data: bytes | bytearray) -> None:
         self.under_way.add(name)
         self._tally.pending_bytes += len(data)
-        writing = self._spawn(self._write(name, code, data))
+        writing = self._spawn(self._write(name, data))
         writing.add_done_callback(lambda _: self._ended(name, len(data)))
 
     def _ended(self, name: str, size_bytes: int) -> None:
         self.under_way.discard(name)
         self._tally.pending_bytes -= size_bytes
 
-    async def _write(self, name: str, code: Code, data: bytes | bytearray) -> None:
+    async def _write(self, name: str, data: bytes | bytearray) -> None:
         async with self._turns:
             is_new = self._directory.find(name, is_use=False) is None
-            stored = await self._writer.write(name, code, data)
+            stored = await self._writer.write(name, data)
             if stored is None:
                 self._tally.declined += 1
             elif not is_new:

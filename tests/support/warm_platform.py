@@ -324,10 +324,10 @@ class Tier:
         directory, believed = self.proxy._directory, dict[str, set[ShardId]]()
         for key in list(directory._rows):
             row = directory._rows[key]
-            name, code = directory._name_and_code(row)
-            for position, node in enumerate(directory._cells_of(row, code)):
+            name = directory._name_of(row)
+            for position, node in enumerate(directory._cells_of(row)):
                 if node < 0x8000:
-                    believed.setdefault(f"warm-{node}", set()).add(ShardId(name, code.data, code.parity, position))
+                    believed.setdefault(f"warm-{node}", set()).add(directory._shard(name, position))
         return believed
 
     def held(self) -> dict[str, set[ShardId]]:

@@ -7,11 +7,11 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker_warm._code import Code
-from stoker_warm._directory import MOST_NODES, Directory, Held
+from stoker_warm._directory import MAX_NODES, Directory, Held
 from stoker_warm._shard import OVERHEAD_BYTES, ShardId
 from support.memory import ROUNDS, Memory
 
-CODE, OLD = Code(2, 1), Code(3, 1)
+CODE = Code(2, 1)
 SIZE = 2000
 TAKEN = SIZE // 2 + OVERHEAD_BYTES
 
@@ -24,16 +24,16 @@ def shard_of(name: str, position: int, code: Code = CODE) -> ShardId:
     return ShardId(name, code.data, code.parity, position)
 
 
-def made(nodes: int = 6, *, objects_a_node: int = 100, most_objects: int = 1000) -> Directory:
-    return Directory(nodes, [CODE, OLD], limit_bytes=objects_a_node * TAKEN, most_objects=most_objects)
+def made(nodes: int = 6, *, objects_a_node: int = 100, max_objects: int = 1000) -> Directory:
+    return Directory(nodes, CODE, limit_bytes=objects_a_node * TAKEN, max_objects=max_objects)
 
 
-def put(directory: Directory, name: str, code: Code = CODE, seed: int = 1) -> dict[int, int]:
+def put(directory: Directory, name: str, seed: int = 1) -> dict[int, int]:
     """Place an object, store all of it, and return where its shards are."""
-    placed = directory.place(name, code, random.Random(seed))
+    placed = directory.place(name, random.Random(seed))
     assert placed is not None
     for position, node in placed.nodes.items():
-        assert directory.stored(node, shard_of(name, position, code))
+        assert directory.stored(node, shard_of(name, position))
     return placed.nodes
 
 
@@ -43,7 +43,7 @@ def is_there(directory: Directory, name: str) -> bool:
 
 def test_an_object_is_found_when_enough_shards_of_it_are_stored() -> None:
     directory, name = made(), named(1)
-    placed = directory.place(name, CODE, random.Random(1))
+    placed = directory.place(name, random.Random(1))
     assert placed is not None
     nodes = placed.nodes
     assert len(set(nodes.values())) == 3
@@ -52,28 +52,25 @@ def test_an_object_is_found_when_enough_shards_of_it_are_stored() -> None:
     assert directory.find(name) is None
     assert directory.stored(nodes[0], shard_of(name, 0))
     found = directory.find(name)
-    assert found == (CODE, [nodes[0], -1, nodes[2]])
-    assert not found.is_whole
+    assert found == [nodes[0], -1, nodes[2]]
     assert directory.stored(nodes[1], shard_of(name, 1))
-    whole = directory.find(name)
-    assert whole is not None
-    assert whole.is_whole
+    assert directory.find(name) == [nodes[0], nodes[1], nodes[2]]
 
 
 def test_what_is_on_its_way_is_placed_no_second_time() -> None:
     directory, name = made(), named(1)
-    directory.place(name, CODE, random.Random(1))
-    again = directory.place(name, CODE, random.Random(2))
+    directory.place(name, random.Random(1))
+    again = directory.place(name, random.Random(2))
     assert again == ({}, [])
 
 
 def test_a_shard_that_could_not_be_sent_is_placed_elsewhere() -> None:
     directory, name = made(nodes=4), named(1)
-    placed = directory.place(name, CODE, random.Random(1))
+    placed = directory.place(name, random.Random(1))
     assert placed is not None
     directory.avoid(placed.nodes[1], is_gone=True)
     directory.dropped(placed.nodes[1], shard_of(name, 1))
-    again = directory.place(name, CODE, random.Random(2))
+    again = directory.place(name, random.Random(2))
     assert again is not None
     assert list(again.nodes) == [1]
     assert again.nodes[1] not in placed.nodes.values()
@@ -81,11 +78,11 @@ def test_a_shard_that_could_not_be_sent_is_placed_elsewhere() -> None:
 
 
 def test_nodes_are_chosen_evenly_also_when_some_are_gone_or_full() -> None:
-    directory, rng = made(nodes=8, objects_a_node=10_000, most_objects=10_000), random.Random(7)
+    directory, rng = made(nodes=8, objects_a_node=10_000, max_objects=10_000), random.Random(7)
     directory.avoid(0, is_gone=True)
     directory.limit(1, 0)
     for number in range(4000):
-        placed = directory.place(named(number), CODE, rng)
+        placed = directory.place(named(number), rng)
         assert placed is not None
         assert not placed.evicted
     counts = Counter({node: directory.used_bytes(node) // TAKEN for node in range(8)})
@@ -102,14 +99,14 @@ def test_with_too_few_nodes_for_all_shards_the_last_ones_wait_for_nodes_to_come_
     assert put(directory, name) == {2: 1}
     directory.avoid(0, is_gone=True)
     directory.avoid(2, is_gone=True)
-    assert directory.place(named(2), CODE, random.Random(1)) is None
+    assert directory.place(named(2), random.Random(1)) is None
 
 
 def test_an_object_larger_than_the_nodes_is_not_placed_and_nobody_goes_for_it() -> None:
     directory = made(objects_a_node=2)
     put(directory, named(1))
-    assert directory.place(named(2, 4 * SIZE), CODE, random.Random(1)) is None
-    assert directory.place("1" + named(3), CODE, random.Random(1)) is None  # 4 GiB and more
+    assert directory.place(named(2, 4 * SIZE), random.Random(1)) is None
+    assert directory.place("1" + named(3), random.Random(1)) is None  # 4 GiB and more
     assert is_there(directory, named(1))
 
 
@@ -118,7 +115,7 @@ def test_what_was_used_since_the_hand_passed_stays_once() -> None:
     for number in range(3):
         put(directory, named(number))
     assert is_there(directory, named(0))
-    placed = directory.place(named(3), CODE, random.Random(1))
+    placed = directory.place(named(3), random.Random(1))
     assert placed is not None
     assert {held.shard.object for held in placed.evicted} == {named(1)}
     assert len(placed.evicted) == 3
@@ -128,10 +125,10 @@ def test_what_was_used_since_the_hand_passed_stays_once() -> None:
 
 
 def test_objects_are_let_go_whole_and_no_more_than_are_needed() -> None:
-    directory, rng = made(nodes=5, objects_a_node=20, most_objects=10_000), random.Random(3)
+    directory, rng = made(nodes=5, objects_a_node=20, max_objects=10_000), random.Random(3)
     kept: set[str] = set()
     for number in range(500):
-        placed = directory.place(named(number), CODE, rng)
+        placed = directory.place(named(number), rng)
         assert placed is not None
         gone = {held.shard.object for held in placed.evicted}
         assert len(placed.evicted) == 3 * len(gone)
@@ -142,10 +139,10 @@ def test_objects_are_let_go_whole_and_no_more_than_are_needed() -> None:
 
 
 def test_rows_are_bounded_and_used_again() -> None:
-    directory = made(most_objects=10)
+    directory = made(max_objects=10)
     evicted = 0
     for number in range(100):
-        placed = directory.place(named(number, 0), CODE, random.Random(number))
+        placed = directory.place(named(number, 0), random.Random(number))
         assert placed is not None
         evicted += len(placed.evicted)
     assert len(directory) == 10
@@ -177,7 +174,7 @@ def test_what_a_node_lost_goes_back_to_it_until_it_has_as_much_as_others() -> No
         put(directory, named(number), seed=number)
     directory.lost(7)
     found = {named(number): directory.find(named(number)) for number in range(60)}
-    lost = [name for name, where in found.items() if where is not None and not where.is_whole]
+    lost = [name for name, where in found.items() if where is not None and -1 in where]
     least = min(directory.used_bytes(node) for node in range(20) if node != 7) // TAKEN
     back = [node for name in lost for node in put(directory, name).values()]
     assert len(lost) >= least > 3
@@ -186,7 +183,7 @@ def test_what_a_node_lost_goes_back_to_it_until_it_has_as_much_as_others() -> No
 
 def test_what_is_on_its_way_to_a_node_that_lost_everything_may_still_arrive() -> None:
     directory, name = made(nodes=3), named(1)
-    placed = directory.place(name, CODE, random.Random(1))
+    placed = directory.place(name, random.Random(1))
     assert placed is not None
     for node in range(3):
         directory.lost(node)
@@ -201,7 +198,7 @@ def test_a_directory_that_knows_nothing_learns_from_lists() -> None:
     for name in names:
         put(before, name, seed=int(name[:8], 16))
     for node in range(6):
-        mine = [shard_of(name, at) for name in names for at in range(3) if before.find(name)[1][at] == node]  # type: ignore[index]
+        mine = [shard_of(name, at) for name in names for at in range(3) if before.find(name)[at] == node]  # type: ignore[index]
         assert after.listed(node, mine) == []
     assert [after.find(name) for name in names] == [before.find(name) for name in names]
     assert [after.used_bytes(node) for node in range(6)] == [before.used_bytes(node) for node in range(6)]
@@ -221,29 +218,6 @@ def test_shards_of_a_code_that_nobody_uses_are_strays() -> None:
     assert not directory.stored(0, strange)
     assert not directory.dropped(0, strange)
     assert len(directory) == 0
-
-
-def test_an_object_is_read_by_whichever_code_has_enough_of_it_the_first_preferred() -> None:
-    directory, name = made(), named(1)
-    for position in range(3):
-        directory.listed(position, [shard_of(name, position, OLD)])
-    directory.listed(3, [shard_of(name, 0)])
-    found = directory.find(name)
-    assert found is not None
-    assert found.code == OLD
-    directory.listed(4, [shard_of(name, 1)])
-    preferred = directory.find(name)
-    assert preferred is not None
-    assert preferred.code == CODE
-
-
-def test_an_object_that_is_cut_anew_leaves_its_old_shards_to_be_deleted() -> None:
-    directory, name = made(), named(1)
-    nodes = put(directory, name, OLD)
-    placed = directory.place(name, CODE, random.Random(1))
-    assert placed is not None
-    assert sorted(placed.evicted) == sorted(Held(node, shard_of(name, at, OLD)) for at, node in nodes.items())
-    assert sorted(placed.nodes) == [0, 1, 2]
 
 
 def test_an_object_that_is_forgotten_leaves_its_shards_to_be_deleted() -> None:
@@ -267,42 +241,31 @@ def test_an_entry_takes_no_more_memory_than_is_said() -> None:
     names = [f"{rng.getrandbits(32):08x}{8 << 20:08x}{rng.getrandbits(64):016x}" for _ in range(3000)]
     memory = Memory()
     for _ in range(ROUNDS):
-        directory = Directory(400, [Code(10, 2)], limit_bytes=1 << 40)
+        directory = Directory(400, Code(10, 2), limit_bytes=1 << 40)
         with memory.round():
             for name in names:
-                directory.place(name, Code(10, 2), rng)
+                directory.place(name, rng)
     assert memory.kept_bytes / len(names) < 250
 
 
 @pytest.mark.parametrize(
-    ("nodes", "codes", "limit_bytes", "most_objects"),
-    [
-        (0, [CODE], 1, 1),
-        (MOST_NODES + 1, [CODE], 1, 1),
-        (5, [], 1, 1),
-        (5, [CODE, CODE], 1, 1),
-        (5, [Code(1, parity) for parity in range(17)], 1, 1),
-        (2, [OLD], 1, 1),
-        (5, [CODE], -1, 1),
-        (5, [CODE], 1, 0),
-    ],
+    ("nodes", "code", "limit_bytes", "max_objects"),
+    [(0, CODE, 1, 1), (MAX_NODES + 1, CODE, 1, 1), (2, Code(3, 1), 1, 1), (5, CODE, -1, 1), (5, CODE, 1, 0)],
 )
-def test_figures_that_make_no_sense_are_refused(
-    nodes: int, codes: list[Code], limit_bytes: int, most_objects: int
-) -> None:
+def test_figures_that_make_no_sense_are_refused(nodes: int, code: Code, limit_bytes: int, max_objects: int) -> None:
     with pytest.raises(ConfigError):
-        Directory(nodes, codes, limit_bytes=limit_bytes, most_objects=most_objects)
+        Directory(nodes, code, limit_bytes=limit_bytes, max_objects=max_objects)
 
 
 def test_the_last_of_the_most_nodes_can_be_used() -> None:
-    directory = Directory(MOST_NODES, [CODE], limit_bytes=1 << 20)
+    directory = Directory(MAX_NODES, CODE, limit_bytes=1 << 20)
     name = named(1)
-    assert directory.listed(MOST_NODES - 1, [shard_of(name, 0)]) == []
-    directory.listed(MOST_NODES - 2, [shard_of(name, 1)])
+    assert directory.listed(MAX_NODES - 1, [shard_of(name, 0)]) == []
+    directory.listed(MAX_NODES - 2, [shard_of(name, 1)])
     found = directory.find(name)
     assert found is not None
-    assert found.nodes == [MOST_NODES - 1, MOST_NODES - 2, -1]
-    directory.lost(MOST_NODES - 1)
+    assert found == [MAX_NODES - 1, MAX_NODES - 2, -1]
+    directory.lost(MAX_NODES - 1)
     assert directory.find(name) is None
 
 
