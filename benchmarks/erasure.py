@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 
 from stoker._base.checksum import crc32c
-from stoker_warm._code import Code, encode, restore
+from stoker_warm._erasure import Code, encode, restore
 
 SIZES_MIB = (1, 8, 32)
 CODES = ("4+2", "10+1", "10+2", "10+3")

@@ -22,9 +22,9 @@ from dataclasses import replace
 from multiprocessing.connection import Connection as Pipe
 from statistics import median
 
+from stoker_warm._auth import PeerSide, ProxySide, Secret
 from stoker_warm._connection import Connection, ConnectionConfig
-from stoker_warm._handshake import PeerSide, ProxySide, Secret
-from stoker_warm._wire import Head, Kind
+from stoker_warm._frames import Head, Kind
 
 OBJECT_BYTES = 8 << 20
 SECRET = Secret(bytes(32))

@@ -23,7 +23,7 @@ from stoker_local import PROFILES
 from stoker_local._s3.model import ObjectCreated
 from stoker_local.functions._endpoints import request_event
 from stoker_local.functions._triggers import Message, batch_event, created_message
-from stoker_warm._wake import Task, Wake
+from stoker_warm._events import Task, Wake
 
 __all__ = ["latency"]
 

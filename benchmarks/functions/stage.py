@@ -20,7 +20,7 @@ from stoker._sources.parts import Part
 from stoker.abc import ObjectInfo
 from stoker_local import BucketConfig, BucketSpec, LocalBucket, Shape
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, Outcome, function_cloud
-from stoker_warm._handshake import Secret
+from stoker_warm._auth import Secret
 
 __all__ = ["DATA", "MEMORY_BYTES", "Stage", "Usage", "function", "gb_seconds", "pack_event", "stage"]
 

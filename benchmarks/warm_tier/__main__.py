@@ -11,7 +11,7 @@ from benchmarks.document import table
 from benchmarks.warm_tier.memory import memory
 from benchmarks.warm_tier.rate import Rates, measured, measured_program
 from benchmarks.warm_tier.tail import tails
-from stoker_warm._code import Code
+from stoker_warm._erasure import Code
 
 CODES = (Code(10, 1), Code(4, 2), Code(10, 2))
 

@@ -19,11 +19,10 @@ from stoker._cache.keeper import name_of
 from stoker.abc import ObjectRef
 from stoker.fanout import ExecutorOptions, open_executor
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
-from stoker_warm._handshake import Secret
-from stoker_warm._listener import TcpDoor
+from stoker_warm._auth import Address, Secret
+from stoker_warm._config import WarmConfig
+from stoker_warm._listener import TcpListener
 from stoker_warm._proxy import Proxy
-from stoker_warm._settings import WarmConfig
-from stoker_warm._sockets import Address
 
 __all__ = ["Fleet", "Object", "fleet", "made_objects", "processor_seconds"]
 
@@ -139,7 +138,7 @@ async def fleet(config: WarmConfig, **spec: Any) -> AsyncIterator[Fleet]:
             async with AsyncExitStack() as stack:
                 options = ExecutorOptions(prefix=_PREFIX, endpoint_url=cloud.url)
                 executor = await stack.enter_async_context(open_executor("lambda", options))
-                proxy = Proxy(config, _SECRET, executor.call, TcpDoor(Address("127.0.0.1", 0)))
+                proxy = Proxy(config, _SECRET, executor.call, TcpListener(Address("127.0.0.1", 0)))
                 await proxy.start()
                 try:
                     yield Fleet(cloud, proxy)

@@ -8,7 +8,7 @@ import psutil
 
 from benchmarks.warm_tier.fleet import fleet, made_objects
 from benchmarks.warm_tier.rate import patient
-from stoker_warm._code import Code
+from stoker_warm._erasure import Code
 
 __all__ = ["Memory", "memory"]
 

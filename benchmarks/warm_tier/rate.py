@@ -15,8 +15,8 @@ from statistics import median
 from benchmarks.warm_tier.fleet import Object, fleet, made_objects, processor_seconds
 from benchmarks.warm_tier.plain import Copied, copied
 from stoker_warm._client import ClientConfig, WarmClient
-from stoker_warm._code import Code
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
 from stoker_warm._tier import TierBackend
 
 __all__ = ["Rates", "measured", "measured_program", "patient"]

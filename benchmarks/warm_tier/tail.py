@@ -17,7 +17,7 @@ from stoker import FetchConfig, open_store
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker_local import PROFILES, BucketConfig, bucket_process
-from stoker_warm._code import Code
+from stoker_warm._erasure import Code
 from stoker_warm._tier import WarmTier
 
 __all__ = ["Tail", "tails"]

@@ -9,10 +9,10 @@ from typing import Any
 from stoker._base.sizes import format_bytes
 from stoker.errors import ConfigError, ThrottledError
 from stoker_functions._deployment import Deadline, Deployment, Settings
-from stoker_warm._handshake import Secret
+from stoker_warm._auth import Secret
+from stoker_warm._events import Wake
 from stoker_warm._node import NodeServer
-from stoker_warm._shard import Shelf
-from stoker_warm._wake import Wake
+from stoker_warm._shard import ShardStore
 
 RESERVED_BYTES = 192 << 20
 """Of an instance's memory, not for shards: the interpreter and its libraries take 45 MiB, what the allocator cannot use
@@ -20,12 +20,12 @@ again has been up to 50 MiB with shards of 1 to 16 MB, and the rest is for what 
 
 
 async def warm_node(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
-    """Be a node for as long as the proxy that sent the event wants; see :class:`~stoker_warm._wake.Wake`.
+    """Be a node for as long as the proxy that sent the event wants; see :class:`~stoker_warm._events.Wake`.
 
     What it holds and its connection stay from one invocation of an instance to the next.
 
     Returns:
-        Which instance this is and what it holds: a :class:`~stoker_warm._wake.Report`.
+        Which instance this is and what it holds: a :class:`~stoker_warm._events.Report`.
 
     Raises:
         ConfigError: the secret is missing or no secret, or there is no memory for shards.
@@ -63,4 +63,4 @@ def shelf_bytes(settings: Settings) -> int:
 def _node(deployment: Deployment) -> tuple[NodeServer, asyncio.Lock]:
     """Return the node of a deployment, of which an instance has one, and whose turn it is."""
     settings = deployment.settings
-    return NodeServer(Shelf(shelf_bytes(settings)), Secret.parse(settings.warm_secret)), asyncio.Lock()
+    return NodeServer(ShardStore(shelf_bytes(settings)), Secret.parse(settings.warm_secret)), asyncio.Lock()

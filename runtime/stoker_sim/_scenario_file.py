@@ -38,8 +38,8 @@ from stoker_sim._bucket import described, read_durations, recorded_bucket
 from stoker_sim._caches import REPLICA_AWARE, TierModel
 from stoker_sim._scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS, Scenario
 from stoker_sim._simulated_warm import WarmModel
-from stoker_warm._code import Code
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
 
 Config = TypeVar("Config")
 _SIZED = ("_bytes", "_bytes_per_second")

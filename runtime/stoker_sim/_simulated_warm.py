@@ -22,7 +22,7 @@ from stoker.errors import ConfigError
 from stoker_sim._bucket import SharedLink
 from stoker_sim._caches import ModelledTier
 from stoker_sim._warm_fleet import Bill, NodeCalls, NodeLife, lived, reclaims
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
 
 _FIRST_HORIZON_SECONDS = 3600.0
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from stoker._cost.prices import FunctionPrices
 from stoker._cost.usage import Calls, total_dollars
 from stoker.errors import ConfigError
-from stoker_warm._code import Code
+from stoker_warm._erasure import Code
 
 HOUR_SECONDS = 3600.0
 _ROUNDING = 1e-9

@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError, WireError
+from stoker_warm._auth import Address, PeerSide, Secret, dial
 from stoker_warm._connection import Connection
-from stoker_warm._handshake import PeerSide, Secret
+from stoker_warm._frames import MAX_BODY_BYTES, Head, Kind
 from stoker_warm._requests import Answer
-from stoker_warm._sockets import Address, dial
-from stoker_warm._wire import MAX_BODY_BYTES, Head, Kind
 
 Connect = Callable[[Callable[[], Connection]], Awaitable[Connection]]
-"""Connects to the proxy what it is given a way to make; as :func:`~stoker_warm._sockets.dial`."""
+"""Connects to the proxy what it is given a way to make; as :func:`~stoker_warm._auth.dial`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +57,7 @@ class ClientConfig:
                 raise ConfigError(f"{name} of a warm tier's client is more than 0, not {getattr(self, name)}")
 
 
-class Line:
+class ReconnectingConnection:
     """One connection to the proxy, made again when it was lost, at intervals that grow. Lives on one event loop.
 
     Args:
@@ -239,7 +238,7 @@ class WarmClient:
 
         rng = rng or random.Random()  # noqa: S311 - when to connect is no secret
         self._reads, self._writes = (
-            Line(str(address), self._config, handshake, connect or over_tcp, rng) for _ in range(2)
+            ReconnectingConnection(str(address), self._config, handshake, connect or over_tcp, rng) for _ in range(2)
         )
         self._turns = asyncio.Semaphore(self._config.offers)
         self._offered: dict[str, asyncio.Task[None]] = {}

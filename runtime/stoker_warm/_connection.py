@@ -21,9 +21,9 @@ from hashlib import sha256
 from typing import cast
 
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError, WireError
-from stoker_warm._handshake import Handshake, Peer
+from stoker_warm._auth import Handshake, Peer
+from stoker_warm._frames import ANSWERS, NOTICES, Buffer, Frame, FrameReader, Head, Kind, Outgoing
 from stoker_warm._requests import ClientSide, Reply, Serve, ServerSide
-from stoker_warm._wire import ANSWERS, NOTICES, Buffer, Frame, FrameReader, Head, Kind, Outgoing
 
 _HANDSHAKE = (Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.FAILED)
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from stoker._cache.keeper import is_name, size_of
 from stoker.errors import ConfigError
-from stoker_warm._code import Code
+from stoker_warm._erasure import Code
 from stoker_warm._shard import OVERHEAD_BYTES, ShardId
 
 _RESERVED = 0x8000

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from stoker_warm._fleet import Node
+from stoker_warm._node_connection import Node
 
 MAX_CALLS = 16
 """Heartbeats under way at a time, of all nodes."""

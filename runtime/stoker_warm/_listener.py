@@ -17,17 +17,16 @@ from typing import Any, Protocol
 
 from stoker._base.task_group import task_group
 from stoker.errors import ConfigError, StokerError, WireError
+from stoker_warm._auth import Address, Certificate, ProxySide, Secret, check_privacy
 from stoker_warm._connection import Connection
-from stoker_warm._fleet import Node
-from stoker_warm._handshake import ProxySide, Secret
+from stoker_warm._frames import Head, Kind
+from stoker_warm._node_connection import Node
 from stoker_warm._requests import Answer
-from stoker_warm._sockets import Address, Certificate, check_privacy
-from stoker_warm._wire import Head, Kind
 
 _log = logging.getLogger("stoker.warm.door")
 _log_of_peers = logging.getLogger("stoker.warm.reception")
 
-MOST_STRANGERS = 256
+MAX_UNAUTHENTICATED = 256
 """Connections at a time without a proof of who is there, besides those of nodes that may all dial at once: more than
 the workers of a job that begin together."""
 
@@ -37,7 +36,7 @@ _ACCEPT_AGAIN_SECONDS = 1.0
 """After the system had no file for a connection."""
 
 
-class Door(Protocol):
+class Listener(Protocol):
     """Where a proxy can be dialled."""
 
     @property
@@ -50,12 +49,12 @@ class Door(Protocol):
         """Of the certificate that is shown; empty without TLS."""
         ...
 
-    async def open(self, accept: Callable[[], Connection], *, most_strangers: int = MOST_STRANGERS) -> None:
+    async def open(self, accept: Callable[[], Connection], *, max_unauthenticated: int = MAX_UNAUTHENTICATED) -> None:
         """Let everybody in, each with a connection of its own.
 
         Args:
             accept: makes the connection.
-            most_strangers: connections at a time whose handshake has not ended; for one more the first of them goes.
+            max_unauthenticated: connections at a time whose handshake has not ended; for one more the oldest goes.
         """
         ...
 
@@ -64,8 +63,8 @@ class Door(Protocol):
         ...
 
 
-class TcpDoor:
-    """A :class:`Door` over TCP, with TLS if there is a certificate.
+class TcpListener:
+    """A :class:`Listener` over TCP, with TLS if there is a certificate.
 
     Args:
         at: where to listen; port 0 is any that is free.
@@ -81,8 +80,8 @@ class TcpDoor:
         self._context: ssl.SSLContext | None = None
         self._port = at.port
         self._listening: set[asyncio.Task[None]] = set()
-        self._strangers: dict[asyncio.Task[None], None] = {}  # in the order in which they came
-        self._most_strangers = MOST_STRANGERS
+        self._unauthenticated: dict[asyncio.Task[None], None] = {}  # in the order in which they came
+        self._max_unauthenticated = MAX_UNAUTHENTICATED
 
     @property
     def address(self) -> str:
@@ -95,17 +94,17 @@ class TcpDoor:
         return self._fingerprint
 
     @property
-    def strangers(self) -> int:
+    def unauthenticated(self) -> int:
         """Connections whose handshake has not ended."""
-        return len(self._strangers)
+        return len(self._unauthenticated)
 
-    async def open(self, accept: Callable[[], Connection], *, most_strangers: int = MOST_STRANGERS) -> None:
+    async def open(self, accept: Callable[[], Connection], *, max_unauthenticated: int = MAX_UNAUTHENTICATED) -> None:
         """Listen.
 
         Raises:
             ConfigError: without a certificate, others could listen in there; or the address cannot be used.
         """
-        self._most_strangers = most_strangers
+        self._max_unauthenticated = max_unauthenticated
         try:
             listeners = await self._listeners()
         except OSError as error:
@@ -140,7 +139,7 @@ class TcpDoor:
 
     def close(self) -> None:
         """Let nobody in any more; connections whose handshake has ended stay. Idempotent."""
-        for task in (*self._listening, *self._strangers):
+        for task in (*self._listening, *self._unauthenticated):
             task.cancel()
         self._listening.clear()
 
@@ -156,21 +155,21 @@ class TcpDoor:
                 _log.warning("the warm tier cannot let anybody in: %s", error)
                 await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
                 continue
-            while len(self._strangers) >= self._most_strangers:
-                first = next(iter(self._strangers))
-                del self._strangers[first]
+            while len(self._unauthenticated) >= self._max_unauthenticated:
+                first = next(iter(self._unauthenticated))
+                del self._unauthenticated[first]
                 first.cancel()
             self._let_in(sock, accept)
             await asyncio.sleep(0)  # so that those who are in can go on, however many come
 
     def _let_in(self, sock: socket.socket, accept: Callable[[], Connection]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
-            self._strangers.pop(task, None)
+            self._unauthenticated.pop(task, None)
             if task.cancelled():
                 sock.close()  # if it was before the task could begin
 
         task = asyncio.get_running_loop().create_task(self._receive(sock, accept()))
-        self._strangers[task] = None
+        self._unauthenticated[task] = None
         task.add_done_callback(ended)
 
     async def _receive(self, sock: socket.socket, connection: Connection) -> None:
@@ -203,12 +202,12 @@ class Clients(Protocol):
         ...
 
 
-class Reception:
+class PeerServer:
     """All connections to a proxy. Lives on its event loop.
 
     Args:
         secret: of the deployment.
-        door: where they dial.
+        listener: where they dial.
         nodes: by number; told of their connections.
         clients: answers the requests of clients; without it they are turned away.
         spawn: runs what it is given until it ends or the proxy does.
@@ -217,12 +216,12 @@ class Reception:
     def __init__(
         self,
         secret: Secret,
-        door: Door,
+        listener: Listener,
         nodes: Sequence[Node],
         clients: Clients | None,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        self._secret, self._door, self._nodes, self._clients, self._spawn = secret, door, nodes, clients, spawn
+        self._secret, self._listener, self._nodes, self._clients, self._spawn = secret, listener, nodes, clients, spawn
         self._connections: set[Connection] = set()
         self._told: dict[type[StokerError], tuple[float, int]] = {}  # when last, and how many have ended like it since
 
@@ -232,11 +231,11 @@ class Reception:
         Raises:
             ConfigError: the address cannot be used.
         """
-        await self._door.open(self._accept, most_strangers=MOST_STRANGERS + len(self._nodes))
+        await self._listener.open(self._accept, max_unauthenticated=MAX_UNAUTHENTICATED + len(self._nodes))
 
-    def close_door(self) -> None:
+    def stop_listening(self) -> None:
         """Let nobody in any more. Idempotent."""
-        self._door.close()
+        self._listener.close()
 
     async def close(self) -> None:
         """End all connections."""
@@ -261,7 +260,7 @@ class Reception:
                 raise WireError(f"{kind.name} is not asked of a proxy")
             return await self._clients.answer(connection, kind, head, body)
 
-        handshake = ProxySide(self._secret, fingerprint=self._door.fingerprint)
+        handshake = ProxySide(self._secret, fingerprint=self._listener.fingerprint)
         room = self._clients.room if self._clients is not None else _no_room
         connection = Connection(handshake, answer, notice=noticed, room=room)
         self._spawn(self._attend(connection))

@@ -1,8 +1,8 @@
-"""A node: a shelf in the memory of a function, and the connection on which the proxy asks for what is on it.
+"""A node: a shard store in the memory of a function, and the connection on which the proxy asks for what is on it.
 
 Nobody can connect to a function, so it dials out to the proxy that its invocation names, and keeps the connection, with
-the shelf, from one invocation to the next (A. Wang et al., "InfiniCache" (FAST 2020), section 3.3). Between invocations
-the process is frozen. It is billed for as long as an invocation lasts, so that ends soon after the last request.
+the shards, from one invocation to the next (A. Wang et al., "InfiniCache" (FAST 2020), section 3.3). Between two of
+them the process is frozen. It is billed for as long as an invocation lasts, so that ends soon after the last request.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from contextlib import suppress
 from typing import Any
 
 from stoker.errors import ConnectionLostError, StokerError, WireError
+from stoker_warm._auth import Address, PeerSide, Secret, dial
 from stoker_warm._connection import Connection
-from stoker_warm._handshake import PeerSide, Secret
+from stoker_warm._events import Report, Task, Wake
+from stoker_warm._frames import Head, Kind
 from stoker_warm._requests import Answer
-from stoker_warm._shard import ShardId, Shelf
-from stoker_warm._sockets import Address, dial
-from stoker_warm._wake import Report, Task, Wake
-from stoker_warm._wire import Head, Kind
+from stoker_warm._shard import ShardId, ShardStore
 
 LISTED_AT_ONCE = 1000
 """Shards in one answer to INDEX: their names take 48 KB of the 64 KiB that a head may have."""
@@ -45,14 +44,16 @@ class NodeServer:
     """An instance of a node. Runs one invocation at a time, all on one event loop.
 
     Args:
-        shelf: that it keeps.
+        store: of its shards.
         secret: of the deployment.
         connect: reaches the proxy.
         instance: 16 hexadecimal digits that no other instance has.
     """
 
-    def __init__(self, shelf: Shelf, secret: Secret, *, connect: Dial = _dial, instance: str | None = None) -> None:
-        self._shelf, self._secret, self._connect = shelf, secret, connect
+    def __init__(
+        self, store: ShardStore, secret: Secret, *, connect: Dial = _dial, instance: str | None = None
+    ) -> None:
+        self._store, self._secret, self._connect = store, secret, connect
         self._instance = instance or secrets.token_hex(8)
         self._connection: Connection | None = None
         self._address = ("", "")
@@ -62,12 +63,12 @@ class NodeServer:
     @property
     def report(self) -> Report:
         """What this instance says of itself."""
-        shelf = self._shelf
+        store = self._store
         return Report(
             instance=self._instance,
-            digest=shelf.digest,
-            held_bytes=shelf.held_bytes,
-            limit_bytes=shelf.limit_bytes,
+            version=store.version,
+            held_bytes=store.held_bytes,
+            limit_bytes=store.limit_bytes,
         )
 
     async def run(self, wake: Wake, seconds: float) -> dict[str, Any]:
@@ -163,17 +164,17 @@ class NodeServer:
             case Kind.PING:
                 return Kind.PONG, self.report.to_json(), ()
             case Kind.GET:
-                shard = self._shelf.get(ShardId.parse(head.get("shard")))
+                shard = self._store.get(ShardId.parse(head.get("shard")))
                 return (Kind.FOUND, {"crc32c": shard.crc32c}, (shard.payload,)) if shard else (Kind.MISSING, {}, ())
             case Kind.SET:
                 return self._put(ShardId.parse(head.get("shard")), head.get("crc32c"), body)
             case Kind.DELETE:
                 for each in _listed(head):
-                    self._shelf.delete(each)
+                    self._store.delete(each)
                 return Kind.STORED, self.report.to_json(), ()
             case Kind.INDEX:
                 after = ShardId.parse(head["after"]) if head.get("after") else None
-                page = self._shelf.ids(after, LISTED_AT_ONCE)
+                page = self._store.ids(after, LISTED_AT_ONCE)
                 listed = {"shards": [each.to_text() for each in page], "more": int(len(page) == LISTED_AT_ONCE)}
                 return Kind.LISTED, listed, ()
             case Kind.STOP:
@@ -188,10 +189,10 @@ class NodeServer:
             raise WireError(f"the shard {shard.to_text()} comes with the checksum {crc32c!r:.40}")
         if len(body) != shard.size_bytes or shard.checksum(body) != crc32c:
             return Kind.REFUSED, {"reason": "damaged"}, ()
-        evicted = self._shelf.set(shard, crc32c, body)
+        evicted = self._store.set(shard, crc32c, body)
         if evicted is None:
             return Kind.REFUSED, {"reason": "too large"}, ()
-        gone = [each.to_text() for each in evicted[:LISTED_AT_ONCE]]  # of more the digest tells
+        gone = [each.to_text() for each in evicted[:LISTED_AT_ONCE]]  # of more the version tells
         return Kind.STORED, {**self.report.to_json(), "evicted": gone}, ()
 
 

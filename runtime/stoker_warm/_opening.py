@@ -12,11 +12,11 @@ from stoker._cost.prices import FunctionPrices, Prices
 from stoker.abc import Executor, Readable
 from stoker.errors import ConfigError
 from stoker.fanout import open_executor
+from stoker_warm._auth import Secret
 from stoker_warm._client import WarmClient
-from stoker_warm._code import require_codec
-from stoker_warm._handshake import Secret
-from stoker_warm._listener import TcpDoor
-from stoker_warm._location import BILLED, OPTIONS, Fleet, WarmLocation
+from stoker_warm._config import BILLED, OPTIONS, Fleet, WarmLocation
+from stoker_warm._erasure import require_codec
+from stoker_warm._listener import TcpListener
 from stoker_warm._proxy import Proxy
 from stoker_warm._server import ProxyServer, Tariff, overview, told
 from stoker_warm._tier import LazyBackend, ManagedBackend, WarmTier
@@ -55,10 +55,10 @@ class OwnProxy:
         executor = _executor(fleet)
         tariff = _tariff(fleet, executor)
         server = serves(tariff) if serves is not None else None
-        door = TcpDoor(fleet.listen, advertised=fleet.advertised, certificate=fleet.certificate)
+        listener = TcpListener(fleet.listen, advertised=fleet.advertised, certificate=fleet.certificate)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(executor)
-            proxy = Proxy(fleet.config, secret, executor.call, door, clients=server)
+            proxy = Proxy(fleet.config, secret, executor.call, listener, clients=server)
             if server is not None:
                 server.attend(proxy)
             stack.push_async_callback(proxy.close)
@@ -148,7 +148,7 @@ def warm_tier_at(url: str, *, store: Readable, processes: int = 1) -> WarmTier:
     """Return a tier; nothing is connected to, and no function called, before the first read.
 
     Args:
-        url: as :class:`~stoker_warm._location.WarmLocation` has it.
+        url: as :class:`~stoker_warm._config.WarmLocation` has it.
         store: of the data set, which this tier does not read.
         processes: that read through a tier each, in the whole job.
 

@@ -16,19 +16,20 @@ from typing import Any
 from stoker._base.task_group import task_group
 from stoker.abc import Answer
 from stoker.errors import StokerError
-from stoker_warm._calling import Invoke
-from stoker_warm._code import require_codec
+from stoker_warm._auth import Secret
+from stoker_warm._billing import CostMeter, ProxyStatistics, ProxyTally
+from stoker_warm._config import WarmConfig
 from stoker_warm._directory import Directory
-from stoker_warm._fleet import Node, NodeParts
-from stoker_warm._handshake import Secret
+from stoker_warm._erasure import require_codec
+from stoker_warm._events import Task
+from stoker_warm._frames import Kind
 from stoker_warm._heartbeat import start_heartbeats
-from stoker_warm._life import Contents, State
-from stoker_warm._listener import Clients, Door, Reception
-from stoker_warm._settings import WarmConfig
-from stoker_warm._statistics import CostMeter, ProxyStatistics, ProxyTally
-from stoker_warm._transfers import ShardReader, ShardWriter, WriteBehind
-from stoker_warm._wake import Task
-from stoker_warm._wire import Kind
+from stoker_warm._invoker import Invoke
+from stoker_warm._listener import Clients, Listener, PeerServer
+from stoker_warm._membership import Contents, State
+from stoker_warm._node_connection import Node, NodeParts
+from stoker_warm._reader import ShardReader
+from stoker_warm._writer import ShardWriter, WriteBehind
 
 __all__ = ["Clients", "Proxy", "ProxyStatistics"]
 
@@ -42,7 +43,7 @@ class Proxy:
         config: the tier's settings.
         secret: of the deployment.
         invoke: calls functions by their names.
-        door: where nodes, and clients, dial.
+        listener: where nodes, and clients, dial.
         clients: answers the requests of clients; without it they are turned away.
         rng: for choosing nodes.
 
@@ -55,7 +56,7 @@ class Proxy:
         config: WarmConfig,
         secret: Secret,
         invoke: Invoke,
-        door: Door,
+        listener: Listener,
         *,
         clients: Clients | None = None,
         rng: random.Random | None = None,
@@ -63,7 +64,7 @@ class Proxy:
         require_codec(config.code)
         self.config = config
         self.meter = CostMeter()
-        self.door = door
+        self.listener = listener
         self._invoke = invoke
         rng = rng or random.Random()  # noqa: S311 - which nodes is no secret
         self._directory = Directory(config.nodes, config.code, limit_bytes=0, max_objects=config.most_objects)
@@ -74,7 +75,7 @@ class Proxy:
             config.code, self._nodes, self._tally, read_seconds=config.read_seconds, lost=self._writer.lost
         )
         self._behind = WriteBehind(config, self._writer, self._directory, self._tally, self._spawn)
-        self._reception = Reception(secret, door, self._nodes, clients, self._spawn)
+        self._peers = PeerServer(secret, listener, self._nodes, clients, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -87,13 +88,13 @@ class Proxy:
         parts = NodeParts(
             config=self.config,
             invoke=self._invoke,
-            proxy=lambda: (self.door.address, self.door.fingerprint),
+            proxy=lambda: (self.listener.address, self.listener.fingerprint),
             spawn=self._spawn,
             billed=self._billed,
             found=self._found,
         )
         self._nodes[:] = [Node(number, parts) for number in range(self.config.nodes)]
-        await self._reception.open()
+        await self._peers.open()
         self._spawn(self._writer.meet_nodes())
         start_heartbeats(self._nodes, self.config.keep_warm_seconds, self._spawn)
 
@@ -101,11 +102,11 @@ class Proxy:
         """Tell nodes to return, and end; what they hold, they hold. What waits to be written is dropped. Idempotent."""
         self._is_closed = True
         self._behind.close()
-        self._reception.close_door()
+        self._peers.stop_listening()
         async with task_group() as group:
             for node in self._nodes:
                 group.create_task(node.close())
-            group.create_task(self._reception.close())
+            group.create_task(self._peers.close())
         for task in list(self._tasks):
             task.cancel()
         while self._tasks:
@@ -115,7 +116,7 @@ class Proxy:
         """Return a snapshot."""
         states = dict.fromkeys(State, 0)
         for node in self._nodes:
-            states[node.life.state] += 1
+            states[node.membership.state] += 1
         return self._tally.snapshot(
             objects=len(self._directory),
             held_bytes=sum(self._directory.used_bytes(node.number) for node in self._nodes),
@@ -153,10 +154,10 @@ class Proxy:
 
     async def _roused(self, node: Node) -> str:
         try:
-            if node.life.state is State.GONE:
+            if node.membership.state is State.GONE:
                 await node.keep_warm()
             await node.request(Kind.PING, {}, seconds=self.config.wake_seconds)
-            if not node.life.is_listed:
+            if not node.membership.is_listed:
                 await self._learn(node)
         except StokerError as error:
             return str(node.failure or error)
@@ -168,7 +169,7 @@ class Proxy:
         except StokerError as error:
             return str(node.failure or error)
         self._directory.lost(node.number)
-        self._writer.doomed.forget(node.number)
+        self._writer.tombstones.forget(node.number)
         return ""
 
     # Objects.
@@ -225,12 +226,12 @@ class Proxy:
 
     def _found(self, node: Node, contents: Contents) -> None:
         """A node has said what it holds, or is given up."""
-        is_gone = node.life.state is State.GONE
+        is_gone = node.membership.state is State.GONE
         self._directory.limit(node.number, node.limit_bytes)
         self._directory.avoid(node.number, is_gone=is_gone)
         if contents is Contents.NONE:
             self._directory.lost(node.number)
-            self._writer.doomed.forget(node.number)
+            self._writer.tombstones.forget(node.number)
         elif contents is Contents.UNKNOWN:
             self._spawn(self._learn(node))
 
@@ -243,10 +244,10 @@ class Proxy:
             return
         if shards is None:
             return
-        doomed = self._writer.doomed.forget(node.number)
-        strange = self._directory.listed(node.number, [shard for shard in shards if shard not in doomed])
-        for shard in (*doomed.intersection(shards), *strange):
-            self._writer.doomed.add(node.number, shard)
+        tombstones = self._writer.tombstones.forget(node.number)
+        strange = self._directory.listed(node.number, [shard for shard in shards if shard not in tombstones])
+        for shard in (*tombstones.intersection(shards), *strange):
+            self._writer.tombstones.add(node.number, shard)
 
     def _billed(self, answer: Answer | None, task: Task) -> None:
         if answer is None:

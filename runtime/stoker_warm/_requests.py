@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from stoker.errors import ServerError, StokerError, WireError
-from stoker_warm._wire import ANSWERS, MAX_REQUEST, Buffer, Frame, Head, Kind, Outgoing
+from stoker_warm._frames import ANSWERS, MAX_REQUEST, Buffer, Frame, Head, Kind, Outgoing
 
 _log = logging.getLogger("stoker.warm.serving")
 

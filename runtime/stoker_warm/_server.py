@@ -28,9 +28,9 @@ from stoker._cost.prices import FunctionPrices, StorePrices
 from stoker._memory.budget import ByteBudget
 from stoker.errors import ConfigError, WireError
 from stoker_warm._connection import Connection
+from stoker_warm._frames import MAX_BODY_BYTES, Head, Kind
 from stoker_warm._proxy import Proxy
 from stoker_warm._requests import Answer
-from stoker_warm._wire import MAX_BODY_BYTES, Head, Kind
 
 Ts = TypeVarTuple("Ts")
 

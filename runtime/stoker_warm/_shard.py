@@ -3,7 +3,7 @@
 A shard's checksum covers its name, too, position and all. So bytes that are whole, but those of another shard, do
 not pass for it: a damaged, cut or mistaken shard is a lost one, and the code restores lost ones.
 
-A node's shelf holds shards within a budget of bytes. Who goes is decided by CLOCK (F. J. Corbató, "A Paging
+A node's store holds shards within a budget of bytes. Who goes is decided by CLOCK (F. J. Corbató, "A Paging
 Experiment with the Multics System", MIT Project MAC M-384, 1968): a hand goes round the shards; one that was used
 since it last passed is left, once, and the first that was not goes. A newcomer counts as not used, and the hand
 comes to it last.
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from stoker._base.checksum import crc32c
 from stoker._cache.keeper import is_name, size_of
 from stoker.errors import ConfigError, WireError
-from stoker_warm._code import Code
+from stoker_warm._erasure import Code
 
 _TEXT = re.compile(r"([0-9a-f]{32})\.([1-9]\d{0,2})\+(0|[1-9]\d{0,2})\.(0|[1-9]\d{0,2})", re.ASCII)
 
@@ -113,16 +113,16 @@ OVERHEAD_BYTES = 768
 its own, the record of it, its places in two tables, and the head of a bytearray."""
 
 
-class Digest(NamedTuple):
-    """What is on a shelf, in two numbers.
+class Version(NamedTuple):
+    """Version of the contents of a shard store, in two numbers.
 
-    A node that still has what it had answers with the digest that it answered with before. An instance that has just
-    started says (0, 0), which no other shelf says: one that was emptied has counted that. A peer that missed changes
+    A node that still has what it had answers with the version that it answered with before. An instance that has just
+    started says (0, 0), which no other store says: one that was emptied has counted that. A peer that missed changes
     has counted fewer; should it have counted as many others, the hashes differ, but for one time in 2^64. Two shelves
     that came to the same contents in different ways have the same hash.
 
     Attributes:
-        term: shards that were put onto the shelf or went from it, ever.
+        term: shards that were put into the store or went from it, ever.
         hash: 64 bits, of which shards with which checksums are there, whatever their order.
     """
 
@@ -130,12 +130,12 @@ class Digest(NamedTuple):
     hash: int = 0
 
 
-class Shelf:
+class ShardStore:
     """Shards in memory. It decides and never waits; not thread-safe.
 
     Invariant: payloads, and :data:`OVERHEAD_BYTES` for each shard, never add up to more than the limit.
 
-    A payload belongs to the shelf: nobody changes it. One that goes while it is being sent stays valid for who sends
+    A payload belongs to the store: nobody changes it. One that goes while it is being sent stays valid for who sends
     it, outside the budget.
 
     Args:
@@ -147,10 +147,10 @@ class Shelf:
 
     def __init__(self, limit_bytes: int) -> None:
         if limit_bytes < 0:
-            raise ConfigError(f"a shelf's limit must be at least 0 bytes, not {limit_bytes}")
+            raise ConfigError(f"a store's limit must be at least 0 bytes, not {limit_bytes}")
         self.limit_bytes = limit_bytes
         self._held_bytes = 0
-        self._digest = Digest()
+        self._version = Version()
         self._shards: OrderedDict[ShardId, Shard] = OrderedDict()  # the hand is at the first
         self._used: set[ShardId] = set()
 
@@ -166,12 +166,12 @@ class Shelf:
         return self._held_bytes
 
     @property
-    def digest(self) -> Digest:
+    def version(self) -> Version:
         """What is there."""
-        return self._digest
+        return self._version
 
     def set(self, shard_id: ShardId, crc32c: int, payload: bytes | bytearray) -> list[ShardId] | None:
-        """Put a shard onto the shelf, in the place of the one with its id if there is one.
+        """Put a shard into the store, in the place of the one with its id if there is one.
 
         Returns:
             Who went for it, the first to go first; None if it is larger than the limit, and then nothing changed.
@@ -195,7 +195,7 @@ class Shelf:
         return shard
 
     def delete(self, shard_id: ShardId) -> bool:
-        """Take a shard from the shelf; return whether it was there."""
+        """Take a shard from the store; return whether it was there."""
         shard = self._shards.pop(shard_id, None)
         if shard is None:
             return False
@@ -228,7 +228,8 @@ class Shelf:
         self._held_bytes += more_bytes
         content = f"{shard.id.to_text()} {shard.crc32c}".encode()
         mixed = int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
-        self._digest = Digest(self._digest.term + 1, self._digest.hash ^ mixed)
+        self._version = Version(self._version.term + 1, self._version.hash ^ mixed)
 
     def __repr__(self) -> str:
-        return f"<Shelf {len(self)} shards, {self._held_bytes} of {self.limit_bytes} bytes, term {self._digest.term}>"
+        held = f"{self._held_bytes} of {self.limit_bytes} bytes"
+        return f"<ShardStore {len(self)} shards, {held}, term {self._version.term}>"

@@ -17,8 +17,8 @@ from stoker.abc import Answer, EvictionPolicy, Executor, NextUseOracle, ObjectRe
 from stoker.errors import ConfigError, FunctionError, StokerError, TransientError
 from stoker.fanout import error_of_function
 from stoker.testing import CONTRACT_FUNCTIONS, EvictionPolicyTests, ExecutorTests, TierTests, run_virtual
-from stoker_warm._code import Code
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
 from stoker_warm._tier import WarmTier
 from support.tiers import MANIFEST, disk_tier, future, memory_tier
 from support.warm_platform import Tier as WarmPlatformTier

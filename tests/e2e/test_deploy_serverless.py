@@ -20,8 +20,8 @@ from stoker._stores.access_token import DATASET_NAME
 from stoker_functions._commit import commit_of, compaction_of
 from stoker_functions._deployment import Settings
 from stoker_functions._warm_node import shelf_bytes
-from stoker_warm._settings import WarmConfig
-from stoker_warm._wake import Task, Wake
+from stoker_warm._config import WarmConfig
+from stoker_warm._events import Task, Wake
 from support.cloud_template import Statement, Template
 from support.function_rights import RIGHTS
 

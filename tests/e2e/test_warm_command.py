@@ -19,9 +19,9 @@ import pytest
 import stoker
 from stoker_local.functions import FunctionCloud
 from stoker_torch import Loader
+from stoker_warm._auth import Secret
 from stoker_warm._client import ClientConfig, WarmClient
-from stoker_warm._handshake import Secret
-from stoker_warm._location import WarmLocation
+from stoker_warm._config import WarmLocation
 from support.function_cloud import cloud_of
 from support.tls import make_authority
 from support.waiting import until

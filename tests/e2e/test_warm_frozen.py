@@ -18,7 +18,7 @@ from stoker import S3Options
 from stoker_local import BucketConfig, BucketSpec, LocalBucket, Shape
 from stoker_local.functions import FunctionCloud
 from stoker_torch import Loader
-from stoker_warm._wake import Task, Wake
+from stoker_warm._events import Task, Wake
 from support.local_bucket import s3_options
 from support.warm_cloud import PREFIX, instances_of, node_cloud
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from stoker_functions._warm_node import RESERVED_BYTES
-from stoker_warm._code import Code
-from stoker_warm._handshake import Secret
-from stoker_warm._settings import WarmConfig
-from stoker_warm._sockets import Certificate
-from stoker_warm._wake import Report, Task, Wake
+from stoker_warm._auth import Certificate, Secret
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
+from stoker_warm._events import Report, Task, Wake
 from support.tls import make_authority
 from support.waiting import until
 from support.warm_cloud import PREFIX, SECRET, objects, warm_cloud
@@ -123,7 +122,7 @@ def test_over_tls_nodes_take_the_certificate_that_they_were_told_of_and_no_other
             await warm.asleep()
             assert await warm.read_all(OBJECTS) == OBJECTS
             await warm.asleep()
-            told = Wake(node="warm-0", proxy=warm.proxy.door.address, fingerprint=certificates[1].fingerprint())
+            told = Wake(node="warm-0", proxy=warm.proxy.listener.address, fingerprint=certificates[1].fingerprint())
             outcome = await warm.cloud.invoke(f"{PREFIX}-warm-0", told.to_event())
             assert outcome.error_type == "CredentialsError"
             assert "certificate" in json.loads(outcome.payload)["errorMessage"]
@@ -136,7 +135,7 @@ def test_a_node_that_is_called_while_it_serves_is_a_second_instance_which_takes_
     async def check() -> None:
         async with warm_cloud(dataclasses.replace(CONFIG, linger_seconds=1.0)) as warm:
             await warm.put(OBJECTS)
-            wake = Wake(node="warm-0", proxy=warm.proxy.door.address, linger_seconds=0.1)
+            wake = Wake(node="warm-0", proxy=warm.proxy.listener.address, linger_seconds=0.1)
             outcome = await warm.cloud.invoke(f"{PREFIX}-warm-0", wake.to_event())
             assert not outcome.error_type
             assert outcome.is_cold
@@ -173,7 +172,7 @@ def test_what_a_node_holds_and_what_is_on_its_way_fit_into_the_memory_of_its_fun
                 await warm.put(objects(objects_held, object_bytes, seed=round_))
             assert warm.proxy.statistics().evicted > objects_held
             await warm.asleep()
-            wake = Wake(node="warm-0", proxy=warm.proxy.door.address, task=Task.WARM)
+            wake = Wake(node="warm-0", proxy=warm.proxy.listener.address, task=Task.WARM)
             outcome = await warm.cloud.invoke(f"{PREFIX}-warm-0", wake.to_event())
             report = Report.parse(json.loads(outcome.payload))
             assert report.limit_bytes == memory_bytes - RESERVED_BYTES

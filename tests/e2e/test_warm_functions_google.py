@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from stoker_warm._code import Code
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
 from support.waiting import until
 from support.warm_cloud import google_warm_cloud, objects
 

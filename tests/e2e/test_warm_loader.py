@@ -15,9 +15,9 @@ from stoker.errors import ConfigError
 from stoker_local import running_server
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
 from stoker_torch import Loader, StreamDataset
-from stoker_warm._handshake import Secret
+from stoker_warm._auth import Secret
+from stoker_warm._billing import ProxyStatistics
 from stoker_warm._opening import OwnProxy
-from stoker_warm._statistics import ProxyStatistics
 from stoker_warm._tier import LazyBackend, WarmTier
 from support.warm_cloud import instances_of
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from stoker.testing import run_virtual
-from stoker_warm._code import Code
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
 from stoker_warm._shard import ShardId
 from support.warm_liar import LIES
 from support.warm_platform import Tier, named

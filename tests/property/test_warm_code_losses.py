@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stoker._cache.keeper import name_of
 from stoker.abc import ObjectRef
 from stoker.errors import LostShardsError
-from stoker_warm._code import Code, encode, restore
+from stoker_warm._erasure import Code, encode, restore
 from stoker_warm._shard import Shard, ShardId
 
 MARGIN = b"\x55" * 5

@@ -10,10 +10,10 @@ from itertools import count
 
 from stoker.errors import ConnectionLostError, DeadlineError, StokerError
 from stoker.testing import run_virtual
+from stoker_warm._auth import PeerSide, ProxySide, Secret
 from stoker_warm._connection import Connection, ConnectionConfig
-from stoker_warm._handshake import PeerSide, ProxySide, Secret
+from stoker_warm._frames import Head, Kind
 from stoker_warm._requests import Answer
-from stoker_warm._wire import Head, Kind
 from support.warm_wires import Link, LinkConfig
 
 SCHEDULES = 60

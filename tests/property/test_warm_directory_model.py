@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from stoker._cache.keeper import size_of
-from stoker_warm._code import Code
 from stoker_warm._directory import Directory, Held
+from stoker_warm._erasure import Code
 from stoker_warm._shard import OVERHEAD_BYTES, ShardId
 
 CODES = (Code(3, 2), Code(2, 1))

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stoker_warm._life import Contents, Life, State
-from stoker_warm._shard import Digest
+from stoker_warm._membership import Contents, Membership, State
+from stoker_warm._shard import Version
 
 WHO = st.integers(0, 5)
 
@@ -21,14 +21,14 @@ class Instance:
         self.contents, self.term = contents, term
 
     @property
-    def digest(self) -> Digest:
-        return Digest(self.term, hash(self.contents) if self.term else 0)
+    def digest(self) -> Version:
+        return Version(self.term, hash(self.contents) if self.term else 0)
 
 
 class LifeMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.life = Life(fresh_seconds=2.0)
+        self.membership = Membership(fresh_seconds=2.0)
         self.instances: dict[str, Instance] = {}
         self.believed: frozenset[int] = frozenset()
         self.things = self.started = 0
@@ -36,33 +36,33 @@ class LifeMachine(RuleBasedStateMachine):
 
     def pick(self, who: int) -> str | None:
         """Return an instance, the known one half of the time."""
-        if who >= 3 and self.life.instance is not None:
-            return self.life.instance
+        if who >= 3 and self.membership.instance is not None:
+            return self.membership.instance
         return sorted(self.instances)[who % len(self.instances)] if self.instances else None
 
     def start(self, instance: Instance) -> str:
         """Start an instance; the platform takes back one that is not known when there are three."""
         if len(self.instances) == 3:
-            del self.instances[min(set(self.instances) - {self.life.instance})]
+            del self.instances[min(set(self.instances) - {self.membership.instance})]
         self.started += 1
         name = f"{self.started:016x}"
         self.instances[name] = instance
         return name
 
     def greet(self, name: str) -> Contents | None:
-        instance, state, was_connected = self.instances[name], self.life.state, self.life.is_connected
-        contents = self.life.greeted(name, instance.digest, self.now)
+        instance, state, was_connected = self.instances[name], self.membership.state, self.membership.is_connected
+        contents = self.membership.greeted(name, instance.digest, self.now)
         if contents is None:
             assert state in (State.AWAKE, State.MAYBE)
-            assert name != self.life.instance
+            assert name != self.membership.instance
         elif contents is Contents.DOUBTFUL:
-            assert (state, self.life.state, was_connected) == (State.SLEEPING, State.SLEEPING, True)
-            assert name != self.life.instance
+            assert (state, self.membership.state, was_connected) == (State.SLEEPING, State.SLEEPING, True)
+            assert name != self.membership.instance
             assert not instance.contents
-            assert not self.life.is_connected, "it is not doubted twice"
+            assert not self.membership.is_connected, "it is not doubted twice"
         else:
-            assert self.life.may_send(self.now)
-            assert self.life.expected == instance.digest
+            assert self.membership.may_send(self.now)
+            assert self.membership.expected == instance.digest
             if contents is Contents.EXPECTED:
                 assert self.believed == instance.contents
             else:
@@ -73,7 +73,7 @@ class LifeMachine(RuleBasedStateMachine):
 
     def gave_up(self, is_given_up: bool) -> None:
         if is_given_up:
-            assert self.life.state is State.GONE
+            assert self.membership.state is State.GONE
             self.believed = frozenset()
 
     @rule()
@@ -94,65 +94,65 @@ class LifeMachine(RuleBasedStateMachine):
     @rule(who=WHO, is_told=st.booleans())
     def an_instance_is_given_something(self, who: int, is_told: bool) -> None:
         name = self.pick(who)
-        is_known = name == self.life.instance and self.life.is_connected
+        is_known = name == self.membership.instance and self.membership.is_connected
         if name is None or (is_told and not is_known):
             return
         self.things += 1
         instance = self.instances[name]
         instance.contents, instance.term = instance.contents | {self.things}, instance.term + 1
         if is_told:
-            self.life.changed(name, instance.digest)
+            self.membership.changed(name, instance.digest)
             self.believed |= {self.things}
         elif is_known:
-            self.life.doubted(name)
+            self.membership.doubted(name)
 
-    @precondition(lambda self: self.life.is_connected and self.believed)
+    @precondition(lambda self: self.membership.is_connected and self.believed)
     @rule()
     def the_known_instance_lets_something_go_and_says_so(self) -> None:
-        instance = self.instances[self.life.instance or ""]
+        instance = self.instances[self.membership.instance or ""]
         thing = min(self.believed)
         instance.contents, instance.term = instance.contents - {thing}, instance.term + 1
-        self.life.changed(self.life.instance or "", instance.digest)
+        self.membership.changed(self.membership.instance or "", instance.digest)
         self.believed -= {thing}
 
     @rule(who=WHO)
     def an_instance_lists_what_it_has(self, who: int) -> None:
         name = self.pick(who)
-        if name is not None and name == self.life.instance and self.life.is_connected:
+        if name is not None and name == self.membership.instance and self.membership.is_connected:
             self.believed = self.instances[name].contents
-            self.life.changed(name, self.instances[name].digest)
-            self.life.listed(name)
+            self.membership.changed(name, self.instances[name].digest)
+            self.membership.listed(name)
 
     @rule(who=WHO, word=st.sampled_from(["heard", "said_bye", "lost"]))
     def an_instance_speaks_or_breaks_off(self, who: int, word: str) -> None:
         if (name := self.pick(who)) is not None:
-            is_known = self.life.is_connected and name == self.life.instance
-            is_taken = self.life.lost(name) if word == "lost" else getattr(self.life, word)(name, self.now)
+            is_known = self.membership.is_connected and name == self.membership.instance
+            is_taken = self.membership.lost(name) if word == "lost" else getattr(self.membership, word)(name, self.now)
             assert is_taken == is_known
 
     @rule()
     def the_node_is_called(self) -> None:
-        calls = self.life.calls
-        self.life.invoked()
-        assert self.life.calls == calls + 1
-        assert not self.life.must_invoke
+        calls = self.membership.calls
+        self.membership.invoked()
+        assert self.membership.calls == calls + 1
+        assert not self.membership.must_invoke
 
-    @precondition(lambda self: self.life.calls)
+    @precondition(lambda self: self.membership.calls)
     @rule(how=st.sampled_from(["returned", "failed", "throttled"]))
     def a_call_ends(self, how: str) -> None:
-        self.gave_up(bool(getattr(self.life, how)()))
+        self.gave_up(bool(getattr(self.membership, how)()))
 
     @rule()
     def a_deadline_passes(self) -> None:
-        self.gave_up(self.life.silent())
-        assert self.life.state is not State.AWAKE
+        self.gave_up(self.membership.silent())
+        assert self.membership.state is not State.AWAKE
 
     @rule(is_delivered=st.booleans())
     def a_shard_is_delivered_or_not(self, is_delivered: bool) -> None:
         if is_delivered:
-            self.life.delivered()
+            self.membership.delivered()
         else:
-            self.gave_up(self.life.undelivered())
+            self.gave_up(self.membership.undelivered())
 
     @rule(seconds=st.floats(0, 5))
     def time_passes(self, seconds: float) -> None:
@@ -160,29 +160,29 @@ class LifeMachine(RuleBasedStateMachine):
 
     @invariant()
     def only_a_connected_instance_is_awake_and_a_node_that_is_gone_holds_nothing(self) -> None:
-        life = self.life
+        life = self.membership
         assert life.is_connected or life.state is not State.AWAKE
         assert life.instance is not None or not life.is_connected
         if life.state is State.GONE:
-            assert (life.instance, life.is_connected, life.expected) == (None, False, Digest())
+            assert (life.instance, life.is_connected, life.expected) == (None, False, Version())
         assert life.tries < 3 or life.state is State.GONE
 
     @invariant()
     def there_is_at_most_one_thing_to_do(self) -> None:
-        todo = [self.life.may_send(self.now), self.life.must_invoke]
+        todo = [self.membership.may_send(self.now), self.membership.must_invoke]
         assert sum(todo) <= 1
-        assert not todo[0] or self.life.state is State.AWAKE
+        assert not todo[0] or self.membership.state is State.AWAKE
 
     @invariant()
     def nothing_is_believed_that_the_known_instance_does_not_hold(self) -> None:
-        if self.life.instance is None:
+        if self.membership.instance is None:
             assert not self.believed
         else:
-            assert self.believed <= self.instances[self.life.instance].contents
+            assert self.believed <= self.instances[self.membership.instance].contents
 
     @invariant()
     def a_fresh_instance_is_taken_after_two_calls_at_most_if_all_others_are_dead(self) -> None:
-        life = deepcopy(self.life)
+        life = deepcopy(self.membership)
         if life.is_connected:
             life.lost(str(life.instance))
         for _ in range(2):
@@ -190,20 +190,20 @@ class LifeMachine(RuleBasedStateMachine):
                 life.returned()
             assert life.must_invoke or life.state is State.GONE
             life.invoked()
-            if life.greeted("f" * 16, Digest(), self.now) is not None:
+            if life.greeted("f" * 16, Version(), self.now) is not None:
                 break
         assert life.may_send(self.now)
 
     @invariant()
     def a_fresh_instance_is_taken_after_three_calls_at_most_if_the_others_died_in_silence(self) -> None:
-        life, calls = deepcopy(self.life), 0
+        life, calls = deepcopy(self.membership), 0
         while life.state in (State.AWAKE, State.MAYBE):
             if life.calls:
                 life.returned()
             else:
                 life.invoked()
-        while life.state is not State.GONE and life.greeted(f"f{calls:015x}", Digest(), self.now) is not Contents.NONE:
-            if life.expected == Digest():
+        while life.state is not State.GONE and life.greeted(f"f{calls:015x}", Version(), self.now) is not Contents.NONE:
+            if life.expected == Version():
                 break
             life.invoked()
             calls += 1
@@ -211,11 +211,11 @@ class LifeMachine(RuleBasedStateMachine):
 
     @invariant()
     def one_stray_call_loses_nothing_of_an_instance_that_sleeps(self) -> None:
-        life = deepcopy(self.life)
+        life = deepcopy(self.membership)
         if life.state is State.SLEEPING and life.is_connected and self.instances[str(life.instance)].contents:
             known, expected, is_listed = str(life.instance), life.expected, life.is_listed
             life.invoked()
-            assert life.greeted("f" * 16, Digest(), self.now) is Contents.DOUBTFUL or not expected.hash
+            assert life.greeted("f" * 16, Version(), self.now) is Contents.DOUBTFUL or not expected.hash
             life.invoked()
             contents = life.greeted(known, self.instances[known].digest, self.now)
             if expected.hash and is_listed and expected == self.instances[known].digest:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stoker.testing import VirtualClockLoop
-from stoker_warm._code import Code
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
 from support.warm_platform import Tier, named
 
 CODES = {1: Code(2, 1), 2: Code(2, 2)}

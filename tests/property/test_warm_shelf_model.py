@@ -1,4 +1,4 @@
-"""The shelf against a model that is too simple to be wrong: a list of shards with the hand at its head."""
+"""The store against a model that is too simple to be wrong: a list of shards with the hand at its head."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker_warm._shard import OVERHEAD_BYTES, Shard, ShardId, Shelf
+from stoker_warm._shard import OVERHEAD_BYTES, Shard, ShardId, ShardStore
 
 IDS = [ShardId(f"{number % 4:032x}", 2, 1, number // 4) for number in range(12)]
 
@@ -76,12 +76,12 @@ class Model:
 
 
 def hash_of(shards: list[Shard]) -> int:
-    """Return the hash of a shelf to which shards came in this order."""
-    shelf = Shelf(1 << 20)
+    """Return the hash of a store to which shards came in this order."""
+    store = ShardStore(1 << 20)
     for shard in shards:
         assert isinstance(shard.payload, bytes)
-        assert shelf.set(shard.id, shard.crc32c, shard.payload) == []
-    return shelf.digest.hash
+        assert store.set(shard.id, shard.crc32c, shard.payload) == []
+    return store.version.hash
 
 
 ids = st.sampled_from(IDS)
@@ -97,14 +97,14 @@ actions = st.one_of(
 @settings(max_examples=600)
 @given(st.integers(0, 8 * OVERHEAD_BYTES), st.lists(actions, max_size=40))
 def test_a_shelf_agrees_with_the_model_after_every_step(limit_bytes: int, steps: list[tuple[Any, ...]]) -> None:
-    shelf, model = Shelf(limit_bytes), Model(limit_bytes)
+    store, model = ShardStore(limit_bytes), Model(limit_bytes)
     for name, *arguments in steps:
         expected = model.page(*arguments) if name == "ids" else getattr(model, name)(*arguments)
-        assert getattr(shelf, name)(*arguments) == expected
-        assert shelf.ids() == model.ids
-        assert shelf.held_bytes == model.held_bytes <= limit_bytes
-        assert shelf.digest.term == model.changes
-        assert len(shelf) == len(model.places)
+        assert getattr(store, name)(*arguments) == expected
+        assert store.ids() == model.ids
+        assert store.held_bytes == model.held_bytes <= limit_bytes
+        assert store.version.term == model.changes
+        assert len(store) == len(model.places)
     shards = [place.shard for place in model.places]
-    assert shelf.digest.hash == hash_of(shards) == hash_of(shards[::-1])
-    assert all((each in shelf) == (model.find(each) is not None) for each in IDS)
+    assert store.version.hash == hash_of(shards) == hash_of(shards[::-1])
+    assert all((each in store) == (model.find(each) is not None) for each in IDS)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import CredentialsError, WireError
-from stoker_warm._handshake import PeerSide, ProxySide, Secret
-from stoker_warm._wire import Frame, FrameReader, Head, Kind, Outgoing
+from stoker_warm._auth import PeerSide, ProxySide, Secret
+from stoker_warm._frames import Frame, FrameReader, Head, Kind, Outgoing
 from support.fuzzed.wires import frames_of
 
 WITH_BODY = (Kind.SET, Kind.FOUND, Kind.OFFER)

@@ -12,14 +12,13 @@ from stoker._base.checksum import crc32c
 from stoker._cache.keeper import name_of, size_of
 from stoker.abc import Answer, ObjectRef
 from stoker.errors import ConnectionLostError, ServerError
+from stoker_warm._auth import Address, Secret
 from stoker_warm._client import ClientConfig, WarmClient
+from stoker_warm._config import WarmConfig
 from stoker_warm._connection import Connection
-from stoker_warm._handshake import Secret
 from stoker_warm._proxy import Proxy
 from stoker_warm._server import ProxyServer, ServerConfig, Tariff
-from stoker_warm._settings import WarmConfig
-from stoker_warm._sockets import Address
-from support.warm_platform import ADDRESS, SECRET, MemoryDoor, Tier
+from support.warm_platform import ADDRESS, SECRET, MemoryListener, Tier
 from support.warm_wires import End
 
 __all__ = ["SharedTier", "loaded", "objects", "until_stored"]
@@ -56,7 +55,7 @@ class SharedTier(Tier):
         prices = Prices.load()
         tariff = Tariff(functions=prices.function("lambda"), store=prices.store("s3"))
         self.server = ProxyServer(tariff, self._server_config)
-        door = MemoryDoor(self.network)
+        door = MemoryListener(self.network)
         proxy = Proxy(self.config, SECRET, self._invoke, door, clients=self.server, rng=self.rng)
         self.server.attend(proxy)
         return proxy

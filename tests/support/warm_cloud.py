@@ -21,11 +21,10 @@ from stoker._cache.keeper import name_of, size_of
 from stoker.abc import Executor, ObjectRef
 from stoker.fanout import ExecutorOptions, open_executor
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, GoogleSpec, function_cloud
-from stoker_warm._handshake import Secret
-from stoker_warm._listener import TcpDoor
+from stoker_warm._auth import Address, Certificate, Secret
+from stoker_warm._config import WarmConfig
+from stoker_warm._listener import TcpListener
 from stoker_warm._proxy import Proxy
-from stoker_warm._settings import WarmConfig
-from stoker_warm._sockets import Address, Certificate
 from support.function_cloud import cloud_of
 from support.waiting import until
 
@@ -80,8 +79,8 @@ class WarmCloud:
         self.proxy = self._proxy()
 
     def _proxy(self) -> Proxy:
-        door = TcpDoor(Address("127.0.0.1", 0), certificate=self._certificate)
-        return Proxy(self.config, self._secret, self._executor.call, door, rng=random.Random(7))
+        listener = TcpListener(Address("127.0.0.1", 0), certificate=self._certificate)
+        return Proxy(self.config, self._secret, self._executor.call, listener, rng=random.Random(7))
 
     async def restart(self) -> None:
         """Put a proxy in the place of this one that knows nothing of what nodes hold; it listens elsewhere."""

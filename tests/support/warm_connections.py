@@ -11,10 +11,10 @@ from typing import Any
 
 from stoker.errors import NotFoundError
 from stoker.testing import run_virtual
+from stoker_warm._auth import PeerSide, ProxySide, Secret
 from stoker_warm._connection import Connection
-from stoker_warm._handshake import PeerSide, ProxySide, Secret
+from stoker_warm._frames import Head, Kind
 from stoker_warm._requests import Answer, Serve
-from stoker_warm._wire import Head, Kind
 from support.warm_wires import Link, LinkConfig
 
 __all__ = [

@@ -7,11 +7,11 @@ from collections.abc import Awaitable
 from typing import Any
 
 from stoker.errors import StoreError
+from stoker_warm._events import Report, Wake
+from stoker_warm._frames import Head, Kind
 from stoker_warm._node import NodeServer
 from stoker_warm._requests import Answer
 from stoker_warm._shard import ShardId
-from stoker_warm._wake import Report, Wake
-from stoker_warm._wire import Head, Kind
 
 __all__ = ["LIES", "Liar"]
 
@@ -31,10 +31,10 @@ class Liar(NodeServer):
     def report(self) -> Report:
         report = super().report
         if self.lie == "digest":
-            digest = report.digest._replace(hash=report.digest.hash ^ 1)
+            digest = report.version._replace(hash=report.version.hash ^ 1)
             return Report(
                 instance=report.instance,
-                digest=digest,
+                version=digest,
                 held_bytes=report.held_bytes,
                 limit_bytes=report.limit_bytes,
             )
@@ -76,14 +76,14 @@ class Liar(NodeServer):
                 return kind, {"shards": [each.to_text() for each in sorted(claimed)], "more": 0}, ()
         if kind is Kind.STORED and "evicted" in said:
             if self.lie == "forgets":
-                for shard in self._shelf.ids():
-                    self._shelf.delete(shard)
+                for shard in self._store.ids():
+                    self._store.delete(shard)
             if self.lie == "refuses":
                 return Kind.REFUSED, {"reason": "too large"}, ()
             if self.lie == "evicts all":
-                return kind, {**said, "evicted": [each.to_text() for each in self._shelf.ids()]}, ()
+                return kind, {**said, "evicted": [each.to_text() for each in self._store.ids()]}, ()
             if self.lie == "evicts nonsense":
-                return kind, {**said, "evicted": [1, {}] if len(self._shelf) % 2 else 7}, ()
+                return kind, {**said, "evicted": [1, {}] if len(self._store) % 2 else 7}, ()
         return kind, said, parts
 
     def _found(self, answer: Answer, head: Head) -> Answer:
@@ -103,7 +103,7 @@ class Liar(NodeServer):
             return Kind.LISTED, {"shards": [], "more": 0}, ()
         elif self.lie == "other shard":
             wanted = ShardId.parse(head["shard"])
-            others = [each for each in self._shelf.ids() if each.size_bytes == wanted.size_bytes and each != wanted]
-            if others and (other := self._shelf.get(others[0])) is not None:
+            others = [each for each in self._store.ids() if each.size_bytes == wanted.size_bytes and each != wanted]
+            if others and (other := self._store.get(others[0])) is not None:
                 payload, said = bytearray(other.payload), {"crc32c": other.crc32c}
         return kind, said, (payload,)

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from stoker.errors import ConnectionLostError
+from stoker_warm._auth import ProxySide, Secret
 from stoker_warm._connection import Connection
-from stoker_warm._handshake import ProxySide, Secret
+from stoker_warm._events import Wake
+from stoker_warm._frames import Head, Kind
 from stoker_warm._node import NodeServer
-from stoker_warm._shard import Shelf
-from stoker_warm._wake import Wake
-from stoker_warm._wire import Head, Kind
+from stoker_warm._shard import ShardStore
 from support.warm_platform import ADDRESS, SECRET
 from support.warm_wires import LinkConfig, Network
 
@@ -36,7 +36,7 @@ class Listener:
         self.connections: list[Connection] = []
         self._is_dialled = asyncio.Event()
         self.network.listen(ADDRESS, self._accept)
-        self.node = NodeServer(Shelf(shelf_bytes), secret, connect=self._dial)
+        self.node = NodeServer(ShardStore(shelf_bytes), secret, connect=self._dial)
 
     def _accept(self) -> Connection:
         async def nothing(kind: Kind, head: Head, body: bytearray) -> tuple[Kind, Head, tuple[()]]:

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stoker.testing import run_virtual
-from stoker_warm._code import Code
-from stoker_warm._fleet import Node
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
+from stoker_warm._frames import Kind
+from stoker_warm._node_connection import Node
 from stoker_warm._shard import ShardId
-from stoker_warm._wire import Kind
 from support.warm_platform import Instance, Tier, named
 
 __all__ = ["DATA", "NAME", "SHARD", "check", "die_in_silence", "ping", "tasks", "the_instance"]

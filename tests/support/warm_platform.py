@@ -12,16 +12,16 @@ from stoker._base.checksum import crc32c
 from stoker._cache.keeper import name_of
 from stoker.abc import Answer, ObjectRef
 from stoker.errors import ConnectionLostError, ServerError, ThrottledError
+from stoker_warm._auth import Secret
+from stoker_warm._config import WarmConfig
 from stoker_warm._connection import Connection
-from stoker_warm._handshake import Secret
+from stoker_warm._events import Wake
 from stoker_warm._node import NodeServer
 from stoker_warm._proxy import Proxy
-from stoker_warm._settings import WarmConfig
-from stoker_warm._shard import ShardId, Shelf
-from stoker_warm._wake import Wake
+from stoker_warm._shard import ShardId, ShardStore
 from support.warm_wires import End, LinkConfig, Network
 
-__all__ = ["ADDRESS", "SECRET", "Call", "Instance", "MemoryDoor", "Platform", "Tier", "named"]
+__all__ = ["ADDRESS", "SECRET", "Call", "Instance", "MemoryListener", "Platform", "Tier", "named"]
 
 SECRET = Secret(b"of all tests of the warm tier, 32 bytes at least")
 ADDRESS = "proxy:7411"
@@ -33,18 +33,18 @@ def named(number: int, size_bytes: int) -> tuple[str, bytes]:
     return name_of(ObjectRef(key=str(number), size_bytes=size_bytes, crc32c=crc32c(data))), data
 
 
-class MemoryDoor:
-    """A door on a network in memory."""
+class MemoryListener:
+    """A listener on a network in memory."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self.address, self.fingerprint = ADDRESS, ""
         self.is_open = False
-        self.most_strangers = 0
+        self.max_unauthenticated = 0
 
-    async def open(self, accept: Callable[[], Connection], *, most_strangers: int = 0) -> None:
+    async def open(self, accept: Callable[[], Connection], *, max_unauthenticated: int = 0) -> None:
         self.network.listen(self.address, accept)
-        self.most_strangers = most_strangers
+        self.max_unauthenticated = max_unauthenticated
         self.is_open = True
 
     def close(self) -> None:
@@ -63,13 +63,13 @@ class Instance:
 
     def __init__(self, platform: Platform, name: str) -> None:
         self.name, self.platform = name, platform
-        self.shelf = Shelf(platform.shelf_bytes)
+        self.store = ShardStore(platform.shelf_bytes)
         self.ends: list[End] = []
         self.running: asyncio.Task[dict[str, Any]] | None = None
         self.is_dead = self.is_stopped = False
         self.link: LinkConfig | None = None
         self.instance = f"{platform.rng.getrandbits(64):016x}"
-        self.node = platform.node_type(self.shelf, SECRET, connect=self._dial, instance=self.instance)
+        self.node = platform.node_type(self.store, SECRET, connect=self._dial, instance=self.instance)
 
     async def run(self, event: Mapping[str, Any], start_seconds: float) -> dict[str, Any]:
         """Run one invocation."""
@@ -251,7 +251,7 @@ class Platform:
     def holds(self, name: str, instance: str | None) -> set[ShardId]:
         """Return what an instance of a function holds; nothing if there is no such instance."""
         return {
-            shard for each in self.instances.get(name, []) if each.instance == instance for shard in each.shelf.ids()
+            shard for each in self.instances.get(name, []) if each.instance == instance for shard in each.store.ids()
         }
 
     def kill(self, instance: Instance) -> None:
@@ -292,8 +292,8 @@ class Tier:
 
     def new_proxy(self) -> Proxy:
         """Return a proxy that knows nothing of what nodes hold."""
-        door = MemoryDoor(self.network)
-        return Proxy(self.config, SECRET, self.platform.invoke, door, rng=self.rng)
+        listener = MemoryListener(self.network)
+        return Proxy(self.config, SECRET, self.platform.invoke, listener, rng=self.rng)
 
     async def replace(self, *, is_crash: bool = False) -> None:
         """Have another proxy in the place of this one; of a crash, nodes that are frozen hear nothing."""
@@ -332,7 +332,7 @@ class Tier:
 
     def held(self) -> dict[str, set[ShardId]]:
         """Return node → shards that the instance holds which the proxy knows."""
-        held = {node.name: self.platform.holds(node.name, node.life.instance) for node in self.proxy._nodes}
+        held = {node.name: self.platform.holds(node.name, node.membership.instance) for node in self.proxy._nodes}
         return {name: shards for name, shards in held.items() if shards}
 
     async def __aenter__(self) -> Self:

@@ -20,8 +20,8 @@ from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef
 from stoker.testing import run_virtual
-from stoker_warm._code import Code
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
 from stoker_warm._tier import WarmTier
 from support.faulty_store import FaultyStore, Weather, pin
 from support.warm_liar import LIES, Liar
@@ -124,7 +124,7 @@ class WarmRun:
             self._check_statistics()
             proxy = self.tier.proxy
         assert proxy.statistics().pending_bytes == 0
-        assert (len(proxy._tasks), len(proxy._behind.under_way), len(proxy._reception._connections)) == (0, 0, 0)
+        assert (len(proxy._tasks), len(proxy._behind.under_way), len(proxy._peers._connections)) == (0, 0, 0)
         assert all(memory.count(_POISON) == len(memory) for memory in self.memory), "somebody wrote after the end"
         assert not errors, errors
         self.counts["calls"] += self.platform.counts.calls

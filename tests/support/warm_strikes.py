@@ -7,7 +7,7 @@ import random
 from collections import Counter
 
 from stoker_sim._warm_fleet import NodeLife, lived, reclaims
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
 from support.warm_platform import Tier
 
 __all__ = ["HOUR", "Plan", "lives_of", "plan_of", "take"]

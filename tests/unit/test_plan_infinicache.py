@@ -14,7 +14,7 @@ from stoker.errors import ConfigError
 from stoker_sim._experiments import infinicache, published
 from stoker_sim._experiments.infinicache import Billing, Upkeep, WarmFleet, first_arrivals, kept_hours, losses
 from stoker_sim._warm_fleet import Reclaim, placed
-from stoker_warm._code import Code
+from stoker_warm._erasure import Code
 
 HOUR = 3600.0
 NEVER = Upkeep(warm_seconds=60.0, backup_seconds=None)

@@ -17,8 +17,8 @@ from stoker_sim._commands.simulate import scenario_outcome
 from stoker_sim._scenario import Run, Scenario, simulate
 from stoker_sim._scenario_file import read_scenario
 from stoker_sim._simulated_warm import SimulatedWarm, WarmModel, WarmView
-from stoker_warm._code import Code
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
 
 HOUR = 3600.0
 SMALL = """

@@ -24,10 +24,10 @@ from stoker_sim._warm_fleet import (
     placed,
     reclaims,
 )
-from stoker_warm._code import Code
-from stoker_warm._settings import WarmConfig
-from stoker_warm._statistics import Used
-from stoker_warm._wake import Task
+from stoker_warm._billing import Used
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
+from stoker_warm._events import Task
 from support.warm_platform import Tier, named
 from support.warm_strikes import HOUR, Plan, lives_of, plan_of, take
 

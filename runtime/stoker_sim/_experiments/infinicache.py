@@ -22,7 +22,7 @@ from stoker._cost.usage import Calls, total_dollars
 from stoker.errors import ConfigError
 from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, beside, difference, published
 from stoker_sim._warm_fleet import HOUR_SECONDS, Bill, Reclaim, check_durations, lost_within, placed
-from stoker_warm._code import Code
+from stoker_warm._erasure import Code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from stoker._base.meter import Operation
 from stoker._cost.prices import Prices
 from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, published
 from stoker_sim._warm_fleet import Bill, NodeCalls, NodeLife, lived, lost_at_reads, lost_between_reads, reclaims
-from stoker_warm._code import Code
+from stoker_warm._erasure import Code
 
 PAPER = published("infinicache")
 OBJECT_BYTES = 8 << 20

@@ -25,13 +25,12 @@ from stoker.abc import ObjectRef
 from stoker.cli.flags import number_from, positive, size_from
 from stoker.cli.output import counted, json_text, printable, table
 from stoker.errors import ConfigError, DeadlineError
-from stoker_warm._handshake import Secret
-from stoker_warm._location import Fleet, WarmLocation
+from stoker_warm._auth import Certificate, Secret
+from stoker_warm._config import Fleet, WarmLocation
+from stoker_warm._frames import MAX_BODY_BYTES
 from stoker_warm._opening import OwnProxy, open_backend, secret_of_environment
 from stoker_warm._server import ProxyServer, Tariff
-from stoker_warm._sockets import Certificate
 from stoker_warm._tier import ManagedBackend
-from stoker_warm._wire import MAX_BODY_BYTES
 
 
 async def run_proxy(args: Namespace, location: WarmLocation, secret: Secret) -> int:
@@ -56,8 +55,11 @@ async def run_proxy(args: Namespace, location: WarmLocation, secret: Secret) -> 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, is_over.set)
     try:
-        door = own.proxy.door
-        print(f"warm://{door.address}" + (f"?fingerprint={door.fingerprint}" if door.fingerprint else ""), flush=True)
+        listener = own.proxy.listener
+        print(
+            f"warm://{listener.address}" + (f"?fingerprint={listener.fingerprint}" if listener.fingerprint else ""),
+            flush=True,
+        )
         while not is_over.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(args.every):

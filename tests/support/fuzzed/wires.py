@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from stoker.errors import CredentialsError, WireError
-from stoker_warm import _handshake as handshake
-from stoker_warm import _wire as wire
-from stoker_warm._handshake import PeerSide, ProxySide, Secret
-from stoker_warm._wire import HEADER_BYTES, Frame, FrameReader, Head, Kind, encode_frame
+from stoker_warm import _auth as handshake
+from stoker_warm import _frames as wire
+from stoker_warm._auth import PeerSide, ProxySide, Secret
+from stoker_warm._frames import HEADER_BYTES, Frame, FrameReader, Head, Kind, encode_frame
 from support.fuzzed.mutations import mutated_bytes, mutated_json
 from support.fuzzed.reader import Reader
 

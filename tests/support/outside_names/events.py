@@ -21,9 +21,9 @@ from stoker_functions._instance import answer_request
 from stoker_functions._pack import pack
 from stoker_functions._shuffle_job.work import shuffle
 from stoker_functions.serve._service import serve_url
-from stoker_warm._handshake import Secret
-from stoker_warm._shard import Digest
-from stoker_warm._wake import Report, Wake
+from stoker_warm._auth import Secret
+from stoker_warm._events import Report, Wake
+from stoker_warm._shard import Version
 from support.deployments import Place, plenty
 from support.materialized import WAYS, phases
 from support.outside_names.shape import shape
@@ -131,4 +131,4 @@ def _answer(name: str, document: dict[str, Any]) -> list[str]:
 
 
 def _report() -> dict[str, Any]:
-    return Report(instance="0" * 16, digest=Digest(1, 2), held_bytes=3, limit_bytes=4).to_json()
+    return Report(instance="0" * 16, version=Version(1, 2), held_bytes=3, limit_bytes=4).to_json()

@@ -11,7 +11,7 @@ from stoker._stores.location import parse_url
 from stoker.errors import ConfigError
 from stoker_functions.serve import Refusal, Request
 from stoker_functions.serve._messages import parse
-from stoker_warm._location import WarmLocation
+from stoker_warm._config import WarmLocation
 
 __all__ = ["urls"]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stoker.testing import run_virtual
-from stoker_warm._code import Code
 from stoker_warm._commands.warm import measured
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
 from support.outside_names.shape import shape
 from support.warm_clients import SharedTier
 

@@ -12,7 +12,7 @@ from stoker._base.plugins import plugin_names
 from stoker._cache.tiers import open_tier
 from stoker.abc import Readable
 from stoker.errors import ConfigError, MissingExtraError
-from stoker_warm._handshake import Secret
+from stoker_warm._auth import Secret
 
 STORE = open_store("memory://data")
 

@@ -14,10 +14,10 @@ from stoker import cli
 from stoker._cache.keeper import size_of
 from stoker.errors import ConnectionLostError, DeadlineError
 from stoker.testing import run_virtual
+from stoker_warm._auth import Secret
 from stoker_warm._commands import warm as warm_command
 from stoker_warm._commands.warm import measured
-from stoker_warm._handshake import Secret
-from stoker_warm._location import WarmLocation
+from stoker_warm._config import WarmLocation
 
 VARIABLE = "STOKER_WARM_SECRET"
 PROXY = "warm://127.0.0.1:7411"

@@ -16,10 +16,9 @@ from stoker import Prices
 from stoker._cost.prices import GB_BYTES
 from stoker_functions._deployment import Settings
 from stoker_functions._warm_node import shelf_bytes
+from stoker_warm._auth import is_private
+from stoker_warm._config import WarmConfig, WarmLocation
 from stoker_warm._connection import ConnectionConfig
-from stoker_warm._handshake import is_private
-from stoker_warm._location import WarmLocation
-from stoker_warm._settings import WarmConfig
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "deploy.md").read_text("utf-8")

@@ -19,7 +19,7 @@ from stoker._stores.access_token import DATASET_NAME
 from stoker_functions import gcp
 from stoker_functions._deployment import INGEST_KINDS, Ingest, Settings
 from stoker_functions._executors.gcf import size_of
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
 from support.function_rights import RIGHTS
 
 FOLDER = Path(__file__).parents[3] / "infra" / "terraform"

@@ -16,8 +16,8 @@ from stoker.errors import ConfigError, EventError, ThrottledError
 from stoker_functions._deployment import Deadline, Deployment, Settings
 from stoker_functions._instance import answer_request
 from stoker_functions._warm_node import RESERVED_BYTES, shelf_bytes, warm_node
-from stoker_warm._handshake import Secret
-from stoker_warm._wake import Report, Task, Wake
+from stoker_warm._auth import Secret
+from stoker_warm._events import Report, Task, Wake
 
 SECRET = Secret.generate()
 ENVIRONMENT = {"STOKER_WARM_SECRET": SECRET.reveal(), "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "1024"}

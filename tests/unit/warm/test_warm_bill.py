@@ -9,8 +9,8 @@ from stoker import Prices
 from stoker._base.meter import Egress
 from stoker._cost.prices import GB_BYTES, FunctionPrices, StorePrices
 from stoker.errors import ConfigError
-from stoker_warm._statistics import Bill, CostMeter
-from stoker_warm._wake import Task
+from stoker_warm._billing import Bill, CostMeter
+from stoker_warm._events import Task
 
 MEMORY = 1536 << 20
 MIB = 1 << 20

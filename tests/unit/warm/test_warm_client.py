@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, StokerError
+from stoker_warm._auth import ProxySide, Secret
 from stoker_warm._client import ClientConfig
-from stoker_warm._code import Code
+from stoker_warm._config import WarmConfig
 from stoker_warm._connection import Connection
-from stoker_warm._handshake import ProxySide, Secret
+from stoker_warm._erasure import Code
+from stoker_warm._frames import MAX_BODY_BYTES, Head, Kind
 from stoker_warm._requests import Answer
-from stoker_warm._settings import WarmConfig
-from stoker_warm._wire import MAX_BODY_BYTES, Head, Kind
 from support.warm_clients import SharedTier, loaded, objects, until_stored
 from support.warm_connections import run
 from support.warm_platform import ADDRESS, SECRET

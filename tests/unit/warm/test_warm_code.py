@@ -10,7 +10,7 @@ import pytest
 
 from stoker._base.checksum import crc32c
 from stoker.errors import ConfigError, LostShardsError, MissingExtraError
-from stoker_warm._code import Code, encode, require_codec, restore
+from stoker_warm._erasure import Code, encode, require_codec, restore
 from support.memory import memory_of
 
 CODES = [

@@ -9,8 +9,8 @@ import pytest
 
 from stoker.errors import ConnectionLostError, NotFoundError, ServerError, WireError
 from stoker_warm._connection import Connection, ConnectionConfig
+from stoker_warm._frames import Buffer, Head, Kind
 from stoker_warm._requests import Answer
-from stoker_warm._wire import Buffer, Head, Kind
 from support.warm_connections import SHARD, Server, joined, memory, node_side, proxy_side, run
 from support.warm_wires import Link
 

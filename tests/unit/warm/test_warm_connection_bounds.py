@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError
+from stoker_warm._auth import PeerSide
 from stoker_warm._connection import ConnectionConfig
-from stoker_warm._handshake import PeerSide
-from stoker_warm._wire import Kind, encode_frame
+from stoker_warm._frames import Kind, encode_frame
 from support.warm_connections import INSTANCE, SECRET, SHARD, Server, joined, memory, proxy_side, run
 from support.warm_wires import End, Link, LinkConfig
 

@@ -9,7 +9,7 @@ import pytest
 from stoker.errors import ConnectionLostError, WireError
 from stoker.testing import run_virtual
 from stoker_warm._connection import ConnectionConfig
-from stoker_warm._wire import Head, Kind
+from stoker_warm._frames import Head, Kind
 from support.warm_connections import SHARD, Server, joined, memory, node_side, proxy_side, run
 from support.warm_wires import Link, LinkConfig
 

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import DeadlineError
 from stoker_warm._connection import ConnectionConfig
-from stoker_warm._wire import Kind
+from stoker_warm._frames import Kind
 from support.warm_connections import SHARD, Server, joined, memory, run
 from support.warm_wires import LinkConfig
 

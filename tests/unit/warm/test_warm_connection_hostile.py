@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from stoker.errors import ConnectionLostError, CredentialsError, DeadlineError, WireError
+from stoker_warm._auth import Secret
 from stoker_warm._connection import ConnectionConfig
-from stoker_warm._handshake import Secret
-from stoker_warm._wire import Kind, encode_frame
+from stoker_warm._frames import Kind, encode_frame
 from support.warm_connections import SHARD, Server, joined, memory, node_side, proxy_side, run
 from support.warm_wires import Link, LinkConfig
 

@@ -14,7 +14,7 @@ import pytest
 
 from stoker.errors import CredentialsError
 from stoker_warm._connection import Connection
-from stoker_warm._wire import Kind
+from stoker_warm._frames import Kind
 from support.tls import make_authority
 from support.warm_connections import SHARD, Server, memory, node_side, proxy_side
 

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from stoker.errors import ConfigError
-from stoker_warm._code import Code
 from stoker_warm._directory import MAX_NODES, Directory, Held
+from stoker_warm._erasure import Code
 from stoker_warm._shard import OVERHEAD_BYTES, ShardId
 from support.memory import ROUNDS, Memory
 

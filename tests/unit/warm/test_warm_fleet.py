@@ -9,15 +9,15 @@ import pytest
 
 from stoker.abc import Answer
 from stoker.errors import ConnectionLostError, NotFoundError, StokerError
-from stoker_warm._fleet import Node
-from stoker_warm._life import State
+from stoker_warm._membership import State
+from stoker_warm._node_connection import Node
 from support.warm_one_node import DATA, NAME, SHARD, check, ping, tasks, the_instance
 from support.warm_platform import Mood, Platform, Tier
 
 
 def test_a_node_that_sleeps_is_called_once_for_all_who_wait() -> None:
     async def test(made: Tier, node: Node) -> None:
-        assert node.life.state is State.SLEEPING
+        assert node.membership.state is State.SLEEPING
         await asyncio.gather(*[ping(node) for _ in range(5)])
         assert tasks(made) == ["serve"]
 
@@ -76,7 +76,7 @@ def test_a_request_whose_time_goes_by_in_the_wake_is_no_silence() -> None:
         with pytest.raises(ConnectionLostError, match="not awake"):
             await ping(node, seconds=2.0)
         await ping(node)
-        assert (node.life.state, node.life.tries) == (State.AWAKE, 0)
+        assert (node.membership.state, node.membership.tries) == (State.AWAKE, 0)
         assert tasks(made) == ["serve"]
 
     check(test)
@@ -92,7 +92,7 @@ def test_three_tries_and_a_node_is_gone_and_what_it_held_is_lost() -> None:
             link.split()
         with pytest.raises(ConnectionLostError, match="called 3 times and does not come"):
             await ping(node)
-        assert node.life.state is State.GONE
+        assert node.membership.state is State.GONE
         assert tasks(made) == ["serve"] * 3
         assert made.believed() == {}
         with pytest.raises(ConnectionLostError, match="does not come"):  # at once, and for nothing
@@ -109,7 +109,7 @@ def test_a_node_that_was_given_up_comes_back_by_the_call_that_keeps_it_warm() ->
             await ping(node)
         made.platform.mood = Mood()
         await asyncio.sleep(70.0)
-        assert node.life.state is State.SLEEPING
+        assert node.membership.state is State.SLEEPING
         await ping(node)
 
     check(test)
@@ -146,7 +146,7 @@ def test_a_platform_that_has_no_room_is_asked_ever_less_and_the_node_is_not_give
         made.platform.mood = Mood(throttled=1.0)
         waiting = asyncio.ensure_future(ping(node, seconds=200.0))
         await asyncio.sleep(60.0)
-        assert node.life.state is State.SLEEPING
+        assert node.membership.state is State.SLEEPING
         assert 5 < made.platform.counts.throttled < 20
         made.platform.mood = Mood()
         await waiting
@@ -174,7 +174,7 @@ def test_what_crosses_the_bye_of_a_node_is_answered_by_calling_it_again_once_it_
         await ping(node)
         instance = the_instance(made)
         await asyncio.sleep(made.config.linger_seconds - 0.0008)  # what is asked here arrives 0.2 ms too late
-        assert (node.life.state, instance.running is None) == (State.AWAKE, False)
+        assert (node.membership.state, instance.running is None) == (State.AWAKE, False)
         begun_seconds = asyncio.get_running_loop().time()
         await ping(node)
         assert asyncio.get_running_loop().time() - begun_seconds < 0.1
@@ -190,8 +190,8 @@ def test_a_node_without_a_connection_is_told_to_dial_anew() -> None:
     async def test(made: Tier, node: Node) -> None:
         for link in made.network.links:
             link.split()
-        assert node._standing.connection is not None
-        node._standing.connection.abort()
+        assert node._state.connection is not None
+        node._state.connection.abort()
         await asyncio.sleep(0.1)
         begun_seconds = asyncio.get_running_loop().time()
         await ping(node)
@@ -211,7 +211,7 @@ def test_a_silent_connection_costs_a_ping_and_one_call() -> None:
         await asyncio.sleep(0.1)
         await ping(node)
         assert len(made.platform.all_instances()) <= 2
-        assert node.life.state is State.AWAKE
+        assert node.membership.state is State.AWAKE
 
     check(test, fresh_seconds=0.0)
 
@@ -261,7 +261,7 @@ def test_a_node_that_answers_pings_with_failures_is_silent() -> None:
             raise StokerError("broken")
 
         instance.node._answer = failing  # type: ignore[method-assign, assignment]
-        node._standing.connection = None
+        node._state.connection = None
         with pytest.raises(StokerError):
             await ping(node)
         await asyncio.sleep(2.0)

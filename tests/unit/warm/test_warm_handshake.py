@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError, CredentialsError, WireError
-from stoker_warm._handshake import Handshake, Message, Peer, PeerSide, ProxySide, Secret, is_private
-from stoker_warm._wire import Kind
+from stoker_warm._auth import Handshake, Message, Peer, PeerSide, ProxySide, Secret, is_private
+from stoker_warm._frames import Kind
 
 KEY = bytes(range(40))
 SECRET = Secret(KEY)
@@ -126,7 +126,7 @@ def test_whatever_is_changed_on_the_way_makes_a_proof_wrong(name: str, value: ob
 def test_the_version_is_part_of_what_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     proxy, peer = ProxySide(SECRET), node()
     proof = sent(peer, proxy.begin())
-    monkeypatch.setattr("stoker_warm._handshake.VERSION", 3)
+    monkeypatch.setattr("stoker_warm._auth.VERSION", 3)
     with pytest.raises(CredentialsError):
         sent(proxy, proof)
 
@@ -273,7 +273,7 @@ def test_macs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
         compared.append((a, b))
         return digest(a, b)
 
-    monkeypatch.setattr("stoker_warm._handshake.hmac.compare_digest", compare)
+    monkeypatch.setattr("stoker_warm._auth.hmac.compare_digest", compare)
     proxy, peer = ProxySide(SECRET), node()
     shaken(proxy, peer)
     assert len(compared) == 2

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from stoker.testing import run_virtual
-from stoker_warm._fleet import Node
 from stoker_warm._heartbeat import MAX_CALLS, start_heartbeats
+from stoker_warm._node_connection import Node
 
 INTERVAL = 60.0
 

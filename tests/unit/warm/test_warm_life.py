@@ -1,23 +1,20 @@
 from __future__ import annotations
 
-import inspect
 import math
-import re
 
 import pytest
 
 from stoker.errors import ConfigError, StateError
-from stoker_warm import _life as life_module
-from stoker_warm._life import TRANSITIONS, Contents, Event, Life, State
-from stoker_warm._shard import Digest
+from stoker_warm._membership import TRANSITIONS, Contents, Event, Membership, State
+from stoker_warm._shard import Version
 
-FULL, NEWER, NOTHING = Digest(7, 70), Digest(9, 90), Digest()
+FULL, NEWER, NOTHING = Version(7, 70), Version(9, 90), Version()
 ONE, TWO = "1" * 16, "2" * 16
 
 
-def awake(digest: Digest = FULL, *, calls: int = 1) -> Life:
+def awake(digest: Version = FULL, *, calls: int = 1) -> Membership:
     """Return a node that was called, greeted with some contents, and whose shards were listed."""
-    life = Life()
+    life = Membership()
     for _ in range(calls):
         life.invoked()
     life.greeted(ONE, digest, 0.0)
@@ -25,21 +22,21 @@ def awake(digest: Digest = FULL, *, calls: int = 1) -> Life:
     return life
 
 
-def in_doubt() -> Life:
+def in_doubt() -> Membership:
     life = awake()
     life.silent()
     assert life.state is State.MAYBE
     return life
 
 
-def gone() -> Life:
+def gone() -> Membership:
     life = in_doubt()
     assert [life.silent(), life.silent()] == [False, True]
     assert life.state is State.GONE
     return life
 
 
-def asleep() -> Life:
+def asleep() -> Membership:
     life = awake()
     life.said_bye(ONE, 1.0)
     life.returned()
@@ -51,23 +48,38 @@ def test_every_state_with_every_event_is_considered() -> None:
     assert set(TRANSITIONS) == {(state, event) for state in State for event in Event}
 
 
-def test_the_table_in_the_documentation_is_the_one_that_is_used() -> None:
-    rows = re.findall(r"^([A-Z_]+) +(\w+) +(\w+) +(\w+) +(\w+)$", inspect.getdoc(life_module) or "", re.MULTILINE)
+TABLE = """
+event          SLEEPING AWAKE    MAYBE    GONE
+GREETED        AWAKE    AWAKE    AWAKE    AWAKE
+GREETED_OTHER  AWAKE    refused  refused  AWAKE
+CLAIMED        SLEEPING refused  refused  refused
+HEARD          AWAKE    AWAKE    AWAKE    refused
+BYE            SLEEPING SLEEPING SLEEPING refused
+LOST           SLEEPING MAYBE    MAYBE    refused
+SILENT         SLEEPING MAYBE    MAYBE    GONE
+RETURNED       SLEEPING SLEEPING SLEEPING GONE
+GIVEN_UP       GONE     refused  GONE     GONE
+MUTE           refused  GONE     GONE     refused
+"""
+
+
+def test_every_transition_is_the_one_that_is_meant() -> None:
+    header, *rows = (line.split() for line in TABLE.strip().splitlines())
     written = {
-        (state, Event[name]): None if cell == "refused" else State[cell]
+        (State[state], Event[name]): None if cell == "refused" else State[cell]
         for name, *cells in rows
-        for state, cell in zip(State, cells, strict=True)
+        for state, cell in zip(header[1:], cells, strict=True)
     }
     assert written == TRANSITIONS
 
 
 def test_a_node_that_was_never_called_must_be() -> None:
-    life = Life()
+    life = Membership()
     assert (life.may_send(0.0), life.must_invoke) == (False, True)
 
 
 def test_a_node_is_called_once_and_then_awaited() -> None:
-    life = Life()
+    life = Membership()
     life.invoked()
     assert not life.must_invoke
     life.silent()
@@ -75,7 +87,7 @@ def test_a_node_is_called_once_and_then_awaited() -> None:
 
 
 def test_requests_go_out_while_the_last_word_is_fresh() -> None:
-    life = Life(fresh_seconds=2.0)
+    life = Membership(fresh_seconds=2.0)
     life.greeted(ONE, NOTHING, 10.0)
     assert life.may_send(12.0)
     assert not life.may_send(12.5)
@@ -144,17 +156,17 @@ def test_an_instance_with_other_contents_is_to_be_listed_until_it_was() -> None:
 
 
 def test_contents_that_have_changed_as_often_are_not_taken_for_those_that_are_expected() -> None:
-    assert asleep().greeted(TWO, Digest(FULL.term, 71), 5.0) is Contents.UNKNOWN
+    assert asleep().greeted(TWO, Version(FULL.term, 71), 5.0) is Contents.UNKNOWN
 
 
 def test_what_a_node_holds_when_the_proxy_starts_is_unknown() -> None:
-    assert Life().greeted(ONE, FULL, 0.0) is Contents.UNKNOWN
-    assert Life().greeted(ONE, NOTHING, 0.0) is Contents.EXPECTED
+    assert Membership().greeted(ONE, FULL, 0.0) is Contents.UNKNOWN
+    assert Membership().greeted(ONE, NOTHING, 0.0) is Contents.EXPECTED
 
 
 @pytest.mark.parametrize("made", [awake, in_doubt])
 @pytest.mark.parametrize("digest", [NOTHING, NEWER])
-def test_a_stranger_does_not_pass_for_a_node_that_may_still_run(made: type[Life], digest: Digest) -> None:
+def test_a_stranger_does_not_pass_for_a_node_that_may_still_run(made: type[Membership], digest: Version) -> None:
     life = made()
     before = repr(life)
     assert life.greeted(TWO, digest, 5.0) is None
@@ -164,7 +176,7 @@ def test_a_stranger_does_not_pass_for_a_node_that_may_still_run(made: type[Life]
 
 
 @pytest.mark.parametrize("made", [awake, in_doubt, asleep])
-def test_an_instance_with_the_contents_that_are_expected_takes_over(made: type[Life]) -> None:
+def test_an_instance_with_the_contents_that_are_expected_takes_over(made: type[Membership]) -> None:
     life = made()
     assert life.greeted(TWO, FULL, 5.0) is Contents.EXPECTED
     assert life.instance == TWO
@@ -241,7 +253,7 @@ def test_three_tries_in_a_row_and_what_the_node_held_is_lost() -> None:
 
 
 def test_a_call_that_ends_without_a_word_is_a_try() -> None:
-    life = Life()
+    life = Membership()
     for _ in range(2):
         life.invoked()
         assert not life.returned()
@@ -250,7 +262,7 @@ def test_a_call_that_ends_without_a_word_is_a_try() -> None:
 
 
 def test_a_call_that_the_platform_has_no_room_for_is_none() -> None:
-    life = Life()
+    life = Membership()
     for _ in range(9):
         life.invoked()
         life.throttled()
@@ -258,7 +270,7 @@ def test_a_call_that_the_platform_has_no_room_for_is_none() -> None:
 
 
 def test_a_word_ends_a_row_of_tries() -> None:
-    life = Life()
+    life = Membership()
     for second in range(5):
         life.invoked()
         life.failed()
@@ -347,10 +359,10 @@ def test_a_node_that_sleeps_is_not_given_up_for_what_it_could_not_deliver() -> N
 
 def test_the_end_of_a_call_that_was_not_made_is_an_error() -> None:
     with pytest.raises(StateError, match="not under way"):
-        Life().returned()
+        Membership().returned()
 
 
 @pytest.mark.parametrize(("fresh_seconds", "tries"), [(-1.0, 3), (math.nan, 3), (math.inf, 3), (1.0, 0)])
 def test_figures_that_make_no_sense_are_refused(fresh_seconds: float, tries: int) -> None:
     with pytest.raises(ConfigError):
-        Life(fresh_seconds=fresh_seconds, tries=tries)
+        Membership(fresh_seconds=fresh_seconds, tries=tries)

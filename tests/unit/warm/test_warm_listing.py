@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import WireError
-from stoker_warm._fleet import Node, listed_page
+from stoker_warm._node_connection import Node, listed_page
 from stoker_warm._shard import ShardId
 from support.warm_one_node import DATA, NAME, SHARD, check
 from support.warm_platform import Tier
@@ -19,9 +19,9 @@ def test_a_listing_during_which_something_came_is_made_again() -> None:
         await made.put((NAME, DATA))
         listing = asyncio.ensure_future(node.listed())
         await asyncio.sleep(0.0011)  # the answer is on its way
-        node._standing.changes += 1
+        node._state.changes += 1
         assert await listing == [SHARD]
-        assert node.life.is_listed
+        assert node.membership.is_listed
 
     check(test)
 

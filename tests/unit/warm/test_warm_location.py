@@ -7,13 +7,11 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.fanout import ExecutorOptions
+from stoker_warm._auth import Address, Certificate, Secret
 from stoker_warm._client import WarmClient
-from stoker_warm._code import Code
-from stoker_warm._handshake import Secret
-from stoker_warm._location import Fleet, WarmLocation
+from stoker_warm._config import Fleet, WarmConfig, WarmLocation
+from stoker_warm._erasure import Code
 from stoker_warm._opening import open_backend
-from stoker_warm._settings import WarmConfig
-from stoker_warm._sockets import Address, Certificate
 
 FINGERPRINT = "0123456789abcdef" * 4
 FLEET = "warm+lambda://stoker?listen=10.0.0.5:7411"

@@ -10,13 +10,13 @@ import pytest
 
 from stoker.errors import ConnectionLostError, WireError
 from stoker.testing import run_virtual
-from stoker_warm._code import Code
-from stoker_warm._fleet import Node
-from stoker_warm._life import State
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
+from stoker_warm._frames import Kind
+from stoker_warm._membership import State
 from stoker_warm._node import NodeServer
+from stoker_warm._node_connection import Node
 from stoker_warm._requests import Answer
-from stoker_warm._settings import WarmConfig
-from stoker_warm._wire import Kind
 from support.warm_one_node import DATA, NAME, SHARD, the_instance
 from support.warm_platform import Mood, Tier
 
@@ -61,7 +61,7 @@ def test_a_node_that_answers_pings_and_delivers_nothing_is_given_up_after_three_
         for _ in range(3):
             assert made.believed() == {"warm-0": {SHARD}}
             assert not await made.kept(NAME, DATA)
-        assert node.life.state is State.GONE
+        assert node.membership.state is State.GONE
         assert made.believed() == {}
         assert not await made.kept(NAME, DATA)
         assert mute.asked == 3, "nobody waits for it any more"
@@ -90,7 +90,7 @@ def test_whoever_waits_for_a_node_that_is_given_up_is_told_at_once() -> None:
 def test_many_reads_at_once_that_are_in_vain_are_one() -> None:
     async def test(made: Tier, node: Node, mute: Mute) -> None:
         assert not any(await asyncio.gather(*[made.kept(NAME, DATA) for _ in range(5)]))
-        assert node.life.state is not State.GONE
+        assert node.membership.state is not State.GONE
         mute.is_mute = False
         assert await made.kept(NAME, DATA)
 
@@ -106,7 +106,7 @@ def test_a_node_that_was_given_up_for_what_it_did_not_deliver_is_tried_once_each
             assert made.believed() == {"warm-0": {SHARD}}
             assert not await made.kept(NAME, DATA)
             assert mute.asked == 3 + turn
-            assert node.life.state is State.GONE
+            assert node.membership.state is State.GONE
         mute.is_mute = False
         await asyncio.sleep(65.0)
         assert await made.kept(NAME, DATA)

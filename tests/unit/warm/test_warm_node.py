@@ -10,13 +10,13 @@ import pytest
 
 from stoker.errors import ConnectionLostError, CredentialsError, ServerError
 from stoker.testing import run_virtual
+from stoker_warm._auth import Secret
 from stoker_warm._connection import Connection
-from stoker_warm._handshake import Secret
+from stoker_warm._events import Report, Task, Wake
+from stoker_warm._frames import Kind
 from stoker_warm._node import LISTED_AT_ONCE, NodeServer
 from stoker_warm._requests import Reply
-from stoker_warm._shard import OVERHEAD_BYTES, ShardId, Shelf
-from stoker_warm._wake import Report, Task, Wake
-from stoker_warm._wire import Kind
+from stoker_warm._shard import OVERHEAD_BYTES, ShardId, ShardStore
 from support.warm_listener import Listener
 from support.warm_platform import ADDRESS, SECRET
 
@@ -74,13 +74,13 @@ def test_a_shard_that_was_put_is_found_with_its_checksum_and_another_is_missing(
 def test_every_answer_to_a_change_says_what_is_held_and_what_went_for_it() -> None:
     async def test(proxy: Connection) -> None:
         before = await held(proxy)
-        assert (before.digest.term, before.held_bytes, before.limit_bytes) == (0, 0, 2 * (SIZE_BYTES + OVERHEAD_BYTES))
+        assert (before.version.term, before.held_bytes, before.limit_bytes) == (0, 0, 2 * (SIZE_BYTES + OVERHEAD_BYTES))
         for number in (1, 2):
             assert (await put(proxy, shard(number))).head["evicted"] == []
         third = dict((await put(proxy, shard(3))).head)
         assert third.pop("evicted") == [shard(1).to_text()]
         report = Report.parse(third)
-        assert (report.held_bytes, report.digest.term) == (before.limit_bytes, 4)
+        assert (report.held_bytes, report.version.term) == (before.limit_bytes, 4)
         assert report == await held(proxy)
         deleted = await proxy.request(Kind.DELETE, {"shards": [shard(2).to_text(), shard(9).to_text()]})
         assert Report.parse(deleted.head).held_bytes == before.limit_bytes / 2
@@ -104,7 +104,7 @@ def test_what_was_damaged_on_its_way_is_not_kept(payload: bytes, changes: dict[s
     async def test(proxy: Connection) -> None:
         refused = await put(proxy, shard(1), payload, **changes)
         assert (refused.kind, refused.head) == (Kind.REFUSED, {"reason": "damaged"})
-        assert (await held(proxy)).digest.term == 0
+        assert (await held(proxy)).version.term == 0
 
     serve(test)
 
@@ -173,7 +173,7 @@ def test_a_call_that_keeps_warm_dials_nobody_and_tells_what_is_held() -> None:
 
 
 def test_an_instance_is_known_by_sixteen_digits_that_no_other_has() -> None:
-    instances = {NodeServer(Shelf(1), SECRET).report.instance for _ in range(100)}
+    instances = {NodeServer(ShardStore(1), SECRET).report.instance for _ in range(100)}
     assert len(instances) == 100
     assert {len(each) for each in instances} == {16}
 
@@ -181,7 +181,7 @@ def test_an_instance_is_known_by_sixteen_digits_that_no_other_has() -> None:
 def test_a_greeting_says_what_the_call_was_for_and_what_is_held() -> None:
     async def main() -> None:
         listener = Listener()
-        listener.node._shelf.set(shard(1), 7, bytes(SIZE_BYTES))
+        listener.node._store.set(shard(1), 7, bytes(SIZE_BYTES))
 
         async def check(proxy: Connection) -> None:
             peer = await proxy.ready()
@@ -297,7 +297,7 @@ def test_a_node_that_is_closed_has_no_connection_and_keeps_its_shelf() -> None:
         await listener.node.close()
         await asyncio.sleep(1.0)
         assert not listener.connections[0].is_open
-        assert listener.node.report.digest.term == 1
+        assert listener.node.report.version.term == 1
         await listener.node.run(wake(linger_seconds=0.1), 900.0)
         assert len(listener.connections) == 2
         await listener.close()

@@ -8,8 +8,8 @@ import pytest
 
 from stoker.testing import run_virtual
 from stoker_warm._connection import Connection
+from stoker_warm._frames import Kind
 from stoker_warm._shard import ShardId
-from stoker_warm._wire import Kind
 from support.warm_listener import Listener
 from support.warm_wires import LinkConfig
 

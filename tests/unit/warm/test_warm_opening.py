@@ -12,8 +12,8 @@ import pytest
 from stoker import Array, Packer, open_store
 from stoker.errors import ConfigError, MissingExtraError
 from stoker_torch import Loader
-from stoker_warm._handshake import Secret
-from stoker_warm._location import WarmLocation
+from stoker_warm._auth import Secret
+from stoker_warm._config import WarmLocation
 from stoker_warm._opening import open_backend, warm_tier_at
 
 FLEET = "warm+lambda://stoker?listen=127.0.0.1:0&nodes=20"
@@ -57,7 +57,7 @@ def test_super_samples_whose_shards_could_not_be_sent_are_refused_when_the_loade
 ) -> None:
     with Packer(tmp_path, schema={"x": Array("uint8", (1000,))}) as packer:
         packer.extend({"x": np.zeros(1000, np.uint8)} for _ in range(10))
-    monkeypatch.setattr("stoker_warm._settings.MAX_SHARD_BYTES", 4000)
+    monkeypatch.setattr("stoker_warm._config.MAX_SHARD_BYTES", 4000)
     Loader(str(tmp_path), batch_size=2, tier=f"{FLEET}&code=4+2").close()
     with pytest.raises(ConfigError, match=r"at most 7.81 KiB, .* take a code with more data shards"):
         Loader(str(tmp_path), batch_size=2, tier=f"{FLEET}&code=2+2")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import ConfigError
-from stoker_warm._location import WarmLocation
+from stoker_warm._config import WarmLocation
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("warm-tier.md", "function-cloud.md"))]

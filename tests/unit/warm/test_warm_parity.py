@@ -9,7 +9,7 @@ from operator import xor
 import numpy as np
 import pytest
 
-from stoker_warm._code import Bytes, write_lost, write_p, write_p_and_q
+from stoker_warm._erasure import Bytes, write_lost, write_p, write_p_and_q
 
 LENGTHS = [(1,), (5, 5, 5), (5, 5, 2), (5, 3, 0, 0), (300_000, 300_000, 1), tuple([9] * 254)]
 

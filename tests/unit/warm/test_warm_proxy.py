@@ -10,10 +10,10 @@ import pytest
 
 from stoker.errors import ConfigError, WireError
 from stoker.testing import run_virtual
-from stoker_warm._code import Code
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
 from stoker_warm._shard import ShardId
-from stoker_warm._transfers import _evicted
+from stoker_warm._writer import _evicted
 from support.warm_platform import Mood, Tier, named
 
 OBJECTS = [named(number, 3000 + number) for number in range(6)]
@@ -157,9 +157,9 @@ def test_with_one_more_lost_an_object_is_lost_until_it_is_offered_again_and_only
         assert statistics(tier, "losses", "misses") == [1, 0]
         assert not await tier.kept(NAME, DATA)
         assert statistics(tier, "losses", "misses") == [1, 1]
-        terms = {each.name: each.shelf.digest.term for each in tier.platform.all_instances()}
+        terms = {each.name: each.store.version.term for each in tier.platform.all_instances()}
         await tier.put((NAME, DATA))
-        written = sum(each.shelf.digest.term - terms[each.name] for each in tier.platform.all_instances())
+        written = sum(each.store.version.term - terms[each.name] for each in tier.platform.all_instances())
         assert written == lost
         assert await tier.kept(NAME, DATA)
 
@@ -184,17 +184,17 @@ def test_nodes_that_cannot_be_reached_lose_nothing_and_a_read_ends_in_time() -> 
 def test_a_damaged_shard_is_an_erasure_and_is_written_anew() -> None:
     async def test(tier: Tier) -> None:
         await tier.put((NAME, DATA))
-        shelf = tier.platform.instances["warm-0"][0].shelf
-        (shard,) = shelf.ids()
-        held = shelf.get(shard)
+        store = tier.platform.instances["warm-0"][0].store
+        (shard,) = store.ids()
+        held = store.get(shard)
         assert held is not None
         payload = bytearray(held.payload)
         payload[7] ^= 1
-        shelf.set(shard, held.crc32c, payload)
+        store.set(shard, held.crc32c, payload)
         assert await tier.kept(NAME, DATA)
         await asyncio.sleep(1.0)
         assert statistics(tier, "corrupt", "hits", "rebuilt") == [1, 1, 1]
-        again = shelf.get(shard)
+        again = store.get(shard)
         assert again is not None
         assert again.is_whole
 
@@ -298,7 +298,7 @@ def test_a_closed_proxy_calls_nobody_and_leaves_no_task() -> None:
         calls = len(tier.platform.calls)
         await asyncio.sleep(100.0)
         assert len(tier.platform.calls) == calls
-        assert (len(tier.proxy._tasks), len(tier.proxy._reception._connections)) == (0, 0)
+        assert (len(tier.proxy._tasks), len(tier.proxy._peers._connections)) == (0, 0)
 
     check(test)
 

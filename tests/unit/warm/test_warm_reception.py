@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from stoker_warm._handshake import Secret
-from stoker_warm._settings import WarmConfig
+from stoker_warm._auth import Secret
+from stoker_warm._config import WarmConfig
 from support.warm_clients import SharedTier, loaded, objects
 from support.warm_connections import run
 

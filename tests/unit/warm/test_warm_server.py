@@ -13,14 +13,14 @@ import pytest
 from stoker._cache.keeper import name_of
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, ConnectionLostError, ServerError
+from stoker_warm._auth import PeerSide, Secret
 from stoker_warm._client import ClientConfig
-from stoker_warm._code import Code
+from stoker_warm._config import WarmConfig
 from stoker_warm._connection import Connection
-from stoker_warm._handshake import PeerSide, Secret
+from stoker_warm._erasure import Code
+from stoker_warm._frames import MAX_BODY_BYTES, Head, Kind
 from stoker_warm._requests import Answer, Reply
 from stoker_warm._server import MemoryAccount, MemoryPool, ServerConfig
-from stoker_warm._settings import WarmConfig
-from stoker_warm._wire import MAX_BODY_BYTES, Head, Kind
 from support.warm_clients import SharedTier, loaded, objects, until_stored
 from support.warm_connections import run
 from support.warm_platform import SECRET
@@ -472,7 +472,7 @@ def test_nodes_are_told_to_return_and_to_forget(forgets: bool) -> None:
             assert await tier.client().down(forgets=forgets) == []
             assert not tier.server.is_down.is_set(), "the answer goes out first"
             await asyncio.wait_for(tier.server.is_down.wait(), 1.0)
-            held = [instance.shelf.held_bytes for each in tier.platform.instances.values() for instance in each]
+            held = [instance.store.held_bytes for each in tier.platform.instances.values() for instance in each]
             assert [bool(each) for each in held] == [not forgets] * 4
             assert tier.proxy.statistics().objects == (0 if forgets else len(OBJECTS))
 
@@ -486,7 +486,7 @@ def test_a_proxy_that_has_only_begun_has_nodes_forget_what_an_earlier_one_gave_t
             await tier.replace_proxy()
             assert await tier.proxy.forget() == {}
             for instances in tier.platform.instances.values():
-                assert [instance.shelf.held_bytes for instance in instances] == [0]
+                assert [instance.store.held_bytes for instance in instances] == [0]
             assert tier.proxy.statistics().objects == 0
 
     run(test)

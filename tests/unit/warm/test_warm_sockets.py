@@ -13,16 +13,15 @@ import pytest
 
 from stoker.errors import ConfigError, StokerError
 from stoker.testing import run_virtual
+from stoker_warm._auth import Address, Certificate, PeerSide, ProxySide, Secret, dial
+from stoker_warm._config import WarmConfig
 from stoker_warm._connection import Connection
-from stoker_warm._handshake import PeerSide, ProxySide, Secret
-from stoker_warm._listener import MOST_STRANGERS, TcpDoor
+from stoker_warm._frames import Head, Kind
+from stoker_warm._listener import MAX_UNAUTHENTICATED, TcpListener
 from stoker_warm._requests import Answer
-from stoker_warm._settings import WarmConfig
-from stoker_warm._sockets import Address, Certificate, dial
-from stoker_warm._wire import Head, Kind
 from support.tls import make_authority
 from support.waiting import until
-from support.warm_platform import MemoryDoor, Tier
+from support.warm_platform import MemoryListener, Tier
 
 SECRET = Secret(bytes(32))
 LOOPBACK = Address("127.0.0.1", 0)
@@ -36,29 +35,29 @@ class Host:
     """A door, and whom it has let in."""
 
     def __init__(self, certificate: Certificate | None) -> None:
-        self.door = TcpDoor(LOOPBACK, certificate=certificate)
+        self.listener = TcpListener(LOOPBACK, certificate=certificate)
         self.connections: list[Connection] = []
         self.dialled: list[socket.socket] = []
-        self.most_strangers = 0
+        self.max_unauthenticated = 0
 
     def accept(self) -> Connection:
-        self.most_strangers = max(self.most_strangers, self.door.strangers)
-        connection = Connection(ProxySide(SECRET, fingerprint=self.door.fingerprint), pong)
+        self.max_unauthenticated = max(self.max_unauthenticated, self.listener.unauthenticated)
+        connection = Connection(ProxySide(SECRET, fingerprint=self.listener.fingerprint), pong)
         self.connections.append(connection)
         return connection
 
     async def node(self, secret: Secret = SECRET) -> Connection:
         """Return the connection of a node that has dialled, at its end."""
-        fingerprint = self.door.fingerprint
+        fingerprint = self.listener.fingerprint
 
         def made() -> Connection:
             return Connection(PeerSide(secret, "node", "warm-0", "0" * 16, fingerprint=fingerprint), pong)
 
-        return await dial(Address.parse(self.door.address), fingerprint, made)
+        return await dial(Address.parse(self.listener.address), fingerprint, made)
 
     async def silent(self, count: int) -> list[socket.socket]:
         """Return sockets that have dialled and say nothing."""
-        address, loop = Address.parse(self.door.address), asyncio.get_running_loop()
+        address, loop = Address.parse(self.listener.address), asyncio.get_running_loop()
         before = len(self.connections)
         for _ in range(count):
             sock = socket.socket()
@@ -70,13 +69,13 @@ class Host:
 
 
 @asynccontextmanager
-async def host(certificate: Certificate | None = None, *, most_strangers: int = 8) -> AsyncIterator[Host]:
+async def host(certificate: Certificate | None = None, *, max_unauthenticated: int = 8) -> AsyncIterator[Host]:
     made = Host(certificate)
-    await made.door.open(made.accept, most_strangers=most_strangers)
+    await made.listener.open(made.accept, max_unauthenticated=max_unauthenticated)
     try:
         yield made
     finally:
-        made.door.close()
+        made.listener.close()
         for connection in made.connections:
             await connection.close()
         for sock in made.dialled:
@@ -106,8 +105,8 @@ def test_a_node_that_knows_the_secret_is_let_in_and_is_no_stranger_then(certific
             (connection,) = made.connections
             await connection.ready()
             assert (await connection.request(Kind.PING)).kind is Kind.PONG
-            await until(lambda: not made.door.strangers)
-            made.door.close()
+            await until(lambda: not made.listener.unauthenticated)
+            made.listener.close()
             assert (await connection.request(Kind.PING)).kind is Kind.PONG, "who is in stays"
             await node.close()
 
@@ -124,7 +123,7 @@ def test_those_who_dial_and_keep_silent_take_up_a_bounded_number_of_files_and_ke
             before = open_files()
             silent = await made.silent(100)
             await until(lambda: open_files() - before - len(silent) <= 8)
-            assert made.most_strangers <= 8
+            assert made.max_unauthenticated <= 8
             other = await made.node()
             await other.ready()
             assert (await other.request(Kind.PING)).kind is Kind.PONG
@@ -151,10 +150,10 @@ def test_nothing_is_left_of_strangers_when_the_door_closes(certificate: Certific
         before = open_files()
         async with host(certificate) as made:
             await made.silent(5)
-            made.door.close()
+            made.listener.close()
             for connection in made.connections:
                 await connection.closed()
-            await until(lambda: not made.door.strangers)
+            await until(lambda: not made.listener.unauthenticated)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         assert open_files() == before
 
@@ -173,7 +172,7 @@ def test_who_does_not_know_the_secret_and_who_speaks_no_tls_is_no_stranger_for_l
                 await wrong.ready()
             for connection in made.connections:
                 await connection.closed()
-            await until(lambda: not made.door.strangers)
+            await until(lambda: not made.listener.unauthenticated)
 
     asyncio.run(test())
 
@@ -181,8 +180,8 @@ def test_who_does_not_know_the_secret_and_who_speaks_no_tls_is_no_stranger_for_l
 def test_nodes_that_all_dial_at_once_do_not_push_each_other_out() -> None:
     async def main() -> None:
         async with Tier(WarmConfig(nodes=100)) as tier:
-            assert isinstance(tier.proxy.door, MemoryDoor)
-            assert tier.proxy.door.most_strangers == 100 + MOST_STRANGERS
+            assert isinstance(tier.proxy.listener, MemoryListener)
+            assert tier.proxy.listener.max_unauthenticated == 100 + MAX_UNAUTHENTICATED
 
     run_virtual(main())
 
@@ -195,7 +194,7 @@ def test_a_name_with_several_addresses_is_listened_to_at_all_of_them(monkeypatch
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", 0)) for last in (1, 2, 1)]
 
         monkeypatch.setattr(loop, "getaddrinfo", found)
-        door = TcpDoor(Address("localhost", 0))
+        door = TcpListener(Address("localhost", 0))
         await door.open(lambda: Connection(ProxySide(SECRET), pong))
         assert len(door._listening) == 2
         door.close()
@@ -207,9 +206,9 @@ def test_an_address_that_is_taken_or_open_to_all_is_refused() -> None:
     async def test() -> None:
         async with host() as made:
             with pytest.raises(ConfigError, match="cannot listen"):
-                await TcpDoor(Address.parse(made.door.address)).open(made.accept)
+                await TcpListener(Address.parse(made.listener.address)).open(made.accept)
         with pytest.raises(ConfigError, match="private network"):
-            await TcpDoor(Address("0.0.0.0", 0)).open(made.accept)  # noqa: S104 - which is what is refused
+            await TcpListener(Address("0.0.0.0", 0)).open(made.accept)  # noqa: S104 - which is what is refused
 
     asyncio.run(test())
 

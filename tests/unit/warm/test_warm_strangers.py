@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stoker_warm._fleet import Node
+from stoker_warm._node_connection import Node
 from support.warm_one_node import DATA, NAME, SHARD, check, die_in_silence, ping, tasks
 from support.warm_platform import Mood, Tier
 
@@ -25,7 +25,7 @@ def test_a_call_that_goes_astray_loses_nothing_and_costs_one_more() -> None:
         await asyncio.sleep(2.0)
         assert made.believed() == {"warm-0": {SHARD}} == made.held()
         assert [instance.running for instance in made.platform.all_instances()] == [None, None]
-        assert len(made.proxy._reception._connections) == 1, "nothing is left of the stranger"
+        assert len(made.proxy._peers._connections) == 1, "nothing is left of the stranger"
 
     check(test)
 
@@ -78,7 +78,7 @@ def test_the_second_call_is_made_although_nobody_waits_any_more() -> None:
         made.platform.mood = Mood()
         reading.cancel()
         await asyncio.sleep(5.0)
-        assert node.life.expected.term == 1
+        assert node.membership.expected.term == 1
         assert await made.kept(NAME, DATA)
 
     check(test)

@@ -13,8 +13,8 @@ from stoker._cache.keeper import name_of
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.testing import run_virtual
-from stoker_warm._code import Code
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
 from stoker_warm._tier import WarmTier
 from support.faulty_store import FaultyStore, Weather, pin
 from support.warm_platform import Tier

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import WireError
-from stoker_warm._wire import (
+from stoker_warm._frames import (
     ANSWERS,
     HEADER_BYTES,
     MAX_BODY_BYTES,

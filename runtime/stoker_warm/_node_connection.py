@@ -6,7 +6,7 @@ What an instance holds, and what it is to let go, are lists of shards, page by p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,40 +14,15 @@ from itertools import pairwise
 from typing import Any
 
 from stoker.errors import ConnectionLostError, DeadlineError, StokerError, WireError
-from stoker_warm._calling import Billed, Caller, Invoke, Waking
+from stoker_warm._config import WarmConfig
 from stoker_warm._connection import Connection
-from stoker_warm._life import Contents, Life, Standing, State
+from stoker_warm._events import Report, Task
+from stoker_warm._frames import Head, Kind
+from stoker_warm._invoker import Billed, Invoke, Invoker, NodeConnectionState, WakeUp
+from stoker_warm._membership import Contents, Membership, State
 from stoker_warm._node import LISTED_AT_ONCE
 from stoker_warm._requests import Reply
-from stoker_warm._settings import WarmConfig
 from stoker_warm._shard import ShardId
-from stoker_warm._wake import Report, Task
-from stoker_warm._wire import Head, Kind
-
-
-async def list_all(name: str, ask: Callable[[Head], Awaitable[Reply | None]], most: int) -> list[ShardId] | None:
-    """Return all shards that somebody holds, in their order, asked for page by page.
-
-    Args:
-        name: what to call him in an error.
-        ask: sends an INDEX with the head that it is given; None gives up.
-        most: shards.
-
-    Raises:
-        WireError: a page is not as it should be, or there are too many shards.
-    """
-    listed = list[ShardId]()
-    while (reply := await ask({"after": listed[-1].to_text()} if listed else {})) is not None:
-        listed += listed_page(name, reply.head, listed, most)
-        if not reply.head.get("more"):
-            return listed
-    return None
-
-
-def deletions(shards: Sequence[ShardId]) -> Iterator[Head]:
-    """Yield the heads of as many DELETE as it takes to name all shards."""
-    for start in range(0, len(shards), LISTED_AT_ONCE):
-        yield {"shards": [shard.to_text() for shard in shards[start : start + LISTED_AT_ONCE]]}
 
 
 def listed_page(name: str, head: Head, before: Sequence[ShardId], most: int) -> list[ShardId]:
@@ -101,21 +76,21 @@ class Node:
         self.number, self.name = number, config.name_of(number)
         self.limit_bytes = 0
         self._config, self._spawn, self._found = config, parts.spawn, parts.found
-        self._standing = Standing(
-            self.name, config, found=partial(parts.found, self), call_back=lambda: self._waking.rouse()
+        self._state = NodeConnectionState(
+            self.name, config, found=partial(parts.found, self), call_back=lambda: self._wake_up.rouse()
         )
-        self._caller = Caller(self._standing, config, parts.invoke, parts.proxy, parts.billed)
-        self._waking = Waking(self._standing, self._caller, config, parts.spawn)
+        self._caller = Invoker(self._state, config, parts.invoke, parts.proxy, parts.billed)
+        self._wake_up = WakeUp(self._state, self._caller, config, parts.spawn)
 
     @property
-    def life(self) -> Life:
+    def membership(self) -> Membership:
         """Its state."""
-        return self._standing.life
+        return self._state.membership
 
     @property
     def contact_seconds(self) -> float:
         """When it was called or spoke last."""
-        return self._standing.contact_seconds
+        return self._state.contact_seconds
 
     @property
     def failure(self) -> StokerError | None:
@@ -157,8 +132,8 @@ class Node:
         into: memoryview | None,
         end_seconds: float,
     ) -> Reply:
-        standing = self._standing
-        connection, instance = self._waking.awake() or await self._waking.ready_by(end_seconds)
+        standing = self._state
+        connection, instance = self._wake_up.awake() or await self._wake_up.ready_by(end_seconds)
         sent_seconds, is_change = asyncio.get_running_loop().time(), kind in (Kind.SET, Kind.DELETE)
         standing.asked += 1
         try:
@@ -187,30 +162,30 @@ class Node:
 
     async def keep_warm(self) -> None:
         """Call it, so that the platform keeps its instance; find out if that has lost what it held."""
-        if self.life.state is State.GONE:  # it is to greet: it is not believed before
-            self._standing.changed.clear()
+        if self.membership.state is State.GONE:  # it is to greet: it is not believed before
+            self._state.changed.clear()
             self._spawn(self._caller.call(Task.SERVE))
-            await self._standing.has_changed(self._config.wake_seconds)
+            await self._state.has_changed(self._config.wake_seconds)
         elif not await self._caller.call(Task.WARM):
             with suppress(StokerError):
-                await self._waking.ready()  # so that it greets, and says what it holds
-        elif not self.life.is_listed:
+                await self._wake_up.ready()  # so that it greets, and says what it holds
+        elif not self.membership.is_listed:
             self._found(self, Contents.UNKNOWN)  # nobody could find out so far
 
     async def stop(self) -> None:
         """Tell it to return, unless it sleeps: it would find that on its socket when it is called next."""
-        connection = self._standing.connection
-        if connection is not None and connection.is_open and self.life.state is not State.SLEEPING:
+        connection = self._state.connection
+        if connection is not None and connection.is_open and self.membership.state is not State.SLEEPING:
             with suppress(StokerError):
                 await connection.request(Kind.STOP, timeout=self._config.ping_seconds)
 
     async def close(self) -> None:
         """Tell it to return, and end its connection; what it holds, it holds. Idempotent."""
-        self._standing.is_closed = True
+        self._state.is_closed = True
         await self.stop()
-        await self._waking.close()
-        if self._standing.connection is not None:
-            await self._standing.connection.close()
+        await self._wake_up.close()
+        if self._state.connection is not None:
+            await self._state.connection.close()
 
     async def listed(self) -> list[ShardId] | None:
         """Return all that it holds; None if the instance that began to tell is not the node any more.
@@ -219,20 +194,24 @@ class Node:
             TransientError: it could not be woken, did not answer in time, failed, or lists what cannot be.
         """
         while True:
-            instance, changes = self.life.instance, self._standing.changes
+            instance, changes = self.membership.instance, self._state.changes
             listed = await self._list(instance)
             if listed is None or instance is None:
                 return None
-            if self._standing.changes == changes:  # else some came or went behind the page that would have told
-                self.life.listed(instance)
+            if self._state.changes == changes:  # else some came or went behind the page that would have told
+                self.membership.listed(instance)
                 return listed
 
     async def _list(self, instance: str | None) -> list[ShardId] | None:
-        async def ask(after: Head) -> Reply | None:
+        shards = list[ShardId]()
+        while True:
+            after = {"after": shards[-1].to_text()} if shards else {}
             reply = await self.request(Kind.INDEX, after, seconds=self._config.write_seconds)
-            return reply if self.life.instance == instance else None
-
-        return await list_all(self.name, ask, self._config.most_objects)
+            if self.membership.instance != instance:
+                return None
+            shards += listed_page(self.name, reply.head, shards, self._config.most_objects)
+            if not reply.head.get("more"):
+                return shards
 
     async def forget(self) -> None:
         """Have it drop all that it holds.
@@ -245,7 +224,8 @@ class Node:
         while (held := await self.listed()) != []:
             if held is None:
                 raise ConnectionLostError(f"another instance of {self.name} has come, which may hold something, too")
-            for head in deletions(held):
+            for start in range(0, len(held), LISTED_AT_ONCE):
+                head = {"shards": [shard.to_text() for shard in held[start : start + LISTED_AT_ONCE]]}
                 await self.request(Kind.DELETE, head, seconds=self._config.write_seconds)
 
     # What happens to it.
@@ -253,7 +233,7 @@ class Node:
     def greeted(self, connection: Connection, greeting: Head) -> None:
         """An instance has connected and knows the secret."""
         report = Report.parse(greeting)
-        contents = self._standing.greeted(connection, report)
+        contents = self._state.greeted(connection, report)
         if contents is None:
             self._spawn(_dismissed(connection, self._config.ping_seconds))
             return
@@ -262,18 +242,18 @@ class Node:
         else:
             self.limit_bytes = report.limit_bytes
             self._found(self, contents)
-        self._standing.touched()  # whoever waits for the node looks only when the call has begun
+        self._state.touched()  # whoever waits for the node looks only when the call has begun
 
     def noticed(self, connection: Connection, kind: Kind, head: Head) -> None:
         """An instance says something unasked: that it is here again, or that it goes."""
-        if connection is self._standing.connection:
-            self._standing.noticed(Report.parse(head), is_bye=kind is Kind.BYE)
+        if connection is self._state.connection:
+            self._state.noticed(Report.parse(head), is_bye=kind is Kind.BYE)
         elif kind is Kind.BYE:  # a stranger's: should it come again, it is to greet
             connection.abort()
 
     def lost(self, connection: Connection) -> None:
         """A connection has ended."""
-        self._standing.lost(connection)
+        self._state.lost(connection)
 
 
 async def _dismissed(connection: Connection, seconds: float) -> None:

@@ -18,7 +18,7 @@ from stoker._base.meter import Egress, Operation
 from stoker._cost.prices import GB_BYTES, FunctionPrices, StorePrices
 from stoker._cost.usage import Part, total_dollars
 from stoker.errors import ConfigError
-from stoker_warm._wake import Task
+from stoker_warm._events import Task
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,16 +1,8 @@
-"""Writing an object's shards to nodes that have none of it yet, reading them back, and deleting them.
-
-What nothing will be read from any more is deleted. Objects are written behind the back of whoever has them.
-
-To read an object, all shards are asked for at once, the first that restore the object are taken, and the rest are
-thrown away (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2). A shard that is not what its name and checksum say
-is a lost one.
-"""
+"""Writing objects to nodes, behind the back of their reader, and deleting what nothing will be read from any more."""
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import random
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
@@ -19,128 +11,19 @@ from typing import Any
 
 from stoker._base.task_group import task_group
 from stoker._base.threads import in_thread
-from stoker.errors import ServerError, StoreError, TransientError, WireError
-from stoker_warm._code import Code, encode, restore
+from stoker.errors import StoreError, TransientError, WireError
+from stoker_warm._billing import ProxyTally
+from stoker_warm._config import WarmConfig
 from stoker_warm._directory import Directory, Held, Placement
-from stoker_warm._fleet import Node
-from stoker_warm._life import State
+from stoker_warm._erasure import Code, encode
+from stoker_warm._frames import Head, Kind
+from stoker_warm._membership import State
 from stoker_warm._node import LISTED_AT_ONCE
-from stoker_warm._settings import WarmConfig
+from stoker_warm._node_connection import Node
 from stoker_warm._shard import ShardId
-from stoker_warm._statistics import ProxyTally
-from stoker_warm._wire import Head, Kind
 
 
-class _Got(enum.Enum):
-    """What became of asking for a shard: it is whole, or is not where it was believed to be, or cannot be had now."""
-
-    WHOLE = enum.auto()
-    LOST = enum.auto()
-    NOTHING = enum.auto()
-
-
-class ShardReader:
-    """Reads objects from nodes. Lives on the proxy's event loop.
-
-    Args:
-        code: how objects are cut.
-        nodes: by number.
-        tally: where shards that are late, restored or corrupt are counted.
-        read_seconds: for a shard, its node's waking included.
-        lost: is told of a node, by number, that does not have a shard as it should be.
-    """
-
-    def __init__(
-        self,
-        code: Code,
-        nodes: Sequence[Node],
-        tally: ProxyTally,
-        *,
-        read_seconds: float,
-        lost: Callable[[int, ShardId], None],
-    ) -> None:
-        self._code, self._nodes, self._tally = code, nodes, tally
-        self._read_seconds, self._lost = read_seconds, lost
-
-    async def read(self, name: str, nodes: Sequence[int], into: memoryview) -> list[int] | None:
-        """Fill ``into`` with an object from the first shards that restore it.
-
-        When the call ends, however it ends, nothing writes to ``into`` any more.
-
-        Args:
-            name: of the object.
-            nodes: by position of a shard, the node that is believed to have it, -1 for none.
-            into: memory of the object's size.
-
-        Returns:
-            The positions that nodes have lost; None if too few could be had.
-        """
-        code, views = self._code, views_of(self._code, into)
-        parity = {at: memoryview(bytearray(len(views[0]))) for at in range(code.data, code.shards)}
-        whole, lost = await self._read_first(name, nodes, [*views, *parity.values()])
-        if len(whole) < code.data:
-            return None
-        missing = [at for at in range(code.data) if at not in whole]
-        if missing:
-            self._tally.restored += 1
-            here = {at: view for at, view in parity.items() if at in whole}
-            if code.parity == 1:  # which takes less time than handing it over
-                restore(code, len(into), into, here, missing)
-            else:
-                await in_thread(lambda _: restore(code, len(into), into, here, missing))
-        return lost
-
-    async def _read_first(
-        self, name: str, nodes: Sequence[int], targets: Sequence[memoryview]
-    ) -> tuple[set[int], list[int]]:
-        """Ask for all shards at once, until enough are whole or too many are not there, and leave the others.
-
-        Returns:
-            The positions of shards that are whole, and of those that nodes have lost.
-        """
-        code = self._code
-        asked: dict[asyncio.Task[_Got], int] = {}
-        whole = {at for at, view in enumerate(targets) if not len(view)}
-        lost = [at for at, node in enumerate(nodes) if node < 0]
-        async with task_group() as group:
-            for at, node in enumerate(nodes):
-                if node >= 0 and at not in whole:
-                    shard = ShardId(name, code.data, code.parity, at)
-                    asked[group.create_task(self._read_shard(self._nodes[node], shard, targets[at]))] = at
-            waiting = set(asked)
-            while len(whole) < code.data <= len(whole) + len(waiting):
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                whole |= {asked[each] for each in done if each.result() is _Got.WHOLE}
-                lost += [asked[each] for each in done if each.result() is _Got.LOST]
-            for each in waiting:
-                each.cancel()
-        if len(whole) >= code.data:
-            self._tally.late += len(waiting)
-        return whole, lost
-
-    async def _read_shard(self, node: Node, shard: ShardId, into: memoryview) -> _Got:
-        """Fill ``into`` with a shard, if it can be had in time."""
-        try:
-            reply = await node.request(Kind.GET, {"shard": shard.to_text()}, into=into, seconds=self._read_seconds)
-        except ServerError:
-            pass  # it has answered: that it cannot
-        except StoreError:
-            return _Got.NOTHING
-        else:
-            if reply.kind is Kind.FOUND:
-                if reply.body_bytes == len(into) and shard.checksum(into) == reply.head.get("crc32c"):
-                    return _Got.WHOLE
-                self._tally.corrupt += 1
-        self._lost(node.number, shard)
-        return _Got.LOST
-
-
-def views_of(code: Code, data: memoryview) -> list[memoryview]:
-    """Return an object's data shards, in its own memory."""
-    return [data[start:end] for start, end in code.cuts(len(data))]
-
-
-class Doomed:
+class Tombstones:
     """What is to be deleted, by node: when the node is written to next. That is soon enough, and wakes nobody.
 
     Args:
@@ -168,11 +51,11 @@ class Doomed:
             StoreError: the node cannot be had; what it was not told stays to be deleted.
         """
         async with self._deleting[node.number]:  # lest a shard is put there again before a second order to delete it
-            while doomed := self._shards.get(node.number):
-                page = list(islice(doomed, LISTED_AT_ONCE))
+            while tombstones := self._shards.get(node.number):
+                page = list(islice(tombstones, LISTED_AT_ONCE))
                 head = {"shards": [shard.to_text() for shard in page]}
                 await node.request(Kind.DELETE, head, seconds=self._write_seconds)
-                doomed.difference_update(page)
+                tombstones.difference_update(page)
 
 
 _log = logging.getLogger("stoker.warm.writing")
@@ -202,7 +85,7 @@ class ShardWriter:
     ) -> None:
         self._config, self._nodes, self._directory, self._tally = config, nodes, directory, tally
         self._rng = rng
-        self.doomed = Doomed(config.nodes, write_seconds=config.write_seconds)
+        self.tombstones = Tombstones(config.nodes, write_seconds=config.write_seconds)
         """What is to be deleted."""
 
     async def write(self, name: str, data: bytes | bytearray) -> int | None:
@@ -229,7 +112,7 @@ class ShardWriter:
 
     async def meet_nodes(self) -> None:
         """Wake nodes of which nobody knows how much they hold: none has said so yet."""
-        unknown = [node for node in self._nodes if not node.limit_bytes and node.life.state is not State.GONE]
+        unknown = [node for node in self._nodes if not node.limit_bytes and node.membership.state is not State.GONE]
         if not unknown:
             return
         async with task_group() as group:
@@ -239,12 +122,12 @@ class ShardWriter:
     def lost(self, node: int, shard: ShardId) -> None:
         """A node lacks a shard, or has a damaged one, which must not be found there again."""
         if self._directory.dropped(node, shard):
-            self.doomed.add(node, shard)
+            self.tombstones.add(node, shard)
 
     def evict(self, evicted: Collection[Held]) -> None:
         """Have the shards of objects deleted that went for others."""
         for held in evicted:
-            self.doomed.add(held.node, held.shard)
+            self.tombstones.add(held.node, held.shard)
         self._tally.evicted += len({held.shard.object for held in evicted})
 
     async def _encoded(self, name: str, placement: Placement, data: bytes | bytearray) -> Shards:
@@ -260,7 +143,7 @@ class ShardWriter:
     async def _write_shard(self, number: int, shard: ShardId, payload: memoryview) -> bool:
         node = self._nodes[number]
         try:
-            await self.doomed.delete(node)
+            await self.tombstones.delete(node)
             reply = await node.request(
                 Kind.SET,
                 {"shard": shard.to_text(), "crc32c": shard.checksum(payload)},
@@ -272,7 +155,7 @@ class ShardWriter:
                     self._directory.dropped(number, evicted)
                 if self._directory.stored(number, shard):
                     return True
-                self.doomed.add(number, shard)
+                self.tombstones.add(number, shard)
                 return False
         except StoreError as error:
             _log.debug("%s does not take a shard: %s", node.name, error)
@@ -292,7 +175,7 @@ class ShardWriter:
 async def encoded(code: Code, data: bytes | bytearray, wanted: Collection[int]) -> Shards:
     """Return the shards of an object; parity only if it is wanted, data in its own memory."""
     whole = memoryview(data)
-    shards = dict(enumerate(views_of(code, whole)))
+    shards = dict(enumerate(code.views(whole)))
     if any(at >= code.data for at in wanted):
         parity = [memoryview(bytearray(code.shard_bytes(len(data)))) for _ in range(code.parity)]
         await in_thread(lambda _: encode(whole, code, parity))

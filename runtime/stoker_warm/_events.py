@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker._base.fields import Fields
 from stoker.errors import EventError, WireError
-from stoker_warm._shard import Digest
+from stoker_warm._shard import Version
 
 _NODE = r"[a-z][a-z0-9-]{0,62}"
 _ADDRESS = r"[^\s/@]{1,300}"
@@ -84,13 +84,13 @@ class Report:
 
     Attributes:
         instance: which one it is, drawn when its process began.
-        digest: of its shelf.
-        held_bytes: on the shelf.
-        limit_bytes: of the shelf.
+        version: of its shard store.
+        held_bytes: in it.
+        limit_bytes: of it.
     """
 
     instance: str
-    digest: Digest
+    version: Version
     held_bytes: int
     limit_bytes: int
 
@@ -98,8 +98,8 @@ class Report:
         """Return it as JSON values; the hash as a text, for it is larger than numbers of JSON may be."""
         return {
             "instance": self.instance,
-            "term": self.digest.term,
-            "hash": f"{self.digest.hash:016x}",
+            "term": self.version.term,
+            "hash": f"{self.version.hash:016x}",
             "held_bytes": self.held_bytes,
             "limit_bytes": self.limit_bytes,
         }
@@ -115,7 +115,7 @@ class Report:
             fields = Fields(value, "report of a warm node")
             report = cls(
                 instance=fields.text("instance", pattern=_INSTANCE),
-                digest=Digest(fields.integer("term"), int(fields.text("hash", pattern="[0-9a-f]{16}"), 16)),
+                version=Version(fields.integer("term"), int(fields.text("hash", pattern="[0-9a-f]{16}"), 16)),
                 held_bytes=fields.integer("held_bytes", most=_MOST_BYTES),
                 limit_bytes=fields.integer("limit_bytes", most=_MOST_BYTES),
             )

@@ -190,6 +190,10 @@ class Code:
         ends = [min(shard_bytes * count, size_bytes) for count in range(self.data + 1)]
         return list(pairwise(ends))
 
+    def views(self, data: memoryview) -> list[memoryview]:
+        """Return the data shards of an object, in its own memory."""
+        return [data[start:end] for start, end in self.cuts(len(data))]
+
 
 def require_codec(code: Code) -> None:
     """Load what computes a code's parity, so that what is not installed is known before the first object.
@@ -216,7 +220,7 @@ def encode(data: memoryview, code: Code, out: Sequence[memoryview]) -> None:
     shard_bytes = code.shard_bytes(len(data))
     if [len(each) for each in out] != [shard_bytes] * code.parity:
         raise ConfigError(f"{code} of {len(data)} bytes has {code.parity} parity shards of {shard_bytes} bytes")
-    shards = [data[start:end] for start, end in code.cuts(len(data))]
+    shards = code.views(data)
     if code.parity == 1:
         write_p(_arrays(shards), *_arrays(out))
     elif code.parity == 2:
@@ -247,7 +251,7 @@ def restore(
         MissingExtraError: as for :func:`require_codec`.
     """
     _check(code, size_bytes, into, parity, missing)
-    shards = [into[start:end] for start, end in code.cuts(size_bytes)]
+    shards = code.views(into[:size_bytes])
     lost = sorted(position for position in set(missing) if len(shards[position]))
     if len(lost) > len(parity):
         raise LostShardsError(

@@ -1,4 +1,6 @@
-"""Who is at the other end: a mutual challenge and response over a secret that is never sent. Does no I/O.
+"""Authentication of both ends of a connection, and dialling a proxy.
+
+The handshake is a mutual challenge and response over a secret that is never sent. It does no I/O:
 
 ``proxy: CHALLENGE {nonce} · peer: PROOF {role, node, instance, nonce, greeting, mac} · proxy: WELCOME {mac}``
 
@@ -6,25 +8,33 @@ Each mac is HMAC-SHA256 over a label of its own and everything that was said: th
 role, node, instance, greeting, and the fingerprint of the TLS certificate, which the proxy knows of itself and the peer
 saw. So a proof is good for one connection only, cannot be turned round, and one that is passed on through another
 certificate is wrong. Without TLS nothing protects what follows: it is for loopback and private networks.
+
+The proxy's certificate may be self-signed: a peer is told its SHA-256 by a channel that is trusted already (the
+invocation, the URL), takes no other, and binds it into the handshake.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
+import hashlib
 import hmac
 import json
 import re
 import secrets
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from ipaddress import ip_address, ip_network
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
 
-from stoker.errors import ConfigError, CredentialsError, WireError
-from stoker_warm._wire import VERSION, Head, Kind
+from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, DeadlineError, WireError
+from stoker_warm._frames import VERSION, Head, Kind
 
+P = TypeVar("P", bound=asyncio.BaseProtocol)
 Role = Literal["node", "client"]
 Greeting = Mapping[str, str | int]
 """What a peer says of itself: flat, texts and integers only, so that both sides write it alike."""
@@ -32,6 +42,8 @@ Greeting = Mapping[str, str | int]
 Message = tuple[Kind, Head]
 """A frame to send."""
 
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
+_DIAL_SECONDS = 5.0
 _NONCE_BYTES = 32
 _MIN_SECRET_BYTES = 32
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -301,3 +313,134 @@ def _greeting(value: object) -> Greeting:
     if not isinstance(value, dict) or not all(isinstance(key, str) and type(value[key]) in (str, int) for key in value):
         raise WireError("the greeting of a handshake is no flat object of texts and integers")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a TCP port.
+
+    Attributes:
+        host: a name or an address.
+        port: 0 to 65535; 0 is for listening only, on any that is free.
+    """
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Return what ``host:port`` or ``[v6]:port`` says.
+
+        Raises:
+            ConfigError: it says something else.
+        """
+        match = _ADDRESS.fullmatch(text)
+        if match is None or int(match[2]) > 65535:
+            raise ConfigError(f"{text!r:.80} is no address; write for example 10.0.0.5:7411 or [fd00::5]:7411")
+        return cls(match[1].strip("[]"), int(match[2]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What the proxy shows, in PEM files.
+
+    Attributes:
+        chain: the certificate, its own first.
+        key: its private key, without a passphrase.
+    """
+
+    chain: Path
+    key: Path
+
+    def context(self) -> ssl.SSLContext:
+        """Return how to listen with it.
+
+        Raises:
+            ConfigError: the files cannot be used.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        try:
+            context.load_cert_chain(self.chain, self.key, password=_no_passphrase)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the certificate {self.chain} and its key {self.key} cannot be used: {error}") from None
+        return context
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the certificate, 64 hexadecimal digits.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        try:
+            text = self.chain.read_text("ascii")
+            first = text[: text.index("-----END CERTIFICATE-----")] + "-----END CERTIFICATE-----\n"
+            return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first[first.index("-----BEGIN") :])).hexdigest()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.chain} holds no certificate: {error}") from None
+
+
+async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], seconds: float = _DIAL_SECONDS) -> P:
+    """Connect to a proxy. Its certificate is compared by the handshake, which must be told the fingerprint, too.
+
+    Args:
+        address: of the proxy.
+        fingerprint: of its certificate; empty for no TLS.
+        protocol: makes what speaks.
+        seconds: that it may take.
+
+    Raises:
+        ConfigError: without a fingerprint, others could listen in on the way; or it is none.
+        ConnectionLostError: there is nobody.
+        DeadlineError: nobody answers in time.
+    """
+    if fingerprint and not _HEX.fullmatch(fingerprint):
+        raise ConfigError("a certificate's fingerprint is its SHA-256 in 64 hexadecimal digits")
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(seconds):
+            transport, spoken = await loop.create_connection(
+                protocol, address.host, address.port, ssl=_pinning() if fingerprint else None
+            )
+    except TimeoutError:
+        raise DeadlineError(f"the warm tier's proxy at {address} does not answer within {seconds:g} s") from None
+    except OSError as error:  # ssl.SSLError is one
+        raise ConnectionLostError(
+            f"the warm tier's proxy at {address} cannot be reached: {error}; does `stoker warm proxy` run there?"
+        ) from None
+    peer = transport.get_extra_info("peername")
+    if peer is not None:  # else it has ended already, and what speaks knows why
+        try:
+            check_privacy(peer[0], has_tls=bool(fingerprint))
+        except BaseException:
+            transport.abort()
+            raise
+    return spoken
+
+
+def check_privacy(address: str, *, has_tls: bool) -> None:
+    """Check that nobody else can listen in on connections of an address.
+
+    Raises:
+        ConfigError: others can, and there is no TLS.
+    """
+    if not has_tls and not is_private(address):
+        raise ConfigError(
+            f"{address} is on no private network: give the proxy a certificate and its key, and tell its fingerprint"
+        )
+
+
+def _pinning() -> ssl.SSLContext:
+    """Return a context that takes any certificate: the handshake knows which one it must be."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _no_passphrase() -> str:
+    raise ValueError("the key has a passphrase")
