@@ -19,8 +19,8 @@ from stoker._cost.workload import WarmFunctions, Workload
 from stoker.errors import ConfigError
 from stoker_functions import _warm_node
 from stoker_warm import _shard
-from stoker_warm._code import Code
-from stoker_warm._settings import WarmConfig
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
 
 PRICES = Prices.load()
 LAMBDA, S3 = PRICES.function("lambda"), PRICES.store("s3")
