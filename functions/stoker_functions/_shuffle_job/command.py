@@ -22,7 +22,7 @@ from stoker._stores.location import parse_url
 from stoker._stores.object_store import ObjectStore, metered, price_key
 from stoker.abc import Answer, Executor, Store
 from stoker.cli import flags
-from stoker.cli.output import counted, printable, table
+from stoker.cli.output import counted, say, table
 from stoker.fanout import Driver, FanoutConfig, Task
 from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, chosen_plan, plan_ways
 from stoker_functions._shuffle_job.samples import usable_bytes
@@ -138,9 +138,9 @@ class _Making:
         for tasks in phases:
             results = await self._carry_out(tasks, layout)
         place = f"{self._store.url}/{layout.folder.rstrip('/')}"
-        self._say(f"epoch {layout.epoch} is at {place}{' (it was there already)' if is_there else ''}")
+        say(args, f"epoch {layout.epoch} is at {place}{' (it was there already)' if is_there else ''}")
         if deleted := [str(epoch) for result in results for epoch in result.get("deleted_epochs", ())]:
-            self._say(f"deleted {'epoch' if len(deleted) == 1 else 'epochs'} {', '.join(deleted)} (--keep {args.keep})")
+            say(args, f"deleted {'epoch' if len(deleted) == 1 else 'epochs'} {', '.join(deleted)} (--keep {args.keep})")
 
     async def _carry_out(self, tasks: list[ShuffleTask], layout: EpochLayout) -> list[Mapping[str, Any]]:
         verb = {"scatter": "scattering", "slice": "writing", "commit": "committing"}[tasks[0].step]
@@ -168,20 +168,16 @@ class _Making:
         """Say what all of it took."""
         lines = self._driver.report.lines()
         if self._args.on:
-            self._say(*lines)
+            say(self._args, *lines)
             return
         reading = self._store.meter.reading()
         gets, puts = reading.requests[Operation.GET], reading.requests[Operation.PUT]
-        self._say(
+        say(
+            self._args,
             *lines[:-1],  # the last is of functions
             f"{counted(gets, 'GET')}, {format_bytes(reading.read_bytes)} read; {counted(puts, 'PUT')}, "
             f"{format_bytes(reading.written_bytes)} written; ${Prices.load().dollars(reading):.6f} for them",
         )
-
-    def _say(self, *lines: str) -> None:
-        if not self._args.quiet:
-            for line in lines:
-                print(printable(line), file=sys.stderr)
 
 
 def _shown(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifest, store: StorePrices) -> str:

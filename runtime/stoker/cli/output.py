@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,6 +35,7 @@ __all__ = [
     "preview",
     "printable",
     "sample_lines",
+    "say",
     "table",
 ]
 
@@ -59,6 +62,13 @@ def shortened(text: str) -> str:
     """Return the beginning of the text, printable, in quotes."""
     rest = len(text) - _TEXT_CHARACTERS
     return f'"{printable(text[:_TEXT_CHARACTERS])}"' + (f"… and {rest:,} more" if rest > 0 else "")
+
+
+def say(args: Namespace, *lines: str) -> None:
+    """Write lines to standard error, unless ``--quiet`` is given."""
+    if not args.quiet:
+        for line in lines:
+            print(printable(line), file=sys.stderr)
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:

@@ -18,7 +18,7 @@ from stoker._sources.webdataset import WebDataset
 from stoker._stores.location import Location, parse_url
 from stoker.abc import Store
 from stoker.cli import flags
-from stoker.cli.output import RequestBill, counted, json_text, printable, sample_lines
+from stoker.cli.output import RequestBill, counted, json_text, printable, sample_lines, say
 from stoker.errors import ConfigError, FunctionError
 from stoker.fanout import Driver, FanoutConfig
 
@@ -69,7 +69,7 @@ async def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
     _check_apart(args.source, args.url)
     _check_fanout_options(args)
-    _say(args, f"opening {args.source}")
+    say(args, f"opening {args.source}")
     options = flags.store_options(args, args.source, prefix="source_") or flags.store_options(args, args.source)
     bill = RequestBill()
     source = await open_source(
@@ -89,7 +89,7 @@ async def run(args: Namespace) -> int:
 async def _from_source_to_store(args: Namespace, source: ObjectSource, store: Store, bill: RequestBill) -> None:
     started_seconds = asyncio.get_running_loop().time()
     notes = source.notes
-    _say(args, f"packing {args.source} as {source.kind}")
+    say(args, f"packing {args.source} as {source.kind}")
     _say_notes(notes, quiet=args.quiet)
     total = Amount(count=source.samples, size_bytes=source.size_bytes)
     progress = Progress("packing", "samples", total, sys.stderr, quiet=args.quiet)
@@ -105,7 +105,7 @@ async def _from_source_to_store(args: Namespace, source: ObjectSource, store: St
             packer.skip(durable)
         async with aclosing(source.read(durable)) as samples:
             found = await anext(samples, None)
-            _say(args, *sample_lines(source, durable, found))
+            say(args, *sample_lines(source, durable, found))
             async with progress:
                 progress.start(_amount(done))
                 while found is not None:
@@ -123,7 +123,7 @@ async def _from_source_to_store(args: Namespace, source: ObjectSource, store: St
     what = f"{counted(done.samples, 'sample')} into {counted(done.objects, 'super-sample')}"
     rate = f"{(done.samples - durable) / max(seconds, 1e-3):,.0f} samples/s"
     took = f"packed {what}, {format_bytes(done.size_bytes)}, in {seconds:.1f} s ({rate})"
-    _say(args, bill.line(), f"{took}: {store.url}, version {manifest.version}{rest}")
+    say(args, bill.line(), f"{took}: {store.url}, version {manifest.version}{rest}")
 
 
 def _config(args: Namespace, source: ObjectSource) -> PackConfig:
@@ -139,12 +139,6 @@ def _given(args: Namespace, *names: str) -> dict[str, Any]:
 
 def _amount(done: PackProgress) -> Amount:
     return Amount(count=done.samples, size_bytes=done.size_bytes)
-
-
-def _say(args: Namespace, *lines: str) -> None:
-    if not args.quiet:
-        for line in lines:
-            print(printable(line), file=sys.stderr)
 
 
 def _check_apart(source: str, destination: str) -> None:
@@ -181,10 +175,10 @@ async def _pack_on(args: Namespace, source: ObjectSource, store: Store) -> None:
     if isinstance(source, WebDataset):
         await source.check_ends()
     job = await plan_job(source, store, _job_config(args, dst))
-    _say(args, f"packing {args.source} as {source.kind} on {executor.name}: {counted(len(job.tasks), 'part')}")
+    say(args, f"packing {args.source} as {source.kind} on {executor.name}: {counted(len(job.tasks), 'part')}")
     _say_notes(source.notes, quiet=args.quiet)
     async with aclosing(source.read()) as found:
-        _say(args, *sample_lines(source, 0, await anext(found, None)))
+        say(args, *sample_lines(source, 0, await anext(found, None)))
     total = Amount(count=len(job.tasks), size_bytes=sum(task.size_bytes for task in job.tasks))
     progress = Progress("packing", "parts", total, sys.stderr, quiet=args.quiet)
     async with executor:
@@ -194,10 +188,10 @@ async def _pack_on(args: Namespace, source: ObjectSource, store: Store) -> None:
                 await driver.run(job.tasks)
             (committed,) = await driver.run([job.commit])
         finally:
-            _say(args, *driver.report.lines())
+            say(args, *driver.report.lines())
     match committed:
         case {"version": int(version), "samples": int(samples)}:
-            _say(args, f"{args.url}: version {version} has {counted(samples, 'sample')}")
+            say(args, f"{args.url}: version {version} has {counted(samples, 'sample')}")
         case _:
             raise FunctionError("commit", "TypeError", "it tells no version; deploy the functions of this stoker")
 

@@ -83,10 +83,10 @@ def test_the_handlers_import_and_an_s3_client_is_made_from_what_is_in_the_zip(
 import asyncio, sys
 sys.path[:] = [{str(tmp_path / "task")!r}, *(path for path in sys.path if "site-packages" not in path)]
 import stoker_functions.aws
-import aioboto3
+from aiobotocore.session import AioSession
 async def client():
-    session = aioboto3.Session(aws_access_key_id="a", aws_secret_access_key="b", region_name="us-east-1")
-    async with session.client("s3") as s3:
+    keys = dict(aws_access_key_id="a", aws_secret_access_key="b")
+    async with AioSession().create_client("s3", region_name="us-east-1", **keys) as s3:
         print(await s3.generate_presigned_url("get_object", Params=dict(Bucket="bucket", Key="key")))
 asyncio.run(client())
 print(sorted(name for name in ("torch", "stoker_torch", "stoker_local") if name in sys.modules))
