@@ -19,7 +19,7 @@ def _open(module: str, name: str, extra: str, options: ExecutorOptions) -> Execu
     return executor
 
 
-open_local = partial(_open, "local", "LocalExecutor", "")
+open_local = partial(_open, "worker", "LocalExecutor", "")
 """Return an executor with worker processes on this machine."""
 open_lambda = partial(_open, "lambda_", "LambdaExecutor", "aws")
 """Return an executor that invokes deployed Lambda functions."""

@@ -15,7 +15,7 @@ from stoker import RetryPolicy
 from stoker.abc import Answer
 from stoker.errors import ConnectionLostError, DeadlineError, FunctionError
 from stoker.fanout import Driver, ExecutorOptions, FanoutConfig, Task
-from stoker_functions._executors.local import LocalExecutor
+from stoker_functions._executors.worker import LocalExecutor
 from support.executor_checks import own_functions
 
 ROOT = Path(__file__).parents[4]
@@ -151,7 +151,7 @@ def test_settings_reach_the_functions_and_the_environment_stays_as_it_is() -> No
 def test_workers_go_when_the_process_that_started_them_does(how: signal.Signals, tmp_path: Path) -> None:
     program = f"""
 import asyncio
-from stoker_functions._executors.local import LocalExecutor
+from stoker_functions._executors.worker import LocalExecutor
 from support.executor_checks import own_functions
 
 async def main():
