@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import signal
 import socket
 import subprocess
@@ -85,6 +87,14 @@ def test_a_second_training_reads_from_the_server_and_nothing_but_the_manifest_fr
         second, found = train(dataset, url)
         assert found.tier_hits["shared"] == alone.get_requests - 1
         assert found.get_requests == 1
+        said = subprocess.run([*COMMAND, "status", url], capture_output=True, text=True, check=True, timeout=60).stdout
+        assert re.search(
+            r"^memory   [0-9]+ objects, [0-9.]+ MiB of 61\.0 MiB; 0 left for others, 0 had no room$", said, re.MULTILINE
+        )
+        assert re.search(r"^reads    [0-9]+ hits, [0-9]+ misses, [0-9.]+ MiB sent$", said, re.MULTILINE)
+        as_json = [*COMMAND, "status", url, "--json"]
+        counts = json.loads(subprocess.run(as_json, capture_output=True, check=True, timeout=60).stdout)
+        assert counts['place_objects{place="memory"}'] == alone.get_requests - 1
         assert same(plain, first)
         assert same(plain, second)
         process.send_signal(signal.SIGTERM)

@@ -20,12 +20,12 @@ from urllib.parse import parse_qsl, urlsplit
 from stoker._base.threads import PerLoop
 from stoker._format.identity import identity_of
 from stoker._shared.secret import VARIABLE, TierSecret
-from stoker._shared.server import GROUP_HEADER, OBJECTS_PATH
+from stoker._shared.server import GROUP_HEADER, METRIC_PREFIX, METRICS_PATH, OBJECTS_PATH
 from stoker._stores.http import Call, Destination, Reply, Rule, error_of
 from stoker._stores.http_session import Connections
 from stoker._stores.options import HttpOptions, is_this_machine
 from stoker.abc import ObjectRef, Readable
-from stoker.errors import ConfigError, CredentialsError, StokerError, StoreError
+from stoker.errors import ConfigError, CredentialsError, StokerError, StoreError, UnexpectedAnswerError
 
 _HTTP = HttpOptions(max_connections=32, connect_timeout_seconds=3.0, read_timeout_seconds=15.0)
 _PENDING_BYTES = 64 << 20
@@ -232,6 +232,29 @@ class _Side:
         del self._offers[name]
         self._pending_bytes -= len(copy)
         self._spare.append(spare)
+
+
+async def read_metrics(server: ServerAddress, secret: TierSecret) -> dict[str, float]:
+    """Return the counts of a server by their names, without the prefix ``stoker_tier_``.
+
+    Raises:
+        StoreError: it cannot be asked.
+    """
+    url = f"{server.origin}{METRICS_PATH}"
+    headers = {"Authorization": f"Bearer {secret.metrics_token}"}
+    call = Call(method="GET", url=url, headers=headers, address=url)
+    connections = Connections(_HTTP, server.origin, fingerprint=server.fingerprint)
+    try:
+        reply = await connections.reader.read(call)
+    finally:
+        await connections.close()
+    if reply.refused:
+        raise _error_of(call, reply)
+    said = (line.rpartition(" ") for line in reply.body.decode("utf-8", "replace").splitlines() if line[:1] != "#")
+    try:
+        return {name.removeprefix(METRIC_PREFIX): float(value) for name, _, value in said}
+    except ValueError:
+        raise UnexpectedAnswerError(f"{url}: these are not the metrics of a tier server") from None
 
 
 async def _pieces(data: memoryview) -> AsyncIterator[memoryview]:

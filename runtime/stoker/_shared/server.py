@@ -29,7 +29,8 @@ from stoker._shared.secret import TierSecret, is_name
 from stoker.abc import ObjectRef
 from stoker.errors import StokerError
 
-OBJECTS_PATH = "/objects/"
+OBJECTS_PATH, METRICS_PATH = "/objects/", "/metrics"
+METRIC_PREFIX = "stoker_tier_"
 GROUP_HEADER = "Stoker-Group"
 """Header of a PUT: which data set the object is of; see :meth:`~stoker._shared.secret.TierSecret.group`."""
 
@@ -107,7 +108,7 @@ class TierServer:
         app.router.add_get(path, self._get)
         app.router.add_put(path, self._put, expect_handler=self._expect)
         app.router.add_delete(path, self._delete)
-        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get(METRICS_PATH, self._metrics)
         app.router.add_get("/health", self._health)
         return app
 
@@ -308,10 +309,10 @@ class TierServer:
 
     def _metric_lines(self) -> Iterator[str]:
         for name, value in asdict(self.stats).items():
-            yield f"# TYPE stoker_tier_{name}_total counter\nstoker_tier_{name}_total {value}"
+            yield f"# TYPE {METRIC_PREFIX}{name}_total counter\n{METRIC_PREFIX}{name}_total {value}"
         for name in PlaceStatistics.__slots__:
             is_gauge = name in ("objects", "used_bytes", "limit_bytes")
-            metric = f"stoker_tier_place_{name}" + ("" if is_gauge else "_total")
+            metric = f"{METRIC_PREFIX}place_{name}" + ("" if is_gauge else "_total")
             yield f"# TYPE {metric} {'gauge' if is_gauge else 'counter'}"
             for place, found in self.statistics().items():
                 yield f'{metric}{{place="{place}"}} {getattr(found, name)}'

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -15,12 +15,14 @@ from urllib.parse import parse_qsl
 
 from stoker._base.sizes import format_bytes, parse_bytes
 from stoker._shared.certificate import given_tls
+from stoker._shared.client import ServerAddress, read_metrics
 from stoker._shared.objects import ObjectFolder, ObjectMemory
 from stoker._shared.read_through import ReadThrough
 from stoker._shared.secret import VARIABLE, TierSecret, is_object_of
 from stoker._shared.server import TierServer
 from stoker._shared.serving import Endpoint, listening
 from stoker.cli.flags import add_store_options, opened, size_from
+from stoker.cli.output import counted, json_text, table
 from stoker.errors import ConfigError
 
 _PORT = 7412
@@ -34,6 +36,9 @@ def configure(parser: ArgumentParser) -> None:
     actions.add_parser("secret", help=f"make a secret for {VARIABLE}, and print it")
     token = actions.add_parser("token", help="print the bearer token of requests, for nginx, curl or Prometheus")
     token.add_argument("--metrics", action="store_true", help="the one that is good for GET /metrics alone")
+    status = actions.add_parser("status", help="say what a server holds, and what it was asked", epilog=_EPILOG)
+    status.add_argument("url", metavar="URL", help="of the server, as it was printed when it began")
+    status.add_argument("--json", action="store_true", help="write JSON")
     text = "hold super-samples in memory for trainers on other machines, until SIGTERM or Ctrl-C"
     serve = actions.add_parser("serve", help=text, description=f"{text}. Prints the URL for trainers.", epilog=_EPILOG)
     serve.add_argument("--memory", type=size_from(1), required=True, metavar="SIZE", help="for objects, such as 32GB")
@@ -58,9 +63,35 @@ async def run(args: Namespace) -> int:
     elif args.action == "token":
         (secret, *_) = TierSecret.parse_all(os.environ)
         print(secret.metrics_token if args.metrics else secret.token)
+    elif args.action == "status":
+        (secret, *_) = TierSecret.parse_all(os.environ)
+        counts = await read_metrics(ServerAddress.parse(args.url), secret)
+        print(json_text(counts) if args.json else table(_rows_of(counts), indent=""))
     else:
         await _serve(args)
     return 0
+
+
+def _rows_of(counts: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return the rows of a table."""
+
+    def of(name: str, place: str = "") -> int:
+        return int(counts.get(f'place_{name}{{place="{place}"}}' if place else f"{name}_total", 0))
+
+    rows = []
+    for place in ("memory", "disk"):
+        if of("limit_bytes", place):
+            used, limit = (format_bytes(of(name, place)) for name in ("used_bytes", "limit_bytes"))
+            left = f"{of('evicted_total', place):,} left for others, {of('declined_total', place):,} had no room"
+            rows.append((place, f"{counted(of('objects', place), 'object')}, {used} of {limit}; {left}"))
+    hits = sum(of("hits_total", place) for place in ("memory", "disk"))
+    fetched = f"; {of('fetched'):,} read through, {of('fetch_failures'):,} of them in vain" if of("fetched") else ""
+    return [
+        *rows,
+        ("reads", f"{hits:,} hits, {of('misses'):,} misses, {format_bytes(of('sent_bytes'))} sent{fetched}"),
+        ("offers", f"{format_bytes(of('received_bytes'))} received, {of('refused'):,} refused for wrong bytes"),
+        ("refused", f"{counted(of('unauthorized'), 'request')} without a valid token"),
+    ]
 
 
 async def _serve(args: Namespace) -> None:
