@@ -17,18 +17,7 @@ from stoker._base.arguments import AtLeastOne, Bound, Bounded, NotNegative, Posi
 from stoker._stores.options import is_this_machine
 from stoker_local._config import read_json, unique_names
 from stoker_local._http1 import BadRequestError, Body, Request, Response, Wire, compose_head, parse_head
-from stoker_local._network import (
-    Fault,
-    FaultInjector,
-    FaultKind,
-    FaultPlan,
-    Pacer,
-    Shape,
-    Shaper,
-    Step,
-    StepKind,
-    answer_steps,
-)
+from stoker_local._network import Fault, FaultInjector, FaultKind, FaultPlan, Pacer, Shape, Shaper, cut_answer
 from stoker_local._s3 import S3Service
 from stoker_local._s3.model import BucketSpec, Call, ObjectMap, S3Error, StoredObject
 from stoker_local._s3.operations import etag_of
@@ -248,8 +237,7 @@ class LocalBucket:
         self.counts.statuses[response.status] += 1
         response = replace(response, headers={**response.headers, "Date": formatdate(self._clock(), usegmt=True)})
         head = compose_head(response, keep_alive=request.keep_alive)
-        steps = answer_steps(head, body, fault)
-        return await self._perform(wire, steps, pacers if call.operation == "GetObject" else ())
+        return await self._send(wire, (head, body), fault, pacers if call.operation == "GetObject" else ())
 
     def _response(self, call: Call, fault: Fault | None) -> Response:
         if fault is not None and fault.kind is FaultKind.SLOW_DOWN:
@@ -262,22 +250,29 @@ class LocalBucket:
             return self.service.perform(call)
         return refusal.response(call.request.path)
 
-    async def _perform(self, wire: Wire, steps: tuple[Step, ...], pacers: tuple[Pacer, ...]) -> bool:
-        for step in steps:
-            match step.kind:
-                case StepKind.SEND:
-                    self.counts.bytes_out += step.body_bytes
-                    await self._send(wire, step.data, pacers)
-                case StepKind.WAIT:
-                    await asyncio.sleep(step.seconds)
-                case StepKind.RESET:
+    async def _send(
+        self, wire: Wire, answer: tuple[bytes, Body], fault: Fault | None, pacers: tuple[Pacer, ...]
+    ) -> bool:
+        """Send the head and the body of an answer; return whether the connection can carry another."""
+        before, after = cut_answer(*answer, fault)
+        self.counts.bytes_out += max(0, sum(map(len, before)) - len(answer[0]))
+        for piece in before:
+            await self._write(wire, piece, pacers)
+        if fault is not None:
+            match fault.kind:
+                case FaultKind.RESET:
                     wire.reset()
                     return False
-                case StepKind.CLOSE:
+                case FaultKind.TRUNCATE:
                     return False
+                case FaultKind.STALL:
+                    await asyncio.sleep(fault.stall_seconds)
+        self.counts.bytes_out += sum(map(len, after))
+        for piece in after:
+            await self._write(wire, piece, pacers)
         return True
 
-    async def _send(self, wire: Wire, data: Body, pacers: tuple[Pacer, ...]) -> None:
+    async def _write(self, wire: Wire, data: Body, pacers: tuple[Pacer, ...]) -> None:
         if not pacers:
             await wire.write(data)
             return

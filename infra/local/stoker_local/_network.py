@@ -155,6 +155,9 @@ class FaultKind(StrEnum):
     STALL = "stall"  # nothing is sent for a while in mid-body, then the rest
 
 
+_ANSWERS = (FaultKind.SLOW_DOWN, FaultKind.INTERNAL_ERROR)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault(Bounded):
     """One fault.
@@ -247,51 +250,16 @@ class FaultInjector:
         )
 
 
-class StepKind(StrEnum):
-    """What a connection does next."""
+def cut_answer(head: bytes, body: Body, fault: Fault | None) -> tuple[list[Body], list[Body]]:
+    """Return the pieces of an answer before and after ``fault`` strikes its body, or its head if it has no body.
 
-    SEND = "send"
-    WAIT = "wait"
-    RESET = "reset"
-    CLOSE = "close"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One step of sending an answer: SEND ``data``, of which ``body_bytes`` are body, or WAIT for ``seconds``."""
-
-    kind: StepKind
-    data: Body = b""
-    body_bytes: int = 0
-    seconds: float = 0.0
-
-
-def answer_steps(head: bytes, body: Body, fault: Fault | None) -> tuple[Step, ...]:
-    """Return how an answer is sent when ``fault`` strikes its body, or its head if it has no body."""
+    One wrong byte is among the pieces before.
+    """
     view = memoryview(body)
-    if fault is None or fault.kind in (FaultKind.SLOW_DOWN, FaultKind.INTERNAL_ERROR):
-        if len(view) <= _ONE_WRITE_BYTES:
-            return (Step(kind=StepKind.SEND, data=head + view, body_bytes=len(view)),)
-        return (_head(head), _body(view))
-    lead, part = ((_head(head),), _body) if view else ((), _head)
-    struck = view or memoryview(head)
+    if fault is None or fault.kind in _ANSWERS or (fault.kind is FaultKind.CORRUPT and not view):
+        return ([head + view] if len(view) <= _ONE_WRITE_BYTES else [head, view]), []
+    lead, struck = ([head], view) if view else ([], memoryview(head))
     cut = int(fault.position * len(struck))
-    match fault.kind:
-        case FaultKind.RESET:
-            return (*lead, part(struck[:cut]), Step(kind=StepKind.RESET))
-        case FaultKind.TRUNCATE:
-            return (*lead, part(struck[:cut]), Step(kind=StepKind.CLOSE))
-        case FaultKind.STALL:
-            pause = Step(kind=StepKind.WAIT, seconds=fault.stall_seconds)
-            return (*lead, part(struck[:cut]), pause, part(struck[cut:]))
-        case FaultKind.CORRUPT if view:
-            return (*lead, part(view[:cut]), part(bytes([view[cut] ^ 0x01])), part(view[cut + 1 :]))
-    return (_head(head),)
-
-
-def _head(data: Body) -> Step:
-    return Step(kind=StepKind.SEND, data=data)
-
-
-def _body(data: Body) -> Step:
-    return Step(kind=StepKind.SEND, data=data, body_bytes=len(data))
+    if fault.kind is FaultKind.CORRUPT:
+        return [head, view[:cut], bytes([view[cut] ^ 0x01]), view[cut + 1 :]], []
+    return [*lead, struck[:cut]], [struck[cut:]]

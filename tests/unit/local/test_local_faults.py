@@ -3,52 +3,49 @@ from collections import Counter
 import pytest
 
 from stoker_local import Fault, FaultKind, FaultPlan
-from stoker_local._network import FaultInjector, StepKind, answer_steps
+from stoker_local._network import FaultInjector, cut_answer
 
 HEAD, BODY = b"HEAD\r\n\r\n", bytes(range(256)) * 1000
 
 
-def _sent(fault: Fault | None, body: bytes = BODY) -> tuple[bytes, list[StepKind]]:
-    steps = answer_steps(HEAD, body, fault)
-    return b"".join(s.data for s in steps), [s.kind for s in steps if s.kind is not StepKind.SEND]
+def _sent(fault: Fault | None, body: bytes = BODY) -> tuple[bytes, bytes]:
+    before, after = cut_answer(HEAD, body, fault)
+    return b"".join(before), b"".join(after)
 
 
-def test_without_a_fault_the_answer_is_sent_whole_and_its_body_is_counted() -> None:
+def test_without_a_fault_the_answer_is_sent_whole() -> None:
     for body in (b"", b"small", BODY):
-        assert _sent(None, body) == (HEAD + body, [])
-        assert sum(step.body_bytes for step in answer_steps(HEAD, body, None)) == len(body)
+        assert _sent(None, body) == (HEAD + body, b"")
 
 
 def test_a_small_answer_is_one_write() -> None:
-    assert len(answer_steps(HEAD, b"small", None)) == 1
+    assert cut_answer(HEAD, b"small", None) == ([HEAD + b"small"], [])
 
 
-@pytest.mark.parametrize(("kind", "end"), [(FaultKind.RESET, StepKind.RESET), (FaultKind.TRUNCATE, StepKind.CLOSE)])
-def test_a_body_ends_in_the_middle(kind: FaultKind, end: StepKind) -> None:
-    assert _sent(Fault(kind=kind, position=0.25)) == (HEAD + BODY[:64_000], [end])
+@pytest.mark.parametrize("kind", [FaultKind.RESET, FaultKind.TRUNCATE])
+def test_a_body_ends_in_the_middle(kind: FaultKind) -> None:
+    assert _sent(Fault(kind=kind, position=0.25)) == (HEAD + BODY[:64_000], BODY[64_000:])
 
 
 @pytest.mark.parametrize("kind", [FaultKind.RESET, FaultKind.TRUNCATE])
 def test_without_a_body_the_head_ends_in_the_middle(kind: FaultKind) -> None:
-    assert _sent(Fault(kind=kind), b"")[0] == HEAD[:4]
+    assert _sent(Fault(kind=kind), b"") == (HEAD[:4], HEAD[4:])
 
 
 def test_a_stall_delays_and_then_sends_the_rest() -> None:
-    steps = answer_steps(HEAD, BODY, Fault(kind=FaultKind.STALL, stall_seconds=3.0))
-    assert [step.kind for step in steps] == [StepKind.SEND, StepKind.SEND, StepKind.WAIT, StepKind.SEND]
-    assert steps[2].seconds == 3.0
-    assert b"".join(step.data for step in steps) == HEAD + BODY
+    before, after = _sent(Fault(kind=FaultKind.STALL, stall_seconds=3.0))
+    assert (before + after, len(before)) == (HEAD + BODY, len(HEAD) + len(BODY) // 2)
 
 
 @pytest.mark.parametrize("position", [0.0, 0.5, 0.999999])
 def test_exactly_one_byte_is_corrupted(position: float) -> None:
-    sent, _ = _sent(Fault(kind=FaultKind.CORRUPT, position=position))
+    sent, after = _sent(Fault(kind=FaultKind.CORRUPT, position=position))
     wrong = [i for i, (a, b) in enumerate(zip(sent, HEAD + BODY, strict=True)) if a != b]
-    assert wrong == [len(HEAD) + int(position * len(BODY))]
+    assert (wrong, after) == ([len(HEAD) + int(position * len(BODY))], b"")
 
 
 def test_an_empty_body_cannot_be_corrupted() -> None:
-    assert _sent(Fault(kind=FaultKind.CORRUPT), b"") == (HEAD, [])
+    assert _sent(Fault(kind=FaultKind.CORRUPT), b"") == (HEAD, b"")
 
 
 def test_a_script_strikes_matching_requests_in_order_and_then_ends() -> None:

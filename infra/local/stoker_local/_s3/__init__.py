@@ -16,9 +16,9 @@ from stoker_local._s3.model import (
     Bucket,
     BucketSpec,
     Call,
-    CopySource,
     ObjectCreated,
     S3Error,
+    StoredObject,
     element,
     iso_time,
     parse_xml,
@@ -162,11 +162,11 @@ class S3Service:
             raise S3Error("NoSuchBucket", "The specified bucket does not exist", elements={"BucketName": name})
         return bucket
 
-    def _copy_source(self, call: Call, key: KeyPair | None) -> CopySource:
+    def _copy_source(self, call: Call, key: KeyPair | None) -> StoredObject:
         """Return the object that a copy reads, if who asks may read it."""
         name, source_key = multipart.parse_copy_source(call.request.headers[multipart.COPY_SOURCE])
         self._check_rights(call, name, key, reads=True)
-        return CopySource(bucket=name, key=source_key, stored=self._bucket(name).stored_object(source_key))
+        return self._bucket(name).stored_object(source_key)
 
     def _authenticate(self, call: Call, bucket: Bucket | None) -> KeyPair | None:
         """Return the key pair that signed a request, or None if nobody did."""

@@ -279,15 +279,6 @@ class Call:
     body: Body = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopySource:
-    """The object that a copy reads: its place, and its state when the copy was asked for."""
-
-    bucket: str
-    key: str
-    stored: StoredObject
-
-
 def element(name: str, text: object) -> str:
     """Return one XML element with escaped text."""
     return f"<{name}>{escape(str(text))}</{name}>"

@@ -14,7 +14,6 @@ from stoker_local._s3.model import (
     Bucket,
     Call,
     Completion,
-    CopySource,
     S3Error,
     StoredObject,
     Upload,
@@ -179,12 +178,12 @@ def parse_copy_source(header: str) -> tuple[str, str]:
     return bucket, key
 
 
-def copy_object(bucket: Bucket, call: Call, now: float, source: CopySource) -> Response:
+def copy_object(bucket: Bucket, call: Call, now: float, source: StoredObject) -> Response:
     """CopyObject: metadata and tags are the source's, or, where their directive is ``REPLACE``, the request's."""
     headers = call.request.headers
     replaces_metadata = _directive(call, "metadata") == "REPLACE"
     replaces_tags = _directive(call, "tagging") == "REPLACE"
-    if (source.bucket, source.key) == (call.bucket, call.key) and not replaces_metadata:
+    if source is bucket.objects.get(call.key) and not replaces_metadata:
         raise S3Error(
             "InvalidRequest",
             "This copy request is illegal because it is trying to copy an object to itself without changing the "
@@ -193,21 +192,21 @@ def copy_object(bucket: Bucket, call: Call, now: float, source: CopySource) -> R
     _check_source_conditions(call, source)
     check_write_conditions(bucket, call)
     copied = StoredObject(
-        data=source.stored.data,
-        tag=etag_of(source.stored.data) if source.stored.part_bytes else source.stored.tag,
+        data=source.data,
+        tag=etag_of(source.data) if source.part_bytes else source.tag,
         modified_at=now,
-        headers=object_headers(call.request) if replaces_metadata else source.stored.headers,
-        tags=tags_of_header(headers.get("x-amz-tagging", "")) if replaces_tags else source.stored.tags,
+        headers=object_headers(call.request) if replaces_metadata else source.headers,
+        tags=tags_of_header(headers.get("x-amz-tagging", "")) if replaces_tags else source.tags,
     )
     bucket.objects[call.key] = copied
     return _copy_response("CopyObjectResult", copied.tag, now)
 
 
-def upload_part_copy(bucket: Bucket, call: Call, now: float, source: CopySource) -> Response:
+def upload_part_copy(bucket: Bucket, call: Call, now: float, source: StoredObject) -> Response:
     """UploadPartCopy: a part that is an object, or a range of one."""
     upload, number = open_upload(bucket, call), part_number(call)
     _check_source_conditions(call, source)
-    data = _copied_bytes(call.request.headers.get(f"{COPY_SOURCE}-range"), source.stored.data)
+    data = _copied_bytes(call.request.headers.get(f"{COPY_SOURCE}-range"), source.data)
     part = StoredObject(data=data, tag=etag_of(data), modified_at=now)
     upload.parts[number] = part
     return _copy_response("CopyPartResult", part.tag, now)
@@ -220,9 +219,9 @@ def _directive(call: Call, what: str) -> str:
     return directive
 
 
-def _check_source_conditions(call: Call, source: CopySource) -> None:
+def _check_source_conditions(call: Call, source: StoredObject) -> None:
     headers = call.request.headers
-    outcome = read_outcome(headers, source.stored, prefix=COPY_SOURCE_IF)
+    outcome = read_outcome(headers, source, prefix=COPY_SOURCE_IF)
     if outcome is not HTTPStatus.OK:  # a copy has no 304
         raise failed(next(name for name in headers if name.startswith(COPY_SOURCE_IF)))
 
