@@ -104,12 +104,7 @@ class Sandbox(FunctionProcess[FunctionSpec]):
         self.init_seconds = loop.time() - started_at
         if self._api.polled.done():
             return None
-        if self._api.answer.done():
-            answer = self._api.answer.result()
-        elif self.ended.done():
-            answer = _exit_of(self.ended.result(), "")
-        else:
-            answer = failure("Sandbox.Timedout", f"Init timed out after {limit:.2f} seconds", "")
+        answer = self._verdict("", f"Init timed out after {limit:.2f} seconds")
         await self._end()
         return answer
 
@@ -124,27 +119,26 @@ class Sandbox(FunctionProcess[FunctionSpec]):
         with self.striking(fault):
             await self._wait_for(self._api.answer, seconds=limit)
         seconds = loop.time() - started_at
-        answer = self._judged(invocation.request_id)
-        survives = self._api.answer.done() and answer is self._api.answer.result()
+        exceeds = self.exceeds(self._config.spec.memory_bytes)
+        answer = self._verdict(invocation.request_id, f"Task timed out after {limit:.2f} seconds")
+        survives = self._api.answer.done()
+        if survives and (exceeds or answer.error_type in _MEMORY_ERRORS):
+            # Lambda would have killed it before it could answer.
+            message = "Runtime exited with error: signal: killed"
+            answer, survives = failure("Runtime.OutOfMemory", message, invocation.request_id), False
         if survives:
             await self._wait_for(self._api.polled, seconds=_SETTLE_SECONDS)
         if not (survives and self._api.polled.done()):
             await self._end()
         return answer, seconds
 
-    def _judged(self, request_id: str) -> Answer:
-        """Return how the invocation has ended, in Lambda's words."""
-        exceeds = self.exceeds(self._config.spec.memory_bytes)
+    def _verdict(self, request_id: str, late: str) -> Answer:
+        """Return how its start or the invocation has ended, in Lambda's words; ``late`` says that it has not."""
         if self._api.answer.done():
-            answer = self._api.answer.result()
-            if answer.error_type not in _MEMORY_ERRORS and not exceeds:
-                return answer
-            # Lambda would have killed it before it could answer.
-            return failure("Runtime.OutOfMemory", "Runtime exited with error: signal: killed", request_id)
+            return self._api.answer.result()
         if self.ended.done():
             return _exit_of(self.ended.result(), request_id)
-        limit = self._config.spec.timeout_seconds
-        return failure("Sandbox.Timedout", f"Task timed out after {limit:.2f} seconds", request_id)
+        return failure("Sandbox.Timedout", late, request_id)
 
     async def _wait_for(self, *events: asyncio.Future[None] | asyncio.Future[Answer], seconds: float) -> None:
         """Wait for the first of these, for its end, or for so long."""
