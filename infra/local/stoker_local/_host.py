@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -216,8 +216,7 @@ class Tasks:
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
-        self._running: set[asyncio.Task[Any]] = set()
-        self._has_ended = False
+        self.has_ended = False
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task.
@@ -225,27 +224,24 @@ class Tasks:
         Raises:
             RuntimeError: the block has been left.
         """
-        if self._has_ended:
+        if self.has_ended:
             work.close()
             raise RuntimeError("the function cloud has ended")
-        task = self._group.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return task
+        return self._group.create_task(work)
 
-    def cancel(self) -> None:
-        """Cancel all, and refuse more."""
-        self._has_ended = True
-        for task in self._running:
-            task.cancel()
+
+class _BlockLeftError(Exception):
+    """Makes a task group cancel what still runs."""
 
 
 @asynccontextmanager
 async def background() -> AsyncIterator[Tasks]:
     """Yield tasks that end with the block; one that fails ends the block, with its error."""
-    async with task_group() as group:
-        tasks = Tasks(group)
-        try:
-            yield tasks
-        finally:
-            tasks.cancel()
+    with suppress(_BlockLeftError):
+        async with task_group() as group:
+            tasks = Tasks(group)
+            try:
+                yield tasks
+            finally:
+                tasks.has_ended = True
+            raise _BlockLeftError

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
+from io import BytesIO
 from urllib.parse import quote
 
 from stoker._base.checksum import crc32c
@@ -274,41 +275,29 @@ def _verify_digests(digests: Mapping[str, str], body: Body) -> None:
             raise S3Error("BadDigest", f"The {name} you specified did not match what we received.")
 
 
-def _decode_chunks(body: Body) -> tuple[Body, dict[str, str]]:
-    """Undo ``size[;extension]CRLF data CRLF … 0 CRLF [name:value CRLF]… CRLF``; one chunk is decoded without a copy."""
-    view = memoryview(body)
-    chunks: list[memoryview] = []
-    position = 0
+def _decode_chunks(body: Body) -> tuple[bytes, dict[str, str]]:
+    """Undo ``size[;extension]CRLF data CRLF … 0 CRLF [name:value CRLF]… CRLF``."""
+    stream = BytesIO(body)
+    chunks: list[bytes] = []
     while True:
-        line, position = _line(body, position)
-        digits = line.partition(b";")[0]
+        digits = _line(stream).partition(b";")[0]
         if not 0 < len(digits) <= 15 or digits.strip(b"0123456789abcdefABCDEF"):
             raise S3Error("InvalidRequest", "The aws-chunked body is malformed: bad chunk size.")
         size = int(digits, 16)
         if size == 0:
             break
-        chunks.append(view[position : position + size])
-        position += size
-        if bytes(view[position : position + 2]) != b"\r\n":
+        chunks.append(stream.read(size))
+        if stream.read(2) != b"\r\n":
             raise S3Error("InvalidRequest", "The aws-chunked body is malformed: a chunk has a wrong length.")
-        position += 2
-    return (chunks[0] if len(chunks) == 1 else b"".join(chunks)), _trailer(body, position)
-
-
-def _trailer(body: Body, position: int) -> dict[str, str]:
     trailer: dict[str, str] = {}
-    while position < len(body):
-        line, position = _line(body, position)
-        if not line:
-            break
+    while stream.tell() < len(body) and (line := _line(stream)):
         name, _, value = line.decode("latin-1").partition(":")
         trailer[name.strip().lower()] = value.strip()
-    return trailer
+    return b"".join(chunks), trailer
 
 
-def _line(body: Body, position: int) -> tuple[bytes, int]:
-    head = bytes(memoryview(body)[position : position + _MAX_CHUNK_HEAD_BYTES])
-    end = head.find(b"\r\n")
-    if end < 0:
+def _line(stream: BytesIO) -> bytes:
+    line = stream.readline(_MAX_CHUNK_HEAD_BYTES)
+    if not line.endswith(b"\r\n"):
         raise S3Error("InvalidRequest", "The aws-chunked body is malformed: a line has no end.")
-    return head[:end], position + end + 2
+    return line[:-2]
