@@ -148,9 +148,8 @@ class LocalBucket:
 
     async def __aenter__(self) -> LocalBucket:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Wire(self._serve, self._on_change), self.config.host, self.config.port, backlog=1024
-        )
+        config = self.config
+        self._server = await loop.create_server(lambda: Wire(self._serve), config.host, config.port, backlog=1024)
         host, port = self._server.sockets[0].getsockname()[:2]
         self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         return self
@@ -166,19 +165,19 @@ class LocalBucket:
         await self._server.wait_closed()
         self._server, self._url = None, ""
 
-    def _on_change(self, wire: Wire, opened: bool) -> None:
-        if opened:
-            self._wires.add(wire)
-            self.counts.opened()
-            if len(self._wires) > self.config.max_connections:
-                wire.transport.abort()
-        else:
-            self._wires.discard(wire)
-            self.counts.closed()
-
     # --- one connection -----------------------------------------------------------------------------------------
 
     async def _serve(self, wire: Wire) -> None:
+        self._wires.add(wire)
+        self.counts.opened()
+        try:
+            if len(self._wires) <= self.config.max_connections:
+                await self._converse(wire)
+        finally:
+            self._wires.discard(wire)
+            self.counts.closed()
+
+    async def _converse(self, wire: Wire) -> None:
         pacers = self._shaper.pacers(wire.socket)
         try:
             while True:

@@ -168,11 +168,10 @@ class Wire(asyncio.StreamReaderProtocol):
         task: serves the connection.
     """
 
-    def __init__(self, serve: Serve, on_change: Callable[[Wire, bool], None]) -> None:
+    def __init__(self, serve: Serve) -> None:
         self.reader = asyncio.StreamReader(limit=_MAX_HEAD_BYTES)
         super().__init__(self.reader)
         self._serve = serve
-        self._on_change = on_change
         self.task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -184,14 +183,12 @@ class Wire(asyncio.StreamReaderProtocol):
         self.socket: socket.socket = transport.get_extra_info("socket")
         self.peer_address: str = (transport.get_extra_info("peername") or ("0.0.0.0",))[0]  # noqa: S104  (nobody's)
         self.task = loop.create_task(self._run())
-        self._on_change(self, True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the task; there is nobody to answer."""
         super().connection_lost(exc)
         if self.task is not None:
             self.task.cancel()
-        self._on_change(self, False)
 
     def eof_received(self) -> bool:
         """Let the connection end."""

@@ -14,14 +14,13 @@ def test_nothing_is_written_to_a_connection_that_is_lost(caplog: pytest.LogCaptu
 
     async def serve(wire: Wire) -> None:
         theirs.close()  # and the event loop has had no time to notice
-        await wire.write(bytes(16 << 20))
-
-    def note(_: Wire, opened: bool) -> None:
-        if not opened:
+        try:
+            await wire.write(bytes(16 << 20))
+        finally:
             is_over.set()
 
     async def main() -> None:
-        transport, _ = await asyncio.get_running_loop().create_connection(lambda: Wire(serve, note), sock=ours)
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: Wire(serve), sock=ours)
         await is_over.wait()
         transport.close()
 
