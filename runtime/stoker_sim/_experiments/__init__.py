@@ -203,20 +203,42 @@ def _published(name: str) -> str:
     return resources.files("stoker_sim").joinpath(f"published/{name}").read_text("utf-8")
 
 
-_PLACES = {
-    "deli-table-1": "deli_figures",
-    "deli-table-2": "deli_costs",
-    **{f"deli-figure-{number}": "deli_figures" for number in range(3, 10)},
-    **dict.fromkeys(("ours", "caching", "ddp", "scale"), "ours"),
-    "ipdl": "ipdl",
-    **dict.fromkeys(("diesel-reads", "diesel-start-up"), "diesel"),
-    **dict.fromkeys(("silod", "silod-estimator"), "silod"),
-    "infinicache": "infinicache",
-    "warm-tier": "warm_tier",
+_DELI = "Krichevsky, St. Louis, Guo: DELI (IC2E 2021), and cake-lab/DELI"
+_DIESEL, _INFINICACHE, _IPDL = (published(paper)["source"] for paper in ("diesel", "infinicache", "ipdl"))
+_SILOD = "SiloD (EuroSys 2023)"
+_CACHES = "uniform: SiloD (EuroSys 2023), CoorDL (VLDB 2021); next-use: Belady (1966), NoPFS (SC'21)"
+_DDP = "next-use: Belady (1966), NoPFS (SC'21); figures simulated for policies alone"
+_OUR_TIER = "Our warm tier beside InfiniCache: what lasts an hour, and dollars, if instances are taken at random"
+_ESTIMATE = "The estimate f = min(f*, b / (1 - c/d)), beside the fetcher in virtual time"
+_EXPERIMENTS = {
+    "deli-table-1": ("deli_figures.table_1", "Speed of reading small samples", _DELI),
+    "deli-table-2": ("deli_costs.run", "Cost of two epochs", _DELI),
+    "deli-figure-3": ("deli_figures.figure_3", "Wait for data by setting", _DELI),
+    "deli-figure-4": ("deli_figures.figure_4", "Wait for data by miss rate", _DELI),
+    "deli-figure-5": ("deli_figures.figure_5", "A cache alone: miss rate by its size", _DELI),
+    "deli-figure-6": ("deli_figures.figure_6", "Miss rate by fetch size", _DELI),
+    "deli-figure-7": ("deli_figures.figure_7", "Miss rate by cache size, fetches of 1,024", _DELI),
+    "deli-figure-8": ("deli_figures.figure_8", "Miss rate by threshold, fetches of 1,024", _DELI),
+    "deli-figure-9": ("deli_figures.figure_9", "The best settings for a cache of 2,048", _DELI),
+    "ours": ("ours.ours", "The paper's workloads with our schedules", _DELI),
+    "caching": ("ours.caching", "Hit rate by policy and size of the cache", _CACHES),
+    "ddp": ("ours.ddp", "Caches of nodes that train together", _DDP),
+    "scale": ("ours.scale", "What simulating takes", "this machine"),
+    "ipdl": ("ipdl.run", "The next batch while one trains, beside loader workers", _IPDL),
+    "diesel-reads": ("diesel.reads", "Shuffled reads of small files, by chunk and one by one", _DIESEL),
+    "diesel-start-up": ("diesel.start_up", "Until workers know the data set: snapshot, lists, servers", _DIESEL),
+    "silod": ("silod.allocate", "Job completion times: cache and bandwidth by policy, against equal parts", _SILOD),
+    "silod-estimator": ("silod.estimate", _ESTIMATE, _SILOD),
+    "infinicache": (
+        "infinicache.run",
+        "A cache in functions: what lasts an hour, dollars, and latency by parity",
+        _INFINICACHE,
+    ),
+    "warm-tier": ("warm_tier.run", _OUR_TIER, _INFINICACHE),
 }
-"""Experiment → module of this folder that has it in its ``EXPERIMENTS``."""
+"""Name → function of a module of this folder that runs it, title, and whose figures ours stand beside."""
 
-NAMES = tuple(_PLACES)
+NAMES = tuple(_EXPERIMENTS)
 """All experiments, in the order in which they are shown."""
 
 
@@ -226,11 +248,12 @@ def load(name: str) -> Experiment:
     Raises:
         ConfigError: there is none of that name.
     """
-    if name not in _PLACES:
+    if name not in _EXPERIMENTS:
         raise ConfigError(f"there is no experiment {name!r}; there are {', '.join(NAMES)}")
-    module = import_module(f"{__name__}.{_PLACES[name]}")
-    experiments: tuple[Experiment, ...] = module.EXPERIMENTS
-    return next(each for each in experiments if each.name == name)
+    place, title, source = _EXPERIMENTS[name]
+    module, _, function = place.partition(".")
+    run: Callable[[bool], Outcome] = getattr(import_module(f"{__name__}.{module}"), function)
+    return Experiment(name, title, source, run)
 
 
 _COLOURS = ("#d1495b", "#1b4965", "#2a9d8f", "#bc8034", "#6a4c93", "#4f772d", "#8aa1b1", "#444444")

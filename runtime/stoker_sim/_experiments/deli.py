@@ -199,7 +199,6 @@ class _Loop:
             self._cache.offer(sample)
 
 
-SOURCE = "Krichevsky, St. Louis, Guo: DELI (IC2E 2021), and cake-lab/DELI"
 EPOCHS = (1, 2)
 PAGE_OBJECTS = 1000
 """That one page of a listing has."""

@@ -24,8 +24,8 @@ from statistics import mean
 
 from stoker._base.meter import Operation
 from stoker._cost.prices import GB_BYTES, Prices
-from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Table, beside, published_rows
-from stoker_sim._experiments.deli import PAGE_OBJECTS, SOURCE, WORKLOADS, Setting, measured, measurements, simulated
+from stoker_sim._experiments import Cell, Outcome, Panel, Table, beside, published_rows
+from stoker_sim._experiments.deli import PAGE_OBJECTS, WORKLOADS, Setting, measured, measurements, simulated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +222,8 @@ def _panel(workload: str, parts: Sequence[str], cells: Sequence[_Cell]) -> Panel
     return Panel(WORKLOADS[workload].title, "", "dollars for two epochs", series)
 
 
-def _run(quick: bool) -> Outcome:
+def run(quick: bool) -> Outcome:
+    """Table II: what two epochs cost."""
     assumed = _Assumptions(rates=_published_rates())
     cells = _cells(assumed)
     as_printed = replace(assumed.rates, get_dollars=0.002 / 10_000)
@@ -256,6 +257,3 @@ def _remarks(assumed: _Assumptions) -> list[str]:
         f"Fitted: s_os is {assumed.system_gb:g} GB and s_data {assumed.data_gb:g} GB a node.",
         f"Fitted: each fetch lists {assumed.objects:,} objects, both training sets in one bucket.",
     ]
-
-
-EXPERIMENTS = (Experiment("deli-table-2", "Cost of two epochs", SOURCE, _run),)

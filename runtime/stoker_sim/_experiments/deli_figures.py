@@ -6,9 +6,8 @@ over the miss rate; miss rates by the sizes of cache and fetch and by the thresh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -18,8 +17,8 @@ from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._fetch.config import FetchConfig
 from stoker._order.order import OrderConfig
 from stoker_sim._bucket import described
-from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, beside, difference, excess
-from stoker_sim._experiments.deli import EPOCHS, SOURCE, WORKLOADS, Setting, Workload, measured, measurements, simulated
+from stoker_sim._experiments import Cell, Outcome, Panel, Series, Table, beside, difference, excess
+from stoker_sim._experiments.deli import EPOCHS, WORKLOADS, Setting, Workload, measured, measurements, simulated
 from stoker_sim._scenario import by_lanes, simulate
 
 _GET_SECONDS = 0.055
@@ -49,7 +48,8 @@ def _bytes_per_second(samples: int, of_one_object: int, at_once: int) -> float:
     return run.read_bytes / run.seconds
 
 
-def _table_1(quick: bool) -> Outcome:
+def table_1(quick: bool) -> Outcome:
+    """Table I: how fast small samples are read, and super-samples."""
     samples, large = 500 if quick else 5_000, _SUPER_SAMPLE_BYTES // _SAMPLE_BYTES
     one, several = _bytes_per_second(samples // 5, 1, 1), _bytes_per_second(samples, 1, 16)
     packed, several_packed = _bytes_per_second(20 * large, large, 1), _bytes_per_second(100 * large, large, 16)
@@ -118,7 +118,8 @@ def _by_epoch(table: Table, figure: str, x: Sequence[Cell]) -> list[Series]:
     return series
 
 
-def _figure_3(quick: bool) -> Outcome:
+def figure_3(quick: bool) -> Outcome:
+    """Figure 3: waits by setting."""
     rows: list[tuple[Cell, ...]] = []
     panels, remarks = [], []
     columns = ("wait s", "published wait s", "wait difference")
@@ -138,7 +139,8 @@ def _figure_3(quick: bool) -> Outcome:
     return Outcome([table], panels, remarks)
 
 
-def _figure_4(quick: bool) -> Outcome:
+def figure_4(quick: bool) -> Outcome:
+    """Figure 4: waits by miss rate."""
     sizes = (256, 1024, 2048) if quick else _FETCH_SIZES
     settings = [*(Setting(size) for size in sizes), Setting(1024, 512, 2048), Setting(1024, 1024, 2048)]
     rows: list[tuple[Cell, ...]] = []
@@ -224,29 +226,26 @@ def _swept(name: str, x_label: str, sweeps: Sequence[_Sweep], remarks: Sequence[
     return Outcome([table], panels, remarks or [_agreement(table)])
 
 
-def _figure_5_or_6(
-    name: str, x_label: str, settings_of: Callable[[Workload], dict[float, Setting]], quick: bool
-) -> Outcome:
+def figure_5(quick: bool) -> Outcome:
+    """Figure 5: miss rates of a cache alone; the unlimited one stands at the whole data set."""
     sweeps = []
     for workload in WORKLOADS.values():
-        settings = settings_of(workload)
-        if quick:
-            settings = dict([*settings.items()][:: len(settings) - 1])
-        sweeps.append(_Sweep(workload, settings))
-    return _swept(name, x_label, sweeps)
+        shares = _CACHE_SHARES[:1] if quick else _CACHE_SHARES
+        settings = {share: Setting(cache_samples=int(share * workload.node_samples)) for share in shares}
+        sweeps.append(_Sweep(workload, settings | {workload.dataset_samples / workload.node_samples: Setting()}))
+    return _swept("deli-figure-5", "cache size / a node's samples (3: the whole data set)", sweeps)
 
 
-def _cache_sizes(workload: Workload) -> dict[float, Setting]:
-    """Return caches without fetching ahead; the unlimited one stands at the whole data set."""
-    sizes = {share: Setting(cache_samples=int(share * workload.node_samples)) for share in _CACHE_SHARES}
-    return sizes | {workload.dataset_samples / workload.node_samples: Setting()}
+def figure_6(quick: bool) -> Outcome:
+    """Figure 6: miss rates by fetch size."""
+    sizes = _FETCH_SIZES[:: len(_FETCH_SIZES) - 1] if quick else _FETCH_SIZES
+    settings = {float(size): Setting(fetch_size=size) for size in sizes}
+    sweeps = [_Sweep(workload, settings) for workload in WORKLOADS.values()]
+    return _swept("deli-figure-6", "fetch size (samples)", sweeps)
 
 
-def _fetch_sizes(_: Workload) -> dict[float, Setting]:
-    return {size: Setting(fetch_size=size) for size in _FETCH_SIZES}
-
-
-def _figure_7(quick: bool) -> Outcome:
+def figure_7(quick: bool) -> Outcome:
+    """Figure 7: miss rates by size of the cache."""
     sizes = _CACHE_SIZES[::3] if quick else _CACHE_SIZES
     sweeps = [
         _Sweep(
@@ -270,7 +269,8 @@ def _thresholds(cache: int) -> dict[float, Setting]:
     return {share: Setting(_FETCH_SIZE, int(share * cache), cache) for share in _THRESHOLD_SHARES}
 
 
-def _figure_8(quick: bool) -> Outcome:
+def figure_8(quick: bool) -> Outcome:
+    """Figure 8: miss rates by threshold."""
     caches = [int(fetches * _FETCH_SIZE) for fetches in (_CACHE_FETCHES[2:3] if quick else _CACHE_FETCHES)]
     sweeps = [
         _Sweep(
@@ -298,7 +298,8 @@ def _figure_8(quick: bool) -> Outcome:
     return replace(found, remarks=remarks)
 
 
-def _figure_9(quick: bool) -> Outcome:
+def figure_9(quick: bool) -> Outcome:
+    """Figure 9: the best settings of one cache."""
     settings = {"full fetch 2048": Setting(2048, 0, 2048), "50/50, 1024": _BEST}
     tables, panels, fewer = [], [], []
     for workload in WORKLOADS.values():
@@ -312,19 +313,3 @@ def _figure_9(quick: bool) -> Outcome:
     table = _joined(tables)
     stated = [f"The paper states for {WORKLOADS[name].title}: {stated}." for name, stated in _STATED_BEST.items()]
     return Outcome([table], panels, [_agreement(table), *fewer, *stated])
-
-
-_WHOLE = "cache size / a node's samples (3: the whole data set)"
-_FIGURE_5 = partial(_figure_5_or_6, "deli-figure-5", _WHOLE, _cache_sizes)
-_FIGURE_6 = partial(_figure_5_or_6, "deli-figure-6", "fetch size (samples)", _fetch_sizes)
-
-EXPERIMENTS = (
-    Experiment("deli-table-1", "Speed of reading small samples", SOURCE, _table_1),
-    Experiment("deli-figure-3", "Wait for data by setting", SOURCE, _figure_3),
-    Experiment("deli-figure-4", "Wait for data by miss rate", SOURCE, _figure_4),
-    Experiment("deli-figure-5", "A cache alone: miss rate by its size", SOURCE, _FIGURE_5),
-    Experiment("deli-figure-6", "Miss rate by fetch size", SOURCE, _FIGURE_6),
-    Experiment("deli-figure-7", "Miss rate by cache size, fetches of 1,024", SOURCE, _figure_7),
-    Experiment("deli-figure-8", "Miss rate by threshold, fetches of 1,024", SOURCE, _figure_8),
-    Experiment("deli-figure-9", "The best settings for a cache of 2,048", SOURCE, _figure_9),
-)

@@ -28,7 +28,7 @@ from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.order import OrderConfig
 from stoker_sim._bucket import BucketView, Shared, SimulatedBucket, described
-from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, beside, published
+from stoker_sim._experiments import Cell, Outcome, Panel, Series, Table, beside, published
 from stoker_sim._experiments.deli import WORKLOADS
 from stoker_sim._scenario import by_lanes, one_by_one, simulate, slot_bytes
 
@@ -154,7 +154,8 @@ def _units(size: _Size) -> tuple[Table, Panel]:
     return table, panel
 
 
-def _reads(quick: bool) -> Outcome:
+def reads(quick: bool) -> Outcome:
+    """Shuffled reads, by chunk and one by one."""
     size = _Size(files=200, chunks=24) if quick else _Size(files=600, chunks=96)
     reads, times_panel, panels = _compared(size, _CLIENTS[:2] if quick else _CLIENTS)
     units, unit_panel = _units(size)
@@ -260,7 +261,8 @@ _WAYS: dict[str, Callable[[int, int], _Start]] = {
 }
 
 
-def _start_up(quick: bool) -> Outcome:
+def start_up(quick: bool) -> Outcome:
+    """How long workers take to know a data set."""
     most_files = 128_000 if quick else _PAPER["imagenet_files"]
     sizes = [files for files in _FILES if files <= most_files] if quick else _FILES
     cases = dict.fromkeys([*product((most_files,), _WORKERS), *product(sizes, (_FIXED_WORKERS,))])
@@ -298,11 +300,3 @@ def _remarks(files: int) -> tuple[str, ...]:
         f"A server answers {_LOOK_UPS_PER_SECOND:,.0f} look-ups a second, as one Redis does.",
         "Published are trends only: with a snapshot throughput grows with workers, without one with servers.",
     )
-
-
-EXPERIMENTS = (
-    Experiment("diesel-reads", "Shuffled reads of small files, by chunk and one by one", _PAPER["source"], _reads),
-    Experiment(
-        "diesel-start-up", "Until workers know the data set: snapshot, lists, servers", _PAPER["source"], _start_up
-    ),
-)

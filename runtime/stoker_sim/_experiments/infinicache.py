@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stoker._cost.prices import FunctionPrices, Prices
 from stoker._cost.usage import Calls, total_dollars
 from stoker.errors import ConfigError
-from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, beside, difference, published
+from stoker_sim._experiments import Cell, Outcome, Panel, Series, Table, beside, difference, published
 from stoker_sim._warm_fleet import HOUR_SECONDS, Bill, Reclaim, check_durations, lost_within, placed
 from stoker_warm._erasure import Code
 
@@ -371,7 +371,8 @@ def _published_rates(x: float) -> Series:
     return Series("published", [x, x], rates, is_published=True)
 
 
-def _run(quick: bool) -> Outcome:
+def run(quick: bool) -> Outcome:
+    """What lasts an hour, what it costs, and latencies."""
     size = _QUICK if quick else _FULL
     bills, dollar_panel = _bills()
     latencies, latency_panel = _latencies(size)
@@ -392,13 +393,4 @@ _REMARKS = (
     "The 3.24 dollars of calls that keep functions warm follow from the price list alone.",
     "The bill of large objects with back-ups is not in dollars in the paper: it is ElastiCache's over its 31 times.",
     "The bucket is durable: an object that is lost is read from it again.",
-)
-
-EXPERIMENTS = (
-    Experiment(
-        "infinicache",
-        "A cache in functions: what lasts an hour, dollars, and latency by parity",
-        _PAPER["source"],
-        _run,
-    ),
 )

@@ -38,7 +38,7 @@ from stoker._format.manifest import Manifest
 from stoker._order.order import OrderConfig
 from stoker.abc import Readable
 from stoker_sim._bucket import BucketView, ModelledReader, Shared, SimulatedBucket, described, size_of
-from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, published
+from stoker_sim._experiments import Cell, Outcome, Panel, Series, Table, published
 from stoker_sim._scenario import Scenario, one_by_one, simulate, slot_bytes
 
 
@@ -394,7 +394,8 @@ def _dataset() -> Manifest:
     return described(super_samples=samples, samples=1, super_sample_bytes=_SAMPLE_BYTES, head_bytes=256)
 
 
-def _run(quick: bool) -> Outcome:
+def run(quick: bool) -> Outcome:
+    """Loader workers beside schedules of ours."""
     batches = 20 if quick else 100
     workers = (0, 1, 2, 4, 8) if quick else _PAPER["workers"]
     depths: Sequence[int] = (1, 4) if quick else (1, 2, 4, 8)
@@ -443,5 +444,3 @@ _REMARKS = (
     "Depth is worth something where reading keeps up but for what is late; where it does not, only readers are.",
     "No file is in the page cache.",
 )
-
-EXPERIMENTS = (Experiment("ipdl", "The next batch while one trains, beside loader workers", _PAPER["source"], _run),)

@@ -29,8 +29,8 @@ from stoker._fetch.config import FetchConfig
 from stoker._order.order import Order, OrderConfig
 from stoker_sim._bucket import described
 from stoker_sim._caches import TierModel, hit_rates
-from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, beside, difference
-from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, simulated
+from stoker_sim._experiments import Cell, Outcome, Panel, Series, Table, beside, difference
+from stoker_sim._experiments.deli import WORKLOADS, Setting, Workload, measured, simulated
 from stoker_sim._scenario import EpochResult, Run, by_lanes, simulate, slot_bytes
 
 _NODES = 3
@@ -86,7 +86,8 @@ def _part(workload: Workload, part: int) -> Workload:
     )
 
 
-def _ours(quick: bool) -> Outcome:
+def ours(quick: bool) -> Outcome:
+    """The paper's workloads with our schedules."""
     part = _QUICK_PART if quick else 1
     rows: list[tuple[Cell, ...]] = []
     panels = []
@@ -138,7 +139,8 @@ def _settled(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) ->
     return float(np.mean(rates[int(len(rates) * _WARM_UP) :]))
 
 
-def _caching(quick: bool) -> Outcome:
+def caching(quick: bool) -> Outcome:
+    """Hit rates of policies alone."""
     objects, epochs = (300, 10) if quick else (3_000, 30)
     rng = np.random.default_rng(7)
     alone = [rng.permutation(objects) for _ in range(epochs)]
@@ -231,7 +233,8 @@ def _ddp_row(policy: str, share: float, super_samples: int, epochs: int) -> tupl
     return hits, known, hits - known, alone, misses, fmean(each.wait_seconds for each in later), read
 
 
-def _ddp(quick: bool) -> Outcome:
+def ddp(quick: bool) -> Outcome:
+    """Hit rates of nodes that train together."""
     super_samples, epochs = (240, _WARM_UP_EPOCHS + 5) if quick else (3_000, _WARM_UP_EPOCHS + 9)
     cases = product(_DDP_POLICIES, (0.5,) if quick else _SHARES)
     columns = (
@@ -281,7 +284,8 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak << 10
 
 
-def _scale(quick: bool) -> Outcome:
+def scale(quick: bool) -> Outcome:
+    """What simulating takes."""
     rows: list[tuple[Cell, ...]] = []
     for nodes, super_samples in _QUICK_SIZES if quick else _SIZES:
         seconds, run = measured_cost(nodes, super_samples)
@@ -298,21 +302,3 @@ def _scale(quick: bool) -> Outcome:
         "Every fetch runs the real prefetcher, fetcher (permit, deadline, hedge timer, retries) and ring.",
     )
     return Outcome([table], panels, remarks)
-
-
-EXPERIMENTS = (
-    Experiment(
-        "caching",
-        "Hit rate by policy and size of the cache",
-        "uniform: SiloD (EuroSys 2023), CoorDL (VLDB 2021); next-use: Belady (1966), NoPFS (SC'21)",
-        _caching,
-    ),
-    Experiment(
-        "ddp",
-        "Caches of nodes that train together",
-        "next-use: Belady (1966), NoPFS (SC'21); figures simulated for policies alone",
-        _ddp,
-    ),
-    Experiment("ours", "The paper's workloads with our schedules", SOURCE, _ours),
-    Experiment("scale", "What simulating takes", "this machine", _scale),
-)

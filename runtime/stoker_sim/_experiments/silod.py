@@ -22,7 +22,7 @@ from stoker._order.order import OrderConfig
 from stoker_sim._allocation import POLICIES, Cluster, Job, Policy, Share, Submission, completions
 from stoker_sim._bucket import described
 from stoker_sim._caches import SimulatedTier, TierModel
-from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table
+from stoker_sim._experiments import Cell, Outcome, Panel, Series, Table
 from stoker_sim._scenario import Scenario, by_lanes, simulate
 
 _GPUS = 96
@@ -103,7 +103,8 @@ def _hours(way: str, bandwidth: float, jobs: int, seeds: Sequence[int]) -> list[
     return hours
 
 
-def _allocate(quick: bool) -> Outcome:
+def allocate(quick: bool) -> Outcome:
+    """Completion times of a queue of jobs, by policy."""
     jobs, seeds, bandwidths = (80, (1,), (0.25e9, 1e9)) if quick else (150, (1, 2, 3), _BANDWIDTHS)
     found = {(way, at): _hours(way, at, jobs, seeds) for at, way in product(bandwidths, _WAYS)}
     means = {case: mean(hours) for case, hours in found.items()}
@@ -309,7 +310,8 @@ def _case(kind: str, rate: float, part: float, supply: float, around: Circumstan
     return Case(kind=kind, supply=supply, share=share, around=around)
 
 
-def _estimate(quick: bool) -> Outcome:
+def estimate(quick: bool) -> Outcome:
+    """The estimate of a rate beside the fetcher."""
     rows: list[tuple[Cell, ...]] = []
     for case in cases(quick):
         error, share, job = case.error(), case.share, case.share.job
@@ -339,19 +341,3 @@ def _remark(kind: str, errors: Sequence[float]) -> str:
         f"{kind}: {counted(len(sizes), 'case')}, error {median(sizes):.1%} in the median and {sizes[-1]:.1%} at most; "
         f"{within:.0%} of them are within {_GOOD:.0%}."
     )
-
-
-EXPERIMENTS = (
-    Experiment(
-        "silod",
-        "Job completion times: cache and bandwidth by policy, against equal parts",
-        "SiloD (EuroSys 2023)",
-        _allocate,
-    ),
-    Experiment(
-        "silod-estimator",
-        "The estimate f = min(f*, b / (1 - c/d)), beside the fetcher in virtual time",
-        "SiloD (EuroSys 2023)",
-        _estimate,
-    ),
-)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from stoker._base.meter import Operation
 from stoker._cost.prices import Prices
-from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Series, Table, published
+from stoker_sim._experiments import Cell, Outcome, Panel, Series, Table, published
 from stoker_sim._warm_fleet import Bill, NodeCalls, NodeLife, lived, lost_at_reads, lost_between_reads, reclaims
 from stoker_warm._erasure import Code
 
@@ -227,7 +227,8 @@ def _by_objects(counts: Sequence[int], lives: Sequence[int], load: Load) -> tupl
     return _table("warm-tier-objects", columns, cases), panel
 
 
-def _run(quick: bool) -> Outcome:
+def run(quick: bool) -> Outcome:
+    """What our tier keeps, and what that costs."""
     load = Load(hours=2 if quick else PAPER["hours"])
     lives = (*_ASKED[1 if quick else 0 :], _PAPERS)
     codes = (Code(10, 2), Code(4, 4)) if quick else _CODES
@@ -247,14 +248,4 @@ _REMARKS = (
     "A read writes again what its object has lost since the read before. Nothing else does.",
     "What nodes lose and are called for is that of the real proxy in virtual time.",
     f"Assumed: {LINGER_SECONDS * 1000:.0f} ms of lingering, 75 MB/s a function, 0.3 s to start one, 25 ms for a call.",
-)
-
-
-EXPERIMENTS = (
-    Experiment(
-        "warm-tier",
-        "Our warm tier beside InfiniCache: what lasts an hour, and dollars, if instances are taken at random",
-        PAPER["source"],
-        _run,
-    ),
 )
