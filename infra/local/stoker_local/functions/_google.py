@@ -15,9 +15,8 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from io import BytesIO
@@ -150,16 +149,6 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A request to a service; ``target`` is its path and query as sent."""
-
-    method: str
-    target: str
-    headers: Mapping[str, str]
-    body: bytes
-
-
 class Service(Pool[Instance]):
     """One Google function: requests go to the first instance that has room, else to a new one."""
 
@@ -182,24 +171,27 @@ class Service(Pool[Instance]):
         body = await read_body(request, limit_bytes=_MAX_BODY_BYTES)
         if body is None:
             return web.Response(status=413, text="Request Entity Too Large")
-        return await self.call(Call(method=request.method, target=target, headers=request.headers, body=body))
+        return await self.call(request.method, target, request.headers, body)
 
-    async def call(self, call: Call) -> web.Response:
-        """Let an instance answer a request."""
+    async def call(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> web.Response:
+        """Let an instance answer a request; ``target`` is its path and query as sent."""
+        forward = partial(self._forward, method, target, headers, body)
         try:
             fault = await self.admit()
         except ServiceError:
             return web.Response(status=429, text="Rate exceeded.")
-        self.repeat(fault, partial(self._in_slot, call, None))
-        return await self._in_slot(call, fault)
+        self.repeat(fault, partial(self._in_slot, forward, None))
+        return await self._in_slot(forward, fault)
 
-    async def _in_slot(self, call: Call, fault: FunctionFault | None) -> web.Response:
+    async def _in_slot(
+        self, forward: Callable[[Instance], Awaitable[web.Response]], fault: FunctionFault | None
+    ) -> web.Response:
         """Answer a request in the slot that was acquired for it."""
         instance = self._lease()
         try:
             if instance.start_seconds or await instance.listening():
                 with instance.striking(fault):
-                    response = await self._forward(instance, call)
+                    response = await forward(instance)
             else:
                 response = web.Response(status=503, text="The service has failed to start.")
         finally:
@@ -210,14 +202,16 @@ class Service(Pool[Instance]):
         self.account.note(what, instance=instance.name, detail=str(response.status))
         return response
 
-    async def _forward(self, instance: Instance, call: Call) -> web.Response:
+    async def _forward(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes, instance: Instance
+    ) -> web.Response:
         """Pass a request on and its answer back."""
         try:
             async with self._session.request(
-                call.method,
-                URL(instance.url + call.target, encoded=True),
-                headers=_end_to_end(call.headers),
-                data=BytesIO(call.body) if call.body else None,
+                method,
+                URL(instance.url + target, encoded=True),
+                headers=_end_to_end(headers),
+                data=BytesIO(body) if body else None,
                 timeout=aiohttp.ClientTimeout(total=self.spec.timeout_seconds),
                 allow_redirects=False,
             ) as answer:
@@ -311,7 +305,7 @@ async def push(queue: LocalQueue, service: Service) -> None:
         if service.spec.token:
             headers["Authorization"] = f"Bearer {service.spec.token}"
         body = json.dumps(message["body"]).encode()
-        response = await service.call(Call(method="POST", target="/", headers=headers, body=body))
+        response = await service.call("POST", "/", headers, body)
         if 200 <= response.status < 300:
             queue.delete(delivery.receipt)
 
