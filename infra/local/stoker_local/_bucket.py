@@ -7,21 +7,23 @@ import ipaddress
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, fields, replace
 from email.utils import formatdate
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from stoker._base.arguments import AtLeastOne, Bound, Bounded, NotNegative, Positive
+from stoker._base.fields import read_record
 from stoker._stores.options import is_this_machine
-from stoker_local._config import read_json, unique_names
 from stoker_local._http1 import BadRequestError, Body, Request, Response, Wire, compose_head, parse_head
 from stoker_local._network import Fault, FaultInjector, FaultKind, FaultPlan, Pacer, Shape, Shaper, cut_answer
 from stoker_local._s3 import S3Service
 from stoker_local._s3.model import BucketSpec, Call, ObjectMap, S3Error, StoredObject
 from stoker_local._s3.operations import etag_of
 from stoker_local._s3.signature import KeyPair
+
+T = TypeVar("T")
 
 _PACED_BYTES = 1 << 18
 _ADMIN = "/-/"
@@ -71,6 +73,36 @@ class BucketConfig(Bounded):
     def from_json(cls, text: str) -> BucketConfig:
         """Return what :meth:`to_json` wrote."""
         return read_json(cls, text, where="the configuration")
+
+
+def unique_names(what: str, names: Iterable[str]) -> set[str]:
+    """Return names, none of which may be there twice.
+
+    Raises:
+        ValueError: one is.
+    """
+    counted = Counter(names)
+    if repeated := [name for name, count in counted.items() if count > 1]:
+        raise ValueError(f"a {what} is named twice: {', '.join(repeated)}")
+    return set(counted)
+
+
+def read_json(kind: type[T], text: str, *, where: str) -> T:
+    """Return the dataclass that a JSON object describes; what the object leaves out has its default.
+
+    Args:
+        kind: a dataclass of texts, numbers, truth values, choices, enumerations, tuples, mappings and dataclasses.
+        text: the JSON.
+        where: names the object in errors.
+
+    Raises:
+        ValueError: it is not a JSON object, a field is unknown, missing, of another type, or refused by the dataclass.
+    """
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON: {error}") from error
+    return read_record(kind, values, where)
 
 
 def client_variables(region: str, keys: Sequence[KeyPair]) -> dict[str, str]:

@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal
 
 from stoker._base.arguments import AtLeastOne, Bound, Bounded, NotNegative, Positive
 from stoker._stores.options import is_this_machine
-from stoker_local._bucket import WELL_KNOWN
-from stoker_local._config import read_json, unique_names
+from stoker_local._bucket import WELL_KNOWN, read_json, unique_names
 from stoker_local._network import check_probabilities, kind_at
 from stoker_local._s3.signature import KeyPair
 
