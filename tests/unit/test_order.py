@@ -60,12 +60,12 @@ def test_the_golden_file_has_every_shuffle_cut_super_samples_and_lanes_without_a
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"seed": -1}, "seed -1"),
-        ({"seed": 1 << 64}, "seed 18446744073709551616"),
-        ({"shuffle": "random"}, "'random' is not one of none, block, window, full"),
-        ({"window": 0}, "window 0"),
-        ({"lanes": 0}, "lanes 0"),
-        ({"lanes": MAX_LANES + 1}, "lanes 65537"),
+        ({"seed": -1}, "seed must be at least 0 and less than .*, not -1"),
+        ({"seed": 1 << 64}, "seed must be .* less than 18,446,744,073,709,551,616, not 18446744073709551616"),
+        ({"shuffle": "random"}, "shuffle must be one of none, block, window, full, not 'random'"),
+        ({"window": 0}, "window must be at least 1, not 0"),
+        ({"lanes": 0}, "lanes must be at least 1 and .*, not 0"),
+        ({"lanes": MAX_LANES + 1}, "lanes must be .* at most 65,536, not 65537"),
     ],
 )
 def test_a_config_out_of_range_is_refused_with_its_value(config: dict[str, Any], problem: str) -> None:

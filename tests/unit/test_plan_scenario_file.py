@@ -144,7 +144,7 @@ def test_a_packed_data_set_is_named_by_its_url_and_simulated_without_its_bytes(t
         ("bucket.first_byte.recorded = 'none.json'", "none.json cannot be read"),
         ("bucket.trace = 'none.json'", "none.json"),
         ("order.shuffle = 'random'", "order.shuffle is 'random', not one of none"),
-        ("order.window = 0", "order: window 0 is not at least 1"),
+        ("order.window = 0", "order: window must be at least 1, not 0"),
         ("this is not TOML", "is not TOML"),
     ],
 )

@@ -7,13 +7,20 @@ without a free slot.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
-from stoker._base.arguments import explain_arguments
+from stoker._base.arguments import (
+    AtLeastOne,
+    Bounded,
+    Finite,
+    Fraction,
+    NotNegative,
+    Positive,
+    explain_arguments,
+)
 from stoker._order.order import OrderConfig
 from stoker._order.sharding import Dealing, LaneShare, Partition
 from stoker.errors import ConfigError
@@ -24,7 +31,7 @@ GAP_BYTES = 128 << 10
 
 @explain_arguments("FetchConfig")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchConfig:
+class FetchConfig(Bounded):
     """How the fetcher retries, hedges and adapts.
 
     Attributes:
@@ -54,48 +61,31 @@ class FetchConfig:
         split_least_bytes: the smallest range worth a request of its own.
     """
 
-    deadline_seconds: float = 60.0
-    attempts: int = 32
-    attempt_seconds: float = 20.0
-    least_bytes_per_second: float = 64 << 10
-    max_bytes_per_second: float | None = None
-    checksum_attempts: int = 3
-    backoff_base_seconds: float = 0.05
+    deadline_seconds: Positive[float] = 60.0
+    attempts: Positive[int] = 32
+    attempt_seconds: Positive[float] = 20.0
+    least_bytes_per_second: Positive[float] = 64 << 10
+    max_bytes_per_second: Finite[Positive[float]] | None = None
+    checksum_attempts: Positive[int] = 3
+    backoff_base_seconds: Positive[float] = 0.05
     backoff_cap_seconds: float = 5.0
     hedge: bool = True
-    hedge_fraction: float = 0.10
-    hedge_burst: int = 2
-    hedge_after_factor: float = 2.5
-    hedge_first_byte_factor: float = 4.0
-    hedge_least_seconds: float = 0.05
-    hedge_first_seconds: float = 1.0
+    hedge_fraction: Fraction[float] = 0.10
+    hedge_burst: AtLeastOne[int] = 2
+    hedge_after_factor: AtLeastOne[float] = 2.5
+    hedge_first_byte_factor: AtLeastOne[float] = 4.0
+    hedge_least_seconds: NotNegative[float] = 0.05
+    hedge_first_seconds: Positive[float] = 1.0
     concurrency_start: int = 16
-    concurrency_least: int = 4
+    concurrency_least: Positive[int] = 4
     concurrency_most: int = 64
-    split_parts: int = 4
-    split_least_bytes: int = 1 << 20
+    split_parts: Positive[int] = 4
+    split_least_bytes: Positive[int] = 1 << 20
 
     def __post_init__(self) -> None:
-        positive = (
-            "deadline_seconds", "attempts", "attempt_seconds", "least_bytes_per_second", "checksum_attempts",
-            "backoff_base_seconds", "hedge_first_seconds", "concurrency_least", "split_parts", "split_least_bytes",
-        )  # fmt: skip
-        for name in positive:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}")
-        if self.max_bytes_per_second is not None and not 0 < self.max_bytes_per_second < math.inf:
-            raise ConfigError(
-                f"max_bytes_per_second must be more than 0 and finite, or None for no limit, not "
-                f"{self.max_bytes_per_second}"
-            )
+        Bounded.__post_init__(self)  # super() does not know a class with slots
         if not self.backoff_cap_seconds >= self.backoff_base_seconds:
             raise ConfigError(f"backoff_cap_seconds={self.backoff_cap_seconds} is below backoff_base_seconds")
-        if not 0.0 <= self.hedge_fraction <= 1.0 or self.hedge_burst < 1:
-            raise ConfigError(f"hedges need 0 <= fraction <= 1 and burst >= 1, not {self}")
-        if not min(self.hedge_after_factor, self.hedge_first_byte_factor) >= 1.0:
-            raise ConfigError(f"the factors after which a request is late must be >= 1, not {self}")
-        if not self.hedge_least_seconds >= 0.0:
-            raise ConfigError(f"hedge_least_seconds must be >= 0, not {self.hedge_least_seconds}")
         if not self.concurrency_least <= self.concurrency_start <= self.concurrency_most:
             raise ConfigError(f"concurrency must be least <= start <= most, not {self}")
 
@@ -162,20 +152,16 @@ class Continuous:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchSize:
+class FetchSize(Bounded):
     """Fetch ``fetch_size`` more items whenever at most ``threshold`` fetched ones are left to use.
 
     DELI's pre-fetch rule: Krichevsky, St. Louis and Guo, "Quantifying and Improving Performance of Distributed Deep
     Learning with Cloud Storage" (IC2E 2021).
     """
 
-    fetch_size: int
-    threshold: int
+    fetch_size: AtLeastOne[int]
+    threshold: NotNegative[int]
     follows_steps: ClassVar[bool] = False  # it counts items
-
-    def __post_init__(self) -> None:
-        if self.fetch_size < 1 or self.threshold < 0:
-            raise ConfigError(f"FetchSize needs fetch_size >= 1 and threshold >= 0, not {self}")
 
     @classmethod
     def half_and_half(cls, items: int) -> FetchSize:
@@ -193,16 +179,12 @@ class FetchSize:
 
 
 @dataclass(frozen=True, slots=True)
-class NextBatch:
+class NextBatch(Bounded):
     """Fetch what the next ``depth`` steps need while the current step runs (IPDL's in-parallel loading)."""
 
-    depth: int = 1
+    depth: AtLeastOne[int] = 1
     needed_slots: ClassVar[int] = 1  # how many items a step needs is for the order to say
     follows_steps: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise ConfigError(f"NextBatch needs depth >= 1, not {self.depth}")
 
     def admit(self, progress: Progress) -> int:
         """Return 1 while the next item is first used at most ``depth`` steps ahead, else 0."""
@@ -211,7 +193,7 @@ class NextBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineConfig:
+class PipelineConfig(Bounded):
     """What to deliver and how.
 
     Attributes:
@@ -246,17 +228,13 @@ class PipelineConfig:
     by_lanes: bool = False
     drop_last: bool = False
     evaluation: bool = False
-    limit: int | None = None
+    limit: AtLeastOne[int] | None = None
     columns: tuple[str, ...] | None = None
     memory_bytes: int = 512 << 20
     held_bytes: int = 0
     end_epoch: int | None = None
     schedule: Schedule = field(default_factory=Continuous)
     fetch: FetchConfig = field(default_factory=FetchConfig)
-
-    def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit {self.limit} is not at least 1 sample")
 
     def dealing(self, samples: int) -> Dealing:
         """Return how an epoch of a data set of so many samples is dealt to this rank, or this worker of it."""

@@ -32,11 +32,12 @@ import json
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.arguments import AtLeastOne, Bound, Bounded
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import FORMAT
 from stoker._order.random_words import FeistelPermutation, Purpose, permutation, words
@@ -47,7 +48,7 @@ MAX_LANES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderConfig:
+class OrderConfig(Bounded):
     """What, with the manifest's version and the epoch, fixes the order.
 
     Attributes:
@@ -60,20 +61,10 @@ class OrderConfig:
         ConfigError: a value is out of range.
     """
 
-    seed: int = 0
+    seed: Annotated[int, Bound(">=", 0), Bound("<", 1 << 64)] = 0
     shuffle: Shuffle = "window"
-    window: int = 8
-    lanes: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 1 << 64:
-            raise ConfigError(f"seed {self.seed} is not in [0, 2**64)")
-        if self.shuffle not in get_args(Shuffle):
-            raise ConfigError(f"shuffle {self.shuffle!r} is not one of {', '.join(get_args(Shuffle))}")
-        if self.window < 1:
-            raise ConfigError(f"window {self.window} is not at least 1 super-sample")
-        if not 1 <= self.lanes <= MAX_LANES:
-            raise ConfigError(f"lanes {self.lanes} is not in [1, {MAX_LANES}]")
+    window: AtLeastOne[int] = 8
+    lanes: Annotated[int, Bound(">=", 1), Bound("<=", MAX_LANES)] = 1
 
 
 @dataclass(frozen=True, slots=True)

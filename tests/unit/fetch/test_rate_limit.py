@@ -95,5 +95,5 @@ def test_a_fetcher_requests_no_more_than_its_rate_hedges_and_retries_included(se
 
 @pytest.mark.parametrize("rate", [0, -1.0, float("inf"), float("nan")])
 def test_a_rate_that_is_none_is_refused(rate: float) -> None:
-    with pytest.raises(ConfigError, match="max_bytes_per_second must be more than 0 and finite"):
+    with pytest.raises(ConfigError, match="max_bytes_per_second must be more than 0 and less than inf, or None"):
         FetchConfig(max_bytes_per_second=rate)
