@@ -1,6 +1,6 @@
 """Runs the benchmarks: all that `make bench` is, or those that are named; `--quick` compares on a small scale.
 
-Caches, traces, predictions, the simulator and flat memory are measured only by name.
+Caches, shared tiers, traces, predictions, the simulator and flat memory are measured only by name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,16 @@ NAMES = (
     "plots",
     "report",
 )
-BY_NAME = ("cache_tiers", "trace_overhead", "prediction", "simulation", "deli_calibration", "flat_memory", "warm_tier")
+BY_NAME = (
+    "cache_tiers",
+    "tiers",
+    "trace_overhead",
+    "prediction",
+    "simulation",
+    "deli_calibration",
+    "flat_memory",
+    "warm_tier",
+)
 QUICK = (("compare", "--quick"), ("targets", str(RESULTS / "quick.jsonl")))
 
 

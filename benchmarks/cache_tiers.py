@@ -37,22 +37,28 @@ from stoker.abc import Store
 OBJECT_BYTES, OBJECTS, ROUNDS, AT_ONCE = 8 << 20, 48, 9, 4
 
 
-def data_set() -> tuple[Manifest, list[bytes]]:
-    bodies = [random.Random(number).randbytes(OBJECT_BYTES) for number in range(OBJECTS)]
-    column = np.full(OBJECTS, OBJECT_BYTES, "<u4")
+def data_set(objects: int = OBJECTS, size_bytes: int = OBJECT_BYTES) -> tuple[Manifest, list[bytes]]:
+    bodies = [random.Random(number).randbytes(size_bytes) for number in range(objects)]
+    column = np.full(objects, size_bytes, "<u4")
     rows = Rows(
         size_bytes=column,
-        samples=np.full(OBJECTS, 100, "<u4"),
+        samples=np.full(objects, 100, "<u4"),
         head_bytes=column // 100,
         head_crc32c=column,
         crc32c=np.array([crc32c(body) for body in bodies], "<u4"),
-        tags=("",) * OBJECTS,
+        tags=("",) * objects,
     )
-    run = PackRun("0123456789abcdef", 0, OBJECTS)
+    run = PackRun("0123456789abcdef", 0, objects)
     return Manifest(dataset="hits", version=1, schema=Schema({"data": Bytes()}), rows=rows, runs=(run,)), bodies
 
 
-def copy_seconds(bodies: Sequence[bytes]) -> float:
+def forecast(manifest: Manifest) -> Future:
+    """Return what a loader reads that takes the default order."""
+    partition = Partition(samples=manifest.samples, batch_size=256)
+    return Future(manifest.rows.samples, Stretch(order=OrderConfig(), partition=partition))
+
+
+def copy_seconds(bodies: list[bytes]) -> float:
     """Return what one copy of an object takes."""
     slots = memoryview(bytearray(AT_ONCE * OBJECT_BYTES))
     seconds = []
@@ -133,8 +139,7 @@ async def measure(folder: Path) -> None:
     store = open_store("memory://cache-tiers/ds")
     for row, body in enumerate(bodies):
         await store.put(manifest.key(row), body)
-    partition = Partition(samples=manifest.samples, batch_size=256)
-    future = Future(manifest.rows.samples, Stretch(order=OrderConfig(), partition=partition))
+    future = forecast(manifest)
     config = FolderConfig(path=folder, dataset="hits", owners=1, preferred=0, share_bytes=2 * OBJECTS * OBJECT_BYTES)
     memory = MemoryTier(OBJECTS * OBJECT_BYTES, "next-use", largest_bytes=OBJECT_BYTES)
     disk = DiskTier(config, "next-use", largest_bytes=OBJECT_BYTES, behind_bytes=OBJECTS * OBJECT_BYTES)
@@ -144,7 +149,7 @@ async def measure(folder: Path) -> None:
         told(f"taking in, {name}", await offering_seconds(tier, manifest, bodies))
         if isinstance(tier, DiskTier):
             await tier.flush()
-    benches = {"memory": [memory], "disk, page cache": [disk], "bucket in memory": []}
+    benches: dict[str, list[KeepingTier]] = {"memory": [memory], "disk, page cache": [disk], "bucket in memory": []}
     for name, tiers in benches.items():
         bench = Bench(manifest, store, tiers)
         await bench.fetch_all(AT_ONCE)  # so that the ring's pages are there

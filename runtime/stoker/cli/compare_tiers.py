@@ -20,6 +20,8 @@ FIGURES = (
     *("disk", "machine", "function", "function_vcpus", "warm_memory", "linger"),
 )
 """Those that the comparison takes."""
+_NEEDED = {"size": "size_bytes", "gets": "reads", "hours": "hours"}
+"""Figure → the workload's field; a data set has the first two."""
 _OBJECT_BYTES = 8 << 20
 _PAGE = "docs/tiers.md"
 _HEADER = ("place", "", "dollars", "a read", "what limits it")
@@ -50,31 +52,28 @@ def comparison(
     if unused := [name for name in given if name not in FIGURES]:
         raise ConfigError(f"{unused[0]} means nothing with compare_tiers, which takes {', '.join(FIGURES[1:])}")
     size_bytes = given.get("size", size_bytes)
-    reads = traffic.requests.get(Operation.GET, 0)
-    for name, is_given in (("size", size_bytes), ("gets", reads), ("hours", given.get("hours"))):
-        if not is_given:
-            raise ConfigError(
-                f"compare_tiers needs {name}, more than 0" + ("" if name == "hours" else ", or a data set")
-            )
-    functions = prices.function(given["function"]) if "function" in given else _functions_beside(store, prices)
-    vcpus = given.get("function_vcpus", 1)
-    warm = {"memory_bytes": given.get("warm_memory"), "linger_seconds": given.get("linger"), "vcpus": vcpus}
-    object_bytes = given.get("object_size", size_bytes / super_samples if super_samples else _OBJECT_BYTES)
+    work = {
+        "size_bytes": size_bytes,
+        "reads": traffic.requests.get(Operation.GET, 0),
+        "hours": given.get("hours", 0),
+        "object_bytes": given.get("object_size", size_bytes / super_samples if super_samples else _OBJECT_BYTES),
+        "trainers": given.get("nodes", 1),
+        "egress": traffic.egress,
+    }
+    for figure, name in _NEEDED.items():
+        if not work[name]:
+            raise ConfigError(f"compare_tiers needs {figure}, more than 0")
+    warm = {"memory_bytes": given.get("warm_memory"), "linger_seconds": given.get("linger")}
     return Comparison(
-        work=Workload(
-            size_bytes=size_bytes,
-            reads=reads,
-            hours=given["hours"],
-            object_bytes=object_bytes,
-            trainers=given.get("nodes", 1),
-            egress=given.get("egress", "same_region"),
-        ),
+        work=Workload(**work),
         prices=prices,
         store=store,
-        functions=functions,
+        functions=prices.function(given["function"]) if "function" in given else _functions_beside(store, prices),
         disk=prices.disk(given["disk"]) if "disk" in given else None,
         trainer=prices.machine(given["machine"]) if "machine" in given else None,
-        warm=WarmFunctions(**{name: value for name, value in warm.items() if value is not None}),
+        warm=WarmFunctions(
+            vcpus=given.get("function_vcpus", 1), **{name: value for name, value in warm.items() if value is not None}
+        ),
     )
 
 

@@ -304,8 +304,8 @@ def test_figures_of_a_comparison_are_taken(capsys: pytest.CaptureFixture[str]) -
     ("arguments", "message"),
     [
         (("--compare-tiers", "--size", "1GB", "--gets", 1), "compare_tiers needs hours"),
-        (("--compare-tiers", "--size", "1GB", "--hours", 1), "compare_tiers needs gets, more than 0, or a data set"),
-        (("--compare-tiers", "--gets", 1, "--hours", 1), "compare_tiers needs size, more than 0, or a data set"),
+        (("--compare-tiers", "--size", "1GB", "--hours", 1), "compare_tiers needs gets, more than 0"),
+        (("--compare-tiers", "--gets", 1, "--hours", 1), "compare_tiers needs size, more than 0"),
         ((*COMPARED, "--puts", 1), "puts means nothing with compare_tiers"),
         (("--gets", 1, "--hours", 1), "hours means nothing without compare_tiers"),
         ((*COMPARED, "--warm-memory", "128MiB"), "has no room"),
