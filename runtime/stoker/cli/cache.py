@@ -122,18 +122,15 @@ async def _fill(
     """Have the tier take in super-samples; return how many came from the bucket. Checksums of the others are right."""
     ring = Ring(_AT_ONCE + _HEDGE_SLOTS, manifest.largest_bytes)
     fetcher = Fetcher(store, ring=ring, rng=random.Random(), config=config, tiers=[tier])  # noqa: S311 - jitter
-    count = size_bytes = 0
 
     async def fill(row: int) -> None:
-        nonlocal count, size_bytes
         ref = manifest.ref(row)
         ring.release(await fetcher.fetch(ref))
         await tier.flush()
-        count, size_bytes = count + 1, size_bytes + ref.size_bytes
-        progress.update(Amount(count=count, size_bytes=size_bytes))
+        progress.add(ref.size_bytes)
 
     await for_each(rows, fill, concurrency=_AT_ONCE)
-    return count - fetcher.stats.tier_hits.get(tier.name, 0)
+    return len(rows) - fetcher.stats.tier_hits.get(tier.name, 0)
 
 
 def _rows_that_fit(manifest: Manifest, stretch: Stretch, limit_bytes: int) -> list[int]:
