@@ -180,16 +180,20 @@ class _Parts:
     """Tasks of one kind: how many, and what each of them takes."""
 
     count: int
-    gets: float
-    puts: float
+    get_requests: float
+    put_requests: float
     read_bytes: float
     written_bytes: float
 
     @property
     def seconds(self) -> float:
         """About how long one takes."""
-        requests, moved_bytes = self.gets + self.puts, self.read_bytes + self.written_bytes
+        requests, moved_bytes = self.get_requests + self.put_requests, self.read_bytes + self.written_bytes
         return requests / _REQUESTS_PER_SECOND + moved_bytes / _BYTES_PER_SECOND
+
+
+_SUMMED = ("get_requests", "put_requests", "read_bytes", "written_bytes")
+"""What tasks have in a sum in the plan of all."""
 
 
 class _Planner:
@@ -266,24 +270,17 @@ class _Planner:
         return found.requests, found.size_bytes
 
     def _summed(self, way: Way, parts: tuple[int, int], kinds: Sequence[_Parts], problem: str) -> EpochPlan:
-        config = self._config
-        gets, puts, read_bytes, written_bytes = (
-            math.ceil(sum(kind.count * getattr(kind, name) for kind in kinds))
-            for name in ("gets", "puts", "read_bytes", "written_bytes")
-        )
-        requests = gets * config.store.request_dollars(Operation.GET) + puts * config.store.request_dollars(
-            Operation.PUT
-        )
-        moved = config.store.transfer_dollars(read_bytes=read_bytes, written_bytes=written_bytes, egress="same_region")
+        config, store = self._config, self._config.store
+        total = {name: math.ceil(sum(kind.count * getattr(kind, name) for kind in kinds)) for name in _SUMMED}
+        gets, puts, read_bytes, written_bytes = total.values()
+        requests = gets * store.request_dollars(Operation.GET) + puts * store.request_dollars(Operation.PUT)
+        moved = store.transfer_dollars(read_bytes=read_bytes, written_bytes=written_bytes, egress="same_region")
         return EpochPlan(
             way=way,
             slices=parts[0],
             scatters=parts[1],
             object_bytes=self._object_bytes,
-            get_requests=gets,
-            put_requests=puts,
-            read_bytes=read_bytes,
-            written_bytes=written_bytes,
+            **total,
             store_dollars=requests + moved,
             function_dollars=sum(kind.count * config.task_dollars(kind.seconds) for kind in kinds),
             task_seconds=max(kind.seconds for kind in kinds),
