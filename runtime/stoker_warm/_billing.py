@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
+from typing import Any
 
 from stoker._base.meter import Egress, Operation
 from stoker._cost.prices import GB_BYTES, FunctionPrices, StorePrices
@@ -148,6 +149,33 @@ class Bill:
             return None
         saved_dollars_per_read = (self.bucket_dollars - self.serve_dollars) / self.reads
         return self.standing_dollars_per_hour / saved_dollars_per_read if saved_dollars_per_read > 0 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        used, per_hour = self.used.values(), self.standing_dollars_per_hour
+        names = ("seconds", "serve_dollars", "warm_dollars", "dollars", "reads", "read_bytes", "bucket_dollars")
+        return {
+            **{name: getattr(self, name) for name in (*names, "break_even_reads_per_hour")},
+            "requests": sum(each.calls for each in used),
+            "cold_starts": sum(each.cold_starts for each in used),
+            "gb_seconds": sum(each.gb_seconds for each in used),
+            "dollars_per_hour": per_hour if math.isfinite(per_hour) else None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tariff:
+    """By whose prices a bill is made.
+
+    Attributes:
+        functions: of the nodes.
+        store: of the bucket behind the tier.
+        egress: where its readers are, seen from the bucket.
+    """
+
+    functions: FunctionPrices
+    store: StorePrices
+    egress: Egress = "same_region"
 
 
 class CostMeter:

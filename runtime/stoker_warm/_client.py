@@ -289,7 +289,7 @@ class WarmClient:
         task.add_done_callback(lambda _: self._handed_over(name, len(data)))
 
     async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
-        """Return how the tier does; see :func:`~stoker_warm._server.overview`. What waits here is pending, too.
+        """Return how the tier does; see :meth:`stoker_warm._proxy.Proxy.status`. What waits here is pending, too.
 
         Args:
             wakes: whether all nodes are called before.

@@ -37,7 +37,7 @@ class NodeConnectionState:
         call_back: is called when the node sleeps and requests lie on its socket.
 
     Attributes:
-        life: of the node.
+        membership: of the node.
         connection: to the known instance.
         contact_seconds: when it was called or spoke last.
         changed: is set when something has happened to it.
@@ -165,35 +165,37 @@ class NodeConnectionState:
 
 
 class Invoker:
-    """Calls one node. Lives on the proxy's event loop.
+    """Calls one node, and wakes it for all who want it. Lives on the proxy's event loop.
 
     Args:
-        standing: with the node.
+        state: of the connection to the node.
         config: the tier's settings.
         invoke: calls functions.
         proxy: makes the address, ``host:port``, and the certificate's fingerprint that nodes dial.
+        spawn: runs a call, which may last longer than anybody waits for it.
         billed: is told of each call.
 
     Attributes:
         failure: of the last call, if that failed.
-        calm_seconds: until then the platform is left alone.
-        may_run: an answer was lost, so the instance may run all the same; whoever has asked it clears this.
     """
 
     def __init__(
         self,
-        standing: NodeConnectionState,
+        state: NodeConnectionState,
         config: WarmConfig,
         invoke: Invoke,
         proxy: Callable[[], tuple[str, str]],
+        spawn: Callable[[Coroutine[Any, Any, object]], object],
         billed: Billed,
     ) -> None:
-        self._state, self._config = standing, config
+        self._state, self._config, self._spawn = state, config, spawn
         self._invoke, self._proxy, self._billed = invoke, proxy, billed
-        self._failed_calls = 0  # in a row
         self.failure: StokerError | None = None
-        self.calm_seconds = float("-inf")
-        self.may_run = False
+        self._failed_calls = 0  # in a row
+        self._next_call_seconds = float("-inf")
+        self._may_run = False  # an answer was lost, so the instance may run all the same, until it was asked
+        self._waiting = 0
+        self._waking_up: asyncio.Task[ConnectionLostError | None] | None = None
 
     async def call(self, task: Task) -> bool:
         """Call the function and wait until it has returned.
@@ -201,88 +203,41 @@ class Invoker:
         Returns:
             False if its answer tells that what the node holds is not what it is believed to.
         """
-        standing, life = self._state, self._state.membership
-        standing.contact_seconds = asyncio.get_running_loop().time()
+        state, membership = self._state, self._state.membership
+        state.contact_seconds = asyncio.get_running_loop().time()
         event = self._event(task)
-        life.invoked()
+        membership.invoked()
         is_as_expected = True
         try:
-            answer = await self._invoke(standing.name, event)
+            answer = await self._invoke(state.name, event)
         except ThrottledError as error:
             self._failed(error)
-            life.throttled()
+            membership.throttled()
         except StokerError as error:
             self._failed(error)
             # If only the answer was lost, it runs on, and another call would start another instance beside it.
-            self.may_run = isinstance(error, TransientError) and life.state is State.AWAKE
+            self._may_run = isinstance(error, TransientError) and membership.state is State.AWAKE
             if isinstance(error, _MAY_HAVE_RUN):
                 self._billed(None, task)
-            standing.gave_up(life.failed())
+            state.gave_up(membership.failed())
         except BaseException:
-            life.failed()
+            membership.failed()
             raise
         else:
             self.failure, self._failed_calls = None, 0
             self._billed(answer, task)
             if task is Task.WARM:
                 is_as_expected = self._is_as_expected(answer)
-            standing.gave_up(life.returned())
-        standing.touched()
+            state.gave_up(membership.returned())
+        state.touched()
         return is_as_expected
-
-    def _event(self, task: Task) -> dict[str, Any]:
-        standing, (proxy, fingerprint) = self._state, self._proxy()
-        return Wake(
-            node=standing.name,
-            proxy=proxy,
-            fingerprint=fingerprint,
-            task=task,
-            linger_seconds=self._config.linger_seconds,
-            dial_anew=standing.connection is None or standing.membership.tries > 0,
-        ).to_event()
-
-    def _failed(self, error: StokerError) -> None:
-        """A call has failed: leave the platform alone for a while, each time longer."""
-        self.failure = error
-        least_seconds = self._config.wake_seconds * 2.0 ** min(self._failed_calls, 3) / 8
-        self._failed_calls += 1
-        asked_seconds = error.retry_after_seconds if isinstance(error, TransientError) else None
-        self.calm_seconds = asyncio.get_running_loop().time() + max(least_seconds, asked_seconds or 0.0)
-
-    def _is_as_expected(self, answer: Answer) -> bool:
-        try:
-            return self._state.is_as_expected(Report.parse(answer.result))
-        except WireError:
-            return False
-
-
-class WakeUp:
-    """Wakes one node for all who want it. Lives on the proxy's event loop.
-
-    Args:
-        standing: with the node.
-        caller: of the node.
-        config: the tier's settings.
-        spawn: runs a call, which may last longer than anybody waits for it.
-    """
-
-    def __init__(
-        self,
-        standing: NodeConnectionState,
-        caller: Invoker,
-        config: WarmConfig,
-        spawn: Callable[[Coroutine[Any, Any, object]], object],
-    ) -> None:
-        self._state, self._caller, self._config, self._spawn = standing, caller, config, spawn
-        self._waiting = 0
-        self._wake_up: asyncio.Task[ConnectionLostError | None] | None = None
 
     def awake(self) -> tuple[Connection, str] | None:
         """Return the connection of a node that has just spoken, and its instance."""
-        standing = self._state
-        if standing.connection is None or not standing.membership.may_send(asyncio.get_running_loop().time()):
+        state = self._state
+        if state.connection is None or not state.membership.may_send(asyncio.get_running_loop().time()):
             return None
-        return standing.connection, str(standing.membership.instance)
+        return state.connection, str(state.membership.instance)
 
     async def ready_by(self, end_seconds: float) -> tuple[Connection, str]:
         """Return the connection of a node that is awake by then, and its instance.
@@ -302,9 +257,9 @@ class WakeUp:
         Raises:
             ConnectionLostError: it is gone, or could not be woken.
         """
-        standing = self._state
-        is_ready = standing.membership.may_send(asyncio.get_running_loop().time())
-        while not is_ready or standing.connection is None:
+        state = self._state
+        is_ready = state.membership.may_send(asyncio.get_running_loop().time())
+        while not is_ready or state.connection is None:
             self._waiting += 1
             try:
                 waking = self.rouse()
@@ -312,54 +267,79 @@ class WakeUp:
                 await asyncio.wait([waking])
             finally:
                 self._waiting -= 1
-            error = ConnectionLostError(f"{standing.name} was let go") if waking.cancelled() else waking.result()
+            error = ConnectionLostError(f"{state.name} was let go") if waking.cancelled() else waking.result()
             if error is not None:
                 raise ConnectionLostError(str(error))
-            is_ready = standing.membership.state is State.AWAKE
-        return standing.connection, str(standing.membership.instance)
+            is_ready = state.membership.state is State.AWAKE
+        return state.connection, str(state.membership.instance)
 
     def rouse(self) -> asyncio.Task[ConnectionLostError | None]:
         """Begin to wake it, unless that is under way."""
-        if self._wake_up is None or self._wake_up.done():
-            self._wake_up = asyncio.ensure_future(self._wake())
-        return self._wake_up
+        if self._waking_up is None or self._waking_up.done():
+            self._waking_up = asyncio.ensure_future(self._wake())
+        return self._waking_up
 
     async def close(self) -> None:
         """Wake it no more."""
-        if self._wake_up is not None:
-            self._wake_up.cancel()
-            await asyncio.wait([self._wake_up])
+        if self._waking_up is not None:
+            self._waking_up.cancel()
+            await asyncio.wait([self._waking_up])
+
+    def _event(self, task: Task) -> dict[str, Any]:
+        state, (proxy, fingerprint) = self._state, self._proxy()
+        return Wake(
+            node=state.name,
+            proxy=proxy,
+            fingerprint=fingerprint,
+            task=task,
+            linger_seconds=self._config.linger_seconds,
+            dial_anew=state.connection is None or state.membership.tries > 0,
+        ).to_event()
+
+    def _failed(self, error: StokerError) -> None:
+        """A call has failed: leave the platform alone for a while, each time longer."""
+        self.failure = error
+        least_seconds = self._config.wake_seconds * 2.0 ** min(self._failed_calls, 3) / 8
+        self._failed_calls += 1
+        asked_seconds = error.retry_after_seconds if isinstance(error, TransientError) else None
+        self._next_call_seconds = asyncio.get_running_loop().time() + max(least_seconds, asked_seconds or 0.0)
+
+    def _is_as_expected(self, answer: Answer) -> bool:
+        try:
+            return self._state.is_as_expected(Report.parse(answer.result))
+        except WireError:
+            return False
 
     async def _wake(self) -> ConnectionLostError | None:
         """Do what it takes to hear of it, as long as somebody wants it; return the error if that fails."""
-        standing, life, loop = self._state, self._state.membership, asyncio.get_running_loop()
+        state, membership, loop = self._state, self._state.membership, asyncio.get_running_loop()
         begun_seconds = loop.time()
-        while not (life.may_send(loop.time()) or self._is_awake_since(begun_seconds)):
-            if life.state is State.GONE:
-                return ConnectionLostError(f"{standing.name} was called {life.tries} times and does not come")
-            if standing.is_closed or not (self._waiting or standing.asked):
-                return ConnectionLostError(f"{standing.name} was let go")
-            if standing.connection is not None and (self._caller.may_run or life.state is State.AWAKE):
-                await self._ping(standing.connection)
+        while not (membership.may_send(loop.time()) or self._is_awake_since(begun_seconds)):
+            if membership.state is State.GONE:
+                return ConnectionLostError(f"{state.name} was called {membership.tries} times and does not come")
+            if state.is_closed or not (self._waiting or state.asked):
+                return ConnectionLostError(f"{state.name} was let go")
+            if state.connection is not None and (self._may_run or membership.state is State.AWAKE):
+                await self._ping(state.connection)
                 continue
-            standing.changed.clear()
-            pause_seconds = self._caller.calm_seconds - loop.time() if life.must_invoke else 0.0
+            state.changed.clear()
+            pause_seconds = self._next_call_seconds - loop.time() if membership.must_invoke else 0.0
             if pause_seconds > 0.0:
-                await standing.has_changed(pause_seconds)
+                await state.has_changed(pause_seconds)
                 continue
-            if life.must_invoke:
-                self._spawn(self._caller.call(Task.SERVE))
+            if membership.must_invoke:
+                self._spawn(self.call(Task.SERVE))
                 await asyncio.sleep(0)
-            if not await standing.has_changed(self._config.wake_seconds):
-                standing.gave_up(life.silent())
+            if not await state.has_changed(self._config.wake_seconds):
+                state.gave_up(membership.silent())
         return None
 
     def _is_awake_since(self, begun_seconds: float) -> bool:
-        life = self._state.membership
-        return life.state is State.AWAKE and life.heard_seconds >= begun_seconds
+        membership = self._state.membership
+        return membership.state is State.AWAKE and membership.heard_seconds >= begun_seconds
 
     async def _ping(self, connection: Connection) -> None:
-        self._caller.may_run = False
+        self._may_run = False
         sent_seconds, instance = asyncio.get_running_loop().time(), self._state.membership.instance
         try:
             await connection.request(Kind.PING, timeout=self._config.ping_seconds)

@@ -209,7 +209,6 @@ class PeerServer:
         secret: of the deployment.
         listener: where they dial.
         nodes: by number; told of their connections.
-        clients: answers the requests of clients; without it they are turned away.
         spawn: runs what it is given until it ends or the proxy does.
     """
 
@@ -218,10 +217,11 @@ class PeerServer:
         secret: Secret,
         listener: Listener,
         nodes: Sequence[Node],
-        clients: Clients | None,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        self._secret, self._listener, self._nodes, self._clients, self._spawn = secret, listener, nodes, clients, spawn
+        self._secret, self._listener, self._nodes, self._spawn = secret, listener, nodes, spawn
+        self.clients: Clients | None = None
+        """Answers the requests of clients; without, they are turned away."""
         self._connections: set[Connection] = set()
         self._told: dict[type[StokerError], tuple[float, int]] = {}  # when last, and how many have ended like it since
 
@@ -256,12 +256,12 @@ class PeerServer:
                 connection.abort(error)
 
         async def answer(kind: Kind, head: Head, body: bytearray) -> Answer:
-            if self._clients is None or connection.peer is None or connection.peer.role != "client":
+            if self.clients is None or connection.peer is None or connection.peer.role != "client":
                 raise WireError(f"{kind.name} is not asked of a proxy")
-            return await self._clients.answer(connection, kind, head, body)
+            return await self.clients.answer(connection, kind, head, body)
 
         handshake = ProxySide(self._secret, fingerprint=self._listener.fingerprint)
-        room = self._clients.room if self._clients is not None else _no_room
+        room = self.clients.room if self.clients is not None else _no_room
         connection = Connection(handshake, answer, notice=noticed, room=room)
         self._spawn(self._attend(connection))
         return connection

@@ -18,7 +18,7 @@ from stoker_warm._config import WarmConfig
 from stoker_warm._connection import Connection
 from stoker_warm._events import Report, Task
 from stoker_warm._frames import Head, Kind
-from stoker_warm._invoker import Billed, Invoke, Invoker, NodeConnectionState, WakeUp
+from stoker_warm._invoker import Billed, Invoke, Invoker, NodeConnectionState
 from stoker_warm._membership import Contents, Membership, State
 from stoker_warm._node import LISTED_AT_ONCE
 from stoker_warm._requests import Reply
@@ -77,10 +77,9 @@ class Node:
         self.limit_bytes = 0
         self._config, self._spawn, self._found = config, parts.spawn, parts.found
         self._state = NodeConnectionState(
-            self.name, config, found=partial(parts.found, self), call_back=lambda: self._wake_up.rouse()
+            self.name, config, found=partial(parts.found, self), call_back=lambda: self._invoker.rouse()
         )
-        self._caller = Invoker(self._state, config, parts.invoke, parts.proxy, parts.billed)
-        self._wake_up = WakeUp(self._state, self._caller, config, parts.spawn)
+        self._invoker = Invoker(self._state, config, parts.invoke, parts.proxy, parts.spawn, parts.billed)
 
     @property
     def membership(self) -> Membership:
@@ -95,7 +94,7 @@ class Node:
     @property
     def failure(self) -> StokerError | None:
         """Of the last call, if that failed."""
-        return self._caller.failure
+        return self._invoker.failure
 
     # What the proxy asks of it.
 
@@ -132,43 +131,43 @@ class Node:
         into: memoryview | None,
         end_seconds: float,
     ) -> Reply:
-        standing = self._state
-        connection, instance = self._wake_up.awake() or await self._wake_up.ready_by(end_seconds)
+        state = self._state
+        connection, instance = self._invoker.awake() or await self._invoker.ready_by(end_seconds)
         sent_seconds, is_change = asyncio.get_running_loop().time(), kind in (Kind.SET, Kind.DELETE)
-        standing.asked += 1
+        state.asked += 1
         try:
             reply = await connection.request(
                 kind, head, body=body, into=into, timeout=max(0.0, end_seconds - sent_seconds)
             )
         except BaseException as error:
             if isinstance(error, DeadlineError):
-                standing.was_silent(sent_seconds)
-                if kind is Kind.GET and connection is standing.connection:
-                    standing.did_not_deliver(sent_seconds)
+                state.was_silent(sent_seconds)
+                if kind is Kind.GET and connection is state.connection:
+                    state.did_not_deliver(sent_seconds)
             if not connection.is_open:
-                standing.lost(connection)
-            elif is_change and connection is standing.connection:
-                standing.doubt()
+                state.lost(connection)
+            elif is_change and connection is state.connection:
+                state.doubt()
             raise
         finally:
-            standing.asked -= 1
-        is_current = connection is standing.connection
+            state.asked -= 1
+        is_current = connection is state.connection
         if is_change and not is_current:
             raise ConnectionLostError(f"{self.name} has another connection than the one that answered")
-        standing.answered(instance, is_shard=is_current and kind is Kind.GET)
+        state.answered(instance, is_shard=is_current and kind is Kind.GET)
         if is_change and reply.kind is Kind.STORED:
-            standing.noted(Report.parse({key: value for key, value in reply.head.items() if key != "evicted"}))
+            state.noted(Report.parse({key: value for key, value in reply.head.items() if key != "evicted"}))
         return reply
 
     async def keep_warm(self) -> None:
         """Call it, so that the platform keeps its instance; find out if that has lost what it held."""
         if self.membership.state is State.GONE:  # it is to greet: it is not believed before
             self._state.changed.clear()
-            self._spawn(self._caller.call(Task.SERVE))
+            self._spawn(self._invoker.call(Task.SERVE))
             await self._state.has_changed(self._config.wake_seconds)
-        elif not await self._caller.call(Task.WARM):
+        elif not await self._invoker.call(Task.WARM):
             with suppress(StokerError):
-                await self._wake_up.ready()  # so that it greets, and says what it holds
+                await self._invoker.ready()  # so that it greets, and says what it holds
         elif not self.membership.is_listed:
             self._found(self, Contents.UNKNOWN)  # nobody could find out so far
 
@@ -183,7 +182,7 @@ class Node:
         """Tell it to return, and end its connection; what it holds, it holds. Idempotent."""
         self._state.is_closed = True
         await self.stop()
-        await self._wake_up.close()
+        await self._invoker.close()
         if self._state.connection is not None:
             await self._state.connection.close()
 
@@ -238,7 +237,7 @@ class Node:
             self._spawn(_dismissed(connection, self._config.ping_seconds))
             return
         if contents is Contents.DOUBTFUL:  # while the stranger is busy, the platform takes the known one for a call
-            self._spawn(self._caller.call(Task.SERVE))
+            self._spawn(self._invoker.call(Task.SERVE))
         else:
             self.limit_bytes = report.limit_bytes
             self._found(self, contents)

@@ -2,88 +2,52 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any
 
-from stoker._cost.prices import FunctionPrices, Prices
+from stoker._cost.prices import Prices
 from stoker.abc import Executor, Readable
 from stoker.errors import ConfigError
 from stoker.fanout import open_executor
 from stoker_warm._auth import Secret
+from stoker_warm._billing import Tariff
 from stoker_warm._client import WarmClient
 from stoker_warm._config import BILLED, OPTIONS, Fleet, WarmLocation
 from stoker_warm._erasure import require_codec
 from stoker_warm._listener import TcpListener
 from stoker_warm._proxy import Proxy
-from stoker_warm._server import ProxyServer, Tariff, overview, told
 from stoker_warm._tier import LazyBackend, ManagedBackend, WarmTier
 
 
-class OwnProxy:
-    """A proxy in this process, with the executor that calls its nodes; a :class:`~stoker_warm._tier.ManagedBackend`.
+class FleetProxy(Proxy):
+    """A proxy in this process, with the executor that calls its nodes.
 
-    Attributes:
-        proxy: what keeps the objects.
-        tariff: by whose prices its bill is made.
+    Args:
+        fleet: the nodes, and where to listen.
+        secret: of the deployment.
+
+    Raises:
+        ConfigError: the executor does not take a setting.
+        MissingExtraError: the executor, or the code, needs what is not installed.
     """
 
-    def __init__(self, proxy: Proxy, tariff: Tariff, stack: AsyncExitStack) -> None:
-        self.proxy, self.tariff, self._stack = proxy, tariff, stack
-        self._begun_seconds = asyncio.get_running_loop().time()
+    def __init__(self, fleet: Fleet, secret: Secret) -> None:
+        self._executor = _executor(fleet)
+        listener = TcpListener(fleet.listen, advertised=fleet.advertised, certificate=fleet.certificate)
+        super().__init__(fleet.config, secret, self._executor.call, listener, tariff=_tariff(fleet, self._executor))
+        self._stack = AsyncExitStack()
 
-    @classmethod
-    async def open(
-        cls,
-        fleet: Fleet,
-        secret: Secret,
-        *,
-        serves: Callable[[Tariff], ProxyServer] | None = None,
-    ) -> OwnProxy:
+    async def start(self) -> None:
         """Listen, and call all nodes.
-
-        Args:
-            fleet: the nodes, and where to listen.
-            secret: of the deployment.
-            serves: makes what answers clients; without, they are turned away.
 
         Raises:
             StokerError: it cannot listen, or functions cannot be called.
         """
-        executor = _executor(fleet)
-        tariff = _tariff(fleet, executor)
-        server = serves(tariff) if serves is not None else None
-        listener = TcpListener(fleet.listen, advertised=fleet.advertised, certificate=fleet.certificate)
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(executor)
-            proxy = Proxy(fleet.config, secret, executor.call, listener, clients=server)
-            if server is not None:
-                server.attend(proxy)
-            stack.push_async_callback(proxy.close)
-            await proxy.start()
-            return cls(proxy, tariff, stack.pop_all())
-
-    async def read(self, name: str, into: memoryview) -> bool:
-        """Fill ``into`` with an object, if it is there."""
-        return await self.proxy.read(name, into)
-
-    def offer(self, name: str, data: memoryview) -> None:
-        """Have an object kept."""
-        self.proxy.offer(name, data)
-
-    async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
-        """Return how the tier does; see ``stoker_warm._server.overview``."""
-        problems = await self.proxy.wake() if wakes else {}
-        seconds = asyncio.get_running_loop().time() - self._begun_seconds
-        return overview(self.proxy, self.tariff, seconds, problems)
-
-    async def down(self, *, forgets: bool = False) -> list[str]:
-        """Have nodes return, and drop what they hold if it ``forgets``; return what went wrong."""
-        problems = await self.proxy.forget() if forgets else {}
-        await self.proxy.stop()
-        return told(problems)
+            await stack.enter_async_context(self._executor)
+            stack.push_async_callback(super().close)
+            await super().start()
+            self._stack = stack.pop_all()
 
     async def close(self) -> None:
         """Have nodes return, and end. Idempotent."""
@@ -98,20 +62,11 @@ def _executor(fleet: Fleet) -> Executor:
     return executor
 
 
-def _tariff(fleet: Fleet, executor: Executor) -> Tariff:
+def _tariff(fleet: Fleet, executor: Executor) -> Tariff | None:
+    if executor.platform is None:
+        return None
     prices = Prices.load()
-    functions = _FREE if executor.platform is None else prices.function(executor.platform)
-    return Tariff(functions=functions, store=prices.store(fleet.bucket), egress=fleet.egress)
-
-
-_FREE = FunctionPrices(
-    name="this machine",
-    region="local",
-    source="",
-    dollars_per_request=0.0,
-    dollars_per_gb_second=0.0,
-    dollars_per_vcpu_second=0.0,
-)
+    return Tariff(functions=prices.function(executor.platform), store=prices.store(fleet.bucket), egress=fleet.egress)
 
 
 async def open_backend(location: WarmLocation, secret: Secret) -> ManagedBackend:
@@ -129,7 +84,9 @@ async def open_backend(location: WarmLocation, secret: Secret) -> ManagedBackend
         StokerError: functions cannot be called.
     """
     if location.fleet is not None:
-        return await OwnProxy.open(location.fleet, secret)
+        proxy = FleetProxy(location.fleet, secret)
+        await proxy.start()
+        return proxy
     if location.proxy is None:
         raise ConfigError(f"the location {location.url} names neither a proxy nor functions")
     return WarmClient(location.proxy, secret, fingerprint=location.fingerprint)

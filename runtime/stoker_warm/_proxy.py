@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
+from dataclasses import fields
 from typing import Any
 
 from stoker._base.task_group import task_group
+from stoker._cost.prices import FunctionPrices, Prices
 from stoker.abc import Answer
 from stoker.errors import StokerError
 from stoker_warm._auth import Secret
-from stoker_warm._billing import CostMeter, ProxyStatistics, ProxyTally
+from stoker_warm._billing import CostMeter, ProxyStatistics, ProxyTally, Tariff
 from stoker_warm._config import WarmConfig
 from stoker_warm._directory import Directory
 from stoker_warm._erasure import require_codec
@@ -29,11 +31,22 @@ from stoker_warm._listener import Clients, Listener, PeerServer
 from stoker_warm._membership import Contents, State
 from stoker_warm._node_connection import Node, NodeParts
 from stoker_warm._reader import ShardReader
-from stoker_warm._writer import ShardWriter, WriteBehind
+from stoker_warm._writer import ShardWriter
 
 __all__ = ["Clients", "Proxy", "ProxyStatistics"]
 
 _log = logging.getLogger("stoker.warm.proxy")
+
+_FREE = FunctionPrices(
+    name="this machine",
+    region="local",
+    source="",
+    dollars_per_request=0.0,
+    dollars_per_gb_second=0.0,
+    dollars_per_vcpu_second=0.0,
+)
+_SHOWN_PROBLEMS = 5
+_SHOWN_CHARACTERS = 300
 
 
 class Proxy:
@@ -44,7 +57,7 @@ class Proxy:
         secret: of the deployment.
         invoke: calls functions by their names.
         listener: where nodes, and clients, dial.
-        clients: answers the requests of clients; without it they are turned away.
+        tariff: for its bill; without one, functions cost nothing.
         rng: for choosing nodes.
 
     Raises:
@@ -58,7 +71,7 @@ class Proxy:
         invoke: Invoke,
         listener: Listener,
         *,
-        clients: Clients | None = None,
+        tariff: Tariff | None = None,
         rng: random.Random | None = None,
     ) -> None:
         require_codec(config.code)
@@ -70,12 +83,13 @@ class Proxy:
         self._directory = Directory(config.nodes, config.code, limit_bytes=0, max_objects=config.most_objects)
         self._nodes: list[Node] = []
         self._tally = ProxyTally()
-        self._writer = ShardWriter(config, self._nodes, self._directory, self._tally, rng)
+        self._writer = ShardWriter(config, self._nodes, self._directory, self._tally, rng, self._spawn)
         self._reader = ShardReader(
             config.code, self._nodes, self._tally, read_seconds=config.read_seconds, lost=self._writer.lost
         )
-        self._behind = WriteBehind(config, self._writer, self._directory, self._tally, self._spawn)
-        self._peers = PeerServer(secret, listener, self._nodes, clients, self._spawn)
+        self._tariff = tariff or Tariff(functions=_FREE, store=Prices.load().store("s3"))
+        self._begun_seconds = 0.0
+        self._peers = PeerServer(secret, listener, self._nodes, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -85,6 +99,7 @@ class Proxy:
         Raises:
             ConfigError: the address cannot be used.
         """
+        self._begun_seconds = asyncio.get_running_loop().time()
         parts = NodeParts(
             config=self.config,
             invoke=self._invoke,
@@ -101,7 +116,7 @@ class Proxy:
     async def close(self) -> None:
         """Tell nodes to return, and end; what they hold, they hold. What waits to be written is dropped. Idempotent."""
         self._is_closed = True
-        self._behind.close()
+        self._writer.close()
         self._peers.stop_listening()
         async with task_group() as group:
             for node in self._nodes:
@@ -123,6 +138,31 @@ class Proxy:
             limit_bytes=sum(node.limit_bytes for node in self._nodes),
             nodes={state.value: count for state, count in states.items()},
         )
+
+    def serve(self, clients: Clients) -> None:
+        """Have the requests of clients answered; without, they are turned away. To be called before the start."""
+        self._peers.clients = clients
+
+    async def status(self, *, wakes: bool = False) -> dict[str, Any]:
+        """Return figures of the tier as JSON values, after calling all nodes if it ``wakes``."""
+        problems = await self.wake() if wakes else {}
+        seconds = asyncio.get_running_loop().time() - self._begun_seconds
+        statistics, tariff = self.statistics(), self._tariff
+        bill = self.meter.bill(seconds, tariff.functions, tariff.store, tariff.egress)
+        return {
+            "code": str(self.config.code),
+            **{each.name: getattr(statistics, each.name) for each in fields(statistics)},
+            "nodes": dict(statistics.nodes),
+            "problems": _described(problems),
+            "absent": len(problems),
+            "bill": bill.to_json() | {"unanswered": self.meter.unanswered},
+        }
+
+    async def down(self, *, forgets: bool = False) -> list[str]:
+        """Have nodes return, and drop what they hold if it ``forgets``; return what went wrong."""
+        problems = await self.forget() if forgets else {}
+        await self.stop()
+        return _described(problems)
 
     # All nodes at once.
 
@@ -196,7 +236,7 @@ class Proxy:
             return False
         self.delivered(len(into))
         if lost:
-            self._behind.rebuild(name, into)
+            self._writer.rebuild(name, into)
         return True
 
     def delivered(self, size_bytes: int) -> None:
@@ -212,7 +252,7 @@ class Proxy:
 
     def offer(self, name: str, data: memoryview) -> None:
         """Put an object away some time, if there is room for a copy until then. Never blocks."""
-        self._behind.offer(name, data)
+        self._writer.offer(name, data)
 
     def take(self, name: str, data: bytearray) -> bool:
         """Like :meth:`offer`, but without a copy: nobody changes ``data`` any more.
@@ -220,7 +260,7 @@ class Proxy:
         Returns:
             Whether it is here, or will be if nothing comes between.
         """
-        return self._behind.take(name, data)
+        return self._writer.take(name, data)
 
     # What nodes hold.
 
@@ -278,3 +318,8 @@ async def _logged(work: Coroutine[Any, Any, object]) -> None:
         _log.warning("the warm tier goes on without: %s", error)
     except Exception:  # noqa: BLE001 - a task's boundary
         _log.exception("the warm tier goes on without")
+
+
+def _described(problems: Mapping[str, str]) -> list[str]:
+    """Return the first few problems of nodes, in few words."""
+    return [f"{name}: {why}"[:_SHOWN_CHARACTERS] for name, why in list(problems.items())[:_SHOWN_PROBLEMS]]

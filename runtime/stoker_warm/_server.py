@@ -12,19 +12,16 @@ what is behind them alive, and its end is noticed.
 from __future__ import annotations
 
 import asyncio
-import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVarTuple
 
 import numpy as np
 
 from stoker._base.checksum import crc32c
-from stoker._base.meter import Egress
 from stoker._cache.keeper import is_name, size_of
-from stoker._cost.prices import FunctionPrices, StorePrices
 from stoker._memory.budget import ByteBudget
 from stoker.errors import ConfigError, WireError
 from stoker_warm._connection import Connection
@@ -155,8 +152,6 @@ def _rounded(size_bytes: int) -> int:
 
 _LEAVE_SECONDS = 0.1
 """Between the answer that all is shut down and the end of the proxy, with which the answer must not be lost."""
-_TOLD_PROBLEMS = 5
-_TOLD_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,51 +175,23 @@ class ServerConfig:
                 raise ConfigError(f"{name} of a proxy's server is at least 1, not {getattr(self, name)}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tariff:
-    """By whose prices a bill is made.
-
-    Attributes:
-        functions: of the nodes.
-        store: of the bucket behind the tier.
-        egress: where its readers are, seen from the bucket.
-    """
-
-    functions: FunctionPrices
-    store: StorePrices
-    egress: Egress = "same_region"
-
-
 class ProxyServer:
     """Answers clients of one proxy; on its event loop.
 
     Args:
-        tariff: for its bill.
+        proxy: of the objects.
         config: limits.
     """
 
-    def __init__(self, tariff: Tariff, config: ServerConfig | None = None) -> None:
-        self._tariff, self._config = tariff, config or ServerConfig()
-        self._proxy: Proxy | None = None
+    def __init__(self, proxy: Proxy, config: ServerConfig | None = None) -> None:
+        self._proxy, self._config = proxy, config or ServerConfig()
         self._memory = MemoryPool(self._config.read_bytes)
         self._offers = MemoryAccount(self._config.offer_bytes)
         self._flights: dict[str, _Flight] = {}
         # What was read stays of use until it is with the last client that wanted it.
         self._recent: weakref.WeakValueDictionary[str, np.ndarray[Any, Any]] = weakref.WeakValueDictionary()
-        self._begun_seconds = asyncio.get_running_loop().time()
         self.is_down = asyncio.Event()
         """Is set once a client has asked for the tier to be shut down, and nodes have been told."""
-
-    def attend(self, proxy: Proxy) -> None:
-        """Answer for a proxy, before anybody can ask."""
-        self._proxy = proxy
-
-    @property
-    def proxy(self) -> Proxy:
-        """Whose clients these are."""
-        if self._proxy is None:
-            raise ConfigError("a proxy's server answers for no proxy yet: attend() comes first")
-        return self._proxy
 
     def room(self, size_bytes: int) -> bytearray | None:
         """Return memory for an object that is offered; None if there is none now."""
@@ -242,9 +209,11 @@ class ProxyServer:
             case Kind.OFFER:
                 return self._take(_object(head), body)
             case Kind.STATUS:
-                return Kind.LISTED, await self._status(wakes=head.get("wake") == 1), ()
+                status = await self._proxy.status(wakes=head.get("wake") == 1)
+                return Kind.LISTED, status | {"lent_bytes": self._memory.lent_bytes}, ()
             case Kind.DOWN:
-                problems = await self._down(forgets=head.get("forget") == 1)
+                problems = await self._proxy.down(forgets=head.get("forget") == 1)
+                asyncio.get_running_loop().call_later(_LEAVE_SECONDS, self.is_down.set)
                 return Kind.BYE, {"problems": problems}, ()
         raise WireError(f"{kind.name} is not asked of a proxy")
 
@@ -253,11 +222,11 @@ class ProxyServer:
             return Kind.MISSING, {}, ()
         array, flight = self._recent.get(name), self._flights.get(name)
         if array is not None:
-            self.proxy.delivered(len(array))
+            self._proxy.delivered(len(array))
             return Kind.FOUND, {}, (array.data,)
         is_first = flight is None
         if flight is None:
-            if self.proxy.lacks(name):
+            if self._proxy.lacks(name):
                 return Kind.MISSING, {}, ()
             flight = self._flights[name] = _Flight(asyncio.ensure_future(self._fetched(name)))
             flight.task.add_done_callback(lambda _: self._landed(name, flight))
@@ -272,7 +241,7 @@ class ProxyServer:
         if memory is None:
             return Kind.MISSING, {}, ()
         if not is_first:
-            self.proxy.delivered(len(memory))
+            self._proxy.delivered(len(memory))
         return Kind.FOUND, {}, (memory,)
 
     def _landed(self, name: str, flight: _Flight) -> None:
@@ -283,7 +252,7 @@ class ProxyServer:
         memory, give_back = await self._memory.take(size_of(name))
         is_read = False
         try:
-            is_read = await self.proxy.read(name, memory)
+            is_read = await self._proxy.read(name, memory)
         finally:
             if not is_read:
                 give_back()
@@ -298,18 +267,7 @@ class ProxyServer:
             return Kind.REFUSED, {"reason": "its name tells another size" if body else "no room"}, ()
         if crc32c(body) != int(name[:8], 16):
             return Kind.REFUSED, {"reason": "damaged"}, ()
-        return (Kind.STORED, {}, ()) if self.proxy.take(name, body) else (Kind.REFUSED, {"reason": "no room"}, ())
-
-    async def _status(self, *, wakes: bool) -> dict[str, Any]:
-        problems = await self.proxy.wake() if wakes else {}
-        seconds = asyncio.get_running_loop().time() - self._begun_seconds
-        return overview(self.proxy, self._tariff, seconds, problems) | {"lent_bytes": self._memory.lent_bytes}
-
-    async def _down(self, *, forgets: bool) -> list[str]:
-        problems = await self.proxy.forget() if forgets else {}
-        await self.proxy.stop()
-        asyncio.get_running_loop().call_later(_LEAVE_SECONDS, self.is_down.set)
-        return told(problems)
+        return (Kind.STORED, {}, ()) if self._proxy.take(name, body) else (Kind.REFUSED, {"reason": "no room"}, ())
 
 
 @dataclass(slots=True)
@@ -318,51 +276,6 @@ class _Flight:
 
     task: asyncio.Future[memoryview | None]
     waiting: int = 0
-
-
-def overview(proxy: Proxy, tariff: Tariff, seconds: float, problems: Mapping[str, str]) -> dict[str, Any]:
-    """Return how a tier does, as JSON values.
-
-    Args:
-        proxy: of the tier.
-        tariff: for the bill.
-        seconds: since the proxy began.
-        problems: name of a node → why it is not there.
-    """
-    statistics = proxy.statistics()
-    bill = proxy.meter.bill(seconds, tariff.functions, tariff.store, tariff.egress)
-    used = bill.used.values()
-    return {
-        "code": str(proxy.config.code),
-        **{each.name: getattr(statistics, each.name) for each in fields(statistics)},
-        "nodes": dict(statistics.nodes),
-        "problems": told(problems),
-        "absent": len(problems),
-        "bill": {
-            "seconds": seconds,
-            "requests": sum(each.calls for each in used),
-            "unanswered": proxy.meter.unanswered,
-            "cold_starts": sum(each.cold_starts for each in used),
-            "gb_seconds": sum(each.gb_seconds for each in used),
-            "serve_dollars": bill.serve_dollars,
-            "warm_dollars": bill.warm_dollars,
-            "dollars": bill.dollars,
-            "reads": bill.reads,
-            "read_bytes": bill.read_bytes,
-            "bucket_dollars": bill.bucket_dollars,
-            "dollars_per_hour": _number(bill.standing_dollars_per_hour),
-            "break_even_reads_per_hour": bill.break_even_reads_per_hour,
-        },
-    }
-
-
-def told(problems: Mapping[str, str]) -> list[str]:
-    """Return the first few problems of nodes, in few words."""
-    return [f"{name}: {why}"[:_TOLD_CHARACTERS] for name, why in list(problems.items())[:_TOLD_PROBLEMS]]
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _object(head: Head) -> str:

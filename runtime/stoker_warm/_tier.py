@@ -45,7 +45,7 @@ class ManagedBackend(TierBackend, Protocol):
     """A backend with what the command line asks for."""
 
     async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
-        """Return figures of the tier, after calling all nodes if it ``wakes``; see ``stoker_warm._server.overview``."""
+        """Return figures as :class:`~stoker_warm._proxy.Proxy` does; calls all nodes first if it ``wakes``."""
         ...
 
     async def down(self, *, forgets: bool = False) -> list[str]:

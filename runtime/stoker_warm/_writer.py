@@ -65,14 +65,15 @@ Shards = Mapping[int, memoryview]
 
 
 class ShardWriter:
-    """Puts objects away. Lives on the proxy's event loop.
+    """Writes objects to nodes, of which it has copies until then, up to so many bytes. Lives on the proxy's event loop.
 
     Args:
         config: of the tier.
         nodes: by number.
         directory: is asked for places, and told what came of it.
-        tally: where objects that go for others are counted.
+        tally: where objects are counted.
         rng: for choosing nodes.
+        spawn: runs a coroutine until it ends or the proxy does.
     """
 
     def __init__(
@@ -82,13 +83,80 @@ class ShardWriter:
         directory: Directory,
         tally: ProxyTally,
         rng: random.Random,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._config, self._nodes, self._directory, self._tally = config, nodes, directory, tally
-        self._rng = rng
+        self._rng, self._spawn = rng, spawn
+        self._turns = asyncio.Semaphore(config.writes)
+        self._is_closed = False
         self.tombstones = Tombstones(config.nodes, write_seconds=config.write_seconds)
         """What is to be deleted."""
+        self.under_way: set[str] = set()
+        """Names of objects that are being written, or are about to be."""
 
-    async def write(self, name: str, data: bytes | bytearray) -> int | None:
+    def offer(self, name: str, data: memoryview) -> None:
+        """Put an object away some time, if there is room for a copy until then. Never blocks."""
+        if not self._has(name) and self._has_room(len(data)):
+            self._begin(name, bytes(data))
+
+    def take(self, name: str, data: bytearray) -> bool:
+        """Like :meth:`offer`, but without a copy: nobody changes ``data`` any more.
+
+        Returns:
+            Whether it is here, or will be if nothing comes between.
+        """
+        if self._has(name):
+            return True
+        if not self._has_room(len(data)):
+            return False
+        self._begin(name, data)
+        return True
+
+    def rebuild(self, name: str, data: memoryview) -> None:
+        """Put the lost shards of an object away again, of which the bytes are at hand; if there is room for a copy."""
+        if self._fits(len(data)) and name not in self.under_way:
+            self._begin(name, bytes(data))
+
+    def close(self) -> None:
+        """Take no more."""
+        self._is_closed = True
+
+    def _has(self, name: str) -> bool:
+        return self._directory.find(name) is not None or name in self.under_way
+
+    def _has_room(self, size_bytes: int) -> bool:
+        has_room = self._fits(size_bytes)
+        self._tally.declined += not has_room
+        return has_room
+
+    def _fits(self, size_bytes: int) -> bool:
+        limit_bytes = min(self._config.max_object_bytes, self._config.pending_bytes - self._tally.pending_bytes)
+        return not self._is_closed and size_bytes <= limit_bytes
+
+    def _begin(self, name: str, data: bytes | bytearray) -> None:
+        self.under_way.add(name)
+        self._tally.pending_bytes += len(data)
+        writing = self._spawn(self._write(name, data))
+        writing.add_done_callback(lambda _: self._ended(name, len(data)))
+
+    def _ended(self, name: str, size_bytes: int) -> None:
+        self.under_way.discard(name)
+        self._tally.pending_bytes -= size_bytes
+
+    async def _write(self, name: str, data: bytes | bytearray) -> None:
+        async with self._turns:
+            is_new = self._directory.find(name, is_use=False) is None
+            stored = await self._write_shards(name, data)
+            if stored is None:
+                self._tally.declined += 1
+            elif not is_new:
+                self._tally.rebuilt += stored
+            elif self._directory.find(name, is_use=False) is not None:
+                self._tally.stored += 1
+            else:
+                self._tally.declined += 1
+
+    async def _write_shards(self, name: str, data: bytes | bytearray) -> int | None:
         """Write the shards of an object that are nowhere, if there is a place for them.
 
         Returns:
@@ -189,91 +257,3 @@ def _evicted(head: Head) -> list[ShardId]:
     if not isinstance(evicted, list):
         raise WireError(f"a node says that {evicted!r:.40} went for a shard")
     return [ShardId.parse(each) for each in evicted]
-
-
-class WriteBehind:
-    """Copies of objects, up to so many bytes, until they are with nodes. Lives on the proxy's event loop.
-
-    Args:
-        config: of the tier.
-        writer: puts them away.
-        directory: knows which are away.
-        tally: where they are counted.
-        spawn: runs what it is given until it ends or the proxy does.
-    """
-
-    def __init__(
-        self,
-        config: WarmConfig,
-        writer: ShardWriter,
-        directory: Directory,
-        tally: ProxyTally,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-    ) -> None:
-        self._config, self._writer, self._directory, self._tally, self._spawn = config, writer, directory, tally, spawn
-        self._turns = asyncio.Semaphore(config.writes)
-        self._is_closed = False
-        self.under_way: set[str] = set()
-        """Names of objects that are being written, or are about to be."""
-
-    def offer(self, name: str, data: memoryview) -> None:
-        """Put an object away some time, if there is room for a copy until then. Never blocks."""
-        if not self._has(name) and self._has_room(len(data)):
-            self._begin(name, bytes(data))
-
-    def take(self, name: str, data: bytearray) -> bool:
-        """Like :meth:`offer`, but without a copy: nobody changes ``data`` any more.
-
-        Returns:
-            Whether it is here, or will be if nothing comes between.
-        """
-        if self._has(name):
-            return True
-        if not self._has_room(len(data)):
-            return False
-        self._begin(name, data)
-        return True
-
-    def rebuild(self, name: str, data: memoryview) -> None:
-        """Put the lost shards of an object away again, of which the bytes are at hand; if there is room for a copy."""
-        if self._fits(len(data)) and name not in self.under_way:
-            self._begin(name, bytes(data))
-
-    def close(self) -> None:
-        """Take no more."""
-        self._is_closed = True
-
-    def _has(self, name: str) -> bool:
-        return self._directory.find(name) is not None or name in self.under_way
-
-    def _has_room(self, size_bytes: int) -> bool:
-        has_room = self._fits(size_bytes)
-        self._tally.declined += not has_room
-        return has_room
-
-    def _fits(self, size_bytes: int) -> bool:
-        limit_bytes = min(self._config.max_object_bytes, self._config.pending_bytes - self._tally.pending_bytes)
-        return not self._is_closed and size_bytes <= limit_bytes
-
-    def _begin(self, name: str, data: bytes | bytearray) -> None:
-        self.under_way.add(name)
-        self._tally.pending_bytes += len(data)
-        writing = self._spawn(self._write(name, data))
-        writing.add_done_callback(lambda _: self._ended(name, len(data)))
-
-    def _ended(self, name: str, size_bytes: int) -> None:
-        self.under_way.discard(name)
-        self._tally.pending_bytes -= size_bytes
-
-    async def _write(self, name: str, data: bytes | bytearray) -> None:
-        async with self._turns:
-            is_new = self._directory.find(name, is_use=False) is None
-            stored = await self._writer.write(name, data)
-            if stored is None:
-                self._tally.declined += 1
-            elif not is_new:
-                self._tally.rebuilt += stored
-            elif self._directory.find(name, is_use=False) is not None:
-                self._tally.stored += 1
-            else:
-                self._tally.declined += 1

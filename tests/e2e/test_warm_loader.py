@@ -17,7 +17,7 @@ from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionS
 from stoker_torch import Loader, StreamDataset
 from stoker_warm._auth import Secret
 from stoker_warm._billing import ProxyStatistics
-from stoker_warm._opening import OwnProxy
+from stoker_warm._opening import FleetProxy
 from stoker_warm._tier import LazyBackend, WarmTier
 from support.warm_cloud import instances_of
 
@@ -79,8 +79,8 @@ def test_what_nodes_lose_comes_from_the_bucket_and_is_kept_again(data: str, monk
             assert isinstance(supply.nearer.warm, WarmTier)
             lazy = supply.nearer.warm.backend
             assert isinstance(lazy, LazyBackend)
-            assert isinstance(lazy.backend, OwnProxy)
-            return lazy.backend.proxy.statistics()
+            assert isinstance(lazy.backend, FleetProxy)
+            return lazy.backend.statistics()
 
         assert sum(len(batch["x"]) for batch in loader) == SAMPLES
         while told().stored < super_samples:

@@ -13,11 +13,12 @@ from stoker._cache.keeper import name_of, size_of
 from stoker.abc import Answer, ObjectRef
 from stoker.errors import ConnectionLostError, ServerError
 from stoker_warm._auth import Address, Secret
+from stoker_warm._billing import Tariff
 from stoker_warm._client import ClientConfig, WarmClient
 from stoker_warm._config import WarmConfig
 from stoker_warm._connection import Connection
 from stoker_warm._proxy import Proxy
-from stoker_warm._server import ProxyServer, ServerConfig, Tariff
+from stoker_warm._server import ProxyServer, ServerConfig
 from support.warm_platform import ADDRESS, SECRET, MemoryListener, Tier
 from support.warm_wires import End
 
@@ -54,10 +55,9 @@ class SharedTier(Tier):
         """Return a proxy that knows nothing of what nodes hold, and has a server of its own."""
         prices = Prices.load()
         tariff = Tariff(functions=prices.function("lambda"), store=prices.store("s3"))
-        self.server = ProxyServer(tariff, self._server_config)
-        door = MemoryListener(self.network)
-        proxy = Proxy(self.config, SECRET, self._invoke, door, clients=self.server, rng=self.rng)
-        self.server.attend(proxy)
+        proxy = Proxy(self.config, SECRET, self._invoke, MemoryListener(self.network), tariff=tariff, rng=self.rng)
+        self.server = ProxyServer(proxy, self._server_config)
+        proxy.serve(self.server)
         return proxy
 
     async def _invoke(self, name: str, event: Mapping[str, Any]) -> Answer:

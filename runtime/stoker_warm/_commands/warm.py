@@ -28,8 +28,8 @@ from stoker.errors import ConfigError, DeadlineError
 from stoker_warm._auth import Certificate, Secret
 from stoker_warm._config import Fleet, WarmLocation
 from stoker_warm._frames import MAX_BODY_BYTES
-from stoker_warm._opening import OwnProxy, open_backend, secret_of_environment
-from stoker_warm._server import ProxyServer, Tariff
+from stoker_warm._opening import FleetProxy, open_backend, secret_of_environment
+from stoker_warm._server import ProxyServer
 from stoker_warm._tier import ManagedBackend
 
 
@@ -43,30 +43,25 @@ async def run_proxy(args: Namespace, location: WarmLocation, secret: Secret) -> 
         text = "--data has no effect: what nodes lose is written again when it is read; leave it out"
         warnings.warn(text, DeprecationWarning, stacklevel=1)
     fleet = _fleet(args, location)
-    servers = list[ProxyServer]()
-
-    def serves(tariff: Tariff) -> ProxyServer:
-        servers.append(ProxyServer(tariff))
-        return servers[0]
-
-    own = await OwnProxy.open(fleet, secret, serves=serves)
-    is_over = servers[0].is_down
+    proxy = FleetProxy(fleet, secret)
+    server = ProxyServer(proxy)
+    proxy.serve(server)
+    await proxy.start()
+    is_over = server.is_down
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, is_over.set)
     try:
-        listener = own.proxy.listener
-        print(
-            f"warm://{listener.address}" + (f"?fingerprint={listener.fingerprint}" if listener.fingerprint else ""),
-            flush=True,
-        )
+        listener = proxy.listener
+        fingerprint = f"?fingerprint={listener.fingerprint}" if listener.fingerprint else ""
+        print(f"warm://{listener.address}{fingerprint}", flush=True)
         while not is_over.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(args.every):
                     await is_over.wait()
-            print(f"stoker: {_line(await own.status())}", file=sys.stderr)
+            print(f"stoker: {_line(await proxy.status())}", file=sys.stderr)
     finally:
-        await own.close()
+        await proxy.close()
     return 0
 
 
@@ -95,7 +90,7 @@ def rows_of_status(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of a table.
 
     Args:
-        told: as :func:`~stoker_warm._server.overview` tells it.
+        told: as :meth:`stoker_warm._proxy.Proxy.status` tells it.
     """
     bill, reads = told["bill"], told["hits"] + told["misses"] + told["losses"]
     rate = f" ({told['hits'] / reads:.1%} hits)" if reads else ""
