@@ -153,26 +153,17 @@ PACK_POLICY = RetryPolicy(deadline_seconds=300.0)
 """Of whatever has work of hours to lose."""
 
 
-@dataclass(slots=True)
-class _Told:
-    """When it was last logged that something is tried again, in loop time; for all operations of a reader."""
-
-    seconds: float = -math.inf
-
-
 class _Attempts:
     """The attempts of one operation: counts failures in a row, and waits after each.
 
     Args:
-        address: of what it is about, for the log.
-        told: when something was last logged.
+        reader: whose operation it is.
+        key: that it is about.
         counts_at_once: whether the deadline counts from here on, or else from the first failure.
     """
 
-    def __init__(
-        self, policy: RetryPolicy, rng: random.Random, address: str, told: _Told, *, counts_at_once: bool
-    ) -> None:
-        self._policy, self._random, self._address, self._told = policy, rng, address, told
+    def __init__(self, reader: RetryingReader[Any], key: str, *, counts_at_once: bool) -> None:
+        self._reader, self._policy, self._address = reader, reader.policy, f"{reader.url}/{key}"
         self._failures: list[TransientError] = []
         self._begun_seconds: float | None = asyncio.get_running_loop().time() if counts_at_once else None
         self._since_seconds = asyncio.get_running_loop().time()
@@ -189,7 +180,7 @@ class _Attempts:
             number,
             base_seconds=policy.first_seconds,
             cap_seconds=policy.longest_seconds,
-            rng=self._random,
+            rng=self._reader.rng,
             retry_after_seconds=error.retry_after_seconds,
             left_seconds=max(0.0, left_seconds),
         )
@@ -212,10 +203,10 @@ class _Attempts:
     def _tell(self, error: TransientError, wait_seconds: float, left_seconds: float) -> None:
         """Log a long wait, and now and then that there still is one."""
         now_seconds = asyncio.get_running_loop().time()
-        silent_seconds = now_seconds - max(self._since_seconds, self._told.seconds)
+        silent_seconds = now_seconds - max(self._since_seconds, self._reader.told_seconds)
         if max(wait_seconds, silent_seconds) <= LONG_SECONDS:
             return
-        self._told.seconds = now_seconds
+        self._reader.told_seconds = now_seconds
         said = str(error) if self._address in str(error) else f"{self._address}: {error}"
         _log.warning("trying again in %.1f s, and for %.0f s more at most: %s", wait_seconds, left_seconds, said)
 
@@ -228,6 +219,8 @@ class RetryingReader(ReaderWrapper[R_co]):
     Attributes:
         policy: how often and how soon it is tried again.
         hedges: requests that callers sent a second time because they were late; counted by those who do.
+        rng: draws the jitter.
+        told_seconds: when it was last logged that something is tried again, in loop time; for all operations.
     """
 
     def __init__(self, store: R_co, policy: RetryPolicy | None = None) -> None:
@@ -236,16 +229,16 @@ class RetryingReader(ReaderWrapper[R_co]):
         if isinstance(store, RetryingReader):
             self.wrapped, self.policy = store.wrapped, policy or store.policy
         self.hedges = 0
-        self._told = _Told()
-        self._random = random.Random(self.policy.seed)  # noqa: S311 - jitter is no secret
+        self.told_seconds = -math.inf
+        self.rng = random.Random(self.policy.seed)  # noqa: S311 - jitter is no secret
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield the objects under ``prefix``; a listing that breaks goes on behind the last one that it gave."""
-        attempts = self._attempts(prefix, counts_at_once=False)
+        attempts = _Attempts(self, prefix, counts_at_once=False)
         while True:
             try:
                 async for info in super().list(prefix, start_after=start_after):
-                    attempts, start_after = self._attempts(prefix, counts_at_once=False), info.key
+                    attempts, start_after = _Attempts(self, prefix, counts_at_once=False), info.key
                     yield info
             except TransientError as error:
                 await attempts.failed(error)
@@ -254,15 +247,12 @@ class RetryingReader(ReaderWrapper[R_co]):
 
     async def _perform(self, operation: Operation, key: str, request: Callable[[], Awaitable[T]]) -> T:
         """Send a request until it succeeds; the time of a write counts from its first failure."""
-        attempts = self._attempts(key, counts_at_once=operation is not Operation.PUT)
+        attempts = _Attempts(self, key, counts_at_once=operation is not Operation.PUT)
         while True:
             try:
                 return await request()
             except TransientError as error:
                 await attempts.failed(error)
-
-    def _attempts(self, key: str, *, counts_at_once: bool) -> _Attempts:
-        return _Attempts(self.policy, self._random, f"{self.url}/{key}", self._told, counts_at_once=counts_at_once)
 
 
 class RetryingStore(RetryingReader[Store], StoreWrapper):

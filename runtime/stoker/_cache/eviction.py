@@ -134,21 +134,12 @@ class Lru(Fifo[Key]):
         self._order[key] = self._order.pop(key)
 
 
-class Uniform(Generic[Key]):
+class Uniform(Fifo[Key]):
     """Nobody goes: hits are capacity / data in every epoch but the first.
 
     H. Zhao and others, "SiloD: A Co-design of Caching and Scheduling for Deep Learning Clusters" (EuroSys 2023); as
     MinIO in J. Mohan and others, "Analyzing and Mitigating Data Stalls in DNN Training" (VLDB 2021).
     """
-
-    def used(self, key: Key) -> None:
-        """Nothing changes."""
-
-    def added(self, key: Key) -> None:
-        """Nothing changes."""
-
-    def removed(self, key: Key) -> None:
-        """Nothing changes."""
 
     def victims(self, newcomer: Key) -> Iterator[Key]:
         """Yield nobody."""
