@@ -36,7 +36,7 @@ async def commit(event: object, deployment: Deployment, deadline: Deadline) -> d
         DeadlineError: there was too little time; nothing is half visible, and the next invocation goes on.
         StoreError: the bucket fails.
     """
-    dataset, job = commit_of(event)
+    dataset, job = read_commit_event(event)
     store, catalog = deployment.dataset(dataset), deployment.catalog(dataset)
     with deployment.counted() as requests:
         async with deadline.limit(f"the commit to {dataset}"):
@@ -67,7 +67,7 @@ async def compact(event: object, deployment: Deployment, deadline: Deadline) -> 
         DeadlineError: there was too little time; nothing is half visible, and the next invocation goes on.
         StoreError: the bucket fails.
     """
-    dataset, super_sample_bytes = compaction_of(event)
+    dataset, super_sample_bytes = read_compact_event(event)
     store = deployment.dataset(dataset)
     async with deadline.limit(f"the compaction of {dataset}"):
         try:
@@ -90,7 +90,7 @@ async def compact(event: object, deployment: Deployment, deadline: Deadline) -> 
     }
 
 
-def commit_of(event: object) -> tuple[str, Job | None]:
+def read_commit_event(event: object) -> tuple[str, Job | None]:
     """Return the URL of the data set that an event is to commit to, and the job whose runs; None for those of no job.
 
     Raises:
@@ -113,7 +113,7 @@ def commit_of(event: object) -> tuple[str, Job | None]:
     return dataset, Job(id=job, runs=checked, creates=creates)
 
 
-def compaction_of(event: object) -> tuple[str, int]:
+def read_compact_event(event: object) -> tuple[str, int]:
     """Return the URL of the data set that an event is to compact, and how large a super-sample should be.
 
     Raises:

@@ -128,7 +128,7 @@ class Settings:
             ConfigError: a variable is not valid; names it.
         """
         given: dict[str, Any] = {}
-        for variable, read in _READ.items():
+        for variable, read in _READERS.items():
             if text := environ.get(variable):
                 try:
                     given[variable.removeprefix("STOKER_").lower()] = read(text)
@@ -208,7 +208,7 @@ def _timeout_seconds(text: str) -> float:
     return seconds
 
 
-_READ: Mapping[str, Callable[[str], Any]] = {
+_READERS: Mapping[str, Callable[[str], Any]] = {
     "STOKER_DATASETS": _named_urls,
     "STOKER_SOURCES": _urls,
     "STOKER_INGEST": Ingest.from_json,

@@ -17,7 +17,7 @@ from cfnlint.api import lint
 from cfnlint.config import ManualArgs
 
 from stoker._stores.access_token import DATASET_NAME
-from stoker_functions._commit import commit_of, compaction_of
+from stoker_functions._commit import read_commit_event, read_compact_event
 from stoker_functions._deployment import Settings
 from stoker_functions._warm_node import shelf_bytes
 from stoker_warm._config import WarmConfig
@@ -352,8 +352,8 @@ def test_only_the_incoming_bucket_of_this_account_may_send_to_the_queue(template
 def test_schedules_send_events_that_the_functions_understand(template: Template) -> None:
     targets = [target for rule in template.of_type("AWS::Events::Rule").values() for target in rule["Targets"]]
     sent = {target["Arn"].rpartition(":")[2]: json.loads(target["Input"]) for target in targets}
-    assert commit_of(sent.pop("stoker-commit")) == ("s3://acme-data/train", None)
-    assert compaction_of(sent.pop("stoker-compact"))[0] == "s3://acme-data/train"
+    assert read_commit_event(sent.pop("stoker-commit")) == ("s3://acme-data/train", None)
+    assert read_compact_event(sent.pop("stoker-compact"))[0] == "s3://acme-data/train"
     assert not sent
 
 

@@ -91,7 +91,7 @@ class LambdaExecutor(HttpExecutor):
         if "X-Amz-Function-Error" in reply.headers:
             raise _failed(name, result)
         answer = Answer(result=result, billed_seconds=seconds, memory_bytes=0, is_cold=None)
-        return billed(answer, reply.headers.get("X-Amz-Log-Result", ""))
+        return add_bill(answer, reply.headers.get("X-Amz-Log-Result", ""))
 
 
 def _failed(name: str, said: Mapping[str, Any]) -> StokerError:
@@ -104,7 +104,7 @@ def _failed(name: str, said: Mapping[str, Any]) -> StokerError:
     return error_of_function(name, error_type or "Unhandled", message)
 
 
-def billed(answer: Answer, log_result: str) -> Answer:
+def add_bill(answer: Answer, log_result: str) -> Answer:
     """Return an answer with what the end of an invocation's log says of it, base64-encoded as ``Invoke`` returns it.
 
     The report is a line of text or, for functions that log in JSON, an object. The answer stays as it is if there is

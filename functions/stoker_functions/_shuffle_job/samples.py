@@ -27,7 +27,7 @@ from stoker._base.sizes import format_bytes
 from stoker._base.task_group import MAX_AHEAD_BYTES, InOrder, for_each, in_order
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.groups import HeadMemory, cut_sizes
-from stoker._fetch.range_plan import Group, ReadLimits, Values, by_super_sample, read_values
+from stoker._fetch.range_plan import Group, ReadLimits, Values, places_by_super_sample, read_values
 from stoker._fetch.super_samples import open_head
 from stoker._format.manifest import Manifest, object_key
 from stoker._format.schema import Schema
@@ -204,7 +204,7 @@ async def read_whole(source: SampleSource, wanted: Group) -> Samples:
                 "memory"
             )
 
-    shares = list(by_super_sample(wanted.super_samples))
+    shares = list(places_by_super_sample(wanted.super_samples))
     await for_each(shares, read, concurrency=source.memory.reads)
     return samples
 
@@ -341,7 +341,7 @@ class PartWriter:
             PackError: the store has something else where a super-sample belongs, or the record is of other work.
             StoreError: an upload failed.
         """
-        sections = self._left()
+        sections = self._sections_left()
         try:
             async with aclosing(_rows(samples)) as rows:
                 for run, count in sections:
@@ -352,7 +352,7 @@ class PartWriter:
         finally:
             await self._uploads.cancel()
 
-    def _left(self) -> deque[tuple[str, int]]:
+    def _sections_left(self) -> deque[tuple[str, int]]:
         """Return the sections, and what is left of the one in which the record ends."""
         sections = deque(section for section in self._config.sections if section[1])
         for run, packed in self._packed:

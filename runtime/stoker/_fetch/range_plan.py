@@ -155,7 +155,7 @@ class Group:
         return cls(super_samples, np.concatenate([group.rows for group in groups]))
 
 
-def by_super_sample(super_samples: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def places_by_super_sample(super_samples: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Yield each super-sample that stands in an array, in their order, with all its places, which rise."""
     order = np.argsort(super_samples, kind="stable")
     rows = super_samples[order]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from stoker._base.task_group import for_each
 from stoker._fetch.config import FetchConfig, FetchCounters, FetchStatistics
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.range_plan import Group, ReadLimits, Values, by_super_sample, mean_row_bytes, read_values
+from stoker._fetch.range_plan import Group, ReadLimits, Values, mean_row_bytes, places_by_super_sample, read_values
 from stoker._fetch.super_samples import LEAST_SAVING, fetch_head, open_head
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
@@ -187,7 +187,7 @@ class SampleReader:
         return found
 
     def _shares(self, indices: NDArray[np.int64]) -> Iterator[_Share]:
-        for super_sample, places in by_super_sample(np.searchsorted(self._starts, indices, "right") - 1):
+        for super_sample, places in places_by_super_sample(np.searchsorted(self._starts, indices, "right") - 1):
             rows, which = np.unique(indices[places] - self._starts[super_sample], return_inverse=True)
             yield _Share(super_sample, rows, which, places)
 

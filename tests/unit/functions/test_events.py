@@ -8,27 +8,27 @@ import pytest
 
 from stoker._pack.merge import Job
 from stoker.errors import EventError
-from stoker_functions._commit import commit_of, compaction_of
+from stoker_functions._commit import read_commit_event, read_compact_event
 
 JOB, A, B = "0123456789abcdef", "a" * 16, "b" * 16
 
 
 def test_a_commit_is_of_everything_that_waits_or_of_a_job() -> None:
-    assert commit_of({"dataset": "s3://b/train"}) == ("s3://b/train", None)
-    assert commit_of({"dataset": "s3://b/train", "job": ""})[1] is None
+    assert read_commit_event({"dataset": "s3://b/train"}) == ("s3://b/train", None)
+    assert read_commit_event({"dataset": "s3://b/train", "job": ""})[1] is None
     event = {"dataset": "s3://b/train", "job": JOB, "runs": [B, A]}
-    assert commit_of(event)[1] == Job(id=JOB, runs=(B, A), creates=False)
-    assert commit_of({**event, "mode": "append"})[1] == Job(id=JOB, runs=(B, A), creates=False)
-    assert commit_of({**event, "mode": "create"})[1] == Job(id=JOB, runs=(B, A), creates=True)
+    assert read_commit_event(event)[1] == Job(id=JOB, runs=(B, A), creates=False)
+    assert read_commit_event({**event, "mode": "append"})[1] == Job(id=JOB, runs=(B, A), creates=False)
+    assert read_commit_event({**event, "mode": "create"})[1] == Job(id=JOB, runs=(B, A), creates=True)
 
 
 def test_a_job_may_have_as_many_runs_as_a_fan_out_has_parts() -> None:
     runs = [f"{number:016x}" for number in range(100_000)]
-    found = commit_of({"dataset": "d", "job": JOB, "runs": runs})[1]
+    found = read_commit_event({"dataset": "d", "job": JOB, "runs": runs})[1]
     assert found is not None
     assert found.runs == tuple(runs)
     with pytest.raises(EventError, match=r"'runs' is .* at most 100000"):
-        commit_of({"dataset": "d", "job": JOB, "runs": [*runs, A]})
+        read_commit_event({"dataset": "d", "job": JOB, "runs": [*runs, A]})
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_a_job_may_have_as_many_runs_as_a_fan_out_has_parts() -> None:
 )
 def test_what_is_no_commit_event_says_why(event: Any, problem: str) -> None:
     with pytest.raises(EventError, match=problem):
-        commit_of(event)
+        read_commit_event(event)
 
 
 def test_a_compaction_makes_super_samples_of_eight_mebibytes_unless_it_is_told_otherwise() -> None:
-    assert compaction_of({"dataset": "d"}) == ("d", 8 << 20)
-    assert compaction_of({"dataset": "d", "super_sample_bytes": 1})[1] == 1
-    assert compaction_of({"dataset": "d", "super_sample_bytes": 32 << 20})[1] == 32 << 20
+    assert read_compact_event({"dataset": "d"}) == ("d", 8 << 20)
+    assert read_compact_event({"dataset": "d", "super_sample_bytes": 1})[1] == 1
+    assert read_compact_event({"dataset": "d", "super_sample_bytes": 32 << 20})[1] == 32 << 20
 
 
 @pytest.mark.parametrize(
@@ -73,4 +73,4 @@ def test_a_compaction_makes_super_samples_of_eight_mebibytes_unless_it_is_told_o
 )
 def test_what_is_no_compact_event_says_why(event: Any, problem: str) -> None:
     with pytest.raises(EventError, match=problem):
-        compaction_of(event)
+        read_compact_event(event)

@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from stoker.abc import Answer
-from stoker_functions._executors.lambda_ import billed
+from stoker_functions._executors.lambda_ import add_bill
 from support.function_endpoints import REPORT
 
 JSON_REPORT = (
@@ -18,7 +18,7 @@ UNKNOWN = Answer(result={}, billed_seconds=7.0, memory_bytes=0, is_cold=None)
 
 
 def bill_of(log_result: str) -> Answer:
-    return billed(UNKNOWN, log_result)
+    return add_bill(UNKNOWN, log_result)
 
 
 def known(seconds: float, memory_bytes: int, *, is_cold: bool) -> Answer:
