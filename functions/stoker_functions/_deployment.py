@@ -233,6 +233,7 @@ def _allowed(url: str, roots: Iterable[str], what: str, variable: str) -> str:
 
 
 _RESERVED_SHARE = 0.1
+_LAST_SECONDS = 0.5  # to answer, before the platform kills the invocation
 _LEAST_RESERVED_SECONDS, _MOST_RESERVED_SECONDS = 2.0, 30.0
 
 
@@ -258,19 +259,21 @@ class Deadline:
         return cls(at_seconds, at_seconds - min(reserved, seconds / 2))
 
     @asynccontextmanager
-    async def limit(self, what: str) -> AsyncIterator[None]:
-        """Cancel what is inside when it is time to stop.
+    async def limit(
+        self, what: str, problem: str = "did not come to its end in the time of this invocation", *, late: bool = False
+    ) -> AsyncIterator[None]:
+        """Cancel what is inside when it is time to stop; or, if that stops by itself, only just before the end.
 
         Raises:
-            DeadlineError: it was; ``what`` names it, and what to do.
+            DeadlineError: it was cancelled; says ``what`` that was, and the ``problem``.
         """
         try:
-            async with asyncio.timeout_at(self.stop_at_seconds) as limit:
+            async with asyncio.timeout_at(self.at_seconds - _LAST_SECONDS if late else self.stop_at_seconds) as limit:
                 yield
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise DeadlineError(f"{what} did not come to its end in the time of this invocation") from error
+            raise DeadlineError(f"{what} {problem}") from error
 
     @property
     def is_near(self) -> bool:

@@ -5,7 +5,6 @@ In a function or elsewhere, a task scatters super-samples, writes a slice, or co
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import random
@@ -30,7 +29,7 @@ from stoker._format.versions import read_manifest
 from stoker._memory.ring import Ring
 from stoker._order.order import MAX_EPOCH, MAX_LANES, MAX_SLICES, EpochLayout
 from stoker.abc import Readable, Store
-from stoker.errors import ConfigError, DeadlineError, NotFoundError, PackError
+from stoker.errors import ConfigError, NotFoundError, PackError
 from stoker_functions._deployment import Deadline, Deployment
 from stoker_functions._shuffle_job.epochs import SCATTERED_FOLDER, PartRecord, commit_epoch
 from stoker_functions._shuffle_job.samples import (
@@ -46,7 +45,6 @@ from stoker_functions._shuffle_job.samples import (
 
 Step = Literal["scatter", "slice", "commit"]
 Way = Literal["ranged", "streamed", "scattered"]
-_LAST_SECONDS = 0.5  # to answer, before the platform kills the invocation
 _RECORDS_AT_ONCE = 16
 
 _Read = Callable[[int], AsyncGenerator[Samples, None]]
@@ -140,16 +138,12 @@ async def shuffle(event: object, deployment: Deployment, deadline: Deadline) -> 
     task = ShuffleTask.from_event(event)
     store = deployment.dataset(task.dataset)
     memory_bytes = usable_bytes(deployment.settings.memory_bytes)
-    try:
-        async with asyncio.timeout_at(deadline.at_seconds - _LAST_SECONDS) as limit:
-            with deployment.counted() as requests:
-                done = await perform(store, task, memory_bytes=memory_bytes, stop_at_seconds=deadline.stop_at_seconds)
-            return {**done, "requests": requests}
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        name = f"{task.step} {task.part} of epoch {task.epoch}"
-        raise DeadlineError(f"{name} could not stop in time: the bucket is slow; what was recorded stays") from error
+    name = f"{task.step} {task.part} of epoch {task.epoch}"
+    slow = "could not stop in time: the bucket is slow; what was recorded stays"
+    async with deadline.limit(name, slow, late=True):
+        with deployment.counted() as requests:
+            done = await perform(store, task, memory_bytes=memory_bytes, stop_at_seconds=deadline.stop_at_seconds)
+        return {**done, "requests": requests}
 
 
 async def perform(
