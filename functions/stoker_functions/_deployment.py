@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -332,17 +333,12 @@ class Deployment:
 
         Where an instance works on several requests at a time, those of the others are among them.
         """
-        before = {url: meter.reading().requests for url, meter in self._meters.items()}
+        before = {url: Counter(meter.reading().requests) for url, meter in self._meters.items()}
         requests: dict[str, dict[str, int]] = {}
         yield requests
         for url, meter in self._meters.items():
-            counts = {
-                str(operation): sent
-                for operation, count in meter.reading().requests.items()
-                if (sent := count - before.get(url, {}).get(operation, 0))
-            }
-            if counts:
-                requests[url] = counts
+            if sent := Counter(meter.reading().requests) - before.get(url, Counter()):
+                requests[url] = {str(operation): count for operation, count in sent.items()}
 
     def catalog(self, url: str) -> BucketCatalog:
         """Return where the pack records of a data set are kept.
