@@ -52,8 +52,8 @@ class Request:
     path: str
     query: tuple[tuple[str, str], ...]
     headers: Mapping[str, str]
-    body_bytes: int | None
-    keep_alive: bool
+    body_bytes: int | None = 0
+    keep_alive: bool = True
 
     @property
     def parameters(self) -> dict[str, str]:

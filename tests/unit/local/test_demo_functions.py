@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from stoker import Operation, Prices
+from stoker._base.meter import Reading
 from stoker.errors import ConfigError
 from stoker_local._demo.function_run import (
-    Bill,
     Epoch,
     FunctionDemoConfig,
     Snapshot,
     bill_table,
     block,
+    bucket_reading,
     function_table,
     line,
     one_by_one,
@@ -41,8 +42,8 @@ def counts(**requests: int) -> dict[str, Any]:
     return {"requests": requests, "bytes_out": 0}
 
 
-def bill(**requests: int) -> Bill:
-    return Bill.of({}, counts(**requests), PRICES)
+def requests(**of_each: int) -> Reading:
+    return bucket_reading(counts(**of_each))
 
 
 def a_moment(**changes: Any) -> Snapshot:
@@ -59,7 +60,7 @@ def a_moment(**changes: Any) -> Snapshot:
         "version": 3,
         "visible_super_samples": 30,
         "visible": 1500,
-        "bill": bill(GetObject=1000, PutObject=10),
+        "requests": requests(GetObject=1000, PutObject=10),
         "happenings": [],
     }
     return Snapshot(**{**given, **changes})
@@ -116,15 +117,17 @@ def test_what_is_missing_twice_strange_or_changed_is_told() -> None:
 
 def test_the_bill_adds_functions_and_requests_and_leaves_out_those_that_brought_the_raw_images() -> None:
     used = {"a": figures(invocations=2, gb_seconds=3.0, dollars=0.5), "b": figures(invocations=1, dollars=0.25)}
-    found = Bill.of(used, counts(GetObject=1000, PutObject=60, ListObjectsV2=5, DeleteObject=9), PRICES, raw_puts=50)
-    assert (found.functions.invocations, found.functions.gb_seconds, found.functions.dollars) == (3, 3.0, 0.75)
+    found = bucket_reading(counts(GetObject=1000, PutObject=60, ListObjectsV2=5, DeleteObject=9), raw_puts=50)
     assert found.requests[Operation.PUT] == 10
-    assert found.bucket_dollars == pytest.approx(1000 * GET + 10 * PUT + 5 * PUT)
-    assert found.dollars == pytest.approx(0.75 + found.bucket_dollars)
+    assert PRICES.dollars(found) == pytest.approx(1000 * GET + 10 * PUT + 5 * PUT)
+    everything = f"{0.75 + PRICES.dollars(found):.6f}: functions $0.750000, requests ${PRICES.dollars(found):.6f};"
+    assert f"bill     ${everything}" in block(a_moment(functions=used, requests=found), PRICES)
+    rows = bill_table(a_moment(functions=used, requests=found), Epoch(), PRICES)
+    assert rows[6].split()[:5] == ["dollars", "for", "3.0", "GB-s", "$0.750000"]
 
 
 def test_puts_under_way_that_the_bucket_has_not_seen_yet_are_no_negative_bill() -> None:
-    assert Bill.of({}, counts(PutObject=3), PRICES, raw_puts=5).dollars == 0
+    assert PRICES.dollars(bucket_reading(counts(PutObject=3), raw_puts=5)) == 0
 
 
 def test_one_request_of_each_kind_for_every_sample_costs_what_the_price_list_says() -> None:
@@ -132,7 +135,7 @@ def test_one_request_of_each_kind_for_every_sample_costs_what_the_price_list_say
 
 
 def test_the_table_of_the_bill_sets_both_ways_side_by_side() -> None:
-    packed = a_moment(bill=bill(GetObject=2600, PutObject=90, ListObjectsV2=10), visible_super_samples=5)
+    packed = a_moment(requests=requests(GetObject=2600, PutObject=90, ListObjectsV2=10), visible_super_samples=5)
     rows = [row.split() for row in bill_table(packed, Epoch(gets=7, dollars=7 * GET), PRICES)]
     assert rows[2][-2:] == ["5", "2,500"]
     assert rows[3][-2:] == ["2,600", "2,500"]

@@ -13,7 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from stoker._base.meter import Operation
+from stoker._base.meter import Operation, Reading
 from stoker._base.threads import in_thread
 from stoker._cost.prices import Prices
 from stoker._format.manifest import POINTER_KEY, Manifest
@@ -200,7 +200,7 @@ async def _demonstrate(config: FunctionDemoConfig, images: RawImages, screen: Sc
         with led_to(bucket.environment()):
             async with function_cloud(config.cloud(), bucket=bucket) as cloud:
                 prices = Prices.load()
-                observer = Observer(bucket, cloud, images, prices)
+                observer = Observer(bucket, cloud, images)
                 _introduce(config, images, screen)
                 try:
                     async with asyncio.timeout(_LIMIT_SECONDS) as limit, _shown(observer, screen, prices):
@@ -298,7 +298,7 @@ _BUCKET, _PREFIX = DATASET_KEY
 
 def block(now: Snapshot, prices: Prices) -> list[str]:
     """Return the lines of a block that is redrawn: nowhere wider than 78 columns."""
-    bill = now.bill
+    functions, requests = total(now.functions).dollars, prices.dollars(now.requests)
     put_one_by_one = one_by_one(now.visible, prices, Operation.GET, Operation.PUT)
     return [
         f"{now.seconds:5.1f} s  {now.phase}",
@@ -310,7 +310,7 @@ def block(now: Snapshot, prices: Prices) -> list[str]:
         "",
         f"packed   {now.super_samples:,} super-samples, {now.visible_super_samples:,} of them in version {now.version}",
         f"visible  {bar(now.visible / now.images)} {now.visible:,} samples",
-        f"bill     ${bill.dollars:.6f}: functions ${bill.functions.dollars:.6f}, requests ${bill.bucket_dollars:.6f};",
+        f"bill     ${functions + requests:.6f}: functions ${functions:.6f}, requests ${requests:.6f};",
         f"         a GET and a PUT for each visible sample: ${put_one_by_one:.6f}",
         "",
         *_news(now.happenings),
@@ -360,15 +360,16 @@ def bill_table(packed: Snapshot, epoch: Epoch, prices: Prices) -> list[str]:
         epoch: that was read then.
         prices: to use.
     """
-    samples, bill, gets, puts = packed.images, packed.bill, Operation.GET, Operation.PUT
+    samples, gets, puts = packed.images, Operation.GET, Operation.PUT
+    functions, requests = total(packed.functions), packed.requests.requests
     each = one_by_one(samples, prices, gets, puts)
     rows = [
         ["", "packed by functions", "an object a sample"],
         ["objects to train from", f"{packed.visible_super_samples:,}", f"{samples:,}"],
-        ["GETs until they are there", f"{bill.requests[gets]:,}", f"{samples:,}"],
-        ["PUTs and LISTs", f"{bill.requests[puts] + bill.requests[Operation.LIST]:,}", f"{samples:,}"],
-        ["dollars for requests", f"${bill.bucket_dollars:.6f}", f"${each:.6f}"],
-        [f"dollars for {bill.functions.gb_seconds:.1f} GB-s", f"${bill.functions.dollars:.6f}", "not counted"],
+        ["GETs until they are there", f"{requests[gets]:,}", f"{samples:,}"],
+        ["PUTs and LISTs", f"{requests[puts] + requests[Operation.LIST]:,}", f"{samples:,}"],
+        ["dollars for requests", f"${prices.dollars(packed.requests):.6f}", f"${each:.6f}"],
+        [f"dollars for {functions.gb_seconds:.1f} GB-s", f"${functions.dollars:.6f}", "not counted"],
         ["GETs of an epoch", f"{epoch.gets:,}", f"{samples:,}"],
         ["dollars of an epoch", f"${epoch.dollars:.6f}", f"${one_by_one(samples, prices, gets):.6f}"],
     ]
@@ -392,7 +393,7 @@ class Snapshot:
         version: of the manifest, 0 before the first.
         visible_super_samples: that it has.
         visible: samples that it has.
-        bill: up to this moment.
+        requests: to the bucket, but for those that brought the raw images.
         happenings: all that has happened to instances, oldest first.
     """
 
@@ -408,7 +409,7 @@ class Snapshot:
     version: int
     visible_super_samples: int
     visible: int
-    bill: Bill
+    requests: Reading
     happenings: Sequence[Happening]
 
 
@@ -419,16 +420,15 @@ class Observer:
         phase: what is being done, in a word.
     """
 
-    def __init__(self, bucket: LocalBucket, cloud: FunctionCloud, images: RawImages, prices: Prices) -> None:
+    def __init__(self, bucket: LocalBucket, cloud: FunctionCloud, images: RawImages) -> None:
         self.phase = ""
-        self._bucket, self._cloud, self._images, self._prices = bucket, cloud, images, prices
+        self._bucket, self._cloud, self._images = bucket, cloud, images
         self._started_at = asyncio.get_running_loop().time()
         self._manifest: tuple[str, Manifest | None] = ("", None)
 
     def look(self) -> Snapshot:
         """Return this moment."""
-        queue, functions, manifest = self._cloud.queues["raw"], self._cloud.statistics(), self._newest()
-        counts = self._bucket.counts.as_dict()
+        queue, manifest = self._cloud.queues["raw"], self._newest()
         return Snapshot(
             phase=self.phase,
             seconds=asyncio.get_running_loop().time() - self._started_at,
@@ -437,12 +437,12 @@ class Observer:
             waiting=len(queue.bodies),
             delivered=len(queue) - len(queue.bodies),
             dead=len(self._cloud.queues["dead"]),
-            functions=functions,
+            functions=self._cloud.statistics(),
             super_samples=sum(key.startswith(f"{_PREFIX}data/") for key in self._bucket.objects[_BUCKET]),
             version=0 if manifest is None else manifest.version,
             visible_super_samples=0 if manifest is None else len(manifest),
             visible=0 if manifest is None else manifest.samples,
-            bill=Bill.of(functions, counts, self._prices, raw_puts=self._images.begun),
+            requests=bucket_reading(self._bucket.counts.as_dict(), raw_puts=self._images.begun),
             happenings=self._cloud.events(),
         )
 
@@ -453,41 +453,16 @@ class Observer:
         return self._manifest[1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
-    """What was used, at list prices.
+def bucket_reading(counts: Mapping[str, Any], *, raw_puts: int = 0) -> Reading:
+    """Return what the bucket was asked for.
 
-    Attributes:
-        functions: all functions' figures together.
-        requests: to the bucket, by operation.
-        bucket_dollars: for these.
+    Args:
+        counts: of the bucket, as :meth:`~stoker_local._bucket.Counts.as_dict` has them.
+        raw_puts: requests that brought the raw samples, which are left out: they are the same in any case.
     """
-
-    functions: FunctionStatistics
-    requests: Mapping[Operation, int]
-    bucket_dollars: float
-
-    @classmethod
-    def of(
-        cls, figures: Mapping[str, FunctionStatistics], counts: Mapping[str, Any], prices: Prices, *, raw_puts: int = 0
-    ) -> Bill:
-        """Return the bill for what was counted.
-
-        Args:
-            figures: of each function.
-            counts: of the bucket, as :meth:`~stoker_local._bucket.Counts.as_dict` has them.
-            prices: to use.
-            raw_puts: requests that brought the raw samples, which are left out: they are the same in any case.
-        """
-        requests = dict(counts["requests"])
-        requests["PutObject"] = max(0, requests.get("PutObject", 0) - raw_puts)
-        reading = read_counts(DATASET, {**counts, "requests": requests})
-        return cls(functions=total(figures), requests=reading.requests, bucket_dollars=prices.dollars(reading))
-
-    @property
-    def dollars(self) -> float:
-        """All of it."""
-        return self.functions.dollars + self.bucket_dollars
+    requests = dict(counts["requests"])
+    requests["PutObject"] = max(0, requests.get("PutObject", 0) - raw_puts)
+    return read_counts(DATASET, {**counts, "requests": requests})
 
 
 def one_by_one(samples: int, prices: Prices, *operations: Operation) -> float:

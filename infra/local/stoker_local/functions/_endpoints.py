@@ -159,8 +159,6 @@ def _head_of(request: web.BaseRequest) -> Request:
         path=request.path,
         query=parse_query(raw_query),
         headers=joined_headers(request),
-        body_bytes=request.content_length,
-        keep_alive=True,
     )
 
 
