@@ -190,7 +190,7 @@ class LocalBucket:
         if self._server is None:
             return
         self._server.close()
-        tasks = [wire.task for wire in self._wires if wire.task is not None]
+        tasks = [wire.task for wire in self._wires]
         for wire in list(self._wires):
             wire.transport.abort()
         await asyncio.gather(*tasks, return_exceptions=True)

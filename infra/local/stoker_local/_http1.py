@@ -172,7 +172,6 @@ class Wire(asyncio.StreamReaderProtocol):
         self.reader = asyncio.StreamReader(limit=_MAX_HEAD_BYTES)
         super().__init__(self.reader)
         self._serve = serve
-        self.task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the task that serves the connection."""
@@ -187,8 +186,7 @@ class Wire(asyncio.StreamReaderProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the task; there is nobody to answer."""
         super().connection_lost(exc)
-        if self.task is not None:
-            self.task.cancel()
+        self.task.cancel()
 
     def eof_received(self) -> bool:
         """Let the connection end."""

@@ -275,6 +275,7 @@ class InstanceConfig(Generic[AnySpec]):
         cloud: what all functions have in common.
         environment: what the platform gives it; the function's own variables come on top.
         account: counts what happens.
+        faults: draws what strikes invocations.
         tasks: in which instances live.
     """
 
