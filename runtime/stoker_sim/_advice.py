@@ -11,7 +11,7 @@ from stoker._base.sizes import MOST_BYTES, format_bytes
 from stoker._cache.disk_folder import BLOCK_BYTES
 from stoker._fetch.config import Continuous
 from stoker._format.manifest import Manifest
-from stoker._memory.budget import plan_slots, window_slots
+from stoker._memory.budget import window_slots
 from stoker._memory.ring import ALIGNMENT_BYTES
 from stoker.errors import BudgetError, ConfigError, StokerError
 from stoker_sim._bucket import described
@@ -225,9 +225,7 @@ def _least_memory(given: Workload, window: int, factor: float = 1.25) -> int:
 
 def _most_memory(given: Workload) -> int:
     """Return the memory that a loader can fill: a window, a whole epoch ahead of it, and hedges."""
-    feed, manifest = given.feed, given.manifest
-    fixed_bytes, partition = manifest.file_bytes + feed.held_bytes, feed.dealing(manifest.samples)
-    return plan_slots(manifest, fixed_bytes, feed.order, partition, MOST_BYTES).size_bytes
+    return _with(given, memory_bytes=MOST_BYTES).slots.size_bytes
 
 
 def _with_memory(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:

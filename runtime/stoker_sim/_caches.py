@@ -162,13 +162,11 @@ class Cache:
     Attributes:
         size_bytes: that it may hold.
         bytes_per_second: of its device.
-        policy: "fifo", "lru", "uniform" or "next-use".
         is_of_rank: whether each rank has one of its own, as in its memory; else a node's ranks share one, as a disk.
     """
 
     size_bytes: int
     bytes_per_second: float = 2e9
-    policy: str = "next-use"
     is_of_rank: bool = False
 
 

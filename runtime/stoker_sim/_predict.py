@@ -21,7 +21,6 @@ from stoker._base.sizes import counted
 from stoker._cost.prices import StorePrices
 from stoker._diagnostics.latency import LONGEST_SECONDS, Constant
 from stoker._format.manifest import Manifest, PackRun
-from stoker._memory.budget import plan_slots
 from stoker.errors import ConfigError
 from stoker_sim._bucket import SharedLink
 from stoker_sim._caches import Cache, SettledTier, settled_hit_rate
@@ -92,7 +91,7 @@ class Workload(Scenario):
             return 0.0
         caches = self.feed.world_size if self.cache.is_of_rank else self.nodes
         share_bytes = self.manifest.size_bytes / caches
-        return settled_hit_rate(self.cache.size_bytes / share_bytes, caches, self.cache.policy)
+        return settled_hit_rate(self.cache.size_bytes / share_bytes, caches, "next-use")
 
 
 _MOST_FETCHES = 400
@@ -330,13 +329,7 @@ def predict(workload: Workload, *, seed: int = 0, starts: int = 1) -> Prediction
         ConfigError: the bucket or the network is so slow that a loader could not have its data.
     """
     feed, hit_rate = workload.feed, workload.hit_rate
-    slots = plan_slots(
-        workload.manifest,
-        workload.manifest.file_bytes + feed.held_bytes,
-        feed.order,
-        feed.dealing(workload.manifest.samples),
-        feed.memory_bytes,
-    )
+    slots = workload.slots
     small, cold, settled = _runs(workload, seed)
     each_for = feed.world_size / small.feed.world_size
     growth = max(1.0, workload.manifest.samples / each_for / small.manifest.samples)

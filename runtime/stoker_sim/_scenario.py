@@ -147,6 +147,17 @@ class Scenario(Bounded):
                 f"no global batch is whole: drop_last leaves out all {counted(self.manifest.samples, 'sample')}"
             )
 
+    @property
+    def slots(self) -> SlotPlan:
+        """What each rank's memory is divided into.
+
+        Raises:
+            BudgetError: it is too small for the order; names the figure that fits.
+        """
+        feed, manifest = self.feed, self.manifest
+        fixed_bytes, dealing = manifest.file_bytes + feed.held_bytes, feed.dealing(manifest.samples)
+        return plan_slots(manifest, fixed_bytes, feed.order, dealing, feed.memory_bytes)
+
 
 @dataclass(kw_only=True, eq=False)
 class _Node:
@@ -174,10 +185,7 @@ class _Node:
 
     def __post_init__(self) -> None:
         self.manifest, feed = self.scenario.manifest, self.scenario.feed
-        manifest, dealing = self.manifest, feed.dealing(self.manifest.samples)
-        self.slots: SlotPlan = plan_slots(
-            manifest, manifest.file_bytes + feed.held_bytes, feed.order, dealing, feed.memory_bytes
-        )
+        manifest, dealing, self.slots = self.manifest, feed.dealing(self.manifest.samples), self.scenario.slots
         self._ring = _RingOfNothing(self.slots.slots, self.slots.slot_bytes, self.memory)
         self._stretch = Stretch(order=feed.order, partition=dealing, end_epoch=self.scenario.epochs)
         self._future = Future(manifest.rows.samples, self._stretch, self.order) if self.tiers is not None else None

@@ -168,6 +168,7 @@ _SUPER_SAMPLE_BYTES = 8 << 20
 _RATE = 400e6
 _FIRST_BYTE = LogNormal(0.02, 0.08)
 _GOOD = 0.05
+_SEED = 1
 _UNSEEN = 0.01
 """Of the data set, on a node, when its cache counts as filled."""
 
@@ -180,19 +181,15 @@ class Circumstances:
         super_samples: of the data set.
         policy: of the cache.
         first_byte: of the bucket's answers.
-        connection_bytes_per_second: of one transfer.
         memory_bytes: for what is read ahead, of each node.
         warm_epochs: that are trained once the caches are filled.
-        seed: of the order and of what is drawn.
     """
 
     super_samples: int = 500
     policy: str = "uniform"
     first_byte: Latency = _FIRST_BYTE
-    connection_bytes_per_second: float = 90e6
     memory_bytes: int = 1 << 30
     warm_epochs: int = 3
-    seed: int = 1
 
 
 _USUAL = Circumstances()
@@ -254,19 +251,18 @@ def _scenario(share: Share, around: Circumstances) -> Scenario:
     super_sample_bytes = job.dataset_bytes // around.super_samples
     return by_lanes(
         described(super_samples=around.super_samples, samples=_SAMPLES, super_sample_bytes=super_sample_bytes),
-        OrderConfig(seed=around.seed, lanes=job.nodes),
+        OrderConfig(seed=_SEED, lanes=job.nodes),
         _SAMPLES,
         around.memory_bytes,
         FetchConfig(),
         bucket=BucketModel(
             first_byte=around.first_byte,
-            connection_bytes_per_second=around.connection_bytes_per_second,
             total_bytes_per_second=share.bytes_per_second or math.inf,  # who needs none still fills the cache
         ),
         compute=Constant(super_sample_bytes * job.nodes / job.compute_bytes_per_second),
         epochs=_cold_epochs(job.nodes) + around.warm_epochs + 1,
         in_step=True,
-        seed=around.seed,
+        seed=_SEED,
     )
 
 
