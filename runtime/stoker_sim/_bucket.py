@@ -41,11 +41,8 @@ def described(*, super_samples: int, samples: int, super_sample_bytes: int, head
     Raises:
         ConfigError: a number is not positive, or more than the format has room for.
     """
-    for name, number in (
-        ("super_samples", super_samples),
-        ("samples", samples),
-        ("super_sample_bytes", super_sample_bytes),
-    ):
+    given = {"super_samples": super_samples, "samples": samples, "super_sample_bytes": super_sample_bytes}
+    for name, number in given.items():
         if not 0 < number < 1 << 32:
             raise ConfigError(f"{name} must be in [1, 2**32), not {number}")
     full = np.ones(super_samples, "<u4")

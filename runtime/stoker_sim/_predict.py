@@ -210,11 +210,6 @@ class Bound:
         }
         return max(terms, key=terms.__getitem__)
 
-    @property
-    def stall(self) -> float:
-        """The least part of the epoch, 0 to 1, in which the accelerators wait."""
-        return 1.0 - self.compute_seconds / self.seconds if self.seconds else 0.0
-
 
 def bound_of(workload: Workload, ahead: int, hit_rate: float) -> Bound:
     """Return the bound of an epoch.

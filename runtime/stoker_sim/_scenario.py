@@ -8,8 +8,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any
@@ -372,15 +371,18 @@ def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]] 
         BudgetError: the memory is too small for the order; or ``full`` would be read in groups, which takes bytes.
         ConfigError: a node could not have a super-sample: the bucket or the network is too slow, or fails too often.
     """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_GARBAGE_AFTER, *thresholds[1:])
     try:
-        with _rare_collections():
-            return run_virtual(_simulated(scenario, sinks_of))
+        return run_virtual(_simulated(scenario, sinks_of))
     except StoreError as error:
         size, network = format_bytes(scenario.manifest.largest_bytes), f"{scenario.node_bytes_per_second:g}"
         raise ConfigError(
             f"through such a bucket a loader cannot have its data, super-samples of up to {size}: {scenario.bucket}, "
             f"node_bytes_per_second={network}; the first that failed: {error}"
         ) from error
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]]) -> Run:
@@ -429,13 +431,3 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trac
     ordered = sorted((each for results in found for each in results), key=lambda each: (each.epoch, each.rank))
     seconds = asyncio.get_running_loop().time()
     return Run(epochs=tuple(ordered), seconds=seconds, warm=warm.tally(seconds) if warm is not None else None)
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    before = gc.get_threshold()
-    gc.set_threshold(_GARBAGE_AFTER, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)

@@ -11,7 +11,7 @@ from stoker._diagnostics.latency import Constant
 from stoker._fetch.config import PipelineConfig
 from stoker_sim import BucketModel
 from stoker_sim._bucket import described
-from stoker_sim._predict import Bound, Workload, bound_of
+from stoker_sim._predict import Workload, bound_of
 
 WORKLOAD = Workload(
     manifest=described(super_samples=1000, samples=10, super_sample_bytes=1_000_000),
@@ -49,12 +49,6 @@ def test_the_largest_term_is_the_bound_and_is_named(rate: float, ahead: int, lim
     bound = bound_of(replace(WORKLOAD, samples_per_second=rate), ahead, 0.0)
     assert bound.limit == limit
     assert bound.seconds == pytest.approx(seconds)
-
-
-def test_the_least_stall_is_what_is_left_of_the_bound_beside_computing() -> None:
-    assert bound_of(WORKLOAD, AHEAD, 0.0).stall == 0.0
-    assert bound_of(replace(WORKLOAD, samples_per_second=4000.0), AHEAD, 0.0).stall == pytest.approx(0.75)
-    assert Bound(compute_seconds=0.0, transfer_seconds=0.0, request_seconds=0.0).stall == 0.0
 
 
 def test_a_cache_that_has_everything_leaves_only_computing() -> None:

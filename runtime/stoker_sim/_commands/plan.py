@@ -44,9 +44,8 @@ def configure(parser: ArgumentParser) -> None:
     ranks = "of each node, one an accelerator; they share what is a node's (default: 1)"
     training.add_argument("--ranks-per-node", type=positive, default=1, metavar="N", help=ranks)
     training.add_argument("--epochs", type=positive, default=10, metavar="N", help="of the run (default: 10)")
-    training.add_argument(
-        "--price-of-hour", type=number_from(0.0, 1e9), metavar="USD", help="of one node, for what waiting costs"
-    )
+    hour = number_from(0.0, 1e9)
+    training.add_argument("--price-of-hour", type=hour, metavar="USD", help="of one node, for what waiting costs")
     first_byte = number_from(0.001, 1000 * LONGEST_FIRST_BYTE_SECONDS)
     node = parser.add_argument_group("a node", "what is left out is this machine's, measured")
     node.add_argument("--memory", type=size, metavar="SIZE", help="for its loaders (default: half of what is free)")
@@ -57,13 +56,8 @@ def configure(parser: ArgumentParser) -> None:
     node.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help="from the bucket, as 10Gbit or 1GB/s")
     limit = "requests a second that the bucket answers all nodes together (default: as measured)"
     node.add_argument("--requests-per-second", type=number_from(0.1, 1e9), metavar="N", help=limit)
-    node.add_argument(
-        "--probe",
-        type=size_from(LEAST_PROBE_BYTES),
-        default=256 << 20,
-        metavar="SIZE",
-        help="to read at most (default: 256MiB)",
-    )
+    probed, read = size_from(LEAST_PROBE_BYTES), "to read at most (default: 256MiB)"
+    node.add_argument("--probe", type=probed, default=256 << 20, metavar="SIZE", help=read)
     node.add_argument("--egress", choices=get_args(Egress), default="same_region", help="where it is from the bucket")
     now = parser.add_argument_group("the loader of each rank as it is", "Loader's own defaults, if left out")
     now.add_argument("--batch-size", type=positive, default=256, metavar="N", help="of a rank (default: 256)")

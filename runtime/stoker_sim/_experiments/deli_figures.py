@@ -48,7 +48,7 @@ def _bytes_per_second(samples: int, of_one_object: int, at_once: int) -> float:
     return run.read_bytes / run.seconds
 
 
-def table_1(quick: bool) -> Outcome:
+def run_table_1(quick: bool) -> Outcome:
     """Table I: how fast small samples are read, and super-samples."""
     samples, large = 500 if quick else 5_000, _SUPER_SAMPLE_BYTES // _SAMPLE_BYTES
     one, several = _bytes_per_second(samples // 5, 1, 1), _bytes_per_second(samples, 1, 16)
@@ -118,7 +118,7 @@ def _by_epoch(table: Table, figure: str, x: Sequence[Cell]) -> list[Series]:
     return series
 
 
-def figure_3(quick: bool) -> Outcome:
+def run_figure_3(quick: bool) -> Outcome:
     """Figure 3: waits by setting."""
     rows: list[tuple[Cell, ...]] = []
     panels, remarks = [], []
@@ -139,7 +139,7 @@ def figure_3(quick: bool) -> Outcome:
     return Outcome([table], panels, remarks)
 
 
-def figure_4(quick: bool) -> Outcome:
+def run_figure_4(quick: bool) -> Outcome:
     """Figure 4: waits by miss rate."""
     sizes = (256, 1024, 2048) if quick else _FETCH_SIZES
     settings = [*(Setting(size) for size in sizes), Setting(1024, 512, 2048), Setting(1024, 1024, 2048)]
@@ -226,7 +226,7 @@ def _swept(name: str, x_label: str, sweeps: Sequence[_Sweep], remarks: Sequence[
     return Outcome([table], panels, remarks or [_agreement(table)])
 
 
-def figure_5(quick: bool) -> Outcome:
+def run_figure_5(quick: bool) -> Outcome:
     """Figure 5: miss rates of a cache alone; the unlimited one stands at the whole data set."""
     sweeps = []
     for workload in WORKLOADS.values():
@@ -236,7 +236,7 @@ def figure_5(quick: bool) -> Outcome:
     return _swept("deli-figure-5", "cache size / a node's samples (3: the whole data set)", sweeps)
 
 
-def figure_6(quick: bool) -> Outcome:
+def run_figure_6(quick: bool) -> Outcome:
     """Figure 6: miss rates by fetch size."""
     sizes = _FETCH_SIZES[:: len(_FETCH_SIZES) - 1] if quick else _FETCH_SIZES
     settings = {float(size): Setting(fetch_size=size) for size in sizes}
@@ -244,7 +244,7 @@ def figure_6(quick: bool) -> Outcome:
     return _swept("deli-figure-6", "fetch size (samples)", sweeps)
 
 
-def figure_7(quick: bool) -> Outcome:
+def run_figure_7(quick: bool) -> Outcome:
     """Figure 7: miss rates by size of the cache."""
     sizes = _CACHE_SIZES[::3] if quick else _CACHE_SIZES
     sweeps = [
@@ -269,7 +269,7 @@ def _thresholds(cache: int) -> dict[float, Setting]:
     return {share: Setting(_FETCH_SIZE, int(share * cache), cache) for share in _THRESHOLD_SHARES}
 
 
-def figure_8(quick: bool) -> Outcome:
+def run_figure_8(quick: bool) -> Outcome:
     """Figure 8: miss rates by threshold."""
     caches = [int(fetches * _FETCH_SIZE) for fetches in (_CACHE_FETCHES[2:3] if quick else _CACHE_FETCHES)]
     sweeps = [
@@ -298,7 +298,7 @@ def figure_8(quick: bool) -> Outcome:
     return replace(found, remarks=remarks)
 
 
-def figure_9(quick: bool) -> Outcome:
+def run_figure_9(quick: bool) -> Outcome:
     """Figure 9: the best settings of one cache."""
     settings = {"full fetch 2048": Setting(2048, 0, 2048), "50/50, 1024": _BEST}
     tables, panels, fewer = [], [], []

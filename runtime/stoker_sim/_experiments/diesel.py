@@ -154,7 +154,7 @@ def _units(size: _Size) -> tuple[Table, Panel]:
     return table, panel
 
 
-def reads(quick: bool) -> Outcome:
+def run_reads(quick: bool) -> Outcome:
     """Shuffled reads, by chunk and one by one."""
     size = _Size(files=200, chunks=24) if quick else _Size(files=600, chunks=96)
     reads, times_panel, panels = _compared(size, _CLIENTS[:2] if quick else _CLIENTS)
@@ -261,7 +261,7 @@ _WAYS: dict[str, Callable[[int, int], _Start]] = {
 }
 
 
-def start_up(quick: bool) -> Outcome:
+def run_start_up(quick: bool) -> Outcome:
     """How long workers take to know a data set."""
     most_files = 128_000 if quick else _PAPER["imagenet_files"]
     sizes = [files for files in _FILES if files <= most_files] if quick else _FILES

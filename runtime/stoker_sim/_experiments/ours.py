@@ -86,7 +86,7 @@ def _part(workload: Workload, part: int) -> Workload:
     )
 
 
-def ours(quick: bool) -> Outcome:
+def run_ours(quick: bool) -> Outcome:
     """The paper's workloads with our schedules."""
     part = _QUICK_PART if quick else 1
     rows: list[tuple[Cell, ...]] = []
@@ -139,7 +139,7 @@ def _settled(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) ->
     return float(np.mean(rates[int(len(rates) * _WARM_UP) :]))
 
 
-def caching(quick: bool) -> Outcome:
+def run_caching(quick: bool) -> Outcome:
     """Hit rates of policies alone."""
     objects, epochs = (300, 10) if quick else (3_000, 30)
     rng = np.random.default_rng(7)
@@ -233,7 +233,7 @@ def _ddp_row(policy: str, share: float, super_samples: int, epochs: int) -> tupl
     return hits, known, hits - known, alone, misses, fmean(each.wait_seconds for each in later), read
 
 
-def ddp(quick: bool) -> Outcome:
+def run_ddp(quick: bool) -> Outcome:
     """Hit rates of nodes that train together."""
     super_samples, epochs = (240, _WARM_UP_EPOCHS + 5) if quick else (3_000, _WARM_UP_EPOCHS + 9)
     cases = product(_DDP_POLICIES, (0.5,) if quick else _SHARES)
@@ -284,7 +284,7 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak << 10
 
 
-def scale(quick: bool) -> Outcome:
+def run_scale(quick: bool) -> Outcome:
     """What simulating takes."""
     rows: list[tuple[Cell, ...]] = []
     for nodes, super_samples in _QUICK_SIZES if quick else _SIZES:

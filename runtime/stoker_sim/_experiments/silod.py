@@ -103,7 +103,7 @@ def _hours(way: str, bandwidth: float, jobs: int, seeds: Sequence[int]) -> list[
     return hours
 
 
-def allocate(quick: bool) -> Outcome:
+def run_allocate(quick: bool) -> Outcome:
     """Completion times of a queue of jobs, by policy."""
     jobs, seeds, bandwidths = (80, (1,), (0.25e9, 1e9)) if quick else (150, (1, 2, 3), _BANDWIDTHS)
     found = {(way, at): _hours(way, at, jobs, seeds) for at, way in product(bandwidths, _WAYS)}
@@ -306,7 +306,7 @@ def _case(kind: str, rate: float, part: float, supply: float, around: Circumstan
     return Case(kind=kind, supply=supply, share=share, around=around)
 
 
-def estimate(quick: bool) -> Outcome:
+def run_estimate(quick: bool) -> Outcome:
     """The estimate of a rate beside the fetcher."""
     rows: list[tuple[Cell, ...]] = []
     for case in cases(quick):
