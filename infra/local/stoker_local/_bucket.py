@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, fields, replace
 from email.utils import formatdate
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self
 
 from stoker._base.arguments import AtLeastOne, Bound, Bounded, NotNegative, Positive
 from stoker._base.fields import read_record
@@ -23,15 +23,44 @@ from stoker_local._s3.model import BucketSpec, Call, ObjectMap, S3Error, StoredO
 from stoker_local._s3.operations import etag_of
 from stoker_local._s3.signature import KeyPair
 
-T = TypeVar("T")
-
 _PACED_BYTES = 1 << 18
 _ADMIN = "/-/"
 WELL_KNOWN = KeyPair(access_key="stoker", secret_key="stoker-secret")  # noqa: S106  (not a secret)
 
 
+def unique_names(what: str, names: Iterable[str]) -> set[str]:
+    """Return names, none of which may be there twice.
+
+    Raises:
+        ValueError: one is.
+    """
+    counted = Counter(names)
+    if repeated := [name for name, count in counted.items() if count > 1]:
+        raise ValueError(f"a {what} is named twice: {', '.join(repeated)}")
+    return set(counted)
+
+
+class JsonConfig(Bounded):
+    """Base of the configurations that programs read."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the configuration that a JSON object names; what it leaves out has its default.
+
+        Raises:
+            ValueError: it is not a JSON object, has an unknown name, or a value is not valid.
+        """
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the configuration is not JSON: {error}") from error
+        return read_record(cls, values, "the configuration")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketConfig(Bounded):
+class BucketConfig(JsonConfig):
     """What the local bucket serves, to whom, how fast and how badly.
 
     Attributes:
@@ -68,41 +97,6 @@ class BucketConfig(Bounded):
     def to_json(self) -> str:
         """Return it as one line of JSON, secrets included: for a pipe, not for a log."""
         return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> BucketConfig:
-        """Return what :meth:`to_json` wrote."""
-        return read_json(cls, text, where="the configuration")
-
-
-def unique_names(what: str, names: Iterable[str]) -> set[str]:
-    """Return names, none of which may be there twice.
-
-    Raises:
-        ValueError: one is.
-    """
-    counted = Counter(names)
-    if repeated := [name for name, count in counted.items() if count > 1]:
-        raise ValueError(f"a {what} is named twice: {', '.join(repeated)}")
-    return set(counted)
-
-
-def read_json(kind: type[T], text: str, *, where: str) -> T:
-    """Return the dataclass that a JSON object describes; what the object leaves out has its default.
-
-    Args:
-        kind: a dataclass of texts, numbers, truth values, choices, enumerations, tuples, mappings and dataclasses.
-        text: the JSON.
-        where: names the object in errors.
-
-    Raises:
-        ValueError: it is not a JSON object, a field is unknown, missing, of another type, or refused by the dataclass.
-    """
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON: {error}") from error
-    return read_record(kind, values, where)
 
 
 def client_variables(region: str, keys: Sequence[KeyPair]) -> dict[str, str]:

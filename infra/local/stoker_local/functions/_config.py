@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from stoker._base.arguments import AtLeastOne, Bound, Bounded, NotNegative, Positive
 from stoker._stores.options import is_this_machine
-from stoker_local._bucket import WELL_KNOWN, read_json, unique_names
+from stoker_local._bucket import WELL_KNOWN, JsonConfig, unique_names
 from stoker_local._network import check_probabilities, kind_at
 from stoker_local._s3.signature import KeyPair
 
@@ -323,7 +323,7 @@ class FunctionFaultInjector:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionCloudConfig(Bounded):
+class FunctionCloudConfig(JsonConfig):
     """What the local function cloud runs.
 
     Attributes:
@@ -412,12 +412,3 @@ class FunctionCloudConfig(Bounded):
         except CycleError as error:
             name = min(error.args[1])
             raise ValueError(f"the dead letters of {name} come back to {name}") from error
-
-    @classmethod
-    def from_json(cls, text: str) -> FunctionCloudConfig:
-        """Return the configuration that a JSON object names; what it leaves out has its default.
-
-        Raises:
-            ValueError: it is not a JSON object, has an unknown name, or a value is not valid.
-        """
-        return read_json(cls, text, where="the configuration")
