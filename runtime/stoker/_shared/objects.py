@@ -151,15 +151,17 @@ class ObjectPlace(ABC, Generic[Data]):
     def give_up(self, key: str) -> None:
         """Give back the room of an object of which nothing was kept."""
         if key in self._entries and self._entries[key].data is None:
-            self.drop(key)
+            self._forget(key)
 
     def drop(self, key: str) -> None:
-        """Forget an object, if it is here and nobody reads it."""
+        """Forget an object, if it is here, nobody reads it, and it is not being written: its writer has the room."""
         entry = self._entries.get(key)
-        if entry is not None and not entry.readers:
-            del self._entries[key]
-            self._residents.drop(key)
-            self._remove(key, entry.data)
+        if entry is not None and entry.data is not None and not entry.readers:
+            self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        self._residents.drop(key)
+        self._remove(key, self._entries.pop(key).data)
 
     @asynccontextmanager
     async def reading(self, key: str) -> AsyncIterator[Data | None]:

@@ -187,6 +187,31 @@ def test_an_upload_that_breaks_off_gives_its_room_back() -> None:
     asking(main, limit_bytes=15_000)
 
 
+def test_an_object_that_is_being_received_is_not_forgotten_meanwhile() -> None:
+    async def main(ask: Ask, server: Any) -> None:
+        begun, go = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> Any:
+            yield DATA[:5000]
+            begun.set()
+            await go.wait()
+            yield DATA[5000:]
+
+        path = f"/objects/{NAME}"
+        offer = asyncio.ensure_future(ask("PUT", path, data=slow(), headers=TOKEN | {"Content-Length": str(len(DATA))}))
+        await begun.wait()
+        await until(lambda: server.statistics()["memory"].used_bytes)
+        assert (await ask("DELETE", path))[0] == 204
+        assert server.statistics()["memory"].used_bytes == len(DATA), "its memory is taken all the same"
+        go.set()
+        assert (await offer)[0] == 201
+        assert (await ask("GET", path))[:2] == (200, DATA)
+        assert (await ask("DELETE", path))[0] == 204
+        assert server.statistics()["memory"].used_bytes == 0
+
+    asking(main)
+
+
 def test_metrics_are_prometheus_s_and_health_is_everybody_s() -> None:
     async def main(ask: Ask, server: Any) -> None:
         await ask("PUT", f"/objects/{NAME}", data=DATA)
