@@ -77,7 +77,12 @@ async def listening(server: TierServer, endpoint: Endpoint) -> AsyncIterator[str
     if tls is None and not is_this_machine(endpoint.host):
         tls = ephemeral_tls()
     runner = web.AppRunner(
-        server.application(), access_log=None, shutdown_timeout=_STOP_SECONDS, lingering_time=1.0, logger=_log
+        server.application(),
+        access_log=None,
+        auto_decompress=False,  # of no use to anybody, and more bytes than were announced
+        shutdown_timeout=_STOP_SECONDS,
+        lingering_time=1.0,
+        logger=_log,
     )
     await runner.setup()
     assert runner.server is not None  # noqa: S101 - it is set up

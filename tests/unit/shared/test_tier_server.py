@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -147,6 +148,18 @@ def test_an_offer_without_a_length_or_beyond_any_super_sample_is_refused_before_
         assert server.stats.received_bytes == 0
 
     asking(main)
+
+
+def test_bytes_are_taken_as_they_are_whatever_encoding_a_request_claims(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(ask: Ask, server: Any) -> None:
+        claiming = TOKEN | {"Content-Encoding": "gzip"}
+        bomb = gzip.compress(bytes(10_000_000))
+        assert (await ask("PUT", f"/objects/{NAME}", headers=claiming, data=bomb))[0] == 422
+        assert (await ask("PUT", f"/objects/{NAME}", headers=claiming, data=DATA))[0] == 201
+        assert (await ask("GET", f"/objects/{NAME}"))[:2] == (200, DATA)
+
+    asking(main)
+    assert not caplog.records
 
 
 def test_what_is_here_is_not_received_again() -> None:
