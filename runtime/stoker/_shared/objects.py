@@ -250,7 +250,9 @@ class ObjectMemory(ObjectPlace[memoryview]):
 
 _log = logging.getLogger("stoker.tier.server")
 _FILE = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_TENANT = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _OBJECTS = "objects"
+_PARTIAL = ".partial"
 
 
 class ObjectFolder(ObjectPlace[Path]):
@@ -291,16 +293,24 @@ class ObjectFolder(ObjectPlace[Path]):
             raise ConfigError(f"the folder {folder} cannot be used for objects: {what}") from None
 
     def _take_over(self) -> None:
-        """Keep the files of an earlier process as far as there is room, the newest first, and remove the others."""
-        files = [(file, file.stat()) for file in self._folder.glob(f"*/{_OBJECTS}/*") if file.is_file()]
+        """Keep the files of an earlier process as far as there is room, the newest first, and remove its others.
+
+        What has no name that a server gives is somebody else's, and stays.
+        """
+        files = [(file, file.lstat()) for file in self._folder.glob(f"*/{_OBJECTS}/*") if self._is_own(file)]
         for file, found in sorted(files, key=lambda each: each[1].st_mtime, reverse=True):
             tenant = file.parent.parent.name
             key = f"{tenant}/{file.name}"
-            if _FILE.fullmatch(file.name) and found.st_size and self._residents.offer(key, found.st_size) is not None:
+            if file.suffix != _PARTIAL and found.st_size and self._residents.offer(key, found.st_size) is not None:
                 self._entries[key] = _Entry(file, self._group(f"{tenant}/"), self._clock())
                 self._unchecked.add(key)
             else:
                 file.unlink()
+
+    @staticmethod
+    def _is_own(file: Path) -> bool:
+        is_name = _FILE.fullmatch(file.name.removesuffix(_PARTIAL)) and _TENANT.fullmatch(file.parent.parent.name)
+        return bool(is_name) and file.is_file() and not file.is_symlink()
 
     @asynccontextmanager
     async def reading(self, key: str) -> AsyncIterator[Path | None]:
@@ -333,7 +343,7 @@ class ObjectFolder(ObjectPlace[Path]):
         return await asyncio.to_thread(self._write_file, self._file(key), data)
 
     def _write_file(self, file: Path, data: memoryview) -> Path:
-        partial = file.with_suffix(".partial")
+        partial = file.with_suffix(_PARTIAL)
         try:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             partial.write_bytes(data)

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from stoker._shared.objects import IDLE_SECONDS, STALE_SECONDS, ObjectFolder, ObjectMemory, ObjectPlace, create_buffer
 from stoker.errors import ConfigError
 
+TENANT = "0123456789abcdef"
+
 
 class Clock:
     def __init__(self) -> None:
@@ -175,14 +177,20 @@ def test_memory_is_within_its_limit_and_reads_what_was_kept(steps: list[tuple[st
 def test_a_folder_takes_over_what_is_there_and_removes_what_cannot_be_used(tmp_path: Path) -> None:
     first = ObjectFolder(tmp_path, 1000, believe)
     for number in range(3):
-        assert keep(first, f"t/{name(number)}", bytes([number]) * 100)
+        assert keep(first, f"{TENANT}/{name(number)}", bytes([number]) * 100)
     first.close()
-    (tmp_path / "t" / "objects" / f"{name(9)}.partial").write_bytes(b"half")
-    (tmp_path / "t" / "objects" / "notes.txt").write_bytes(b"stray")
+    (tmp_path / TENANT / "objects" / f"{name(9)}.partial").write_bytes(b"half")
+    strangers = [tmp_path / TENANT / "objects" / "notes.txt", tmp_path / "project" / "objects" / name(1)]
+    strangers.append(tmp_path / TENANT / "objects" / name(8))
+    strangers[1].parent.mkdir(parents=True)
+    for each in strangers[:2]:
+        each.write_bytes(b"a stranger's")
+    strangers[2].symlink_to(strangers[0])
     second = ObjectFolder(tmp_path, 250, believe)
     assert second.statistics().objects == 2
-    files = {file.name for file in tmp_path.glob("*/objects/*")}
-    assert {each for each in map(name, range(3)) if f"t/{each}" in second} == files
+    assert all(each.read_bytes() == b"a stranger's" for each in strangers)
+    files = {file.name for file in set(tmp_path.glob("*/objects/*")) - set(strangers)}
+    assert {each for each in map(name, range(3)) if f"{TENANT}/{each}" in second} == files
     second.close()
 
 
@@ -197,15 +205,15 @@ def test_a_file_that_was_damaged_between_two_servers_is_removed_at_its_first_use
 
     for number in range(2):
         first = ObjectFolder(tmp_path, 1000, is_sound)
-        assert keep(first, f"t/{name(number)}", b"a" * 100)
+        assert keep(first, f"{TENANT}/{name(number)}", b"a" * 100)
         first.close()
-    (tmp_path / "t" / "objects" / name(0)).write_bytes(b"b" * 100)
+    (tmp_path / TENANT / "objects" / name(0)).write_bytes(b"b" * 100)
     second = ObjectFolder(tmp_path, 1000, is_sound)
     for _ in range(2):
-        assert read(second, f"t/{name(0)}") is None
-        assert read(second, f"t/{name(1)}") == b"a" * 100
+        assert read(second, f"{TENANT}/{name(0)}") is None
+        assert read(second, f"{TENANT}/{name(1)}") == b"a" * 100
     assert sorted(checked) == [b"a" * 100, b"b" * 100], "each file is checked once"
-    assert not (tmp_path / "t" / "objects" / name(0)).exists()
+    assert not (tmp_path / TENANT / "objects" / name(0)).exists()
     assert "damaged" in caplog.text
     second.close()
 
