@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
+from stoker._base.threads import in_thread
 from stoker._cache.eviction import Lru, Residents
 from stoker._memory.ring import populate
 from stoker.errors import ConfigError
@@ -51,7 +52,7 @@ async def create_buffer(size_bytes: int) -> memoryview:
         with suppress(OSError):  # the kernel has none
             mapping.madvise(_MADV_HUGEPAGE)
     memory = memoryview(mapping)
-    await asyncio.to_thread(populate, memory)
+    await in_thread(lambda _: populate(memory))
     return memory
 
 
@@ -314,17 +315,28 @@ class ObjectFolder(ObjectPlace[Path]):
 
     @asynccontextmanager
     async def reading(self, key: str) -> AsyncIterator[Path | None]:
-        """Yield an object's file; None if it is not here, or was damaged when an earlier process ended."""
+        """Yield an object's file; None if it is not here, or somebody else has damaged or removed it."""
+        entry = self._entries.get(key)
         async with super().reading(key) as file:
-            is_sound = file is None or key not in self._unchecked or await asyncio.to_thread(self._check, key, file)
-            if is_sound:
-                self._unchecked.discard(key)
+            if file is None or await self._is_usable(key, file):
                 yield file
                 return
-        if key in self._unchecked:  # nobody else has found out meanwhile
-            _log.warning("the file of %s was damaged, and is removed", key)
+        if self._entries.get(key) is entry:  # nobody else has found out meanwhile
+            _log.warning("the file of %s is damaged or gone, and is forgotten", key)
             self.drop(key)
         yield None
+
+    async def _is_usable(self, key: str, file: Path) -> bool:
+        if key not in self._unchecked:
+            return self._is_there(file)
+        if await asyncio.to_thread(self._check, key, file):
+            self._unchecked.discard(key)
+            return True
+        return False
+
+    @staticmethod
+    def _is_there(file: Path) -> bool:
+        return file.exists()
 
     def _check(self, key: str, file: Path) -> bool:
         try:
@@ -340,7 +352,12 @@ class ObjectFolder(ObjectPlace[Path]):
             self._lock = -1
 
     async def _write(self, key: str, data: memoryview) -> Path:
-        return await asyncio.to_thread(self._write_file, self._file(key), data)
+        file = self._file(key)
+        try:
+            return await in_thread(lambda _: self._write_file(file, data))
+        except asyncio.CancelledError:
+            file.unlink(missing_ok=True)  # its room is given back
+            raise
 
     def _write_file(self, file: Path, data: memoryview) -> Path:
         partial = file.with_suffix(_PARTIAL)

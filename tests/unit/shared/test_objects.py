@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -230,3 +231,44 @@ def test_a_folder_that_cannot_be_used_is_an_error_that_names_it(tmp_path: Path) 
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="tier cannot be used"):
         ObjectFolder(tmp_path / "file" / "tier", 1000, believe)
+
+
+def test_a_file_that_somebody_else_has_removed_is_forgotten(tmp_path: Path) -> None:
+    folder = ObjectFolder(tmp_path, 1000, believe)
+    assert keep(folder, f"{TENANT}/{name(1)}", b"a" * 100)
+    (tmp_path / TENANT / "objects" / name(1)).unlink()
+    assert read(folder, f"{TENANT}/{name(1)}") is None
+    assert folder.statistics().used_bytes == 0
+    assert keep(folder, f"{TENANT}/{name(1)}", b"a" * 100)
+    assert read(folder, f"{TENANT}/{name(1)}") == b"a" * 100
+    folder.close()
+
+
+def test_a_file_whose_writing_was_cancelled_is_gone_when_its_room_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+    replace = Path.replace
+
+    def slow(file: Path, target: Path) -> Path:
+        begun.set()
+        assert go.wait(30)
+        return replace(file, target)
+
+    monkeypatch.setattr(Path, "replace", slow)
+
+    async def main() -> None:
+        folder = ObjectFolder(tmp_path, 1000, believe)
+        assert folder.reserve(f"{TENANT}/{name(1)}", 100, "g")
+        writing = asyncio.create_task(folder.keep(f"{TENANT}/{name(1)}", memoryview(bytes(100))))
+        await asyncio.to_thread(begun.wait, 30)
+        writing.cancel()
+        asyncio.get_running_loop().call_later(0.05, go.set)
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        folder.give_up(f"{TENANT}/{name(1)}")
+        assert folder.statistics().used_bytes == 0
+        folder.close()
+
+    asyncio.run(main())
+    assert not list(tmp_path.glob("*/objects/*"))
