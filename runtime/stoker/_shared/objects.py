@@ -44,10 +44,16 @@ async def create_buffer(size_bytes: int) -> memoryview:
     """Return memory for one object; that of a large one is taken in a thread, and in huge pages where there are some.
 
     Taking pages costs up to ten times as much as filling them.
+
+    Raises:
+        MemoryError: the system has none.
     """
     if size_bytes < _MAPPED_BYTES:
         return memoryview(bytearray(size_bytes))
-    mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory for an object of {size_bytes} bytes: {error}") from None
     if _MADV_HUGEPAGE is not None:
         with suppress(OSError):  # the kernel has none
             mapping.madvise(_MADV_HUGEPAGE)

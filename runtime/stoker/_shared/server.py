@@ -22,6 +22,7 @@ from typing import Any
 
 from aiohttp import web
 
+from stoker._base.threads import in_thread
 from stoker._format.supersample import MAX_OBJECT_BYTES
 from stoker._shared.objects import ObjectFolder, ObjectMemory, ObjectPlace, PlaceStatistics, create_buffer
 from stoker._shared.read_through import ReadThrough
@@ -195,7 +196,7 @@ class TierServer:
                     await source.read(ref, data)
                     await place.keep(key, data)
                     self.stats.fetched += 1
-        except (StokerError, OSError) as error:
+        except (StokerError, OSError, MemoryError) as error:
             self.stats.fetch_failures += 1
             _log.warning("%s could not be read through: %s", ref.key, error)
 
@@ -223,7 +224,7 @@ class TierServer:
             raise web.HTTPLengthRequired(text="Content-Length is needed\n")
         if not 0 < size_bytes <= MAX_OBJECT_BYTES:
             raise web.HTTPRequestEntityTooLarge(MAX_OBJECT_BYTES, size_bytes)
-        if any(key in place for place in self._places.values()):
+        if self._holds(key):
             raise web.HTTPOk(text="it is here\n")
         return secret, key, size_bytes
 
@@ -234,9 +235,13 @@ class TierServer:
         async with self._reserved(key, size_bytes, group) as place, asyncio.timeout(_seconds_for(size_bytes)):
             if place is None:
                 raise web.HTTPInsufficientStorage(text="there is no room\n")
-            data = await create_buffer(size_bytes)
+            try:
+                data = await create_buffer(size_bytes)
+            except MemoryError as error:
+                _log.warning("%s", error)
+                raise web.HTTPInsufficientStorage(text="there is no memory\n") from None
             await self._receive(request, data)
-            if not await asyncio.to_thread(secret.is_name_of, key.rpartition("/")[2], data):
+            if not await in_thread(lambda _: secret.is_name_of(key.rpartition("/")[2], data)):
                 self.stats.refused += 1
                 raise web.HTTPUnprocessableEntity(text="these are not the bytes of this name\n")
             try:
@@ -246,11 +251,20 @@ class TierServer:
                 raise web.HTTPInsufficientStorage(text="the disk does not take it\n") from None
         return web.Response(status=201, text="it is here\n")
 
+    def _holds(self, key: str) -> bool:
+        """Return whether an object is here, or on its way."""
+        return any(key in place for place in self._places.values())
+
     @asynccontextmanager
     async def _reserved(self, key: str, size_bytes: int, group: str) -> AsyncIterator[ObjectPlace[Any] | None]:
-        """Yield a place with room for an object, None if there is none; an object that is not kept is dropped."""
+        """Yield a place with room for an object, None if there is none, or it comes from somebody else already.
+
+        The room of an object that is not kept is given back.
+        """
         async with AsyncExitStack() as stack:
-            place = next((each for each in self._places.values() if each.reserve(key, size_bytes, group)), None)
+            place = None
+            if not self._holds(key):
+                place = next((each for each in self._places.values() if each.reserve(key, size_bytes, group)), None)
             if place is not None:
                 stack.callback(place.give_up, key)
                 if place is self._folder:

@@ -238,6 +238,33 @@ async def returned(manifest: Manifest) -> Manifest:
     return manifest
 
 
+def test_what_is_being_received_is_not_read_from_the_bucket_beside(tmp_path: Path) -> None:
+    pack(tmp_path / "data", 10)
+
+    async def main() -> None:
+        store = WatchedStore(stoker.open_store(tmp_path / "data"))
+        source = ReadThrough(store, [SECRET])
+        await source.refresh()
+        ref = (await read_manifest(store)).ref(0)
+        body, _ = await store.get(ref.key)
+        server = server_of(sources=[source])
+        async with running(server) as url, client_of(url) as tier:
+            host, port = url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"PUT /objects/{tier._name(ref)} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {SECRET.token}\r\n"
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
+            await until(lambda: server.statistics()["memory"].used_bytes)
+            assert await read(tier, ref) is None
+            writer.write(body)
+            assert b" 201 " in await reader.readline()
+            writer.close()
+            assert await read(tier, ref) == body
+        assert server.stats.fetched == 0
+        assert server.statistics()["memory"].added == 1
+
+    asyncio.run(main())
+
+
 def test_a_server_learns_of_a_version_that_was_written_after_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
+import mmap
 import socket
 from collections.abc import Awaitable, Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +183,21 @@ def test_a_full_server_declines_and_goes_on() -> None:
         assert (await ask("GET", f"/objects/{NAME}"))[:2] == (200, DATA)
 
     asking(main, limit_bytes=15_000)
+
+
+def test_a_machine_that_has_no_memory_left_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+    large, data = object_of(2, 2_000_000)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    async def main(ask: Ask, server: Any) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(mmap, "mmap", refuse)
+            assert (await ask("PUT", f"/objects/{SECRET.name(identity_of('d', large))}", data=BytesIO(data)))[0] == 507
+        assert server.statistics()["memory"].used_bytes == 0
+
+    asking(main, limit_bytes=1 << 22)
 
 
 def test_an_upload_that_breaks_off_gives_its_room_back() -> None:
