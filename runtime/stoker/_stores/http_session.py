@@ -263,11 +263,12 @@ class _OneAnswer(ResponseHandler):
         super().__init__(loop=loop)
         self._is_asked = False
         self._heads: list[Any] = []  # interim ones, the answer's, and what must not be there
-        self._ahead = b""  # what came until the head was whole
+        self._ahead = b""  # what came until the answer's head was whole
+        self._behind_bytes = 0  # that came later
 
     def set_response_params(self, **parameters: Any) -> None:
         """Expect an answer."""
-        self._is_asked, self._payload, self._ahead = True, None, b""
+        self._is_asked, self._payload, self._ahead, self._behind_bytes = True, None, b"", 0
         self._heads.clear()
         super().set_response_params(**parameters)
 
@@ -282,18 +283,15 @@ class _OneAnswer(ResponseHandler):
             if data:
                 self._hang_up()
             return
-        payload = self._payload
-        before_bytes = None if not self._has_head or payload is None else payload.total_bytes
-        if before_bytes is None:
+        if self._has_head:
+            self._behind_bytes += len(data)
+        else:
             self._ahead += data
         super().data_received(data)
-        if not self._has_head or self._payload is None:
-            return
-        if self._payload.is_eof():
+        if self._has_head and self._payload is not None and self._payload.is_eof():
             self._is_asked = False
-            if self._has_more(data, before_bytes, self._payload.total_bytes):
+            if self._has_more(data, self._payload.total_bytes):
                 self._hang_up()
-        self._ahead = b""
 
     def _hang_up(self) -> None:
         """Close the connection, which may have been given back already; the answer is there."""
@@ -304,21 +302,13 @@ class _OneAnswer(ResponseHandler):
     def _has_head(self) -> bool:
         return any(head.code >= 200 for head in self._heads)
 
-    def _has_more(self, data: bytes, before_bytes: int | None, body_bytes: int) -> bool:
-        """Return whether the segment in which the answer ended has bytes behind it.
-
-        Args:
-            data: the segment.
-            before_bytes: of the body that came before it; None if the head came with it.
-            body_bytes: of the whole body.
-        """
+    def _has_more(self, data: bytes, body_bytes: int) -> bool:
+        """Return whether anything stands behind the answer that ``data`` ended; ``body_bytes`` are its body's."""
         if any(head.code >= 200 for head in self._heads[:-1]):
             return True
         if self._heads[-1].chunked:
             return not data.endswith(_LAST_CHUNK[-len(data) :])
-        if before_bytes is not None:
-            return len(data) > body_bytes - before_bytes
         end = 0
         for _ in self._heads:
             end = self._ahead.find(_HEAD_END, end) + len(_HEAD_END)
-        return len(self._ahead) > end + body_bytes
+        return len(self._ahead) + self._behind_bytes > end + body_bytes
