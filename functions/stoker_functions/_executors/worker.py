@@ -56,7 +56,7 @@ class Runner:
             outcome = {"errorType": type(error).__name__, "errorMessage": str(error)}
         seconds = asyncio.get_running_loop().time() - begun_seconds
         used_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
-        return json.dumps({**outcome, "seconds": seconds, "memory_bytes": used_bytes, "is_cold": is_cold})
+        return json.dumps({**outcome, "billed_seconds": seconds, "memory_bytes": used_bytes, "is_cold": is_cold})
 
     async def close(self) -> None:
         """Release what the deployment holds."""
@@ -84,12 +84,7 @@ def answer_of(function: str, outcome: str | bytes) -> Answer:
     fields = json.loads(outcome)
     if "result" not in fields:
         raise error_of_function(function, fields["errorType"], fields["errorMessage"])
-    return Answer(
-        result=fields["result"],
-        billed_seconds=fields["seconds"],
-        memory_bytes=fields["memory_bytes"],
-        is_cold=fields["is_cold"],
-    )
+    return Answer(**fields)
 
 
 def frame(message: bytes) -> bytes:
