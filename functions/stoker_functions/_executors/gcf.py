@@ -14,7 +14,6 @@ from stoker.errors import ConfigError, CredentialsError, StokerError
 from stoker.fanout import ExecutorOptions, error_of_function
 from stoker_functions._executors.transport import HttpExecutor, refusal, result_of
 
-_CONCURRENCY = 100
 _SIZES = {"compact": (4 << 30, 1.0), "shuffle": (8 << 30, 2.0)}  # as infra/terraform deploys them
 _SIZE = (2 << 30, 1.0)  # of all others
 _BILLED_STEP_SECONDS = 0.1
@@ -40,6 +39,7 @@ class GcfExecutor(HttpExecutor):
     vendor = "Google"
     max_event_bytes = 32 << 20
     timeout_seconds = 3630.0  # a function has at most 3600
+    most_calls = 100
     heeds = frozenset({"prefix", "region", "project", "endpoint_url", "service_account"})
 
     def __init__(self, options: ExecutorOptions) -> None:
@@ -50,7 +50,6 @@ class GcfExecutor(HttpExecutor):
                 "--function-region and --function-project, or --function-url; in a warm tier's URL region= and "
                 "project=, or endpoint="
             )
-        self.concurrency = options.concurrency or _CONCURRENCY
         self._root = options.endpoint_url or f"https://{options.region}-{options.project}.cloudfunctions.net"
         self._tokens: Callable[[str], IdentityTokens] | None = None
 

@@ -19,10 +19,9 @@ from stoker._stores.aws_credentials import AwsCredentials
 from stoker._stores.http import Call, Reply, without_secrets
 from stoker.abc import Answer
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError
-from stoker.fanout import ExecutorOptions, error_of_function
+from stoker.fanout import error_of_function
 from stoker_functions._executors.transport import HttpExecutor, refusal, result_of
 
-_CONCURRENCY = 1000  # what an account has at first is less or equal
 _WAIT_FOR_REPORT = {"X-Amz-Invocation-Type": "RequestResponse", "X-Amz-Log-Type": "Tail"}
 _LOST = ("Runtime.ExitError", "Sandbox.Failure")
 _TIMED_OUT = "Sandbox.Timedout"
@@ -46,11 +45,8 @@ class LambdaExecutor(HttpExecutor):
     vendor = "Lambda"
     max_event_bytes = 6 << 20
     timeout_seconds = 930.0  # a function has at most 900
+    most_calls = 1000  # what an account has at first is less or equal
     heeds = frozenset({"prefix", "region", "endpoint_url"})
-
-    def __init__(self, options: ExecutorOptions) -> None:
-        super().__init__(options)
-        self.concurrency = options.concurrency or _CONCURRENCY
 
     async def __aenter__(self) -> LambdaExecutor:
         self._credentials = AwsCredentials(profile=None, otherwise="")

@@ -83,13 +83,16 @@ class HttpExecutor(Executor):
         vendor: whose platform it is, for messages.
         max_event_bytes: what the platform takes.
         timeout_seconds: that a call may take, unless the options say otherwise.
+        most_calls: at once, unless the options say otherwise.
     """
 
     vendor: ClassVar[str]
     max_event_bytes: ClassVar[int]
     timeout_seconds: ClassVar[float]
+    most_calls: ClassVar[int]
 
     def __init__(self, options: ExecutorOptions) -> None:
+        self.concurrency = options.concurrency or self.most_calls
         self._options = options
         self._session: aiohttp.ClientSession | None = None
 
