@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, DeadlineError, WireError
 from stoker_warm._frames import VERSION, Head, Kind
@@ -78,14 +78,14 @@ class Secret:
 
     @classmethod
     def generate(cls) -> Secret:
-        """Return one that nobody knows."""
+        """Return a new random secret."""
         return cls(secrets.token_bytes(_MIN_SECRET_BYTES))
 
     @classmethod
     def parse(cls, text: str) -> Secret:
         """Return the secret of a text in base64url, or base64 as other tools write it, with or without padding.
 
-        White space around it is no part of it: whoever stores what a command has printed stores the end of its line.
+        White space around it is ignored: a stored output of a command ends with a line break.
 
         Raises:
             ConfigError: it is empty, not one, or too short.
@@ -117,7 +117,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end, proven.
+    """The proven identity of the other end.
 
     Attributes:
         role: ``node`` or ``client``; ``proxy`` as seen by those.
@@ -132,53 +132,53 @@ class Peer:
     greeting: Greeting
 
 
-class Handshake(Protocol):
-    """One side of a handshake: says what to send, and in the end who the peer is."""
+class Handshake:
+    """One side of a handshake: returns what to send, and in the end has the identity of the peer.
 
-    @property
-    def peer(self) -> Peer | None:
-        """Who is at the other end, once that is proven."""
+    Attributes:
+        peer: the identity of the other end, once that is proven.
+    """
+
+    peer: Peer | None = None
 
     def saw(self, fingerprint: str) -> None:
-        """Take notice of the certificate that the other side showed: sha256 in hexadecimal digits, or empty.
+        """Check the certificate that the other side showed: sha256 in hexadecimal digits, or empty.
 
         Raises:
-            CredentialsError: it is not the one that was expected.
+            CredentialsError: it is not the expected one.
         """
 
     def begin(self) -> Message | None:
-        """Return what to send before anything was heard."""
+        """Return what to send before anything was received."""
+        return None
 
     def received(self, kind: Kind, head: Head) -> Message | None:
-        """Return what to send in answer.
+        """Return what to send in answer to a frame.
 
         Raises:
-            WireError: this is not how it goes.
+            WireError: the frame is not the next one of a handshake.
             CredentialsError: the other side does not know the secret.
         """
+        raise NotImplementedError
 
 
 def _nonce() -> bytes:
     return secrets.token_bytes(_NONCE_BYTES)
 
 
-class ProxySide:
+class ProxySide(Handshake):
     """The side that listens.
 
     Args:
         secret: of the deployment.
         fingerprint: sha256 of this side's TLS certificate in hexadecimal digits, empty without TLS.
-        nonce: makes 32 bytes that nobody can guess.
+        nonce: returns 32 random bytes.
     """
 
     def __init__(self, secret: Secret, *, fingerprint: str = "", nonce: Callable[[], bytes] = _nonce) -> None:
         self._secret = secret
         self._fingerprint = fingerprint
         self._nonce = nonce().hex()
-        self.peer: Peer | None = None
-
-    def saw(self, fingerprint: str) -> None:
-        """Take notice of nothing: those who dial show no certificate."""
 
     def begin(self) -> Message | None:
         """Return the challenge."""
@@ -209,7 +209,7 @@ class ProxySide:
         return Kind.WELCOME, {"mac": self._secret.mac(_WELCOME_LABEL, said)}
 
 
-class PeerSide:
+class PeerSide(Handshake):
     """The side that dials out: a node or a client.
 
     Args:
@@ -219,7 +219,7 @@ class PeerSide:
         instance: of this process, 16 hexadecimal digits.
         greeting: what else it says of itself.
         fingerprint: of the certificate that the proxy must show, empty without TLS.
-        nonce: makes 32 bytes that nobody can guess.
+        nonce: returns 32 random bytes.
 
     Raises:
         ConfigError: a name, instance or greeting that could not be sent.
@@ -237,16 +237,15 @@ class PeerSide:
         nonce: Callable[[], bytes] = _nonce,
     ) -> None:
         try:
-            who = {"node": node, "instance": instance}
-            _field(who, "node", _NAME), _field(who, "instance", _INSTANCE)
-            self._who: dict[str, object] = {"role": role, **who, "greeting": _greeting(dict(greeting or {}))}
+            names = {"node": node, "instance": instance}
+            _field(names, "node", _NAME), _field(names, "instance", _INSTANCE)
+            self._who: dict[str, object] = {"role": role, **names, "greeting": _greeting(dict(greeting or {}))}
         except WireError as error:
             raise ConfigError(str(error)) from None
         self._secret = secret
         self._fingerprint = fingerprint
         self._nonce = nonce().hex()
         self._said: dict[str, object] | None = None
-        self.peer: Peer | None = None
 
     def saw(self, fingerprint: str) -> None:
         """Compare the certificate that the proxy showed with the one that was expected; see Handshake."""
@@ -255,10 +254,6 @@ class PeerSide:
                 f"the proxy showed the TLS certificate {fingerprint[:16] or 'none'}…, expected was "
                 f"{self._fingerprint[:16] or 'none'}…; check its address and the fingerprint that was passed on"
             )
-
-    def begin(self) -> Message | None:
-        """Return nothing: the proxy speaks first."""
-        return None
 
     def received(self, kind: Kind, head: Head) -> Message | None:
         """Return the proof for a challenge, and nothing for a welcome; see Handshake."""
@@ -384,7 +379,7 @@ class Certificate:
 
 
 async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], seconds: float = _DIAL_SECONDS) -> P:
-    """Connect to a proxy. Its certificate is compared by the handshake, which must be told the fingerprint, too.
+    """Connect to a proxy. The handshake compares its certificate, so it needs the fingerprint as well.
 
     Args:
         address: of the proxy.
@@ -394,8 +389,8 @@ async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], se
 
     Raises:
         ConfigError: without a fingerprint, others could listen in on the way; or it is none.
-        ConnectionLostError: there is nobody.
-        DeadlineError: nobody answers in time.
+        ConnectionLostError: the proxy cannot be reached.
+        DeadlineError: it does not answer in time.
     """
     if fingerprint and not _HEX.fullmatch(fingerprint):
         raise ConfigError("a certificate's fingerprint is its SHA-256 in 64 hexadecimal digits")
@@ -422,7 +417,7 @@ async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], se
 
 
 def check_privacy(address: str, *, has_tls: bool) -> None:
-    """Check that nobody else can listen in on connections of an address.
+    """Check that connections of an address are private.
 
     Raises:
         ConfigError: others can, and there is no TLS.

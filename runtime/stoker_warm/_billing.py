@@ -165,7 +165,7 @@ class Bill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tariff:
-    """By whose prices a bill is made.
+    """The prices of a bill.
 
     Attributes:
         functions: of the nodes.
@@ -181,7 +181,7 @@ class Tariff:
 class CostMeter:
     """Counts what a tier's functions are billed for, and what it delivers. Not thread-safe.
 
-    Calls whose answer was lost are billed, too, but nobody tells for how long: they are only counted.
+    Calls whose answer was lost are billed, too, but for how long is not known: they are only counted.
     """
 
     def __init__(self) -> None:

@@ -38,10 +38,10 @@ class WarmConfig:
         nodes: functions, called ``warm-0`` to ``warm-{nodes - 1}`` behind the deployment's prefix.
         code: how objects are cut; each shard is on a node of its own.
         linger_seconds: how long a node stays after the last request, and is billed.
-        keep_warm_seconds: a node that had no other contact is called so often, so that the platform keeps it.
-        ping_seconds: a node that may be awake has so long to say so, before it is called again.
-        wake_seconds: a node that is called has so long to be there; a cold start is part of it.
-        fresh_seconds: a node that has spoken is believed to be awake for so long.
+        keep_warm_seconds: from the last contact with a node to a call that has the platform keep it.
+        ping_seconds: for a node that may be awake to answer, before it is called again.
+        wake_seconds: for a node that is called to connect, a cold start included.
+        fresh_seconds: after an answer, in which a node is believed to be awake.
         read_seconds: for an object, at most; then the bucket is asked.
         write_seconds: for a shard that is put away, its node's wake included.
         pending_bytes: copies of objects that wait to be written; more are not kept at all.
@@ -98,12 +98,12 @@ class WarmConfig:
 
 _EXAMPLE = "write for example warm://10.0.0.5:7411 or warm+lambda://stoker?listen=10.0.0.5:7411&nodes=12&code=10+2"
 _EXECUTORS = {"warm+lambda": ("lambda", "s3"), "warm+gcf": ("gcf", "gs")}
-"""Scheme → executor, and whose buckets its readers would read."""
+"""Scheme → executor, and the scheme of the buckets beside it."""
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _PREFIX = re.compile(r"[A-Za-z0-9_-]{1,48}", re.ASCII)
 _SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s", re.ASCII)
 _COUNT = re.compile(r"\d{1,9}", re.ASCII)
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to be told from addresses that can be dialled
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
 _SHOWN_CHARACTERS = 60
 
 
@@ -116,9 +116,9 @@ class Fleet:
         options: of the executor.
         config: of the proxy.
         listen: where it listens.
-        advertised: what nodes are told to dial, if it is not the same.
+        advertised: address that nodes dial, if it is another.
         certificate: what it shows, a must off loopback and private networks.
-        bucket: URL or scheme of the store behind the tier, with whose prices the tier's are compared.
+        bucket: URL or scheme of the store behind the tier, for comparing prices.
         egress: where this process is, seen from the bucket.
     """
 

@@ -129,7 +129,7 @@ class Connection(asyncio.BufferedProtocol):
         self._failure: StokerError | None = None
         self._changed = asyncio.Event()
         self._is_over = False
-        self._has_closed = asyncio.Event()  # whoever waits for that is not woken by every frame
+        self._has_closed = asyncio.Event()  # not set by every frame, as _changed is
         self._sent_bytes = self._received_bytes = 0
         self._heard_seconds = self._loop.time()
 
@@ -328,7 +328,7 @@ class Connection(asyncio.BufferedProtocol):
             await self._has_closed.wait()
 
     def _end(self, error: StokerError, *, is_gentle: bool) -> None:
-        """End everything under way; the first error is told as the reason."""
+        """End everything under way; the first error is the reason."""
         if self._failure is None:
             self._failure = error
             self._stop_timers()

@@ -1,7 +1,7 @@
-"""Which object has which shards on which nodes, and who makes room: the proxy's index, in flat arrays.
+"""The proxy's index: which shards of an object are on which nodes, in flat arrays, and which object is evicted next.
 
 Objects are placed and let go whole, on distinct nodes chosen at random (A. Wang et al., "InfiniCache" (FAST 2020),
-sections 3.2 and 3.3). Who goes is decided by CLOCK over objects (F. J. Corbató, "A Paging Experiment with the Multics
+sections 3.2 and 3.3). Eviction is CLOCK over objects (F. J. Corbató, "A Paging Experiment with the Multics
 System", MIT Project MAC M-384, 1968): an object that was found since the hand last passed is left, once.
 
 An object is a row. A cell of a row is the node of one shard: none, a node that is being written to (a reservation), or
@@ -184,7 +184,7 @@ class Directory:
         return True
 
     def lost(self, node: int) -> None:
-        """A node lost all that it held. What is on its way to it stays reserved: who writes it tells how that ends."""
+        """A node lost all that it held. What is on its way to it stays reserved until its writer reports."""
         self._disbelieve(node, frozenset())
 
     def listed(self, node: int, shards: Collection[ShardId]) -> list[ShardId]:

@@ -241,7 +241,7 @@ def restore(
     Args:
         code: how the object was cut.
         size_bytes: of the object.
-        into: at least so long; the data shards that are not missing are in their :meth:`Code.cuts` of it.
+        into: at least that long; the data shards that are not missing are in their :meth:`Code.cuts` of it.
         parity: position (from ``code.data``) → parity shard, :meth:`Code.shard_bytes` long: those that came.
         missing: positions (below ``code.data``) of data shards that did not come.
 

@@ -32,7 +32,7 @@ class Wake:
     """An invocation's event.
 
     Attributes:
-        node: who is invoked.
+        node: name of the node that is invoked.
         proxy: where the proxy listens, ``host:port``.
         fingerprint: of the proxy's certificate; empty without TLS.
         task: what for.

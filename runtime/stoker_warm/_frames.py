@@ -35,12 +35,12 @@ _MAGIC = b"SW"
 _HEADER = struct.Struct(">2sBBIII")
 HEADER_BYTES = _HEADER.size
 _MAX_GREETING_BYTES = 4 << 10
-"""Of a head of the handshake: what is taken from somebody who is not known yet."""
+"""Of a head of the handshake, which comes from an unauthenticated peer."""
 _MAX_DEPTH = 8
 _SMALL_BYTES = 16 << 10
 """Received at a time where a header is expected. What of it is body is copied; what does not fit costs a receive."""
 _SCRAP = memoryview(bytearray(256 << 10))
-"""Where bodies go that nobody wants: one for all readers, since nobody reads it."""
+"""Receives bodies that are thrown away: one for all readers, since it is never read."""
 
 Head = Mapping[str, Any]
 """A JSON object."""
@@ -120,7 +120,7 @@ class Frame:
 
 Begin = Callable[[Kind, int, Head, int], memoryview | None]
 """Is called with kind, request, head and ``body_bytes`` once a head has arrived. Returns memory of exactly
-``body_bytes`` bytes for the body, or None if nobody wants it. May raise WireError."""
+``body_bytes`` bytes for the body, or None to throw it away. May raise WireError."""
 
 
 def encode_frame(kind: Kind, request: int, head: Head | None = None, body_bytes: int = 0) -> bytes:
@@ -170,7 +170,7 @@ class FrameReader:
         return self._body[-self._left_bytes :]
 
     def received(self, count_bytes: int) -> Iterator[Frame]:
-        """Yield the frames that are whole now that so many bytes were received into the buffer.
+        """Yield the frames that are whole now that ``count_bytes`` were received into the buffer.
 
         Each must be dealt with before the next is asked for, whose ``begin`` may depend on it. All must be asked for.
 
@@ -242,7 +242,7 @@ class FrameReader:
             self._memory, self._start, self._end = self._small, 0, 0
 
     def _make_room(self, needed_bytes: int) -> None:
-        """Move what is there to the beginning of memory that has room for so much."""
+        """Move what is there to the beginning of memory that has room for ``needed_bytes``."""
         there = self._memory[self._start : self._end]
         memory = self._small if needed_bytes <= len(self._small) else self._memory
         if needed_bytes > len(memory):
@@ -321,7 +321,7 @@ Buffer = bytes | bytearray | memoryview
 """Bytes of a body, contiguous."""
 
 _JOINED_BYTES = 16 << 10
-"""Up to so many bytes of a body are sent in one piece with their head: a copy costs less than another call."""
+"""Up to this many bytes of a body are sent in one piece with their head: a copy costs less than another call."""
 
 
 class Outgoing:

@@ -1,7 +1,7 @@
-"""Heartbeat schedule: which nodes to call because nobody else did.
+"""Heartbeat schedule: calls nodes that had no other contact for some time.
 
-A platform takes back an instance that nobody calls for some time, so every node is called at an interval unless traffic
-did (A. Wang et al., "InfiniCache" (FAST 2020), section 4.2).
+A platform takes back an instance that is not called for some time, so every node is called at an interval unless a
+request was (A. Wang et al., "InfiniCache" (FAST 2020), section 4.2).
 """
 
 from __future__ import annotations

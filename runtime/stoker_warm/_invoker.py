@@ -21,7 +21,7 @@ Invoke = Callable[[str, Mapping[str, Any]], Awaitable[Answer]]
 """Calls a function by its name with an event and waits for its end; raises as :meth:`stoker.abc.Executor.call`."""
 
 Billed = Callable[[Answer | None, Task], None]
-"""Is told what a call came to, and what it was for; None where no answer came."""
+"""Is called with the answer of each call, None if there was none, and the task of the call."""
 
 _MAY_HAVE_RUN = (FunctionError, TransientError)
 """Errors of calls that may be billed: anything else was refused before a function ran."""
@@ -33,7 +33,7 @@ class NodeConnectionState:
     Args:
         name: of the node.
         config: the tier's settings.
-        found: is told what the node holds, each time that this is news.
+        found: is called with what the node holds, whenever that changes.
         call_back: is called when the node sleeps and requests lie on its socket.
 
     Attributes:
@@ -43,7 +43,7 @@ class NodeConnectionState:
         changed: is set when something has happened to it.
         asked: requests without an answer.
         changes: of what it holds.
-        is_closed: it is let go: nobody calls it any more.
+        is_closed: it is not called any more.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class NodeConnectionState:
             self.membership.changed(report.instance, report.version)
 
     def doubt(self) -> None:
-        """It may hold what nobody knows of, or not hold what it is believed to: have it say what it holds."""
+        """It may hold more or less than it is believed to: have it list what it holds."""
         self.changes += 1
         self.membership.doubted(str(self.membership.instance))
         self._found(Contents.UNKNOWN)
@@ -165,15 +165,15 @@ class NodeConnectionState:
 
 
 class Invoker:
-    """Calls one node, and wakes it for all who want it. Lives on the proxy's event loop.
+    """Calls one node, and wakes it for all requests that wait for it. Lives on the proxy's event loop.
 
     Args:
         state: of the connection to the node.
         config: the tier's settings.
         invoke: calls functions.
         proxy: makes the address, ``host:port``, and the certificate's fingerprint that nodes dial.
-        spawn: runs a call, which may last longer than anybody waits for it.
-        billed: is told of each call.
+        spawn: runs a call, which may last longer than the requests that wait for it.
+        billed: is called after each call.
 
     Attributes:
         failure: of the last call, if that failed.
@@ -263,7 +263,7 @@ class Invoker:
             self._waiting += 1
             try:
                 waking = self.rouse()
-                # Whoever wants it waits for the same call; one that is cancelled leaves it to the others.
+                # All wait for the same call; one that is cancelled leaves it to the others.
                 await asyncio.wait([waking])
             finally:
                 self._waiting -= 1
@@ -311,7 +311,7 @@ class Invoker:
             return False
 
     async def _wake(self) -> ConnectionLostError | None:
-        """Do what it takes to hear of it, as long as somebody wants it; return the error if that fails."""
+        """Ping or call it until it answers, as long as a request waits for it; return the error if that fails."""
         state, membership, loop = self._state, self._state.membership, asyncio.get_running_loop()
         begun_seconds = loop.time()
         while not (membership.may_send(loop.time()) or self._is_awake_since(begun_seconds)):

@@ -1,8 +1,8 @@
 """Where a proxy can be dialled.
 
-Anybody can dial. Those who have not proved who they are yet are few at a time: the one who came first goes for the next
-one. So whoever dials and keeps silent costs a bounded number of files and keeps nobody out, for a proof takes no longer
-than it takes a peer to answer once. Those who have are nodes, which are told apart by their names, and clients.
+Anyone can dial. The number of unauthenticated peers is bounded: the oldest makes room for the next one. So a peer that
+dials and stays silent costs a bounded number of files and keeps no other out, since a proof takes no longer than it
+takes a peer to answer once. Authenticated peers are nodes, which are distinguished by their names, and clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger("stoker.warm.door")
 _log_of_peers = logging.getLogger("stoker.warm.reception")
 
 MAX_UNAUTHENTICATED = 256
-"""Connections at a time without a proof of who is there, besides those of nodes that may all dial at once: more than
+"""Unauthenticated connections at a time, besides those of nodes that may all dial at once: more than
 the workers of a job that begin together."""
 
 _TLS_SECONDS = 5.0
@@ -59,7 +59,7 @@ class Listener(Protocol):
         ...
 
     def close(self) -> None:
-        """Let nobody in any more; connections whose handshake has ended stay. Idempotent."""
+        """Accept no more connections; those whose handshake has ended stay. Idempotent."""
         ...
 
 
@@ -138,18 +138,18 @@ class TcpListener:
         return listeners
 
     def close(self) -> None:
-        """Let nobody in any more; connections whose handshake has ended stay. Idempotent."""
+        """Accept no more connections; those whose handshake has ended stay. Idempotent."""
         for task in (*self._listening, *self._unauthenticated):
             task.cancel()
         self._listening.clear()
 
     async def _listen(self, listener: socket.socket, accept: Callable[[], Connection]) -> None:
-        """Let in whoever dials, for ever."""
+        """Accept connections, for ever."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 sock, _ = await loop.sock_accept(listener)
-            except ConnectionError:  # who dialled has gone
+            except ConnectionError:  # the peer has gone
                 continue
             except OSError as error:
                 _log.warning("the warm tier cannot let anybody in: %s", error)
@@ -160,7 +160,7 @@ class TcpListener:
                 del self._unauthenticated[first]
                 first.cancel()
             self._let_in(sock, accept)
-            await asyncio.sleep(0)  # so that those who are in can go on, however many come
+            await asyncio.sleep(0)  # so that other connections go on, however many come
 
     def _let_in(self, sock: socket.socket, accept: Callable[[], Connection]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
@@ -176,7 +176,7 @@ class TcpListener:
         """Be there for a connection until its handshake has ended."""
         timeout_seconds = None if self._context is None else _TLS_SECONDS
         try:
-            with suppress(StokerError, OSError):  # ssl.SSLError is one; of the others its owner is told
+            with suppress(StokerError, OSError):  # ssl.SSLError is one; the others are in its failure
                 await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: connection, sock, ssl=self._context, ssl_handshake_timeout=timeout_seconds
                 )
@@ -191,7 +191,7 @@ _QUIET_SECONDS = 10.0
 
 
 class Clients(Protocol):
-    """Answers those who are no nodes."""
+    """Answers peers that are clients."""
 
     def room(self, size_bytes: int) -> bytearray | None:
         """Return memory for the body of a request, None for it to be thrown away."""
@@ -208,8 +208,8 @@ class PeerServer:
     Args:
         secret: of the deployment.
         listener: where they dial.
-        nodes: by number; told of their connections.
-        spawn: runs what it is given until it ends or the proxy does.
+        nodes: by number; get their connections.
+        spawn: runs a coroutine until it ends or the proxy does.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class PeerServer:
         await self._listener.open(self._accept, max_unauthenticated=MAX_UNAUTHENTICATED + len(self._nodes))
 
     def stop_listening(self) -> None:
-        """Let nobody in any more. Idempotent."""
+        """Accept no more connections. Idempotent."""
         self._listener.close()
 
     async def close(self) -> None:
@@ -288,7 +288,7 @@ class PeerServer:
                 node.lost(connection)
 
     def _tell(self, error: StokerError) -> None:
-        """Say why a connection ended; of many alike, which strangers can cause, only the first and their number."""
+        """Say why a connection ended; of many alike, which any peer can cause, only the first and their number."""
         now_seconds, kind = asyncio.get_running_loop().time(), type(error)
         told_seconds, untold = self._told.get(kind, (float("-inf"), 0))
         if now_seconds - told_seconds < _QUIET_SECONDS:

@@ -53,7 +53,7 @@ class Event(enum.Enum):
         HEARD: the known instance answered, or said that it was woken.
         BYE: the known instance is about to return.
         LOST: the connection to the known instance broke.
-        SILENT: a deadline passed with no word of it.
+        SILENT: a deadline passed without a message of it.
         RETURNED: the last call that was open ended, well or not.
         GIVEN_UP: it was tried as often as is sensible.
         MUTE: it was asked for shards as often, and delivered none, whatever else it answers.
@@ -100,7 +100,7 @@ class Contents(enum.Enum):
         UNKNOWN: something else; ask for a list, and believe nothing that is not on it.
         NONE: nothing; what it was believed to hold is lost.
         DOUBTFUL: nothing, but this may not be the node: close the connection of the known instance, call the function
-            once more while this one runs, and believe whoever greets then.
+            once more while this one runs, and believe the instance that greets then.
     """
 
     EXPECTED = "expected"
@@ -116,8 +116,8 @@ class Membership:
     with no known instance it is the version of nothing.
 
     Args:
-        fresh_seconds: after its last word a node is believed to be awake for so long without being asked.
-        tries: failed attempts in a row, with no word in between, after which it is given up.
+        fresh_seconds: after its last message, in which a node is believed to be awake without being asked.
+        tries: failed attempts in a row, without a message in between, after which it is given up.
     """
 
     def __init__(self, *, fresh_seconds: float = 1.0, tries: int = 3) -> None:
@@ -126,7 +126,7 @@ class Membership:
         self._fresh_seconds, self._most_tries = fresh_seconds, tries
         self.state = State.SLEEPING
         self.instance: str | None = None
-        """The known instance: whose words count."""
+        """The known instance: the messages of others are ignored."""
         self.is_connected = False
         self.expected = Version()
         """What the known instance holds."""
@@ -151,9 +151,9 @@ class Membership:
     def must_invoke(self) -> bool:
         """Whether it is to be called before it can be used.
 
-        Not while a call is open that may yet bring a word: a second one would start a second instance. Wait for a
-        greeting, a word, the end of the call or a deadline, whichever is first. Not when it is GONE either: readers do
-        not wait for such a node; a call that is due to keep it warm may bring it back.
+        Not while a call is open that may yet bring a message: a second one would start a second instance. Wait for a
+        greeting, a message, the end of the call or a deadline, whichever is first. Not when it is GONE either: readers
+        do not wait for such a node; a call that is due to keep it warm may bring it back.
         """
         return self.state in (State.SLEEPING, State.MAYBE) and not self._is_patient
 
@@ -163,7 +163,7 @@ class Membership:
         self._is_answered, self._is_patient = False, True
 
     def greeted(self, instance: str, version: Version, now_seconds: float) -> Contents | None:
-        """An instance has connected and proved who it is.
+        """An instance has connected and is authenticated.
 
         It takes the place of a connection that there was.
 
@@ -207,7 +207,7 @@ class Membership:
             self.expected = version
 
     def doubted(self, instance: str) -> None:
-        """An instance was told to put shards away or to let them go, and whether it did is not known.
+        """An instance was sent shards or deletions, and whether it has carried them out is not known.
 
         Its next word on a change covers this one, too, so versions alone would not tell: what it holds is unknown until
         it is :meth:`listed`, at its next greeting at the latest.
@@ -229,7 +229,7 @@ class Membership:
         return True
 
     def silent(self) -> bool:
-        """A ping, a request or a call has brought no word by its deadline.
+        """A ping, a request or a call has brought no message by its deadline.
 
         Returns:
             Whether the node is given up by this: what it held is lost, and its connection is to be closed.
@@ -253,7 +253,7 @@ class Membership:
         return self._undelivered == self._most_tries and self._advance(Event.MUTE) and self._forget()
 
     def returned(self) -> bool:
-        """A call ended well; return as :meth:`silent` does. One that brought no word was a try."""
+        """A call ended well; return as :meth:`silent` does. One that brought no message was a try."""
         return self._end_call(is_try=not self._is_answered and self.calls == 1)
 
     def failed(self) -> bool:

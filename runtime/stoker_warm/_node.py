@@ -31,7 +31,7 @@ _MOST_CRC = (1 << 32) - 1
 _BYE_SECONDS = 1.0
 """For what is being sent when it is time to go, and for saying so."""
 _STALL_SECONDS = 5.0
-"""A proxy that takes nothing of an answer for so long is not there any more."""
+"""Until a proxy that takes nothing of an answer counts as gone."""
 _LOOK_SECONDS = 0.01
 """The least time between two looks at what is being sent."""
 
@@ -74,7 +74,7 @@ class NodeServer:
     async def run(self, wake: Wake, seconds: float) -> dict[str, Any]:
         """Do what an invocation asks, and return the report.
 
-        Ends when nobody has asked for anything for ``linger_seconds``, when the proxy says so, when the connection
+        Ends when there was no request for ``linger_seconds``, when the proxy says so, when the connection
         ends, or when it is time to go; what is being answered then is answered first, if there is time.
 
         Args:
@@ -97,11 +97,11 @@ class NodeServer:
             self._connection = None
 
     async def _connected(self, wake: Wake) -> Connection:
-        """Return the connection from before, of which the proxy is told that somebody is here again, or a new one."""
+        """Return the connection from before, on which the proxy is notified, or a new one."""
         # A loop that stood still learns now of what happened to the connection meanwhile.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        self._is_told_to_stop = False  # by whoever there was before
+        self._is_told_to_stop = False  # by the proxy before
         address = (wake.proxy, wake.fingerprint)
         old = self._connection
         if old is not None and old.is_open and address == self._address and not wake.dial_anew:

@@ -51,8 +51,8 @@ class NodeParts:
         invoke: calls functions.
         proxy: makes the address, ``host:port``, and the certificate's fingerprint that nodes dial.
         spawn: runs something that ends by itself, in the proxy's task group.
-        billed: is told of each call.
-        found: is told what a node holds, each time that it has greeted or was given up.
+        billed: is called after each call.
+        found: is called with what a node holds, whenever it has greeted or was given up.
     """
 
     config: WarmConfig
@@ -169,7 +169,7 @@ class Node:
             with suppress(StokerError):
                 await self._invoker.ready()  # so that it greets, and says what it holds
         elif not self.membership.is_listed:
-            self._found(self, Contents.UNKNOWN)  # nobody could find out so far
+            self._found(self, Contents.UNKNOWN)  # it could not be found out so far
 
     async def stop(self) -> None:
         """Tell it to return, unless it sleeps: it would find that on its socket when it is called next."""
@@ -218,7 +218,7 @@ class Node:
         Raises:
             TransientError: it could not be woken, did not answer in time, or failed.
         """
-        await self.request(Kind.PING, {}, seconds=self._config.wake_seconds)  # so that it is known who is asked
+        await self.request(Kind.PING, {}, seconds=self._config.wake_seconds)  # so that the instance is known
         await self.request(Kind.PING, {}, seconds=self._config.wake_seconds)
         while (held := await self.listed()) != []:
             if held is None:
@@ -241,7 +241,7 @@ class Node:
         else:
             self.limit_bytes = report.limit_bytes
             self._found(self, contents)
-        self._state.touched()  # whoever waits for the node looks only when the call has begun
+        self._state.touched()  # those that wait for the node look only when the call has begun
 
     def noticed(self, connection: Connection, kind: Kind, head: Head) -> None:
         """An instance says something unasked: that it is here again, or that it goes."""

@@ -224,7 +224,7 @@ class Proxy:
             into: memory of the object's size.
 
         Returns:
-            Whether it was here, and so many shards of it could be had in ``read_seconds``.
+            Whether it was here, and enough shards of it could be had in ``read_seconds``.
         """
         nodes = self._directory.find(name)
         if nodes is None:
@@ -255,7 +255,7 @@ class Proxy:
         self._writer.offer(name, data)
 
     def take(self, name: str, data: bytearray) -> bool:
-        """Like :meth:`offer`, but without a copy: nobody changes ``data`` any more.
+        """Like :meth:`offer`, but without a copy: ``data`` is not changed any more.
 
         Returns:
             Whether it is here, or will be if nothing comes between.

@@ -36,7 +36,7 @@ class ShardReader:
         nodes: by number.
         tally: where shards that are late, restored or corrupt are counted.
         read_seconds: for a shard, its node's waking included.
-        lost: is told of a node, by number, that does not have a shard as it should be.
+        lost: is called with the number of a node that lacks a shard, or has a damaged one, and the shard.
     """
 
     def __init__(

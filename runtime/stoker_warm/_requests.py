@@ -132,7 +132,7 @@ class ClientSide:
         """Return where the body of an answer goes, None if its request was cancelled.
 
         Raises:
-            WireError: this was not asked, or not so much.
+            WireError: this was not asked for, or is larger than asked for.
         """
         request = self._requests.get(number)
         if request is None or not request.frame.is_over or kind not in ANSWERS[request.kind]:
@@ -156,7 +156,7 @@ class ClientSide:
             request.outcome.set_result(Reply(frame.kind, frame.head, frame.body_bytes))
 
     def end(self) -> None:
-        """End all with the loss: as a result, not an exception, since nobody may be left to retrieve that."""
+        """End all with the loss: as a result, not an exception, which might never be retrieved."""
         for number in list(self._requests):
             request = self._retire(number)
             if not request.outcome.done() and (loss := self._loss()) is not None:
@@ -192,7 +192,7 @@ class ServerSide:
         self.body_bytes += frame.body_bytes
         try:
             served = self._serve(frame.kind, frame.head, body)
-        except Exception as error:  # noqa: BLE001 - a boundary: the peer is told, and whoever runs this process
+        except Exception as error:  # noqa: BLE001 - a boundary: the peer gets it, and the log
             self._send(_refusal(frame, error))
             return
         if isinstance(served, tuple):

@@ -3,7 +3,7 @@
 A shard's checksum covers its name, too, position and all. So bytes that are whole, but those of another shard, do
 not pass for it: a damaged, cut or mistaken shard is a lost one, and the code restores lost ones.
 
-A node's store holds shards within a budget of bytes. Who goes is decided by CLOCK (F. J. Corbató, "A Paging
+A node's store holds shards within a budget of bytes. Eviction is CLOCK (F. J. Corbató, "A Paging
 Experiment with the Multics System", MIT Project MAC M-384, 1968): a hand goes round the shards; one that was used
 since it last passed is left, once, and the first that was not goes. A newcomer counts as not used, and the hand
 comes to it last.
@@ -135,8 +135,8 @@ class ShardStore:
 
     Invariant: payloads, and :data:`OVERHEAD_BYTES` for each shard, never add up to more than the limit.
 
-    A payload belongs to the store: nobody changes it. One that goes while it is being sent stays valid for who sends
-    it, outside the budget.
+    A payload belongs to the store and is never changed. One that is evicted while it is being sent stays valid until
+    then, outside the budget.
 
     Args:
         limit_bytes: of memory.
@@ -174,7 +174,7 @@ class ShardStore:
         """Put a shard into the store, in the place of the one with its id if there is one.
 
         Returns:
-            Who went for it, the first to go first; None if it is larger than the limit, and then nothing changed.
+            What was evicted for it, in order; None if it is larger than the limit, and then nothing changed.
         """
         taken_bytes = len(payload) + OVERHEAD_BYTES
         if taken_bytes > self.limit_bytes:
@@ -210,7 +210,7 @@ class ShardStore:
 
         Args:
             after: those behind this id only: the last one of the page before, there or not.
-            limit: so many at most. Fewer are the last page.
+            limit: ids at most. Fewer are the last page.
         """
         behind = (each for each in self._shards if after is None or each > after)
         return sorted(behind) if limit is None else nsmallest(limit, behind)

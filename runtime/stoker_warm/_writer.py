@@ -24,7 +24,7 @@ from stoker_warm._shard import ShardId
 
 
 class Tombstones:
-    """What is to be deleted, by node: when the node is written to next. That is soon enough, and wakes nobody.
+    """What is to be deleted, by node: when the node is written to next. That is soon enough, and wakes no node.
 
     Args:
         nodes: how many there are.
@@ -48,7 +48,7 @@ class Tombstones:
         """Delete what is to be deleted at a node.
 
         Raises:
-            StoreError: the node cannot be had; what it was not told stays to be deleted.
+            StoreError: the node cannot be had; what was not sent stays to be deleted.
         """
         async with self._deleting[node.number]:  # lest a shard is put there again before a second order to delete it
             while tombstones := self._shards.get(node.number):
@@ -65,12 +65,12 @@ Shards = Mapping[int, memoryview]
 
 
 class ShardWriter:
-    """Writes objects to nodes, of which it has copies until then, up to so many bytes. Lives on the proxy's event loop.
+    """Writes objects to nodes, and holds a bounded amount of copies until then. Lives on the proxy's event loop.
 
     Args:
         config: of the tier.
         nodes: by number.
-        directory: is asked for places, and told what came of it.
+        directory: reserves places, and gets the outcome.
         tally: where objects are counted.
         rng: for choosing nodes.
         spawn: runs a coroutine until it ends or the proxy does.
@@ -100,7 +100,7 @@ class ShardWriter:
             self._begin(name, bytes(data))
 
     def take(self, name: str, data: bytearray) -> bool:
-        """Like :meth:`offer`, but without a copy: nobody changes ``data`` any more.
+        """Like :meth:`offer`, but without a copy: ``data`` is not changed any more.
 
         Returns:
             Whether it is here, or will be if nothing comes between.
@@ -179,7 +179,7 @@ class ShardWriter:
         return sum(task.result() for task in tasks)
 
     async def meet_nodes(self) -> None:
-        """Wake nodes of which nobody knows how much they hold: none has said so yet."""
+        """Wake nodes whose limit is not known yet."""
         unknown = [node for node in self._nodes if not node.limit_bytes and node.membership.state is not State.GONE]
         if not unknown:
             return

@@ -75,10 +75,10 @@ def _fleet(args: Namespace, location: WarmLocation) -> Fleet:
     return dataclasses.replace(location.fleet, certificate=Certificate(chain=args.certificate, key=args.key))
 
 
-def _line(told: Mapping[str, Any]) -> str:
-    held = f"{counted(told['objects'], 'object')}, {format_bytes(told['held_bytes'])}"
-    reads = f"{told['hits']:,} hits, {told['misses']:,} misses, {told['losses']:,} lost"
-    return f"{states_of(told)}; {held}; {reads}; {dollars_of(told['bill']['dollars'])}"
+def _line(status: Mapping[str, Any]) -> str:
+    held = f"{counted(status['objects'], 'object')}, {format_bytes(status['held_bytes'])}"
+    reads = f"{status['hits']:,} hits, {status['misses']:,} misses, {status['losses']:,} lost"
+    return f"{states_of(status)}; {held}; {reads}; {dollars_of(status['bill']['dollars'])}"
 
 
 _STATES = {"awake": "awake", "sleeping": "asleep", "maybe": "in doubt", "gone": "gone"}
@@ -86,21 +86,21 @@ _PARTS = (("serve", "serve"), ("warm", "keep warm"))
 _HOUR_SECONDS = 3600.0
 
 
-def rows_of_status(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+def rows_of_status(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of a table.
 
     Args:
-        told: as :meth:`stoker_warm._proxy.Proxy.status` tells it.
+        status: as :meth:`stoker_warm._proxy.Proxy.status` returns it.
     """
-    bill, reads = told["bill"], told["hits"] + told["misses"] + told["losses"]
-    rate = f" ({told['hits'] / reads:.1%} hits)" if reads else ""
-    used, free = format_bytes(told["held_bytes"]), format_bytes(told["limit_bytes"])
+    bill, reads = status["bill"], status["hits"] + status["misses"] + status["losses"]
+    rate = f" ({status['hits'] / reads:.1%} hits)" if reads else ""
+    used, free = format_bytes(status["held_bytes"]), format_bytes(status["limit_bytes"])
     return [
-        ("nodes", f"{states_of(told)}; objects cut {told['code']}"),
-        ("held", f"{counted(told['objects'], 'object')}, {used} with parity, of {free}"),
-        ("reads", f"{told['hits']:,} hits, {told['misses']:,} misses, {told['losses']:,} lost{rate}"),
-        ("shards", _shards(told)),
-        ("writes", _writes(told)),
+        ("nodes", f"{states_of(status)}; objects cut {status['code']}"),
+        ("held", f"{counted(status['objects'], 'object')}, {used} with parity, of {free}"),
+        ("reads", f"{status['hits']:,} hits, {status['misses']:,} misses, {status['losses']:,} lost{rate}"),
+        ("shards", _shards(status)),
+        ("writes", _writes(status)),
         ("bill", f"{bill['gb_seconds']:,.1f} GB-s in {counted(bill['requests'], 'request')}, in {_time(bill)}"),
         ("", _dollars(bill)),
         ("bucket", f"{counted(bill['reads'], 'read')} would be {dollars_of(bill['bucket_dollars'])}"),
@@ -108,9 +108,9 @@ def rows_of_status(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def states_of(told: Mapping[str, Any]) -> str:
+def states_of(status: Mapping[str, Any]) -> str:
     """Return how many nodes are in which state."""
-    nodes = told["nodes"]
+    nodes = status["nodes"]
     states = ", ".join(f"{nodes[state]:,} {word}" for state, word in _STATES.items() if nodes.get(state))
     return f"{counted(sum(nodes.values()), 'node')}: {states}"
 
@@ -120,14 +120,14 @@ def dollars_of(dollars: float) -> str:
     return f"${dollars:,.2f}" if dollars >= 100 else f"${dollars:.6f}"
 
 
-def _shards(told: Mapping[str, Any]) -> str:
-    restored, late = f"{told['restored']:,} reads restored from parity", f"{told['late']:,} not waited for"
-    return f"{restored}, {late}, {told['corrupt']:,} corrupt, {told['rebuilt']:,} rebuilt"
+def _shards(status: Mapping[str, Any]) -> str:
+    restored, late = f"{status['restored']:,} reads restored from parity", f"{status['late']:,} not waited for"
+    return f"{restored}, {late}, {status['corrupt']:,} corrupt, {status['rebuilt']:,} rebuilt"
 
 
-def _writes(told: Mapping[str, Any]) -> str:
-    done = f"{told['stored']:,} stored, {told['declined']:,} declined, {told['evicted']:,} evicted"
-    return f"{done}, {format_bytes(told['pending_bytes'])} pending"
+def _writes(status: Mapping[str, Any]) -> str:
+    done = f"{status['stored']:,} stored, {status['declined']:,} declined, {status['evicted']:,} evicted"
+    return f"{done}, {format_bytes(status['pending_bytes'])} pending"
 
 
 def _time(bill: Mapping[str, Any]) -> str:
@@ -152,7 +152,7 @@ def _pays(bill: Mapping[str, Any]) -> str:
 
 _LOOK_SECONDS = 0.005
 _BATCH_BYTES = 64 << 20
-"""Objects are offered so many bytes at a time: of more, a proxy would decline some."""
+"""Offered at a time: of more, a proxy would decline some."""
 _PATIENCE_SECONDS = 120.0
 
 
@@ -307,36 +307,36 @@ def run(args: Namespace) -> int:
 
 async def _up(args: Namespace, location: WarmLocation) -> int:
     async with _opened(location) as backend:
-        told = await backend.status(wakes=True)
-    nodes, absent = sum(told["nodes"].values()), told["absent"]
-    print(f"{nodes - absent:,} of {counted(nodes, 'node')} came, and can hold {format_bytes(told['limit_bytes'])}")
-    _tell_problems(told)
+        status = await backend.status(wakes=True)
+    nodes, absent = sum(status["nodes"].values()), status["absent"]
+    print(f"{nodes - absent:,} of {counted(nodes, 'node')} came, and can hold {format_bytes(status['limit_bytes'])}")
+    _tell_problems(status)
     return 1 if absent else 0
 
 
 async def _status(args: Namespace, location: WarmLocation) -> int:
     async with _opened(location) as backend:
-        # A proxy that begins here knows nothing before its nodes have told what they hold.
-        told = await backend.status(wakes=location.fleet is not None)
+        # A proxy that begins here knows nothing before its nodes have said what they hold.
+        status = await backend.status(wakes=location.fleet is not None)
     if args.json:
-        print(json_text(told))
+        print(json_text(status))
     else:
-        print(table(rows_of_status(told), indent=""))
-        _tell_problems(told)
+        print(table(rows_of_status(status), indent=""))
+        _tell_problems(status)
     return 0
 
 
-def _tell_problems(told: Mapping[str, Any]) -> None:
+def _tell_problems(status: Mapping[str, Any]) -> None:
     """Say why nodes did not come, and of those with the same reason, but for their names, only once."""
     alike = dict[str, tuple[list[str], str]]()
-    for problem in told["problems"]:
+    for problem in status["problems"]:
         name, _, why = problem.partition(": ")
         names, _ = alike.setdefault(why.replace(name, ""), ([], why))
         names.append(name)
     for names, why in alike.values():
         print(printable(f"{', '.join(names)}: {why}"))
-    if told["absent"] > len(told["problems"]):
-        print(f"and {told['absent'] - len(told['problems']):,} more")
+    if status["absent"] > len(status["problems"]):
+        print(f"and {status['absent'] - len(status['problems']):,} more")
 
 
 async def _bench(args: Namespace, location: WarmLocation) -> int:
