@@ -148,6 +148,11 @@ class Connection(asyncio.BufferedProtocol):
         """Why the connection has ended or is about to, None while it has not."""
         return self._failure
 
+    @property
+    def received_seconds(self) -> float:
+        """When anything was last received, in the loop's time."""
+        return self._heard_seconds
+
     def statistics(self) -> ConnectionStatistics:
         """Return a snapshot of its counters."""
         return ConnectionStatistics(

@@ -78,6 +78,12 @@ class NodeConnectionState:
         if self.membership.heard(instance, self._now()):
             self.contact_seconds = self._now()
 
+    def received(self) -> None:
+        """Count bytes of the known instance as a sign of life while it is awake: shards may be thrown away as late."""
+        received_seconds = self.connection.received_seconds if self.connection is not None else float("-inf")
+        if self.membership.state is State.AWAKE and received_seconds > self.membership.heard_seconds:
+            self.membership.heard(str(self.membership.instance), received_seconds)
+
     def answered(self, instance: str, *, is_shard: bool) -> None:
         """The instance at the end of the connection has answered a request."""
         self.heard(instance)
@@ -118,7 +124,11 @@ class NodeConnectionState:
             self.changed.set()  # which is no contact: whether the instance is there, the next call tells
 
     def was_silent(self, sent_seconds: float) -> None:
-        """It has not answered what was sent then. Many requests that wait at once are one silence."""
+        """It has not answered what was sent then. Many requests that wait at once are one silence.
+
+        An instance that has sent anything since is not silent: its answer may stand behind shards that are late.
+        """
+        self.received()
         if max(self.membership.heard_seconds, self._silent_seconds) < sent_seconds:
             self._silent_seconds = self._now()
             self.gave_up(self.membership.silent())
@@ -235,6 +245,7 @@ class Invoker:
     def awake(self) -> tuple[Connection, str] | None:
         """Return the connection of a node that has just spoken, and its instance."""
         state = self._state
+        state.received()
         if state.connection is None or not state.membership.may_send(asyncio.get_running_loop().time()):
             return None
         return state.connection, str(state.membership.instance)

@@ -12,9 +12,11 @@ from stoker.errors import ConfigError, WireError
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
+from stoker_warm._membership import State
 from stoker_warm._shard import ShardId
 from stoker_warm._writer import _evicted
 from support.warm_platform import Mood, Tier, named
+from support.warm_wires import LinkConfig
 
 OBJECTS = [named(number, 3000 + number) for number in range(6)]
 NAME, DATA = OBJECTS[0]
@@ -395,3 +397,26 @@ def test_a_proxy_that_was_never_started_can_be_closed() -> None:
 def test_settings_with_which_nothing_could_be_read_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         WarmConfig(**{"nodes": 3, "code": Code(2, 1), **wrong})
+
+
+def test_a_node_whose_shards_are_always_late_is_neither_called_again_nor_given_up() -> None:
+    async def main() -> None:
+        objects = [named(number, 4000) for number in range(5)]
+        async with Tier(WarmConfig(nodes=3, code=Code(2, 1), fresh_seconds=0.5)) as tier:
+            await tier.put(*objects)
+            slow = tier.platform.instances["warm-0"][0]
+            slow.link = LinkConfig(bytes_per_second=20_000.0)
+            for end in slow.ends:
+                end._link.config = slow.link
+            calls = len(tier.platform.calls)
+            for number in range(1000):
+                assert await tier.kept(*objects[number % 5])
+                await asyncio.sleep(0.01)
+            statistics = tier.proxy.statistics()
+            assert (statistics.losses, statistics.rebuilt) == (0, 0)
+            assert statistics.late > 900
+            assert len(tier.platform.calls) - calls <= 1
+            assert len(tier.platform.all_instances()) == 3, "one instance each"
+            assert tier.proxy._nodes[0].membership.state is State.AWAKE
+
+    run_virtual(main())
