@@ -6,12 +6,21 @@ or one that is damaged, has a miss.
 
 The folder belongs to one process, and goes when it does: it is locked itself (``flock``), so there are no lock files,
 and a killed process leaves none locked.
+
+A sample is stored without pickle: what is decoded is data, whoever wrote it. It is encoded as
+``magic · version · structure length · total length · structure · values``. The structure is JSON: null, booleans,
+numbers and strings stand for themselves, and everything else is a list that starts with a tag: ``["list", …]``,
+``["tuple", …]``, ``["dict", {…}]``, ``["bytes", length]``, ``["tensor" | "array" | "scalar", dtype, shape]``. The
+values of the last four follow in the order of the structure, each at a multiple of 8 bytes, so nothing says where a
+value lies and no two can overlap.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
+import math
 import os
 import re
 import secrets
@@ -23,10 +32,229 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from stoker._base.checksum import crc32c
 from stoker.errors import ConfigError, FormatError, SampleError, StokerError
 from stoker_torch._sample_cache import DamagedEntryError, SampleCache, SharedCounts, locked
-from stoker_torch._sample_codec import decode_sample, encode_sample
+
+MAX_DEPTH = 32
+_MAX_DIMENSIONS = 32
+_MAX_SIZE = 1 << 48
+_PREFIX = struct.Struct("<4sHxxIxxxxQ")
+_MAGIC = b"SKSM"
+_VERSION = 1
+_ALIGNMENT_BYTES = 8
+
+_TENSOR_NAMES = """bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64 bfloat16
+    float8_e4m3fn float8_e5m2 complex64 complex128"""
+_TENSOR_DTYPES = {name: getattr(torch, name) for name in _TENSOR_NAMES.split()}
+_TENSOR_CODES = {dtype: name for name, dtype in _TENSOR_DTYPES.items()}
+_ARRAY_DTYPE = re.compile(r"[<>|](?:[biufc]\d{1,2}|[SU]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Z]{1,2}\])?)", re.ASCII)
+"""numpy's spelling of booleans, numbers, fixed-size text and dates; nothing with fields or objects."""
+
+Buffer = bytes | memoryview
+
+
+def encode_sample(sample: Any) -> bytearray:
+    """Return a sample as bytes.
+
+    Args:
+        sample: tensors (dense, on the CPU, without gradient), numpy arrays and scalars, bytes, str, int, float, bool
+            and None, and tuples, lists and dicts with str keys of these, nested at most 32 deep. Exactly these types:
+            what derives from one of them (a named tuple, a parameter) would come back as something else. Only a
+            ``np.memmap``, which slices of files are, is an array like others. The bits of arrays and tensors are kept.
+
+    Raises:
+        SampleError: there is something else in it; names the type and where it is.
+    """
+    values: list[Buffer] = []
+    try:
+        structure = json.dumps(_described(sample, values, "sample", MAX_DEPTH), separators=(",", ":")).encode()
+    except ValueError as error:  # an int of thousands of digits
+        raise SampleError(f"the sample cannot be stored: {error}") from error
+    if len(structure) >= 1 << 32:
+        raise SampleError(f"the sample's {len(structure)} bytes of text and numbers are too many; use arrays for them")
+    parts: list[Buffer] = [structure, bytes(_padding(len(structure)))]
+    for value in values:
+        parts += value, bytes(_padding(len(value)))
+    total_bytes = _PREFIX.size + sum(map(len, parts))
+    return bytearray().join([_PREFIX.pack(_MAGIC, _VERSION, len(structure), total_bytes), *parts])
+
+
+def decode_sample(data: bytearray | bytes, start: int = 0) -> Any:
+    """Return the sample that :func:`encode_sample` made ``data`` of.
+
+    Args:
+        data: the bytes; if they are a ``bytearray``, tensors and arrays are views of it, else of a copy.
+        start: where in ``data`` they begin, a multiple of 8.
+
+    Raises:
+        FormatError: it is not an encoded sample, of this version, from its first to its last byte. Whatever the bytes
+            claim, no more memory is taken than some times their number.
+    """
+    reader = _Reader(data if isinstance(data, bytearray) else bytearray(data), start)
+    try:
+        structure = json.loads(reader.structure().decode(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"a sample's structure is not valid JSON: {str(error)[:200]}") from None
+    sample = _rebuilt(structure, reader, MAX_DEPTH)
+    reader.end()
+    return sample
+
+
+def _padding(size_bytes: int) -> int:
+    return -size_bytes % _ALIGNMENT_BYTES
+
+
+def _described(value: Any, values: list[Buffer], place: str, depth: int) -> Any:
+    """Return the structure of a value, and append the bytes that go with it."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if depth == 0:
+        raise SampleError(f"{place[:200]} lies more than {MAX_DEPTH} deep, or contains itself; flatten it with encode=")
+    if kind in (list, tuple):
+        inner = [_described(item, values, f"{place}[{number}]", depth - 1) for number, item in enumerate(value)]
+        return [kind.__name__, *inner]
+    if kind is dict:
+        if unusual := [key for key in value if type(key) is not str]:
+            raise _unsupported(f"the key {unusual[0]!r:.80} of {place}", unusual[0])
+        return ["dict", {key: _described(item, values, f"{place}[{key!r}]", depth - 1) for key, item in value.items()}]
+    return _described_bytes(value, values, place)
+
+
+def _described_bytes(value: Any, values: list[Buffer], place: str) -> list[Any]:
+    """Return the structure of a value that has bytes of its own, and append them."""
+    if type(value) is bytes:
+        values.append(value)
+        return ["bytes", len(value)]
+    if type(value) is torch.Tensor:
+        return ["tensor", *_described_tensor(value, values, place)]
+    if type(value) not in (np.ndarray, np.memmap) and not isinstance(value, np.generic):
+        raise _unsupported(place, value)
+    if not _ARRAY_DTYPE.fullmatch(value.dtype.str) or value.ndim > _MAX_DIMENSIONS:
+        raise _unsupported(place, value, f" of dtype {value.dtype} and {value.ndim} dimensions")
+    values.append(value.tobytes())
+    return ["scalar" if isinstance(value, np.generic) else "array", value.dtype.str, list(value.shape)]
+
+
+def _described_tensor(tensor: torch.Tensor, values: list[Buffer], place: str) -> tuple[str, list[int]]:
+    dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
+    if not dense or tensor.dtype not in _TENSOR_CODES or tensor.dim() > _MAX_DIMENSIONS:
+        what = f" of {tensor.dtype}, {tensor.layout}, on {tensor.device}, requires_grad={tensor.requires_grad}"
+        raise _unsupported(place, tensor, what)
+    # Cloned and not only made contiguous: with one element or none, any strides are, and such are no bytes to torch.
+    flat = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
+    values.append(flat.view(torch.uint8).numpy().data)
+    return _TENSOR_CODES[tensor.dtype], list(tensor.shape)
+
+
+def _unsupported(place: str, value: object, what: str = "") -> SampleError:
+    kind = type(value)
+    return SampleError(
+        f"{place[:200]} is a {kind.__module__}.{kind.__qualname__}{what}, which cannot be stored without pickle; "
+        "turn it into tensors, arrays, bytes, numbers, strings, tuples, lists or dicts of these in the dataset, or "
+        "with encode= and decode="
+    )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise ValueError("a key is repeated")
+    return entries
+
+
+class _Reader:
+    """Goes through the bytes of a sample once, from front to back."""
+
+    def __init__(self, data: bytearray, start: int) -> None:
+        self._data = data
+        self._place = start
+
+    def take(self, size_bytes: int) -> int:
+        """Return where the next ``size_bytes`` bytes begin, and go on behind them and their padding."""
+        start, end = self._place, self._place + size_bytes
+        self._place = end + _padding(end)
+        if self._place > len(self._data) or any(self._data[end : self._place]):
+            raise FormatError(f"a sample of {len(self._data)} bytes has no whole value of {size_bytes} at {start}")
+        return start
+
+    def structure(self) -> bytearray:
+        """Return the JSON text."""
+        size_bytes = len(self._data) - self._place
+        if size_bytes < _PREFIX.size:
+            raise FormatError(f"{size_bytes} bytes are too few for a sample")
+        magic, version, structure_bytes, total_bytes = _PREFIX.unpack_from(self._data, self._place)
+        if magic != _MAGIC or version != _VERSION:
+            raise FormatError(f"a sample starts with {_MAGIC!r} and version {_VERSION}, not {magic!r} and {version}")
+        if total_bytes != size_bytes:
+            raise FormatError(f"a sample of {total_bytes} bytes has {size_bytes}")
+        self._place += _PREFIX.size
+        start = self.take(structure_bytes)
+        return self._data[start : start + structure_bytes]
+
+    def array(self, dtype: np.dtype[Any], shape: Any) -> np.ndarray[Any, Any]:
+        """Return the next value as an array."""
+        start = self.take(_elements(shape) * dtype.itemsize)
+        return np.ndarray(shape, dtype, buffer=self._data, offset=start)
+
+    def end(self) -> None:
+        """Check that nothing is left."""
+        if self._place != len(self._data):
+            raise FormatError(f"{len(self._data) - self._place} bytes behind the last value of a sample")
+
+
+def _elements(shape: Any) -> int:
+    """Return how many elements a shape has."""
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS:
+        raise FormatError(f"{shape!r:.80} is not a shape of something in a sample")
+    if any(type(size) is not int or not 0 <= size < _MAX_SIZE for size in shape):
+        raise FormatError(f"{shape!r:.80} has what is not a size of something in a sample")
+    if math.prod(filter(None, shape)) >= _MAX_SIZE:  # even an empty array's strides must be numbers
+        raise FormatError(f"the shape {shape!r:.80} of something in a sample overflows")
+    return math.prod(shape)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype that an array has."""
+    with contextlib.suppress(TypeError, ValueError):  # numpy knows no such size or unit
+        if _ARRAY_DTYPE.fullmatch(name):
+            return np.dtype(name)
+    raise FormatError(f"unknown dtype {name!r:.80} of an array in a sample")
+
+
+def _tensor(name: str, shape: Any, reader: _Reader) -> torch.Tensor:
+    dtype = _TENSOR_DTYPES.get(name)
+    if dtype is None:
+        raise FormatError(f"unknown dtype {name!r:.80} of a tensor in a sample")
+    elements = reader.array(np.dtype(f"V{dtype.itemsize}"), shape).reshape(-1)
+    return torch.from_numpy(elements.view(np.uint8)).view(dtype).reshape(shape)
+
+
+def _rebuilt(structure: Any, reader: _Reader, depth: int) -> Any:
+    """Return the value that a structure describes."""
+    if not isinstance(structure, list | dict):
+        return structure
+    match structure if depth else None:
+        case ["list", *items]:
+            return [_rebuilt(item, reader, depth - 1) for item in items]
+        case ["tuple", *items]:
+            return tuple([_rebuilt(item, reader, depth - 1) for item in items])
+        case ["dict", dict(entries)]:
+            return {key: _rebuilt(item, reader, depth - 1) for key, item in entries.items()}
+        case ["bytes", size]:
+            return reader.array(np.dtype(np.uint8), [size]).tobytes()
+        case ["tensor", str(name), shape]:
+            return _tensor(name, shape, reader)
+        case ["array", str(name), shape]:
+            return reader.array(_dtype(name), shape)
+        case ["scalar", str(name), []]:
+            return reader.array(_dtype(name), [])[()]
+    raise FormatError(f"{structure!r:.80} is no structure of a sample, or too deep in one")
+
 
 _NAME = re.compile(r"stoker-cache-[0-9a-f]{16}", re.ASCII)
 """Folders of sessions; nothing else beside them is ever touched."""

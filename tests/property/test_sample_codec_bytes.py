@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from stoker.errors import FormatError
-from stoker_torch._sample_codec import decode_sample, encode_sample
+from stoker_torch._disk_cache import decode_sample, encode_sample
 from support.memory import memory_of
 from support.same import same
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from stoker.errors import FormatError, SampleError
-from stoker_torch._sample_codec import MAX_DEPTH, decode_sample, encode_sample
+from stoker_torch._disk_cache import MAX_DEPTH, decode_sample, encode_sample
 from support.same import same
 
 RANDOM = torch.Generator().manual_seed(3)  # test names hold the values: they are the same in every process
