@@ -328,7 +328,6 @@ class DiskCache(SampleCache):
             self, _end, self._pid, self._writing, self._folder, lock
         )
         self.counts: SharedCounts = SharedCounts(self._folder / "counts")
-        self.counts.create()
 
     def get(self, index: int) -> Any:
         """Return a sample; works in every process.

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
 from stoker._base.arguments import takes_settings
 from stoker._base.closing import Closing
 from stoker._base.recorder import Recorder
@@ -28,7 +26,7 @@ from stoker._format.schema import Column
 from stoker._stores import url_of
 from stoker._trace.chrome import ChromeTrace
 from stoker.errors import ConfigError, StateError
-from stoker_torch._config import Budget, LoaderArguments
+from stoker_torch._config import Budget, LoaderArguments, checked_integer
 from stoker_torch._figures import LoaderPlan, LoaderStatistics, LoopStatistics
 from stoker_torch._iteration import Cursor, Iteration, LoaderResources
 from stoker_torch._pool import SamplePool, has_functions
@@ -305,12 +303,11 @@ class Loader(Closing):
         Raises:
             ConfigError: it is not a number from 0.
         """
-        if not isinstance(epoch, int | np.integer) or epoch < 0:
-            raise ConfigError(f"epoch {epoch!r} is not an integer from 0")
+        epoch = checked_integer("epoch", epoch, 0)
         if self._cursor.is_fresh and epoch == self._cursor.place[0]:
             return
         self._leave()
-        self._cursor.set_epoch(int(epoch))
+        self._cursor.set_epoch(epoch)
 
     # State.
 

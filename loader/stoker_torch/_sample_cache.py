@@ -121,16 +121,12 @@ class SharedCounts:
     another.
 
     Args:
-        path: of the file, which :meth:`create` makes.
+        path: of the file, which is made with zeros.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._last = _NO_LOOK_UPS
-
-    def create(self) -> None:
-        """Make the file, with zeros."""
-        self._path.write_bytes(_ROW.pack(*_NO_LOOK_UPS))
+        self._path, self._last = path, _NO_LOOK_UPS
+        path.write_bytes(_ROW.pack(*_NO_LOOK_UPS))
 
     def add(self, *, missed: bool, damaged: bool, wait_seconds: float) -> None:
         """Count one look-up; when the file was removed, nobody counts any more."""

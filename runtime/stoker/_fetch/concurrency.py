@@ -51,11 +51,6 @@ class Aimd:
         limit: requests that may be in flight now.
     """
 
-    __slots__ = (
-        "_baseline", "_byte_seconds", "_cut_seconds", "_first_byte_seconds", "_least", "_most", "_patience",
-        "_previous", "_refused", "_round", "_saturated", "_settling", "_upwards", "limit",
-    )  # fmt: skip
-
     def __init__(self, *, start: int, least: int, most: int) -> None:
         self.limit = start
         self._least = least
