@@ -14,7 +14,7 @@ from stoker._base.sizes import counted, format_bytes, format_dollars
 from stoker._cache.keeper import CacheStatistics
 from stoker._cost.prices import Prices
 from stoker._fetch.batch_stream import Batch
-from stoker._fetch.pipeline import BatchPipeline, PipelineStatistics
+from stoker._fetch.pipeline import BatchPipeline
 from stoker._format.display import Rows, html_table, plain, text_table
 from stoker._stores.object_store import price_key
 from stoker.errors import BudgetError
@@ -288,32 +288,31 @@ class LoopStatistics:
         self._beginning = 0.0
         self.recorder.yielded(batch.epoch, asked, now)
 
-    def snapshot(
-        self, feed: PipelineStatistics, reading: Reading, prices: Prices, bad_samples: int
-    ) -> LoaderStatistics:
+    def snapshot(self, feed: BatchPipeline, reading: Reading, prices: Prices, bad_samples: int) -> LoaderStatistics:
         """Return what was counted here, by a feed and by a store's meter."""
+        fetched, counters = feed.fetched(), feed.counters
         return LoaderStatistics(
             batches=self.batches,
             samples=self.samples,
-            repeated_samples=feed.repeated,
+            repeated_samples=counters.repeated,
             bad_samples=bad_samples,
             wait_seconds=self.wait_seconds,
-            bucket_wait_seconds=feed.wait_seconds,
+            bucket_wait_seconds=counters.wait_seconds,
             waits=self.recorder.by_phase(),
             worst_waits=self.recorder.worst(),
             loop_seconds=self.loop_seconds,
             construction_seconds=self.construction_seconds,
             first_batch_seconds=self.first_batch_seconds,
-            look_ups=feed.look_ups,
-            misses=feed.misses,
+            look_ups=counters.look_ups,
+            misses=counters.misses,
             get_requests=reading.requests[Operation.GET],
             read_bytes=reading.read_bytes,
-            retries=sum(feed.fetch.retries.values()),
-            hedges=feed.fetch.hedges,
-            hedge_wins=feed.fetch.hedge_wins,
-            tier_hits=feed.fetch.tier_hits,
-            tier_late=feed.fetch.tier_late,
-            tier_states=feed.fetch.tier_states,
+            retries=sum(fetched.retries.values()),
+            hedges=fetched.hedges,
+            hedge_wins=fetched.hedge_wins,
+            tier_hits=fetched.tier_hits,
+            tier_late=fetched.tier_late,
+            tier_states=fetched.tier_states,
             dollars=prices.dollars(reading),
-            caches=feed.caches,
+            caches=feed.caches(),
         )

@@ -357,7 +357,7 @@ class Loader(Closing):
         resources = self._resources
         bad_samples = 0 if resources.pool is None else resources.pool.bad_samples
         reading = resources.store.meter.reading()
-        found = self._statistics.snapshot(self._resources.feed.statistics(), reading, resources.prices, bad_samples)
+        found = self._statistics.snapshot(resources.feed, reading, resources.prices, bad_samples)
         return replace(found, hedges=found.hedges + resources.manifest_hedges)
 
     def close(self) -> None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -41,19 +40,6 @@ from stoker.errors import BudgetError, StokerError
 _TOUCHED_BYTES = 128 << 20
 """Of the ring, taken at the start: what the first batches wait for. Taking more would slow the fetching down that it is
 to help, where there are few cores."""
-
-
-@dataclass(slots=True, kw_only=True)
-class PipelineStatistics(StreamCounters):
-    """A snapshot of a pipeline.
-
-    Attributes:
-        fetch: requests, bytes, retries and hedges.
-        caches: what tiers that keep have done, by name.
-    """
-
-    fetch: FetchStatistics
-    caches: Mapping[str, CacheStatistics] = field(default_factory=dict)
 
 
 class _Process:
@@ -169,6 +155,9 @@ class BatchPipeline:
     Raises:
         BudgetError: the memory is too small; names the figure that fits.
         ConfigError: a column is not in the schema.
+
+    Attributes:
+        counters: of what the consumer was given and waited for.
     """
 
     def __init__(
@@ -185,7 +174,7 @@ class BatchPipeline:
         self.store, self.manifest, self.config = store, manifest, config
         self._thread, self._copy_rows, self._recorder = thread, copy_rows, recorder
         self._nearer = Nearer() if nearer is None else nearer
-        self._counters, self._process = StreamCounters(), _Process()
+        self.counters, self._process = StreamCounters(), _Process()
         self._tiers: Sequence[KeepingTier] = ()
         self._stream: BatchStream | None = None
         self._place, self._end_epoch = (0, 0), config.end_epoch
@@ -280,7 +269,7 @@ class BatchPipeline:
         started = time.perf_counter()
         self._thread.run(opened.reading.prepare())
         ended = time.perf_counter()
-        self._counters.wait_seconds += ended - started
+        self.counters.wait_seconds += ended - started
         if self._recorder is not None:
             self._recorder.waited(Phase.START, started, ended)
         stream = self._stream = self._create_stream(opened)
@@ -308,7 +297,7 @@ class BatchPipeline:
             hedge_slots=opened.slots.hedge_slots,
             recorder=self._recorder,
         )
-        return BatchStream(queue, prefetcher, opened.reading, opened.first_touch, self._thread, self._counters)
+        return BatchStream(queue, prefetcher, opened.reading, opened.first_touch, self._thread, self.counters)
 
     @property
     def _end_of_stream(self) -> int | None:
@@ -353,7 +342,7 @@ class BatchPipeline:
         self._place = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
         if batch.is_last:
             self._dealing = self._dealing.from_start()
-        self._counters.repeated += batch.repeated
+        self.counters.repeated += batch.repeated
         return batch
 
     def is_ready(self) -> bool:
@@ -375,10 +364,10 @@ class BatchPipeline:
             stream.close()
         self._stream = None  # only now: a close that was interrupted is repeated by the next start or stop
 
-    def statistics(self) -> PipelineStatistics:
-        """Return a snapshot."""
-        return PipelineStatistics(
-            **asdict(self._counters),
-            fetch=self._opened.fetcher.stats,
-            caches={tier.name: tier.statistics() for tier in self._tiers},
-        )
+    def fetched(self) -> FetchStatistics:
+        """Return a snapshot of requests, bytes, retries and hedges."""
+        return self._opened.fetcher.stats
+
+    def caches(self) -> dict[str, CacheStatistics]:
+        """Return what tiers that keep have done, by name."""
+        return {tier.name: tier.statistics() for tier in self._tiers}
