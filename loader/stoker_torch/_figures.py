@@ -65,7 +65,7 @@ class LoaderPlan:
         Requests and bytes are expected values.
         """
         manifest, partition, order = feed.manifest, feed.partition, feed.config.order
-        expected = feed.forecast()
+        expected = feed.opened.forecast()
         store = prices.store(price_key(feed.store))
         return cls(
             samples=partition.samples,
@@ -80,9 +80,9 @@ class LoaderPlan:
             dollars=expected.requests * store.request_dollars(Operation.GET)
             + store.transfer_dollars(read_bytes=expected.size_bytes, written_bytes=0, egress=egress),
             amplification=expected.size_bytes * partition.takers / manifest.size_bytes,
-            memory_bytes=feed.slots.size_bytes,
-            slots=feed.slots.slots,
-            by_groups=feed.slots.holds_groups,
+            memory_bytes=feed.opened.slots.size_bytes,
+            slots=feed.opened.slots.slots,
+            by_groups=feed.opened.slots.holds_groups,
             takers=partition.takers,
         )
 

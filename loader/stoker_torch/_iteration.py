@@ -445,7 +445,7 @@ def _gathered(feed: BatchPipeline, with_ids: bool) -> tuple[Batch, dict[str, Any
     batch = feed.next()
     if batch is None:
         return None
-    columns: dict[str, Any] = dict(to_tensors(batch.columns, feed.columns))
+    columns: dict[str, Any] = dict(to_tensors(batch.columns, feed.opened.columns))
     if with_ids:
         columns["__id__"] = torch.from_numpy(batch.sample_ids())
     return batch, columns

@@ -294,14 +294,14 @@ def fed(start: int = 0, batches: int = 1 << 30, **settings: Any) -> list[Any]:
     thread = LoopThread("test feed")
     try:
         feed = BatchPipeline(store, MANIFEST, PipelineConfig(order=FULL, end_epoch=2, **settings), thread)
-        assert feed.slots.size_bytes <= settings["memory_bytes"]
-        assert feed.slots.holds_groups == (settings["memory_bytes"] < RESIDENT_BYTES)
+        assert feed.opened.slots.size_bytes <= settings["memory_bytes"]
+        assert feed.opened.slots.holds_groups == (settings["memory_bytes"] < RESIDENT_BYTES)
         feed.start(0, start)
         found: list[Any] = []
         while len(found) < batches and (batch := feed.next()) is not None:
             found.append(flat(batch))
         feed.stop()
-        assert feed._opened.ring.free == feed._opened.ring.slots
+        assert feed.opened.ring.free == feed.opened.ring.slots
         return found
     finally:
         thread.close()
@@ -352,7 +352,7 @@ def test_leaving_early_leaves_nothing_in_the_ring_and_heads_are_read_once() -> N
         feed.start(epoch)
         assert feed.next() is not None
         feed.stop()
-        assert feed._opened.ring.free == feed._opened.ring.slots
+        assert feed.opened.ring.free == feed.opened.ring.slots
     heads = {(MANIFEST.key(row), 0, int(MANIFEST.rows.head_bytes[row])) for row in range(len(MANIFEST))}
     assert len(heads) == sum(sent in heads for sent in store.sent_ranges)
     thread.close()

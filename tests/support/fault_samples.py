@@ -101,7 +101,7 @@ class SampleRun:
         slots = window_slots(len(MANIFEST), config.order, dealing) + spare_slots
         memory_bytes = MANIFEST.file_bytes + (slots * slot_bytes if spare_slots else 40_000)
         feed = BatchPipeline(self.store, MANIFEST, replace(config, memory_bytes=memory_bytes), LoopThread())
-        feed._opened.fetcher._reader._rng = random.Random(self.rng.random())
+        feed.opened.fetcher._reader._rng = random.Random(self.rng.random())
         return feed
 
     async def play(self) -> None:
@@ -111,8 +111,8 @@ class SampleRun:
             group.create_task(self.jumps.play())
         assert self.store.active == 0, "something was left behind"
         for feed in self.feeds:
-            ring, stats = feed._opened.ring.statistics(), feed._opened.fetcher.stats
-            assert (ring.free, stats.in_flight) == (feed._opened.ring.slots, 0), "something was left behind"
+            ring, stats = feed.opened.ring.statistics(), feed.opened.fetcher.stats
+            assert (ring.free, stats.in_flight) == (feed.opened.ring.slots, 0), "something was left behind"
             assert stats.hedges - stats.start_hedges <= 2 + 0.1 * stats.requests
         self._check_exactly_once()
         assert asyncio.get_running_loop().time() <= 3600.0 + self.jumps.jumped_seconds
@@ -130,14 +130,14 @@ class SampleRun:
     async def _play_rank(self, rank: int) -> None:
         feed = self.feeds[rank]
         try:
-            await feed._opened.reading.prepare()
+            await feed.opened.reading.prepare()
             await self._consume(rank, feed)
         except StoreError as error:
             named = any(key in str(error) for key in OBJECTS)
             self.raised[type(error).__name__ if named else "nameless"] += 1
 
     async def _consume(self, rank: int, feed: BatchPipeline) -> None:
-        steps = feed._opened.reading.steps(Stretch(order=feed.config.order, partition=feed.partition, end_epoch=1))
+        steps = feed.opened.reading.steps(Stretch(order=feed.config.order, partition=feed.partition, end_epoch=1))
         planned: deque[PlannedStep[Any]] = deque()
         items: deque[Item[Any]] = deque()
 
@@ -147,7 +147,7 @@ class SampleRun:
                 items.extend(Item(index, ref, step.number) for index, ref in step.first_uses)
             return items.popleft() if items else None
 
-        opened, hedge_slots = feed._opened, feed.slots.hedge_slots
+        opened, hedge_slots = feed.opened, feed.opened.slots.hedge_slots
         prefetcher = Prefetcher(opened.reading, opened.ring, feed.config.schedule, next_item, hedge_slots=hedge_slots)
         running = asyncio.create_task(prefetcher.run())
         await asyncio.sleep(0)
@@ -175,11 +175,11 @@ class SampleRun:
             prefetcher.release(item)
         slots = [await prefetcher.wait(item) for item in segment.items]
         await asyncio.sleep(self.rng.choice([0.0, 0.01]))
-        picked = feed._opened.reading.picked(slots, *segment.picks())
-        values = gather(picked, feed.columns)
+        picked = feed.opened.reading.picked(slots, *segment.picks())
+        values = gather(picked, feed.opened.columns)
         for place, number in enumerate((FIRSTS[picked.super_samples] + picked.rows).tolist()):
             found = {name: value_at(column, place) for name, column in values.items()}
-            assert found == {name: EXPECTED[number][name] for name in feed.columns}, "wrong bytes were delivered"
+            assert found == {name: EXPECTED[number][name] for name in feed.opened.columns}, "wrong bytes were delivered"
             self.delivered[rank].append(number)
         for item in segment.done:
             prefetcher.release(item)
@@ -200,8 +200,8 @@ class SampleRun:
         tables = Tables(injected=Counter(self.store.faults), raised=Counter(self.raised))
         tables.injected["clock jump"] += self.jumps.count
         for feed in self.feeds:
-            tables.add(feed._opened.fetcher.stats)
-            in_groups = isinstance(feed._opened.reading, GroupReading)
+            tables.add(feed.opened.fetcher.stats)
+            in_groups = isinstance(feed.opened.reading, GroupReading)
             tables.counted["read in groups" if in_groups else "read whole or by columns"] += 1
         tables.counted.update(delivered=sum(map(len, self.delivered)), waits=self.waits)
         return tables

@@ -117,16 +117,16 @@ class MaterializedPipeline(BatchPipeline):
             raise BudgetError(f"an epoch's own objects are read in their order: {error}") from None
 
     def _open_full(self) -> OpenDataSet:
-        before = self._opened
+        before = self.opened
         try:
-            self._opened = super()._open_first()
+            self.opened = super()._open_first()
             self.check(self)
         except BudgetError as error:
-            self._opened = before
+            self.opened = before
             raise BudgetError(
                 f"epoch {self._place[0]} has no objects of its own, and cannot be read as 'full' instead: {error}"
             ) from None
-        return self._opened
+        return self.opened
 
     def _find(self, epoch: int, timeout_seconds: float | None = None) -> Origin | None:
         """Return an epoch that has objects of its own, None if it has none.

@@ -29,7 +29,6 @@ from stoker._fetch.prefetcher import Prefetcher
 from stoker._fetch.range_plan import Forecast, ReadLimits
 from stoker._fetch.super_samples import SuperSampleReading
 from stoker._format.manifest import Manifest
-from stoker._format.schema import Column
 from stoker._memory.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_slots
 from stoker._memory.ring import FirstTouch, Ring, anonymous_memory
 from stoker._order.sharding import Dealing
@@ -131,6 +130,10 @@ class OpenDataSet:
         """What takes the pages that the ring fills first."""
         return FirstTouch(self.ring.memory[:_TOUCHED_BYTES])
 
+    def forecast(self) -> Forecast:
+        """Return what an epoch of this rank will take."""
+        return self.reading.forecast(self.config.order, self.partition)
+
     async def follow(self, stretch: Stretch) -> Callable[[int, int, int], None]:
         """Have tiers keep what a stretch needs; return what is to be told of every item that is taken."""
         manifest = self.origin.manifest
@@ -157,6 +160,7 @@ class BatchPipeline:
         ConfigError: a column is not in the schema.
 
     Attributes:
+        opened: what the epoch under way is read from.
         counters: of what the consumer was given and waited for.
     """
 
@@ -179,8 +183,8 @@ class BatchPipeline:
         self._stream: BatchStream | None = None
         self._place, self._end_epoch = (0, 0), config.end_epoch
         self._is_stopped = False
-        self._opened = self._open_first()
-        self.partition = self._dealing = self._opened.partition
+        self.opened = self._open_first()
+        self.partition = self._dealing = self.opened.partition
 
     # What is read, and how.
 
@@ -190,7 +194,7 @@ class BatchPipeline:
 
     def _open_here(self) -> OpenDataSet:
         """Return what the epoch of the place is read from: the same for all epochs, until a fork."""
-        return self._opened if self._is_of_this_process else self._open_first()
+        return self.opened if self._is_of_this_process else self._open_first()
 
     def _open(self, origin: Origin, config: PipelineConfig, nearer: Nearer) -> OpenDataSet:
         if self._process.pid != os.getpid():
@@ -201,27 +205,12 @@ class BatchPipeline:
 
     @property
     def _is_of_this_process(self) -> bool:
-        return self._opened.process.pid == os.getpid()
-
-    @property
-    def columns(self) -> dict[str, Column]:
-        """The columns that are delivered."""
-        return self._opened.columns
-
-    @property
-    def slots(self) -> SlotPlan:
-        """How the memory is spent on the epoch under way."""
-        return self._opened.slots
+        return self.opened.process.pid == os.getpid()
 
     @property
     def is_materialized(self) -> bool:
         """Whether the epoch under way is read from objects of its own."""
-        return self._opened.origin.layout is not None
-
-    def forecast(self) -> Forecast:
-        """Return what an epoch of this rank will take."""
-        opened = self._opened
-        return opened.reading.forecast(opened.config.order, opened.partition)
+        return self.opened.origin.layout is not None
 
     @property
     def place(self) -> tuple[int, int] | None:
@@ -265,7 +254,7 @@ class BatchPipeline:
     def _read(self, opened: OpenDataSet) -> None:
         """Fetch from the place on, from what was opened for its epoch."""
         self._check_started()
-        self._opened = opened
+        self.opened = opened
         started = time.perf_counter()
         self._thread.run(opened.reading.prepare())
         ended = time.perf_counter()
@@ -330,7 +319,7 @@ class BatchPipeline:
             self._check_started()
             return None
         try:
-            batch = stream.next(self._opened.origin)
+            batch = stream.next(self.opened.origin)
         except BaseException:
             self._end_stream()
             self._check_started()
@@ -338,7 +327,7 @@ class BatchPipeline:
         if batch is None:
             self._end_stream()
             return None
-        self._opened.fetcher.end_start()
+        self.opened.fetcher.end_start()
         self._place = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
         if batch.is_last:
             self._dealing = self._dealing.from_start()
@@ -366,7 +355,7 @@ class BatchPipeline:
 
     def fetched(self) -> FetchStatistics:
         """Return a snapshot of requests, bytes, retries and hedges."""
-        return self._opened.fetcher.stats
+        return self.opened.fetcher.stats
 
     def caches(self) -> dict[str, CacheStatistics]:
         """Return what tiers that keep have done, by name."""
