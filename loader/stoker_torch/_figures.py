@@ -290,7 +290,8 @@ class LoopStatistics:
 
     def snapshot(self, feed: BatchPipeline, reading: Reading, prices: Prices, bad_samples: int) -> LoaderStatistics:
         """Return what was counted here, by a feed and by a store's meter."""
-        fetched, counters = feed.fetched(), feed.counters
+        fetcher, counters = feed.opened.fetcher, feed.counters
+        fetched = fetcher.stats
         return LoaderStatistics(
             batches=self.batches,
             samples=self.samples,
@@ -312,7 +313,7 @@ class LoopStatistics:
             hedge_wins=fetched.hedge_wins,
             tier_hits=fetched.tier_hits,
             tier_late=fetched.tier_late,
-            tier_states=fetched.tier_states,
+            tier_states=fetcher.tiers.states(),
             dollars=prices.dollars(reading),
             caches=feed.caches(),
         )

@@ -47,7 +47,7 @@ async def cancelled_at_random(seed: int) -> str:
     outcomes = await asyncio.gather(running, consuming, return_exceptions=True)
     assert store.active == 0
     assert ring.statistics().filling == 0
-    assert fetcher.stats.in_flight == 0
+    assert fetcher._reader._limiter.held == 0
     assert not any(isinstance(outcome, AssertionError) for outcome in outcomes)
     prefetcher.release_all()
     assert ring.statistics().free == ring.slots
@@ -73,7 +73,7 @@ async def fetch_cancelled_at_every_await(seed: int, turns: int, *, urgent: bool)
     running = fetching.cancel()
     await asyncio.wait([fetching])
     assert store.active == 0
-    assert fetcher.stats.in_flight == 0
+    assert fetcher._reader._limiter.held == 0
     now = ring.statistics()
     assert now.filling == 0
     assert now.ready == (0 if fetching.cancelled() else 1)

@@ -60,7 +60,7 @@ class Small:
 
     def assert_nothing_is_left(self, prefetcher: Prefetcher[Any]) -> None:
         assert self.store.active == 0, "a transport goes on"
-        assert self.fetcher.stats.in_flight == 0, "a permit was not given back"
+        assert self.fetcher._reader._limiter.held == 0, "a permit was not given back"
         now = self.ring.statistics()
         assert now.filling == 0
         assert now.ready == now.committed - len(self.used), "a slot is accounted for twice, or not at all"
@@ -140,7 +140,7 @@ async def lone_fetch(points: Suspensions, *, urgent: bool) -> None:
     await asyncio.wait([fetching])
     asyncio.get_running_loop().set_task_factory(None)
     assert small.store.active == 0
-    assert small.fetcher.stats.in_flight == 0
+    assert small.fetcher._reader._limiter.held == 0
     now = small.ring.statistics()
     assert (now.filling, now.ready) == (0, 0 if fetching.cancelled() else 1)
     if not fetching.cancelled():

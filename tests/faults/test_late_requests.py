@@ -14,7 +14,8 @@ from statistics import harmonic_mean, median
 import pytest
 
 from stoker import Continuous, FetchConfig
-from stoker._fetch.fetcher import Fetcher, FetchStatistics
+from stoker._fetch.config import FetchCounters
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.ring import Ring
 from stoker.testing import run_virtual
@@ -31,7 +32,8 @@ WINDOW_ITEMS = 8
 @dataclass(frozen=True)
 class Reading:
     bytes_per_second: float
-    stats: FetchStatistics
+    stats: FetchCounters
+    concurrency: int
 
 
 async def read(seed: int, late_fraction: float, *, hedge: bool = True) -> Reading:
@@ -56,7 +58,7 @@ async def read(seed: int, late_fraction: float, *, hedge: bool = True) -> Readin
     await running
     prefetcher.release_all()
     assert ring.statistics().free == SLOTS
-    return Reading(rate, fetcher.stats)
+    return Reading(rate, fetcher.stats, fetcher._reader._limiter.limit)
 
 
 def test_late_requests_cost_less_than_a_tenth_of_the_rate() -> None:
@@ -86,4 +88,4 @@ def test_without_hedges_they_cost_most_of_it() -> None:
 def test_the_limit_settles_where_more_requests_bring_nothing(late_fraction: float) -> None:
     """Seven connections fill the link."""
     for seed in range(3):
-        assert 7 <= run_virtual(read(seed, late_fraction)).stats.concurrency <= 25
+        assert 7 <= run_virtual(read(seed, late_fraction)).concurrency <= 25

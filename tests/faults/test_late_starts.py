@@ -13,7 +13,7 @@ from stoker import Array, Continuous, FetchConfig, OrderConfig, Schema
 from stoker._base.retry import RetryingReader
 from stoker._base.task_group import task_group
 from stoker._fetch.batch_stream import StepQueue
-from stoker._fetch.config import FetchStatistics
+from stoker._fetch.config import FetchCounters
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Prefetcher
 from stoker._fetch.super_samples import SuperSampleReading
@@ -57,7 +57,7 @@ class Start:
     seconds: float
     manifest_hedges: int
     requests: int
-    fetch: FetchStatistics
+    fetch: FetchCounters
 
 
 def start(seed: int, late_fraction: float = 0.1, *, slots: int = 24, objects: int = 4) -> Start:

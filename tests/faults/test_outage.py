@@ -86,7 +86,7 @@ def test_a_store_that_throttles_what_is_too_much_finds_its_client_slowing_down()
     stats = training.fetcher.stats
     assert training.failed == []
     assert stats.failures["ThrottledError"] > 0
-    assert stats.concurrency <= 16
+    assert training.fetcher._reader._limiter.limit <= 16
     assert stats.failures["ThrottledError"] < 0.5 * stats.requests
 
 

@@ -96,7 +96,7 @@ class Run:
 
     def leaves_nothing(self) -> bool:
         now = self.ring.statistics()
-        return (now.free, self.store.active, self.fetcher.stats.in_flight) == (self.ring.slots, 0, 0)
+        return (now.free, self.store.active, self.fetcher._reader._limiter.held) == (self.ring.slots, 0, 0)
 
 
 def test_random_faults_spoil_no_value_and_leave_nothing() -> None:

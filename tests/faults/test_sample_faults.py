@@ -71,7 +71,7 @@ def test_random_faults_spoil_no_value_and_leave_nothing() -> None:
 
         run_virtual(calls())
         assert reading.leaves_nothing()
-        stats = reading.reader.stats
+        stats = reading.reader._fetcher.stats
         faults.update(reading.store.faults)
         totals["hedges"] += stats.hedges
         totals["hedge wins"] += stats.hedge_wins

@@ -62,7 +62,7 @@ class ObjectRun:
         assert len(self.delivered) + self.raised.total() == len(self.refs)
         assert len(set(self.delivered)) == len(self.delivered)
         stats = self.fetcher.stats
-        assert stats.in_flight == 0
+        assert self.fetcher._reader._limiter.held == 0
         assert stats.hedges <= 2 + 0.1 * stats.requests
 
     def tables(self) -> Tables:

@@ -111,8 +111,10 @@ class SampleRun:
             group.create_task(self.jumps.play())
         assert self.store.active == 0, "something was left behind"
         for feed in self.feeds:
-            ring, stats = feed.opened.ring.statistics(), feed.opened.fetcher.stats
-            assert (ring.free, stats.in_flight) == (feed.opened.ring.slots, 0), "something was left behind"
+            ring, fetcher = feed.opened.ring.statistics(), feed.opened.fetcher
+            held = fetcher._reader._limiter.held
+            assert (ring.free, held) == (feed.opened.ring.slots, 0), "something was left behind"
+            stats = fetcher.stats
             assert stats.hedges - stats.start_hedges <= 2 + 0.1 * stats.requests
         self._check_exactly_once()
         assert asyncio.get_running_loop().time() <= 3600.0 + self.jumps.jumped_seconds

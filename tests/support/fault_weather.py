@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from stoker._fetch.config import FetchStatistics
+from stoker._fetch.config import FetchCounters
 from stoker.testing import VirtualClockLoop
 from support.faulty_store import FAULTS, FaultyStore, Weather
 
@@ -81,7 +81,7 @@ class Tables:
     raised: Counter[str] = field(default_factory=Counter)
     counted: Counter[str] = field(default_factory=Counter)
 
-    def add(self, stats: FetchStatistics) -> None:
+    def add(self, stats: FetchCounters) -> None:
         self.retried.update(stats.retries)
         self.counted.update(
             requests=stats.requests,

@@ -57,4 +57,4 @@ class SampleBench:
         reader, heads = self.reader, self.reader._heads
         held = reader._values.held, len(heads._opening), sum(head.users for head in heads._heads.values())
         assert heads.held_bytes == sum(head.held_bytes for head in heads._heads.values()) <= heads._room.limit
-        return (held, self.store.active, reader.stats.in_flight) == ((0, 0, 0), 0, 0)
+        return (held, self.store.active, reader._fetcher._reader._limiter.held) == ((0, 0, 0), 0, 0)

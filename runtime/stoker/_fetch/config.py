@@ -8,7 +8,7 @@ without a free slot.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
@@ -303,20 +303,3 @@ class FetchCounters:
         """Count an object, or ranges of one, that were verified."""
         self.objects += 1
         self.useful_bytes += size_bytes
-
-
-@dataclass(slots=True, kw_only=True)
-class FetchStatistics(FetchCounters):
-    """A snapshot of a fetcher: what has been counted, and what is allowed now.
-
-    Attributes:
-        tier_states: of each tier's circuit breaker, by name of the tier: ``"closed"`` where it is read, ``"open"``
-            where it is left alone since it was late or failed several times in a row, ``"half-open"`` or ``"probing"``
-            where one read tries it.
-        concurrency: requests that may be in flight now.
-        in_flight: permits held now; a fetch that backs off keeps its permit.
-    """
-
-    tier_states: Mapping[str, str]
-    concurrency: int
-    in_flight: int

@@ -6,6 +6,8 @@ import logging
 import random
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
+from dataclasses import fields
 from functools import partial
 from itertools import pairwise
 from typing import NoReturn
@@ -13,7 +15,7 @@ from typing import NoReturn
 from stoker._base.checksum import crc32c
 from stoker._base.fetch_record import Phase, spoilt, strand
 from stoker._base.task_group import task_group
-from stoker._fetch.config import FetchConfig, FetchCounters, FetchStatistics
+from stoker._fetch.config import FetchConfig, FetchCounters
 from stoker._fetch.hedge import Hedges
 from stoker._fetch.range_reader import ObjectFetch, RangePart, RangeReader
 from stoker._fetch.tier_chain import TierChain
@@ -31,7 +33,7 @@ from stoker.errors import (
     StokerError,
 )
 
-__all__ = ["FetchConfig", "FetchStatistics", "Fetcher", "RangePart"]
+__all__ = ["FetchConfig", "Fetcher", "RangePart"]
 
 _log = logging.getLogger("stoker")
 
@@ -85,9 +87,10 @@ class Fetcher:
         self._sends_tags = True
 
     @property
-    def stats(self) -> FetchStatistics:
+    def stats(self) -> FetchCounters:
         """A snapshot of everything counted so far."""
-        return self._reader.statistics(self.tiers.states())
+        counted = {each.name: copy(getattr(self._counters, each.name)) for each in fields(self._counters)}
+        return FetchCounters(**counted)
 
     def end_start(self) -> None:
         """The first batch is there: hedge by the budget alone. Idempotent; from any thread."""

@@ -21,7 +21,7 @@ from stoker._base.threads import LoopThread
 from stoker._cache.keeper import CacheStatistics, KeepingTier, Nearer
 from stoker._cache.tiers import follow
 from stoker._fetch.batch_stream import Batch, BatchStream, Origin, Reading, StepQueue, StreamCounters
-from stoker._fetch.config import FetchCounters, FetchStatistics, PipelineConfig
+from stoker._fetch.config import FetchCounters, PipelineConfig
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import GatherRows, gather_rows
 from stoker._fetch.groups import GroupReading, HeadMemory
@@ -352,10 +352,6 @@ class BatchPipeline:
         if stream is not None and self._is_of_this_process:
             stream.close()
         self._stream = None  # only now: a close that was interrupted is repeated by the next start or stop
-
-    def fetched(self) -> FetchStatistics:
-        """Return a snapshot of requests, bytes, retries and hedges."""
-        return self.opened.fetcher.stats
 
     def caches(self) -> dict[str, CacheStatistics]:
         """Return what tiers that keep have done, by name."""

@@ -10,17 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
 from contextlib import ExitStack
-from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import count
 
 from stoker._base.fetch_record import Phase, Request, Strand, strand
 from stoker._base.retry import LONG_SECONDS, Deadline, backoff_seconds
 from stoker._base.task_group import Limiter, task_group
 from stoker._fetch.concurrency import Aimd, RateLimit
-from stoker._fetch.config import FetchConfig, FetchCounters, FetchStatistics
+from stoker._fetch.config import FetchConfig, FetchCounters
 from stoker._fetch.hedge import LOOK_SECONDS, Hedges
 from stoker.abc import ObjectInfo, ObjectRef, Readable
 from stoker.errors import (
@@ -152,16 +150,6 @@ class RangeReader:
         self._aimd = Aimd(start=config.concurrency_start, least=config.concurrency_least, most=config.concurrency_most)
         self._limiter = Limiter(self._aimd.limit)
         self._rate = RateLimit(config.max_bytes_per_second)
-
-    def statistics(self, tier_states: Mapping[str, str]) -> FetchStatistics:
-        """Return what was counted, with what is allowed now.
-
-        Args:
-            tier_states: of each tier's circuit breaker, by name of the tier.
-        """
-        counted = {each.name: copy(getattr(self._counters, each.name)) for each in fields(self._counters)}
-        limiter = self._limiter
-        return FetchStatistics(**counted, concurrency=limiter.limit, in_flight=limiter.held, tier_states=tier_states)
 
     async def read(self, fetch: ObjectFetch, part: RangePart) -> None:
         """Fill a part of the fetch's memory. When the call ends, however it ends, nothing writes there any more.

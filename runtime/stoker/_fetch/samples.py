@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.task_group import for_each
-from stoker._fetch.config import FetchConfig, FetchCounters, FetchStatistics
+from stoker._fetch.config import FetchConfig, FetchCounters
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.range_plan import Group, ReadLimits, Values, mean_row_bytes, places_by_super_sample, read_values
 from stoker._fetch.super_samples import LEAST_SAVING, fetch_head, open_head
@@ -160,11 +160,6 @@ class SampleReader:
         self._starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
         self._large = [name for name, column in columns.items() if not is_small(column)]
         self._row_bytes = sum(mean_row_bytes(manifest, columns).values())
-
-    @property
-    def stats(self) -> FetchStatistics:
-        """A snapshot of what was fetched."""
-        return self._fetcher.stats
 
     async def read(self, indices: NDArray[np.int64]) -> list[dict[str, Any]]:
         """Return samples by their number in the packed order, ``int64 [samples]``, each at least 0 and there.

@@ -364,7 +364,7 @@ def test_small_ranges_are_hedged_in_a_few_buffers_when_no_slot_is_spare() -> Non
             assert bench.fetcher.stats.hedges == 3, "both buffers are in use"
             assert await late == 4, "it waited for one"
         assert bytes(into) == BODY[:600]
-        assert bench.fetcher.stats.in_flight == 0
+        assert bench.fetcher._reader._limiter.held == 0
 
     run_virtual(main())
 

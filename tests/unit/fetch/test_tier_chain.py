@@ -211,16 +211,16 @@ def test_three_late_reads_in_a_row_open_the_breaker_and_one_probe_in_five_second
         place = bench(warm, slots=1)
         for reads, state in ((1, "closed"), (2, "closed"), (3, "open"), (3, "open"), (3, "open")):
             await place.fetch()
-            assert (warm.reads, place.fetcher.stats.tier_states) == (reads, {"warm": state})
+            assert (warm.reads, place.fetcher.tiers.states()) == (reads, {"warm": state})
         for reads in (4, 5):
             await asyncio.sleep(5.0)
             await place.fetch()
-            assert (warm.reads, place.fetcher.stats.tier_states) == (reads, {"warm": "open"})
+            assert (warm.reads, place.fetcher.tiers.states()) == (reads, {"warm": "open"})
         await asyncio.sleep(5.0)
         requests = place.requests
         await place.fetch()
         assert place.requests == requests
-        assert place.fetcher.stats.tier_states == {"warm": "closed"}
+        assert place.fetcher.tiers.states() == {"warm": "closed"}
 
     run_virtual(main())
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -238,7 +238,7 @@ def test_only_one_read_probes_a_tier_whose_breaker_is_half_open() -> None:
         slots = await asyncio.gather(*(place.fetcher.fetch(place.ref) for _ in range(8)))
         assert warm.reads == 4
         assert len(set(slots)) == 8
-        assert place.fetcher.stats.tier_states == {"warm": "closed"}
+        assert place.fetcher.tiers.states() == {"warm": "closed"}
 
     run_virtual(main())
 
@@ -351,7 +351,7 @@ def test_a_sick_place_of_a_tier_is_left_alone_and_the_others_are_read() -> None:
         assert await place.fetch() == BODY
         stats = place.fetcher.stats
         assert dict(stats.tier_hits) == {"warm": 1}
-        assert dict(stats.tier_states) == {"warm sick": "open", "warm well": "closed"}
+        assert place.fetcher.tiers.states() == {"warm sick": "open", "warm well": "closed"}
 
     run_virtual(main())
 
