@@ -38,11 +38,6 @@ class _Request(NamedTuple):
     seconds: float
     first_byte_seconds: float
 
-    @property
-    def byte_seconds(self) -> float:
-        """Seconds for each byte, behind the first."""
-        return (self.seconds - self.first_byte_seconds) / max(1, self.size_bytes)
-
 
 class Aimd:
     """Adapts :attr:`limit` between ``least`` and ``most`` from completions and throttles. Time is given, not read.
@@ -79,7 +74,8 @@ class Aimd:
             first_byte_seconds: of these, until its answer began; None if the store does not tell.
         """
         request = _Request(size_bytes, seconds, first_byte_seconds or 0.0)
-        self._byte_seconds = min(self._byte_seconds, request.byte_seconds)
+        byte_seconds = (seconds - request.first_byte_seconds) / max(1, size_bytes)
+        self._byte_seconds = min(self._byte_seconds, byte_seconds)
         if self._settling > 0 or seconds <= 0.0:
             self._settling -= 1
             return

@@ -279,8 +279,11 @@ class Prefetcher(Generic[Ref]):
         fetches.create_task(self._fill(item, idle_seconds))
         # The loop starts tasks in the order they were made: after one turn the item holds its slot, in its own task, so
         # that one cancelled before it started has nothing to give back. A hedge may have its turn first.
-        with self._ring.promise():
+        self._ring.promised += 1
+        try:
             await asyncio.sleep(0)
+        finally:
+            self._ring.promised -= 1
 
     def _may_issue(self, item: Item[Ref]) -> bool:
         """Decide on the next item. One that is waited for needs a slot and nothing else, not even the hedges' share."""

@@ -82,6 +82,9 @@ class Ring:
     """``slots`` slots of ``slot_bytes`` bytes each; the memory is allocated at the first acquire and then reused.
 
     The slot freed last is acquired first: its pages are in memory already (fresh pages cost about 8 times a copy).
+
+    Attributes:
+        promised: free slots that are not :attr:`spare`, until whoever they are for has acquired them.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class Ring:
         self._memory: memoryview | None = None
         self._states = [SlotState.FREE] * slots
         self._free = list(range(slots - 1, -1, -1))
-        self._promised = 0
+        self.promised = 0
         self._ready = 0
         self._peak_used = 0
         self._committed = 0
@@ -116,16 +119,7 @@ class Ring:
     @property
     def spare(self) -> int:
         """How many of these nobody was promised: what hedges may take."""
-        return max(0, len(self._free) - self._promised)
-
-    @contextmanager
-    def promise(self) -> Iterator[None]:
-        """Keep a free slot from being :attr:`spare`, until whoever it is for has acquired it."""
-        self._promised += 1
-        try:
-            yield
-        finally:
-            self._promised -= 1
+        return max(0, len(self._free) - self.promised)
 
     def acquire(self) -> int | None:
         """FREE to FILLING: return a slot, or None when every slot is in use."""
