@@ -56,8 +56,6 @@ class HedgeBudget:
         is_start: whether a start is under way; False from the first batch on.
     """
 
-    __slots__ = ("_counters", "_fraction", "_most", "_tokens", "is_start")
-
     def __init__(self, fraction: float, burst: int, counters: FetchCounters, *, is_start: bool = False) -> None:
         self._fraction = fraction
         self._tokens = float(burst)
@@ -88,8 +86,6 @@ class TransferTimes:
     Up to 29% outliers, such as slow tails, do not move it. Where all sizes are alike the slope is unknown and is not
     needed: the median time is the answer.
     """
-
-    __slots__ = ("_first_byte_seconds", "_first_bytes", "_largest_bytes", "_per_byte_seconds", "_recent", "_unfitted")
 
     def __init__(self) -> None:
         self._first_bytes: deque[float] = deque(maxlen=WINDOW)
