@@ -108,7 +108,7 @@ def _grown(manifest: Manifest, samples: list[int]) -> Manifest:
     count = len(samples)
     columns = {name: np.full(count, MAX_OBJECT_BYTES, "<u4") for name in ("size_bytes", "head_bytes")}
     columns |= {name: np.zeros(count, "<u4") for name in ("head_crc32c", "crc32c")}
-    grown = replace(manifest.rows, **columns, samples=np.array(samples, "<u4"), tags=("",) * count)
+    grown = replace(manifest.rows, **columns, samples=np.array(samples, "<u4"), tags=("",) * count, sha256_128=None)
     return replace(manifest, rows=grown, runs=(PackRun(manifest.runs[0].run, 0, count),))
 
 
