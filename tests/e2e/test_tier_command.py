@@ -20,7 +20,6 @@ import pytest
 import requests
 
 import stoker
-from stoker._format.identity import identity_of
 from stoker_torch import Loader
 from support.ports import kept_port
 from support.shared_tier import OTHER_SECRET, SECRET, client_of, object_of, offered, read
@@ -221,7 +220,7 @@ def test_readers_that_stand_still_cost_a_server_no_memory_and_nobody_else_time()
         async with client_of(url) as tier:
             await offered(tier, ref, data)
             before_bytes = resident_bytes(process)
-            path = f"/objects/{SECRET.name(identity_of(ref.dataset, ref))}"
+            path = f"/objects/{SECRET.name(ref)}"
             request = f"GET {path} HTTP/1.1\r\nHost: tier\r\nAuthorization: Bearer {SECRET.token}\r\n\r\n"
             still = [socket.create_connection((host, int(port))) for _ in range(30)]
             for each in still:

@@ -18,7 +18,6 @@ from hashlib import blake2b
 from urllib.parse import parse_qsl, urlsplit
 
 from stoker._base.threads import PerLoop
-from stoker._format.identity import identity_of
 from stoker._shared.secret import VARIABLE, TierSecret
 from stoker._shared.server import GROUP_HEADER, METRIC_PREFIX, METRICS_PATH, OBJECTS_PATH
 from stoker._stores.http import Call, Destination, Reply, Rule, error_of
@@ -36,6 +35,7 @@ _OFFER_SECONDS = 60.0
 _PAUSE_SECONDS = 5.0
 """After an offer that was not taken, before the next one."""
 _DONE = (200, 201, 204)
+_NO_ROOM = 507
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _EXAMPLE = "write for example https://10.0.0.9:7412?fingerprint=…, as `stoker tier serve` prints it"
 _RULES: dict[str, Rule] = {
@@ -131,7 +131,7 @@ class SharedTier:
             await side.close()
 
     def _name(self, ref: ObjectRef) -> str:
-        return self._secret.name(identity_of(ref.dataset, ref))
+        return self._secret.name(ref)
 
     def _server(self, name: str) -> ServerAddress:
         if len(self._servers) == 1:
@@ -152,6 +152,7 @@ class _Side:
         self._offers: dict[str, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(_OFFERS)
         self._offers_from_seconds: dict[ServerAddress, float] = {}
+        self._refusing: set[ServerAddress] = set()
         self._pending_bytes = 0
         self._spare: list[bytearray] = []
 
@@ -220,13 +221,24 @@ class _Side:
         except (StokerError, TimeoutError) as error:
             self._put_off(server, str(error) or "it did not answer in time")
             return
-        if reply.status not in _DONE:
+        if reply.status in _DONE:
+            self._refusing.discard(server)
+        elif reply.status == _NO_ROOM:
+            self._offers_from_seconds[server] = asyncio.get_running_loop().time() + _PAUSE_SECONDS
+        else:
             self._put_off(server, str(_error_of(call, reply)))
 
     def _put_off(self, server: ServerAddress, why: str) -> None:
-        """Offer nothing to a server for a while: each offer costs a copy."""
+        """Offer nothing to a server for a while: each offer costs a copy. Say why when it begins."""
         self._offers_from_seconds[server] = asyncio.get_running_loop().time() + _PAUSE_SECONDS
-        _log.debug("the tier server %s takes nothing for %g s: %s", server.origin, _PAUSE_SECONDS, why)
+        if server not in self._refusing:
+            self._refusing.add(server)
+            _log.warning(
+                "the tier server %s takes no objects, and is offered one every %g s at most: %s",
+                server.origin,
+                _PAUSE_SECONDS,
+                why,
+            )
 
     def _handed_over(self, name: str, copy: memoryview, spare: bytearray) -> None:
         del self._offers[name]

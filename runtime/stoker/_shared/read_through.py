@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader
-from stoker._format.identity import identity_of
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker._format.versions import read_manifest
 from stoker._shared.secret import TierSecret
@@ -122,4 +121,4 @@ class _Names:
         return int(self._name(row)[:_PREFIX_DIGITS], 16)
 
     def _name(self, row: int) -> str:
-        return self._secret.name(identity_of(self._manifest.dataset, self._manifest.ref(row)))
+        return self._secret.name(self._manifest.ref(row))

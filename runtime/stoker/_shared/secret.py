@@ -10,18 +10,16 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
-from stoker._format.identity import Identity, sha256_128
+from stoker._format.identity import Identity, identity_of, sha256_128
+from stoker.abc import ObjectRef
 from stoker.errors import ConfigError
 
 VARIABLE = "STOKER_TIER_SECRET"
 _MIN_BYTES = 32
-_NAME_BYTES = 16
-_NAME = re.compile(rf"[0-9a-f]{{{2 * _NAME_BYTES}}}", re.ASCII)
 _REMEDY = f"`stoker tier secret` makes one; give it to servers and trainers as {VARIABLE}"
 
 
@@ -85,14 +83,21 @@ class TierSecret:
         """Return it as base64url, for an environment and nothing else."""
         return base64.urlsafe_b64encode(self._secret).rstrip(b"=").decode()
 
-    def name(self, identity: Identity) -> str:
-        """Return the name under which servers keep the object of an identity: 32 hexadecimal digits."""
-        said = (b"strong:" if identity.strong else b"weak:") + identity.value
-        return hmac.digest(self._names_key, said, sha256)[:_NAME_BYTES].hex()
+    def name(self, ref: ObjectRef) -> str:
+        """Return the name under which servers keep an object: 32 hexadecimal digits.
+
+        Digits 9 to 16 are the object's size, as in the names of :mod:`stoker._cache.keeper`; the others are the HMAC.
+        """
+        return self._name(identity_of(ref.dataset, ref), ref.size_bytes)
 
     def is_name_of(self, name: str, data: memoryview) -> bool:
         """Return whether a name is that of the object with these bytes, by their SHA-256."""
-        return hmac.compare_digest(name, self.name(Identity(sha256_128(data), strong=True)))
+        return hmac.compare_digest(name, self._name(Identity(sha256_128(data), strong=True), len(data)))
+
+    def _name(self, identity: Identity, size_bytes: int) -> str:
+        kind, size = b"strong" if identity.strong else b"weak", f"{size_bytes:08x}"
+        digest = hmac.digest(self._names_key, b":".join((kind, size.encode(), identity.value)), sha256).hex()
+        return f"{digest[:8]}{size}{digest[8:24]}"
 
     def group(self, dataset: str) -> str:
         """Return what tells a server which objects are of one data set, and nothing else of it."""
@@ -106,11 +111,6 @@ class TierSecret:
 
     def __reduce__(self) -> str:
         raise TypeError("a secret is not pickled; pass it through the environment")
-
-
-def is_name(text: str) -> bool:
-    """Return whether a text could be the name of an object."""
-    return _NAME.fullmatch(text) is not None
 
 
 def is_object_of(secrets: Sequence[TierSecret], key: str, data: memoryview) -> bool:

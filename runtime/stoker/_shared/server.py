@@ -23,10 +23,11 @@ from typing import Any
 from aiohttp import web
 
 from stoker._base.threads import in_thread
+from stoker._cache.keeper import is_name, size_of
 from stoker._format.supersample import MAX_OBJECT_BYTES
 from stoker._shared.objects import ObjectFolder, ObjectMemory, ObjectPlace, PlaceStatistics, create_buffer
 from stoker._shared.read_through import ReadThrough
-from stoker._shared.secret import TierSecret, is_name
+from stoker._shared.secret import TierSecret
 from stoker.abc import ObjectRef
 from stoker.errors import StokerError
 
@@ -224,6 +225,8 @@ class TierServer:
             raise web.HTTPLengthRequired(text="Content-Length is needed\n")
         if not 0 < size_bytes <= MAX_OBJECT_BYTES:
             raise web.HTTPRequestEntityTooLarge(MAX_OBJECT_BYTES, size_bytes)
+        if size_bytes != size_of(request.match_info["name"]):
+            raise self._refusal()
         if self._holds(key):
             raise web.HTTPOk(text="it is here\n")
         return secret, key, size_bytes
@@ -242,8 +245,7 @@ class TierServer:
                 raise web.HTTPInsufficientStorage(text="there is no memory\n") from None
             await self._receive(request, data)
             if not await in_thread(lambda _: secret.is_name_of(key.rpartition("/")[2], data)):
-                self.stats.refused += 1
-                raise web.HTTPUnprocessableEntity(text="these are not the bytes of this name\n")
+                raise self._refusal()
             try:
                 await place.keep(key, data)
             except OSError as error:
@@ -254,6 +256,10 @@ class TierServer:
     def _holds(self, key: str) -> bool:
         """Return whether an object is here, or on its way."""
         return any(key in place for place in self._places.values())
+
+    def _refusal(self) -> web.HTTPException:
+        self.stats.refused += 1
+        return web.HTTPUnprocessableEntity(text="these are not the bytes of this name\n")
 
     @asynccontextmanager
     async def _reserved(self, key: str, size_bytes: int, group: str) -> AsyncIterator[ObjectPlace[Any] | None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import pickle
+from dataclasses import replace
 
 import pytest
 
-from stoker._format.identity import Identity, identity_of
-from stoker._shared.secret import TierSecret, is_name
+from stoker._cache.keeper import is_name, size_of
+from stoker._shared.secret import TierSecret
 from stoker.errors import ConfigError
 from support.shared_tier import OTHER_SECRET, SECRET, object_of
 
@@ -44,23 +45,18 @@ def test_nothing_that_is_derived_is_another_or_the_secret() -> None:
         pickle.dumps(SECRET)
 
 
-def test_a_name_depends_on_secret_and_identity_and_on_whether_that_is_strong() -> None:
-    value = bytes(16)
-    names = {
-        secret.name(Identity(value, strong=strong)) for secret in (SECRET, OTHER_SECRET) for strong in (True, False)
-    }
-    assert len(names) == 4
+def test_a_name_depends_on_secret_and_identity_and_size_and_on_whether_the_identity_is_strong() -> None:
+    ref, _ = object_of(1)
+    refs = [ref, replace(ref, size_bytes=9_999), replace(ref, sha256_128=None), replace(ref, sha256_128=bytes(16))]
+    names = {secret.name(each) for secret in (SECRET, OTHER_SECRET) for each in refs}
+    assert len(names) == 8
     assert all(map(is_name, names))
+    assert {size_of(name) for name in names} == {10_000, 9_999}
 
 
 def test_the_name_of_bytes_is_that_of_their_object() -> None:
     ref, data = object_of(1)
-    name = SECRET.name(identity_of(ref.dataset, ref))
+    name = SECRET.name(ref)
     assert SECRET.is_name_of(name, memoryview(data))
     assert not SECRET.is_name_of(name, memoryview(data[:-1]))
     assert not OTHER_SECRET.is_name_of(name, memoryview(data))
-
-
-@pytest.mark.parametrize("text", ["", "0" * 31, "0" * 33, "A" * 32, "../" + "0" * 29, "0" * 31 + "\n"])
-def test_what_is_no_name(text: str) -> None:
-    assert not is_name(text)

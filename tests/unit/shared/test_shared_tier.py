@@ -68,7 +68,9 @@ def test_it_reads_what_another_machine_has_offered_over_tls_that_it_knows_by_its
     asyncio.run(main())
 
 
-def test_without_a_server_a_read_is_an_error_and_an_offer_none() -> None:
+def test_without_a_server_a_read_is_an_error_and_an_offer_is_said_once_to_be_in_vain(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         ref, data = object_of(1)
         async with running(server_of()) as url:
@@ -76,10 +78,34 @@ def test_without_a_server_a_read_is_an_error_and_an_offer_none() -> None:
         async with client_of(url) as tier:
             with pytest.raises(ConnectionLostError):
                 await read(tier, ref)
+            for number in range(3):
+                offer(tier, number)
+            await until(lambda: caplog.records)
             tier.offer(ref, memoryview(data))
             await asyncio.sleep(0.05)
 
     asyncio.run(main())
+    (record,) = caplog.records
+    assert "takes no objects" in record.message
+    assert SECRET.token not in caplog.text
+
+
+def test_a_server_without_room_is_not_offered_the_next_objects_and_that_is_no_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        server = server_of(15_000)
+        async with running(server) as url, client_of(url) as tier:
+            await offered(tier, *object_of(1))
+            offer(tier, 2)
+            await until(lambda: server.statistics()["memory"].declined)
+            await asyncio.sleep(0.05)
+            offer(tier, 3)
+            await asyncio.sleep(0.05)
+            assert server.statistics()["memory"].declined == 1
+
+    asyncio.run(main())
+    assert not caplog.records
 
 
 def test_a_server_that_does_not_know_the_tenant_says_so() -> None:
@@ -187,6 +213,11 @@ def test_without_a_secret_a_tier_is_not_opened(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.delenv("STOKER_TIER_SECRET", raising=False)
     with pytest.raises(ConfigError, match="STOKER_TIER_SECRET is not set"):
         open_tier("https://10.0.0.9:7412", store=stoker.open_store(tmp_path))
+
+
+def offer(tier: SharedTier, number: int) -> None:
+    ref, data = object_of(number)
+    tier.offer(ref, memoryview(data))
 
 
 async def lacks(tier: SharedTier, ref: ObjectRef) -> bool:

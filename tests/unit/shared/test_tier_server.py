@@ -15,7 +15,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stoker._format.identity import identity_of
 from stoker._shared import serving
 from stoker._shared.certificate import ephemeral_tls
 from stoker._shared.objects import ObjectFolder
@@ -25,7 +24,7 @@ from support.shared_tier import IS_SOUND, OTHER_SECRET, SECRET, object_of, runni
 from support.waiting import until, until_async
 
 REF, DATA = object_of(1)
-NAME = SECRET.name(identity_of(REF.dataset, REF))
+NAME = SECRET.name(REF)
 TOKEN = {"Authorization": f"Bearer {SECRET.token}"}
 Ask = Callable[..., Awaitable[tuple[int, bytes, Any]]]
 
@@ -103,7 +102,8 @@ def test_bytes_of_another_name_are_refused_and_kept_from_nobody() -> None:
         forged[5] ^= 1
         assert (await ask("PUT", path, data=bytes(forged)))[0] == 422
         assert (await ask("GET", path))[0] == 404
-        assert server.stats.refused == 1
+        assert (await ask("PUT", path, data=DATA[:-1], headers=TOKEN | {"Expect": "100-continue"}))[0] == 422
+        assert (server.stats.refused, server.stats.received_bytes) == (2, len(DATA)), "a length tells enough"
         assert (await ask("PUT", path, data=DATA))[0] == 201
 
     asking(main)
@@ -179,7 +179,7 @@ def test_a_full_server_declines_and_goes_on() -> None:
     async def main(ask: Ask, server: Any) -> None:
         other, data = object_of(2)
         await ask("PUT", f"/objects/{NAME}", data=DATA)
-        assert (await ask("PUT", f"/objects/{SECRET.name(identity_of('d', other))}", data=data))[0] == 507
+        assert (await ask("PUT", f"/objects/{SECRET.name(other)}", data=data))[0] == 507
         assert (await ask("GET", f"/objects/{NAME}"))[:2] == (200, DATA)
 
     asking(main, limit_bytes=15_000)
@@ -194,7 +194,7 @@ def test_a_machine_that_has_no_memory_left_declines(monkeypatch: pytest.MonkeyPa
     async def main(ask: Ask, server: Any) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(mmap, "mmap", refuse)
-            assert (await ask("PUT", f"/objects/{SECRET.name(identity_of('d', large))}", data=BytesIO(data)))[0] == 507
+            assert (await ask("PUT", f"/objects/{SECRET.name(large)}", data=BytesIO(data)))[0] == 507
         assert server.statistics()["memory"].used_bytes == 0
 
     asking(main, limit_bytes=1 << 22)
@@ -259,7 +259,7 @@ def test_metrics_are_prometheus_s_and_health_is_everybody_s() -> None:
 
 
 def test_what_has_no_room_in_memory_is_kept_on_disk_and_read_again_by_the_next_server(tmp_path: Path) -> None:
-    objects = {SECRET.name(identity_of("d", ref)): data for ref, data in map(object_of, range(4))}
+    objects = {SECRET.name(ref): data for ref, data in map(object_of, range(4))}
 
     async def fill(ask: Ask, server: Any) -> None:
         for name, data in objects.items():
