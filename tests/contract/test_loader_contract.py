@@ -46,6 +46,6 @@ def test_some_columns_and_samples_by_ranges_are_read_on_every_store(place: Place
         for batch in loader:
             for number, tokens in zip(batch["x"].tolist(), batch["tokens"], strict=True):
                 assert tokens.tolist() == sample_of(number)["tokens"].tolist()
-    with Loader(place.url, batch_size=32, shuffle="full", memory="24KB", epochs=1, options=place.options) as loader:
+    with Loader(place.url, batch_size=32, shuffle="full", memory="25KB", epochs=1, options=place.options) as loader:
         assert loader.plan.by_groups
         assert sorted(sequence(loader)) == list(range(SAMPLES))
