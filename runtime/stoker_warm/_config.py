@@ -24,10 +24,10 @@ from stoker.fanout import ExecutorOptions
 from stoker_warm._auth import Address, Certificate
 from stoker_warm._directory import MAX_NODES
 from stoker_warm._erasure import Code
-from stoker_warm._events import MOST_LINGER_SECONDS
+from stoker_warm._events import MAX_LINGER_SECONDS
 from stoker_warm._frames import MAX_SHARD_BYTES
 
-_LEAST_LINGER_SECONDS = 0.01
+_MIN_LINGER_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class WarmConfig:
         write_seconds: for a shard that is put away, its node's wake included.
         pending_bytes: copies of objects that wait to be written; more are not kept at all.
         writes: objects that are written at once.
-        most_objects: that are known of; bounds the memory for it, about 100 bytes each.
+        max_objects: that are known of; bounds the memory for it, about 100 bytes each.
 
     Raises:
         ConfigError: a figure is out of bounds, or there are fewer nodes than an object has shards.
@@ -63,7 +63,7 @@ class WarmConfig:
     write_seconds: float = 30.0
     pending_bytes: int = 256 << 20
     writes: int = 8
-    most_objects: int = 1_000_000
+    max_objects: int = 1_000_000
 
     def __post_init__(self) -> None:
         if not self.code.shards <= self.nodes <= MAX_NODES:
@@ -71,7 +71,7 @@ class WarmConfig:
                 f"objects in {self.code} shards need {self.code.shards} to {MAX_NODES} nodes, not {self.nodes}: "
                 "deploy more, or take a smaller code"
             )
-        for name in ("pending_bytes", "writes", "most_objects"):
+        for name in ("pending_bytes", "writes", "max_objects"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is at least 1, not {getattr(self, name)}")
         seconds = ("keep_warm_seconds", "ping_seconds", "wake_seconds", "read_seconds", "write_seconds")
@@ -80,9 +80,9 @@ class WarmConfig:
                 raise ConfigError(f"{name} is a duration of more than 0 seconds, not {getattr(self, name)}")
         if not 0 <= self.fresh_seconds < math.inf:
             raise ConfigError(f"fresh_seconds is a duration in seconds, not {self.fresh_seconds}")
-        if not _LEAST_LINGER_SECONDS <= self.linger_seconds <= MOST_LINGER_SECONDS:
+        if not _MIN_LINGER_SECONDS <= self.linger_seconds <= MAX_LINGER_SECONDS:
             raise ConfigError(
-                f"linger_seconds is {_LEAST_LINGER_SECONDS:g} to {MOST_LINGER_SECONDS:g}, not {self.linger_seconds}: a "
+                f"linger_seconds is {_MIN_LINGER_SECONDS:g} to {MAX_LINGER_SECONDS:g}, not {self.linger_seconds}: a "
                 "node stays until the first request has come to it, and no longer than a function may run"
             )
 
@@ -282,7 +282,7 @@ _CONFIG: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "write": ("write_seconds", _seconds),
     "pending": ("pending_bytes", _bytes),
     "writes": ("writes", _count),
-    "objects": ("most_objects", _count),
+    "objects": ("max_objects", _count),
 }
 """Settings → those of the proxy, and how they are read."""
 

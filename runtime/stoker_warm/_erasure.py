@@ -130,7 +130,7 @@ def _double(total: Bytes, scratch: Bytes) -> None:
     np.bitwise_xor(total, reduction, out=total)
 
 
-_MOST_SHARDS = 256
+_MAX_SHARDS = 256
 """Elements of GF(2^8), each the place of one shard."""
 _TEXT = re.compile(r"([1-9]\d{0,2})\+(0|[1-9]\d{0,2})", re.ASCII)
 _ZEROS = bytes(_PIECE_BYTES)
@@ -152,9 +152,9 @@ class Code:
     parity: int = 2
 
     def __post_init__(self) -> None:
-        if self.data < 1 or self.parity < 0 or self.shards > _MOST_SHARDS:
+        if self.data < 1 or self.parity < 0 or self.shards > _MAX_SHARDS:
             raise ConfigError(
-                f"a code has at least 1 data shard, no negative number of others, and {_MOST_SHARDS} in all at most,"
+                f"a code has at least 1 data shard, no negative number of others, and {_MAX_SHARDS} in all at most,"
                 f" not {self}"
             )
 

@@ -14,8 +14,8 @@ from stoker_warm._shard import Version
 _NODE = r"[a-z][a-z0-9-]{0,62}"
 _ADDRESS = r"[^\s/@]{1,300}"
 _INSTANCE = r"[0-9a-f]{16}"
-MOST_LINGER_SECONDS = 900
-_MOST_BYTES = 1 << 40
+MAX_LINGER_SECONDS = 900
+_MAX_BYTES = 1 << 40
 
 
 class Task(enum.StrEnum):
@@ -71,7 +71,7 @@ class Wake:
             proxy=fields.text("proxy", pattern=_ADDRESS),
             fingerprint=fields.text("fingerprint", pattern=r"(?:[0-9a-f]{64})?", default=""),
             task=Task(fields.choice("task", [str(task) for task in Task], default="serve")),
-            linger_seconds=fields.integer("linger_milliseconds", most=1000 * MOST_LINGER_SECONDS, default=250) / 1000,
+            linger_seconds=fields.integer("linger_milliseconds", most=1000 * MAX_LINGER_SECONDS, default=250) / 1000,
             dial_anew=bool(fields.integer("dial_anew", most=1, default=0)),
         )
         fields.end()
@@ -116,8 +116,8 @@ class Report:
             report = cls(
                 instance=fields.text("instance", pattern=_INSTANCE),
                 version=Version(fields.integer("term"), int(fields.text("hash", pattern="[0-9a-f]{16}"), 16)),
-                held_bytes=fields.integer("held_bytes", most=_MOST_BYTES),
-                limit_bytes=fields.integer("limit_bytes", most=_MOST_BYTES),
+                held_bytes=fields.integer("held_bytes", most=_MAX_BYTES),
+                limit_bytes=fields.integer("limit_bytes", most=_MAX_BYTES),
             )
             fields.end()
         except EventError as error:

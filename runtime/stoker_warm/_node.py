@@ -27,7 +27,7 @@ LISTED_AT_ONCE = 1000
 Dial = Callable[[Wake, Callable[[], Connection]], Awaitable[Connection]]
 """Connects what it is given a way to make to the proxy of an invocation."""
 
-_MOST_CRC = (1 << 32) - 1
+_MAX_CRC = (1 << 32) - 1
 _BYE_SECONDS = 1.0
 """For what is being sent when it is time to go, and for saying so."""
 _STALL_SECONDS = 5.0
@@ -185,7 +185,7 @@ class NodeServer:
 
     def _put(self, shard: ShardId, crc32c: object, body: bytearray) -> Answer:
         """Keep a shard, if it is what it should be: what was damaged on its way is not kept."""
-        if not isinstance(crc32c, int) or not 0 <= crc32c <= _MOST_CRC:
+        if not isinstance(crc32c, int) or not 0 <= crc32c <= _MAX_CRC:
             raise WireError(f"the shard {shard.to_text()} comes with the checksum {crc32c!r:.40}")
         if len(body) != shard.size_bytes or shard.checksum(body) != crc32c:
             return Kind.REFUSED, {"reason": "damaged"}, ()

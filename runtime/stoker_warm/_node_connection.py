@@ -208,7 +208,7 @@ class Node:
             reply = await self.request(Kind.INDEX, after, seconds=self._config.write_seconds)
             if self.membership.instance != instance:
                 return None
-            shards += listed_page(self.name, reply.head, shards, self._config.most_objects)
+            shards += listed_page(self.name, reply.head, shards, self._config.max_objects)
             if not reply.head.get("more"):
                 return shards
 

@@ -80,7 +80,7 @@ class Proxy:
         self.listener = listener
         self._invoke = invoke
         rng = rng or random.Random()  # noqa: S311 - which nodes is no secret
-        self._directory = Directory(config.nodes, config.code, limit_bytes=0, max_objects=config.most_objects)
+        self._directory = Directory(config.nodes, config.code, limit_bytes=0, max_objects=config.max_objects)
         self._nodes: list[Node] = []
         self._tally = ProxyTally()
         self._writer = ShardWriter(config, self._nodes, self._directory, self._tally, rng, self._spawn)

@@ -250,7 +250,7 @@ async def _read(
     return seconds
 
 
-_MOST_EVERY_SECONDS = 86_400.0
+_MAX_EVERY_SECONDS = 86_400.0
 _FUNCTIONS = "warm+lambda://PREFIX?listen=HOST:PORT&…, or warm+gcf://…"
 _REMOVED_FLAGS = ("", "-endpoint-url", "-region", "-prices", "-user-project", "-auth")
 _REMOVED_SWITCHES = ("-anonymous", "-requester-pays")
@@ -280,7 +280,7 @@ def configure(parser: ArgumentParser) -> None:
         proxy.add_argument(f"--data{flag}", action="append", dest="removed", help=SUPPRESS)
     for flag in _REMOVED_SWITCHES:
         proxy.add_argument(f"--data{flag}", action="append_const", const=flag, dest="removed", help=SUPPRESS)
-    every = number_from(0.1, _MOST_EVERY_SECONDS)
+    every = number_from(0.1, _MAX_EVERY_SECONDS)
     proxy.add_argument("--every", type=every, default=60.0, metavar="SECONDS", help="between lines (default: 60)")
     status = add("status", "say what the tier holds, does and costs")
     bench = add("bench", "write and read objects, which stay there until others take their place")

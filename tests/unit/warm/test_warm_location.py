@@ -67,7 +67,7 @@ def test_every_setting_of_functions_is_taken() -> None:
         write_seconds=9.0,
         pending_bytes=1 << 30,
         writes=3,
-        most_objects=5000,
+        max_objects=5000,
     )
     options = ExecutorOptions(
         prefix="team-a",
