@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast, get_args
 from urllib.parse import unquote
 
@@ -181,7 +182,7 @@ def _remote(place: str, query: str) -> dict[str, Any]:
 def _fleet(scheme: str, place: str, query: str) -> Fleet:
     if not _PREFIX.fullmatch(place):
         raise ConfigError(f"the prefix of a warm tier's functions is {place!r:.{_SHOWN_CHARACTERS}}; {_EXAMPLE}")
-    given = _settings(query, {*_CONFIG, *OPTIONS, *_PLACES})
+    given = _settings(query, {*_CONFIG, *OPTIONS, *_PLACES}, _REMOVED)
     if "listen" not in given:
         raise ConfigError(f"listen is missing: where nodes dial this process; {_EXAMPLE}")
     if ("certificate" in given) != ("key" in given):
@@ -204,12 +205,12 @@ def _fleet(scheme: str, place: str, query: str) -> Fleet:
     )
 
 
-def _settings(query: str, known: set[str]) -> dict[str, str]:
+def _settings(query: str, known: Collection[str], removed: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """Return the settings of a query. A plus is a plus, as in ``code=10+2``; values are not repeated in errors."""
     given: dict[str, str] = {}
     for each in query.split("&") if query else ():
         name, _, value = each.partition("=")
-        if name not in known | _REMOVED.keys():
+        if name not in known and name not in removed:
             raise ConfigError(
                 f"{name[:_SHOWN_CHARACTERS]!r} is no setting of such a warm tier; there are {', '.join(sorted(known))}"
             )
@@ -218,8 +219,8 @@ def _settings(query: str, known: set[str]) -> dict[str, str]:
         given[name] = unquote(value, errors="strict") if value.isascii() else ""
         if not given[name] or not given[name].isprintable():
             raise ConfigError(f"{name} has no value, or one that cannot be, in the URL of a warm tier")
-        if name in _REMOVED:
-            text = f"{name}= of a warm tier has no effect: {_REMOVED[name]}; leave it out"
+        if name in removed:
+            text = f"{name}= of a warm tier has no effect: {removed[name]}; leave it out"
             warnings.warn(text, DeprecationWarning, stacklevel=caller_level())
     return given
 

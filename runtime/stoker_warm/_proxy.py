@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -172,9 +172,7 @@ class Proxy:
         Returns:
             Name → why it is not there, of those that are not.
         """
-        async with task_group() as group:
-            tasks = {node.name: group.create_task(self._roused(node)) for node in self._nodes}
-        return {name: why for name, task in tasks.items() if (why := task.result())}
+        return await self._problems_of(self._roused)
 
     async def stop(self) -> None:
         """Tell all nodes to return that are awake. What they hold, they hold."""
@@ -188,8 +186,11 @@ class Proxy:
         Returns:
             Name → why it did not, of those that did not.
         """
+        return await self._problems_of(self._emptied)
+
+    async def _problems_of(self, work: Callable[[Node], Coroutine[Any, Any, str]]) -> dict[str, str]:
         async with task_group() as group:
-            tasks = {node.name: group.create_task(self._emptied(node)) for node in self._nodes}
+            tasks = {node.name: group.create_task(work(node)) for node in self._nodes}
         return {name: why for name, task in tasks.items() if (why := task.result())}
 
     async def _roused(self, node: Node) -> str:

@@ -173,3 +173,5 @@ def test_a_removed_setting_is_accepted_with_a_warning_that_names_it(setting: str
     with pytest.warns(DeprecationWarning, match=f"^{name}= of a warm tier has no effect: .*; leave it out") as caught:
         assert fleet(f"{FLEET}&{setting}") == fleet(FLEET)
     assert [each.filename for each in caught] == [__file__]
+    with pytest.raises(ConfigError, match="no setting of such a warm tier"):
+        WarmLocation.parse(f"warm://10.0.0.5:7411?{setting}")
