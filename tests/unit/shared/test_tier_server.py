@@ -7,7 +7,9 @@ import errno
 import gzip
 import mmap
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import closing, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from stoker._shared.certificate import ephemeral_tls
 from stoker._shared.objects import ObjectFolder
 from stoker._shared.serving import Endpoint
 from stoker.errors import ConfigError
-from support.shared_tier import IS_SOUND, OTHER_SECRET, SECRET, object_of, running, server_of
+from support.shared_tier import IS_SOUND, OTHER_SECRET, SECRET, client_of, object_of, read, running, server_of
 from support.waiting import until, until_async
 
 REF, DATA = object_of(1)
@@ -310,6 +312,51 @@ def test_silent_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> No
                     assert response.status == 404
             for each in strangers:
                 each.close()
+
+    asyncio.run(main())
+
+
+def test_strangers_who_are_slow_to_speak_tls_are_as_few_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_MAX_GUESTS", 4)
+
+    async def main() -> None:
+        endpoint = Endpoint(host="127.0.0.1", port=0, tls=ephemeral_tls())
+        async with running(server_of(), endpoint) as url, client_of(url) as tier:
+            host, port = url.removeprefix("https://").partition("?")[0].split(":")
+            strangers = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+            async with asyncio.timeout(2):  # sooner than a handshake may take
+                for reader, _ in strangers[:16]:
+                    with suppress(ConnectionError):
+                        assert await reader.read() == b""
+            assert await read(tier, REF) is None
+            for _, writer in strangers:
+                writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_makes_way_within_its_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_MAX_GUESTS", 1)
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+
+    async def main() -> None:
+        endpoint = Endpoint(host="127.0.0.1", port=0, tls=ephemeral_tls())
+        async with running(server_of(), endpoint) as url:
+            host, port = url.removeprefix("https://").partition("?")[0].split(":")
+
+            async def end() -> None:
+                with suppress(OSError):
+                    reader, writer = await asyncio.open_connection(host, int(port), ssl=trusting)
+                    with closing(writer):
+                        await reader.read()
+
+            async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+                ends = [group.create_task(end()) for _ in range(10)]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_EXCEPTION, timeout=4)
+                assert sum(each.done() for each in ends) >= 9, "all but the last"
+                for each in ends:
+                    each.cancel()
 
     asyncio.run(main())
 
