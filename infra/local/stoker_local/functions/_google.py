@@ -235,18 +235,16 @@ class Service(Pool[Instance]):
     def _lease(self) -> Instance:
         """Return an instance with room for one more request, which is counted; started if there is none."""
         usable = (i for i in self.living if i.is_alive and i.active < self.spec.concurrency)
-        instance = next(usable, None) or self._started()
+        instance = next(usable, None)
+        if instance is None:
+            instance = Instance(self.next_name(), self._config)
+            self.account.note("cold-start", instance=instance.name)
+            self.start(instance)
         self.wake(instance)
         instance.active += 1
         if instance.active == 1:
             self.account.figures.busy += 1
             self._active_since[instance] = asyncio.get_running_loop().time()
-        return instance
-
-    def _started(self) -> Instance:
-        instance = Instance(self.next_name(), self._config)
-        self.account.note("cold-start", instance=instance.name)
-        self.start(instance)
         return instance
 
     def _release(self, instance: Instance) -> None:
@@ -289,7 +287,8 @@ def finalized_message(created: ObjectCreated) -> str:
         "ce-id": f"{created.bucket}/{created.stored.tag}",
         "ce-type": _TYPE,
         "ce-source": f"//storage.googleapis.com/projects/_/buckets/{created.bucket}",
-        "ce-subject": _header(f"objects/{created.key}"),
+        # Percent-encoded is what a header cannot carry, as the binding has it.
+        "ce-subject": quote(f"objects/{created.key}", safe=_HEADER_CHARACTERS, errors="surrogatepass"),
         "ce-time": datetime.fromtimestamp(created.stored.modified_at, UTC).isoformat(),
         "content-type": "application/json",
     }
@@ -308,8 +307,3 @@ async def push(queue: LocalQueue, service: Service) -> None:
         response = await service.call("POST", "/", headers, body)
         if 200 <= response.status < 300:
             queue.delete(delivery.receipt)
-
-
-def _header(text: str) -> str:
-    """Percent-encode what a header cannot carry, as the binding has it."""
-    return quote(text, safe=_HEADER_CHARACTERS, errors="surrogatepass")

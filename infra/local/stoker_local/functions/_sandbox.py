@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
 
@@ -206,13 +206,16 @@ class RuntimeApi:
         """Go on to the next state.
 
         Raises:
-            KeyError: the event cannot happen in this state.
+            HTTPForbidden: the event cannot happen in this state.
         """
+        if (self.state, event) not in _STEPS:
+            error = {"errorType": "InvalidStateTransition", "errorMessage": f"{event} while {self.state}"}
+            raise web.HTTPForbidden(text=json.dumps(error), content_type="application/json")
         self.state = _STEPS[self.state, event]
 
     def serving(self, host: str) -> AbstractAsyncContextManager[str]:
         """Listen on a free port; yields the address that the runtime client takes."""
-        app = web.Application(middlewares=[_only_in_turn])
+        app = web.Application()
         app.router.add_get(f"{_VERSION}/invocation/next", self._next)
         app.router.add_post(f"{_VERSION}/invocation/{{id}}/response", self._respond)
         app.router.add_post(f"{_VERSION}/invocation/{{id}}/error", self._fail)
@@ -254,16 +257,6 @@ class RuntimeApi:
         self.step("fail" if is_start else "answer")
         self.answer.set_result(answer)
         return web.json_response({"status": "OK"}, status=status)
-
-
-@web.middleware
-async def _only_in_turn(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except KeyError as error:
-        return web.json_response({"errorType": "InvalidStateTransition", "errorMessage": str(error)}, status=403)
 
 
 async def _error(request: web.Request) -> Answer:
