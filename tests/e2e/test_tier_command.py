@@ -161,10 +161,13 @@ def test_the_disk_outlives_a_server(dataset: Path, tmp_path: Path) -> None:
     [
         (["--listen", "nowhere"], "HOST:PORT"),
         (["--listen", "0.0.0.0:0"], "--advertise"),
+        (["--advertise", "https://tier.internal"], "a name or an address"),
+        (["--advertise", "tier.internal:7412"], "a name or an address"),
         (["--certificate", "a.pem"], "go together"),
         (["--certificate", "a.pem", "--key", "b.pem"], "cannot be used"),
         (["--disk", "tier"], "limit=SIZE"),
         (["--disk", "?limit=1GB"], "limit=SIZE"),
+        (["--disk", "~nobody-at-all/tier?limit=1GB"], "home directory"),
         (["--read-through", "/nowhere/at/all"], "/nowhere/at/all"),
     ],
 )

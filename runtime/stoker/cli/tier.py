@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ from stoker.cli.output import counted, json_text, table
 from stoker.errors import ConfigError
 
 _PORT = 7412
+_HOST = re.compile(r"[\w.-]*|[0-9A-Fa-f:.]+", re.ASCII)
+"""A name or an address; empty for none."""
 _EPILOG = f"The secret stands in the variable {VARIABLE}; several tenants' secrets are separated by commas."
 
 
@@ -123,6 +126,8 @@ def _endpoint(args: Namespace) -> Endpoint:
         raise ConfigError(f"--listen is HOST:PORT, such as 10.0.0.9:{_PORT}, not {args.listen!r:.80}")
     if (args.certificate is None) != (args.key is None):
         raise ConfigError("--certificate and --key go together")
+    if not _HOST.fullmatch(args.advertise):
+        raise ConfigError(f"--advertise is a name or an address, such as tier.internal, not {args.advertise!r:.80}")
     tls = None if args.key is None else given_tls(args.certificate, args.key)
     return Endpoint(host=host.strip("[]"), port=int(port), advertised=args.advertise, tls=tls)
 
@@ -139,4 +144,8 @@ def _folder(spec: str | None, secrets: Sequence[TierSecret]) -> ObjectFolder | N
         name = limit = ""
     if not path or name != "limit":
         raise ConfigError(f"--disk is FOLDER?limit=SIZE, such as /mnt/nvme/tier?limit=200GB, not {spec!r:.200}")
-    return ObjectFolder(Path(path).expanduser().absolute(), parse_bytes(limit), partial(is_object_of, secrets))
+    try:
+        folder = Path(path).expanduser().absolute()
+    except RuntimeError as error:  # there is no such home
+        raise ConfigError(f"--disk {spec!r:.200}: {error}") from None
+    return ObjectFolder(folder, parse_bytes(limit), partial(is_object_of, secrets))
