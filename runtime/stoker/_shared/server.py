@@ -44,6 +44,8 @@ _TRANSFER_SECONDS, _LEAST_BYTES_PER_SECOND = 30.0, 1 << 20
 _FETCH_SECONDS = 0.05
 """How long a read waits for an object that is read from its bucket. After that the client is better off reading it
 from there itself; the object is fetched nevertheless, for those who ask next."""
+_QUIET_SECONDS = 5.0
+"""After the log was told of an object that could not be read through, until the next: each read may ask for one."""
 _WRITES = 4
 """Objects that are in memory on their way to disk, at once."""
 
@@ -100,6 +102,7 @@ class TierServer:
         self._places: dict[str, ObjectPlace[Any]] = {"memory": memory} | ({"disk": folder} if folder else {})
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._writes = asyncio.Semaphore(_WRITES)
+        self._quiet_until_seconds = float("-inf")
         self.stats = ServerStatistics()
         self.admit: Callable[[Any], object] = lambda _: None
 
@@ -199,7 +202,10 @@ class TierServer:
                     self.stats.fetched += 1
         except (StokerError, OSError, MemoryError) as error:
             self.stats.fetch_failures += 1
-            _log.warning("%s could not be read through: %s", ref.key, error)
+            now_seconds = asyncio.get_running_loop().time()
+            if now_seconds >= self._quiet_until_seconds:
+                self._quiet_until_seconds = now_seconds + _QUIET_SECONDS
+                _log.warning("%s could not be read through: %s", ref.key, error)
 
     # Offers.
 
