@@ -6,7 +6,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +16,7 @@ from stoker import GcsOptions, HttpOptions, S3Options, ServedOptions, StoreOptio
 from stoker._format.manifest import POINTER_KEY
 from stoker._stores import gcs
 from stoker.abc import Store
-from stoker.errors import StokerError, TransientError
+from stoker.errors import ConnectionLostError, StokerError, TransientError
 from support.speaking import Server, serving
 from support.stores import keys_of, read_range
 
@@ -157,6 +157,27 @@ def test_no_answer_to_any_operation_ends_in_an_error_of_another_library(
 
     asyncio.run(main())
     assert strangers == {}
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_interim_answers_without_end_are_a_lost_connection(scheme: str) -> None:
+    async def main() -> None:
+        async def speak(_: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            with suppress(ConnectionError):
+                while True:
+                    writer.write(b"HTTP/1.1 103 Early\r\n\r\n" * 100)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+
+        async with serving(speak) as server:
+            store = opened(scheme, server.url, "direct")
+            with pytest.raises(ConnectionLostError):
+                async with asyncio.timeout(5.0):
+                    await store.put("x", b"data")
+            await store.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux gives up a peer that takes nothing")

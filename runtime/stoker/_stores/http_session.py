@@ -46,6 +46,7 @@ from stoker.errors import (
 
 _MIN_SENT_BYTES_PER_SECOND = 8 << 10  # a body sent more slowly never arrives; several share a link, which may be slow
 _CONDITIONS = ("If-None-Match", "If-Match")
+_MAX_AHEAD_BYTES = 256 << 10  # of interim answers, which could go on for ever
 _HEAD_END, _LAST_CHUNK = b"\r\n\r\n", b"0\r\n\r\n"
 
 # The first row that matches counts.
@@ -288,13 +289,15 @@ class _OneAnswer(ResponseHandler):
         else:
             self._ahead += data
         super().data_received(data)
+        if not self._has_head and len(self._ahead) > _MAX_AHEAD_BYTES:
+            self._hang_up()
         if self._has_head and self._payload is not None and self._payload.is_eof():
             self._is_asked = False
             if self._has_more(data, self._payload.total_bytes):
                 self._hang_up()
 
     def _hang_up(self) -> None:
-        """Close the connection, which may have been given back already; the answer is there."""
+        """Close the connection, which may have been given back already; the answer is there, or too much before it."""
         self.force_close()
         self.abort()
 
