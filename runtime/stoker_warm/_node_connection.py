@@ -140,14 +140,7 @@ class Node:
                 kind, head, body=body, into=into, timeout=max(0.0, end_seconds - sent_seconds)
             )
         except BaseException as error:
-            if isinstance(error, DeadlineError):
-                state.was_silent(sent_seconds)
-                if kind is Kind.GET and connection is state.connection:
-                    state.did_not_deliver(sent_seconds)
-            if not connection.is_open:
-                state.lost(connection)
-            elif is_change and connection is state.connection:
-                state.doubt()
+            self._has_failed(kind, connection, sent_seconds, is_late=isinstance(error, DeadlineError))
             raise
         finally:
             state.asked -= 1
@@ -158,6 +151,19 @@ class Node:
         if is_change and reply.kind is Kind.STORED:
             state.noted(Report.parse({key: value for key, value in reply.head.items() if key != "evicted"}))
         return reply
+
+    def _has_failed(self, kind: Kind, connection: Connection, sent_seconds: float, *, is_late: bool) -> None:
+        """Draw conclusions from a request without an answer."""
+        state = self._state
+        is_current = connection is state.connection
+        if is_late:
+            state.was_silent(sent_seconds)
+            if kind is Kind.GET and is_current:
+                state.did_not_deliver(sent_seconds)
+        if not connection.is_open:
+            state.lost(connection)
+        elif kind in (Kind.SET, Kind.DELETE) and is_current:
+            state.doubt()
 
     async def keep_warm(self) -> None:
         """Call it, so that the platform keeps its instance; find out if that has lost what it held."""

@@ -120,10 +120,13 @@ def test_a_server_that_is_killed_and_replaced_costs_no_sample_and_is_used_again(
             batches += epochs_of(loader, 1)
         with served(port=port) as (_, url):
             batches += epochs_of(loader, 1)
-            batches_again, found = train(dataset, url)
-        assert same(plain, batches)
-        assert same(plain[: len(batches_again)], batches_again)
-    assert found.tier_states == {"shared": "closed"}
+            assert same(plain, batches)
+            for _ in range(20):  # a machine that is busy is late at first
+                again, found = train(dataset, url)
+                assert same(plain[: len(again)], again)
+                if found.tier_hits["shared"]:
+                    break
+    assert found.tier_hits["shared"]
 
 
 def test_a_tier_that_is_not_there_hurts_nothing(dataset: Path) -> None:

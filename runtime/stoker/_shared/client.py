@@ -67,24 +67,33 @@ class ServerAddress:
         try:
             parts = urlsplit(url)
             settings = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-            fingerprint = settings.pop("fingerprint", "")
             port = parts.port
         except ValueError:
             raise ConfigError(f"this is not the URL of a tier server; {_EXAMPLE}") from None
         if parts.username is not None or parts.password is not None:
             raise ConfigError(f"the URL of a tier holds a user or password; the secret belongs in {VARIABLE}")
-        place = f"{parts.scheme}://{parts.netloc}"
+        origin = f"{parts.scheme}://{parts.netloc}"
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.path not in ("", "/"):
-            raise ConfigError(f"{place} with the path {parts.path!r:.80} is no tier server; {_EXAMPLE}")
-        if settings or parts.fragment:
-            raise ConfigError(f"{place}: of a tier server only fingerprint= can be said, not {', '.join(settings)}")
-        if (fingerprint and not _FINGERPRINT.fullmatch(fingerprint)) or (fingerprint and parts.scheme == "http"):
-            raise ConfigError(
-                f"{place}: fingerprint is the SHA-256 of the certificate that https:// shows, 64 hexadecimal digits"
-            )
+            raise ConfigError(f"{origin} with the path {parts.path!r:.80} is no tier server; {_EXAMPLE}")
+        if settings.keys() - {"fingerprint"} or parts.fragment:
+            raise ConfigError(f"{origin}: of a tier server only fingerprint= can be said, not {', '.join(settings)}")
         if parts.scheme == "http" and not is_this_machine(parts.hostname):
-            raise ConfigError(f"{place}: others could read and change what goes over the network; use https://")
-        return cls(place, fingerprint)
+            raise ConfigError(f"{origin}: others could read and change what goes over the network; use https://")
+        return cls(origin, _fingerprint_of(settings, origin))
+
+
+def _fingerprint_of(settings: Mapping[str, str], origin: str) -> str:
+    """Return the fingerprint that a URL has, empty if it has none.
+
+    Raises:
+        ConfigError: it is none, or there is no certificate.
+    """
+    fingerprint = settings.get("fingerprint", "")
+    if fingerprint and (origin.startswith("http://") or not _FINGERPRINT.fullmatch(fingerprint)):
+        raise ConfigError(
+            f"{origin}: fingerprint is the SHA-256 of the certificate that https:// shows, 64 hexadecimal digits"
+        )
+    return fingerprint
 
 
 class SharedTier:
@@ -150,7 +159,7 @@ class _Side:
             server: Connections(_HTTP, server.origin, fingerprint=server.fingerprint) for server in servers
         }
         self._offers: dict[str, asyncio.Task[None]] = {}
-        self._turns = asyncio.Semaphore(_OFFERS)
+        self._turns = {server: asyncio.Semaphore(_OFFERS) for server in servers}
         self._offers_from_seconds: dict[ServerAddress, float] = {}
         self._refusing: set[ServerAddress] = set()
         self._pending_bytes = 0
@@ -210,8 +219,9 @@ class _Side:
     async def _hand_over(self, server: ServerAddress, name: str, group: str, data: memoryview) -> None:
         headers = {GROUP_HEADER: group, "Expect": "100-continue", "Content-Length": str(len(data))}
         call = self._call("PUT", server, name, _pieces(data), headers)
-        async with self._turns:
-            await self._send(server, call)
+        async with self._turns[server]:
+            if asyncio.get_running_loop().time() >= self._offers_from_seconds.get(server, 0.0):
+                await self._send(server, call)
 
     async def _send(self, server: ServerAddress, call: Call) -> None:
         """Have a server do something that nobody waits for."""

@@ -39,7 +39,7 @@ GROUP_HEADER = "Stoker-Group"
 _BEARER = re.compile(r"[Bb]earer +([0-9a-f]{64})", re.ASCII)
 _GROUP = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="stoker tier"'}
-_SLICE_BYTES = 1 << 20
+_SLICE_BYTES = 256 << 10  # a reader that stands still holds one beside the object
 _TRANSFER_SECONDS, _LEAST_BYTES_PER_SECOND = 30.0, 1 << 20
 _FETCH_SECONDS = 0.05
 """How long a read waits for an object that is read from its bucket. After that the client is better off reading it

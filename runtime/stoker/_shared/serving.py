@@ -18,8 +18,9 @@ from stoker._shared.server import TierServer
 from stoker._stores.options import is_this_machine
 from stoker.errors import ConfigError
 
-_MAX_GUESTS = 256
-"""Connections at a time over which no valid token has come; for one more, the first of them is closed."""
+_MAX_GUESTS = 1024
+"""Connections at a time over which no valid token has come; for one more, the first of them is closed. More than those
+of 32 trainers that begin together."""
 _GUEST_SECONDS = 10.0
 _TLS_SECONDS = 5.0
 _STOP_SECONDS = 10.0

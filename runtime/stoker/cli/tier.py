@@ -6,10 +6,11 @@ import asyncio
 import logging
 import os
 import re
+import resource
 import signal
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -105,6 +106,9 @@ async def _serve(args: Namespace) -> None:
         StoreError: a data set that is to be read through cannot be read.
     """
     secrets, endpoint = TierSecret.parse_all(os.environ), _endpoint(args)
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # where the system takes less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each trainer has up to 32 connections
     async with AsyncExitStack() as stack:
         sources = []
         for url in args.read_through:

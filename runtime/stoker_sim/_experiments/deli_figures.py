@@ -12,6 +12,7 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._fetch.config import FetchConfig
@@ -146,25 +147,17 @@ def run_figure_4(quick: bool) -> Outcome:
     rows: list[tuple[Cell, ...]] = []
     panels, remarks = [], []
     for workload in WORKLOADS.values():
-        epochs = [epoch for setting in settings for epoch in simulated(workload.name, setting)]
-        fetched = [each for each in measurements() if each.setting and each.setting.fetch_size and each.miss_rate]
-        known = [each for each in fetched if each.workload == workload.name]
-        figures = {
-            "simulated": np.array([(each.miss_rate, each.wait_seconds) for each in epochs]),
-            "published": np.array([(each.miss_rate, each.wait_seconds) for each in known], np.float64),
-        }
-        series, lines = [], []
-        for name, points in figures.items():
-            x, y = points.T
-            slope, intercept = map(float, np.polyfit(x, y, 1))
-            straightness = float(np.corrcoef(x, y)[0, 1] ** 2)
-            lines.append((slope, intercept, straightness))
-            rows.append((workload.name, name, len(points), *lines[-1]))
-            series.append(Series(name, x.tolist(), y.tolist(), is_published=name == "published", kind="points"))
-        (slope, intercept, straightness), (their_slope, _, their_straightness) = lines
-        x_ends = [0.0, max(each.miss_rate for each in epochs)]
-        y_ends = [intercept + slope * rate for rate in x_ends]
-        series.append(Series("straight line through ours", x_ends, y_ends))
+        figures = {"simulated": _ours_of_figure_4(workload, settings), "published": _theirs_of_figure_4(workload)}
+        lines = {name: _straight_line(points) for name, points in figures.items()}
+        rows += [(workload.name, name, len(figures[name]), *line) for name, line in lines.items()]
+        series = [
+            Series(name, points[:, 0].tolist(), points[:, 1].tolist(), is_published=name == "published", kind="points")
+            for name, points in figures.items()
+        ]
+        slope, intercept, straightness = lines["simulated"]
+        their_slope, _, their_straightness = lines["published"]
+        x_ends = [0.0, float(figures["simulated"][:, 0].max())]
+        series.append(Series("straight line through ours", x_ends, [intercept + slope * rate for rate in x_ends]))
         panels.append(Panel(workload.title, "miss rate", "wait for data (s)", series))
         remarks.append(
             f"{workload.title}: {slope:.0f} s a unit of miss rate beside {their_slope:.0f} published; a straight line "
@@ -172,6 +165,26 @@ def run_figure_4(quick: bool) -> Outcome:
         )
     columns = ("workload", "figures", "points", "slope s", "intercept s", "r squared")
     return Outcome([Table("deli-figure-4", columns, rows)], panels, remarks)
+
+
+def _ours_of_figure_4(workload: Workload, settings: Sequence[Setting]) -> NDArray[np.float64]:
+    """Return miss rate and seconds of waiting, ``[epochs, 2]``, of simulated epochs."""
+    epochs = (epoch for setting in settings for epoch in simulated(workload.name, setting))
+    return np.array([(each.miss_rate, each.wait_seconds) for each in epochs])
+
+
+def _theirs_of_figure_4(workload: Workload) -> NDArray[np.float64]:
+    """Return miss rate and seconds of waiting, ``[epochs, 2]``, of published epochs with fetches."""
+    fetched = (each for each in measurements() if each.setting and each.setting.fetch_size and each.miss_rate)
+    known = [(each.miss_rate, each.wait_seconds) for each in fetched if each.workload == workload.name]
+    return np.array(known, np.float64)
+
+
+def _straight_line(points: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Return slope and intercept of the line nearest to points, ``[n, 2]``, and which part of y it explains."""
+    x, y = points.T
+    slope, intercept = map(float, np.polyfit(x, y, 1))
+    return slope, intercept, float(np.corrcoef(x, y)[0, 1] ** 2)
 
 
 _CACHE_SHARES = (0.25, 0.5, 0.75, 1.0)
