@@ -170,6 +170,7 @@ class RunState(SourceState):
     epoch: int
     position: int
     _OWNER = "Loader"
+    _ALIKE = ("batch_size", "drop_last", "evaluation", "epochs")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON or ``torch.save``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stoker_sim._allocation import POLICIES, Allocation, Cluster, Job, allocate
@@ -81,8 +81,12 @@ def test_greedy_lets_everybody_train_at_full_rate_wherever_that_can_be(case: tup
 def test_under_max_min_nobody_can_have_more_unless_somebody_has_less_who_then_is_poorer(
     case: tuple[list[Job], Cluster], raised: float
 ) -> None:
-    """Riches are parts of full rates. Whoever is richer may fall to where the one who is raised comes to."""
+    """Riches are parts of full rates. Whoever is richer may fall to where the one who is raised comes to.
+
+    Without any bandwidth a job trains at its full rate, if its data is cached whole, or not at all: nothing is divided.
+    """
     jobs, cluster = case
+    assume(cluster.bytes_per_second)
     parts = [share.rate / share.job.compute_bytes_per_second for share in divided(case, "max-min").shares]
     for place, part in enumerate(parts):
         if part > 1 - 1e-9:

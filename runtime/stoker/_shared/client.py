@@ -159,6 +159,7 @@ class _Side:
             server: Connections(_HTTP, server.origin, fingerprint=server.fingerprint) for server in servers
         }
         self._offers: dict[str, asyncio.Task[None]] = {}
+        self._rejections: dict[str, asyncio.Task[None]] = {}
         self._turns = {server: asyncio.Semaphore(_OFFERS) for server in servers}
         self._offers_from_seconds: dict[ServerAddress, float] = {}
         self._refusing: set[ServerAddress] = set()
@@ -191,13 +192,13 @@ class _Side:
         task.add_done_callback(lambda _: self._handed_over(name, copy, spare))
 
     def reject(self, server: ServerAddress, name: str) -> None:
-        if name not in self._offers:
+        if name not in self._rejections:
             task = asyncio.get_running_loop().create_task(self._send(server, self._call("DELETE", server, name)))
-            self._offers[name] = task
-            task.add_done_callback(lambda _: self._offers.pop(name))
+            self._rejections[name] = task
+            task.add_done_callback(lambda _: self._rejections.pop(name))
 
     async def close(self) -> None:
-        tasks = list(self._offers.values())
+        tasks = [*self._offers.values(), *self._rejections.values()]
         for task in tasks:
             task.cancel()
         if tasks:

@@ -190,6 +190,8 @@ class Fleet(Pool[Sandbox]):
                 answer, seconds = error, 0.0
             if sandbox.is_alive:
                 self.rest(sandbox)
+            else:
+                self._forget(sandbox)  # its process may take a while to end, and the next instance does not wait
             return self._outcome(
                 sandbox,
                 Outcome(
