@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -269,16 +270,15 @@ class Prices:
         Raises:
             ConfigError: the file cannot be read, or a price is missing, unknown or not a non-negative number.
         """
-        packaged = tomllib.loads(resources.files("stoker").joinpath("prices.toml").read_text("utf-8"))
         chosen = path or os.environ.get("STOKER_PRICES")
         if not chosen:
-            return _parsed(packaged)
+            return _packaged()
         document = read_toml(Path(chosen))
         try:
             is_overlay = document.pop("overlay", False)
             if not isinstance(is_overlay, bool):
                 raise ConfigError(f"overlay is {shown(is_overlay)}, not true or false")
-            return _parsed(_overlaid(packaged, document) if is_overlay else document)
+            return _parsed(_overlaid(_packaged_document(), document) if is_overlay else document)
         except ConfigError as error:
             raise ConfigError(f"price file {chosen}: {error}") from None
 
@@ -381,6 +381,16 @@ def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
         is_table = isinstance(value, dict) and isinstance(under, dict)
         merged[name] = _overlaid(under, value) if is_table else value  # type: ignore[arg-type]  # both are tables
     return merged
+
+
+def _packaged_document() -> dict[str, Any]:
+    return tomllib.loads(resources.files("stoker").joinpath("prices.toml").read_text("utf-8"))
+
+
+@cache
+def _packaged() -> Prices:
+    """Return the packaged prices, which take milliseconds to parse."""
+    return _parsed(_packaged_document())
 
 
 def _parsed(document: dict[str, Any]) -> Prices:
