@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -122,12 +123,18 @@ def read_record(kind: type[T], values: object, where: str) -> T:
     needed = [each.name for each in known.values() if each.default is MISSING and each.default_factory is MISSING]
     if missing := [name for name in needed if name not in table]:
         raise ConfigError(f"{where} lacks the field {missing[0]!r}")
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _hints_of(kind)  # type: ignore[arg-type]  # classes can be hashed
     found = {name: _read(hints[name], value, f"{where}.{name}") for name, value in table.items()}
     try:
         return kind(**found)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+@cache
+def _hints_of(kind: type) -> dict[str, Any]:
+    """Return the annotations of a class, which take longer to work out than a record takes to read."""
+    return get_type_hints(kind, include_extras=True)
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:
