@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hashlib
 import hmac
 import json
 import re
@@ -31,6 +30,8 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from stoker._shared.certificate import fingerprint_of, server_context
+from stoker._stores.options import without_authorities
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, DeadlineError, WireError
 from stoker_warm._frames import VERSION, Head, Kind
 
@@ -356,13 +357,7 @@ class Certificate:
         Raises:
             ConfigError: the files cannot be used.
         """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        try:
-            context.load_cert_chain(self.chain, self.key, password=_no_passphrase)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"the certificate {self.chain} and its key {self.key} cannot be used: {error}") from None
-        return context
+        return server_context(self.chain, self.key)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the certificate, 64 hexadecimal digits.
@@ -370,12 +365,7 @@ class Certificate:
         Raises:
             ConfigError: the file cannot be read.
         """
-        try:
-            text = self.chain.read_text("ascii")
-            first = text[: text.index("-----END CERTIFICATE-----")] + "-----END CERTIFICATE-----\n"
-            return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first[first.index("-----BEGIN") :])).hexdigest()
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.chain} holds no certificate: {error}") from None
+        return fingerprint_of(self.chain)
 
 
 async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], seconds: float = _DIAL_SECONDS) -> P:
@@ -398,7 +388,7 @@ async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], se
     try:
         async with asyncio.timeout(seconds):
             transport, spoken = await loop.create_connection(
-                protocol, address.host, address.port, ssl=_pinning() if fingerprint else None
+                protocol, address.host, address.port, ssl=without_authorities() if fingerprint else None
             )
     except TimeoutError:
         raise DeadlineError(f"the warm tier's proxy at {address} does not answer within {seconds:g} s") from None
@@ -426,16 +416,3 @@ def check_privacy(address: str, *, has_tls: bool) -> None:
         raise ConfigError(
             f"{address} is on no private network: give the proxy a certificate and its key, and tell its fingerprint"
         )
-
-
-def _pinning() -> ssl.SSLContext:
-    """Return a context that takes any certificate: the handshake knows which one it must be."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
-
-
-def _no_passphrase() -> str:
-    raise ValueError("the key has a passphrase")

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from stoker.errors import ConfigError, MissingExtraError
+from stoker._base.plugins import needs_extra
+from stoker.errors import ConfigError
 
 _LIFE = timedelta(days=3650)
 """Of an ephemeral certificate, which ends with its process: clients look at its fingerprint alone."""
@@ -41,19 +41,37 @@ def given_tls(chain: Path, key: Path) -> ServerTls:
     Raises:
         ConfigError: the files cannot be used.
     """
+    return ServerTls(server_context(chain, key), fingerprint_of(chain))
+
+
+def server_context(chain: Path, key: Path) -> ssl.SSLContext:
+    """Return how to listen with a certificate and its key; see :func:`given_tls`.
+
+    Raises:
+        ConfigError: the files cannot be used.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_cert_chain(chain, key, password=_refuse_passphrase)
-        text = chain.read_text("ascii")
-        end = text.index(_END) + len(_END)
-        der = ssl.PEM_cert_to_DER_cert(text[text.index(_BEGIN) : end])
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise ConfigError(f"the certificate {chain} and its key {key} cannot be used: {error}") from None
-    return ServerTls(context, hashlib.sha256(der).hexdigest())
+    return context
 
 
-_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----\n"
+def fingerprint_of(chain: Path) -> str:
+    """Return the SHA-256 of the first certificate in a PEM file, 64 hexadecimal digits.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds none.
+    """
+    try:
+        text = chain.read_text("ascii")
+        start = text.index(ssl.PEM_HEADER)
+        der = ssl.PEM_cert_to_DER_cert(text[start : text.index(ssl.PEM_FOOTER, start) + len(ssl.PEM_FOOTER)])
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{chain} holds no certificate: {error}") from None
+    return hashlib.sha256(der).hexdigest()
 
 
 def _refuse_passphrase() -> str:
@@ -73,15 +91,12 @@ def ephemeral_tls() -> ServerTls:
 @contextmanager
 def _ephemeral_files() -> Iterator[tuple[Path, Path]]:
     """Yield a certificate and its key; OpenSSL reads both from files, which only this user may read."""
-    try:
+    with needs_extra("a certificate for TLS, where --certificate and --key give none,", "tier"):
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "a server off loopback needs TLS, and making a certificate needs cryptography: "
-            "pip install 'stoker[tier]', or give --certificate and --key"
-        ) from error
+    from tempfile import TemporaryDirectory  # others need not load it
+
     key = ec.generate_private_key(ec.SECP256R1())
     name, now = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stoker tier")]), datetime.now(UTC)
     certificate = x509.CertificateBuilder(

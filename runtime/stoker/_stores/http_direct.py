@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from aiohappyeyeballs import AddrInfoType, start_connection
 
 from stoker._stores.http import Answer, Call, Destination, Reply
-from stoker._stores.options import HttpOptions, trusted
+from stoker._stores.options import HttpOptions, trusted, without_authorities
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError, StoreError, TruncatedError
 
 CHECK = "check the address, and whether a server is running there"
@@ -108,15 +108,6 @@ class Dialer:
         return [(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (self._host, self._port))]  # needs no thread
 
 
-def _without_authorities() -> ssl.SSLContext:
-    """Return what takes any certificate: its fingerprint is compared before anything is sent."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
-
-
 def _fingerprint_of(transport: asyncio.BaseTransport) -> str:
     connection = transport.get_extra_info("ssl_object")
     return hashlib.sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
@@ -134,7 +125,7 @@ class DirectReader:
     def __init__(self, options: HttpOptions, url: str, *, ca_bundle: str | None = None, fingerprint: str = "") -> None:
         context = trusted(ca_bundle) if url.startswith("https://") and not fingerprint else None
         if fingerprint:
-            context = _without_authorities()
+            context = without_authorities()
         self._dialer = Dialer(url, context, options.connect_timeout_seconds, fingerprint=fingerprint)
         self._patience_seconds = options.read_timeout_seconds
         self._permits = asyncio.Semaphore(options.max_connections)

@@ -250,7 +250,7 @@ def machine_vendor(root: Path = Path("/")) -> str:
 def trusted(bundle: str | None = None) -> ssl.SSLContext:
     """Return what verifies certificates: ``bundle``, else ``REQUESTS_CA_BUNDLE``, ``SSL_CERT_FILE``, else the system's.
 
-    There is no way to leave verification out.
+    There is no way to leave verification out, but by a certificate's fingerprint: :func:`without_authorities`.
 
     Raises:
         ConfigError: there are no certificates in the file or folder that is named.
@@ -272,3 +272,12 @@ def trusted(bundle: str | None = None) -> ssl.SSLContext:
 def _system_trust() -> ssl.SSLContext:
     """Return the system's certificates, which take 10 to 30 ms to read."""
     return ssl.create_default_context()
+
+
+def without_authorities() -> ssl.SSLContext:
+    """Return what takes any certificate: for those who compare its fingerprint before they send anything."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
