@@ -307,26 +307,31 @@ class TierServer:
             HTTPUnauthorized: the token is nobody's.
             HTTPNotFound: the path is not that of an object.
         """
-        token = _token(request)
-        # All are compared, each in constant time, so that the time taken tells nothing.
-        found = [secret for secret in self._secrets if hmac.compare_digest(secret.token, token)]
-        self._check_known(request, is_known=bool(found))
+        secret = self._known(request, lambda each: each.token)
         self.stats.requests += 1
         name = request.match_info["name"]
         if not is_name(name):
             raise web.HTTPNotFound(text="this is not the name of an object\n")
-        return found[0], f"{found[0].tenant}/{name}"
+        return secret, f"{secret.tenant}/{name}"
 
-    def _check_known(self, request: web.Request, *, is_known: bool) -> None:
-        if not is_known:
+    def _known(self, request: web.Request, token_of: Callable[[TierSecret], str]) -> TierSecret:
+        """Return whose token a request carries.
+
+        Raises:
+            HTTPUnauthorized: it is nobody's.
+        """
+        match = _BEARER.fullmatch(request.headers.get("Authorization", ""))
+        token = match[1] if match else ""
+        # All are compared, each in constant time, so that the time taken tells nothing.
+        found = [secret for secret in self._secrets if hmac.compare_digest(token_of(secret), token)]
+        if not found:
             self.stats.unauthorized += 1
             raise web.HTTPUnauthorized(text="a valid token is needed\n", headers=_CHALLENGE)
         self.admit(request.protocol)
+        return found[0]
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        token = _token(request)
-        found = [secret for secret in self._secrets if hmac.compare_digest(secret.metrics_token, token)]
-        self._check_known(request, is_known=bool(found))
+        self._known(request, lambda each: each.metrics_token)
         return web.Response(text="\n".join([*self._metric_lines(), ""]))
 
     def statistics(self) -> dict[str, PlaceStatistics]:
@@ -358,11 +363,6 @@ async def _end_broken_transfers(
         if request.transport is not None:
             request.transport.abort()
         return web.Response(status=408)
-
-
-def _token(request: web.Request) -> str:
-    match = _BEARER.fullmatch(request.headers.get("Authorization", ""))
-    return match[1] if match else ""
 
 
 def _seconds_for(size_bytes: int) -> float:
