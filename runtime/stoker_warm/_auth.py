@@ -16,8 +16,6 @@ invocation, the URL), takes no other, and binds it into the handshake.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import hmac
 import json
 import re
@@ -30,6 +28,7 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from stoker._shared import secret as _shared
 from stoker._shared.certificate import fingerprint_of, server_context
 from stoker._stores.options import without_authorities
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, DeadlineError, WireError
@@ -46,12 +45,10 @@ Message = tuple[Kind, Head]
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
 _DIAL_SECONDS = 5.0
 _NONCE_BYTES = 32
-_MIN_SECRET_BYTES = 32
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _INSTANCE = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _WRONG_SECRET = "check that STOKER_WARM_SECRET is the same for the proxy and its nodes and clients"  # noqa: S105 - advice
-_MAKE_A_SECRET = "`stoker warm secret` makes one; give it to proxy, nodes and clients as STOKER_WARM_SECRET"  # noqa: S105 - advice
 _PRIVATE = tuple(
     ip_network(each)
     for each in (
@@ -61,59 +58,18 @@ _PRIVATE = tuple(
 )  # fmt: skip
 
 
-class Secret:
-    """A secret of at least 32 bytes that proxy, nodes and clients of one deployment share. Never shown.
+class Secret(_shared.Secret):
+    """The secret that proxy, nodes and clients of one deployment share."""
 
-    Raises:
-        ConfigError: it is too short.
-    """
-
-    __slots__ = ("_key",)
-
-    def __init__(self, key: bytes) -> None:
-        if len(key) < _MIN_SECRET_BYTES:
-            raise ConfigError(
-                f"the warm tier's secret has {len(key)} bytes and needs {_MIN_SECRET_BYTES}; {_MAKE_A_SECRET}"
-            )
-        self._key = bytes(key)
-
-    @classmethod
-    def generate(cls) -> Secret:
-        """Return a new random secret."""
-        return cls(secrets.token_bytes(_MIN_SECRET_BYTES))
-
-    @classmethod
-    def parse(cls, text: str) -> Secret:
-        """Return the secret of a text in base64url, or base64 as other tools write it, with or without padding.
-
-        White space around it is ignored: a stored output of a command ends with a line break.
-
-        Raises:
-            ConfigError: it is empty, not one, or too short.
-        """
-        text = text.strip()
-        if not text:
-            raise ConfigError(f"the warm tier's secret is missing: STOKER_WARM_SECRET is not set; {_MAKE_A_SECRET}")
-        try:
-            key = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        except (binascii.Error, ValueError):
-            raise ConfigError(f"the warm tier's secret is not base64url; {_MAKE_A_SECRET}") from None
-        return cls(key)
-
-    def reveal(self) -> str:
-        """Return it as base64url, for the environment of a function and nothing else."""
-        return base64.urlsafe_b64encode(self._key).rstrip(b"=").decode()
+    __slots__ = ()
+    variable = "STOKER_WARM_SECRET"
+    owner = "the warm tier"
+    remedy = "`stoker warm secret` makes one; give it to proxy, nodes and clients as STOKER_WARM_SECRET"
 
     def mac(self, label: str, said: Mapping[str, object]) -> str:
         """Return the HMAC-SHA256 of a label and of what was said, in hexadecimal digits."""
         text = json.dumps([label, said], sort_keys=True, separators=(",", ":"))
         return hmac.new(self._key, text.encode(), sha256).hexdigest()
-
-    def __repr__(self) -> str:
-        return "Secret(…)"
-
-    def __reduce__(self) -> str:
-        raise TypeError("a secret is not pickled; pass it through the environment")
 
 
 @dataclass(frozen=True, slots=True)

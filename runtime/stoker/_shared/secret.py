@@ -13,6 +13,7 @@ import hmac
 import secrets
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from typing import ClassVar, Self
 
 from stoker._format.identity import Identity, identity_of, sha256_128
 from stoker.abc import ObjectRef
@@ -20,52 +21,84 @@ from stoker.errors import ConfigError
 
 VARIABLE = "STOKER_TIER_SECRET"
 _MIN_BYTES = 32
-_REMEDY = f"`stoker tier secret` makes one; give it to servers and trainers as {VARIABLE}"
 
 
-class TierSecret:
-    """A secret of at least 32 bytes that a tenant's trainers share with the servers of a tier. Never shown.
+class Secret:
+    """A secret of at least 32 bytes, which stands in a variable of the environment. Never shown.
 
     Attributes:
-        tenant: tells tenants apart, in folders and metrics; 16 hexadecimal digits that tell nothing of the secret.
-        token: of requests for objects.
-        metrics_token: of requests for metrics, and good for nothing else.
+        variable: of the environment.
+        owner: what it is the secret of, for messages.
+        remedy: how one is made, and who gets it, for messages.
 
     Raises:
         ConfigError: it is too short.
     """
 
-    __slots__ = ("_names_key", "_secret", "metrics_token", "tenant", "token")
+    __slots__ = ("_key",)
+    variable: ClassVar[str]
+    owner: ClassVar[str]
+    remedy: ClassVar[str]
 
-    def __init__(self, secret: bytes) -> None:
-        if len(secret) < _MIN_BYTES:
-            raise ConfigError(f"the secret in {VARIABLE} has {len(secret)} bytes and needs {_MIN_BYTES}; {_REMEDY}")
-        self._secret = bytes(secret)
+    def __init__(self, key: bytes) -> None:
+        if len(key) < _MIN_BYTES:
+            raise ConfigError(f"{self.owner}'s secret has {len(key)} bytes and needs {_MIN_BYTES}; {self.remedy}")
+        self._key = bytes(key)
+
+    @classmethod
+    def generate(cls) -> Self:
+        """Return a new random secret."""
+        return cls(secrets.token_bytes(_MIN_BYTES))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the secret of a text in base64url, or base64 as other tools write it, with or without padding.
+
+        White space around it is ignored: a stored output of a command ends with a line break.
+
+        Raises:
+            ConfigError: it is empty, not one, or too short.
+        """
+        text = text.strip()
+        if not text:
+            raise ConfigError(f"{cls.owner}'s secret is missing: {cls.variable} is not set; {cls.remedy}")
+        try:
+            key = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            raise ConfigError(f"{cls.owner}'s secret is not base64url; {cls.remedy}") from None
+        return cls(key)
+
+    def reveal(self) -> str:
+        """Return it as base64url, for an environment and nothing else."""
+        return base64.urlsafe_b64encode(self._key).rstrip(b"=").decode()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(…)"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a secret is not pickled; pass it through the environment")
+
+
+class TierSecret(Secret):
+    """The secret that a tenant's trainers share with the servers of a tier.
+
+    Attributes:
+        tenant: tells tenants apart, in folders and metrics; 16 hexadecimal digits that tell nothing of the secret.
+        token: of requests for objects.
+        metrics_token: of requests for metrics, and good for nothing else.
+    """
+
+    __slots__ = ("_names_key", "metrics_token", "tenant", "token")
+    variable = VARIABLE
+    owner = "the shared tier"
+    remedy = f"`stoker tier secret` makes one; give it to servers and trainers as {VARIABLE}"
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(key)
         self._names_key = self._derive("names")
         self.tenant = self._derive("tenant").hex()[:16]
         self.token = self._derive("token").hex()
         self.metrics_token = self._derive("metrics").hex()
-
-    @classmethod
-    def generate(cls) -> TierSecret:
-        """Return one that nobody knows."""
-        return cls(secrets.token_bytes(_MIN_BYTES))
-
-    @classmethod
-    def parse(cls, text: str) -> TierSecret:
-        """Return the secret of a text in base64url, or base64, with or without padding; blanks around it are ignored.
-
-        Raises:
-            ConfigError: the text is empty, no base64, or too short.
-        """
-        text = text.strip()
-        if not text:
-            raise ConfigError(f"{VARIABLE} is not set: a shared tier needs its secret; {_REMEDY}")
-        try:
-            secret = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        except (binascii.Error, ValueError):
-            raise ConfigError(f"{VARIABLE} is not base64url; {_REMEDY}") from None
-        return cls(secret)
 
     @classmethod
     def parse_all(cls, environment: Mapping[str, str]) -> tuple[TierSecret, ...]:
@@ -78,10 +111,6 @@ class TierSecret:
         if len({each.tenant for each in found}) < len(found):
             raise ConfigError(f"{VARIABLE} holds a secret twice; each tenant has one of its own")
         return found
-
-    def reveal(self) -> str:
-        """Return it as base64url, for an environment and nothing else."""
-        return base64.urlsafe_b64encode(self._secret).rstrip(b"=").decode()
 
     def name(self, ref: ObjectRef) -> str:
         """Return the name under which servers keep an object: 32 hexadecimal digits.
@@ -104,13 +133,7 @@ class TierSecret:
         return self._derive(f"group:{dataset}").hex()[:16]
 
     def _derive(self, label: str) -> bytes:
-        return hmac.digest(self._secret, f"stoker tier 1 {label}".encode(), sha256)
-
-    def __repr__(self) -> str:
-        return "TierSecret(…)"
-
-    def __reduce__(self) -> str:
-        raise TypeError("a secret is not pickled; pass it through the environment")
+        return hmac.digest(self._key, f"stoker tier 1 {label}".encode(), sha256)
 
 
 def is_object_of(secrets: Sequence[TierSecret], key: str, data: memoryview) -> bool:
