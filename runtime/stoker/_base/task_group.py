@@ -7,7 +7,7 @@ import heapq
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -39,6 +39,17 @@ async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
             raise first
         finally:
             del first  # its traceback refers to this frame
+
+
+async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks, and wait until all have ended; what they end with, or had ended with, is dropped.
+
+    If it is cancelled itself, it still waits until they have ended.
+    """
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 class Limiter:
@@ -141,9 +152,7 @@ async def in_order(jobs: Iterable[tuple[int, Callable[[], Awaitable[T]]]]) -> As
             ahead.popleft()
             yield result
     finally:
-        for _, task in ahead:
-            task.cancel()
-        await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
+        await end_tasks(task for _, task in ahead)
 
 
 class InOrder(Generic[T]):
@@ -191,9 +200,7 @@ class InOrder(Generic[T]):
 
     async def cancel(self) -> None:
         """End all pieces; what was not counted is lost."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         self._tasks.clear()
 
     async def _in_turn(self, work: Callable[[], Awaitable[T]]) -> T:

@@ -17,6 +17,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from stoker._base.task_group import end_tasks
 from stoker.errors import StokerError
 
 T = TypeVar("T")
@@ -190,10 +191,7 @@ def _serve(
         stop = asyncio.Event()
         started.set_result((asyncio.get_running_loop(), stop))
         await stop.wait()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await end_tasks(asyncio.all_tasks() - {asyncio.current_task()})
         if last is not None:
             await last()
 

@@ -15,6 +15,7 @@ from itertools import cycle, pairwise
 from typing import Annotated, Any, Protocol
 
 from stoker._base.arguments import AtLeastOne, Bound, Bounded, Fraction, NotNegative, Positive
+from stoker._base.task_group import end_tasks
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.hedge import TransferTimes
 from stoker.abc import ObjectRef, Readable
@@ -304,10 +305,7 @@ class TimedReader:
         if not self._left:
             return
         _, waiting = await asyncio.wait(self._left, timeout=seconds)
-        for each in waiting:
-            each.cancel()
-        if waiting:
-            await asyncio.wait(waiting)
+        await end_tasks(waiting)
 
     async def _request(self, key: str, end: int, begun: asyncio.Future[float]) -> StoreError | None:
         loop = asyncio.get_running_loop()

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.task_group import end_tasks
 from stoker._base.threads import LoopThread
 from stoker._fetch.gather import Columns, PickedRows, concatenate, gather
 from stoker._fetch.groups import GroupReading
@@ -297,17 +298,13 @@ class BatchStream:
         try:
             await asyncio.get_running_loop().create_future()
         finally:
-            for task in tasks:
-                task.cancel()
-            while not all(task.done() for task in tasks):
-                with suppress(asyncio.CancelledError):  # the thread may end meanwhile, which cancels this again
-                    await asyncio.gather(*tasks, return_exceptions=True)  # their errors have reached the consumer
+            with suppress(asyncio.CancelledError):  # the thread may end meanwhile, which cancels this again
+                await end_tasks(tasks)  # their errors have reached the consumer
             self._prefetcher.release_all()
 
     async def _end(self) -> None:
         if self._running is not None:
-            self._running.cancel()
-            await asyncio.wait([self._running])
+            await end_tasks([self._running])
 
     def _wait(self, item: int) -> int:
         """Return the slot of an item once it is there."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from stoker._base.retry import RetryingReader, RetryingStore
-from stoker._base.task_group import for_each
+from stoker._base.task_group import end_tasks, for_each
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker.abc import ObjectInfo, Readable, Store
 from stoker.errors import (
@@ -283,8 +283,7 @@ async def _begun(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]
     try:
         yield task
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_tasks([task])
 
 
 async def _fetch_in_parts(reader: RetryingReader[Readable], info: ObjectInfo) -> bytearray:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from stoker import errors
+from stoker._base.task_group import end_tasks
 from stoker.abc import Executor
 from stoker.errors import FunctionError, ServerError, StokerError, ThrottledError, TransientError
 
@@ -144,8 +145,7 @@ class ExecutorTests:
         async def check(executor: Executor) -> None:
             call = asyncio.create_task(executor.call("hang", {}))
             await asyncio.sleep(0.05)
-            call.cancel()
-            await asyncio.wait([call])
+            await end_tasks([call])
             assert call.cancelled()
             assert (await executor.call("echo", {"still": "there"})).result == {"still": "there"}
 

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 
+from stoker._base.task_group import end_tasks
 from stoker._format.manifest import POINTER_KEY
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import (
@@ -360,8 +361,7 @@ class StoreTests:
                 read = asyncio.ensure_future(store.get_range("x", 0, len(body), into=memoryview(into)))
                 for _ in range(patience):
                     await asyncio.sleep(0)
-                read.cancel()
-                await asyncio.wait([read])
+                await end_tasks([read])
                 seen = bytes(into)
                 await asyncio.sleep(0.02)
                 assert into == seen
@@ -378,8 +378,7 @@ class StoreTests:
                 write = asyncio.ensure_future(store.put("x", new))
                 for _ in range(patience):
                     await asyncio.sleep(0)
-                write.cancel()
-                await asyncio.wait([write])
+                await end_tasks([write])
                 assert (await store.get("x"))[0] in (old, new)
             assert await keys_of(store) == ["x"]
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from stoker._base.checksum import crc32c
+from stoker._base.task_group import end_tasks
 from stoker.abc import ObjectRef, Tier
 from stoker.errors import StoreError
 
@@ -138,9 +139,8 @@ class TierTests:
                 reading = asyncio.create_task(tier.read(ref, into))
                 for _ in range(turns):
                     await asyncio.sleep(0)
-                reading.cancel()
                 async with asyncio.timeout(5.0):
-                    await asyncio.wait([reading])
+                    await end_tasks([reading])
                 into[:] = bytes([_UNTOUCHED]) * len(into)
                 await asyncio.sleep(0.02)
                 assert bytes(into) == bytes([_UNTOUCHED]) * len(into), "it wrote to memory that it had given back"
