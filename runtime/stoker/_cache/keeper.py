@@ -1,7 +1,7 @@
 """What a tier keeps: entries by name, under a policy that knows the order by rows.
 
-Names say what the bytes must be, and :class:`NameIndex` which row of a manifest has a name. :class:`Future` tells when
-a rank needs each row next: an order that is fixed by a seed tells that before anything is read.
+Names say what the bytes must be, and :func:`rows_of` which row of a manifest has a name. :class:`Future` tells when a
+rank needs each row next: an order that is fixed by a seed tells that before anything is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._cache.eviction import Residents, policy_factory
-from stoker._format.manifest import Manifest
+from stoker._format.manifest import Manifest, NameIndex
 from stoker._order.order import Order
 from stoker._order.sharding import Dealing
 from stoker._order.steps import OrderSource, Stretch
@@ -41,30 +41,13 @@ def size_of(name: str) -> int:
     return int(name[8:16], 16)
 
 
-class NameIndex:
-    """Which row of a manifest has which name. Takes 12 bytes a row.
-
-    Args:
-        manifest: is referred to.
-    """
-
-    def __init__(self, manifest: Manifest) -> None:
-        rows = manifest.rows
-        self._manifest = manifest
-        pinned = (rows.crc32c.astype(np.uint64) << np.uint64(32)) | rows.size_bytes.astype(np.uint64)
-        self._order = np.argsort(pinned, kind="stable").astype(np.uint32)
-        self._pinned = pinned[self._order]
-
-    def rows(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the rows of those names that the manifest has. Looks at no more keys than there are names, mostly."""
-        found: dict[str, int] = {}
-        for name in names:
-            wanted = np.uint64(int(name[:16], 16))
-            first, end = (int(np.searchsorted(self._pinned, wanted, side)) for side in ("left", "right"))
-            for row in self._order[first:end].tolist():
-                if name_of(self._manifest.ref(row)) == name:
-                    found[name] = row
-        return found
+def rows_of(names: Iterable[str], manifest: Manifest) -> dict[str, int]:
+    """Return the rows of those names that a manifest has. Looks at no more keys than there are names, mostly."""
+    rows = manifest.rows
+    prefixes = (rows.crc32c.astype(np.uint64) << np.uint64(32)) | rows.size_bytes.astype(np.uint64)
+    index = NameIndex(manifest, name_of, prefixes)
+    found = {name: index.find(name) for name in names}
+    return {name: ref.row for name, ref in found.items() if ref is not None}
 
 
 NEVER = sys.maxsize
@@ -218,14 +201,14 @@ class Keeper:
 
     def follow(self, manifest: Manifest, future: Future) -> None:
         """Keep by the order of another stretch, over rows of a manifest. Who is resident stays it."""
-        self._rows, self._future = NameIndex(manifest).rows(self._residents), future
+        self._rows, self._future = rows_of(self._residents, manifest), future
         before, self._residents = self._residents, Residents[str](self._create_policy(self), self.limit_bytes)
         for name in before:
             self._residents.offer(name, self._taken_bytes(size_of(name)))
 
     def adopt(self, names: Sequence[str], manifest: Manifest) -> list[str]:
         """Take in what was left by somebody before; return what of it cannot stay."""
-        self._rows.update(NameIndex(manifest).rows(names))
+        self._rows.update(rows_of(names, manifest))
         for name in names:
             self._residents.offer(name, self._taken_bytes(size_of(name)))
         return [name for name in names if name not in self._residents]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, compress, groupby, pairwise
 from typing import Any
@@ -33,6 +33,8 @@ from stoker.errors import ChecksumError, FormatError, SchemaError
 
 POINTER_KEY = "manifest.safetensors"
 MAX_VERSION = 999_999_999
+PREFIX_DIGITS = 16
+"""Of a name in hexadecimal digits: by these :class:`NameIndex` finds it."""
 _HEX_TAG = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _UNKNOWN = bytes(IDENTITY_BYTES)
@@ -349,6 +351,28 @@ class Manifest:
         if (manifest.rows.samples * (4.0 * len(manifest.schema)) > manifest.rows.head_bytes).any():
             raise FormatError("the manifest has a super-sample with more samples than its head can describe")
         return manifest
+
+
+class NameIndex:
+    """Which object of a manifest has which name. Takes 12 bytes a row.
+
+    Args:
+        manifest: is referred to.
+        name_of: returns an object's name, of at least 16 hexadecimal digits.
+        prefixes: ``[rows]``, uint64: the first 16 digits of each row's name; rows may have the same.
+    """
+
+    def __init__(self, manifest: Manifest, name_of: Callable[[ObjectRef], str], prefixes: NDArray[np.uint64]) -> None:
+        self._manifest, self._name_of = manifest, name_of
+        self._order = np.argsort(prefixes, kind="stable").astype(np.uint32)
+        self._prefixes = prefixes[self._order]
+
+    def find(self, name: str) -> ObjectRef | None:
+        """Return the object of a name, None if the manifest has none."""
+        wanted = np.uint64(int(name[:PREFIX_DIGITS], 16))
+        first, end = (int(np.searchsorted(self._prefixes, wanted, side)) for side in ("left", "right"))
+        refs = map(self._manifest.ref, self._order[first:end].tolist())
+        return next((ref for ref in refs if self._name_of(ref) == name), None)
 
 
 _Arrays = dict[str, NDArray[Any]]

@@ -10,11 +10,10 @@ import logging
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader
-from stoker._format.manifest import POINTER_KEY, Manifest
+from stoker._format.manifest import POINTER_KEY, PREFIX_DIGITS, Manifest, NameIndex
 from stoker._format.versions import read_manifest
 from stoker._shared.secret import TierSecret
 from stoker.abc import ObjectRef, Readable
@@ -22,7 +21,6 @@ from stoker.errors import ChecksumError, StokerError
 
 _REFRESH_SECONDS = 30.0
 """Between two looks for a newer version of a data set, at least."""
-_PREFIX_DIGITS = 16
 
 _log = logging.getLogger("stoker.tier.server")
 
@@ -37,7 +35,7 @@ class ReadThrough:
 
     def __init__(self, store: Readable, secrets: Sequence[TierSecret]) -> None:
         self._store, self._secrets = RetryingReader(store), tuple(secrets)
-        self._names: dict[str, _Names] = {}
+        self._names: dict[str, NameIndex] = {}
         self._manifest: Manifest | None = None
         self._tag = ""
         self._refreshing: asyncio.Task[None] | None = None
@@ -55,7 +53,7 @@ class ReadThrough:
             return
         manifest = await read_manifest(self._store)
         self._names = await asyncio.to_thread(
-            lambda: {secret.tenant: _Names(manifest, secret) for secret in self._secrets}
+            lambda: {secret.tenant: _index(manifest, secret) for secret in self._secrets}
         )
         self._manifest, self._tag = manifest, tag
 
@@ -100,25 +98,7 @@ class ReadThrough:
             raise ChecksumError(f"{ref.key} has crc32c {found:08x}, its manifest says {ref.crc32c:08x}")
 
 
-class _Names:
-    """The names of a manifest's objects for one tenant: 12 bytes a row."""
-
-    def __init__(self, manifest: Manifest, secret: TierSecret) -> None:
-        self._manifest, self._secret = manifest, secret
-        prefixes = np.fromiter(map(self._prefix, range(len(manifest))), np.uint64, len(manifest))
-        self._rows: NDArray[np.uint32] = np.argsort(prefixes, kind="stable").astype(np.uint32)
-        self._prefixes = prefixes[self._rows]
-
-    def find(self, name: str) -> ObjectRef | None:
-        wanted = np.uint64(int(name[:_PREFIX_DIGITS], 16))
-        first, end = (int(np.searchsorted(self._prefixes, wanted, side)) for side in ("left", "right"))
-        for row in self._rows[first:end].tolist():
-            if self._name(row) == name:
-                return self._manifest.ref(row)
-        return None
-
-    def _prefix(self, row: int) -> int:
-        return int(self._name(row)[:_PREFIX_DIGITS], 16)
-
-    def _name(self, row: int) -> str:
-        return self._secret.name(self._manifest.ref(row))
+def _index(manifest: Manifest, secret: TierSecret) -> NameIndex:
+    refs = map(manifest.ref, range(len(manifest)))
+    prefixes = np.fromiter((int(secret.name(ref)[:PREFIX_DIGITS], 16) for ref in refs), np.uint64, len(manifest))
+    return NameIndex(manifest, secret.name, prefixes)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stoker._cache.keeper import NameIndex, is_name, name_of, size_of
+from stoker._cache.keeper import is_name, name_of, rows_of, size_of
 from stoker_sim._bucket import described
 from support.tiers import MANIFEST
 
@@ -32,15 +32,15 @@ def test_rows_are_found_by_name_also_where_contents_are_alike() -> None:
     alike = described(super_samples=50, samples=3, super_sample_bytes=5000)
     for manifest in (MANIFEST, alike):
         names = [name_of(manifest.ref(row)) for row in range(len(manifest))]
-        assert NameIndex(manifest).rows(names) == {name: row for row, name in enumerate(names)}
-    assert NameIndex(MANIFEST).rows([name_of(alike.ref(1)), "0" * 32]) == {}
-    assert NameIndex(MANIFEST).rows([]) == {}
+        assert rows_of(names, manifest) == {name: row for row, name in enumerate(names)}
+    assert rows_of([name_of(alike.ref(1)), "0" * 32], MANIFEST) == {}
+    assert rows_of([], MANIFEST) == {}
 
 
 def test_rows_are_those_of_the_version_that_is_asked() -> None:
     smaller = MANIFEST.without([replace(MANIFEST.runs[0], first_number=0, rows=5)])
     here, gone = name_of(MANIFEST.ref(7)), name_of(MANIFEST.ref(2))
-    assert NameIndex(smaller).rows([here, gone]) == {here: 2}
+    assert rows_of([here, gone], smaller) == {here: 2}
     assert np.array_equal(smaller.rows.crc32c[2:3], MANIFEST.rows.crc32c[7:8])
 
 
