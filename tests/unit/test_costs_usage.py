@@ -137,7 +137,7 @@ def test_a_call_costs_what_the_price_file_says_of_an_invocation() -> None:
     assert total_dollars(parts) == pytest.approx(LAMBDA.invocation_dollars(seconds=3, memory_bytes=GB_BYTES, vcpus=1))
 
 
-def test_a_warm_tier_pays_for_keeping_warm_serving_and_backing_up() -> None:
+def test_a_warm_tier_pays_for_keeping_warm_and_serving() -> None:
     used = WarmTier(
         functions=400,
         memory_bytes=1.5 * GB_BYTES,
@@ -145,16 +145,12 @@ def test_a_warm_tier_pays_for_keeping_warm_serving_and_backing_up() -> None:
         warm_seconds=0.1,
         served_bytes=75e9,
         serve_calls=1000,
-        back_up_every_seconds=300,
-        back_up_seconds=1.0,
     )
     found = lines(used.parts(LAMBDA))
     assert found["warm tier, keeping warm: requests"] == near(1.2e6, 0.24)
     assert found["warm tier, keeping warm: running"] == near(180_000, 3.000006)  # as section 5 has of InfiniCache
     assert found["warm tier, serving: requests"] == near(1000, 0.0002)
     assert found["warm tier, serving: running"] == near(1500, 1500 * 0.0000166667)
-    assert found["warm tier, backing up: requests"] == near(480_000, 0.096)
-    assert found["warm tier, backing up: running"] == near(720_000, 720_000 * 0.0000166667)
 
 
 def test_a_warm_tier_buys_latency_not_money() -> None:

@@ -230,7 +230,7 @@ class Calls(_Use):
 class WarmTier(_Use):
     """Functions that keep data in memory because they are called again and again.
 
-    A. Wang et al., "InfiniCache" (FAST 2020), section 4.3: what is served, what keeps functions warm, and back-ups.
+    A. Wang et al., "InfiniCache" (FAST 2020), section 4.3: what is served, and what keeps functions warm.
 
     Attributes:
         functions: how many.
@@ -242,8 +242,6 @@ class WarmTier(_Use):
         served_bytes: that they hand out,
         serve_bytes_per_second: each at this rate,
         serve_calls: in so many calls.
-        back_up_every_seconds: a function hands its data to another instance; None never.
-        back_up_seconds: that this takes both of them.
     """
 
     functions: int
@@ -255,19 +253,14 @@ class WarmTier(_Use):
     served_bytes: float = 0.0
     serve_bytes_per_second: Positive[float] = 75e6
     serve_calls: float = 0.0
-    back_up_every_seconds: Positive[float] | None = None
-    back_up_seconds: float = 0.0
 
     def parts(self, prices: FunctionPrices) -> list[Part]:
         """Return the lines."""
-        instance_seconds = self.functions * self.hours * 3600
-        lines = self._calls(instance_seconds / self.warm_every_seconds, self.warm_seconds, prices, "keeping warm")
+        calls = self.functions * self.hours * 3600 / self.warm_every_seconds
+        lines = self._calls(calls, self.warm_seconds, prices, "keeping warm")
         if self.served_bytes or self.serve_calls:
             seconds = self.served_bytes / self.serve_bytes_per_second / max(1.0, self.serve_calls)
             lines += self._calls(max(1.0, self.serve_calls), seconds, prices, "serving")
-        if self.back_up_every_seconds is not None:
-            calls = 2 * instance_seconds / self.back_up_every_seconds
-            lines += self._calls(calls, self.back_up_seconds, prices, "backing up")
         return lines
 
     def _calls(self, calls: float, seconds: float, prices: FunctionPrices, name: str) -> list[Part]:

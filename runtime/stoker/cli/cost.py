@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+import warnings
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -174,8 +175,6 @@ def _function_parts(given: _Figures, prices: FunctionPrices) -> list[Part]:
         vcpus=vcpus,
         served_bytes=given["served"],
         serve_calls=given["serve_calls"],
-        back_up_every_seconds=given.get("back_up_every"),
-        back_up_seconds=given["back_up_seconds"],
     )
     return [*calls.parts(prices), *warm.parts(prices)]
 
@@ -284,13 +283,8 @@ _GROUPS: dict[str, tuple[_Figure, ...]] = {
         _Figure("warm_memory", _SIZE, "of each (default: 1536MiB)", "warm_functions compare_tiers"),
         _Figure("served", _SIZE, "that they serve, at 75 MB/s each", "warm_functions"),
         _Figure("serve_calls", _NUMBER, "calls that serve it", "served"),
-        _Figure(
-            "back_up_every",
-            (number_from(0.001, 1e15), "S"),
-            "seconds between back-ups of each (default: none are made)",
-            "warm_functions",
-        ),
-        _Figure("back_up_seconds", _SECONDS, "that a back-up takes", "back_up_every"),
+        _Figure("back_up_every", (number_from(0.001, 1e15), "S"), SUPPRESS),
+        _Figure("back_up_seconds", _SECONDS, SUPPRESS),
     ),
     "where data is kept (with --size, --gets and --hours, or a data set, --epochs and --hours)": (
         _Figure("compare_tiers", None, "what the same reads cost from a bucket, disks, memory, servers, functions, …"),
@@ -300,6 +294,8 @@ _GROUPS: dict[str, tuple[_Figure, ...]] = {
     ),
 }
 _FIGURES = {figure.name: figure for group in _GROUPS.values() for figure in group}
+_REMOVED = ("back_up_every", "back_up_seconds")
+"""Figures of earlier releases, which are accepted with a warning."""
 
 
 def _add_figures(parser: ArgumentParser) -> None:
@@ -324,6 +320,10 @@ def _figures(args: Namespace, *, has_dataset: bool) -> _Figures:
     """
     flags = {name: value for name in _FIGURES if (value := getattr(args, name)) is not None}
     given = _Figures({**(_of_file(args.figures) if args.figures else {}), **flags})
+    for name in _REMOVED:
+        if given.pop(name, None) is not None:
+            text = f"{name} has no effect: no tier of stoker makes back-ups; leave it out"
+            warnings.warn(text, DeprecationWarning, stacklevel=1)
     there = given.keys() | ({"URL"} if has_dataset else set())
     for name in given:
         needed = _FIGURES[name].needs.split()
@@ -339,7 +339,8 @@ def _of_file(path: Path) -> dict[str, Any]:
     for name, value in read_toml(path).items():
         figure = _FIGURES.get(name)
         if figure is None:
-            raise ConfigError(f"{path} has {shown(name)}, which is no figure; there are {', '.join(_FIGURES)}")
+            known = ", ".join(name for name in _FIGURES if name not in _REMOVED)
+            raise ConfigError(f"{path} has {shown(name)}, which is no figure; there are {known}")
         if figure.kind is None and not isinstance(value, bool):
             raise ConfigError(f"{path}: {name} is true or false, not {shown(value)}")
         try:

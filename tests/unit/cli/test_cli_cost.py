@@ -94,15 +94,27 @@ def test_disks_functions_and_a_warm_tier_are_lines_too(capsys: pytest.CaptureFix
         *("--function", "lambda-arm", "--calls", 1000, "--call-seconds", 2, "--function-memory", "1GiB"),
         *("--cold-starts", 10, "--init-seconds", 1),
         *("--warm-functions", 10, "--warm-hours", 1, "--served", "75MB", "--serve-calls", 10),
-        *("--back-up-every", 300, "--back-up-seconds", 1),
     )
     assert found["disks"] == pytest.approx(12.0)
     assert found["functions: running"] == pytest.approx(2000 * 0.0000133334)
     assert found["functions: INIT"] == pytest.approx(10 * 0.0000133334)
     assert found["warm tier, keeping warm: requests"] == pytest.approx(600 * 0.2e-6)
     assert found["warm tier, serving: running"] == pytest.approx(1.5 * 0.0000133334)
-    assert found["warm tier, backing up: running"] == pytest.approx(2 * 120 * 1.5 * 0.0000133334)
     assert found["of"] == ["Google standard persistent disk (us-central1)", "AWS Lambda, Arm (us-east-1)"]
+
+
+def test_a_figure_of_back_ups_is_accepted_with_a_warning_and_costs_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text("warm_functions = 10\nwarm_hours = 1\nback_up_every = 300\n", "utf-8")
+    arguments = ["cost", "--figures", str(path), "--back-up-seconds", "1"]
+    assert cli.main(arguments) == 0
+    told = capsys.readouterr()
+    assert "back" not in told.out
+    assert told.out == shown(capsys, "--warm-functions", 10, "--warm-hours", 1)
+    warned = [line.split(": ")[2] for line in told.err.splitlines()]
+    assert warned == ["back_up_every has no effect", "back_up_seconds has no effect"]
 
 
 def test_cloud_run_has_one_processor_unless_told_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
