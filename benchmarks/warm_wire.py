@@ -52,7 +52,7 @@ async def give(port: int, shards: int, shard_bytes: int, config: ConnectionConfi
     data = memoryview(bytearray(b"\xa5" * shard_bytes))
 
     async def serve(kind: Kind, head: Head, body: bytearray) -> tuple[Kind, Head, tuple[memoryview]]:
-        return Kind.FOUND, {"crc32c": 0}, (data,)
+        return Kind.FOUND, {"mac": "0" * 56}, (data,)
 
     loop = asyncio.get_running_loop()
     dialled = [

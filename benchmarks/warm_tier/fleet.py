@@ -23,11 +23,13 @@ from stoker_warm._auth import Address, Secret
 from stoker_warm._config import WarmConfig
 from stoker_warm._listener import TcpListener
 from stoker_warm._proxy import Proxy
+from stoker_warm._shard import ShardMac
 
 __all__ = ["Fleet", "Object", "fleet", "made_objects", "processor_seconds"]
 
 _PREFIX = "stoker"
 _SECRET = Secret(bytes(range(32)))
+_MAC = ShardMac(bytes(32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ async def fleet(config: WarmConfig, **spec: Any) -> AsyncIterator[Fleet]:
             async with AsyncExitStack() as stack:
                 options = ExecutorOptions(prefix=_PREFIX, endpoint_url=cloud.url)
                 executor = await stack.enter_async_context(open_executor("lambda", options))
-                proxy = Proxy(config, _SECRET, executor.call, TcpListener(Address("127.0.0.1", 0)))
+                proxy = Proxy(config, _SECRET, executor.call, TcpListener(Address("127.0.0.1", 0)), mac=_MAC)
                 await proxy.start()
                 try:
                     yield Fleet(cloud, proxy)

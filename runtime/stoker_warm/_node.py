@@ -19,7 +19,7 @@ from stoker_warm._connection import Connection
 from stoker_warm._events import Report, Task, Wake
 from stoker_warm._frames import Head, Kind
 from stoker_warm._requests import Answer
-from stoker_warm._shard import ShardId, ShardStore
+from stoker_warm._shard import ShardId, ShardStore, is_mac
 
 LISTED_AT_ONCE = 1000
 """Shards in one answer to INDEX: their names take 48 KB of the 64 KiB that a head may have."""
@@ -27,7 +27,6 @@ LISTED_AT_ONCE = 1000
 Dial = Callable[[Wake, Callable[[], Connection]], Awaitable[Connection]]
 """Connects what it is given a way to make to the proxy of an invocation."""
 
-_MAX_CRC = (1 << 32) - 1
 _BYE_SECONDS = 1.0
 """For what is being sent when it is time to go, and for saying so."""
 _STALL_SECONDS = 5.0
@@ -165,9 +164,9 @@ class NodeServer:
                 return Kind.PONG, self.report.to_json(), ()
             case Kind.GET:
                 shard = self._store.get(ShardId.parse(head.get("shard")))
-                return (Kind.FOUND, {"crc32c": shard.crc32c}, (shard.payload,)) if shard else (Kind.MISSING, {}, ())
+                return (Kind.FOUND, {"mac": shard.mac}, (shard.payload,)) if shard else (Kind.MISSING, {}, ())
             case Kind.SET:
-                return self._put(ShardId.parse(head.get("shard")), head.get("crc32c"), body)
+                return self._put(ShardId.parse(head.get("shard")), head.get("mac"), body)
             case Kind.DELETE:
                 for each in _listed(head):
                     self._store.delete(each)
@@ -183,13 +182,13 @@ class NodeServer:
                 return Kind.BYE, self.report.to_json(), ()
         raise WireError(f"a node does not know what to do with {kind.name}")
 
-    def _put(self, shard: ShardId, crc32c: object, body: bytearray) -> Answer:
-        """Keep a shard, if it is what it should be: what was damaged on its way is not kept."""
-        if not isinstance(crc32c, int) or not 0 <= crc32c <= _MAX_CRC:
-            raise WireError(f"the shard {shard.to_text()} comes with the checksum {crc32c!r:.40}")
-        if len(body) != shard.size_bytes or shard.checksum(body) != crc32c:
-            return Kind.REFUSED, {"reason": "damaged"}, ()
-        evicted = self._store.set(shard, crc32c, body)
+    def _put(self, shard: ShardId, mac: object, body: bytearray) -> Answer:
+        """Keep a shard with its MAC, which only the proxy can check."""
+        if not is_mac(mac):
+            raise WireError(f"the shard {shard.to_text()} comes with the MAC {mac!r:.80}")
+        if len(body) != shard.size_bytes:
+            return Kind.REFUSED, {"reason": "of another length"}, ()
+        evicted = self._store.set(shard, mac, body)
         if evicted is None:
             return Kind.REFUSED, {"reason": "too large"}, ()
         gone = [each.to_text() for each in evicted[:LISTED_AT_ONCE]]  # of more the version tells

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 from contextlib import AsyncExitStack
 
 from stoker._cost.prices import Prices
+from stoker._shared.secret import VARIABLE, TierSecret
 from stoker.abc import Executor, Readable
 from stoker.errors import ConfigError
 from stoker.fanout import open_executor
@@ -16,7 +19,10 @@ from stoker_warm._config import BILLED, OPTIONS, Fleet, WarmLocation
 from stoker_warm._erasure import require_codec
 from stoker_warm._listener import TcpListener
 from stoker_warm._proxy import Proxy
+from stoker_warm._shard import KEY_BYTES, ShardMac
 from stoker_warm._tier import LazyBackend, ManagedBackend, WarmTier
+
+_log = logging.getLogger("stoker.warm.opening")
 
 
 class FleetProxy(Proxy):
@@ -27,14 +33,21 @@ class FleetProxy(Proxy):
         secret: of the deployment.
 
     Raises:
-        ConfigError: the executor does not take a setting.
-        MissingExtraError: the executor, or the code, needs what is not installed.
+        ConfigError: the executor does not take a setting, or ``STOKER_TIER_SECRET`` is not right.
+        MissingExtraError: the executor, the code or the MACs of shards needs what is not installed.
     """
 
     def __init__(self, fleet: Fleet, secret: Secret) -> None:
         self._executor = _executor(fleet)
         listener = TcpListener(fleet.listen, advertised=fleet.advertised, certificate=fleet.certificate)
-        super().__init__(fleet.config, secret, self._executor.call, listener, tariff=_tariff(fleet, self._executor))
+        super().__init__(
+            fleet.config,
+            secret,
+            self._executor.call,
+            listener,
+            mac=mac_of_environment(),
+            tariff=_tariff(fleet, self._executor),
+        )
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
@@ -99,6 +112,23 @@ def secret_of_environment() -> Secret:
         ConfigError: there is none, or it is not one.
     """
     return Secret.parse(os.environ.get("STOKER_WARM_SECRET", ""))
+
+
+def mac_of_environment() -> ShardMac:
+    """Return what makes the MACs of shards: by the first secret of ``STOKER_TIER_SECRET``, else by a random key.
+
+    Raises:
+        ConfigError: the variable is set, and a secret in it is not right.
+        MissingExtraError: the package that computes MACs is not installed.
+    """
+    if os.environ.get(VARIABLE):
+        return ShardMac(TierSecret.parse_all(os.environ)[0].shards_key)
+    _log.warning(
+        "%s is not set: shards are protected with a random key, and what nodes hold from an earlier proxy cannot be "
+        "read; `stoker tier secret` makes a secret that lasts",
+        VARIABLE,
+    )
+    return ShardMac(secrets.token_bytes(KEY_BYTES))
 
 
 def warm_tier_at(url: str, *, store: Readable, processes: int = 1) -> WarmTier:

@@ -31,6 +31,7 @@ from stoker_warm._listener import Clients, Listener, PeerServer
 from stoker_warm._membership import Contents, State
 from stoker_warm._node_connection import Node, NodeParts
 from stoker_warm._reader import ShardReader
+from stoker_warm._shard import ShardMac
 from stoker_warm._writer import ShardWriter
 
 __all__ = ["Clients", "Proxy", "ProxyStatistics"]
@@ -57,6 +58,7 @@ class Proxy:
         secret: of the deployment.
         invoke: calls functions by their names.
         listener: where nodes, and clients, dial.
+        mac: of shards.
         tariff: for its bill; without one, functions cost nothing.
         rng: for choosing nodes.
 
@@ -71,6 +73,7 @@ class Proxy:
         invoke: Invoke,
         listener: Listener,
         *,
+        mac: ShardMac,
         tariff: Tariff | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -83,9 +86,9 @@ class Proxy:
         self._directory = Directory(config.nodes, config.code, limit_bytes=0, max_objects=config.max_objects)
         self._nodes: list[Node] = []
         self._tally = ProxyTally()
-        self._writer = ShardWriter(config, self._nodes, self._directory, self._tally, rng, self._spawn)
+        self._writer = ShardWriter(config, self._nodes, mac, self._directory, self._tally, rng, self._spawn)
         self._reader = ShardReader(
-            config.code, self._nodes, self._tally, read_seconds=config.read_seconds, lost=self._writer.lost
+            config.code, self._nodes, mac, self._tally, read_seconds=config.read_seconds, lost=self._writer.lost
         )
         self._tariff = tariff or Tariff(functions=_FREE, store=Prices.load().store("s3"))
         self._begun_seconds = 0.0

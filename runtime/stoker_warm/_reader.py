@@ -1,7 +1,7 @@
 """Reading objects from nodes: all shards are asked for at once, and the first that restore the object are taken.
 
-A late shard is read and thrown away (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2). A shard that is not what
-its name and checksum say is a lost one.
+A late shard is read and thrown away (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2). A wrong shard, which
+its MAC tells, is a lost one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker_warm._billing import ProxyTally
 from stoker_warm._erasure import Code, restore
 from stoker_warm._frames import Kind
 from stoker_warm._node_connection import Node
-from stoker_warm._shard import ShardId
+from stoker_warm._shard import ShardId, ShardMac
 
 
 class _Got(enum.Enum):
@@ -34,21 +34,23 @@ class ShardReader:
     Args:
         code: how objects are cut.
         nodes: by number.
+        mac: checks shards.
         tally: where shards that are late, restored or corrupt are counted.
         read_seconds: for a shard, its node's waking included.
-        lost: is called with the number of a node that lacks a shard, or has a damaged one, and the shard.
+        lost: is called with the number of a node that lacks a shard, or has a wrong one, and the shard.
     """
 
     def __init__(
         self,
         code: Code,
         nodes: Sequence[Node],
+        mac: ShardMac,
         tally: ProxyTally,
         *,
         read_seconds: float,
         lost: Callable[[int, ShardId], None],
     ) -> None:
-        self._code, self._nodes, self._tally = code, nodes, tally
+        self._code, self._nodes, self._mac, self._tally = code, nodes, mac, tally
         self._read_seconds, self._lost = read_seconds, lost
 
     async def read(self, name: str, nodes: Sequence[int], into: memoryview) -> list[int] | None:
@@ -117,7 +119,7 @@ class ShardReader:
             return _Got.NOTHING
         else:
             if reply.kind is Kind.FOUND:
-                if reply.body_bytes == len(into) and shard.checksum(into) == reply.head.get("crc32c"):
+                if reply.body_bytes == len(into) and self._mac.verify(shard, into, reply.head.get("mac")):
                     return _Got.WHOLE
                 self._tally.corrupt += 1
         self._lost(node.number, shard)

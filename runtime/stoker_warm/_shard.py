@@ -1,7 +1,8 @@
-"""Shards: what they are called, what a node holds of them, and how a spoilt one becomes an erasure.
+"""Shards: what they are called, how a wrong one is told from a right one, and what a node holds of them.
 
-A shard's checksum covers its name, too, position and all. So bytes that are whole, but those of another shard, do
-not pass for it: a damaged, cut or mistaken shard is a lost one, and the code restores lost ones.
+A shard comes with a keyed MAC, which only the proxy can make or check. It covers the shard's id, position and all. So
+bytes that were damaged, cut or forged, and those of another shard, do not pass for it: a wrong shard is a lost one, and
+the code restores lost ones.
 
 A node's store holds shards within a budget of bytes. Eviction is CLOCK (F. J. Corbató, "A Paging
 Experiment with the Multics System", MIT Project MAC M-384, 1968): a hand goes round the shards; one that was used
@@ -11,14 +12,16 @@ comes to it last.
 
 from __future__ import annotations
 
+import hmac
 import re
+import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
 from heapq import nsmallest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
-from stoker._base.checksum import crc32c
+from stoker._base.plugins import needs_extra
 from stoker._cache.keeper import is_name, size_of
 from stoker.errors import ConfigError, WireError
 from stoker_warm._erasure import Code
@@ -83,10 +86,6 @@ class ShardId:
         except ConfigError as error:
             raise WireError(f"{text!r:.80} is not the name of a shard: {error}") from None
 
-    def checksum(self, payload: bytes | bytearray | memoryview) -> int:
-        """Return the CRC-32C of the id's text with the payload behind it."""
-        return crc32c(payload, crc32c(self.to_text().encode()))
-
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -94,23 +93,76 @@ class Shard:
 
     Attributes:
         id: which it is.
-        crc32c: what :meth:`ShardId.checksum` was when it was made.
+        mac: what :meth:`ShardMac.make` returned for it; who has no key cannot tell whether it is right.
         payload: its bytes.
     """
 
     id: ShardId
-    crc32c: int
+    mac: str
     payload: bytes | bytearray | memoryview
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the payload has the length and the checksum that it should."""
-        return len(self.payload) == self.id.size_bytes and self.id.checksum(self.payload) == self.crc32c
+
+KEY_BYTES = 32
+_NONCE_BYTES = 12
+_MAC = re.compile(r"[0-9a-f]{56}", re.ASCII)
+
+
+def is_mac(value: object) -> TypeGuard[str]:
+    """Return whether a value has the form of a shard's MAC: 12 bytes of nonce and 16 of tag, as hexadecimal digits."""
+    return isinstance(value, str) and _MAC.fullmatch(value) is not None
+
+
+class ShardMac:
+    """Makes and checks the MACs of shards: GMAC by AES-256 (NIST SP 800-38D), of the id's text, a line feed, the bytes.
+
+    A CRC is linear: whoever can change a shard can change it so that its CRC, and that of its object, stay as they
+    were. A MAC takes the key. That is random, or follows from ``STOKER_TIER_SECRET``; nodes, and whoever carries their
+    bytes, know neither: ``STOKER_WARM_SECRET``, by which they are admitted, is another secret.
+
+    Each MAC has a random nonce of its own, for which a key is good for 2^32 MACs (section 8.3). With 12 shards an
+    object these are 358 million objects put away; a tier that moves more needs another secret from then on.
+
+    Args:
+        key: 32 bytes that nodes do not have.
+
+    Raises:
+        ConfigError: the key has another length.
+        MissingExtraError: the package that computes MACs is not installed.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        with needs_extra("the proxy of a warm tier", "warm"):
+            from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+        if len(key) != KEY_BYTES:
+            raise ConfigError(f"a key of shards' MACs has {KEY_BYTES} bytes, not {len(key)}")
+        self._aes, self._cipher, self._mode = algorithms.AES(key), Cipher, modes.GCM
+
+    def make(self, shard: ShardId, payload: bytes | bytearray | memoryview) -> str:
+        """Return a MAC of a shard, another one each time."""
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return (nonce + self._tag(nonce, shard, payload)).hex()
+
+    def verify(self, shard: ShardId, payload: bytes | bytearray | memoryview, mac: object) -> bool:
+        """Return whether this is a MAC that was made for this shard with these bytes. Takes the same time for all."""
+        if not is_mac(mac):
+            return False
+        stated = bytes.fromhex(mac)
+        return hmac.compare_digest(stated[_NONCE_BYTES:], self._tag(stated[:_NONCE_BYTES], shard, payload))
+
+    def _tag(self, nonce: bytes, shard: ShardId, payload: bytes | bytearray | memoryview) -> bytes:
+        gmac = self._cipher(self._aes, self._mode(nonce)).encryptor()
+        gmac.authenticate_additional_data(f"{shard.to_text()}\n".encode())  # the line feed ends the id
+        gmac.authenticate_additional_data(payload)
+        gmac.finalize()
+        return gmac.tag
+
+    def __repr__(self) -> str:
+        return "ShardMac(…)"
 
 
 OVERHEAD_BYTES = 768
 """What a shard takes besides its payload, in the budget: a bound on what tracemalloc counts for the id with a name of
-its own, the record of it, its places in two tables, and the head of a bytearray."""
+its own, its MAC, the record of both, its places in two tables, and the head of a bytearray."""
 
 
 class Version(NamedTuple):
@@ -123,7 +175,7 @@ class Version(NamedTuple):
 
     Attributes:
         term: shards that were put into the store or went from it, ever.
-        hash: 64 bits, of which shards with which checksums are there, whatever their order.
+        hash: 64 bits, of which shards with which MACs are there, whatever their order.
     """
 
     term: int = 0
@@ -170,7 +222,7 @@ class ShardStore:
         """What is there."""
         return self._version
 
-    def set(self, shard_id: ShardId, crc32c: int, payload: bytes | bytearray) -> list[ShardId] | None:
+    def set(self, shard_id: ShardId, mac: str, payload: bytes | bytearray) -> list[ShardId] | None:
         """Put a shard into the store, in the place of the one with its id if there is one.
 
         Returns:
@@ -183,7 +235,7 @@ class ShardStore:
         evicted = []
         while self._held_bytes + taken_bytes > self.limit_bytes:
             evicted.append(self._evict())
-        shard = self._shards[shard_id] = Shard(shard_id, crc32c, payload)
+        shard = self._shards[shard_id] = Shard(shard_id, mac, payload)
         self._count(shard, taken_bytes)
         return evicted
 
@@ -226,7 +278,7 @@ class ShardStore:
     def _count(self, shard: Shard, more_bytes: int) -> None:
         """Account for a shard that came or went. XOR adds it to the hash and takes it out again (Zobrist hashing)."""
         self._held_bytes += more_bytes
-        content = f"{shard.id.to_text()} {shard.crc32c}".encode()
+        content = f"{shard.id.to_text()} {shard.mac}".encode()
         mixed = int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
         self._version = Version(self._version.term + 1, self._version.hash ^ mixed)
 

@@ -20,7 +20,7 @@ from stoker_warm._frames import Head, Kind
 from stoker_warm._membership import State
 from stoker_warm._node import LISTED_AT_ONCE
 from stoker_warm._node_connection import Node
-from stoker_warm._shard import ShardId
+from stoker_warm._shard import ShardId, ShardMac
 
 
 class Tombstones:
@@ -70,6 +70,7 @@ class ShardWriter:
     Args:
         config: of the tier.
         nodes: by number.
+        mac: of shards.
         directory: reserves places, and gets the outcome.
         tally: where objects are counted.
         rng: for choosing nodes.
@@ -80,13 +81,14 @@ class ShardWriter:
         self,
         config: WarmConfig,
         nodes: Sequence[Node],
+        mac: ShardMac,
         directory: Directory,
         tally: ProxyTally,
         rng: random.Random,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._config, self._nodes, self._directory, self._tally = config, nodes, directory, tally
-        self._rng, self._spawn = rng, spawn
+        self._mac, self._rng, self._spawn = mac, rng, spawn
         self._turns = asyncio.Semaphore(config.writes)
         self._is_closed = False
         self.tombstones = Tombstones(config.nodes, write_seconds=config.write_seconds)
@@ -188,7 +190,7 @@ class ShardWriter:
                 group.create_task(self._greet(node))
 
     def lost(self, node: int, shard: ShardId) -> None:
-        """A node lacks a shard, or has a damaged one, which must not be found there again."""
+        """A node lacks a shard, or has a wrong one, which must not be found there again."""
         if self._directory.dropped(node, shard):
             self.tombstones.add(node, shard)
 
@@ -214,7 +216,7 @@ class ShardWriter:
             await self.tombstones.delete(node)
             reply = await node.request(
                 Kind.SET,
-                {"shard": shard.to_text(), "crc32c": shard.checksum(payload)},
+                {"shard": shard.to_text(), "mac": self._mac.make(shard, payload)},
                 body=(payload,),
                 seconds=self._config.write_seconds,
             )

@@ -19,7 +19,7 @@ from stoker_warm._config import WarmConfig
 from stoker_warm._connection import Connection
 from stoker_warm._proxy import Proxy
 from stoker_warm._server import ProxyServer, ServerConfig
-from support.warm_platform import ADDRESS, SECRET, MemoryListener, Tier
+from support.warm_platform import ADDRESS, MAC, SECRET, MemoryListener, Tier
 from support.warm_wires import End
 
 __all__ = ["SharedTier", "loaded", "objects", "until_stored"]
@@ -55,7 +55,8 @@ class SharedTier(Tier):
         """Return a proxy that knows nothing of what nodes hold, and has a server of its own."""
         prices = Prices.load()
         tariff = Tariff(functions=prices.function("lambda"), store=prices.store("s3"))
-        proxy = Proxy(self.config, SECRET, self._invoke, MemoryListener(self.network), tariff=tariff, rng=self.rng)
+        listener = MemoryListener(self.network)
+        proxy = Proxy(self.config, SECRET, self._invoke, listener, mac=MAC, tariff=tariff, rng=self.rng)
         self.server = ProxyServer(proxy, self._server_config)
         proxy.serve(self.server)
         return proxy

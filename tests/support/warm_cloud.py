@@ -27,6 +27,7 @@ from stoker_warm._listener import TcpListener
 from stoker_warm._proxy import Proxy
 from support.function_cloud import cloud_of
 from support.waiting import until
+from support.warm_platform import MAC
 
 __all__ = ["PREFIX", "SECRET", "WarmCloud", "google_warm_cloud", "instances_of", "node_cloud", "objects", "warm_cloud"]
 
@@ -80,7 +81,7 @@ class WarmCloud:
 
     def _proxy(self) -> Proxy:
         listener = TcpListener(Address("127.0.0.1", 0), certificate=self._certificate)
-        return Proxy(self.config, self._secret, self._executor.call, listener, rng=random.Random(7))
+        return Proxy(self.config, self._secret, self._executor.call, listener, mac=MAC, rng=random.Random(7))
 
     async def restart(self) -> None:
         """Put a proxy in the place of this one that knows nothing of what nodes hold; it listens elsewhere."""

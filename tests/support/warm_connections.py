@@ -55,7 +55,7 @@ class Server:
         finally:
             self.serving -= 1
         if kind is Kind.GET and "shard" in head:
-            return Kind.FOUND, {"crc32c": 7}, (SHARD[: head["shard"]],)
+            return Kind.FOUND, {"mac": "7"}, (SHARD[: head["shard"]],)
         if kind is Kind.GET:
             return Kind.MISSING, {}, ()
         if kind is Kind.SET:

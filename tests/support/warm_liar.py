@@ -16,7 +16,7 @@ from stoker_warm._shard import ShardId
 __all__ = ["LIES", "Liar"]
 
 LIES = (
-    "bytes", "checksum", "other shard", "short", "missing", "failed", "other kind", "digest", "lists too much",
+    "bytes", "mac", "other shard", "short", "missing", "failed", "other kind", "digest", "lists too much",
     "lists for ever", "lists nonsense", "evicts all", "evicts nonsense", "refuses", "forgets", "says bye", "is another",
     "is silent",
 )  # fmt: skip
@@ -93,10 +93,10 @@ class Liar(NodeServer):
             payload[-1] ^= 1
         elif self.lie == "short":
             del payload[len(payload) // 2 :]
-        elif self.lie == "checksum":
-            crc = said["crc32c"]
-            assert isinstance(crc, int)
-            said = {"crc32c": crc ^ 1}
+        elif self.lie == "mac":
+            mac = said["mac"]
+            assert isinstance(mac, str)
+            said = {"mac": mac[:-1] + ("0" if mac[-1] != "0" else "1")}
         elif self.lie == "missing":
             return Kind.MISSING, {}, ()
         elif self.lie == "other kind":
@@ -105,5 +105,5 @@ class Liar(NodeServer):
             wanted = ShardId.parse(head["shard"])
             others = [each for each in self._store.ids() if each.size_bytes == wanted.size_bytes and each != wanted]
             if others and (other := self._store.get(others[0])) is not None:
-                payload, said = bytearray(other.payload), {"crc32c": other.crc32c}
+                payload, said = bytearray(other.payload), {"mac": other.mac}
         return kind, said, (payload,)

@@ -18,13 +18,14 @@ from stoker_warm._connection import Connection
 from stoker_warm._events import Wake
 from stoker_warm._node import NodeServer
 from stoker_warm._proxy import Proxy
-from stoker_warm._shard import ShardId, ShardStore
+from stoker_warm._shard import ShardId, ShardMac, ShardStore
 from support.warm_wires import End, LinkConfig, Network
 
-__all__ = ["ADDRESS", "SECRET", "Call", "Instance", "MemoryListener", "Platform", "Tier", "named"]
+__all__ = ["ADDRESS", "MAC", "SECRET", "Call", "Instance", "MemoryListener", "Platform", "Tier", "named"]
 
 SECRET = Secret(b"of all tests of the warm tier, 32 bytes at least")
 ADDRESS = "proxy:7411"
+MAC = ShardMac(b"of shards in all tests, 32 bytes")
 
 
 def named(number: int, size_bytes: int) -> tuple[str, bytes]:
@@ -293,7 +294,7 @@ class Tier:
     def new_proxy(self) -> Proxy:
         """Return a proxy that knows nothing of what nodes hold."""
         listener = MemoryListener(self.network)
-        return Proxy(self.config, SECRET, self.platform.invoke, listener, rng=self.rng)
+        return Proxy(self.config, SECRET, self.platform.invoke, listener, mac=MAC, rng=self.rng)
 
     async def replace(self, *, is_crash: bool = False) -> None:
         """Have another proxy in the place of this one; of a crash, nodes that are frozen hear nothing."""

@@ -1,4 +1,4 @@
-"""A tenant's secret of shared tiers, and what is derived from it: the names of objects, and tokens of requests.
+"""A tenant's secret of shared tiers, and what is derived from it: the names of objects, tokens of requests, and keys.
 
 Each derivation is an HMAC-SHA256 with a label of its own, so a token tells nothing of names. A name is the HMAC of an
 object's identity: who lacks the secret can neither compute the name of an object that they know, nor make a server keep
@@ -86,9 +86,10 @@ class TierSecret(Secret):
         tenant: tells tenants apart, in folders and metrics; 16 hexadecimal digits that tell nothing of the secret.
         token: of requests for objects.
         metrics_token: of requests for metrics, and good for nothing else.
+        shards_key: of the MACs of shards that nodes of a warm tier hold; 32 bytes.
     """
 
-    __slots__ = ("_names_key", "metrics_token", "tenant", "token")
+    __slots__ = ("_names_key", "metrics_token", "shards_key", "tenant", "token")
     variable = VARIABLE
     owner = "the shared tier"
     remedy = f"`stoker tier secret` makes one; give it to servers and trainers as {VARIABLE}"
@@ -99,6 +100,7 @@ class TierSecret(Secret):
         self.tenant = self._derive("tenant").hex()[:16]
         self.token = self._derive("token").hex()
         self.metrics_token = self._derive("metrics").hex()
+        self.shards_key = self._derive("shards")
 
     @classmethod
     def parse_all(cls, environment: Mapping[str, str]) -> tuple[TierSecret, ...]:

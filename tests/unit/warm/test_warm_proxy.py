@@ -15,7 +15,7 @@ from stoker_warm._erasure import Code
 from stoker_warm._membership import State
 from stoker_warm._shard import ShardId
 from stoker_warm._writer import _evicted
-from support.warm_platform import Mood, Tier, named
+from support.warm_platform import MAC, Mood, Tier, named
 from support.warm_wires import LinkConfig
 
 OBJECTS = [named(number, 3000 + number) for number in range(6)]
@@ -192,13 +192,13 @@ def test_a_damaged_shard_is_an_erasure_and_is_written_anew() -> None:
         assert held is not None
         payload = bytearray(held.payload)
         payload[7] ^= 1
-        store.set(shard, held.crc32c, payload)
+        store.set(shard, held.mac, payload)
         assert await tier.kept(NAME, DATA)
         await asyncio.sleep(1.0)
         assert statistics(tier, "corrupt", "hits", "rebuilt") == [1, 1, 1]
         again = store.get(shard)
         assert again is not None
-        assert again.is_whole
+        assert MAC.verify(shard, again.payload, again.mac)
 
     check(test)
 

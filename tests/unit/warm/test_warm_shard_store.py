@@ -11,6 +11,7 @@ from stoker_warm._shard import OVERHEAD_BYTES, Shard, ShardId, ShardStore, Versi
 from support.memory import memory_of
 
 PAYLOAD = b"x" * 100
+MAC, OTHER_MAC = "07" * 28, "08" * 28
 TAKEN_BYTES = len(PAYLOAD) + OVERHEAD_BYTES
 
 
@@ -25,16 +26,16 @@ def shelf_with(*ids: ShardId, room: int) -> ShardStore:
     """Return a store with room for so many shards, those of some ids put there in turn."""
     store = ShardStore(room * TAKEN_BYTES)
     for each in ids:
-        assert store.set(each, 7, PAYLOAD) == []
+        assert store.set(each, MAC, PAYLOAD) == []
     return store
 
 
 def test_a_shard_comes_back_as_it_was_put_there() -> None:
     store = ShardStore(10_000)
     payload = bytearray(b"payload")
-    assert store.set(A, 0xDEADBEEF, payload) == []
+    assert store.set(A, MAC, payload) == []
     found = store.get(A)
-    assert found == Shard(A, 0xDEADBEEF, payload)
+    assert found == Shard(A, MAC, payload)
     assert found.payload is payload
 
 
@@ -54,8 +55,8 @@ def test_what_was_deleted_is_gone_and_so_are_its_bytes() -> None:
 
 def test_the_budget_counts_payloads_and_what_each_shard_takes_besides() -> None:
     store = ShardStore(10_000)
-    store.set(A, 7, b"")
-    store.set(B, 7, b"12345")
+    store.set(A, MAC, b"")
+    store.set(B, MAC, b"12345")
     assert store.held_bytes == 2 * OVERHEAD_BYTES + 5
 
 
@@ -66,7 +67,7 @@ def test_a_shard_takes_no_more_besides_its_payload_than_is_counted_for_it(shards
         store = ShardStore(1 << 40)
         for number in range(shards):
             each = ShardId.parse(f"{number:032x}.10+2.{number % 12}")
-            store.set(each, (1 << 32) - 1 - number, bytearray(8))
+            store.set(each, f"{number:056x}", bytearray(8))
             store.get(each)
         return store
 
@@ -76,74 +77,74 @@ def test_a_shard_takes_no_more_besides_its_payload_than_is_counted_for_it(shards
 def test_a_shard_larger_than_the_limit_is_refused_and_nobody_goes() -> None:
     store = shelf_with(A, B, room=2)
     digest = store.version
-    assert store.set(C, 7, bytes(2 * TAKEN_BYTES - OVERHEAD_BYTES + 1)) is None
+    assert store.set(C, MAC, bytes(2 * TAKEN_BYTES - OVERHEAD_BYTES + 1)) is None
     assert (store.ids(), store.version, store.held_bytes) == ([A, B], digest, 2 * TAKEN_BYTES)
 
 
 def test_a_shard_as_large_as_the_limit_makes_everybody_go() -> None:
     store = shelf_with(A, B, room=2)
-    assert store.set(C, 7, bytes(2 * TAKEN_BYTES - OVERHEAD_BYTES)) == [A, B]
+    assert store.set(C, MAC, bytes(2 * TAKEN_BYTES - OVERHEAD_BYTES)) == [A, B]
     assert (store.ids(), store.held_bytes) == ([C], store.limit_bytes)
 
 
 def test_a_replacement_that_is_too_large_leaves_what_is_there() -> None:
     store = shelf_with(A, room=1)
-    assert store.set(A, 8, bytes(TAKEN_BYTES)) is None
-    assert store.get(A) == Shard(A, 7, PAYLOAD)
+    assert store.set(A, OTHER_MAC, bytes(TAKEN_BYTES)) is None
+    assert store.get(A) == Shard(A, MAC, PAYLOAD)
 
 
 def test_a_shard_takes_the_place_of_the_one_with_its_id() -> None:
     store = shelf_with(A, B, room=2)
-    assert store.set(A, 8, b"short") == []
-    assert store.get(A) == Shard(A, 8, b"short")
+    assert store.set(A, OTHER_MAC, b"short") == []
+    assert store.get(A) == Shard(A, OTHER_MAC, b"short")
     assert store.held_bytes == TAKEN_BYTES + OVERHEAD_BYTES + 5
 
 
 def test_a_shard_that_grows_is_not_told_to_have_gone() -> None:
     store = shelf_with(A, B, C, room=3)
-    assert store.set(A, 8, PAYLOAD + b"y") == [B]
+    assert store.set(A, OTHER_MAC, PAYLOAD + b"y") == [B]
     assert store.ids() == [A, C]
 
 
 def test_without_uses_the_oldest_goes_first() -> None:
     store = shelf_with(A, B, C, room=3)
-    assert [store.set(each, 7, PAYLOAD) for each in (D, E)] == [[A], [B]]
+    assert [store.set(each, MAC, PAYLOAD) for each in (D, E)] == [[A], [B]]
 
 
 def test_one_that_was_used_is_left_once() -> None:
     store = shelf_with(A, B, C, room=3)
     store.get(A)
-    assert store.set(D, 7, PAYLOAD) == [B]
-    assert store.set(E, 7, PAYLOAD) == [C]
-    assert store.set(B, 7, PAYLOAD) == [A]
+    assert store.set(D, MAC, PAYLOAD) == [B]
+    assert store.set(E, MAC, PAYLOAD) == [C]
+    assert store.set(B, MAC, PAYLOAD) == [A]
 
 
 def test_if_all_were_used_the_first_goes() -> None:
     store = shelf_with(A, B, C, room=3)
     for each in (C, B, A):
         store.get(each)
-    assert store.set(D, 7, PAYLOAD) == [A]
-    assert store.set(E, 7, PAYLOAD) == [B]
+    assert store.set(D, MAC, PAYLOAD) == [A]
+    assert store.set(E, MAC, PAYLOAD) == [B]
 
 
 def test_a_use_ends_with_the_shard() -> None:
     store = shelf_with(A, B, room=2)
     store.get(A)
     store.delete(A)
-    store.set(A, 7, PAYLOAD)
-    assert store.set(C, 7, PAYLOAD) == [B]
-    assert store.set(D, 7, PAYLOAD) == [A]
+    store.set(A, MAC, PAYLOAD)
+    assert store.set(C, MAC, PAYLOAD) == [B]
+    assert store.set(D, MAC, PAYLOAD) == [A]
 
 
 def test_looking_at_ids_is_no_use() -> None:
     store = shelf_with(A, B, room=2)
     assert A in store
     assert store.ids() == [A, B]
-    assert store.set(C, 7, PAYLOAD) == [A]
+    assert store.set(C, MAC, PAYLOAD) == [A]
 
 
 def test_a_shelf_without_room_refuses_everything() -> None:
-    assert ShardStore(0).set(A, 7, b"") is None
+    assert ShardStore(0).set(A, MAC, b"") is None
 
 
 def test_a_negative_limit_is_refused() -> None:
@@ -167,18 +168,18 @@ def test_the_hash_has_64_bits_and_each_shard_its_own() -> None:
 
 def test_another_checksum_is_another_hash() -> None:
     first, second = ShardStore(10_000), ShardStore(10_000)
-    first.set(A, 7, PAYLOAD)
-    second.set(A, 8, PAYLOAD)
+    first.set(A, MAC, PAYLOAD)
+    second.set(A, OTHER_MAC, PAYLOAD)
     assert first.version.hash != second.version.hash
 
 
 def test_equal_contents_have_equal_hashes_whatever_way_they_came() -> None:
     straight = shelf_with(A, B, room=2)
     winding = shelf_with(C, B, room=2)
-    assert winding.set(D, 7, PAYLOAD) == [C]
-    winding.set(B, 8, PAYLOAD)
-    winding.set(B, 7, PAYLOAD)
-    assert winding.set(A, 7, PAYLOAD) == [D]
+    assert winding.set(D, MAC, PAYLOAD) == [C]
+    winding.set(B, OTHER_MAC, PAYLOAD)
+    winding.set(B, MAC, PAYLOAD)
+    assert winding.set(A, MAC, PAYLOAD) == [D]
     assert straight.ids() == winding.ids()
     assert straight.version.hash == winding.version.hash
     assert straight.version.term < winding.version.term
@@ -187,7 +188,7 @@ def test_equal_contents_have_equal_hashes_whatever_way_they_came() -> None:
 def test_a_peer_that_missed_changes_has_another_digest_even_with_as_many() -> None:
     current, peer = shelf_with(A, B, room=4), shelf_with(A, room=4)
     assert current.version.term > peer.version.term
-    peer.set(C, 7, PAYLOAD)
+    peer.set(C, MAC, PAYLOAD)
     assert current.version.term == peer.version.term
     assert current.version != peer.version
 
@@ -198,7 +199,7 @@ def test_uses_and_refusals_do_not_change_the_digest() -> None:
     store.get(A)
     store.get(B)
     store.delete(B)
-    store.set(B, 7, bytes(TAKEN_BYTES))
+    store.set(B, MAC, bytes(TAKEN_BYTES))
     assert store.version == digest
 
 
@@ -216,17 +217,17 @@ def test_pages_have_every_shard_once_in_order() -> None:
 def test_pages_go_on_behind_an_id_that_has_gone() -> None:
     store = shelf_with(A, B, D, room=4)
     store.delete(B)
-    store.set(C, 7, PAYLOAD)
+    store.set(C, MAC, PAYLOAD)
     assert store.ids(B, 10) == [C, D]
 
 
 def test_an_evicted_payload_stays_as_it_is_for_who_sends_it() -> None:
     store = ShardStore(TAKEN_BYTES)
-    store.set(A, 7, bytearray(PAYLOAD))
+    store.set(A, MAC, bytearray(PAYLOAD))
     found = store.get(A)
     assert found is not None
     view = memoryview(found.payload)
-    store.set(B, 7, bytearray(100))
-    store.set(C, 7, bytearray(100))
+    store.set(B, MAC, bytearray(100))
+    store.set(C, MAC, bytearray(100))
     assert view == PAYLOAD
     assert store.held_bytes == TAKEN_BYTES
