@@ -187,15 +187,16 @@ class Directory:
         """A node lost all that it held. What is on its way to it stays reserved until its writer reports."""
         self._disbelieve(node, frozenset())
 
-    def listed(self, node: int, shards: Collection[ShardId]) -> list[ShardId]:
-        """Believe that a node holds what it lists and nothing else.
+    def listed(self, node: int, shards: Collection[ShardId], *, is_trusted: bool = True) -> list[ShardId]:
+        """Believe that a node holds what it lists and nothing else; without trust, only what was placed there.
 
         Returns:
             The shards that nothing will be read from, which are to be deleted there: cut by another code, of an object
             that has the shard elsewhere or another one on this node, or of more objects than there are rows for.
         """
         self._disbelieve(node, frozenset(shards))
-        return [shard for shard in shards if not self._believe(node, shard)]
+        believe = self._believe if is_trusted else self.stored
+        return [shard for shard in shards if not believe(node, shard)]
 
     def forget(self, name: str) -> list[Held]:
         """Let an object go; return its shards, which are to be deleted."""

@@ -16,6 +16,10 @@ called once more while the stranger runs, which leaves the platform the known on
 greets then is the node. A call too many, with its cold start, costs some hundredths of moving what a full node held.
 
 Messages of an instance other than the known one, or on a broken connection, are dropped before they get here.
+
+An instance that answers with wrong shards gets a strike for each, which no right ones make up for. At the last one the
+node is given up. When that instance greets again, nothing of what it lists is believed, and one more strike gives it up
+again; with another instance the node begins anew.
 """
 
 from __future__ import annotations
@@ -57,6 +61,7 @@ class Event(enum.Enum):
         RETURNED: the last call that was open ended, well or not.
         GIVEN_UP: it was tried as often as is sensible.
         MUTE: it was asked for shards as often, and delivered none, whatever else it answers.
+        LIED: it answered with wrong shards as often.
     """
 
     GREETED = "greeted"
@@ -69,6 +74,7 @@ class Event(enum.Enum):
     RETURNED = "returned"
     GIVEN_UP = "given up"
     MUTE = "mute"
+    LIED = "lied"
 
 
 _SLEEPING, _AWAKE, _MAYBE, _GONE = State
@@ -86,6 +92,7 @@ TRANSITIONS: dict[tuple[State, Event], State | None] = {
         Event.RETURNED: (_SLEEPING, _SLEEPING, _SLEEPING, _GONE),
         Event.GIVEN_UP: (_GONE, None, _GONE, _GONE),
         Event.MUTE: (None, _GONE, _GONE, None),
+        Event.LIED: (_GONE, _GONE, _GONE, None),
     }.items()
     for state, after in zip(State, row, strict=True)
 }
@@ -109,6 +116,33 @@ class Contents(enum.Enum):
     DOUBTFUL = "doubtful"
 
 
+class _Offences:
+    """Counts what one instance has done wrong; with another one the count begins anew.
+
+    Args:
+        limit: at which the count stays.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._instance: str | None = None
+        self._count = 0
+
+    def add(self, instance: str | None) -> bool:
+        """Count an offence; return whether the limit is reached."""
+        self._count = self._count + 1 if instance == self._instance else 1
+        self._instance = instance
+        return self.is_full(instance)
+
+    def is_full(self, instance: str | None) -> bool:
+        """Return whether an instance has reached the limit."""
+        return instance == self._instance and self._count >= self._limit
+
+    def clear(self) -> None:
+        """Count from 0."""
+        self._count = 0
+
+
 class Membership:
     """One node's state. It decides and never waits; times are those of the caller's clock, in seconds.
 
@@ -117,7 +151,7 @@ class Membership:
 
     Args:
         fresh_seconds: after its last message, in which a node is believed to be awake without being asked.
-        tries: failed attempts in a row, without a message in between, after which it is given up.
+        tries: failed attempts in a row, without a message in between, after which it is given up; wrong shards, too.
     """
 
     def __init__(self, *, fresh_seconds: float = 1.0, tries: int = 3) -> None:
@@ -140,8 +174,7 @@ class Membership:
         """When its last word came."""
         self._is_answered = True
         self._is_patient = False
-        self._debtor: str | None = None
-        self._undelivered = 0
+        self._undelivered, self._strikes = _Offences(tries), _Offences(tries)
 
     def may_send(self, now_seconds: float) -> bool:
         """Return whether requests can go out at once."""
@@ -240,17 +273,24 @@ class Membership:
 
     def delivered(self) -> None:
         """The known instance has answered what it was asked for a shard."""
-        self._undelivered = 0
+        self._undelivered.clear()
 
     def undelivered(self) -> bool:
         """A deadline passed with no shard of the known instance, which may answer pings; return as :meth:`silent` does.
 
         An instance that was given up for that, and greets, is given up at the next one already, until it has delivered.
         """
-        if self._debtor != self.instance:
-            self._debtor, self._undelivered = self.instance, 0
-        self._undelivered = min(self._undelivered + 1, self._most_tries)
-        return self._undelivered == self._most_tries and self._advance(Event.MUTE) and self._forget()
+        return self._undelivered.add(self.instance) and self._advance(Event.MUTE) and self._forget()
+
+    def lied(self, instance: str) -> bool:
+        """An instance has answered with a wrong shard; return as :meth:`silent` does. Not if it is not the node's."""
+        is_its_last = instance == self.instance and self._strikes.add(instance)
+        return is_its_last and self._advance(Event.LIED) and self._forget()
+
+    @property
+    def is_distrusted(self) -> bool:
+        """Whether the known instance was given up for wrong shards, so that nothing of what it lists is believed."""
+        return self._strikes.is_full(self.instance)
 
     def returned(self) -> bool:
         """A call ended well; return as :meth:`silent` does. One that brought no message was a try."""

@@ -1,4 +1,4 @@
-"""Nodes as the proxy uses them: called when they sleep, asked when they are awake, given up when they are silent.
+"""Nodes as the proxy uses them: called when they sleep, asked when awake, given up when they are silent or lie.
 
 What an instance holds, and what it is to let go, are lists of shards, page by page.
 """
@@ -6,6 +6,7 @@ What an instance holds, and what it is to let go, are lists of shards, page by p
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from stoker.errors import ConnectionLostError, DeadlineError, StokerError, WireError
+from stoker.errors import ConnectionLostError, DeadlineError, ServerError, StokerError, StoreError, WireError
 from stoker_warm._config import WarmConfig
 from stoker_warm._connection import Connection
 from stoker_warm._events import Report, Task
@@ -22,7 +23,35 @@ from stoker_warm._invoker import Billed, Invoke, Invoker, NodeConnectionState
 from stoker_warm._membership import Contents, Membership, State
 from stoker_warm._node import LISTED_AT_ONCE
 from stoker_warm._requests import Reply
-from stoker_warm._shard import ShardId
+from stoker_warm._shard import ShardId, ShardMac
+
+
+class Got(enum.Enum):
+    """What became of asking a node for a shard.
+
+    Attributes:
+        RIGHT: it came, and its MAC is right.
+        LACKING: the node has it not.
+        WRONG: something else came.
+        NOTHING: it cannot be had now.
+    """
+
+    RIGHT = enum.auto()
+    LACKING = enum.auto()
+    WRONG = enum.auto()
+    NOTHING = enum.auto()
+
+
+def evicted_of(name: str, head: Head) -> list[ShardId]:
+    """Return the shards that went for one that a node has put away.
+
+    Raises:
+        WireError: it does not say so.
+    """
+    evicted = head.get("evicted")
+    if not isinstance(evicted, list):
+        raise WireError(f"{name} says that {evicted!r:.40} went for a shard")
+    return [ShardId.parse(each) for each in evicted]
 
 
 def listed_page(name: str, head: Head, before: Sequence[ShardId], most: int) -> list[ShardId]:
@@ -48,6 +77,7 @@ class NodeParts:
 
     Attributes:
         config: the tier's settings.
+        mac: of shards.
         invoke: calls functions.
         proxy: makes the address, ``host:port``, and the certificate's fingerprint that nodes dial.
         spawn: runs something that ends by itself, in the proxy's task group.
@@ -56,6 +86,7 @@ class NodeParts:
     """
 
     config: WarmConfig
+    mac: ShardMac
     invoke: Invoke
     proxy: Callable[[], tuple[str, str]]
     spawn: Callable[[Coroutine[Any, Any, object]], object]
@@ -75,7 +106,7 @@ class Node:
         config = parts.config
         self.number, self.name = number, config.name_of(number)
         self.limit_bytes = 0
-        self._config, self._spawn, self._found = config, parts.spawn, parts.found
+        self._config, self._mac, self._spawn, self._found = config, parts.mac, parts.spawn, parts.found
         self._state = NodeConnectionState(
             self.name, config, found=partial(parts.found, self), call_back=lambda: self._invoker.rouse()
         )
@@ -98,7 +129,57 @@ class Node:
 
     # What the proxy asks of it.
 
-    async def request(
+    async def get(self, shard: ShardId, into: memoryview) -> Got:
+        """Fill ``into`` with a shard, if it can be had in time. A wrong one is a strike.
+
+        When the call ends, however it ends, nothing writes to ``into`` any more.
+        """
+        head, seconds = {"shard": shard.to_text()}, self._config.read_seconds
+        try:
+            reply, instance = await self._request(Kind.GET, head, into=into, seconds=seconds)
+        except ServerError:
+            return Got.LACKING  # it has answered: that it cannot
+        except StoreError:
+            return Got.NOTHING
+        if reply.kind is Kind.MISSING:
+            return Got.LACKING
+        if reply.body_bytes == len(into) and self._mac.verify(shard, into, reply.head.get("mac")):
+            return Got.RIGHT
+        self._state.gave_up(self.membership.lied(instance))
+        return Got.WRONG
+
+    async def set(self, shard: ShardId, payload: memoryview) -> list[ShardId] | None:
+        """Have it keep a shard; return what went for it, None if it does not take it.
+
+        When the call ends, however it ends, nothing reads ``payload`` any more.
+
+        Raises:
+            TransientError: it could not be woken, did not answer in time, or failed.
+        """
+        head = {"shard": shard.to_text(), "mac": self._mac.make(shard, payload)}
+        seconds = self._config.write_seconds
+        reply, _ = await self._request(Kind.SET, head, body=(payload,), seconds=seconds)
+        return evicted_of(self.name, reply.head) if reply.kind is Kind.STORED else None
+
+    async def delete(self, shards: Sequence[ShardId]) -> None:
+        """Have it drop shards.
+
+        Raises:
+            TransientError: it could not be woken, did not answer in time, or failed.
+        """
+        for start in range(0, len(shards), LISTED_AT_ONCE):
+            head = {"shards": [shard.to_text() for shard in shards[start : start + LISTED_AT_ONCE]]}
+            await self._request(Kind.DELETE, head, seconds=self._config.write_seconds)
+
+    async def ping(self, seconds: float | None = None) -> None:
+        """Wake it if need be, and have it answer within ``seconds``, else within those that a wake may take.
+
+        Raises:
+            TransientError: it could not be woken, did not answer in time, or failed.
+        """
+        await self._request(Kind.PING, {}, seconds=self._config.wake_seconds if seconds is None else seconds)
+
+    async def _request(
         self,
         kind: Kind,
         head: Head,
@@ -106,14 +187,8 @@ class Node:
         body: Sequence[bytes | bytearray | memoryview] = (),
         into: memoryview | None = None,
         seconds: float,
-    ) -> Reply:
-        """Wake the node if need be, ask it, and return its answer.
-
-        When the call ends, however it ends, nothing reads ``body`` or writes to ``into`` any more.
-
-        Raises:
-            TransientError: it could not be woken, did not answer in time, or failed.
-        """
+    ) -> tuple[Reply, str]:
+        """Wake the node if need be, ask it, and return its answer with the instance that gave it."""
         end_seconds = asyncio.get_running_loop().time() + seconds
         try:
             return await self._ask(kind, head, body, into, end_seconds)
@@ -130,7 +205,7 @@ class Node:
         body: Sequence[bytes | bytearray | memoryview],
         into: memoryview | None,
         end_seconds: float,
-    ) -> Reply:
+    ) -> tuple[Reply, str]:
         state = self._state
         connection, instance = self._invoker.awake() or await self._invoker.ready_by(end_seconds)
         sent_seconds, is_change = asyncio.get_running_loop().time(), kind in (Kind.SET, Kind.DELETE)
@@ -150,7 +225,7 @@ class Node:
         state.answered(instance, is_shard=is_current and kind is Kind.GET)
         if is_change and reply.kind is Kind.STORED:
             state.noted(Report.parse({key: value for key, value in reply.head.items() if key != "evicted"}))
-        return reply
+        return reply, instance
 
     def _has_failed(self, kind: Kind, connection: Connection, sent_seconds: float, *, is_late: bool) -> None:
         """Draw conclusions from a request without an answer."""
@@ -211,7 +286,7 @@ class Node:
         shards = list[ShardId]()
         while True:
             after = {"after": shards[-1].to_text()} if shards else {}
-            reply = await self.request(Kind.INDEX, after, seconds=self._config.write_seconds)
+            reply, _ = await self._request(Kind.INDEX, after, seconds=self._config.write_seconds)
             if self.membership.instance != instance:
                 return None
             shards += listed_page(self.name, reply.head, shards, self._config.max_objects)
@@ -224,14 +299,12 @@ class Node:
         Raises:
             TransientError: it could not be woken, did not answer in time, or failed.
         """
-        await self.request(Kind.PING, {}, seconds=self._config.wake_seconds)  # so that the instance is known
-        await self.request(Kind.PING, {}, seconds=self._config.wake_seconds)
+        await self.ping()  # so that the instance is known
+        await self.ping()
         while (held := await self.listed()) != []:
             if held is None:
                 raise ConnectionLostError(f"another instance of {self.name} has come, which may hold something, too")
-            for start in range(0, len(held), LISTED_AT_ONCE):
-                head = {"shards": [shard.to_text() for shard in held[start : start + LISTED_AT_ONCE]]}
-                await self.request(Kind.DELETE, head, seconds=self._config.write_seconds)
+            await self.delete(held)
 
     # What happens to it.
 

@@ -24,7 +24,6 @@ from stoker_warm._config import WarmConfig
 from stoker_warm._directory import Directory
 from stoker_warm._erasure import require_codec
 from stoker_warm._events import Task
-from stoker_warm._frames import Kind
 from stoker_warm._heartbeat import start_heartbeats
 from stoker_warm._invoker import Invoke
 from stoker_warm._listener import Clients, Listener, PeerServer
@@ -81,15 +80,13 @@ class Proxy:
         self.config = config
         self.meter = CostMeter()
         self.listener = listener
-        self._invoke = invoke
+        self._mac, self._invoke = mac, invoke
         rng = rng or random.Random()  # noqa: S311 - which nodes is no secret
         self._directory = Directory(config.nodes, config.code, limit_bytes=0, max_objects=config.max_objects)
         self._nodes: list[Node] = []
         self._tally = ProxyTally()
-        self._writer = ShardWriter(config, self._nodes, mac, self._directory, self._tally, rng, self._spawn)
-        self._reader = ShardReader(
-            config.code, self._nodes, mac, self._tally, read_seconds=config.read_seconds, lost=self._writer.lost
-        )
+        self._writer = ShardWriter(config, self._nodes, self._directory, self._tally, rng, self._spawn)
+        self._reader = ShardReader(config.code, self._nodes, self._tally, lost=self._writer.lost)
         self._tariff = tariff or Tariff(functions=_FREE, store=Prices.load().store("s3"))
         self._begun_seconds = 0.0
         self._peers = PeerServer(secret, listener, self._nodes, self._spawn)
@@ -105,6 +102,7 @@ class Proxy:
         self._begun_seconds = asyncio.get_running_loop().time()
         parts = NodeParts(
             config=self.config,
+            mac=self._mac,
             invoke=self._invoke,
             proxy=lambda: (self.listener.address, self.listener.fingerprint),
             spawn=self._spawn,
@@ -200,7 +198,7 @@ class Proxy:
         try:
             if node.membership.state is State.GONE:
                 await node.keep_warm()
-            await node.request(Kind.PING, {}, seconds=self.config.wake_seconds)
+            await node.ping()
             if not node.membership.is_listed:
                 await self._learn(node)
         except StokerError as error:
@@ -266,6 +264,10 @@ class Proxy:
         """
         return self._writer.take(name, data)
 
+    def drop(self, name: str) -> None:
+        """Forget an object, also one that is being written: its bytes are wrong."""
+        self._writer.drop(name)
+
     # What nodes hold.
 
     def _found(self, node: Node, contents: Contents) -> None:
@@ -289,7 +291,8 @@ class Proxy:
         if shards is None:
             return
         tombstones = self._writer.tombstones.forget(node.number)
-        strange = self._directory.listed(node.number, [shard for shard in shards if shard not in tombstones])
+        believed = [shard for shard in shards if shard not in tombstones]
+        strange = self._directory.listed(node.number, believed, is_trusted=not node.membership.is_distrusted)
         for shard in (*tombstones.intersection(shards), *strange):
             self._writer.tombstones.add(node.number, shard)
 

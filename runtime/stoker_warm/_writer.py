@@ -11,16 +11,15 @@ from typing import Any
 
 from stoker._base.task_group import task_group
 from stoker._base.threads import in_thread
-from stoker.errors import StoreError, TransientError, WireError
+from stoker.errors import StoreError, TransientError
 from stoker_warm._billing import ProxyTally
 from stoker_warm._config import WarmConfig
 from stoker_warm._directory import Directory, Held, Placement
 from stoker_warm._erasure import Code, encode
-from stoker_warm._frames import Head, Kind
 from stoker_warm._membership import State
 from stoker_warm._node import LISTED_AT_ONCE
 from stoker_warm._node_connection import Node
-from stoker_warm._shard import ShardId, ShardMac
+from stoker_warm._shard import ShardId
 
 
 class Tombstones:
@@ -28,13 +27,11 @@ class Tombstones:
 
     Args:
         nodes: how many there are.
-        write_seconds: for an order to delete, its node's wake included.
     """
 
-    def __init__(self, nodes: int, *, write_seconds: float) -> None:
+    def __init__(self, nodes: int) -> None:
         self._shards: dict[int, set[ShardId]] = {}
         self._deleting = [asyncio.Lock() for _ in range(nodes)]
-        self._write_seconds = write_seconds
 
     def add(self, node: int, shard: ShardId) -> None:
         """Have a shard deleted."""
@@ -53,8 +50,7 @@ class Tombstones:
         async with self._deleting[node.number]:  # lest a shard is put there again before a second order to delete it
             while tombstones := self._shards.get(node.number):
                 page = list(islice(tombstones, LISTED_AT_ONCE))
-                head = {"shards": [shard.to_text() for shard in page]}
-                await node.request(Kind.DELETE, head, seconds=self._write_seconds)
+                await node.delete(page)
                 tombstones.difference_update(page)
 
 
@@ -70,7 +66,6 @@ class ShardWriter:
     Args:
         config: of the tier.
         nodes: by number.
-        mac: of shards.
         directory: reserves places, and gets the outcome.
         tally: where objects are counted.
         rng: for choosing nodes.
@@ -81,20 +76,19 @@ class ShardWriter:
         self,
         config: WarmConfig,
         nodes: Sequence[Node],
-        mac: ShardMac,
         directory: Directory,
         tally: ProxyTally,
         rng: random.Random,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._config, self._nodes, self._directory, self._tally = config, nodes, directory, tally
-        self._mac, self._rng, self._spawn = mac, rng, spawn
+        self._rng, self._spawn = rng, spawn
         self._turns = asyncio.Semaphore(config.writes)
         self._is_closed = False
-        self.tombstones = Tombstones(config.nodes, write_seconds=config.write_seconds)
+        self.tombstones = Tombstones(config.nodes)
         """What is to be deleted."""
-        self.under_way: set[str] = set()
-        """Names of objects that are being written, or are about to be."""
+        self.under_way: dict[str, asyncio.Task[None]] = {}
+        """What writes an object, or is about to, by the object's name."""
 
     def offer(self, name: str, data: memoryview) -> None:
         """Put an object away some time, if there is room for a copy until then. Never blocks."""
@@ -115,9 +109,17 @@ class ShardWriter:
         return True
 
     def rebuild(self, name: str, data: memoryview) -> None:
-        """Put the lost shards of an object away again, of which the bytes are at hand; if there is room for a copy."""
-        if self._fits(len(data)) and name not in self.under_way:
+        """Put the lost shards of an object that is here away again; if there is room for a copy."""
+        is_here = self._directory.find(name, is_use=False) is not None
+        if is_here and name not in self.under_way and self._fits(len(data)):
             self._begin(name, bytes(data))
+
+    def drop(self, name: str) -> None:
+        """Forget an object, also one that is being written. Its shards are deleted when their nodes are written to."""
+        if name in self.under_way:
+            self.under_way[name].cancel()
+        for held in self._directory.forget(name):
+            self.tombstones.add(held.node, held.shard)
 
     def close(self) -> None:
         """Take no more."""
@@ -136,13 +138,12 @@ class ShardWriter:
         return not self._is_closed and size_bytes <= limit_bytes
 
     def _begin(self, name: str, data: bytes | bytearray) -> None:
-        self.under_way.add(name)
         self._tally.pending_bytes += len(data)
-        writing = self._spawn(self._write(name, data))
+        writing = self.under_way[name] = self._spawn(self._write(name, data))
         writing.add_done_callback(lambda _: self._ended(name, len(data)))
 
     def _ended(self, name: str, size_bytes: int) -> None:
-        self.under_way.discard(name)
+        del self.under_way[name]
         self._tally.pending_bytes -= size_bytes
 
     async def _write(self, name: str, data: bytes | bytearray) -> None:
@@ -214,15 +215,10 @@ class ShardWriter:
         node = self._nodes[number]
         try:
             await self.tombstones.delete(node)
-            reply = await node.request(
-                Kind.SET,
-                {"shard": shard.to_text(), "mac": self._mac.make(shard, payload)},
-                body=(payload,),
-                seconds=self._config.write_seconds,
-            )
-            if reply.kind is Kind.STORED:
-                for evicted in _evicted(reply.head):
-                    self._directory.dropped(number, evicted)
+            evicted = await node.set(shard, payload)
+            if evicted is not None:
+                for each in evicted:
+                    self._directory.dropped(number, each)
                 if self._directory.stored(number, shard):
                     return True
                 self.tombstones.add(number, shard)
@@ -237,7 +233,7 @@ class ShardWriter:
 
     async def _greet(self, node: Node) -> None:
         try:
-            await node.request(Kind.PING, {}, seconds=self._config.wake_seconds)
+            await node.ping()
         except TransientError as error:
             _log.debug("%s does not say how much it holds: %s", node.name, error)
 
@@ -251,11 +247,3 @@ async def encoded(code: Code, data: bytes | bytearray, wanted: Collection[int]) 
         await in_thread(lambda _: encode(whole, code, parity))
         shards |= dict(enumerate(parity, code.data))
     return shards
-
-
-def _evicted(head: Head) -> list[ShardId]:
-    """Return what a node says has gone for a shard."""
-    evicted = head.get("evicted")
-    if not isinstance(evicted, list):
-        raise WireError(f"a node says that {evicted!r:.40} went for a shard")
-    return [ShardId.parse(each) for each in evicted]

@@ -9,7 +9,7 @@ import pytest
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
-from stoker_warm._shard import ShardId
+from stoker_warm._shard import ShardMac
 from support.warm_liar import LIES
 from support.warm_platform import Tier, named
 from support.warm_schedules import FAULTS, play, play_all
@@ -34,8 +34,8 @@ def test_the_same_seed_takes_the_same_course() -> None:
     assert play(77).counts == play(77).counts
 
 
-def test_without_checksums_the_net_catches_wrong_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ShardId, "checksum", lambda shard, payload: 0)
+def test_without_macs_the_net_catches_wrong_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ShardMac, "verify", lambda mac, shard, payload, said: True)
 
     def play_many() -> None:
         for seed in range(400):

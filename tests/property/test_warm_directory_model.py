@@ -135,13 +135,13 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.directory.lost(node)
         self.lose(node, set())
 
-    @rule(data=st.data(), node=NODES)
-    def a_node_lists_what_it_has(self, data: st.DataObject, node: int) -> None:
+    @rule(data=st.data(), node=NODES, is_trusted=st.booleans())
+    def a_node_lists_what_it_has(self, data: st.DataObject, node: int, is_trusted: bool) -> None:
         if node not in self.limits:
             return
         known = [held.shard for key in self.rows for held in self.held(key) if held.node == node]
         listed = list(dict.fromkeys([*data.draw(st.lists(st.sampled_from(EVERY), max_size=6)), *known[::2]]))
-        strays = self.directory.listed(node, listed)
+        strays = self.directory.listed(node, listed, is_trusted=is_trusted)
         self.lose(node, set(listed))
         expected = []
         for shard in listed:
@@ -150,7 +150,9 @@ class DirectoryMachine(RuleBasedStateMachine):
             holder, _ = row.get(shard.position, (node, True))
             others = {other for position, (other, _) in row.items() if position != shard.position}
             has_room = key in self.rows or len(self.rows) < self.most
-            if shard.code != self.code or holder != node or node in others or not has_room:
+            is_placed = holder == node and shard.position in row
+            can_be = shard.code == self.code and holder == node and node not in others and has_room
+            if not (can_be if is_trusted else is_placed):
                 expected.append(shard)
             else:
                 self.rows.setdefault(key, {})[shard.position] = (node, True)

@@ -32,6 +32,8 @@ class LifeMachine(RuleBasedStateMachine):
         self.instances: dict[str, Instance] = {}
         self.believed: frozenset[int] = frozenset()
         self.things = self.started = 0
+        self.suspect: str | None = None
+        self.strikes = 0
         self.now = 0.0
 
     def pick(self, who: int) -> str | None:
@@ -119,7 +121,8 @@ class LifeMachine(RuleBasedStateMachine):
     def an_instance_lists_what_it_has(self, who: int) -> None:
         name = self.pick(who)
         if name is not None and name == self.membership.instance and self.membership.is_connected:
-            self.believed = self.instances[name].contents
+            held = self.instances[name].contents
+            self.believed = self.believed & held if self.membership.is_distrusted else held
             self.membership.changed(name, self.instances[name].digest)
             self.membership.listed(name)
 
@@ -153,6 +156,24 @@ class LifeMachine(RuleBasedStateMachine):
             self.membership.delivered()
         else:
             self.gave_up(self.membership.undelivered())
+
+    @rule(who=WHO)
+    def an_instance_answers_with_a_wrong_shard(self, who: int) -> None:
+        name = self.pick(who)
+        if name is None:
+            return
+        is_known = name == self.membership.instance
+        if is_known:
+            self.strikes = self.strikes + 1 if name == self.suspect else 1
+            self.suspect = name
+        is_given_up = self.membership.lied(name)
+        assert is_given_up == (is_known and self.strikes >= 3)
+        self.gave_up(is_given_up)
+
+    @invariant()
+    def only_the_instance_with_three_strikes_is_distrusted(self) -> None:
+        is_liar = self.membership.instance is not None and self.membership.instance == self.suspect
+        assert self.membership.is_distrusted == (is_liar and self.strikes >= 3)
 
     @rule(seconds=st.floats(0, 5))
     def time_passes(self, seconds: float) -> None:

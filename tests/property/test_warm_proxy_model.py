@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from stoker.testing import VirtualClockLoop
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
-from support.warm_platform import Tier, named
+from support.warm_liar import Liar
+from support.warm_platform import Instance, Tier, named
 
 CODES = {1: Code(2, 1), 2: Code(2, 2)}
 OBJECTS = [named(number, size) for number, size in enumerate([0, 1, 63, 400, 1000, 1001])]
@@ -31,6 +32,7 @@ class WarmTierMachine(RuleBasedStateMachine):
         self.harmed: dict[str, set[int]] = {}
         self.offered: set[str] = set()
         self.frozen: set[int] = set()
+        self.lying: set[int] = set()
 
     @precondition(lambda self: not hasattr(self, "tier"))
     @rule(parity=st.sampled_from(sorted(CODES)), spare=st.integers(0, 1), keep_warm=st.sampled_from([5.0, 60.0]))
@@ -39,13 +41,13 @@ class WarmTierMachine(RuleBasedStateMachine):
         config = WarmConfig(nodes=code.shards + spare, code=code, keep_warm_seconds=keep_warm, read_seconds=3.0)
 
         async def start() -> None:
-            self.tier = Tier(config)
+            self.tier = Tier(config, node_type=Liar)
             await self.tier.proxy.start()
             await asyncio.sleep(1.0)
 
         self.runner.run(start())
 
-    @precondition(lambda self: hasattr(self, "tier") and not self.frozen)
+    @precondition(lambda self: hasattr(self, "tier") and not self.frozen and not self.lying)
     @rule(which=WHICH)
     def an_object_is_put_there(self, which: int) -> None:
         name, data = OBJECTS[which]
@@ -92,6 +94,7 @@ class WarmTierMachine(RuleBasedStateMachine):
         self.runner.run(kill())
         self._harm(node)
         self.frozen.discard(node)
+        self.lying.discard(node)
 
     @precondition(lambda self: hasattr(self, "tier"))
     @rule(node=NODE)
@@ -102,6 +105,21 @@ class WarmTierMachine(RuleBasedStateMachine):
         if instances:
             self._harm(node)
             self.frozen.add(node)
+
+    @precondition(lambda self: hasattr(self, "tier"))
+    @rule(node=NODE, lie=st.sampled_from(["bytes", "forged", "mac", "short", "other shard"]))
+    def a_node_begins_to_lie(self, node: int, lie: str) -> None:
+        instances = self.tier.platform.instances.get(f"warm-{node}", [])
+        self._tell(lie, instances)
+        if instances:
+            self._harm(node)
+            self.lying.add(node)
+
+    @precondition(lambda self: self.lying)
+    @rule()
+    def all_nodes_are_honest_again(self) -> None:
+        self._tell("", self.tier.platform.all_instances())
+        self.lying.clear()
 
     @precondition(lambda self: self.frozen)
     @rule()
@@ -152,6 +170,11 @@ class WarmTierMachine(RuleBasedStateMachine):
         if hasattr(self, "tier"):
             self.runner.run(close())
         self.runner.close()
+
+    def _tell(self, lie: str, instances: list[Instance]) -> None:
+        for instance in instances:
+            assert isinstance(instance.node, Liar)
+            instance.node.lie = lie
 
     def _harm(self, node: int) -> None:
         for harmed in self.harmed.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stoker.errors import StoreError
@@ -11,21 +11,37 @@ from stoker_warm._events import Report, Wake
 from stoker_warm._frames import Head, Kind
 from stoker_warm._node import NodeServer
 from stoker_warm._requests import Answer
-from stoker_warm._shard import ShardId
+from stoker_warm._shard import Shard, ShardId
 
-__all__ = ["LIES", "Liar"]
+__all__ = ["LIES", "Liar", "forge"]
 
 LIES = (
-    "bytes", "mac", "other shard", "short", "missing", "failed", "other kind", "digest", "lists too much",
+    "bytes", "forged", "mac", "other shard", "short", "missing", "failed", "other kind", "digest", "lists too much",
     "lists for ever", "lists nonsense", "evicts all", "evicts nonsense", "refuses", "forgets", "says bye", "is another",
     "is silent",
 )  # fmt: skip
 
 
+_POLYNOMIAL = (0x82F63B78 << 1 | 1).to_bytes(5, "little")
+"""Of CRC-32C, its highest power first, as its bits are counted: the lowest of each byte first."""
+
+
+def forge(payload: bytearray | memoryview, start: int = 0) -> None:
+    """Change five bytes so that no CRC-32C that covers them does: those of the shard, and of its object."""
+    for at, bits in enumerate(_POLYNOMIAL[: len(payload) - start]):
+        payload[start + at] ^= bits
+
+
 class Liar(NodeServer):
-    """A node with a defect, if there is a lie that it tells."""
+    """A node with a defect, if there is a lie that it tells.
+
+    Attributes:
+        lie: which.
+        instead: returns the shard that it answers with in the place of another, of the lie "instead".
+    """
 
     lie = ""
+    instead: Callable[[ShardId], Shard | None]
 
     @property
     def report(self) -> Report:
@@ -91,6 +107,12 @@ class Liar(NodeServer):
         payload = bytearray(b"".join(parts))
         if self.lie == "bytes" and payload:
             payload[-1] ^= 1
+        elif self.lie == "forged":
+            forge(payload)
+        elif self.lie == "instead":
+            other = self.instead(ShardId.parse(head["shard"]))
+            if other is not None:
+                payload, said = bytearray(other.payload), {"mac": other.mac}
         elif self.lie == "short":
             del payload[len(payload) // 2 :]
         elif self.lie == "mac":
@@ -104,6 +126,6 @@ class Liar(NodeServer):
         elif self.lie == "other shard":
             wanted = ShardId.parse(head["shard"])
             others = [each for each in self._store.ids() if each.size_bytes == wanted.size_bytes and each != wanted]
-            if others and (other := self._store.get(others[0])) is not None:
-                payload, said = bytearray(other.payload), {"mac": other.mac}
+            if others and (found := self._store.get(others[0])) is not None:
+                payload, said = bytearray(found.payload), {"mac": found.mac}
         return kind, said, (payload,)

@@ -9,7 +9,6 @@ from typing import Any
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
-from stoker_warm._frames import Kind
 from stoker_warm._node_connection import Node
 from stoker_warm._shard import ShardId
 from support.warm_platform import Instance, Tier, named
@@ -53,4 +52,4 @@ def die_in_silence(made: Tier) -> None:
 
 async def ping(node: Node, seconds: float = 20.0) -> None:
     """Ask a node whether it is there."""
-    assert (await node.request(Kind.PING, {}, seconds=seconds)).kind is Kind.PONG
+    await node.ping(seconds)

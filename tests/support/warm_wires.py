@@ -44,6 +44,7 @@ class End(asyncio.Transport):
     Attributes:
         sent_bytes: that left this end.
         read_bytes: that its protocol was given.
+        tamper: what a relay makes of what this end sends; nothing but its length must stay.
     """
 
     def __init__(self, link: Link, name: str) -> None:
@@ -67,6 +68,7 @@ class End(asyncio.Transport):
         self._cut_at: int | None = None
         self.sent_bytes = 0
         self.read_bytes = 0
+        self.tamper: Callable[[bytes], bytes] = bytes
 
     # Faults.
 
@@ -181,7 +183,7 @@ class End(asyncio.Transport):
         config = self._link.config
         start = max(self._loop.time(), self._free_seconds)
         self._free_seconds = start + (len(segment) / config.bytes_per_second if config.bytes_per_second else 0.0)
-        self._loop.call_at(self._free_seconds + config.latency_seconds, self._other._arrived, segment)
+        self._loop.call_at(self._free_seconds + config.latency_seconds, self._other._arrived, self.tamper(segment))
 
     def _arrived(self, segment: bytes) -> None:
         if self._link.is_split or self._is_lost:

@@ -60,6 +60,7 @@ SILENT         SLEEPING MAYBE    MAYBE    GONE
 RETURNED       SLEEPING SLEEPING SLEEPING GONE
 GIVEN_UP       GONE     refused  GONE     GONE
 MUTE           refused  GONE     GONE     refused
+LIED           GONE     GONE     GONE     refused
 """
 
 
@@ -355,6 +356,44 @@ def test_a_node_that_sleeps_is_not_given_up_for_what_it_could_not_deliver() -> N
     life = asleep()
     assert [life.undelivered() for _ in range(5)] == [False] * 5
     assert (life.state, life.expected) == (State.SLEEPING, FULL)
+
+
+def test_an_instance_that_answers_with_three_wrong_shards_is_given_up_whatever_else_it_delivers() -> None:
+    life = awake()
+    for _ in range(2):
+        assert not life.lied(ONE)
+        life.delivered()
+        life.heard(ONE, 2.0)
+    assert not life.is_distrusted
+    assert life.lied(ONE)
+    assert (life.state, life.instance, life.expected, life.is_connected) == (State.GONE, None, NOTHING, False)
+
+
+def test_an_instance_that_was_given_up_for_lies_is_distrusted_and_given_up_at_the_next_until_another_comes() -> None:
+    life = awake()
+    assert [life.lied(ONE) for _ in range(3)] == [False, False, True]
+    for _ in range(2):
+        assert life.greeted(ONE, FULL, 5.0) is Contents.UNKNOWN
+        assert life.is_distrusted
+        assert life.lied(ONE)
+        assert life.state is State.GONE
+    assert life.greeted(TWO, FULL, 7.0) is Contents.UNKNOWN
+    assert not life.is_distrusted
+    assert [life.lied(TWO) for _ in range(3)] == [False, False, True]
+
+
+def test_a_lie_is_held_against_the_instance_that_told_it_not_against_one_that_greeted_meanwhile() -> None:
+    life = asleep()
+    life.lost(ONE)
+    assert life.greeted(TWO, NOTHING, 5.0) is Contents.NONE
+    assert [life.lied(ONE) for _ in range(5)] == [False] * 5
+    assert [life.lied(TWO) for _ in range(3)] == [False, False, True]
+
+
+def test_a_lie_counts_also_when_the_instance_has_gone_to_sleep_or_its_connection_broke_behind_it() -> None:
+    for life in (asleep(), in_doubt()):
+        assert [life.lied(ONE) for _ in range(3)] == [False, False, True]
+        assert life.state is State.GONE
 
 
 def test_the_end_of_a_call_that_was_not_made_is_an_error() -> None:

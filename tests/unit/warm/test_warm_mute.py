@@ -78,7 +78,7 @@ def test_whoever_waits_for_a_node_that_is_given_up_is_told_at_once() -> None:
         await asyncio.sleep(1.0)
         for instance in made.platform.all_instances():
             instance.freeze()  # so that the node may be awake when the third read is in vain
-        waiting = asyncio.ensure_future(node.request(Kind.PING, {}, seconds=60.0))
+        waiting = asyncio.ensure_future(node.ping(60.0))
         assert not await reading
         with pytest.raises(ConnectionLostError, match="does not come"):
             await waiting

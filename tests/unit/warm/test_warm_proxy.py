@@ -13,8 +13,8 @@ from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
 from stoker_warm._membership import State
+from stoker_warm._node_connection import evicted_of
 from stoker_warm._shard import ShardId
-from stoker_warm._writer import _evicted
 from support.warm_platform import MAC, Mood, Tier, named
 from support.warm_wires import LinkConfig
 
@@ -259,8 +259,54 @@ def test_writers_at_once_do_not_delete_what_the_other_has_just_put_there() -> No
 def test_a_node_that_says_nonsense_about_what_went_spoils_its_own_shard_only() -> None:
     for head in ({}, {"evicted": 7}, {"evicted": [1]}, {"evicted": ["x"]}):
         with pytest.raises(WireError):
-            _evicted(head)
-    assert _evicted({"evicted": [ShardId(NAME, 2, 1, 0).to_text()]}) == [ShardId(NAME, 2, 1, 0)]
+            evicted_of("warm-0", head)
+    assert evicted_of("warm-0", {"evicted": [ShardId(NAME, 2, 1, 0).to_text()]}) == [ShardId(NAME, 2, 1, 0)]
+
+
+def test_an_object_that_is_dropped_is_not_found_again_and_goes_from_its_nodes() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS[:2])
+        tier.proxy.drop(NAME)
+        tier.proxy.drop(named(99, 10)[0])  # of which nothing is known
+        assert not await tier.kept(NAME, DATA)
+        await tier.put(OBJECTS[2])  # which has the nodes told
+        assert [await tier.kept(*each) for each in OBJECTS[:3]] == [False, True, True]
+        assert tier.believed() == tier.held()
+        await tier.put((NAME, DATA))
+        assert await tier.kept(NAME, DATA)
+
+    check(test)
+
+
+@pytest.mark.parametrize("delay_seconds", [0.0, 0.0005, 0.001, 0.0011, 0.0015, 0.002, 0.011, 0.012, 0.013])
+def test_an_object_that_is_dropped_while_it_is_written_is_not_kept(delay_seconds: float) -> None:
+    async def test(tier: Tier) -> None:
+        tier.proxy.offer(NAME, memoryview(DATA))
+        await asyncio.sleep(delay_seconds)
+        tier.proxy.drop(NAME)
+        await asyncio.sleep(2.0)
+        assert statistics(tier, "objects", "pending_bytes") == [0, 0]
+        assert not await tier.kept(NAME, DATA)
+        await tier.put(OBJECTS[1])
+        assert tier.believed() == tier.held()
+        assert not await tier.kept(NAME, DATA)
+
+    check(test)
+
+
+def test_an_object_that_is_dropped_while_it_is_read_is_not_written_again() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put((NAME, DATA))
+        tier.platform.reclaim("warm-1")
+        reading = asyncio.ensure_future(tier.kept(NAME, DATA))
+        await asyncio.sleep(0.001)
+        tier.proxy.drop(NAME)
+        assert await reading
+        await asyncio.sleep(2.0)
+        assert statistics(tier, "objects") == [0]
+        assert not await tier.kept(NAME, DATA)
+
+    check(test)
 
 
 def test_an_offer_that_nobody_could_begin_to_write_is_not_counted_for_ever() -> None:

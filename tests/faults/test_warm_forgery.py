@@ -1,0 +1,252 @@
+"""Forged shards: nodes and relays that change, exchange and replay what they hold or carry; in virtual time.
+
+A read is right bytes or a miss, and what liars cost is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from stoker._base.checksum import crc32c
+from stoker.testing import run_virtual
+from stoker_warm._config import WarmConfig
+from stoker_warm._erasure import Code
+from stoker_warm._membership import State
+from stoker_warm._shard import Shard, ShardId
+from support.warm_liar import Liar, forge
+from support.warm_platform import MAC, Instance, Tier, named
+
+OBJECTS = [named(number, 3000) for number in range(4)]
+NAME, DATA = OBJECTS[0]
+LIAR = "warm-0"
+
+
+def check(test: Callable[[Tier], Awaitable[None]], *, code: str = "2+1", nodes: int = 3, **settings: Any) -> None:
+    """Run a test with a tier of which the nodes hold all objects."""
+
+    async def main() -> None:
+        config = WarmConfig(nodes=nodes, code=Code.parse(code), keep_warm_seconds=20.0, **settings)
+        async with Tier(config, node_type=Liar) as tier:
+            await tier.put(*OBJECTS)
+            await test(tier)
+
+    run_virtual(main())
+
+
+def liar_of(instance: Instance) -> Liar:
+    assert isinstance(instance.node, Liar)
+    return instance.node
+
+
+def the_liar(tier: Tier) -> Liar:
+    (instance,) = tier.platform.instances[LIAR]
+    return liar_of(instance)
+
+
+def state_of_liar(tier: Tier) -> State:
+    return tier.proxy._nodes[0].membership.state
+
+
+def corrupt(tier: Tier) -> int:
+    return tier.proxy.statistics().corrupt
+
+
+async def read_until_given_up(tier: Tier, most: int = 40) -> None:
+    """Read objects until the liar is given up; each comes from the other nodes."""
+    for number in range(most):
+        if state_of_liar(tier) is State.GONE:
+            return
+        assert await tier.kept(*OBJECTS[number % len(OBJECTS)])
+        await asyncio.sleep(0.01)
+    raise AssertionError("the liar is still believed")
+
+
+# What a CRC would have said.
+
+
+@pytest.mark.parametrize("start", [0, 1, 100, 1495])
+def test_a_crc_does_not_tell_a_forged_shard_from_the_right_one_and_its_mac_does(start: int) -> None:
+    shard = ShardId(NAME, 2, 1, 0)
+    changed = bytearray(DATA)
+    forge(changed, start)
+    right, wrong = DATA[: shard.size_bytes], bytes(changed[: shard.size_bytes])
+    assert right != wrong
+    assert crc32c(right) == crc32c(wrong)
+    assert crc32c(shard.to_text().encode() + right) == crc32c(shard.to_text().encode() + wrong)
+    assert crc32c(DATA) == crc32c(changed), "nor does that of the object"
+    mac = MAC.make(shard, right)
+    assert MAC.verify(shard, right, mac)
+    assert not MAC.verify(shard, wrong, mac)
+
+
+# Nodes.
+
+
+@pytest.mark.parametrize("lie", ["bytes", "forged", "mac", "short", "other shard"])
+def test_a_lying_node_is_given_up_after_three_wrong_shards_and_costs_no_read(lie: str) -> None:
+    async def test(tier: Tier) -> None:
+        the_liar(tier).lie = lie
+        await read_until_given_up(tier)
+        assert corrupt(tier) == 3
+        assert LIAR not in tier.believed()
+        assert [await tier.kept(*each) for each in OBJECTS] == [True] * 4
+        assert corrupt(tier) == 3, "it is not asked any more"
+
+    check(test)
+
+
+def test_bytes_and_macs_of_other_shards_do_not_pass_whoever_gave_them_to_the_liar() -> None:
+    """Another position, an older object of the same size, and what both have in common."""
+
+    async def test(tier: Tier) -> None:
+        stolen = [
+            shard
+            for instance in tier.platform.all_instances()
+            for each in instance.store.ids()
+            if (shard := instance.store.get(each)) is not None
+        ]
+        liar = the_liar(tier)
+        right = {each.id: each for each in stolen}
+        choices: Sequence[Callable[[ShardId], Shard | None]] = (
+            lambda asked: next(each for each in stolen if each.id.object == asked.object and each.id != asked),
+            lambda asked: next(each for each in stolen if each.id.object != asked.object),
+            lambda asked: Shard(asked, stolen[-1].mac, right[asked].payload),
+        )
+        for number, choice in enumerate(choices):
+            liar.lie, liar.instead = "instead", choice
+            assert await tier.kept(*OBJECTS[number])
+            await asyncio.sleep(1.0)
+            assert corrupt(tier) == number + 1
+        assert state_of_liar(tier) is State.GONE
+
+    check(test)
+
+
+def test_what_a_liar_lists_when_it_comes_again_is_deleted_and_one_more_lie_gives_it_up() -> None:
+    async def test(tier: Tier) -> None:
+        liar = the_liar(tier)
+        liar.lie = "forged"
+        await read_until_given_up(tier)
+        held = set(liar._store.ids())
+        assert held
+        for turn in range(1, 4):
+            await asyncio.sleep(25.0)  # it is called, and greets
+            assert state_of_liar(tier) is not State.GONE
+            assert LIAR not in tier.believed()
+            name, data = named(100 + turn, 3000)
+            await tier.put((name, data))
+            assert not held & set(liar._store.ids())
+            assert {shard.object for shard in tier.believed()[LIAR]} == {name}
+            held = set(liar._store.ids())
+            assert await tier.kept(name, data)
+            assert (state_of_liar(tier), corrupt(tier)) == (State.GONE, 3 + turn)
+
+    check(test)
+
+
+def test_a_liar_that_does_better_keeps_what_it_is_sent_from_then_on() -> None:
+    async def test(tier: Tier) -> None:
+        the_liar(tier).lie = "forged"
+        await read_until_given_up(tier)
+        the_liar(tier).lie = ""
+        await asyncio.sleep(25.0)
+        await tier.put(named(100, 3000))
+        tier.proxy._nodes[0]._state.doubt()  # so that it lists what it has, and no trust is needed for what it was sent
+        await asyncio.sleep(1.0)
+        assert len(tier.believed()[LIAR]) == 1
+        assert await tier.kept(*named(100, 3000))
+        assert corrupt(tier) == 3
+
+    check(test)
+
+
+def test_an_honest_instance_that_comes_after_a_liar_is_believed() -> None:
+    async def test(tier: Tier) -> None:
+        store = the_liar(tier)._store
+        copies = [shard for each in store.ids() if (shard := store.get(each)) is not None]
+        the_liar(tier).lie = "bytes"
+        await read_until_given_up(tier)
+        tier.platform.reclaim(LIAR)
+        honest = Instance(tier.platform, LIAR)
+        for each in copies:
+            honest.store.set(each.id, each.mac, bytes(each.payload))
+        tier.platform.instances[LIAR].append(honest)
+        await asyncio.sleep(25.0)
+        assert tier.believed()[LIAR] == {each.id for each in copies}
+        tier.platform.reclaim("warm-1")
+        assert [await tier.kept(*each) for each in OBJECTS] == [True] * 4
+        assert corrupt(tier) == 3
+
+    check(test)
+
+
+def test_when_half_of_the_nodes_lie_a_read_is_right_or_a_miss_and_the_liars_cost_three_shards_each() -> None:
+    async def test(tier: Tier) -> None:
+        objects = [named(200 + number, 3000) for number in range(20)]
+        await tier.put(*objects)
+        liars = {f"warm-{number}" for number in range(0, 12, 2)}
+        for instance in tier.platform.all_instances():
+            liar_of(instance).lie = "forged" if instance.name in liars else ""
+        for _ in range(3):
+            for each in objects:
+                if not await tier.kept(*each):  # which compares the bytes
+                    await tier.put(each)
+        assert {node.name for node in tier.proxy._nodes if node.membership.state is State.GONE} == liars
+        assert not liars & set(tier.believed())
+        assert corrupt(tier) <= 3 * len(liars) + tier.config.code.shards, "but those that were asked for at once"
+        assert [await tier.kept(*each) for each in objects] == [True] * len(objects)
+        for minute in range(10):  # from here on, one each time that a liar has come again and was sent something
+            before = corrupt(tier)
+            await asyncio.sleep(60.0)
+            await tier.put(named(300 + minute, 3000))
+            for each in objects:
+                assert await tier.kept(*each)
+            assert await tier.kept(*named(300 + minute, 3000)) or corrupt(tier) > before
+            assert corrupt(tier) <= before + len(liars)
+
+    check(test, code="4+2", nodes=12)
+
+
+# Relays.
+
+
+def tampered(segment: bytes) -> bytes:
+    """Change the objects that are known, wherever they come by; the relay knows no key."""
+    changed = bytearray(segment)
+    for _, data in OBJECTS:
+        for known in (data[:64], data[1500:1564]):
+            if (start := segment.find(known)) >= 0:
+                forge(changed, start)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("tampering", [1, 3])
+def test_a_relay_between_node_and_proxy_cannot_change_a_shard_unseen(tampering: int) -> None:
+    async def test(tier: Tier) -> None:
+        for number in range(tampering):
+            for end in tier.platform.instances[f"warm-{number}"][0].ends:
+                end.tamper = tampered
+        found = [await tier.kept(*each) for each in OBJECTS for _ in range(3)]
+        assert corrupt(tier) > 0
+        assert tampering == 3 or all(found)
+
+    check(test)
+
+
+def test_what_a_relay_changes_on_the_way_to_a_node_is_found_when_it_is_read() -> None:
+    async def test(tier: Tier) -> None:
+        for node in range(3):
+            for end in tier.platform.instances[f"warm-{node}"][0].ends:
+                end._other.tamper = tampered
+        for name, _ in OBJECTS:
+            tier.proxy.drop(name)
+        await tier.put((NAME, DATA))
+        assert tier.believed() == tier.held()
+        assert not await tier.kept(NAME, DATA)
+        assert corrupt(tier) == 2
+
+    check(test)
