@@ -294,12 +294,27 @@ def test_an_object_that_is_dropped_while_it_is_written_is_not_kept(delay_seconds
     check(test)
 
 
+def test_an_object_that_is_dropped_while_it_waits_to_be_written_is_not_kept() -> None:
+    async def test(tier: Tier) -> None:
+        for name, data in OBJECTS[:2]:
+            tier.proxy.offer(name, memoryview(data))
+        await asyncio.sleep(0.0005)  # the first is on its way, and it is not the second's turn
+        tier.proxy.drop(OBJECTS[1][0])
+        await asyncio.sleep(2.0)
+        assert statistics(tier, "objects", "stored", "pending_bytes") == [1, 1, 0]
+        assert [await tier.kept(*each) for each in OBJECTS[:2]] == [True, False]
+
+    check(test, writes=1)
+
+
 def test_an_object_that_is_dropped_while_it_is_read_is_not_written_again() -> None:
     async def test(tier: Tier) -> None:
         await tier.put((NAME, DATA))
-        tier.platform.reclaim("warm-1")
+        first = ShardId(NAME, 2, 1, 0)
+        assert any(each.store.delete(first) for each in tier.platform.all_instances())
         reading = asyncio.ensure_future(tier.kept(NAME, DATA))
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.0005)
+        assert not reading.done()
         tier.proxy.drop(NAME)
         assert await reading
         await asyncio.sleep(2.0)
