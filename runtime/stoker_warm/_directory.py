@@ -1,5 +1,8 @@
 """The proxy's index: which shards of an object are on which nodes, in flat arrays, and which object is evicted next.
 
+Shards from which nothing will be read any more become tombstones: they are to be deleted when their node is written to
+next, which is soon enough, and wakes no node.
+
 Objects are placed and let go whole, on distinct nodes chosen at random (A. Wang et al., "InfiniCache" (FAST 2020),
 sections 3.2 and 3.3). Eviction is CLOCK over objects (F. J. Corbató, "A Paging Experiment with the Multics
 System", MIT Project MAC M-384, 1968): an object that was found since the hand last passed is left, once.
@@ -11,10 +14,12 @@ account can never disagree with the rows.
 
 from __future__ import annotations
 
-import heapq
 import random
 from array import array
-from collections.abc import Collection, Set
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Set
+from heapq import nsmallest
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -31,23 +36,16 @@ _NOWHERE = 0xFFFF
 MAX_NODES = _RESERVED - 1
 
 
-class Held(NamedTuple):
-    """A shard and the node that has it, or is being sent it."""
-
-    node: int
-    shard: ShardId
-
-
 class Placement(NamedTuple):
     """Where an object's shards are to be put.
 
     Attributes:
         nodes: position → node, for the shards that are neither anywhere nor on their way.
-        evicted: shards to delete, of objects that went for it.
+        evicted: objects that went for it.
     """
 
     nodes: dict[int, int]
-    evicted: list[Held]
+    evicted: int
 
 
 class Directory:
@@ -83,6 +81,7 @@ class Directory:
         self._is_used = bytearray()
         self._free: list[int] = []
         self._hand = 0
+        self._tombstones = defaultdict[int, set[ShardId]](set)
 
     def __len__(self) -> int:
         """Objects of which anything is anywhere, or on its way."""
@@ -127,8 +126,8 @@ class Directory:
             rng: chooses among the nodes with room, all equally likely, for an object that is not there.
 
         Returns:
-            What to write where, and what to delete; None if there are too few nodes on which it could be read, or it
-            is larger than they are, and then nothing changed.
+            What to write where; None if there are too few nodes on which it could be read, or it is larger than they
+            are, and then nothing changed.
         """
         if not is_name(name):
             return None  # an object of 4 GiB has one digit more
@@ -136,18 +135,19 @@ class Directory:
         cells = [_NOWHERE] * self._width if row is None else self._cells_of(row)
         missing = [position for position, cell in enumerate(cells) if cell == _NOWHERE]
         have = {cell & ~_RESERVED for cell in cells if cell != _NOWHERE}
-        if row is None:
-            chosen = self._guess(len(missing), shard_bytes, rng)
-        else:
-            chosen = self._roomiest(len(missing), have, shard_bytes)
-        evicted: list[Held] = []
+        objects = len(self._rows)
+        chosen = self._guess(len(missing), shard_bytes, rng) if row is None else []
         if not chosen:
-            able = self._able(have, shard_bytes)
-            if len(have) + min(len(missing), len(able)) < self._code.data:
+            able = [node for node in self._live if node not in have and self._limits[node] >= shard_bytes]
+            wanted = min(len(missing), len(able))
+            if len(have) + wanted < self._code.data:
                 return None
-            chosen, evicted = self._choose(able, len(missing), shard_bytes, rng, -1 if row is None else row)
+            roomy = self._make_room(able, wanted, shard_bytes, -1 if row is None else row)
+            chosen = rng.sample(roomy, wanted) if row is None else nsmallest(wanted, roomy, key=self._fullness)
+        if row is None and len(self._rows) >= self._max_objects:
+            self._evict()
+        evicted = objects - len(self._rows)
         if row is None:  # one that was just freed, if any: the hand comes to it last
-            evicted += self._evict() if len(self._rows) >= self._max_objects else []
             row = self._new_row(int(name, 16))
         nodes = dict(zip(missing, chosen, strict=False))
         for position, node in nodes.items():
@@ -155,53 +155,70 @@ class Directory:
             self._used[node] += shard_bytes
         return Placement(nodes, evicted)
 
-    def _able(self, have: Collection[int], shard_bytes: int) -> list[int]:
-        """Return the nodes alive that have no shard of the object, and whose limit is not smaller than one."""
-        return [node for node in self._live if node not in have and self._limits[node] >= shard_bytes]
-
     def stored(self, node: int, shard: ShardId) -> bool:
         """A node has put a shard away that was placed there.
 
         Returns:
-            Whether it belongs there; if not, it is to be deleted: its object went, or was placed elsewhere meanwhile.
+            Whether it belongs there; else its object went meanwhile, or was placed elsewhere: it is to be deleted.
         """
-        at = self._cell_of(shard)
-        if at is None or self._cells[at] not in (node, node | _RESERVED):
+        at = self._cell_of(node, shard)
+        if at is None:
+            self._tombstones[node].add(shard)
             return False
         self._cells[at] = node
         return True
 
-    def dropped(self, node: int, shard: ShardId) -> bool:
-        """A node does not have a shard: it let it go, lacks it, or could not be sent it. Return whether that is news.
+    def dropped(self, node: int, shard: ShardId) -> None:
+        """A node says that it let a shard go. The last shard takes the row with it."""
+        at = self._cell_of(node, shard)
+        if at is not None:
+            self._clear(at)
 
-        The last shard takes the row with it.
-        """
-        at = self._cell_of(shard)
-        if at is None or self._cells[at] not in (node, node | _RESERVED):
-            return False
-        self._clear(at, self._taken_bytes(shard.object))
-        self._tidy(at // self._width)
-        return True
+    def missing(self, node: int, shard: ShardId) -> None:
+        """A node lacks a shard, or has a wrong one, which must not be found there again: it is to be deleted."""
+        at = self._cell_of(node, shard)
+        if at is not None:
+            self._clear(at)
+            self._tombstones[node].add(shard)
+
+    def release(self, node: int, shard: ShardId) -> None:
+        """Nothing is on its way any more: give back the place of a shard that the node did not take."""
+        at = self._cell_of(node, shard)
+        if at is not None and self._cells[at] != node:
+            self._clear(at)
 
     def lost(self, node: int) -> None:
         """A node lost all that it held. What is on its way to it stays reserved until its writer reports."""
         self._disbelieve(node, frozenset())
+        self._tombstones.pop(node, None)
 
-    def listed(self, node: int, shards: Collection[ShardId], *, is_trusted: bool = True) -> list[ShardId]:
+    def listed(self, node: int, shards: Collection[ShardId], *, is_trusted: bool = True) -> None:
         """Believe that a node holds what it lists and nothing else; without trust, only what was placed there.
 
-        Returns:
-            The shards that nothing will be read from, which are to be deleted there: cut by another code, of an object
-            that has the shard elsewhere or another one on this node, or of more objects than there are rows for.
+        To be deleted are shards that nothing will be read from: tombstones, those cut by another code, of an object
+        that has the shard elsewhere or another one on this node, or of more objects than there are rows for.
         """
-        self._disbelieve(node, frozenset(shards))
-        believe = self._believe if is_trusted else self.stored
-        return [shard for shard in shards if not believe(node, shard)]
+        tombstones = self._tombstones.pop(node, set())
+        believed = [shard for shard in shards if shard not in tombstones]
+        self._disbelieve(node, frozenset(believed))
+        self._tombstones[node] = tombstones.intersection(shards)
+        for shard in believed:
+            if not (is_trusted and self._believe(node, shard)):
+                self.stored(node, shard)
 
-    def forget(self, name: str) -> list[Held]:
-        """Let an object go; return its shards, which are to be deleted."""
+    def forget(self, name: str) -> None:
+        """Let an object go: its shards are to be deleted."""
         row = self._rows.get(int(name, 16))
-        return [] if row is None else self._let_go(row)
+        if row is not None:
+            self._let_go(row)
+
+    def tombstones(self, node: int, most: int) -> list[ShardId]:
+        """Return shards that are to be deleted at a node."""
+        return list(islice(self._tombstones.get(node, ()), most))
+
+    def deleted(self, node: int, shards: Iterable[ShardId]) -> None:
+        """A node has deleted what was to be deleted there."""
+        self._tombstones[node].difference_update(shards)
 
     def _disbelieve(self, node: int, but: Set[ShardId]) -> None:
         places: NDArray[np.int64] = np.flatnonzero(np.frombuffer(self._cells, np.uint16) == node)
@@ -209,25 +226,20 @@ class Directory:
             row, position = divmod(at, self._width)
             name = self._name_of(row)
             if not (but and self._shard(name, position) in but):
-                self._clear(at, self._taken_bytes(name))
-                self._tidy(row)
+                self._clear(at)
 
     def _believe(self, node: int, shard: ShardId) -> bool:
-        if shard.code != self._code:
-            return False
+        """Believe that a node holds a shard that was not placed there, if that can be."""
         key = int(shard.object, 16)
         row = self._rows.get(key)
-        if row is None:
-            if len(self._rows) >= self._max_objects:
-                return False
-            row = self._new_row(key)
-        cells = self._cells_of(row)
-        cell, at = cells[shard.position], row * self._width + shard.position
-        if cell == _NOWHERE and node not in {other & ~_RESERVED for other in cells}:
-            self._used[node] += self._taken_bytes(shard.object)
-        elif cell not in (node, node | _RESERVED):
+        if shard.code != self._code or (row is None and len(self._rows) >= self._max_objects):
             return False
-        self._cells[at] = node
+        row = self._new_row(key) if row is None else row
+        cells = self._cells_of(row)
+        if cells[shard.position] != _NOWHERE or node in {other & ~_RESERVED for other in cells}:
+            return False
+        self._cells[row * self._width + shard.position] = node
+        self._used[node] += self._taken_bytes(shard.object)
         return True
 
     def _guess(self, wanted: int, shard_bytes: int, rng: random.Random) -> list[int]:
@@ -236,33 +248,24 @@ class Directory:
         While there is room this is as good as to look at all, and does not take longer with more nodes.
         """
         chosen = rng.sample(self._live, wanted) if wanted <= len(self._live) else []
-        if all(self._used[node] + shard_bytes <= self._limits[node] for node in chosen):
-            return chosen
-        return []
+        return chosen if all(self._has_room(node, shard_bytes) for node in chosen) else []
 
-    def _roomiest(self, wanted: int, have: Set[int], shard_bytes: int) -> list[int]:
-        """Return the distinct nodes with most room; none if one of them has not enough."""
-        others = [node for node in self._live if node not in have]
-        chosen = heapq.nsmallest(wanted, others, key=lambda node: self._used[node] - self._limits[node])
-        has_room = len(chosen) == wanted and all(self._used[at] + shard_bytes <= self._limits[at] for at in chosen)
-        return chosen if has_room else []
-
-    def _choose(
-        self, able: list[int], wanted: int, shard_bytes: int, rng: random.Random, keep: int
-    ) -> tuple[list[int], list[Held]]:
-        """Return distinct nodes with room, as many as wanted or able, and the shards that make it."""
-        wanted, possible = min(wanted, len(able)), set(able)
-        roomy = {node for node in able if self._used[node] + shard_bytes <= self._limits[node]}
-        evicted: list[Held] = []
+    def _make_room(self, able: list[int], wanted: int, shard_bytes: int, keep: int) -> list[int]:
+        """Let objects go until as many nodes as wanted have room for a shard; return all that have, in order."""
+        possible = set(able)
+        roomy = {node for node in able if self._has_room(node, shard_bytes)}
         while len(roomy) < wanted:
-            freed = self._evict(keep)
-            evicted += freed
-            touched = possible.intersection(held.node for held in freed)
-            roomy |= {node for node in touched if self._used[node] + shard_bytes <= self._limits[node]}
-        return rng.sample(sorted(roomy), wanted), evicted
+            roomy |= {node for node in self._evict(keep) if node in possible and self._has_room(node, shard_bytes)}
+        return sorted(roomy)
 
-    def _evict(self, keep: int = -1) -> list[Held]:
-        """Move the hand on to an object that was not used, and let it go."""
+    def _has_room(self, node: int, shard_bytes: int) -> bool:
+        return self._used[node] + shard_bytes <= self._limits[node]
+
+    def _fullness(self, node: int) -> int:
+        return self._used[node] - self._limits[node]
+
+    def _evict(self, keep: int = -1) -> list[int]:
+        """Move the hand on to an object that was not used, and let it go; return the nodes that had shards of it."""
         while True:
             row, self._hand = self._hand, (self._hand + 1) % len(self._keys)
             if self._keys[row] >= 0 and row != keep:
@@ -270,15 +273,14 @@ class Directory:
                     return self._let_go(row)
                 self._is_used[row] = 0
 
-    def _let_go(self, row: int) -> list[Held]:
-        name, start, freed = self._name_of(row), row * self._width, list[Held]()
-        shard_bytes = self._taken_bytes(name)
+    def _let_go(self, row: int) -> list[int]:
+        name, nodes = self._name_of(row), list[int]()
         for position, cell in enumerate(self._cells_of(row)):
             if cell != _NOWHERE:
-                freed.append(Held(cell & ~_RESERVED, self._shard(name, position)))
-                self._clear(start + position, shard_bytes)
-        self._remove(row)
-        return freed
+                nodes.append(cell & ~_RESERVED)
+                self._tombstones[nodes[-1]].add(self._shard(name, position))
+                self._clear(row * self._width + position)
+        return nodes
 
     def _new_row(self, key: int) -> int:
         if self._free:
@@ -292,23 +294,23 @@ class Directory:
         self._rows[key] = row
         return row
 
-    def _remove(self, row: int) -> None:
-        del self._rows[self._keys[row]]
-        self._keys[row], self._is_used[row] = -1, 0
-        self._free.append(row)
-
-    def _tidy(self, row: int) -> None:
-        """Remove a row of which nothing is anywhere."""
-        if min(self._cells_of(row)) == _NOWHERE:
-            self._remove(row)
-
-    def _clear(self, at: int, shard_bytes: int) -> None:
-        self._used[self._cells[at] & ~_RESERVED] -= shard_bytes
+    def _clear(self, at: int) -> None:
+        """Empty a cell, and free the row of which nothing is anywhere any more."""
+        row = at // self._width
+        self._used[self._cells[at] & ~_RESERVED] -= self._taken_bytes(self._name_of(row))
         self._cells[at] = _NOWHERE
+        if min(self._cells_of(row)) == _NOWHERE:
+            del self._rows[self._keys[row]]
+            self._keys[row], self._is_used[row] = -1, 0
+            self._free.append(row)
 
-    def _cell_of(self, shard: ShardId) -> int | None:
+    def _cell_of(self, node: int, shard: ShardId) -> int | None:
+        """Return which cell says that a shard is on a node, or on its way there; None if none does."""
         row = self._rows.get(int(shard.object, 16)) if shard.code == self._code else None
-        return None if row is None else row * self._width + shard.position
+        if row is None:
+            return None
+        at = row * self._width + shard.position
+        return at if self._cells[at] in (node, node | _RESERVED) else None
 
     def _cells_of(self, row: int) -> list[int]:
         start = row * self._width

@@ -86,7 +86,7 @@ class Proxy:
         self._nodes: list[Node] = []
         self._tally = ProxyTally()
         self._writer = ShardWriter(config, self._nodes, self._directory, self._tally, rng, self._spawn)
-        self._reader = ShardReader(config.code, self._nodes, self._tally, lost=self._writer.lost)
+        self._reader = ShardReader(config.code, self._nodes, self._directory, self._tally)
         self._tariff = tariff or Tariff(functions=_FREE, store=Prices.load().store("s3"))
         self._begun_seconds = 0.0
         self._peers = PeerServer(secret, listener, self._nodes, self._spawn)
@@ -211,7 +211,6 @@ class Proxy:
         except StokerError as error:
             return str(node.failure or error)
         self._directory.lost(node.number)
-        self._writer.tombstones.forget(node.number)
         return ""
 
     # Objects.
@@ -277,7 +276,6 @@ class Proxy:
         self._directory.avoid(node.number, is_gone=is_gone)
         if contents is Contents.NONE:
             self._directory.lost(node.number)
-            self._writer.tombstones.forget(node.number)
         elif contents is Contents.UNKNOWN:
             self._spawn(self._learn(node))
 
@@ -288,13 +286,8 @@ class Proxy:
         except StokerError as error:
             _log.warning("%s does not say what it holds: %s", node.name, error)
             return
-        if shards is None:
-            return
-        tombstones = self._writer.tombstones.forget(node.number)
-        believed = [shard for shard in shards if shard not in tombstones]
-        strange = self._directory.listed(node.number, believed, is_trusted=not node.membership.is_distrusted)
-        for shard in (*tombstones.intersection(shards), *strange):
-            self._writer.tombstones.add(node.number, shard)
+        if shards is not None:
+            self._directory.listed(node.number, shards, is_trusted=not node.membership.is_distrusted)
 
     def _billed(self, answer: Answer | None, task: Task) -> None:
         if answer is None:

@@ -7,11 +7,12 @@ its MAC tells, is a lost one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from stoker._base.task_group import task_group
 from stoker._base.threads import in_thread
 from stoker_warm._billing import ProxyTally
+from stoker_warm._directory import Directory
 from stoker_warm._erasure import Code, restore
 from stoker_warm._node_connection import Got, Node
 from stoker_warm._shard import ShardId
@@ -23,20 +24,18 @@ class ShardReader:
     Args:
         code: how objects are cut.
         nodes: by number.
+        directory: is told which node lacks a shard, or has a wrong one.
         tally: where shards that are late, restored or corrupt are counted.
-        lost: is called with the number of a node that lacks a shard, or has a wrong one, and the shard.
     """
 
     def __init__(
         self,
         code: Code,
         nodes: Sequence[Node],
+        directory: Directory,
         tally: ProxyTally,
-        *,
-        lost: Callable[[int, ShardId], None],
     ) -> None:
-        self._code, self._nodes, self._tally = code, nodes, tally
-        self._lost = lost
+        self._code, self._nodes, self._directory, self._tally = code, nodes, directory, tally
 
     async def read(self, name: str, nodes: Sequence[int], into: memoryview) -> list[int] | None:
         """Fill ``into`` with an object from the first shards that restore it.
@@ -93,7 +92,7 @@ class ShardReader:
                     elif got is not Got.NOTHING:
                         lost.append(shard.position)
                         self._tally.corrupt += got is Got.WRONG
-                        self._lost(nodes[shard.position], shard)
+                        self._directory.missing(nodes[shard.position], shard)
             for each in waiting:
                 each.cancel()
         if len(right) >= code.data:

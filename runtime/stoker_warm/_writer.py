@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from stoker._base.task_group import task_group
@@ -14,50 +13,14 @@ from stoker._base.threads import in_thread
 from stoker.errors import StoreError, TransientError
 from stoker_warm._billing import ProxyTally
 from stoker_warm._config import WarmConfig
-from stoker_warm._directory import Directory, Held, Placement
+from stoker_warm._directory import Directory
 from stoker_warm._erasure import Code, encode
 from stoker_warm._membership import State
 from stoker_warm._node import LISTED_AT_ONCE
 from stoker_warm._node_connection import Node
 from stoker_warm._shard import ShardId
 
-
-class Tombstones:
-    """What is to be deleted, by node: when the node is written to next. That is soon enough, and wakes no node.
-
-    Args:
-        nodes: how many there are.
-    """
-
-    def __init__(self, nodes: int) -> None:
-        self._shards: dict[int, set[ShardId]] = {}
-        self._deleting = [asyncio.Lock() for _ in range(nodes)]
-
-    def add(self, node: int, shard: ShardId) -> None:
-        """Have a shard deleted."""
-        self._shards.setdefault(node, set()).add(shard)
-
-    def forget(self, node: int) -> set[ShardId]:
-        """Return what was to be deleted, which is not any more."""
-        return self._shards.pop(node, set())
-
-    async def delete(self, node: Node) -> None:
-        """Delete what is to be deleted at a node.
-
-        Raises:
-            StoreError: the node cannot be had; what was not sent stays to be deleted.
-        """
-        async with self._deleting[node.number]:  # lest a shard is put there again before a second order to delete it
-            while tombstones := self._shards.get(node.number):
-                page = list(islice(tombstones, LISTED_AT_ONCE))
-                await node.delete(page)
-                tombstones.difference_update(page)
-
-
 _log = logging.getLogger("stoker.warm.writing")
-
-Shards = Mapping[int, memoryview]
-"""Payloads by position."""
 
 
 class ShardWriter:
@@ -85,8 +48,7 @@ class ShardWriter:
         self._rng, self._spawn = rng, spawn
         self._turns = asyncio.Semaphore(config.writes)
         self._is_closed = False
-        self.tombstones = Tombstones(config.nodes)
-        """What is to be deleted."""
+        self._deleting = [asyncio.Lock() for _ in range(config.nodes)]
         self.under_way: dict[str, asyncio.Task[None]] = {}
         """What writes an object, or is about to, by the object's name."""
 
@@ -118,8 +80,7 @@ class ShardWriter:
         """Forget an object, also one that is being written. Its shards are deleted when their nodes are written to."""
         if name in self.under_way:
             self.under_way[name].cancel()
-        for held in self._directory.forget(name):
-            self.tombstones.add(held.node, held.shard)
+        self._directory.forget(name)
 
     def close(self) -> None:
         """Take no more."""
@@ -148,38 +109,51 @@ class ShardWriter:
 
     async def _write(self, name: str, data: bytes | bytearray) -> None:
         async with self._turns:
-            is_new = self._directory.find(name, is_use=False) is None
-            stored = await self._write_shards(name, data)
-            if stored is None:
-                self._tally.declined += 1
-            elif not is_new:
+            is_repair = self._directory.find(name, is_use=False) is not None
+            await self.meet_nodes()
+            placement = self._directory.place(name, self._rng)
+            stored = 0
+            if placement is not None:
+                self._tally.evicted += placement.evicted
+                stored = await self._write_shards(name, data, placement.nodes)
+            if is_repair:
                 self._tally.rebuilt += stored
             elif self._directory.find(name, is_use=False) is not None:
                 self._tally.stored += 1
             else:
                 self._tally.declined += 1
 
-    async def _write_shards(self, name: str, data: bytes | bytearray) -> int | None:
-        """Write the shards of an object that are nowhere, if there is a place for them.
+    async def _write_shards(self, name: str, data: bytes | bytearray, nodes: Mapping[int, int]) -> int:
+        """Write shards of an object to the nodes that are reserved, by position; return how many took theirs."""
+        code = self._config.code
+        ids = {at: ShardId(name, code.data, code.parity, at) for at in nodes}
+        try:
+            shards = await encoded(code, data, is_parity_wanted=max(nodes, default=0) >= code.data)
+            async with task_group() as group:
+                tasks = [group.create_task(self._write_shard(nodes[at], ids[at], shards[at])) for at in nodes]
+            return sum(task.result() for task in tasks)
+        finally:
+            for at, node in nodes.items():
+                self._directory.release(node, ids[at])
 
-        Returns:
-            How many nodes took; None if there are too few nodes on which the object could be read.
-        """
-        await self.meet_nodes()
-        code, placement = self._config.code, self._directory.place(name, self._rng)
-        if placement is None:
-            return None
-        if placement.evicted:
-            self.evict(placement.evicted)
-        if not placement.nodes:
-            return 0
-        shards = await self._encoded(name, placement, data)
-        async with task_group() as group:
-            tasks = [
-                group.create_task(self._write_shard(node, ShardId(name, code.data, code.parity, at), shards[at]))
-                for at, node in placement.nodes.items()
-            ]
-        return sum(task.result() for task in tasks)
+    async def _write_shard(self, number: int, shard: ShardId, payload: memoryview) -> bool:
+        node = self._nodes[number]
+        try:
+            await self._delete(node)
+            evicted = await node.set(shard, payload)
+        except StoreError as error:
+            _log.debug("%s does not take a shard: %s", node.name, error)
+            return False
+        for each in evicted or ():
+            self._directory.dropped(number, each)
+        return evicted is not None and self._directory.stored(number, shard)
+
+    async def _delete(self, node: Node) -> None:
+        """Delete what is to be deleted at a node; after an error, what was not deleted remains to be."""
+        async with self._deleting[node.number]:  # lest a shard is put there again before a second order to delete it
+            while page := self._directory.tombstones(node.number, LISTED_AT_ONCE):
+                await node.delete(page)
+                self._directory.deleted(node.number, page)
 
     async def meet_nodes(self) -> None:
         """Wake nodes whose limit is not known yet."""
@@ -190,47 +164,6 @@ class ShardWriter:
             for node in unknown:
                 group.create_task(self._greet(node))
 
-    def lost(self, node: int, shard: ShardId) -> None:
-        """A node lacks a shard, or has a wrong one, which must not be found there again."""
-        if self._directory.dropped(node, shard):
-            self.tombstones.add(node, shard)
-
-    def evict(self, evicted: Collection[Held]) -> None:
-        """Have the shards of objects deleted that went for others."""
-        for held in evicted:
-            self.tombstones.add(held.node, held.shard)
-        self._tally.evicted += len({held.shard.object for held in evicted})
-
-    async def _encoded(self, name: str, placement: Placement, data: bytes | bytearray) -> Shards:
-        """Return the shards that have a place; without them it is given back."""
-        code = self._config.code
-        try:
-            return await encoded(code, data, placement.nodes)
-        except BaseException:
-            for at, node in placement.nodes.items():
-                self._directory.dropped(node, ShardId(name, code.data, code.parity, at))
-            raise
-
-    async def _write_shard(self, number: int, shard: ShardId, payload: memoryview) -> bool:
-        node = self._nodes[number]
-        try:
-            await self.tombstones.delete(node)
-            evicted = await node.set(shard, payload)
-            if evicted is not None:
-                for each in evicted:
-                    self._directory.dropped(number, each)
-                if self._directory.stored(number, shard):
-                    return True
-                self.tombstones.add(number, shard)
-                return False
-        except StoreError as error:
-            _log.debug("%s does not take a shard: %s", node.name, error)
-        except BaseException:
-            self._directory.dropped(number, shard)
-            raise
-        self._directory.dropped(number, shard)
-        return False
-
     async def _greet(self, node: Node) -> None:
         try:
             await node.ping()
@@ -238,12 +171,12 @@ class ShardWriter:
             _log.debug("%s does not say how much it holds: %s", node.name, error)
 
 
-async def encoded(code: Code, data: bytes | bytearray, wanted: Collection[int]) -> Shards:
-    """Return the shards of an object; parity only if it is wanted, data in its own memory."""
+async def encoded(code: Code, data: bytes | bytearray, *, is_parity_wanted: bool) -> list[memoryview]:
+    """Return the shards of an object, those of data in its own memory; without parity if that is not wanted."""
     whole = memoryview(data)
-    shards = dict(enumerate(code.views(whole)))
-    if any(at >= code.data for at in wanted):
+    shards = code.views(whole)
+    if is_parity_wanted:
         parity = [memoryview(bytearray(code.shard_bytes(len(data)))) for _ in range(code.parity)]
         await in_thread(lambda _: encode(whole, code, parity))
-        shards |= dict(enumerate(parity, code.data))
+        shards += parity
     return shards

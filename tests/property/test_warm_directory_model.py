@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from stoker._cache.keeper import size_of
-from stoker_warm._directory import Directory, Held
+from stoker_warm._directory import Directory
 from stoker_warm._erasure import Code
 from stoker_warm._shard import OVERHEAD_BYTES, ShardId
 
@@ -43,6 +43,8 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.most = most
         self.rows: dict[tuple[str, Code], dict[int, tuple[int, bool]]] = {}
         """Object and code → position → node, and whether it is believed to hold the shard."""
+        self.doomed: dict[int, set[ShardId]] = {node: set() for node in range(7)}
+        """Node → what is to be deleted there."""
 
     def used(self) -> Counter[int]:
         used: Counter[int] = Counter()
@@ -54,21 +56,19 @@ class DirectoryMachine(RuleBasedStateMachine):
     def readable(self, key: tuple[str, Code]) -> bool:
         return sum(is_believed for _, is_believed in self.rows.get(key, {}).values()) >= key[1].data
 
-    def held(self, key: tuple[str, Code]) -> set[Held]:
+    def held(self, key: tuple[str, Code]) -> set[tuple[int, ShardId]]:
         name, code = key
         return {
-            Held(node, ShardId(name, code.data, code.parity, position))
+            (node, ShardId(name, code.data, code.parity, position))
             for position, (node, _) in self.rows.get(key, {}).items()
         }
 
-    def take_out(self, freed: list[Held]) -> set[tuple[str, Code]]:
-        """Drop whole objects from the model; what was freed must be exactly their shards."""
-        keys = {(held.shard.object, held.shard.code) for held in freed}
-        expected = set().union(*(self.held(key) for key in keys))
-        assert (set(freed), len(freed)) == (expected, len(expected))
+    def take_out(self, keys: set[tuple[str, Code]]) -> None:
+        """Drop whole objects from the model: their shards are to be deleted."""
         for key in keys:
-            del self.rows[key]
-        return keys
+            for node, shard in self.held(key):
+                self.doomed[node].add(shard)
+            self.rows.pop(key, None)
 
     @rule(name=OBJECTS, seed=st.integers(0, 99))
     def place(self, name: str, seed: int) -> None:
@@ -83,8 +83,13 @@ class DirectoryMachine(RuleBasedStateMachine):
         if placed is None:
             assert len(row) + min(len(missing), len(able)) < code.data
             return
-        gone = self.take_out(placed.evicted)
-        assert key not in gone
+        gone = {
+            each
+            for each in self.rows
+            if each != key and all(self.directory._cell_of(*held) is None for held in self.held(each))
+        }
+        self.take_out(gone)
+        assert len(gone) == placed.evicted
         is_full = key not in self.rows and len(self.rows) + len(gone) >= self.most
         if len(roomy) >= len(missing) and not is_full:
             assert not gone
@@ -99,23 +104,42 @@ class DirectoryMachine(RuleBasedStateMachine):
     @rule(name=OBJECTS, code=st.sampled_from([*CODES, STRANGE]), position=st.integers(0, 4), node=NODES)
     def a_node_says_that_it_stored(self, name: str, code: Code, position: int, node: int) -> None:
         shard = ShardId(name, code.data, code.parity, position % code.shards)
-        is_placed = Held(node, shard) in self.held((name, code))
+        is_placed = (node, shard) in self.held((name, code))
         assert self.directory.stored(node, shard) == is_placed
         if is_placed:
             self.rows[name, code][shard.position] = (node, True)
+        else:
+            self.doomed[node].add(shard)
 
     @rule(name=OBJECTS)
     def all_nodes_store_what_they_are_sent(self, name: str) -> None:
-        for held in self.held((name, self.code)):
-            self.a_node_says_that_it_stored(name, self.code, held.shard.position, held.node)
+        for node, shard in self.held((name, self.code)):
+            self.a_node_says_that_it_stored(name, self.code, shard.position, node)
 
-    @rule(name=OBJECTS, code=st.sampled_from([*CODES, STRANGE]), position=st.integers(0, 4), node=NODES)
-    def a_node_lacks(self, name: str, code: Code, position: int, node: int) -> None:
+    @rule(
+        name=OBJECTS,
+        code=st.sampled_from([*CODES, STRANGE]),
+        position=st.integers(0, 4),
+        node=NODES,
+        how=st.sampled_from(["dropped", "missing", "release"]),
+    )
+    def a_node_does_not_have(self, name: str, code: Code, position: int, node: int, how: str) -> None:
         shard = ShardId(name, code.data, code.parity, position % code.shards)
-        is_placed = Held(node, shard) in self.held((name, code))
-        assert self.directory.dropped(node, shard) == is_placed
-        if is_placed:
+        getattr(self.directory, how)(node, shard)
+        if (node, shard) not in self.held((name, code)):
+            return
+        _, is_believed = self.rows[name, code][shard.position]
+        if how != "release" or not is_believed:
             self.drop((name, code), shard.position)
+        if how == "missing":
+            self.doomed[node].add(shard)
+
+    @rule(node=NODES, most=st.integers(1, 5))
+    def a_node_deletes_what_it_is_told_to(self, node: int, most: int) -> None:
+        page = self.directory.tombstones(node, most)
+        assert len(page) == min(most, len(self.doomed[node]))
+        self.directory.deleted(node, page)
+        self.doomed[node] -= set(page)
 
     def drop(self, key: tuple[str, Code], position: int) -> None:
         del self.rows[key][position]
@@ -134,17 +158,19 @@ class DirectoryMachine(RuleBasedStateMachine):
     def a_node_loses_everything(self, node: int) -> None:
         self.directory.lost(node)
         self.lose(node, set())
+        self.doomed[node].clear()
 
     @rule(data=st.data(), node=NODES, is_trusted=st.booleans())
     def a_node_lists_what_it_has(self, data: st.DataObject, node: int, is_trusted: bool) -> None:
         if node not in self.limits:
             return
-        known = [held.shard for key in self.rows for held in self.held(key) if held.node == node]
+        known = [shard for key in self.rows for holder, shard in self.held(key) if holder == node]
         listed = list(dict.fromkeys([*data.draw(st.lists(st.sampled_from(EVERY), max_size=6)), *known[::2]]))
-        strays = self.directory.listed(node, listed, is_trusted=is_trusted)
-        self.lose(node, set(listed))
-        expected = []
-        for shard in listed:
+        self.directory.listed(node, listed, is_trusted=is_trusted)
+        self.doomed[node] &= set(listed)
+        believed = [shard for shard in listed if shard not in self.doomed[node]]
+        self.lose(node, set(believed))
+        for shard in believed:
             key = (shard.object, shard.code)
             row = self.rows.get(key, {})
             holder, _ = row.get(shard.position, (node, True))
@@ -153,16 +179,14 @@ class DirectoryMachine(RuleBasedStateMachine):
             is_placed = holder == node and shard.position in row
             can_be = shard.code == self.code and holder == node and node not in others and has_room
             if not (can_be if is_trusted else is_placed):
-                expected.append(shard)
+                self.doomed[node].add(shard)
             else:
                 self.rows.setdefault(key, {})[shard.position] = (node, True)
-        assert strays == expected
 
     @rule(name=OBJECTS)
     def forget(self, name: str) -> None:
-        freed = self.directory.forget(name)
-        assert {other for other, _ in self.take_out(freed)} <= {name}
-        assert not [key for key in self.rows if key[0] == name]
+        self.directory.forget(name)
+        self.take_out({(name, self.code)})
 
     @rule(node=NODES, is_gone=st.booleans())
     def avoid(self, node: int, is_gone: bool) -> None:
@@ -186,6 +210,10 @@ class DirectoryMachine(RuleBasedStateMachine):
             row = self.rows[name, self.code]
             believed = [row.get(position, (-1, False)) for position in range(self.code.shards)]
             assert found == [node if is_believed else -1 for node, is_believed in believed]
+
+    @invariant()
+    def what_is_to_be_deleted_is_what_nothing_is_read_from(self) -> None:
+        assert {node: set(self.directory.tombstones(node, 1000)) for node in self.doomed} == self.doomed
 
     @invariant()
     def the_account_is_the_sum_of_the_shards(self) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from stoker.errors import ConfigError
-from stoker_warm._directory import MAX_NODES, Directory, Held
+from stoker_warm._directory import MAX_NODES, Directory
 from stoker_warm._erasure import Code
 from stoker_warm._shard import OVERHEAD_BYTES, ShardId
 from support.memory import ROUNDS, Memory
@@ -37,6 +37,23 @@ def put(directory: Directory, name: str, seed: int = 1) -> dict[int, int]:
     return placed.nodes
 
 
+def doomed(directory: Directory) -> list[tuple[int, ShardId]]:
+    """Return node and shard of all that is to be deleted, and have it deleted."""
+    found = [(node, shard) for node in range(20) for shard in directory.tombstones(node, 1000)]
+    for node, shard in found:
+        directory.deleted(node, [shard])
+    return found
+
+
+def forgotten(directory: Directory, *numbers: int) -> list[int]:
+    """Forget objects; return how many shards of each are to be deleted for it."""
+    counts = []
+    for number in numbers:
+        directory.forget(named(number))
+        counts.append(len(doomed(directory)))
+    return counts
+
+
 def is_there(directory: Directory, name: str) -> bool:
     return directory.find(name) is not None
 
@@ -61,7 +78,7 @@ def test_what_is_on_its_way_is_placed_no_second_time() -> None:
     directory, name = made(), named(1)
     directory.place(name, random.Random(1))
     again = directory.place(name, random.Random(2))
-    assert again == ({}, [])
+    assert again == ({}, 0)
 
 
 def test_a_shard_that_could_not_be_sent_is_placed_elsewhere() -> None:
@@ -69,12 +86,13 @@ def test_a_shard_that_could_not_be_sent_is_placed_elsewhere() -> None:
     placed = directory.place(name, random.Random(1))
     assert placed is not None
     directory.avoid(placed.nodes[1], is_gone=True)
-    directory.dropped(placed.nodes[1], shard_of(name, 1))
+    directory.release(placed.nodes[1], shard_of(name, 1))
     again = directory.place(name, random.Random(2))
     assert again is not None
     assert list(again.nodes) == [1]
     assert again.nodes[1] not in placed.nodes.values()
     assert not directory.stored(placed.nodes[1], shard_of(name, 1))
+    assert doomed(directory) == [(placed.nodes[1], shard_of(name, 1))]
 
 
 def test_nodes_are_chosen_evenly_also_when_some_are_gone_or_full() -> None:
@@ -117,11 +135,12 @@ def test_what_was_used_since_the_hand_passed_stays_once() -> None:
     assert is_there(directory, named(0))
     placed = directory.place(named(3), random.Random(1))
     assert placed is not None
-    assert {held.shard.object for held in placed.evicted} == {named(1)}
-    assert len(placed.evicted) == 3
+    assert placed.evicted == 1
+    assert [shard.object for _, shard in doomed(directory)] == [named(1)] * 3
     put(directory, named(4))
     put(directory, named(5))
-    assert [len(directory.forget(named(number))) for number in range(6)] == [0, 0, 0, 3, 3, 3]
+    doomed(directory)
+    assert forgotten(directory, *range(6)) == [0, 0, 0, 3, 3, 3]
 
 
 def test_objects_are_let_go_whole_and_no_more_than_are_needed() -> None:
@@ -130,8 +149,9 @@ def test_objects_are_let_go_whole_and_no_more_than_are_needed() -> None:
     for number in range(500):
         placed = directory.place(named(number), rng)
         assert placed is not None
-        gone = {held.shard.object for held in placed.evicted}
-        assert len(placed.evicted) == 3 * len(gone)
+        deleted = doomed(directory)
+        gone = {shard.object for _, shard in deleted}
+        assert len(deleted) == 3 * len(gone) == 3 * placed.evicted
         kept = (kept | {named(number)}) - gone
         assert len(directory) == len(kept)
         if gone:  # three nodes with room, of five: all but a few shards' room is used
@@ -144,9 +164,9 @@ def test_rows_are_bounded_and_used_again() -> None:
     for number in range(100):
         placed = directory.place(named(number, 0), random.Random(number))
         assert placed is not None
-        evicted += len(placed.evicted)
+        evicted += placed.evicted
     assert len(directory) == 10
-    assert evicted == 90 * 3
+    assert evicted == 90
 
 
 def test_a_node_that_lost_its_memory_degrades_objects_or_takes_them() -> None:
@@ -199,39 +219,81 @@ def test_a_directory_that_knows_nothing_learns_from_lists() -> None:
         put(before, name, seed=int(name[:8], 16))
     for node in range(6):
         mine = [shard_of(name, at) for name in names for at in range(3) if before.find(name)[at] == node]  # type: ignore[index]
-        assert after.listed(node, mine) == []
+        after.listed(node, mine)
+    assert doomed(after) == []
     assert [after.find(name) for name in names] == [before.find(name) for name in names]
     assert [after.used_bytes(node) for node in range(6)] == [before.used_bytes(node) for node in range(6)]
 
 
 def test_of_a_shard_that_two_nodes_list_the_second_is_a_stray() -> None:
     directory, name = made(), named(1)
-    assert directory.listed(0, [shard_of(name, 0)]) == []
-    assert directory.listed(1, [shard_of(name, 0)]) == [shard_of(name, 0)]
-    assert directory.listed(0, [shard_of(name, 0), shard_of(name, 1)]) == [shard_of(name, 1)]
+    directory.listed(0, [shard_of(name, 0)])
+    assert doomed(directory) == []
+    directory.listed(1, [shard_of(name, 0)])
+    assert doomed(directory) == [(1, shard_of(name, 0))]
+    directory.listed(0, [shard_of(name, 0), shard_of(name, 1)])
+    assert doomed(directory) == [(0, shard_of(name, 1))]
 
 
 def test_shards_of_a_code_that_nobody_uses_are_strays() -> None:
     directory = made()
     strange = shard_of(named(1), 0, Code(5, 5))
-    assert directory.listed(0, [strange]) == [strange]
+    directory.listed(0, [strange])
+    assert doomed(directory) == [(0, strange)]
     assert not directory.stored(0, strange)
-    assert not directory.dropped(0, strange)
-    assert len(directory) == 0
+    assert doomed(directory) == [(0, strange)]
+    directory.dropped(0, strange)
+    directory.missing(0, strange)
+    assert (len(directory), doomed(directory)) == (0, [])
 
 
 def test_an_object_that_is_forgotten_leaves_its_shards_to_be_deleted() -> None:
     directory, name = made(), named(1)
     nodes = put(directory, name)
-    assert sorted(directory.forget(name)) == sorted(Held(node, shard_of(name, at)) for at, node in nodes.items())
-    assert directory.forget(name) == []
+    directory.forget(name)
+    assert doomed(directory) == sorted((node, shard_of(name, at)) for at, node in nodes.items())
+    directory.forget(name)
+    assert doomed(directory) == []
     assert not directory.stored(nodes[0], shard_of(name, 0))
+
+
+def test_what_is_to_be_deleted_is_given_out_page_by_page_and_not_believed_if_it_is_listed() -> None:
+    directory, names = made(nodes=3), [named(number) for number in range(5)]
+    for name in names:
+        put(directory, name)
+        directory.forget(name)
+    first = directory.tombstones(0, 2)
+    assert len(first) == 2
+    directory.deleted(0, first)
+    rest = directory.tombstones(0, 10)
+    assert len(rest) == 3
+    assert not set(first) & set(rest)
+    directory.listed(0, rest[:2])
+    assert set(directory.tombstones(0, 10)) == set(rest[:2]), "the node has not what it does not list"
+    assert len(directory) == 0
+    directory.lost(0)
+    assert directory.tombstones(0, 10) == []
+
+
+def test_of_what_a_distrusted_node_lists_only_what_was_placed_there_is_believed() -> None:
+    directory, name = made(nodes=3), named(1)
+    placed = directory.place(name, random.Random(1))
+    assert placed is not None
+    mine, other = shard_of(name, 0), shard_of(named(2), 0)
+    directory.listed(placed.nodes[0], [mine, other], is_trusted=False)
+    assert doomed(directory) == [(placed.nodes[0], other)]
+    assert len(directory) == 1
+    for at in (1, 2):
+        directory.release(placed.nodes[at], shard_of(name, at))
+    directory.listed(placed.nodes[0], [], is_trusted=False)
+    assert len(directory) == 0
 
 
 def test_a_node_that_lists_more_than_its_limit_is_believed_and_gets_no_more() -> None:
     directory = made(nodes=4, objects_a_node=1)
     names = [named(number) for number in range(5)]
-    assert directory.listed(0, [shard_of(name, 0) for name in names]) == []
+    directory.listed(0, [shard_of(name, 0) for name in names])
+    assert doomed(directory) == []
     assert directory.used_bytes(0) == 5 * TAKEN
     assert 0 not in put(directory, named(9)).values()
 
@@ -260,7 +322,7 @@ def test_figures_that_make_no_sense_are_refused(nodes: int, code: Code, limit_by
 def test_the_last_of_the_most_nodes_can_be_used() -> None:
     directory = Directory(MAX_NODES, CODE, limit_bytes=1 << 20)
     name = named(1)
-    assert directory.listed(MAX_NODES - 1, [shard_of(name, 0)]) == []
+    directory.listed(MAX_NODES - 1, [shard_of(name, 0)])
     directory.listed(MAX_NODES - 2, [shard_of(name, 1)])
     found = directory.find(name)
     assert found is not None
@@ -273,9 +335,10 @@ def test_a_newcomer_does_not_count_as_used_because_the_object_before_it_in_its_r
     directory = made(nodes=3, objects_a_node=2)
     put(directory, named(0))
     assert is_there(directory, named(0))
-    directory.forget(named(0))
+    assert forgotten(directory, 0) == [3]
     put(directory, named(1))
     put(directory, named(2))
     assert is_there(directory, named(2))
     put(directory, named(3))
-    assert [len(directory.forget(named(number))) for number in range(4)] == [0, 0, 3, 3]
+    doomed(directory)
+    assert forgotten(directory, *range(4)) == [0, 0, 3, 3]

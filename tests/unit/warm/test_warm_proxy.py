@@ -235,7 +235,7 @@ def test_what_is_to_go_from_a_node_that_is_asked_for_a_list_is_not_believed_agai
     async def test(tier: Tier) -> None:
         await tier.put(*OBJECTS[:2])
         proxy = tier.proxy
-        proxy._writer.evict(proxy._directory.forget(NAME))
+        proxy.drop(NAME)
         await proxy._learn(proxy._nodes[0])
         assert not await tier.kept(NAME, DATA)
         await tier.put(OBJECTS[2])
@@ -249,7 +249,7 @@ def test_writers_at_once_do_not_delete_what_the_other_has_just_put_there() -> No
         await tier.put(*OBJECTS)
         for turn in range(30):
             for name, _ in OBJECTS[turn % 3 :]:
-                tier.proxy._writer.evict(tier.proxy._directory.forget(name))
+                tier.proxy.drop(name)
             await tier.put(*OBJECTS[::-1])
         assert tier.believed() == tier.held()
 
