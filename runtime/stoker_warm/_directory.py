@@ -135,15 +135,12 @@ class Directory:
         cells = [_NOWHERE] * self._width if row is None else self._cells_of(row)
         missing = [position for position, cell in enumerate(cells) if cell == _NOWHERE]
         have = {cell & ~_RESERVED for cell in cells if cell != _NOWHERE}
-        objects = len(self._rows)
-        chosen = self._guess(len(missing), shard_bytes, rng) if row is None else []
-        if not chosen:
-            able = [node for node in self._live if node not in have and self._limits[node] >= shard_bytes]
-            wanted = min(len(missing), len(able))
-            if len(have) + wanted < self._code.data:
-                return None
-            roomy = self._make_room(able, wanted, shard_bytes, -1 if row is None else row)
-            chosen = rng.sample(roomy, wanted) if row is None else nsmallest(wanted, roomy, key=self._fullness)
+        able = {node for node in self._live if node not in have and self._limits[node] >= shard_bytes}
+        wanted, objects = min(len(missing), len(able)), len(self._rows)
+        if len(have) + wanted < self._code.data:
+            return None
+        roomy = self._make_room(able, wanted, shard_bytes, -1 if row is None else row)
+        chosen = rng.sample(roomy, wanted) if row is None else nsmallest(wanted, roomy, key=self._fullness)
         if row is None and len(self._rows) >= self._max_objects:
             self._evict()
         evicted = objects - len(self._rows)
@@ -242,20 +239,11 @@ class Directory:
         self._used[node] += self._taken_bytes(shard.object)
         return True
 
-    def _guess(self, wanted: int, shard_bytes: int, rng: random.Random) -> list[int]:
-        """Return distinct nodes with room, drawn from all that are alive; none if one that was drawn will not do.
-
-        While there is room this is as good as to look at all, and does not take longer with more nodes.
-        """
-        chosen = rng.sample(self._live, wanted) if wanted <= len(self._live) else []
-        return chosen if all(self._has_room(node, shard_bytes) for node in chosen) else []
-
-    def _make_room(self, able: list[int], wanted: int, shard_bytes: int, keep: int) -> list[int]:
+    def _make_room(self, able: set[int], wanted: int, shard_bytes: int, keep: int) -> list[int]:
         """Let objects go until as many nodes as wanted have room for a shard; return all that have, in order."""
-        possible = set(able)
         roomy = {node for node in able if self._has_room(node, shard_bytes)}
         while len(roomy) < wanted:
-            roomy |= {node for node in self._evict(keep) if node in possible and self._has_room(node, shard_bytes)}
+            roomy |= {node for node in able.intersection(self._evict(keep)) if self._has_room(node, shard_bytes)}
         return sorted(roomy)
 
     def _has_room(self, node: int, shard_bytes: int) -> bool:
