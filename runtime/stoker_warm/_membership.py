@@ -229,10 +229,7 @@ class Membership:
 
     def heard(self, instance: str, now_seconds: float) -> bool:
         """An instance has answered, or says that it was woken; return whether it is the node's."""
-        if not self._is_known(instance) or not self._advance(Event.HEARD):
-            return False
-        self._hear(now_seconds)
-        return True
+        return self._spoke(instance, Event.HEARD, now_seconds)
 
     def changed(self, instance: str, version: Version) -> None:
         """The known instance has put shards away or let them go, and says what it holds now."""
@@ -249,10 +246,7 @@ class Membership:
 
     def said_bye(self, instance: str, now_seconds: float) -> bool:
         """An instance is about to return; return whether it is the node's."""
-        if not self._is_known(instance) or not self._advance(Event.BYE):
-            return False
-        self._hear(now_seconds)
-        return True
+        return self._spoke(instance, Event.BYE, now_seconds)
 
     def lost(self, instance: str) -> bool:
         """The connection to an instance broke; return whether it is the node's."""
@@ -323,6 +317,12 @@ class Membership:
     def _forget(self) -> bool:
         self.instance, self.is_connected, self.expected, self.is_listed = None, False, Version(), True
         return True
+
+    def _spoke(self, instance: str, event: Event, now_seconds: float) -> bool:
+        is_its_word = self._is_known(instance) and self._advance(event)
+        if is_its_word:
+            self._hear(now_seconds)
+        return is_its_word
 
     def _is_known(self, instance: str) -> bool:
         return self.is_connected and instance == self.instance
