@@ -196,7 +196,7 @@ class NodeServer:
 
 
 def _listed(head: Head) -> list[ShardId]:
-    shards = head.get("shards")
-    if not isinstance(shards, list) or len(shards) > LISTED_AT_ONCE:
+    shards = ShardId.parse_all(head.get("shards"))
+    if len(shards) > LISTED_AT_ONCE:
         raise WireError(f"a list of shards has at most {LISTED_AT_ONCE}")
-    return [ShardId.parse(each) for each in shards]
+    return shards

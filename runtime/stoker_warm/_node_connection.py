@@ -42,28 +42,15 @@ class Got(enum.Enum):
     NOTHING = enum.auto()
 
 
-def evicted_of(name: str, head: Head) -> list[ShardId]:
-    """Return the shards that went for one that a node has put away.
-
-    Raises:
-        WireError: it does not say so.
-    """
-    evicted = head.get("evicted")
-    if not isinstance(evicted, list):
-        raise WireError(f"{name} says that {evicted!r:.40} went for a shard")
-    return [ShardId.parse(each) for each in evicted]
-
-
 def listed_page(name: str, head: Head, before: Sequence[ShardId], most: int) -> list[ShardId]:
     """Return the shards of an answer to INDEX, behind those of the answers before.
 
     Raises:
         WireError: it is no such answer, has shards out of their order, or is one too many.
     """
-    page = head.get("shards")
-    if not isinstance(page, list) or (head.get("more") and not page):
-        raise WireError(f"{name} lists {page!r:.40}, not shards")
-    shards = [ShardId.parse(each) for each in page]
+    shards = ShardId.parse_all(head.get("shards"))
+    if head.get("more") and not shards:
+        raise WireError(f"{name} lists no shards, and says that there are more")
     if any(one >= other for one, other in pairwise([*before[-1:], *shards])):
         raise WireError(f"{name} lists shards that are not in their order")
     if len(before) + len(shards) > most:
@@ -159,7 +146,7 @@ class Node:
         head = {"shard": shard.to_text(), "mac": self._mac.make(shard, payload)}
         seconds = self._config.write_seconds
         reply, _ = await self._request(Kind.SET, head, body=(payload,), seconds=seconds)
-        return evicted_of(self.name, reply.head) if reply.kind is Kind.STORED else None
+        return ShardId.parse_all(reply.head.get("evicted")) if reply.kind is Kind.STORED else None
 
     async def delete(self, shards: Sequence[ShardId]) -> None:
         """Have it drop shards.

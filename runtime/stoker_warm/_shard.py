@@ -4,10 +4,7 @@ A shard comes with a keyed MAC, which only the proxy can make or check. It cover
 bytes that were damaged, cut or forged, and those of another shard, do not pass for it: a wrong shard is a lost one, and
 the code restores lost ones.
 
-A node's store holds shards within a budget of bytes. Eviction is CLOCK (F. J. Corbató, "A Paging
-Experiment with the Multics System", MIT Project MAC M-384, 1968): a hand goes round the shards; one that was used
-since it last passed is left, once, and the first that was not goes. A newcomer counts as not used, and the hand
-comes to it last.
+A node's store holds shards within a budget of bytes; the least recently used go first.
 """
 
 from __future__ import annotations
@@ -85,6 +82,17 @@ class ShardId:
             return cls(match[1], int(match[2]), int(match[3]), int(match[4]))
         except ConfigError as error:
             raise WireError(f"{text!r:.80} is not the name of a shard: {error}") from None
+
+    @classmethod
+    def parse_all(cls, texts: Any) -> list[ShardId]:
+        """Return the ids of a list of texts, which a peer has sent.
+
+        Raises:
+            WireError: it is no list, or one of them is not the name of a shard.
+        """
+        if not isinstance(texts, list):
+            raise WireError(f"{texts!r:.80} is not a list of the names of shards")
+        return [cls.parse(each) for each in texts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +201,10 @@ class ShardStore:
     Args:
         limit_bytes: of memory.
 
+    Attributes:
+        held_bytes: of the limit.
+        version: of what is there.
+
     Raises:
         ConfigError: the limit is negative.
     """
@@ -201,26 +213,15 @@ class ShardStore:
         if limit_bytes < 0:
             raise ConfigError(f"a store's limit must be at least 0 bytes, not {limit_bytes}")
         self.limit_bytes = limit_bytes
-        self._held_bytes = 0
-        self._version = Version()
-        self._shards: OrderedDict[ShardId, Shard] = OrderedDict()  # the hand is at the first
-        self._used: set[ShardId] = set()
+        self.held_bytes = 0
+        self.version = Version()
+        self._shards = OrderedDict[ShardId, Shard]()  # the least recently used first
 
     def __contains__(self, shard_id: ShardId) -> bool:
         return shard_id in self._shards
 
     def __len__(self) -> int:
         return len(self._shards)
-
-    @property
-    def held_bytes(self) -> int:
-        """Of the limit."""
-        return self._held_bytes
-
-    @property
-    def version(self) -> Version:
-        """What is there."""
-        return self._version
 
     def set(self, shard_id: ShardId, mac: str, payload: bytes | bytearray) -> list[ShardId] | None:
         """Put a shard into the store, in the place of the one with its id if there is one.
@@ -233,8 +234,9 @@ class ShardStore:
             return None
         self.delete(shard_id)
         evicted = []
-        while self._held_bytes + taken_bytes > self.limit_bytes:
-            evicted.append(self._evict())
+        while self.held_bytes + taken_bytes > self.limit_bytes:
+            evicted.append(next(iter(self._shards)))
+            self.delete(evicted[-1])
         shard = self._shards[shard_id] = Shard(shard_id, mac, payload)
         self._count(shard, taken_bytes)
         return evicted
@@ -243,7 +245,7 @@ class ShardStore:
         """Return a shard, if it is there, and count this as a use of it."""
         shard = self._shards.get(shard_id)
         if shard is not None:
-            self._used.add(shard_id)
+            self._shards.move_to_end(shard_id)
         return shard
 
     def delete(self, shard_id: ShardId) -> bool:
@@ -251,7 +253,6 @@ class ShardStore:
         shard = self._shards.pop(shard_id, None)
         if shard is None:
             return False
-        self._used.discard(shard_id)
         self._count(shard, -len(shard.payload) - OVERHEAD_BYTES)
         return True
 
@@ -267,21 +268,13 @@ class ShardStore:
         behind = (each for each in self._shards if after is None or each > after)
         return sorted(behind) if limit is None else nsmallest(limit, behind)
 
-    def _evict(self) -> ShardId:
-        """Move the hand on to a shard that was not used, and let it go."""
-        while (shard_id := next(iter(self._shards))) in self._used:
-            self._used.remove(shard_id)
-            self._shards.move_to_end(shard_id)
-        self.delete(shard_id)
-        return shard_id
-
     def _count(self, shard: Shard, more_bytes: int) -> None:
         """Account for a shard that came or went. XOR adds it to the hash and takes it out again (Zobrist hashing)."""
-        self._held_bytes += more_bytes
+        self.held_bytes += more_bytes
         content = f"{shard.id.to_text()} {shard.mac}".encode()
         mixed = int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
-        self._version = Version(self._version.term + 1, self._version.hash ^ mixed)
+        self.version = Version(self.version.term + 1, self.version.hash ^ mixed)
 
     def __repr__(self) -> str:
-        held = f"{self._held_bytes} of {self.limit_bytes} bytes"
-        return f"<ShardStore {len(self)} shards, {held}, term {self._version.term}>"
+        held = f"{self.held_bytes} of {self.limit_bytes} bytes"
+        return f"<ShardStore {len(self)} shards, {held}, term {self.version.term}>"

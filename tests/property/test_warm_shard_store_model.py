@@ -1,4 +1,4 @@
-"""The store against a model that is too simple to be wrong: a list of shards with the hand at its head."""
+"""The store against a model that is too simple to be wrong: a list of shards, the least recently used at its head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ IDS = [ShardId(f"{number % 4:032x}", 2, 1, number // 4) for number in range(12)]
 @dataclass
 class Place:
     shard: Shard
-    used: bool = False
 
     @property
     def taken_bytes(self) -> int:
@@ -46,12 +45,8 @@ class Model:
             return None
         self.delete(shard_id)
         while self.held_bytes + newcomer.taken_bytes > self.limit_bytes:
-            first = self.places.pop(0)
-            if first.used:
-                self.places.append(Place(first.shard))
-            else:
-                evicted.append(first.shard.id)
-                self.changes += 1
+            evicted.append(self.places.pop(0).shard.id)
+            self.changes += 1
         self.places.append(newcomer)
         self.changes += 1
         return evicted
@@ -60,7 +55,8 @@ class Model:
         place = self.find(shard_id)
         if place is None:
             return None
-        place.used = True
+        self.places.remove(place)
+        self.places.append(place)
         return place.shard
 
     def delete(self, shard_id: ShardId) -> bool:

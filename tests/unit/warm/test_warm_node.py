@@ -134,7 +134,7 @@ def test_what_is_held_is_listed_page_by_page_in_the_order_of_ids() -> None:
         (Kind.SET, {"shard": shard(1).to_text(), "mac": 7}, "comes with the MAC 7"),
         (Kind.SET, {"shard": shard(1).to_text(), "mac": MAC_TEXT + "0"}, "comes with the MAC"),
         (Kind.SET, {"shard": shard(1).to_text(), "mac": MAC_TEXT.upper()}, "comes with the MAC"),
-        (Kind.DELETE, {}, "a list of shards has at most 1000"),
+        (Kind.DELETE, {}, "None is not a list of the names of shards"),
         (Kind.DELETE, {"shards": [shard(1).to_text()] * (LISTED_AT_ONCE + 1)}, "a list of shards has at most 1000"),
         (Kind.DELETE, {"shards": [None]}, "WireError"),
         (Kind.INDEX, {"after": "x"}, "WireError"),

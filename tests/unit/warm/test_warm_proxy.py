@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import ConfigError, WireError
+from stoker.errors import ConfigError
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
 from stoker_warm._membership import State
-from stoker_warm._node_connection import evicted_of
 from stoker_warm._shard import ShardId
 from support.warm_platform import MAC, Mood, Tier, named
 from support.warm_wires import LinkConfig
@@ -254,13 +253,6 @@ def test_writers_at_once_do_not_delete_what_the_other_has_just_put_there() -> No
         assert tier.believed() == tier.held()
 
     check(test, fresh_seconds=0.0, writes=4)
-
-
-def test_a_node_that_says_nonsense_about_what_went_spoils_its_own_shard_only() -> None:
-    for head in ({}, {"evicted": 7}, {"evicted": [1]}, {"evicted": ["x"]}):
-        with pytest.raises(WireError):
-            evicted_of("warm-0", head)
-    assert evicted_of("warm-0", {"evicted": [ShardId(NAME, 2, 1, 0).to_text()]}) == [ShardId(NAME, 2, 1, 0)]
 
 
 def test_an_object_that_is_dropped_is_not_found_again_and_goes_from_its_nodes() -> None:

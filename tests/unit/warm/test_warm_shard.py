@@ -73,6 +73,18 @@ def test_what_is_not_exactly_a_name_is_a_peers_fault(text: object) -> None:
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize("texts", [None, 7, {}, "x", [1], ["x"], [FIRST.to_text(), None]])
+def test_what_is_not_a_list_of_names_is_a_peers_fault(texts: object) -> None:
+    with pytest.raises(WireError):
+        ShardId.parse_all(texts)
+
+
+def test_a_list_of_names_is_read_in_its_order() -> None:
+    ids = [ShardId(NAME, 10, 2, position) for position in (3, 1, 2)]
+    assert ShardId.parse_all([each.to_text() for each in ids]) == ids
+    assert ShardId.parse_all([]) == []
+
+
 @pytest.mark.parametrize(
     ("name", "data", "parity", "position", "message"),
     [

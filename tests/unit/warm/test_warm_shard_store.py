@@ -111,7 +111,7 @@ def test_without_uses_the_oldest_goes_first() -> None:
     assert [store.set(each, MAC, PAYLOAD) for each in (D, E)] == [[A], [B]]
 
 
-def test_one_that_was_used_is_left_once() -> None:
+def test_one_that_was_used_goes_behind_those_that_were_not() -> None:
     store = shelf_with(A, B, C, room=3)
     store.get(A)
     assert store.set(D, MAC, PAYLOAD) == [B]
@@ -119,11 +119,11 @@ def test_one_that_was_used_is_left_once() -> None:
     assert store.set(B, MAC, PAYLOAD) == [A]
 
 
-def test_if_all_were_used_the_first_goes() -> None:
+def test_if_all_were_used_the_one_goes_that_was_so_longest_ago() -> None:
     store = shelf_with(A, B, C, room=3)
     for each in (C, B, A):
         store.get(each)
-    assert store.set(D, MAC, PAYLOAD) == [A]
+    assert store.set(D, MAC, PAYLOAD) == [C]
     assert store.set(E, MAC, PAYLOAD) == [B]
 
 
