@@ -48,33 +48,19 @@ class State(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What happens to a node.
+    """What happens to a node."""
 
-    Attributes:
-        GREETED: an instance connected that is the known one or has the contents that are expected.
-        GREETED_OTHER: another instance connected, with other contents or none.
-        CLAIMED: another instance connected that holds nothing, and the known one, which does, may still be there.
-        HEARD: the known instance answered, or said that it was woken.
-        BYE: the known instance is about to return.
-        LOST: the connection to the known instance broke.
-        SILENT: a deadline passed without a message of it.
-        RETURNED: the last call that was open ended, well or not.
-        GIVEN_UP: it was tried as often as is sensible.
-        MUTE: it was asked for shards as often, and delivered none, whatever else it answers.
-        LIED: it answered with wrong shards as often.
-    """
-
-    GREETED = "greeted"
-    GREETED_OTHER = "greeted by another"
-    CLAIMED = "claimed by an empty one"
-    HEARD = "heard"
-    BYE = "bye"
-    LOST = "lost"
-    SILENT = "silent"
-    RETURNED = "returned"
-    GIVEN_UP = "given up"
-    MUTE = "mute"
-    LIED = "lied"
+    GREETED = "an instance connected that is the known one or has the contents that are expected"
+    GREETED_OTHER = "another instance connected, with other contents or none"
+    CLAIMED = "another instance connected that holds nothing, and the known one, which does, may still be there"
+    HEARD = "the known instance answered, or said that it was woken"
+    BYE = "the known instance is about to return"
+    LOST = "the connection to the known instance broke"
+    SILENT = "a deadline passed without a message of it"
+    RETURNED = "the last call that was open ended, well or not"
+    GIVEN_UP = "it was tried as often as is sensible"
+    MUTE = "it was asked for shards as often, and delivered none, whatever else it answers"
+    LIED = "it answered with wrong shards as often"
 
 
 _SLEEPING, _AWAKE, _MAYBE, _GONE = State
@@ -100,20 +86,14 @@ TRANSITIONS: dict[tuple[State, Event], State | None] = {
 
 
 class Contents(enum.Enum):
-    """What a node that has greeted holds.
+    """What a node that has greeted holds."""
 
-    Attributes:
-        EXPECTED: what it is believed to hold.
-        UNKNOWN: something else; ask for a list, and believe nothing that is not on it.
-        NONE: nothing; what it was believed to hold is lost.
-        DOUBTFUL: nothing, but this may not be the node: close the connection of the known instance, call the function
-            once more while this one runs, and believe the instance that greets then.
-    """
-
-    EXPECTED = "expected"
-    UNKNOWN = "unknown"
-    NONE = "none"
-    DOUBTFUL = "doubtful"
+    EXPECTED = "what it is believed to hold"
+    UNKNOWN = "something else; ask for a list, and believe nothing that is not on it"
+    NONE = "nothing; what it was believed to hold is lost"
+    DOUBTFUL = "nothing, but this may not be the node"
+    """Close the connection of the known instance, call the function once more while this one runs, and believe the
+    instance that greets then."""
 
 
 class _Offences:

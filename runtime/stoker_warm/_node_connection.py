@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,21 +26,16 @@ from stoker_warm._node import LISTED_AT_ONCE
 from stoker_warm._requests import Reply
 from stoker_warm._shard import ShardId, ShardMac
 
+_log = logging.getLogger("stoker.warm.nodes")
+
 
 class Got(enum.Enum):
-    """What became of asking a node for a shard.
+    """What became of asking a node for a shard."""
 
-    Attributes:
-        RIGHT: it came, and its MAC is right.
-        LACKING: the node has it not.
-        WRONG: something else came.
-        NOTHING: it cannot be had now.
-    """
-
-    RIGHT = enum.auto()
-    LACKING = enum.auto()
-    WRONG = enum.auto()
-    NOTHING = enum.auto()
+    RIGHT = "it came, and its MAC is right"
+    LACKING = "the node does not have it"
+    WRONG = "something else came"
+    NOTHING = "it cannot be had now"
 
 
 def listed_page(name: str, head: Head, before: Sequence[ShardId], most: int) -> list[ShardId]:
@@ -132,7 +128,14 @@ class Node:
             return Got.LACKING
         if reply.body_bytes == len(into) and self._mac.verify(shard, into, reply.head.get("mac")):
             return Got.RIGHT
-        self._state.gave_up(self.membership.lied(instance))
+        if is_given_up := self.membership.lied(instance):
+            _log.warning(
+                "%s answers with wrong shards, and nothing is read from its instance %s any more; its memory or the way "
+                "to it is faulty, or somebody forges them: look at who may change the function, and deploy it anew",
+                self.name,
+                instance,
+            )
+        self._state.gave_up(is_given_up)
         return Got.WRONG
 
     async def set(self, shard: ShardId, payload: memoryview) -> list[ShardId] | None:

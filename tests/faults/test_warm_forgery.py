@@ -87,7 +87,9 @@ def test_a_crc_does_not_tell_a_forged_shard_from_the_right_one_and_its_mac_does(
 
 
 @pytest.mark.parametrize("lie", ["bytes", "forged", "mac", "short", "other shard"])
-def test_a_lying_node_is_given_up_after_three_wrong_shards_and_costs_no_read(lie: str) -> None:
+def test_a_lying_node_is_given_up_after_three_wrong_shards_and_costs_no_read(
+    caplog: pytest.LogCaptureFixture, lie: str
+) -> None:
     async def test(tier: Tier) -> None:
         the_liar(tier).lie = lie
         await read_until_given_up(tier)
@@ -97,6 +99,7 @@ def test_a_lying_node_is_given_up_after_three_wrong_shards_and_costs_no_read(lie
         assert corrupt(tier) == 3, "it is not asked any more"
 
     check(test)
+    assert caplog.text.count("warm-0 answers with wrong shards") == 1
 
 
 def test_bytes_and_macs_of_other_shards_do_not_pass_whoever_gave_them_to_the_liar() -> None:
