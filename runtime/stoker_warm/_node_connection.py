@@ -130,8 +130,8 @@ class Node:
             return Got.RIGHT
         if is_given_up := self.membership.lied(instance):
             _log.warning(
-                "%s answers with wrong shards, and nothing is read from its instance %s any more; its memory or the way "
-                "to it is faulty, or somebody forges them: look at who may change the function, and deploy it anew",
+                "%s answers with wrong shards, and nothing is read from its instance %s any more; its memory or the "
+                "way to it is faulty, or somebody forges them: look at who may change the function, and deploy it anew",
                 self.name,
                 instance,
             )
