@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 import stoker
+from stoker._shared.secret import TierSecret
 from stoker_local.functions import FunctionCloud
 from stoker_torch import Loader
 from stoker_warm._auth import Secret
@@ -30,6 +31,7 @@ from support.warm_cloud import PREFIX, SECRET, node_function, objects
 
 NODES = 3
 OBJECTS = objects(6, 1_000_000)
+TIER_SECRET = TierSecret.generate()
 NAMES = list(OBJECTS)
 COMMAND = [sys.executable, "-m", "stoker.cli", "warm"]
 SETTINGS = "code=2%2B1&linger=0.1s&ping=5s&wake=60s&read=60s&write=60s"
@@ -76,7 +78,8 @@ async def proxy_of(
 
 
 def environment(cloud: FunctionCloud, secret: Secret = SECRET) -> dict[str, str]:
-    return {**os.environ, **cloud.environment(), "STOKER_WARM_SECRET": secret.reveal()}
+    secrets = {"STOKER_WARM_SECRET": secret.reveal(), "STOKER_TIER_SECRET": TIER_SECRET.reveal()}
+    return {**os.environ, **cloud.environment(), **secrets}
 
 
 async def ran(cloud: FunctionCloud, *arguments: str, secret: Secret = SECRET) -> tuple[int | None, str, str]:
