@@ -80,6 +80,9 @@ class NodeParts:
 class Node:
     """One function that holds shards. Lives on the proxy's event loop.
 
+    What it is asked raises a TransientError if it could not be woken, did not answer in time, or failed; only ``get``
+    returns that.
+
     Args:
         number: of the node, in the directory.
         parts: what it shares with others.
@@ -142,9 +145,6 @@ class Node:
         """Have it keep a shard; return what went for it, None if it does not take it.
 
         When the call ends, however it ends, nothing reads ``payload`` any more.
-
-        Raises:
-            TransientError: it could not be woken, did not answer in time, or failed.
         """
         head = {"shard": shard.to_text(), "mac": self._mac.make(shard, payload)}
         seconds = self._config.write_seconds
@@ -152,21 +152,13 @@ class Node:
         return ShardId.parse_all(reply.head.get("evicted")) if reply.kind is Kind.STORED else None
 
     async def delete(self, shards: Sequence[ShardId]) -> None:
-        """Have it drop shards.
-
-        Raises:
-            TransientError: it could not be woken, did not answer in time, or failed.
-        """
+        """Have it drop shards."""
         for start in range(0, len(shards), LISTED_AT_ONCE):
             head = {"shards": [shard.to_text() for shard in shards[start : start + LISTED_AT_ONCE]]}
             await self._request(Kind.DELETE, head, seconds=self._config.write_seconds)
 
     async def ping(self, seconds: float | None = None) -> None:
-        """Wake it if need be, and have it answer within ``seconds``, else within those that a wake may take.
-
-        Raises:
-            TransientError: it could not be woken, did not answer in time, or failed.
-        """
+        """Wake it if need be, and have it answer within ``seconds``, else within those that a wake may take."""
         await self._request(Kind.PING, {}, seconds=self._config.wake_seconds if seconds is None else seconds)
 
     async def _request(
@@ -258,11 +250,7 @@ class Node:
             await self._state.connection.close()
 
     async def listed(self) -> list[ShardId] | None:
-        """Return all that it holds; None if the instance that began to tell is not the node any more.
-
-        Raises:
-            TransientError: it could not be woken, did not answer in time, failed, or lists what cannot be.
-        """
+        """Return all that it holds; None if the instance that began to tell is not the node any more."""
         while True:
             instance, changes = self.membership.instance, self._state.changes
             listed = await self._list(instance)
@@ -284,11 +272,7 @@ class Node:
                 return shards
 
     async def forget(self) -> None:
-        """Have it drop all that it holds.
-
-        Raises:
-            TransientError: it could not be woken, did not answer in time, or failed.
-        """
+        """Have it drop all that it holds."""
         await self.ping()  # so that the instance is known
         await self.ping()
         while (held := await self.listed()) != []:
