@@ -8,23 +8,30 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
-from stoker.errors import ConnectionLostError, DeadlineError, ServerError, StokerError, StoreError, WireError
-from stoker_warm._config import WarmConfig
+from stoker.abc import Answer
+from stoker.errors import (
+    ConnectionLostError,
+    DeadlineError,
+    ServerError,
+    StokerError,
+    StoreError,
+    ThrottledError,
+    TransientError,
+    WireError,
+)
 from stoker_warm._connection import Connection
 from stoker_warm._events import Report, Task
 from stoker_warm._frames import Head, Kind
-from stoker_warm._invoker import Billed, Invoke, Invoker, NodeConnectionState
+from stoker_warm._invoker import Invoker, NodeParts
 from stoker_warm._membership import Contents, Membership, State
 from stoker_warm._node import LISTED_AT_ONCE
 from stoker_warm._requests import Reply
-from stoker_warm._shard import ShardId, ShardMac
+from stoker_warm._shard import ShardId
 
 _log = logging.getLogger("stoker.warm.nodes")
 
@@ -54,29 +61,6 @@ def listed_page(name: str, head: Head, before: Sequence[ShardId], most: int) -> 
     return shards
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeParts:
-    """What all nodes of a proxy share.
-
-    Attributes:
-        config: the tier's settings.
-        mac: of shards.
-        invoke: calls functions.
-        proxy: makes the address, ``host:port``, and the certificate's fingerprint that nodes dial.
-        spawn: runs something that ends by itself, in the proxy's task group.
-        billed: is called after each call.
-        found: is called with what a node holds, whenever it has greeted or was given up.
-    """
-
-    config: WarmConfig
-    mac: ShardMac
-    invoke: Invoke
-    proxy: Callable[[], tuple[str, str]]
-    spawn: Callable[[Coroutine[Any, Any, object]], object]
-    billed: Billed
-    found: Callable[[Node, Contents], None]
-
-
 class Node:
     """One function that holds shards. Lives on the proxy's event loop.
 
@@ -92,21 +76,22 @@ class Node:
         config = parts.config
         self.number, self.name = number, config.name_of(number)
         self.limit_bytes = 0
-        self._config, self._mac, self._spawn, self._found = config, parts.mac, parts.spawn, parts.found
-        self._state = NodeConnectionState(
-            self.name, config, found=partial(parts.found, self), call_back=lambda: self._invoker.rouse()
-        )
-        self._invoker = Invoker(self._state, config, parts.invoke, parts.proxy, parts.spawn, parts.billed)
-
-    @property
-    def membership(self) -> Membership:
+        self.membership = Membership(fresh_seconds=config.fresh_seconds)
         """Its state."""
-        return self._state.membership
-
-    @property
-    def contact_seconds(self) -> float:
+        self.contact_seconds = _now()
         """When it was called or spoke last."""
-        return self._state.contact_seconds
+        self._config, self._mac, self._spawn = config, parts.mac, parts.spawn
+        self._found = partial(parts.found, number)
+        self._invoker = Invoker(self.name, parts)
+        self._connection: Connection | None = None  # to the known instance
+        self._changed = asyncio.Event()  # something has happened to it
+        self._asked = self._waiting = 0  # requests without an answer, and those that wait for it to wake
+        self._changes = 0  # of what it holds
+        self._is_closed = False  # it is not called any more
+        self._silent_seconds = self._delivery_seconds = float("-inf")  # when it was silent; delivered, or did not
+        self._is_called_back = False
+        self._may_run = False  # an answer was lost, so the instance may run all the same, until it was asked
+        self._waking_up: asyncio.Task[ConnectionLostError | None] | None = None
 
     @property
     def failure(self) -> StokerError | None:
@@ -138,7 +123,7 @@ class Node:
                 self.name,
                 instance,
             )
-        self._state.gave_up(is_given_up)
+        self._gave_up(is_given_up)
         return Got.WRONG
 
     async def set(self, shard: ShardId, payload: memoryview) -> list[ShardId] | None:
@@ -171,11 +156,11 @@ class Node:
         seconds: float,
     ) -> tuple[Reply, str]:
         """Wake the node if need be, ask it, and return its answer with the instance that gave it."""
-        end_seconds = asyncio.get_running_loop().time() + seconds
+        end_seconds = _now() + seconds
         try:
             return await self._ask(kind, head, body, into, end_seconds)
         except ConnectionLostError:
-            if asyncio.get_running_loop().time() >= end_seconds:
+            if _now() >= end_seconds:
                 raise
             # Its instance was taken back, or the way to it broke. What can be asked can be asked twice.
             return await self._ask(kind, head, body, into, end_seconds)
@@ -188,10 +173,9 @@ class Node:
         into: memoryview | None,
         end_seconds: float,
     ) -> tuple[Reply, str]:
-        state = self._state
-        connection, instance = self._invoker.awake() or await self._invoker.ready_by(end_seconds)
-        sent_seconds, is_change = asyncio.get_running_loop().time(), kind in (Kind.SET, Kind.DELETE)
-        state.asked += 1
+        connection, instance = self._awake() or await self._ready(end_seconds)
+        sent_seconds, is_change = _now(), kind in (Kind.SET, Kind.DELETE)
+        self._asked += 1
         try:
             reply = await connection.request(
                 kind, head, body=body, into=into, timeout=max(0.0, end_seconds - sent_seconds)
@@ -200,63 +184,68 @@ class Node:
             self._has_failed(kind, connection, sent_seconds, is_late=isinstance(error, DeadlineError))
             raise
         finally:
-            state.asked -= 1
-        is_current = connection is state.connection
+            self._asked -= 1
+        is_current = connection is self._connection
         if is_change and not is_current:
             raise ConnectionLostError(f"{self.name} has another connection than the one that answered")
-        state.answered(instance, is_shard=is_current and kind is Kind.GET)
+        self._heard(instance)
+        self._is_called_back = False
+        if is_current and kind is Kind.GET:
+            self._delivery_seconds = _now()
+            self.membership.delivered()
         if is_change and reply.kind is Kind.STORED:
-            state.noted(Report.parse({key: value for key, value in reply.head.items() if key != "evicted"}))
+            self._noted(Report.parse({key: value for key, value in reply.head.items() if key != "evicted"}))
         return reply, instance
 
     def _has_failed(self, kind: Kind, connection: Connection, sent_seconds: float, *, is_late: bool) -> None:
         """Draw conclusions from a request without an answer."""
-        state = self._state
-        is_current = connection is state.connection
+        is_current = connection is self._connection
         if is_late:
-            state.was_silent(sent_seconds)
+            self._was_silent(sent_seconds)
             if kind is Kind.GET and is_current:
-                state.did_not_deliver(sent_seconds)
+                self._did_not_deliver(sent_seconds)
         if not connection.is_open:
-            state.lost(connection)
+            self.lost(connection)
         elif kind in (Kind.SET, Kind.DELETE) and is_current:
-            state.doubt()
+            self._doubt()
 
     async def keep_warm(self) -> None:
         """Call it, so that the platform keeps its instance; find out if that has lost what it held."""
         if self.membership.state is State.GONE:  # it is to greet: it is not believed before
-            self._state.changed.clear()
-            self._spawn(self._invoker.call(Task.SERVE))
-            await self._state.has_changed(self._config.wake_seconds)
-        elif not await self._invoker.call(Task.WARM):
+            self._changed.clear()
+            self._spawn(self._call(Task.SERVE))
+            await self._has_changed(self._config.wake_seconds)
+        elif not await self._call(Task.WARM):
             with suppress(StokerError):
-                await self._invoker.ready()  # so that it greets, and says what it holds
+                await self._ready()  # so that it greets, and says what it holds
         elif not self.membership.is_listed:
-            self._found(self, Contents.UNKNOWN)  # it could not be found out so far
+            self._found(Contents.UNKNOWN)  # it could not be found out so far
 
     async def stop(self) -> None:
         """Tell it to return, unless it sleeps: it would find that on its socket when it is called next."""
-        connection = self._state.connection
+        connection = self._connection
         if connection is not None and connection.is_open and self.membership.state is not State.SLEEPING:
             with suppress(StokerError):
                 await connection.request(Kind.STOP, timeout=self._config.ping_seconds)
 
     async def close(self) -> None:
         """Tell it to return, and end its connection; what it holds, it holds. Idempotent."""
-        self._state.is_closed = True
+        self._is_closed = True
         await self.stop()
-        await self._invoker.close()
-        if self._state.connection is not None:
-            await self._state.connection.close()
+        if self._waking_up is not None:
+            self._waking_up.cancel()
+            await asyncio.wait([self._waking_up])
+        if self._connection is not None:
+            await self._connection.close()
 
     async def listed(self) -> list[ShardId] | None:
         """Return all that it holds; None if the instance that began to tell is not the node any more."""
         while True:
-            instance, changes = self.membership.instance, self._state.changes
+            instance, changes = self.membership.instance, self._changes
             listed = await self._list(instance)
             if listed is None or instance is None:
                 return None
-            if self._state.changes == changes:  # else some came or went behind the page that would have told
+            if self._changes == changes:  # else some came or went behind the page that would have told
                 self.membership.listed(instance)
                 return listed
 
@@ -280,32 +269,225 @@ class Node:
                 raise ConnectionLostError(f"another instance of {self.name} has come, which may hold something, too")
             await self.delete(held)
 
-    # What happens to it.
+    # Waking it.
+
+    async def _call(self, task: Task) -> bool:
+        """Call the function and wait until it has returned.
+
+        Returns:
+            False if its answer tells that what the node holds is not what it is believed to.
+        """
+        membership, is_as_expected = self.membership, True
+        self.contact_seconds = _now()
+        dial_anew = self._connection is None or membership.tries > 0
+        membership.invoked()
+        try:
+            answer = await self._invoker.call(task, dial_anew=dial_anew)
+        except ThrottledError:
+            membership.throttled()
+        except StokerError as error:
+            # If only the answer was lost, it runs on, and another call would start another instance beside it.
+            self._may_run = isinstance(error, TransientError) and membership.state is State.AWAKE
+            self._gave_up(membership.failed())
+        except BaseException:
+            membership.failed()
+            raise
+        else:
+            is_as_expected = task is not Task.WARM or self._is_as_expected(answer)
+            self._gave_up(membership.returned())
+        self._touched()
+        return is_as_expected
+
+    def _is_as_expected(self, answer: Answer) -> bool:
+        try:
+            report = Report.parse(answer.result)
+        except WireError:
+            return False
+        return self.membership.heard(report.instance, _now()) and report.version == self.membership.expected
+
+    def _awake(self) -> tuple[Connection, str] | None:
+        """Return the connection of a node that has just spoken, and its instance."""
+        self._received()
+        if self._connection is None or not self.membership.may_send(_now()):
+            return None
+        return self._connection, str(self.membership.instance)
+
+    async def _ready(self, end_seconds: float | None = None) -> tuple[Connection, str]:
+        """Wake it if need be, and return the connection to it and its instance; a ConnectionLostError says why not."""
+        is_ready = self.membership.may_send(_now())
+        while not is_ready or self._connection is None:
+            self._waiting += 1
+            try:
+                waking = self._rouse()
+                async with asyncio.timeout_at(end_seconds):
+                    # All wait for the same call; one that is cancelled leaves it to the others.
+                    await asyncio.wait([waking])
+            except TimeoutError:
+                raise ConnectionLostError(f"{self.name} was not awake in time") from None
+            finally:
+                self._waiting -= 1
+            error = ConnectionLostError(f"{self.name} was let go") if waking.cancelled() else waking.result()
+            if error is not None:
+                raise ConnectionLostError(str(error))
+            is_ready = self.membership.state is State.AWAKE
+        return self._connection, str(self.membership.instance)
+
+    def _rouse(self) -> asyncio.Task[ConnectionLostError | None]:
+        """Begin to wake it, unless that is under way."""
+        if self._waking_up is None or self._waking_up.done():
+            self._waking_up = asyncio.ensure_future(self._wake())
+        return self._waking_up
+
+    async def _wake(self) -> ConnectionLostError | None:
+        """Ping or call it until it answers, as long as a request waits for it; return the error if that fails."""
+        membership, begun_seconds = self.membership, _now()
+        while not (membership.may_send(_now()) or self._is_awake_since(begun_seconds)):
+            if membership.state is State.GONE:
+                return ConnectionLostError(f"{self.name} was called {membership.tries} times and does not come")
+            if self._is_closed or not (self._waiting or self._asked):
+                return ConnectionLostError(f"{self.name} was let go")
+            if self._connection is not None and (self._may_run or membership.state is State.AWAKE):
+                await self._ping(self._connection)
+                continue
+            self._changed.clear()
+            pause_seconds = self._invoker.next_call_seconds - _now() if membership.must_invoke else 0.0
+            if pause_seconds > 0.0:
+                await self._has_changed(pause_seconds)
+                continue
+            if membership.must_invoke:
+                self._spawn(self._call(Task.SERVE))
+                await asyncio.sleep(0)
+            if not await self._has_changed(self._config.wake_seconds):
+                self._gave_up(membership.silent())
+        return None
+
+    def _is_awake_since(self, begun_seconds: float) -> bool:
+        return self.membership.state is State.AWAKE and self.membership.heard_seconds >= begun_seconds
+
+    async def _ping(self, connection: Connection) -> None:
+        self._may_run = False
+        sent_seconds, instance = _now(), self.membership.instance
+        try:
+            await connection.request(Kind.PING, timeout=self._config.ping_seconds)
+        except StokerError:
+            if connection.is_open:
+                self._was_silent(sent_seconds)
+            else:
+                self.lost(connection)
+        else:
+            self._heard(str(instance))
+
+    # What is heard of it.
 
     def greeted(self, connection: Connection, greeting: Head) -> None:
         """An instance has connected and knows the secret."""
         report = Report.parse(greeting)
-        contents = self._state.greeted(connection, report)
+        contents = self.membership.greeted(report.instance, report.version, _now())
         if contents is None:
             self._spawn(_dismissed(connection, self._config.ping_seconds))
             return
+        if self._connection is not None:
+            self._connection.abort()
+        self._connection = None if contents is Contents.DOUBTFUL else connection
         if contents is Contents.DOUBTFUL:  # while the stranger is busy, the platform takes the known one for a call
-            self._spawn(self._invoker.call(Task.SERVE))
+            self._spawn(self._call(Task.SERVE))
         else:
             self.limit_bytes = report.limit_bytes
-            self._found(self, contents)
-        self._state.touched()  # those that wait for the node look only when the call has begun
+            self._found(contents)
+        self._touched()  # those that wait for the node look only when the call has begun
 
     def noticed(self, connection: Connection, kind: Kind, head: Head) -> None:
         """An instance says something unasked: that it is here again, or that it goes."""
-        if connection is self._state.connection:
-            self._state.noticed(Report.parse(head), is_bye=kind is Kind.BYE)
+        if connection is self._connection:
+            report = Report.parse(head)
+            (self.membership.said_bye if kind is Kind.BYE else self.membership.heard)(report.instance, _now())
+            self._noted(report)
+            self._touched()
         elif kind is Kind.BYE:  # a stranger's: should it come again, it is to greet
             connection.abort()
 
+    def _heard(self, instance: str) -> None:
+        """An instance has answered."""
+        if self.membership.heard(instance, _now()):
+            self.contact_seconds = _now()
+
+    def _received(self) -> None:
+        """Count bytes of the known instance as a sign of life while it is awake: shards may be thrown away as late."""
+        received_seconds = self._connection.received_seconds if self._connection is not None else float("-inf")
+        if self.membership.state is State.AWAKE and received_seconds > self.membership.heard_seconds:
+            self.membership.heard(str(self.membership.instance), received_seconds)
+
+    def _noted(self, report: Report) -> None:
+        """Take note of the version of what it holds; those of requests at the same time come in any order."""
+        if report.version.term >= self.membership.expected.term:
+            self._changes += report.version != self.membership.expected
+            self.membership.changed(report.instance, report.version)
+
+    def _touched(self) -> None:
+        """Something has happened to it, or was done to it."""
+        self.contact_seconds = _now()
+        self._changed.set()
+        # What was asked while it said that it goes lies on its socket: it is answered when it is called again. One that
+        # goes again before it has answered anything is left alone.
+        is_cut_short = self._asked and self._connection is not None and self.membership.state is State.SLEEPING
+        if is_cut_short and not (self._is_called_back or self._is_closed):
+            self._is_called_back = True
+            self._rouse()
+
+    async def _has_changed(self, seconds: float) -> bool:
+        """Wait until something happens to it; return whether that was in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # What is not heard of it.
+
     def lost(self, connection: Connection) -> None:
         """A connection has ended."""
-        self._state.lost(connection)
+        if connection is self._connection and self.membership.instance is not None:
+            self.membership.lost(self.membership.instance)
+            self._connection = None
+            self._changed.set()  # which is no contact: whether the instance is there, the next call tells
+
+    def _was_silent(self, sent_seconds: float) -> None:
+        """It has not answered what was sent then. Many requests that wait at once are one silence.
+
+        An instance that has sent anything since is not silent: its answer may stand behind shards that are late.
+        """
+        self._received()
+        if max(self.membership.heard_seconds, self._silent_seconds) < sent_seconds:
+            self._silent_seconds = _now()
+            self._gave_up(self.membership.silent())
+            self._touched()
+
+    def _did_not_deliver(self, sent_seconds: float) -> None:
+        """It has not delivered the shard that it was asked for then. Many that it is asked for at once are one."""
+        had_time = _now() - sent_seconds >= self._config.read_seconds / 2  # to wake it took the rest
+        if had_time and self._delivery_seconds <= sent_seconds:
+            self._delivery_seconds = _now()
+            self._gave_up(self.membership.undelivered())
+
+    def _doubt(self) -> None:
+        """It may hold more or less than it is believed to: have it list what it holds."""
+        self._changes += 1
+        self.membership.doubted(str(self.membership.instance))
+        self._found(Contents.UNKNOWN)
+
+    def _gave_up(self, is_given_up: bool) -> None:
+        """Close the connection of a node if it is given up: what it held is lost."""
+        if is_given_up:
+            if self._connection is not None:
+                self._connection.abort()
+                self._connection = None
+            self._changed.set()
+            self._found(Contents.NONE)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _dismissed(connection: Connection, seconds: float) -> None:

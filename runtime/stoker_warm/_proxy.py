@@ -25,10 +25,10 @@ from stoker_warm._directory import Directory
 from stoker_warm._erasure import require_codec
 from stoker_warm._events import Task
 from stoker_warm._heartbeat import start_heartbeats
-from stoker_warm._invoker import Invoke
+from stoker_warm._invoker import Invoke, NodeParts
 from stoker_warm._listener import Clients, Listener, PeerServer
 from stoker_warm._membership import Contents, State
-from stoker_warm._node_connection import Node, NodeParts
+from stoker_warm._node_connection import Node
 from stoker_warm._reader import ShardReader
 from stoker_warm._shard import ShardMac
 from stoker_warm._writer import ShardWriter
@@ -269,13 +269,14 @@ class Proxy:
 
     # What nodes hold.
 
-    def _found(self, node: Node, contents: Contents) -> None:
+    def _found(self, number: int, contents: Contents) -> None:
         """A node has said what it holds, or is given up."""
+        node = self._nodes[number]
         is_gone = node.membership.state is State.GONE
-        self._directory.limit(node.number, node.limit_bytes)
-        self._directory.avoid(node.number, is_gone=is_gone)
+        self._directory.limit(number, node.limit_bytes)
+        self._directory.avoid(number, is_gone=is_gone)
         if contents is Contents.NONE:
-            self._directory.lost(node.number)
+            self._directory.lost(number)
         elif contents is Contents.UNKNOWN:
             self._spawn(self._learn(node))
 

@@ -158,7 +158,7 @@ def test_a_liar_that_does_better_keeps_what_it_is_sent_from_then_on() -> None:
         the_liar(tier).lie = ""
         await asyncio.sleep(25.0)
         await tier.put(named(100, 3000))
-        tier.proxy._nodes[0]._state.doubt()  # so that it lists what it has, and no trust is needed for what it was sent
+        tier.proxy._nodes[0]._doubt()  # so that it lists what it has, and no trust is needed for what it was sent
         await asyncio.sleep(1.0)
         assert len(tier.believed()[LIAR]) == 1
         assert await tier.kept(*named(100, 3000))

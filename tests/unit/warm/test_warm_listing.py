@@ -19,7 +19,7 @@ def test_a_listing_during_which_something_came_is_made_again() -> None:
         await made.put((NAME, DATA))
         listing = asyncio.ensure_future(node.listed())
         await asyncio.sleep(0.0011)  # the answer is on its way
-        node._state.changes += 1
+        node._changes += 1
         assert await listing == [SHARD]
         assert node.membership.is_listed
 

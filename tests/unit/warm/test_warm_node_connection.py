@@ -190,8 +190,8 @@ def test_a_node_without_a_connection_is_told_to_dial_anew() -> None:
     async def test(made: Tier, node: Node) -> None:
         for link in made.network.links:
             link.split()
-        assert node._state.connection is not None
-        node._state.connection.abort()
+        assert node._connection is not None
+        node._connection.abort()
         await asyncio.sleep(0.1)
         begun_seconds = asyncio.get_running_loop().time()
         await ping(node)
@@ -261,7 +261,7 @@ def test_a_node_that_answers_pings_with_failures_is_silent() -> None:
             raise StokerError("broken")
 
         instance.node._answer = failing  # type: ignore[method-assign, assignment]
-        node._state.connection = None
+        node._connection = None
         with pytest.raises(StokerError):
             await ping(node)
         await asyncio.sleep(2.0)
