@@ -150,56 +150,105 @@ def without_secrets(body: bytes, headers: Mapping[str, str]) -> bytes:
     return body
 
 
-def checked_whole(size_bytes: int, address: str) -> None:
-    """Raise StoreError if an answer has become too large to be read whole."""
-    if size_bytes > _MAX_WHOLE_BYTES:
-        raise StoreError(f"{address} has more than {_MAX_WHOLE_BYTES} bytes, too many to read at once")
+class Receipt:
+    """What is received for one call: the head is checked, and the body put where it is to go.
 
-
-def object_bytes(call: Call, headers: Mapping[str, str], body_bytes: int) -> int:
-    """Return the size of the object that an answer of so many bytes is about."""
-    if match := _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "")):
-        return int(match[3])
-    if call.method == "HEAD":
-        return _content_length(headers) or 0
-    return body_bytes
-
-
-def object_bytes_of_range(call: Call, status: int, headers: Mapping[str, str], destination: Destination) -> int:
-    """Return the whole object's size, having checked that the answer is about the range that was asked for.
-
-    Raises:
-        RangeBeyondEndError: the object ends before the range does.
-        TruncatedError: the answer ends before the range does, and not the object.
-        UnexpectedAnswerError: the answer is about another range, or about none.
+    Each transport gives it the head, the pieces of the body and their end. What it raises is a StokerError: the answer
+    is not of what was asked, or too large to be read whole.
     """
-    start, end, address = destination.start, destination.end, call.address
-    if status == 200:
-        # A server may ignore the range; that is no harm where the range is the whole object.
-        if start == 0 and _content_length(headers) == end:
-            return end
-        raise UnexpectedAnswerError(
-            f"{address}: the store ignored the range [{start}, {end}); stoker needs ranged reads"
-        )
-    match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
-    if match is None or int(match[1]) != start or int(match[2]) >= end:
-        got = "another or none" if match is None else match[0]
-        raise UnexpectedAnswerError(f"{address}: asked for [{start}, {end}) and got Content-Range {got}")
-    size_bytes = int(match[3])
-    if size_bytes < end:
-        raise RangeBeyondEndError(f"{address} has {size_bytes} bytes; range [{start}, {end}) goes beyond its end")
-    if int(match[2]) + 1 < end:
-        raise TruncatedError(f"{address}: asked for [{start}, {end}) and got Content-Range {match[0]}")
-    return size_bytes
+
+    def __init__(self, call: Call, destination: Destination | None = None) -> None:
+        self._call, self._destination = call, destination
+        self._status = self._done = self._size_bytes = 0
+        self._headers: Mapping[str, str] = {}
+        self._body = bytearray()
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the rest of the body may be left: of a refusal the beginning will do."""
+        return self._refused and len(self._body) >= MAX_ERROR_BYTES
+
+    @property
+    def _refused(self) -> bool:
+        return bool(self._status) and self._status not in (200, 206)
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """Take the head; tell the destination, if the answer has its bytes.
+
+        Raises:
+            RangeBeyondEndError: the object ends before the range does.
+            TruncatedError: the answer ends before the range does, and not the object.
+            UnexpectedAnswerError: the answer is about another range, or about none.
+        """
+        self._status, self._headers = status, headers
+        if self._destination is not None and not self._refused:
+            self._size_bytes = self._checked_range(self._destination.start, self._destination.end)
+            self._destination.begin()
+
+    def take(self, data: bytes | bytearray) -> None:
+        """Take a piece of the body."""
+        destination, address = self._destination, self._call.address
+        if destination is None or self._refused:
+            self._body += data
+            if not self._refused and len(self._body) > _MAX_WHOLE_BYTES:
+                raise StoreError(f"{address} has more than {_MAX_WHOLE_BYTES} bytes, too many to read at once")
+            return
+        size_bytes, done = destination.into.nbytes, self._done + len(data)
+        if done > size_bytes:
+            raise TruncatedError(f"{address}: the store sent more than the {size_bytes} bytes asked for")
+        destination.into[self._done : done] = data
+        self._done = done
+
+    def finish(self) -> Reply:
+        """Return the answer, whose body has ended.
+
+        Raises:
+            TruncatedError: bytes of the range are missing.
+        """
+        body, destination = bytes(self._body), self._destination
+        if self._refused:
+            body = without_secrets(body[:MAX_ERROR_BYTES], self._call.headers)
+        elif destination is None:
+            self._size_bytes = self._object_bytes()
+        elif self._done < (wanted_bytes := destination.into.nbytes):
+            address = self._call.address
+            raise TruncatedError(f"{address}: the body ended after {self._done} of {wanted_bytes} bytes")
+        return Reply(status=self._status, headers=self._headers, body=body, size_bytes=self._size_bytes)
+
+    def _object_bytes(self) -> int:
+        """Return the size of the object that the answer is about."""
+        if match := _CONTENT_RANGE.fullmatch(self._headers.get("Content-Range", "")):
+            return int(match[3])
+        return self._content_length() or 0 if self._call.method == "HEAD" else len(self._body)
+
+    def _checked_range(self, start: int, end: int) -> int:
+        """Return the whole object's size, having checked that the answer is about the range that was asked for."""
+        address = self._call.address
+        if self._status == 200:
+            # A server may ignore the range; that is no harm where the range is the whole object.
+            if start == 0 and self._content_length() == end:
+                return end
+            raise UnexpectedAnswerError(
+                f"{address}: the store ignored the range [{start}, {end}); stoker needs ranged reads"
+            )
+        match = _CONTENT_RANGE.fullmatch(self._headers.get("Content-Range", ""))
+        if match is None or int(match[1]) != start or int(match[2]) >= end:
+            got = "another or none" if match is None else match[0]
+            raise UnexpectedAnswerError(f"{address}: asked for [{start}, {end}) and got Content-Range {got}")
+        size_bytes = int(match[3])
+        if size_bytes < end:
+            raise RangeBeyondEndError(f"{address} has {size_bytes} bytes; range [{start}, {end}) goes beyond its end")
+        if int(match[2]) + 1 < end:
+            raise TruncatedError(f"{address}: asked for [{start}, {end}) and got Content-Range {match[0]}")
+        return size_bytes
+
+    def _content_length(self) -> int | None:
+        length = self._headers.get("Content-Length", "")
+        return int(length) if re.fullmatch(r"[0-9]{1,18}", length) else None
 
 
-def _content_length(headers: Mapping[str, str]) -> int | None:
-    length = headers.get("Content-Length", "")
-    return int(length) if re.fullmatch(r"[0-9]{1,18}", length) else None
-
-
-class Answer:
-    """What comes back for one call.
+class Answer(Receipt):
+    """What comes back for one call over a connection of our own.
 
     Bytes are received into :meth:`buffer`, and each time :meth:`received` is told how many; both raise a StokerError
     where the answer is not one, or not of what was asked. After that, or once it is whole, it takes no more.
@@ -212,14 +261,9 @@ class Answer:
     """
 
     def __init__(self, call: Call, destination: Destination | None = None) -> None:
-        self._call = call
-        self._destination = destination
+        super().__init__(call, destination)
         self._machine = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
-        self._headers: CIMultiDict[str] = CIMultiDict()
-        self._status = 0
-        self._body = bytearray()
         self._direct: memoryview | None = None
-        self._done = self._size_bytes = 0
         self._is_over = False
         self.request = self._serialised()
         self.begun = False
@@ -252,7 +296,7 @@ class Answer:
         self.begun = True
         if self._direct is not None:
             self._done += count
-            return self._direct_is_whole()
+            return self._direct_is_whole(self._direct)
         return self._parse(bytes(scratch[:count]))
 
     def ended(self) -> bool:
@@ -267,14 +311,14 @@ class Answer:
             self._machine.receive_data(data)
             while (event := self._machine.next_event()) is not h11.NEED_DATA:
                 if isinstance(event, h11.Response):
-                    if self._begin(event):
-                        return self._direct_is_whole()
+                    if (into := self._begun_at(event)) is not None:
+                        return self._direct_is_whole(into)
                 elif isinstance(event, h11.Data):
-                    self._take(event.data)
+                    self.take(event.data)
                 elif isinstance(event, h11.EndOfMessage):
-                    return self._finish(is_last=not self._can_go_on())
-                if self._refused and len(self._body) >= MAX_ERROR_BYTES:
-                    return self._finish(is_last=True)
+                    return self._ended_with(is_last=not self._can_go_on())
+                if self.is_enough:
+                    return self._ended_with(is_last=True)
         except h11.RemoteProtocolError as error:
             raise self._malformed(error) from None
         return False
@@ -291,58 +335,27 @@ class Answer:
             return TruncatedError(f"{self._call.address}: the connection ended after {got} bytes of the body")
         return ServerError(f"{self._call.address}: the answer is not valid HTTP ({type(error).__name__})")
 
-    @property
-    def _refused(self) -> bool:
-        return bool(self._status) and self._status not in (200, 206)
-
-    def _begin(self, response: h11.Response) -> bool:
-        """Take the head; return whether the body goes straight to its destination."""
-        self._status = response.status_code
-        self._headers.extend((name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers)
-        destination = self._destination
-        if destination is None or self._refused:
-            return False
-        self._size_bytes = object_bytes_of_range(self._call, self._status, self._headers, destination)
-        destination.begin()
-        if self._headers.get("Content-Length") != str(destination.into.nbytes) or "Transfer-Encoding" in self._headers:
-            return False
-        self._direct = destination.into
-        wishes = ",".join(self._headers.getall("Connection", ())).lower()
+    def _begun_at(self, response: h11.Response) -> memoryview | None:
+        """Take the head; return where the body goes, if it goes straight to its destination."""
+        headers = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers)
+        self.begin(response.status_code, headers)
+        if self._destination is None or self._refused:
+            return None
+        into = self._destination.into
+        if headers.get("Content-Length") != str(into.nbytes) or "Transfer-Encoding" in headers:
+            return None
+        wishes = ",".join(headers.getall("Connection", ())).lower()
         ahead, _ = self._machine.trailing_data
-        self._done = min(len(ahead), self._direct.nbytes)
-        self._direct[: self._done] = ahead[: self._done]
+        self._direct, self._done = into, min(len(ahead), into.nbytes)
+        into[: self._done] = ahead[: self._done]
         self.is_last = response.http_version < b"1.1" or "close" in wishes or len(ahead) > self._done
-        return True
+        return into
 
-    def _take(self, data: bytes | bytearray) -> None:
-        destination = self._destination
-        if destination is None or self._refused:
-            self._body += data
-            if not self._refused:
-                checked_whole(len(self._body), self._call.address)
-            return
-        if self._done + len(data) > destination.into.nbytes:
-            size_bytes, address = destination.into.nbytes, self._call.address
-            raise TruncatedError(f"{address}: the store sent more than the {size_bytes} bytes asked for")
-        destination.into[self._done : self._done + len(data)] = data
-        self._done += len(data)
+    def _direct_is_whole(self, into: memoryview) -> bool:
+        return self._done >= into.nbytes and self._ended_with(is_last=self.is_last)
 
-    def _direct_is_whole(self) -> bool:
-        assert self._direct is not None  # noqa: S101 - only called where it is
-        if self._done < self._direct.nbytes:
-            return False
-        return self._finish(is_last=self.is_last)
-
-    def _finish(self, *, is_last: bool) -> bool:
-        call, body = self._call, bytes(self._body)
-        if self._refused:
-            body = without_secrets(body[:MAX_ERROR_BYTES], call.headers)
-        elif self._destination is None:
-            self._size_bytes = object_bytes(call, self._headers, len(body))
-        elif self._done < (wanted_bytes := self._destination.into.nbytes):
-            raise TruncatedError(f"{call.address}: the body ended after {self._done} of {wanted_bytes} bytes")
-        self.is_last = is_last
-        self.reply = Reply(status=self._status, headers=self._headers, body=body, size_bytes=self._size_bytes)
+    def _ended_with(self, *, is_last: bool) -> bool:
+        self.reply, self.is_last = self.finish(), is_last
         return True
 
 

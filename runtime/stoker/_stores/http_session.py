@@ -21,17 +21,7 @@ from aiohttp import ClientHandlerType, ClientRequest
 from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
-from stoker._stores.http import (
-    MAX_ERROR_BYTES,
-    Call,
-    Destination,
-    HttpReader,
-    Reply,
-    checked_whole,
-    object_bytes,
-    object_bytes_of_range,
-    without_secrets,
-)
+from stoker._stores.http import Call, Destination, HttpReader, Receipt, Reply
 from stoker._stores.http_direct import CHECK, DirectReader
 from stoker._stores.options import HttpOptions, proxy_of, trusted
 from stoker.errors import (
@@ -176,33 +166,18 @@ class SessionReader:
                 ) as response,
             ):
                 until_head.reschedule(None)
+                receipt = Receipt(call, destination)
                 try:
-                    body, size_bytes = await _received(response, call, destination)
+                    receipt.begin(response.status, response.headers)
+                    while not receipt.is_enough and (chunk := await response.content.readany()):
+                        receipt.take(chunk)
+                    return receipt.finish()
                 except BaseException:
                     response.close()  # there may be bytes on their way: the connection is of no use to anybody else
                     raise
-                return Reply(status=response.status, headers=response.headers, body=body, size_bytes=size_bytes)
 
     async def close(self) -> None:
         """Nothing: the session is not this one's."""
-
-
-async def _received(response: aiohttp.ClientResponse, call: Call, destination: Destination | None) -> tuple[bytes, int]:
-    """Return what of an answer does not go into the destination, and the size of the whole object."""
-    body = bytearray()
-    if response.status not in (200, 206):
-        while len(body) < MAX_ERROR_BYTES and (chunk := await response.content.readany()):
-            body += chunk
-        return without_secrets(bytes(body[:MAX_ERROR_BYTES]), call.headers), 0
-    if destination is not None:
-        size_bytes = object_bytes_of_range(call, response.status, response.headers, destination)
-        destination.begin()
-        await _copy(response, destination.into, call.address)
-        return b"", size_bytes
-    while chunk := await response.content.readany():
-        body += chunk
-        checked_whole(len(body), call.address)
-    return bytes(body), object_bytes(call, response.headers, len(body))
 
 
 async def _allow_for_body(
@@ -221,17 +196,6 @@ def _socket(silence_seconds: float, address: AddrInfoType) -> socket.socket:
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(silence_seconds * 1000)))
     return made
-
-
-async def _copy(response: aiohttp.ClientResponse, into: memoryview, address: str) -> None:
-    done = 0
-    while chunk := await response.content.readany():
-        if done + len(chunk) > into.nbytes:
-            raise TruncatedError(f"{address}: the store sent more than the {into.nbytes} bytes asked for")
-        into[done : done + len(chunk)] = chunk
-        done += len(chunk)
-    if done < into.nbytes:
-        raise TruncatedError(f"{address}: the body ended after {done} of {into.nbytes} bytes")
 
 
 @contextmanager
