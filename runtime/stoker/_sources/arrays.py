@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 
 from stoker._base.task_group import MAX_AHEAD_BYTES, MAX_READS, in_order
 from stoker._format.schema import MAX_COLUMNS, Array, Schema
-from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._format.tensorfile import dtype_of
-from stoker._sources.listing import PEEK_SPAN_BYTES, ByteStream, ObjectSource, read, spans
+from stoker._sources.listing import PEEK_SPAN_BYTES, ByteStream, ObjectSource, check_fits, read, spans
 from stoker.abc import ObjectInfo, Readable, Sample, SourceListing
 from stoker.errors import PackError, SchemaError
 
@@ -139,11 +138,7 @@ def _check(header: ArrayHeader, array_bytes: int, where: str) -> None:
         raise PackError(f"{where} has {len(header.shape)} dimensions; reshape it to at most {_MAX_DIMENSIONS}")
     if not header.shape[0] or not header.row_bytes:
         raise PackError(f"{where} has the shape {header.shape}: nothing to pack")
-    if header.row_bytes > MAX_SUPER_SAMPLE_BYTES:
-        raise PackError(
-            f"{where} has rows of {header.row_bytes} bytes; a sample has to fit a super-sample of at most "
-            f"{MAX_SUPER_SAMPLE_BYTES}: cut the rows"
-        )
+    check_fits(f"{where} has rows of", header.row_bytes, "cut the rows")
 
 
 Blocks = Callable[[int, int], AsyncGenerator[NDArray[Any], None]]

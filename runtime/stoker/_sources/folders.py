@@ -8,8 +8,7 @@ from typing import Any
 from stoker._base.sizes import counted
 from stoker._base.task_group import in_order
 from stoker._format.schema import Array, Bytes, Schema, Text
-from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
-from stoker._sources.listing import ObjectSource, read
+from stoker._sources.listing import ObjectSource, check_fits, read
 from stoker.abc import ObjectInfo, Sample, SourceListing
 from stoker.errors import ConfigError, PackError
 
@@ -50,11 +49,7 @@ class FolderSource(ObjectSource):
 
     def __init__(self, kind: str, schema: Schema, listing: SourceListing, kept: Sequence[ObjectInfo]) -> None:
         for item in kept:
-            if item.size_bytes > MAX_SUPER_SAMPLE_BYTES:
-                raise PackError(
-                    f"{listing.url}/{item.key} has {item.size_bytes} bytes; a sample has to fit a super-sample of at "
-                    f"most {MAX_SUPER_SAMPLE_BYTES}: split the file or move it away"
-                )
+            check_fits(f"{listing.url}/{item.key} has", item.size_bytes, "split the file or move it away")
         super().__init__(kind, schema, listing, kept)
         self.samples = len(kept)
         self.follows_links = listing.follows_links

@@ -24,6 +24,7 @@ from stoker._base.retry import RetryingStore
 from stoker._base.sizes import counted
 from stoker._base.task_group import in_order
 from stoker._format.schema import Schema
+from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._sources.containers import named_like, remedy_for
 from stoker._stores import open_store
 from stoker._stores.location import Location, parse_url
@@ -37,6 +38,15 @@ _NUMBERS = re.compile(r"(\d{1,18})\.\.(\d{1,18})", re.ASCII)
 _MAX_NAMES = 100_000
 STREAM_SPAN_BYTES = 4 << 20  # of a stream that is read to its end
 PEEK_SPAN_BYTES = 64 << 10  # of one of which only the beginning is wanted
+
+
+def check_fits(what: str, size_bytes: int, remedy: str) -> None:
+    """Raise PackError if a sample is larger than a super-sample; ``what`` names it and ends before the number."""
+    if size_bytes > MAX_SUPER_SAMPLE_BYTES:
+        raise PackError(
+            f"{what} {size_bytes} bytes; a sample has to fit a super-sample of at most {MAX_SUPER_SAMPLE_BYTES}: "
+            f"{remedy}"
+        )
 
 
 def fingerprint_of(kind: str, schema: Schema, objects: Iterable[ObjectInfo]) -> str:

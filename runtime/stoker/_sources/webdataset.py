@@ -18,8 +18,7 @@ from typing import Any
 from stoker._base.sizes import counted
 from stoker._base.task_group import MAX_READS, for_each
 from stoker._format.schema import Array, Bytes, Column, Schema, Text
-from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
-from stoker._sources.listing import PEEK_SPAN_BYTES, STREAM_SPAN_BYTES, ByteStream, ObjectSource, read
+from stoker._sources.listing import PEEK_SPAN_BYTES, STREAM_SPAN_BYTES, ByteStream, ObjectSource, check_fits, read
 from stoker.abc import ObjectInfo, Sample, SourceListing
 from stoker.errors import PackError, SchemaError
 
@@ -158,11 +157,7 @@ async def _add(sample: dict[str, Any], extension: str, member: Member, where: st
     if column in sample:
         raise PackError(f"{where}: its sample has the column {column!r} already; give each file its own extension")
     held_bytes = sum(len(value) for value in sample.values() if not isinstance(value, int))
-    if member.size_bytes + held_bytes > MAX_SUPER_SAMPLE_BYTES:
-        raise PackError(
-            f"{where} makes a sample of {member.size_bytes + held_bytes} bytes; it has to fit a super-sample of at "
-            f"most {MAX_SUPER_SAMPLE_BYTES}: split it"
-        )
+    check_fits(f"{where} makes a sample of", member.size_bytes + held_bytes, "split it")
     kind, data = _KINDS.get(extension.rpartition(".")[2]), await member.read()
     sample[column] = data if kind is None else _text(data, where) if isinstance(kind, Text) else _integer(data, where)
 

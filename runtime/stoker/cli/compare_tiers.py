@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -92,7 +92,7 @@ def report(compared: Comparison, *, as_json: bool) -> str:
         return json_text({"prices": {"date": str(date), "of": list(of)}, "workload": asdict(work), "tiers": tiers})
     reads = f"{work.reads:,.0f} reads by {counted(work.trainers, 'trainer')} in {work.hours:,g} hours"
     lines = [
-        _table([_HEADER, *map(_row, costs)]),
+        table([_HEADER, *map(_row, costs)], indent="", right=(2, 3)),
         f"{reads}, of {counted(work.objects, 'object')} of {format_bytes(work.object_bytes)}",
         "each place but the bucket includes one GET of each object that fills it, and is where the trainers are",
         f"latency, rate and processor time, measured: {_PAGE}",
@@ -128,10 +128,3 @@ def _dollars_per_read(dollars: float | None) -> str:
     if dollars is None:
         return ""
     return "<$0.0000001" if 0 < dollars < 1e-7 else f"${dollars:.7f}"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    return table(
-        [[*row[:2], *(row[column].rjust(widths[column]) for column in (2, 3)), row[4]] for row in rows], indent=""
-    )

@@ -70,8 +70,7 @@ def run(args: Namespace) -> int:
         return 0
     rows = [(part.name, _quantity(part.quantity), part.unit, _dollars(part.dollars)) for part in parts]
     rows.append(("total", "", "", _dollars(dollars)))
-    widths = [max(len(row[column]) for row in rows) for column in (1, 3)]
-    print(table([(row[0], row[1].rjust(widths[0]), row[2], row[3].rjust(widths[1])) for row in rows], indent=""))
+    print(table(rows, indent="", right=(1, 3)))
     if sources:
         print(f"list prices of {prices.date}: {printable('; '.join(sources))}")
     return 0

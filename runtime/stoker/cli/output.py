@@ -10,7 +10,7 @@ import math
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -71,12 +71,12 @@ def say(args: Namespace, *lines: str) -> None:
             print(printable(line), file=sys.stderr)
 
 
-def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
-    """Return rows as lines with aligned columns."""
+def table(rows: Sequence[Sequence[str]], indent: str = "  ", right: Collection[int] = ()) -> str:
+    """Return rows as lines with aligned columns, those that ``right`` numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    signs = [">" if number in right else "<" for number in range(len(widths))]
+    form = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
+    return "\n".join(indent + form.format(*row).rstrip() for row in rows)
 
 
 def bad_object(bad: BadObject) -> str:
