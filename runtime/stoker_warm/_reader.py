@@ -28,13 +28,7 @@ class ShardReader:
         tally: where shards that are late, restored or corrupt are counted.
     """
 
-    def __init__(
-        self,
-        code: Code,
-        nodes: Sequence[Node],
-        directory: Directory,
-        tally: ProxyTally,
-    ) -> None:
+    def __init__(self, code: Code, nodes: Sequence[Node], directory: Directory, tally: ProxyTally) -> None:
         self._code, self._nodes, self._directory, self._tally = code, nodes, directory, tally
 
     async def read(self, name: str, nodes: Sequence[int], into: memoryview) -> list[int] | None:
