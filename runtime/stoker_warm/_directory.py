@@ -185,9 +185,11 @@ class Directory:
             self._clear(at)
 
     def lost(self, node: int) -> None:
-        """A node lost all that it held. What is on its way to it stays reserved until its writer reports."""
+        """A node lost all that it held. What is on its way to it stays reserved until its writer reports.
+
+        What is to be deleted there remains to be, lest an instance that was only away brings it back.
+        """
         self._disbelieve(node, frozenset())
-        self._tombstones.pop(node, None)
 
     def listed(self, node: int, shards: Collection[ShardId], *, is_trusted: bool = True) -> None:
         """Believe that a node holds what it lists and nothing else; without trust, only what was placed there.

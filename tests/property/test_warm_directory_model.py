@@ -158,7 +158,6 @@ class DirectoryMachine(RuleBasedStateMachine):
     def a_node_loses_everything(self, node: int) -> None:
         self.directory.lost(node)
         self.lose(node, set())
-        self.doomed[node].clear()
 
     @rule(data=st.data(), node=NODES, is_trusted=st.booleans())
     def a_node_lists_what_it_has(self, data: st.DataObject, node: int, is_trusted: bool) -> None:
