@@ -242,6 +242,7 @@ class WarmClient:
         )
         self._turns = asyncio.Semaphore(self._config.offers)
         self._offered: dict[str, asyncio.Task[None]] = {}
+        self._dropped: set[str] = set()
         self._is_closed = self._has_warned = False
 
     def statistics(self) -> ClientStatistics:
@@ -254,6 +255,9 @@ class WarmClient:
 
         When the call ends, however it ends, nothing writes to ``into`` any more.
         """
+        if name in self._dropped:
+            self._tally.misses += 1
+            return False
         connection = None if self._is_closed else await self._reads.connected()
         if connection is None:
             self._tally.unreachable += 1
@@ -287,6 +291,10 @@ class WarmClient:
         self._tally.pending_bytes += len(data)
         task = self._offered[name] = asyncio.get_running_loop().create_task(self._hand_over(name, bytes(data)))
         task.add_done_callback(lambda _: self._handed_over(name, len(data)))
+
+    def drop(self, name: str) -> None:
+        """Ask for an object no more: its bytes were wrong. The proxy, which others use, too, is not told."""
+        self._dropped.add(name)
 
     async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
         """Return how the tier does; see :meth:`stoker_warm._proxy.Proxy.status`. What waits here is pending, too.

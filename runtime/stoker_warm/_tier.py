@@ -36,6 +36,10 @@ class TierBackend(Protocol):
         """Keep an object some time; must not block, and copies what it keeps."""
         ...
 
+    def drop(self, name: str) -> None:
+        """Deliver an object no more: its bytes were wrong. Must not block."""
+        ...
+
     async def close(self) -> None:
         """Release what it holds here. Idempotent."""
         ...
@@ -78,6 +82,10 @@ class WarmTier:
         """Keep an object that came from the bucket."""
         self.backend.offer(name_of(ref), data)
 
+    def reject(self, ref: ObjectRef) -> None:
+        """Forget an object of which wrong bytes were read."""
+        self.backend.drop(name_of(ref))
+
     async def close(self) -> None:
         """Close the backend. Idempotent."""
         await self.backend.close()
@@ -116,6 +124,11 @@ class LazyBackend:
         """Keep an object, if the backend is open."""
         if self.backend is not None:
             self.backend.offer(name, data)
+
+    def drop(self, name: str) -> None:
+        """Forget an object, if the backend is open."""
+        if self.backend is not None:
+            self.backend.drop(name)
 
     async def close(self) -> None:
         """Close what was opened. Idempotent; a read opens it anew."""

@@ -50,6 +50,9 @@ class _Keeper:
     def offer(self, name: str, data: memoryview) -> None:
         self.run.tier.proxy.offer(name, data)
 
+    def drop(self, name: str) -> None:
+        self.run.tier.proxy.drop(name)
+
     async def close(self) -> None:
         pass
 

@@ -88,6 +88,9 @@ class Kept:
         self.objects[name] = bytes(data)
         self.told["stored"] += 1
 
+    def drop(self, name: str) -> None:
+        del self.objects[name]
+
     async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
         self.asked.append("wake" if wakes else "status")
         return {**self.told}

@@ -79,6 +79,21 @@ class Impostor:
 # Connecting.
 
 
+def test_what_was_dropped_is_not_asked_for_again() -> None:
+    async def main() -> None:
+        async with SharedTier(CONFIG) as tier:
+            await dead(tier)
+            impostor = Impostor(tier, lambda kind, head: (Kind.FOUND, {}, (b"x",)))
+            client, name = tier.client(), "0" * 8 + "00000001" + "0" * 16
+            assert await client.read(name, memoryview(bytearray(1)))
+            client.drop(name)
+            assert not await client.read(name, memoryview(bytearray(1)))
+            assert (impostor.asked, client.statistics().misses) == ([Kind.READ], 1)
+            await impostor.close()
+
+    run(main)
+
+
 def test_nothing_is_connected_before_the_first_read_and_many_readers_share_one_connection() -> None:
     async def test() -> None:
         async with SharedTier(CONFIG) as tier:

@@ -28,6 +28,9 @@ class Kept:
     def offer(self, name: str, data: memoryview) -> None:
         self.offered.append(name)
 
+    def drop(self, name: str) -> None:
+        self.offered.remove(name)
+
     async def close(self) -> None:
         self.closed += 1
 
@@ -61,6 +64,7 @@ def test_nothing_is_opened_before_the_first_read_and_then_once_in_the_background
         opening, loop = Opening(), asyncio.get_running_loop()
         lazy = LazyBackend(opening)
         lazy.offer(NAME, memoryview(b"x"))  # which nobody is there to take
+        lazy.drop(NAME)
         await lazy.close()
         assert opening.begun == 0
         assert await asyncio.gather(*(read(lazy) for _ in range(5))) == [False] * 5
@@ -69,6 +73,8 @@ def test_nothing_is_opened_before_the_first_read_and_then_once_in_the_background
         assert await asyncio.gather(*(read(lazy) for _ in range(5))) == [True] * 5
         lazy.offer(NAME, memoryview(b"x"))
         assert (opening.begun, opening.made[0].offered) == (1, [NAME])
+        lazy.drop(NAME)
+        assert opening.made[0].offered == []
         for _ in range(2):
             await lazy.close()
         assert opening.made[0].closed == 1

@@ -128,6 +128,24 @@ def test_an_object_is_told_apart_by_its_bytes_not_by_its_key() -> None:
     check("2+1", test)
 
 
+def test_an_object_of_which_the_tier_has_other_bytes_is_forgotten_and_comes_from_the_bucket_once() -> None:
+    async def test(bench: Bench) -> None:
+        ref, proxy = REFS[0], bench.tier.proxy
+        proxy.drop(name_of(ref))
+        await bench.tier.put((name_of(ref), BODIES[ref.key][::-1]))  # which its MACs cannot tell: they are of these
+        before = len(bench.store.sent_seconds)
+        for _ in range(3):
+            slot = await bench.fetcher.fetch(ref)
+            assert bytes(bench.ring.view(slot, ref.size_bytes)) == BODIES[ref.key]
+            bench.ring.release(slot)
+            await asyncio.sleep(5.0)
+        assert bench.fetcher.stats.checksum_failures == 1
+        assert len(bench.store.sent_seconds) == before + 1
+        assert await bench.tier.kept(name_of(ref), BODIES[ref.key])
+
+    check("2+1", test)
+
+
 def test_a_late_tier_costs_one_request_of_the_bucket_and_nothing_writes_afterwards() -> None:
     async def test(bench: Bench) -> None:
         fetcher = Fetcher(
