@@ -19,7 +19,6 @@ from stoker.errors import (
     DeadlineError,
     ServerError,
     StokerError,
-    StoreError,
     ThrottledError,
     TransientError,
     WireError,
@@ -110,20 +109,13 @@ class Node:
             reply, instance = await self._request(Kind.GET, head, into=into, seconds=seconds)
         except ServerError:
             return Got.LACKING  # it has answered: that it cannot
-        except StoreError:
+        except StokerError:
             return Got.NOTHING
         if reply.kind is Kind.MISSING:
             return Got.LACKING
         if reply.body_bytes == len(into) and self._mac.verify(shard, into, reply.head.get("mac")):
             return Got.RIGHT
-        if is_given_up := self.membership.lied(instance):
-            _log.warning(
-                "%s answers with wrong shards, and nothing is read from its instance %s any more; its memory or the "
-                "way to it is faulty, or somebody forges them: look at who may change the function, and deploy it anew",
-                self.name,
-                instance,
-            )
-        self._gave_up(is_given_up)
+        self._lied(instance)
         return Got.WRONG
 
     async def set(self, shard: ShardId, payload: memoryview) -> list[ShardId] | None:
@@ -436,21 +428,21 @@ class Node:
 
     async def _has_changed(self, seconds: float) -> bool:
         """Wait until something happens to it; return whether that was in time."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
+                return await self._changed.wait()
+        return False
 
     # What is not heard of it.
 
     def lost(self, connection: Connection) -> None:
         """A connection has ended."""
         if connection is self._connection and self.membership.instance is not None:
-            self.membership.lost(self.membership.instance)
-            self._connection = None
+            instance, self._connection = self.membership.instance, None
+            self.membership.lost(instance)
             self._changed.set()  # which is no contact: whether the instance is there, the next call tells
+            if isinstance(connection.failure, WireError):  # what it sent makes no sense: a shard that is too long, say
+                self._lied(instance)
 
     def _was_silent(self, sent_seconds: float) -> None:
         """It has not answered what was sent then. Many requests that wait at once are one silence.
@@ -469,6 +461,17 @@ class Node:
         if had_time and self._delivery_seconds <= sent_seconds:
             self._delivery_seconds = _now()
             self._gave_up(self.membership.undelivered())
+
+    def _lied(self, instance: str) -> None:
+        """An instance has sent what it was not to send."""
+        if is_given_up := self.membership.lied(instance):
+            _log.warning(
+                "%s answers with wrong shards, and nothing is read from its instance %s any more; its memory or the "
+                "way to it is faulty, or somebody forges them: look at who may change the function, and deploy it anew",
+                self.name,
+                instance,
+            )
+        self._gave_up(is_given_up)
 
     def _doubt(self) -> None:
         """It may hold more or less than it is believed to: have it list what it holds."""

@@ -102,6 +102,18 @@ def test_a_lying_node_is_given_up_after_three_wrong_shards_and_costs_no_read(
     assert caplog.text.count("warm-0 answers with wrong shards") == 1
 
 
+def test_a_node_whose_shards_are_longer_than_they_can_be_is_given_up_like_one_that_lies() -> None:
+    async def test(tier: Tier) -> None:
+        the_liar(tier).lie = "long"
+        await read_until_given_up(tier)
+        connections = len(tier.network.links)
+        assert LIAR not in tier.believed()
+        assert [await tier.kept(*each) for each in OBJECTS] == [True] * 4
+        assert len(tier.network.links) == connections, "it is not asked any more"
+
+    check(test)
+
+
 def test_bytes_and_macs_of_other_shards_do_not_pass_whoever_gave_them_to_the_liar() -> None:
     """Another position, an older object of the same size, and what both have in common."""
 

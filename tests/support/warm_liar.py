@@ -16,9 +16,9 @@ from stoker_warm._shard import Shard, ShardId
 __all__ = ["LIES", "Liar", "forge"]
 
 LIES = (
-    "bytes", "forged", "mac", "other shard", "short", "missing", "failed", "other kind", "digest", "lists too much",
-    "lists for ever", "lists nonsense", "evicts all", "evicts nonsense", "refuses", "forgets", "says bye", "is another",
-    "is silent",
+    "bytes", "forged", "mac", "other shard", "short", "long", "missing", "failed", "other kind", "digest",
+    "lists too much", "lists for ever", "lists nonsense", "evicts all", "evicts nonsense", "refuses", "forgets",
+    "says bye", "is another", "is silent",
 )  # fmt: skip
 
 
@@ -113,6 +113,8 @@ class Liar(NodeServer):
             other = self.instead(ShardId.parse(head["shard"]))
             if other is not None:
                 payload, said = bytearray(other.payload), {"mac": other.mac}
+        elif self.lie == "long":
+            payload += b"x"
         elif self.lie == "short":
             del payload[len(payload) // 2 :]
         elif self.lie == "mac":
