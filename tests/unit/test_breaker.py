@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from stoker._fetch.tier_chain import FAILURES, PAUSE_SECONDS, Breaker, BreakerState, Outcome, Permit
+from stoker._base.breaker import FAILURES, PAUSE_SECONDS, Breaker, BreakerState, Outcome, Permit
 
 FAIL, DELIVER, NEITHER = Outcome.FAILED, Outcome.DELIVERED, Outcome.UNDECIDED
 
