@@ -16,6 +16,7 @@ import psutil
 
 from stoker._base.checksum import crc32c
 from stoker._cache.keeper import name_of
+from stoker._shared.secret import TierSecret
 from stoker.abc import ObjectRef
 from stoker.fanout import ExecutorOptions, open_executor
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
@@ -29,7 +30,8 @@ __all__ = ["Fleet", "Object", "fleet", "made_objects", "processor_seconds"]
 
 _PREFIX = "stoker"
 _SECRET = Secret(bytes(range(32)))
-_MAC = ShardMac(bytes(32))
+_TIER_SECRET = TierSecret(bytes(range(32)))
+_MAC = ShardMac(_TIER_SECRET.shards_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ class Fleet:
         await self.proxy.close()
         url = f"warm+lambda://{_PREFIX}?listen=127.0.0.1:0&nodes={config.nodes}&code={config.code}&linger=30s&wake=120s"
         command = (sys.executable, "-m", "stoker.cli", "warm", "proxy", url)
-        environment = {**os.environ, "STOKER_WARM_SECRET": _SECRET.reveal()}
+        secrets = {"STOKER_WARM_SECRET": _SECRET.reveal(), "STOKER_TIER_SECRET": _TIER_SECRET.reveal()}
+        environment = {**os.environ, **secrets}
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
         try:
             assert process.stdout is not None
