@@ -139,8 +139,7 @@ class Directory:
         wanted, objects = min(len(missing), len(able)), len(self._rows)
         if len(have) + wanted < self._code.data:
             return None
-        roomy = self._make_room(able, wanted, shard_bytes, -1 if row is None else row)
-        chosen = rng.sample(roomy, wanted) if row is None else nsmallest(wanted, roomy, key=self._fullness)
+        chosen = self._choose(able, wanted, shard_bytes, row, rng)
         if row is None and len(self._rows) >= self._max_objects:
             self._evict()
         evicted = objects - len(self._rows)
@@ -241,12 +240,14 @@ class Directory:
         self._used[node] += self._taken_bytes(shard.object)
         return True
 
-    def _make_room(self, able: set[int], wanted: int, shard_bytes: int, keep: int) -> list[int]:
-        """Let objects go until as many nodes as wanted have room for a shard; return all that have, in order."""
+    def _choose(self, able: set[int], wanted: int, shard_bytes: int, row: int | None, rng: random.Random) -> list[int]:
+        """Let objects go until as many nodes as wanted have room for a shard, and choose among those that have."""
         roomy = {node for node in able if self._has_room(node, shard_bytes)}
         while len(roomy) < wanted:
-            roomy |= {node for node in able.intersection(self._evict(keep)) if self._has_room(node, shard_bytes)}
-        return sorted(roomy)
+            roomy |= {node for node in able.intersection(self._evict(row)) if self._has_room(node, shard_bytes)}
+        return (
+            rng.sample(sorted(roomy), wanted) if row is None else nsmallest(wanted, sorted(roomy), key=self._fullness)
+        )
 
     def _has_room(self, node: int, shard_bytes: int) -> bool:
         return self._used[node] + shard_bytes <= self._limits[node]
@@ -254,7 +255,7 @@ class Directory:
     def _fullness(self, node: int) -> int:
         return self._used[node] - self._limits[node]
 
-    def _evict(self, keep: int = -1) -> list[int]:
+    def _evict(self, keep: int | None = None) -> list[int]:
         """Move the hand on to an object that was not used, and let it go; return the nodes that had shards of it."""
         while True:
             row, self._hand = self._hand, (self._hand + 1) % len(self._keys)
