@@ -272,3 +272,63 @@ def test_a_file_whose_writing_was_cancelled_is_gone_when_its_room_is_given_back(
 
     asyncio.run(main())
     assert not list(tmp_path.glob("*/objects/*"))
+
+
+def test_offers_that_are_declined_do_not_keep_an_idle_data_set_here(create: Create) -> None:
+    clock = Clock()
+    place = create(100, clock)
+    assert keep(place, f"t/{name(1)}", b"a" * 100, "t/old")
+    for number in range(2, 2000):
+        clock.seconds += 0.5
+        if keep(place, f"t/{name(number)}", b"b" * 100, "t/new"):
+            break
+    assert clock.seconds <= IDLE_SECONDS + 2
+    place.close()
+
+
+def test_a_tenant_below_its_share_takes_from_the_one_that_holds_most_and_no_more(create: Create) -> None:
+    place = create(120, Clock())
+    for number in range(12):
+        assert keep(place, f"hog/{name(number)}", b"a" * 10, "hog/a")
+    taken = [keep(place, f"small/{name(number)}", b"b" * 10, "small/a") for number in range(8)]
+    assert taken == [True] * 6 + [False] * 2
+    assert [f"hog/{name(number)}" in place for number in range(12)] == [False] * 6 + [True] * 6
+    assert not keep(place, f"hog/{name(20)}", b"a" * 10, "hog/a")
+    taken = [keep(place, f"third/{name(number)}", b"c" * 10, "third/a") for number in range(5)]
+    assert taken == [True] * 4 + [False]
+    held = [sum(f"{tenant}/{name(number)}" in place for number in range(12)) for tenant in ("hog", "small", "third")]
+    assert held == [4, 4, 4]
+    assert keep(place, f"hog/{name(20)}", b"a" * 10, "hog/a") is False
+    place.close()
+
+
+def test_what_one_tenant_is_writing_leaves_half_of_a_memory_to_others() -> None:
+    place = ObjectMemory(100, Clock())
+    assert place.reserve(f"hog/{name(1)}", 30, "hog/a")
+    assert place.reserve(f"hog/{name(2)}", 20, "hog/a")
+    assert not place.reserve(f"hog/{name(3)}", 20, "hog/a")
+    assert place.reserve(f"small/{name(1)}", 50, "small/a"), "a single one may be as large as fits"
+    place.give_up(f"hog/{name(1)}")
+    asyncio.run(place.keep(f"hog/{name(2)}", memoryview(bytes(20))))
+    assert place.reserve(f"hog/{name(3)}", 30, "hog/a")
+    place.close()
+
+
+def test_an_object_that_is_dropped_while_it_is_read_leaves_with_its_last_reader(create: Create) -> None:
+    place = create(100, Clock())
+    assert keep(place, f"t/{name(1)}", b"a" * 100)
+
+    async def main() -> None:
+        async with place.reading(f"t/{name(1)}") as first:
+            async with place.reading(f"t/{name(1)}"):
+                place.drop(f"t/{name(1)}")
+                async with place.reading(f"t/{name(1)}") as found:
+                    assert found is None
+            assert first is not None
+            assert place.statistics().used_bytes == 100
+        assert place.statistics().used_bytes == 0
+
+    asyncio.run(main())
+    assert keep(place, f"t/{name(1)}", b"a" * 100)
+    assert read(place, f"t/{name(1)}") == b"a" * 100
+    place.close()
