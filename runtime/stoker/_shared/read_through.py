@@ -11,11 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stoker._base.breaker import Breaker
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader
+from stoker._base.task_group import end_tasks
 from stoker._format.manifest import POINTER_KEY, PREFIX_DIGITS, Manifest, NameIndex
 from stoker._format.versions import read_manifest
-from stoker._shared.secret import TierSecret
+from stoker._shared.secret import TierSecret, is_object_of
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ChecksumError, StokerError
 
@@ -31,10 +33,14 @@ class ReadThrough:
     Args:
         store: of the data set; closed by whoever opened it.
         secrets: of the tenants.
+
+    Attributes:
+        breaker: permits reads of the bucket.
     """
 
     def __init__(self, store: Readable, secrets: Sequence[TierSecret]) -> None:
         self._store, self._secrets = RetryingReader(store), tuple(secrets)
+        self.breaker = Breaker()
         self._names: dict[str, NameIndex] = {}
         self._manifest: Manifest | None = None
         self._tag = ""
@@ -73,13 +79,19 @@ class ReadThrough:
     async def close(self) -> None:
         """End what was begun. Idempotent."""
         if self._refreshing is not None:
-            self._refreshing.cancel()
-            await asyncio.wait([self._refreshing])
+            await end_tasks([self._refreshing])
 
     def find(self, secret: TierSecret, name: str) -> ObjectRef | None:
         """Return what a tenant calls by a name; None if the data set does not have it."""
         names = self._names.get(secret.tenant)
         return None if names is None else names.find(name)
+
+    def is_object(self, key: str, data: memoryview) -> bool:
+        """Return whether bytes are an object of the data set, of the key ``<tenant>/<name>``; from any thread."""
+        tenant, _, name = key.partition("/")
+        names = self._names.get(tenant)
+        ref = None if names is None else names.find(name)
+        return ref is not None and (len(data), crc32c(data)) == (ref.size_bytes, ref.crc32c)
 
     def group(self, secret: TierSecret) -> str:
         """Return what tells the data set's objects from those of others."""
@@ -96,6 +108,11 @@ class ReadThrough:
         found = await asyncio.to_thread(crc32c, into)
         if found != ref.crc32c:
             raise ChecksumError(f"{ref.key} has crc32c {found:08x}, its manifest says {ref.crc32c:08x}")
+
+
+def is_sound(secrets: Sequence[TierSecret], sources: Sequence[ReadThrough], key: str, data: memoryview) -> bool:
+    """Return whether bytes are the object of a key ``<tenant>/<name>``, by their SHA-256 or a source's manifest."""
+    return is_object_of(secrets, key, data) or any(source.is_object(key, data) for source in sources)
 
 
 def _index(manifest: Manifest, secret: TierSecret) -> NameIndex:

@@ -15,13 +15,15 @@ import hmac
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from stoker._base.breaker import Outcome, Permit
+from stoker._base.task_group import end_tasks
 from stoker._base.threads import in_thread
 from stoker._cache.keeper import is_name, size_of
 from stoker._format.supersample import MAX_OBJECT_BYTES
@@ -29,7 +31,7 @@ from stoker._shared.objects import ObjectFolder, ObjectMemory, ObjectPlace, Plac
 from stoker._shared.read_through import ReadThrough
 from stoker._shared.secret import TierSecret
 from stoker.abc import ObjectRef
-from stoker.errors import StokerError
+from stoker.errors import ChecksumError, NotFoundError, ObjectChangedError, StokerError
 
 OBJECTS_PATH, METRICS_PATH = "/objects/", "/metrics"
 METRIC_PREFIX = "stoker_tier_"
@@ -46,8 +48,8 @@ _FETCH_SECONDS = 0.05
 from there itself; the object is fetched nevertheless, for those who ask next."""
 _QUIET_SECONDS = 5.0
 """After the log was told of an object that could not be read through, until the next: each read may ask for one."""
-_WRITES = 4
-"""Objects that are in memory on their way to disk, at once."""
+_SOURCE_SECONDS = 5.0
+"""What a source may take to an object, and a second more a MiB; one that is slower three times rests for a while."""
 
 _log = logging.getLogger("stoker.tier.server")
 
@@ -98,10 +100,9 @@ class TierServer:
         folder: ObjectFolder | None = None,
         sources: Sequence[ReadThrough] = (),
     ) -> None:
-        self._secrets, self._sources, self._folder = tuple(secrets), tuple(sources), folder
+        self._secrets, self._sources = tuple(secrets), tuple(sources)
         self._places: dict[str, ObjectPlace[Any]] = {"memory": memory} | ({"disk": folder} if folder else {})
         self._fetches: dict[str, asyncio.Task[None]] = {}
-        self._writes = asyncio.Semaphore(_WRITES)
         self._quiet_until_seconds = float("-inf")
         self.stats = ServerStatistics()
         self.admit: Callable[[Any], object] = lambda _: None
@@ -119,11 +120,7 @@ class TierServer:
 
     async def close(self) -> None:
         """End the reads from buckets, and release what is held. Idempotent."""
-        tasks = list(self._fetches.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end_tasks(self._fetches.values())
         for source in self._sources:
             await source.close()
         for place in self._places.values():
@@ -146,11 +143,18 @@ class TierServer:
         for place in self._places.values():
             async with place.reading(key) as found:
                 if isinstance(found, Path):
-                    self.stats.sent_bytes += found.stat().st_size
-                    return web.FileResponse(found)  # which is sent whole even if it is removed meanwhile
+                    return await self._send_file(request, found)
                 if found is not None:
                     return await self._send(request, found)
         return None
+
+    async def _send_file(self, request: web.Request, file: Path) -> web.StreamResponse:
+        response = _FileResponse(file)
+        async with asyncio.timeout(_seconds_for(size_of(request.match_info["name"]))):
+            await response.prepare(request)
+        if request.method != "HEAD" and response.status in (200, 206):
+            self.stats.sent_bytes += response.content_length or 0
+        return response
 
     async def _send(self, request: web.Request, data: memoryview) -> web.StreamResponse:
         try:
@@ -176,48 +180,60 @@ class TierServer:
 
     async def _is_fetched(self, secret: TierSecret, key: str) -> bool:
         """Have an object read from the bucket that it is in, if that is known; return whether it has come in time."""
-        fetch = self._fetches.get(key)
+        fetch = self._fetches.get(key) or self._begin_fetch(secret, key)
         if fetch is None:
-            name = key.rpartition("/")[2]
-            found = ((source, ref) for source in self._sources if (ref := source.find(secret, name)) is not None)
-            source, ref = next(found, (None, None))
-            if source is None or ref is None:
-                for each in self._sources:
-                    each.look_for_newer()
-                return False
-            fetch = asyncio.get_running_loop().create_task(self._fetch(source, ref, secret, key))
-            self._fetches[key] = fetch
-            fetch.add_done_callback(lambda _: self._fetches.pop(key))
+            return False
         await asyncio.wait([fetch], timeout=_FETCH_SECONDS)
         return fetch.done()
 
-    async def _fetch(self, source: ReadThrough, ref: ObjectRef, secret: TierSecret, key: str) -> None:
+    def _begin_fetch(self, secret: TierSecret, key: str) -> asyncio.Task[None] | None:
+        """Begin to read an object from its bucket; None if that is not known, or rests."""
+        name, loop = key.rpartition("/")[2], asyncio.get_running_loop()
+        found = ((source, ref) for source in self._sources if (ref := source.find(secret, name)) is not None)
+        source, ref = next(found, (None, None))
+        if source is None or ref is None:
+            for each in self._sources:
+                each.look_for_newer()
+            return None
+        permit = source.breaker.permit(loop.time())
+        if permit is None:
+            return None
+        fetch = self._fetches[key] = loop.create_task(self._fetch(source, permit, ref, secret, key))
+        fetch.add_done_callback(lambda _: self._fetches.pop(key))
+        return fetch
+
+    async def _fetch(self, source: ReadThrough, permit: Permit, ref: ObjectRef, secret: TierSecret, key: str) -> None:
         """Read an object from its bucket, once for all who ask."""
+        outcome = Outcome.UNDECIDED
         try:
             async with self._reserved(key, ref.size_bytes, f"{secret.tenant}/{source.group(secret)}") as place:
                 if place is not None:
                     data = await create_buffer(ref.size_bytes)
-                    await source.read(ref, data)
+                    outcome = Outcome.FAILED
+                    async with asyncio.timeout(_SOURCE_SECONDS + ref.size_bytes / _LEAST_BYTES_PER_SECOND):
+                        await source.read(ref, data)
+                    outcome = Outcome.DELIVERED
                     await place.keep(key, data)
                     self.stats.fetched += 1
+        except (NotFoundError, ObjectChangedError, ChecksumError) as error:
+            outcome = Outcome.UNDECIDED  # of the bucket: it answers
+            self._fetch_failed(ref, error)
         except (StokerError, OSError, MemoryError) as error:
-            self.stats.fetch_failures += 1
-            now_seconds = asyncio.get_running_loop().time()
-            if now_seconds >= self._quiet_until_seconds:
-                self._quiet_until_seconds = now_seconds + _QUIET_SECONDS
-                _log.warning("%s could not be read through: %s", ref.key, error)
+            self._fetch_failed(ref, error)
+        finally:
+            source.breaker.report(permit, outcome, asyncio.get_running_loop().time())
+
+    def _fetch_failed(self, ref: ObjectRef, error: Exception) -> None:
+        self.stats.fetch_failures += 1
+        now_seconds = asyncio.get_running_loop().time()
+        if now_seconds >= self._quiet_until_seconds:
+            self._quiet_until_seconds = now_seconds + _QUIET_SECONDS
+            _log.warning("%s could not be read through: %s", ref.key, error or "it did not come in time")
 
     # Offers.
 
-    async def _expect(self, request: web.Request) -> None:
-        """Refuse an offer before its body is sent, or ask for the body."""
-        try:
-            self._offered(request)
-        except web.HTTPException as refusal:
-            refusal.force_close()  # the body may come nevertheless, and is no request
-            raise
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # of the answer, which has not begun
+    async def _expect(self, _: web.Request) -> None:
+        """Leave it to the handler to ask for the body: when there is room for it."""
 
     def _offered(self, request: web.Request) -> tuple[TierSecret, str, int]:
         """Return who offers an object, its key and its size.
@@ -238,26 +254,42 @@ class TierServer:
         return secret, key, size_bytes
 
     async def _put(self, request: web.Request) -> web.Response:
-        secret, key, size_bytes = self._offered(request)
-        group = request.headers.get(GROUP_HEADER, "")
-        group = f"{secret.tenant}/{group if _GROUP.fullmatch(group) else ''}"
-        async with self._reserved(key, size_bytes, group) as place, asyncio.timeout(_seconds_for(size_bytes)):
-            if place is None:
-                raise web.HTTPInsufficientStorage(text="there is no room\n")
-            try:
-                data = await create_buffer(size_bytes)
-            except MemoryError as error:
-                _log.warning("%s", error)
-                raise web.HTTPInsufficientStorage(text="there is no memory\n") from None
-            await self._receive(request, data)
-            if not await in_thread(lambda _: secret.is_name_of(key.rpartition("/")[2], data)):
-                raise self._refusal()
-            try:
-                await place.keep(key, data)
-            except OSError as error:
-                _log.warning("the disk does not take an object: %s", error)
-                raise web.HTTPInsufficientStorage(text="the disk does not take it\n") from None
+        is_held_back = "Expect" in request.headers
+        try:
+            secret, key, size_bytes = self._offered(request)
+            group = request.headers.get(GROUP_HEADER, "")
+            group = f"{secret.tenant}/{group if _GROUP.fullmatch(group) else ''}"
+            async with self._reserved(key, size_bytes, group) as place, asyncio.timeout(_seconds_for(size_bytes)):
+                if place is None:
+                    raise web.HTTPInsufficientStorage(text="there is no room\n")
+                data = await self._buffer(size_bytes)
+                if is_held_back:
+                    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    request.writer.output_size = 0  # of the answer, which has not begun
+                    is_held_back = False
+                await self._receive(request, data)
+                if not await in_thread(lambda _: secret.is_name_of(key.rpartition("/")[2], data)):
+                    raise self._refusal()
+                await self._keep(place, key, data)
+        except web.HTTPException as refusal:
+            if is_held_back:
+                refusal.force_close()  # the body may come nevertheless, and is no request
+            raise
         return web.Response(status=201, text="it is here\n")
+
+    async def _buffer(self, size_bytes: int) -> memoryview:
+        try:
+            return await create_buffer(size_bytes)
+        except MemoryError as error:
+            _log.warning("%s", error)
+            raise web.HTTPInsufficientStorage(text="there is no memory\n") from None
+
+    async def _keep(self, place: ObjectPlace[Any], key: str, data: memoryview) -> None:
+        try:
+            await place.keep(key, data)
+        except OSError as error:
+            _log.warning("the disk does not take an object: %s", error)
+            raise web.HTTPInsufficientStorage(text="the disk does not take it\n") from None
 
     def _holds(self, key: str) -> bool:
         """Return whether an object is here, or on its way."""
@@ -273,15 +305,14 @@ class TierServer:
 
         The room of an object that is not kept is given back.
         """
-        async with AsyncExitStack() as stack:
-            place = None
-            if not self._holds(key):
-                place = next((each for each in self._places.values() if each.reserve(key, size_bytes, group)), None)
-            if place is not None:
-                stack.callback(place.give_up, key)
-                if place is self._folder:
-                    await stack.enter_async_context(self._writes)
+        place = None
+        if not self._holds(key):
+            place = next((each for each in self._places.values() if each.reserve(key, size_bytes, group)), None)
+        try:
             yield place
+        finally:
+            if place is not None:
+                place.give_up(key)
 
     async def _receive(self, request: web.Request, data: memoryview) -> None:
         done = 0
@@ -350,6 +381,13 @@ class TierServer:
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
+
+
+class _FileResponse(web.FileResponse):
+    """A file that the handler may send itself: aiohttp prepares a response again that was prepared."""
+
+    async def prepare(self, request: web.BaseRequest) -> Any:
+        return None if self.prepared else await super().prepare(request)
 
 
 @web.middleware

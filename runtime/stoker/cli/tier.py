@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
-from urllib.parse import parse_qsl
 
-from stoker._base.sizes import format_bytes, parse_bytes
+from stoker._base.sizes import format_bytes
+from stoker._cache.tiers import CacheSpec
 from stoker._shared.certificate import given_tls
 from stoker._shared.client import ServerAddress, read_metrics
 from stoker._shared.objects import ObjectFolder, ObjectMemory
-from stoker._shared.read_through import ReadThrough
-from stoker._shared.secret import VARIABLE, TierSecret, is_object_of
+from stoker._shared.read_through import ReadThrough, is_sound
+from stoker._shared.secret import VARIABLE, TierSecret
 from stoker._shared.server import TierServer
 from stoker._shared.serving import Endpoint, listening
 from stoker.cli.flags import add_store_options, opened, size_from
@@ -114,7 +114,7 @@ async def _serve(args: Namespace) -> None:
         for url in args.read_through:
             sources.append(ReadThrough(await stack.enter_async_context(opened(args, url)), secrets))
             await sources[-1].refresh()
-        server = TierServer(secrets, ObjectMemory(args.memory), _folder(args.disk, secrets), sources)
+        server = TierServer(secrets, ObjectMemory(args.memory), _folder(args.disk, secrets, sources), sources)
         url = await stack.enter_async_context(listening(server, endpoint))
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -136,20 +136,17 @@ def _endpoint(args: Namespace) -> Endpoint:
     return Endpoint(host=host.strip("[]"), port=int(port), advertised=args.advertise, tls=tls)
 
 
-def _folder(spec: str | None, secrets: Sequence[TierSecret]) -> ObjectFolder | None:
+def _folder(spec: str | None, secrets: Sequence[TierSecret], sources: Sequence[ReadThrough]) -> ObjectFolder | None:
     """Return what a text ``FOLDER?limit=SIZE`` says; None if there is none."""
     if spec is None:
         return None
-    path, _, query = spec.partition("?")
     try:
-        given = parse_qsl(query, keep_blank_values=True, strict_parsing=True)
-        ((name, limit),) = given
-    except ValueError:
-        name = limit = ""
-    if not path or name != "limit":
-        raise ConfigError(f"--disk is FOLDER?limit=SIZE, such as /mnt/nvme/tier?limit=200GB, not {spec!r:.200}")
-    try:
-        folder = Path(path).expanduser().absolute()
-    except RuntimeError as error:  # there is no such home
-        raise ConfigError(f"--disk {spec!r:.200}: {error}") from None
-    return ObjectFolder(folder, parse_bytes(limit), partial(is_object_of, secrets))
+        disk = CacheSpec.parse(f"disk:{spec}")
+        if "policy=" in spec.partition("?")[2]:
+            raise ConfigError("a server has no policy=")
+    except ConfigError as error:
+        raise ConfigError(
+            f"--disk is FOLDER?limit=SIZE, such as /mnt/nvme/tier?limit=200GB, not {spec!r:.200}: {error}"
+        ) from None
+    assert disk.path is not None  # noqa: S101 - it is a disk
+    return ObjectFolder(disk.path, disk.limit_bytes, partial(is_sound, secrets, sources))

@@ -14,15 +14,19 @@ import pytest
 
 import stoker
 from stoker import Array
+from stoker._base.breaker import FAILURES
+from stoker._base.meter import ReaderWrapper
 from stoker._cache.tiers import open_tier
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._shared import read_through
+from stoker._shared import server as tier_server
 from stoker._shared.certificate import ephemeral_tls
 from stoker._shared.client import ServerAddress, SharedTier
-from stoker._shared.read_through import ReadThrough
+from stoker._shared.objects import ObjectFolder
+from stoker._shared.read_through import ReadThrough, is_sound
 from stoker._shared.serving import Endpoint
-from stoker.abc import CorrectedTier, ObjectRef, PlacedTier, Tier
+from stoker.abc import CorrectedTier, ObjectRef, PlacedTier, Readable, Tier
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, StoreError
 from stoker.testing import TierTests, WatchedStore
 from support.shared_tier import OTHER_SECRET, SECRET, client_of, object_of, offered, read, running, server_of
@@ -334,3 +338,55 @@ def test_a_bucket_that_fails_costs_a_miss_and_is_told_in_the_log(
 
     asyncio.run(main())
     assert caplog.text.count("could not be read through") == 1
+
+
+def test_a_bucket_that_hangs_is_left_alone_after_a_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack(tmp_path / "data", 100)
+    monkeypatch.setattr(tier_server, "_SOURCE_SECONDS", 0.01)
+
+    class Hanging(ReaderWrapper[Readable]):
+        reads = 0
+
+        async def get_range(self, *_: Any, **__: Any) -> Any:
+            self.reads += 1
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        store = Hanging(stoker.open_store(tmp_path / "data"))
+        source = ReadThrough(store, [SECRET])
+        await source.refresh()
+        manifest = await read_manifest(store)
+        server = server_of(sources=[source])
+        async with running(server) as url, client_of(url) as tier:
+            for row in range(8):
+                assert await read(tier, manifest.ref(row)) is None
+                await until(lambda: not server._fetches)
+            assert store.reads == FAILURES
+            assert server.stats.fetch_failures == FAILURES
+
+    asyncio.run(main())
+
+
+def test_objects_that_are_named_without_sha256_outlive_the_server_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(tmp_path / "data", 20)
+
+    async def main() -> None:
+        store = WatchedStore(stoker.open_store(tmp_path / "data"))
+        manifest = without_sha256(await read_manifest(store))
+        monkeypatch.setattr(read_through, "read_manifest", lambda _: returned(manifest))
+        refs = [manifest.ref(row) for row in range(2)]
+        for fetched in (2, 1):
+            source = ReadThrough(store, [SECRET])
+            await source.refresh()
+            folder = ObjectFolder(tmp_path / "tier", 1 << 20, partial(is_sound, [SECRET], [source]))
+            server = server_of(100, folder=folder, sources=[source])
+            async with running(server) as url, client_of(url) as tier:
+                for ref in refs:
+                    await until_async(partial(read, tier, ref))
+            assert server.stats.fetched == fetched, "one is here, and one was damaged"
+            damaged = tmp_path / "tier" / SECRET.tenant / "objects" / SECRET.name(refs[0])
+            damaged.write_bytes(bytes(refs[0].size_bytes))
+
+    asyncio.run(main())

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stoker._shared import server as tier_server
 from stoker._shared import serving
 from stoker._shared.certificate import ephemeral_tls
 from stoker._shared.objects import ObjectFolder
@@ -426,3 +427,85 @@ def test_a_server_that_listens_everywhere_must_say_where_it_is() -> None:
 
 def test_two_certificates_are_two() -> None:
     assert ephemeral_tls().fingerprint != ephemeral_tls().fingerprint
+
+
+def test_a_server_without_room_says_so_before_the_body_is_sent() -> None:
+    async def main() -> None:
+        async with running(server_of(100)) as url:
+            host, port = url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"PUT /objects/{NAME} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {SECRET.token}\r\n"
+            writer.write(f"{head}Expect: 100-continue\r\nContent-Length: {len(DATA)}\r\n\r\n".encode())
+            async with asyncio.timeout(10):
+                answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 507 ")
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_slow_uploads_keep_no_others_from_the_disk(tmp_path: Path) -> None:
+    async def main(ask: Ask, server: Any) -> None:
+        go = asyncio.Event()
+
+        async def slow() -> Any:
+            yield DATA[:5000]
+            await go.wait()
+            yield DATA[5000:]
+
+        objects = {SECRET.name(ref): data for ref, data in map(object_of, range(2, 8))}
+        headers = TOKEN | {"Content-Length": str(len(DATA))}
+        offers = [
+            asyncio.ensure_future(ask("PUT", f"/objects/{each}", data=slow(), headers=headers)) for each in objects
+        ]
+        await until(lambda: server.statistics()["disk"].objects == len(offers))
+        async with asyncio.timeout(10):
+            assert (await ask("PUT", f"/objects/{NAME}", data=DATA))[0] == 201
+        go.set()
+        await asyncio.gather(*offers)
+
+    asking(main, limit_bytes=100, folder=ObjectFolder(tmp_path, 1 << 20, IS_SOUND))
+
+
+def test_what_is_sent_from_disk_is_counted(tmp_path: Path) -> None:
+    async def main(ask: Ask, server: Any) -> None:
+        path = f"/objects/{NAME}"
+        assert (await ask("PUT", path, data=DATA))[0] == 201
+        assert (await ask("HEAD", path))[0] == 200
+        assert server.stats.sent_bytes == 0
+        assert (await ask("GET", path, headers=TOKEN | {"Range": "bytes=10-19"}))[1] == DATA[10:20]
+        await until(lambda: server.stats.sent_bytes == 10)
+        assert (await ask("GET", path, headers=TOKEN | {"Range": "bytes=99999-"}))[0] == 416
+        assert (await ask("GET", path))[1] == DATA
+        await until(lambda: server.stats.sent_bytes == 10 + len(DATA))
+
+    asking(main, limit_bytes=100, folder=ObjectFolder(tmp_path, 1 << 20, IS_SOUND))
+
+
+def test_a_reader_that_stands_still_is_left_also_where_the_object_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_server, "_TRANSFER_SECONDS", 0.2)
+    monkeypatch.setattr(tier_server, "_LEAST_BYTES_PER_SECOND", 1 << 30)
+    large, data = object_of(2, 20_000_000)
+
+    async def main() -> None:
+        server = server_of(100, folder=ObjectFolder(tmp_path, 1 << 26, IS_SOUND))
+        async with running(server) as url, aiohttp.ClientSession() as session:
+            name = SECRET.name(large)
+            async with session.put(f"{url}/objects/{name}", headers=TOKEN, data=BytesIO(data)) as response:
+                assert response.status == 201
+            host, port = url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(
+                f"GET /objects/{name} HTTP/1.1\r\nHost: a\r\nAuthorization: {TOKEN['Authorization']}\r\n\r\n".encode()
+            )
+            await asyncio.sleep(1.0)
+            received = 0
+            with suppress(ConnectionError):
+                while chunk := await reader.read(1 << 20):
+                    received += len(chunk)
+            assert received < len(data)
+            writer.close()
+
+    asyncio.run(main())
