@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from urllib.parse import parse_qsl, urlsplit
 
+from stoker._base.task_group import end_tasks
 from stoker._base.threads import PerLoop
 from stoker._shared.secret import VARIABLE, TierSecret
 from stoker._shared.server import GROUP_HEADER, METRIC_PREFIX, METRICS_PATH, OBJECTS_PATH
@@ -24,7 +25,15 @@ from stoker._stores.http import Call, Destination, Reply, Rule, error_of
 from stoker._stores.http_session import Connections
 from stoker._stores.options import HttpOptions, is_this_machine
 from stoker.abc import ObjectRef, Readable
-from stoker.errors import ConfigError, CredentialsError, StokerError, StoreError, UnexpectedAnswerError
+from stoker.errors import (
+    ConfigError,
+    CredentialsError,
+    ServerError,
+    StokerError,
+    StoreError,
+    ThrottledError,
+    UnexpectedAnswerError,
+)
 
 _HTTP = HttpOptions(max_connections=32, connect_timeout_seconds=3.0, read_timeout_seconds=15.0)
 _PENDING_BYTES = 64 << 20
@@ -38,7 +47,14 @@ _DONE = (200, 201, 204)
 _NO_ROOM = 507
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _EXAMPLE = "write for example https://10.0.0.9:7412?fingerprint=…, as `stoker tier serve` prints it"
+_REFUSED: Rule = (StoreError, "the tier server, or a proxy before it, refuses this; check the URL, and what is between")
+_FAILED: Rule = (ServerError, "the tier server, or a proxy before it, failed; its log tells why")
+_BUSY: Rule = (ThrottledError, "the tier server, or a proxy before it, has too much to do")
 _RULES: dict[str, Rule] = {
+    **{str(status): _REFUSED for status in range(300, 500)},
+    **{str(status): _FAILED for status in range(500, 600)},
+    "429": _BUSY,
+    "503": _BUSY,
     "401": (CredentialsError, f"the tier server does not know this tenant; check that {VARIABLE} is the server's"),
 }
 
@@ -163,8 +179,7 @@ class _Side:
         self._turns = {server: asyncio.Semaphore(_OFFERS) for server in servers}
         self._offers_from_seconds: dict[ServerAddress, float] = {}
         self._refusing: set[ServerAddress] = set()
-        self._pending_bytes = 0
-        self._spare: list[bytearray] = []
+        self._copies = _Copies(_PENDING_BYTES)
 
     async def read(self, server: ServerAddress, name: str, into: memoryview) -> bool:
         call = self._call("GET", server, name)
@@ -178,18 +193,13 @@ class _Side:
     def offer(self, server: ServerAddress, name: str, group: str, data: memoryview) -> None:
         loop = asyncio.get_running_loop()
         is_put_off = loop.time() < self._offers_from_seconds.get(server, 0.0)
-        if is_put_off or name in self._offers or self._pending_bytes + len(data) > _PENDING_BYTES:
+        if is_put_off or name in self._offers or (buffer := self._copies.take(len(data))) is None:
             return
-        # Copies go into memory that was used before: taking fresh pages costs several times as much as the copy.
-        spare = self._spare.pop() if self._spare else bytearray()
-        if len(spare) < len(data):
-            spare = bytearray(len(data))
-        copy = memoryview(spare)[: len(data)]
+        copy = memoryview(buffer)[: len(data)]
         copy[:] = data
-        self._pending_bytes += len(data)
         task = loop.create_task(self._hand_over(server, name, group, copy))
         self._offers[name] = task
-        task.add_done_callback(lambda _: self._handed_over(name, copy, spare))
+        task.add_done_callback(lambda _: self._handed_over(name, buffer))
 
     def reject(self, server: ServerAddress, name: str) -> None:
         if name not in self._rejections:
@@ -198,11 +208,7 @@ class _Side:
             task.add_done_callback(lambda _: self._rejections.pop(name))
 
     async def close(self) -> None:
-        tasks = [*self._offers.values(), *self._rejections.values()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end_tasks([*self._offers.values(), *self._rejections.values()])
         for connections in self._connections.values():
             await connections.close()
 
@@ -251,10 +257,38 @@ class _Side:
                 why,
             )
 
-    def _handed_over(self, name: str, copy: memoryview, spare: bytearray) -> None:
+    def _handed_over(self, name: str, buffer: bytearray) -> None:
         del self._offers[name]
-        self._pending_bytes -= len(copy)
-        self._spare.append(spare)
+        self._copies.give_back(buffer)
+
+
+class _Copies:
+    """Memory for copies, which is used again: taking fresh pages costs several times as much as the copy.
+
+    Args:
+        limit_bytes: of all together, those that are not used included.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
+        self._spare: list[bytearray] = []
+
+    def take(self, size_bytes: int) -> bytearray | None:
+        """Return memory of that size or up to twice as much; None if that would exceed the limit."""
+        for number, buffer in enumerate(self._spare):
+            if size_bytes <= len(buffer) <= 2 * size_bytes:
+                return self._spare.pop(number)
+        while self._spare and self._held_bytes + size_bytes > self._limit_bytes:
+            self._held_bytes -= len(self._spare.pop())
+        if self._held_bytes + size_bytes > self._limit_bytes:
+            return None
+        self._held_bytes += size_bytes
+        return bytearray(size_bytes)
+
+    def give_back(self, buffer: bytearray) -> None:
+        """Keep memory for the next copy."""
+        self._spare.append(buffer)
 
 
 async def read_metrics(server: ServerAddress, secret: TierSecret) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
 
 import stoker
 from stoker import Array
@@ -22,7 +24,7 @@ from stoker._format.versions import read_manifest
 from stoker._shared import read_through
 from stoker._shared import server as tier_server
 from stoker._shared.certificate import ephemeral_tls
-from stoker._shared.client import ServerAddress, SharedTier
+from stoker._shared.client import ServerAddress, SharedTier, _Copies
 from stoker._shared.objects import ObjectFolder
 from stoker._shared.read_through import ReadThrough, is_sound
 from stoker._shared.serving import Endpoint
@@ -388,5 +390,43 @@ def test_objects_that_are_named_without_sha256_outlive_the_server_on_disk(
             assert server.stats.fetched == fetched, "one is here, and one was damaged"
             damaged = tmp_path / "tier" / SECRET.tenant / "objects" / SECRET.name(refs[0])
             damaged.write_bytes(bytes(refs[0].size_bytes))
+
+    asyncio.run(main())
+
+
+def test_copies_of_mixed_sizes_never_exceed_their_limit() -> None:
+    copies, held = _Copies(1000), list[bytearray]()
+    rng = random.Random(1)
+    for _ in range(2000):
+        if held and rng.random() < 0.5:
+            copies.give_back(held.pop(rng.randrange(len(held))))
+        elif (buffer := copies.take(size_bytes := rng.choice((1, 10, 100, 600)))) is not None:
+            assert size_bytes <= len(buffer) <= 2 * size_bytes
+            held.append(buffer)
+        assert sum(map(len, [*held, *copies._spare])) <= 1000
+    for buffer in held:
+        copies.give_back(buffer)
+    assert copies.take(1000) is not None
+    assert copies.take(1) is None
+
+
+@pytest.mark.parametrize("status", [302, 400, 403, 429, 500, 502, 503, 507, 520])
+def test_a_refusal_is_told_as_a_tier_server_s_and_not_a_bucket_s(status: int) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=status, text="no")
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", refuse)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        async with client_of(f"http://127.0.0.1:{runner.addresses[0][1]}") as tier:
+            with pytest.raises(StoreError, match="tier server") as caught:
+                await read(tier, object_of(1)[0])
+        assert "bucket" not in str(caught.value)
+        assert "the store" not in str(caught.value)
+        await runner.cleanup()
 
     asyncio.run(main())
