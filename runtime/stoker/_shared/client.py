@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from urllib.parse import parse_qsl, urlsplit
 
-from stoker._base.task_group import end_tasks
+from stoker._base.task_group import end_tasks, task_group
 from stoker._base.threads import PerLoop
+from stoker._shared.batch import BATCH_PATH, BatchAnswer, PartInto, encode_request, split
 from stoker._shared.secret import VARIABLE, TierSecret
 from stoker._shared.server import GROUP_HEADER, METRIC_PREFIX, METRICS_PATH, OBJECTS_PATH
 from stoker._stores.http import Call, Destination, Reply, Rule, error_of
@@ -139,6 +140,38 @@ class SharedTier:
         name = self._name(ref)
         return await self._sides.get().read(self._server(name), name, into)
 
+    async def read_ranges(self, parts: Sequence[tuple[ObjectRef, int, memoryview]]) -> list[bool]:
+        """Fill memory with ranges of objects, by one request a server for up to 1,024 parts or 256 MiB.
+
+        The bytes are not verified: checksums are of whole objects. When the call ends, however it ends, nothing writes
+        to the memory any more.
+
+        Args:
+            parts: an object, where its range begins, in bytes, and memory of the range's size, at least one byte.
+
+        Returns:
+            Of each part, in their order, whether its server has the object; the memory of others is left as it is.
+
+        Raises:
+            StoreError: a server cannot be reached, or does not answer as it should; parts of others may be filled.
+        """
+        asked: dict[ServerAddress, list[int]] = {}
+        wanted = [PartInto(self._name(ref), start, into) for ref, start, into in parts]
+        for number, part in enumerate(wanted):
+            asked.setdefault(self._server(part.name), []).append(number)
+        side, found = self._sides.get(), [False] * len(wanted)
+
+        async def ask(server: ServerAddress, numbers: list[int]) -> None:
+            for number, is_found in zip(
+                numbers, await side.read_ranges(server, [wanted[each] for each in numbers]), strict=True
+            ):
+                found[number] = is_found
+
+        async with task_group() as group:
+            for server, numbers in asked.items():
+                group.create_task(ask(server, numbers))
+        return found
+
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Have an object kept, if a server can tell that its bytes are right and there is memory for a copy."""
         if ref.sha256_128 is not None:
@@ -189,6 +222,20 @@ class _Side:
         if reply.refused:
             raise _error_of(call, reply)
         return True
+
+    async def read_ranges(self, server: ServerAddress, parts: Sequence[PartInto]) -> list[bool]:
+        found: list[bool] = []
+        url = server.origin + BATCH_PATH
+        for each in split(parts):
+            body = encode_request(each)
+            headers = {**self._headers, "Content-Length": str(len(body))}
+            answer = BatchAnswer(url, each)
+            call = Call(method="POST", url=url, headers=headers, address=url, data=body, sink=answer.take)
+            reply = await self._connections[server].reader.read(call)
+            if reply.refused:
+                raise _error_of(call, reply)
+            found += answer.finish()
+        return found
 
     def offer(self, server: ServerAddress, name: str, group: str, data: memoryview) -> None:
         loop = asyncio.get_running_loop()

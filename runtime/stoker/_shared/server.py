@@ -1,6 +1,7 @@
 """The server of a shared tier: HTTP/1.1, what ``stoker tier serve`` runs.
 
-``GET /objects/<name>`` answers with an object, or a range of it; ``PUT`` offers one, ``DELETE`` has it forgotten. A
+``GET /objects/<name>`` answers with an object, or a range of it, and ``POST /objects`` with ranges of many (see
+:mod:`stoker._shared.batch`); ``PUT`` offers one, ``DELETE`` has it forgotten. A
 request carries a tenant's token, and each tenant sees its own objects only. What is PUT under a name that is not that
 of its bytes is refused, so nobody can spoil an object, not even a tenant its own.
 
@@ -27,6 +28,7 @@ from stoker._base.task_group import end_tasks
 from stoker._base.threads import in_thread
 from stoker._cache.keeper import is_name, size_of
 from stoker._format.supersample import MAX_OBJECT_BYTES
+from stoker._shared.batch import BATCH_PATH, HEAD, MISSING, Part, parse_request
 from stoker._shared.objects import ObjectFolder, ObjectMemory, ObjectPlace, PlaceStatistics, create_buffer
 from stoker._shared.read_through import ReadThrough
 from stoker._shared.secret import TierSecret
@@ -114,6 +116,7 @@ class TierServer:
         app.router.add_get(path, self._get)
         app.router.add_put(path, self._put, expect_handler=self._expect)
         app.router.add_delete(path, self._delete)
+        app.router.add_post(BATCH_PATH, self._get_batch)
         app.router.add_get(METRICS_PATH, self._metrics)
         app.router.add_get("/health", self._health)
         return app
@@ -177,6 +180,41 @@ class TierServer:
                 self.stats.sent_bytes += end - start
             await response.write_eof()
         return response
+
+    async def _get_batch(self, request: web.Request) -> web.StreamResponse:
+        secret = self._known(request, lambda each: each.token)
+        self.stats.requests += 1
+        async with asyncio.timeout(_TRANSFER_SECONDS):
+            body = await request.read()  # no more than aiohttp's default of 1 MiB
+        try:
+            parts = parse_request(body)
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=f"{error}\n") from None
+        response = web.StreamResponse()
+        response.content_type = "application/octet-stream"
+        async with asyncio.timeout(_seconds_for(sum(part.end - part.start for part in parts))):
+            await response.prepare(request)
+            for part in parts:
+                await self._send_part(response, secret, part)
+            await response.write_eof()
+        return response
+
+    async def _send_part(self, response: web.StreamResponse, secret: TierSecret, part: Part) -> None:
+        """Send a part of a batch, or that its object is not here; that is read through for those who ask next."""
+        key = f"{secret.tenant}/{part.name}"
+        for place in self._places.values():
+            async with place.reading(key) as found:
+                if found is not None:
+                    head = HEAD.pack(part.end - part.start)
+                    async for piece in _pieces(found, part):
+                        await response.write(head + piece if head else piece)
+                        head = b""
+                    self.stats.sent_bytes += part.end - part.start
+                    return
+        self.stats.misses += 1
+        if key not in self._fetches:
+            self._begin_fetch(secret, key)
+        await response.write(HEAD.pack(MISSING))
 
     async def _is_fetched(self, secret: TierSecret, key: str) -> bool:
         """Have an object read from the bucket that it is in, if that is known; return whether it has come in time."""
@@ -381,6 +419,32 @@ class TierServer:
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
+
+
+async def _pieces(found: memoryview | Path, part: Part) -> AsyncIterator[memoryview]:
+    """Yield the bytes of a part from where its object is.
+
+    Raises:
+        ConnectionAbortedError: somebody has damaged or removed the file; no answer can go on.
+    """
+    for start in range(part.start, part.end, _SLICE_BYTES):
+        end = min(part.end, start + _SLICE_BYTES)
+        if isinstance(found, Path):
+            yield await asyncio.to_thread(_read_file, found, start, end)
+        else:
+            yield found[start:end]
+
+
+def _read_file(file: Path, start: int, end: int) -> memoryview:
+    try:
+        with file.open("rb") as opened:
+            opened.seek(start)
+            data = opened.read(end - start)
+    except OSError as error:
+        raise ConnectionAbortedError(f"{file}: {error}") from None
+    if len(data) < end - start:
+        raise ConnectionAbortedError(f"{file} is shorter than its name says")
+    return memoryview(data)
 
 
 class _FileResponse(web.FileResponse):

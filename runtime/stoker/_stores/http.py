@@ -59,6 +59,7 @@ class Call:
 
     Attributes:
         data: the body to send.
+        sink: takes the body of the answer, in pieces, where it goes to many places; may raise a StokerError.
 
     Raises:
         ConfigError: a header has what HTTP cannot carry; it may be a secret and is not repeated.
@@ -69,6 +70,7 @@ class Call:
     headers: Mapping[str, str] = field(repr=False)
     address: str
     data: object = field(default=None, repr=False)
+    sink: Callable[[bytes | bytearray], None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name, value in self.headers.items():
@@ -188,6 +190,9 @@ class Receipt:
     def take(self, data: bytes | bytearray) -> None:
         """Take a piece of the body."""
         destination, address = self._destination, self._call.address
+        if self._call.sink is not None and not self._refused:
+            self._call.sink(data)
+            return
         if destination is None or self._refused:
             self._body += data
             if not self._refused and len(self._body) > _MAX_WHOLE_BYTES:
@@ -277,8 +282,10 @@ class Answer(Receipt):
         if not any(name.lower() == "accept-encoding" for name, _ in headers):
             headers.append(("Accept-Encoding", "identity"))
         sent = self._machine.send(h11.Request(method=self._call.method, target=target, headers=headers))
+        data = self._call.data
+        body = self._machine.send(h11.Data(data=data)) if isinstance(data, bytes) else b""
         end = self._machine.send(h11.EndOfMessage())
-        return (sent or b"") + (end or b"")
+        return (sent or b"") + (body or b"") + (end or b"")
 
     @property
     def is_in_body(self) -> bool:
