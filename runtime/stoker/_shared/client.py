@@ -19,9 +19,18 @@ from urllib.parse import parse_qsl, urlsplit
 
 from stoker._base.task_group import end_tasks, task_group
 from stoker._base.threads import PerLoop
-from stoker._shared.batch import BATCH_PATH, BatchAnswer, PartInto, encode_request, split
+from stoker._shared.protocol import (
+    BATCH_PATH,
+    GROUP_HEADER,
+    METRIC_PREFIX,
+    METRICS_PATH,
+    OBJECTS_PATH,
+    BatchAnswer,
+    PartInto,
+    encode_request,
+    split,
+)
 from stoker._shared.secret import VARIABLE, TierSecret
-from stoker._shared.server import GROUP_HEADER, METRIC_PREFIX, METRICS_PATH, OBJECTS_PATH
 from stoker._stores.http import Call, Destination, Reply, Rule, error_of
 from stoker._stores.http_session import Connections
 from stoker._stores.options import HttpOptions, is_this_machine

@@ -1,7 +1,7 @@
 """The server of a shared tier: HTTP/1.1, what ``stoker tier serve`` runs.
 
 ``GET /objects/<name>`` answers with an object, or a range of it, and ``POST /objects`` with ranges of many (see
-:mod:`stoker._shared.batch`); ``PUT`` offers one, ``DELETE`` has it forgotten. A
+:mod:`stoker._shared.protocol`); ``PUT`` offers one, ``DELETE`` has it forgotten. A
 request carries a tenant's token, and each tenant sees its own objects only. What is PUT under a name that is not that
 of its bytes is refused, so nobody can spoil an object, not even a tenant its own.
 
@@ -28,17 +28,23 @@ from stoker._base.task_group import end_tasks
 from stoker._base.threads import in_thread
 from stoker._cache.keeper import is_name, size_of
 from stoker._format.supersample import MAX_OBJECT_BYTES
-from stoker._shared.batch import BATCH_PATH, HEAD, MISSING, Part, parse_request
 from stoker._shared.objects import ObjectFolder, ObjectMemory, ObjectPlace, PlaceStatistics, create_buffer
+from stoker._shared.protocol import (
+    BATCH_PATH,
+    GROUP_HEADER,
+    HEAD,
+    MAX_REQUEST_BYTES,
+    METRIC_PREFIX,
+    METRICS_PATH,
+    MISSING,
+    OBJECTS_PATH,
+    Part,
+    parse_request,
+)
 from stoker._shared.read_through import ReadThrough
 from stoker._shared.secret import TierSecret
 from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, NotFoundError, ObjectChangedError, StokerError
-
-OBJECTS_PATH, METRICS_PATH = "/objects/", "/metrics"
-METRIC_PREFIX = "stoker_tier_"
-GROUP_HEADER = "Stoker-Group"
-"""Header of a PUT: which data set the object is of; see :meth:`~stoker._shared.secret.TierSecret.group`."""
 
 _BEARER = re.compile(r"[Bb]earer +([0-9a-f]{64})", re.ASCII)
 _GROUP = re.compile(r"[0-9a-f]{16}", re.ASCII)
@@ -184,8 +190,10 @@ class TierServer:
     async def _get_batch(self, request: web.Request) -> web.StreamResponse:
         secret = self._known(request, lambda each: each.token)
         self.stats.requests += 1
+        if (size_bytes := request.content_length or 0) > MAX_REQUEST_BYTES:
+            raise web.HTTPRequestEntityTooLarge(MAX_REQUEST_BYTES, size_bytes)
         async with asyncio.timeout(_TRANSFER_SECONDS):
-            body = await request.read()  # no more than aiohttp's default of 1 MiB
+            body = await request.read()  # of unknown length: no more than aiohttp's default of 1 MiB
         try:
             parts = parse_request(body)
         except ValueError as error:

@@ -1,8 +1,9 @@
-"""Batch reads of a shared tier: names and ranges in one request, their bytes in one stream.
+"""What servers and clients of a shared tier agree on: paths, headers, and the form of batch reads.
 
-The request has a line ``<name> <start> <end>`` for each part, the end exclusive. The answer has for each, in the same
-order, a head of eight bytes, which is a signed number in network order, and as many bytes of the object as it says;
--1 says that the object is not here, and nothing of it follows.
+A batch read has names and ranges in one request, and their bytes in one stream. The request has a line
+``<name> <start> <end>`` for each part, the end exclusive. The answer has for each, in the same order, a head of eight
+bytes, which is a signed number in network order, and as many bytes of the object as it says; -1 says that the object is
+not here, and nothing of it follows.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from typing import NamedTuple
 from stoker._cache.keeper import size_of
 from stoker.errors import TruncatedError, UnexpectedAnswerError
 
-BATCH_PATH = "/objects"
+OBJECTS_PATH, BATCH_PATH, METRICS_PATH = "/objects/", "/objects", "/metrics"
+METRIC_PREFIX = "stoker_tier_"
+GROUP_HEADER = "Stoker-Group"
+"""Header of a PUT: which data set the object is of; see :meth:`~stoker._shared.secret.TierSecret.group`."""
 MAX_PARTS = 1024
+MAX_REQUEST_BYTES = 64 * MAX_PARTS
 MAX_BATCH_BYTES = 256 << 20
 """Of the parts of one request, unless it is a single one."""
 HEAD = Struct(">q")

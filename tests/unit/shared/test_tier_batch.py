@@ -13,9 +13,9 @@ import pytest
 
 import stoker
 from stoker._format.versions import read_manifest
-from stoker._shared import batch
-from stoker._shared.batch import HEAD, MISSING, BatchAnswer, Part, PartInto, encode_request, parse_request
+from stoker._shared import protocol
 from stoker._shared.objects import ObjectFolder
+from stoker._shared.protocol import HEAD, MISSING, BatchAnswer, Part, PartInto, encode_request, parse_request
 from stoker._shared.read_through import ReadThrough
 from stoker.abc import ObjectRef
 from stoker.errors import CredentialsError, StoreError, TruncatedError, UnexpectedAnswerError
@@ -59,8 +59,8 @@ def test_parts_are_filled_in_any_order_from_their_servers_and_missing_ones_are_t
 
 
 def test_a_large_batch_is_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "MAX_PARTS", 4)
-    monkeypatch.setattr(batch, "MAX_BATCH_BYTES", 15_000)
+    monkeypatch.setattr(protocol, "MAX_PARTS", 4)
+    monkeypatch.setattr(protocol, "MAX_BATCH_BYTES", 15_000)
 
     async def main() -> None:
         server = server_of()
@@ -235,5 +235,32 @@ def test_a_reader_of_a_batch_that_leaves_holds_nothing() -> None:
                 await reading
             tier.reject(ref)
             await until(lambda: not server.statistics()["memory"].used_bytes)
+
+    asyncio.run(main())
+
+
+def test_a_file_that_is_damaged_within_a_batch_breaks_the_stream_off(tmp_path: Path) -> None:
+    async def main() -> None:
+        folder = ObjectFolder(tmp_path, 1 << 20, IS_SOUND)
+        async with running(server_of(100, folder=folder)) as url, client_of(url) as tier:
+            ref, data = object_of(1)
+            await offered(tier, ref, data)
+            (tmp_path / SECRET.tenant / "objects" / NAME).write_bytes(data[:10])
+            with pytest.raises(StoreError):
+                await tier.read_ranges([(ref, 0, memoryview(bytearray(len(data))))])
+
+    asyncio.run(main())
+
+
+def test_a_request_that_is_too_long_is_refused_before_it_comes() -> None:
+    async def main() -> None:
+        async with running(server_of()) as url:
+            host, port = url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            with closing(writer):
+                head = f"POST /objects HTTP/1.1\r\nHost: a\r\nAuthorization: {TOKEN['Authorization']}\r\n"
+                writer.write(f"{head}Content-Length: 99999999999\r\n\r\n".encode())
+                async with asyncio.timeout(10):
+                    assert b" 413 " in await reader.readline()
 
     asyncio.run(main())
