@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from stoker._base.arguments import Bounded, Positive
 from stoker._cache.eviction import Lru, Residents
 from stoker._cost.prices import FunctionPrices
 from stoker._diagnostics.latency import Latency, LogNormal
@@ -28,7 +29,7 @@ _FIRST_HORIZON_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmModel:
+class WarmModel(Bounded):
     """Functions that hold super-samples for all ranks.
 
     Attributes:
@@ -42,18 +43,15 @@ class WarmModel:
 
     config: WarmConfig = field(default_factory=WarmConfig)
     memory_bytes: int = 1536 << 20
-    limit_bytes: int = 1152 << 20
-    bytes_per_second: float = 75e6
+    limit_bytes: Positive[int] = 1152 << 20
+    bytes_per_second: Positive[float] = 75e6
     latency: Latency = field(default_factory=lambda: LogNormal(0.015, 0.1))
-    mean_life_seconds: float | None = None
+    mean_life_seconds: Positive[float] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.limit_bytes <= self.memory_bytes:
+        Bounded.__post_init__(self)
+        if self.limit_bytes > self.memory_bytes:
             raise ConfigError(f"limit_bytes is at most memory_bytes, {self.memory_bytes}, not {self.limit_bytes}")
-        if not self.bytes_per_second > 0:
-            raise ConfigError(f"bytes_per_second must be more than 0, not {self.bytes_per_second}")
-        if self.mean_life_seconds is not None and not self.mean_life_seconds > 0:
-            raise ConfigError(f"mean_life_seconds must be more than 0, or None, not {self.mean_life_seconds}")
 
     def lives(self, seconds: float, seed: str) -> list[NodeLife]:
         """Return what becomes of the nodes; a longer time begins with the same."""

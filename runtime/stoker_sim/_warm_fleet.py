@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.arguments import Bounded, Finite, Fraction, NotNegative, Positive
 from stoker._cost.prices import FunctionPrices
 from stoker._cost.usage import Calls, total_dollars
 from stoker.errors import ConfigError
@@ -33,15 +34,12 @@ _ROUNDING = 1e-9
 """Parts of an interval that two times which are the same may differ by."""
 
 
-def check_durations(record: object, *names: str) -> None:
-    """Raise ConfigError if one of a record's fields is no duration."""
-    for name in names:
-        if not 0 <= getattr(record, name) < math.inf:
-            raise ConfigError(f"{name} must be a duration in seconds, not {getattr(record, name)}")
+Seconds = Finite[NotNegative[float]]
+"""A duration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reclaim:
+class Reclaim(Bounded):
     """How a platform takes instances back. Lives have no memory: an old instance is as safe as a young one.
 
     Attributes:
@@ -50,15 +48,9 @@ class Reclaim:
         idle_seconds: an instance that nobody invokes for so long is taken.
     """
 
-    mean_life_seconds: float
-    together: float = 0.0
-    idle_seconds: float = math.inf
-
-    def __post_init__(self) -> None:
-        if not (self.mean_life_seconds > 0 and self.idle_seconds > 0):
-            raise ConfigError(f"mean_life_seconds and idle_seconds must be more than 0, not {self}")
-        if not 0 <= self.together <= 1:
-            raise ConfigError(f"the part that is taken together must be in [0, 1], not {self.together}")
+    mean_life_seconds: Positive[float]
+    together: Fraction[float] = 0.0
+    idle_seconds: Positive[float] = math.inf
 
 
 def reclaims(mean_life_seconds: float, seconds: float, rng: random.Random) -> Iterator[float]:
@@ -253,7 +245,7 @@ class Served(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeCalls:
+class NodeCalls(Bounded):
     """What the calls of our nodes are billed for, by the millisecond.
 
     Attributes:
@@ -265,17 +257,12 @@ class NodeCalls:
         bytes_per_second: that a node sends or takes.
     """
 
-    memory_bytes: int
-    warm_call_seconds: float = 0.002
-    exchange_seconds: float = 0.025
-    linger_seconds: float
-    init_seconds: float = 0.3
-    bytes_per_second: float = 75e6
-
-    def __post_init__(self) -> None:
-        check_durations(self, "warm_call_seconds", "exchange_seconds", "linger_seconds", "init_seconds")
-        if not (self.memory_bytes > 0 and self.bytes_per_second > 0):
-            raise ConfigError(f"memory_bytes and bytes_per_second must be more than 0, not {self}")
+    memory_bytes: Positive[int]
+    warm_call_seconds: Seconds = 0.002
+    exchange_seconds: Seconds = 0.025
+    linger_seconds: Seconds
+    init_seconds: Seconds = 0.3
+    bytes_per_second: Positive[float] = 75e6
 
     def moving(self, shards: float, shard_bytes: float) -> Served:
         """Return what it takes that nodes send or take shards, each in a call of its own."""

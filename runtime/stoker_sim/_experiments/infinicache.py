@@ -17,16 +17,16 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.arguments import Bounded, Finite, NotNegative, Positive
 from stoker._cost.prices import FunctionPrices, Prices
 from stoker._cost.usage import Calls, total_dollars
-from stoker.errors import ConfigError
 from stoker_sim._experiments import Cell, Outcome, Panel, Series, Table, beside, difference, published
-from stoker_sim._warm_fleet import HOUR_SECONDS, Bill, Reclaim, check_durations, lost_within, placed
+from stoker_sim._warm_fleet import HOUR_SECONDS, Bill, Reclaim, Seconds, lost_within, placed
 from stoker_warm._erasure import Code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upkeep:
+class Upkeep(Bounded):
     """What is done to keep a function's memory.
 
     Attributes:
@@ -35,16 +35,9 @@ class Upkeep:
         uses_per_second: how often it is invoked besides, at random times.
     """
 
-    warm_seconds: float | None = 60.0
-    backup_seconds: float | None = 300.0
-    uses_per_second: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("warm_seconds", "backup_seconds"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise ConfigError(f"{name} must be more than 0, or None, not {value}")
-        if not 0 <= self.uses_per_second < math.inf:
-            raise ConfigError(f"uses_per_second must be at least 0, not {self.uses_per_second}")
+    warm_seconds: Positive[float] | None = 60.0
+    backup_seconds: Positive[float] | None = 300.0
+    uses_per_second: Finite[NotNegative[float]] = 0.0
 
     @property
     def longest_rest_seconds(self) -> float:
@@ -133,7 +126,7 @@ def first_arrivals(code: Code, shard_seconds: NDArray[np.float64]) -> NDArray[np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Billing:
+class Billing(Bounded):
     """How long calls are billed.
 
     Attributes:
@@ -143,15 +136,10 @@ class Billing:
         shard_call_seconds: of a function that serves a shard.
     """
 
-    tick_seconds: float = 0.001
-    warm_call_seconds: float = 0.001
-    backup_call_seconds: float
-    shard_call_seconds: float
-
-    def __post_init__(self) -> None:
-        if not self.tick_seconds > 0:
-            raise ConfigError(f"tick_seconds must be more than 0, not {self.tick_seconds}")
-        check_durations(self, "warm_call_seconds", "backup_call_seconds", "shard_call_seconds")
+    tick_seconds: Positive[float] = 0.001
+    warm_call_seconds: Seconds = 0.001
+    backup_call_seconds: Seconds
+    shard_call_seconds: Seconds
 
     def billed_seconds(self, seconds: float) -> float:
         """Return what is billed for a call; a part of a tick is a tick, and so is nothing."""
