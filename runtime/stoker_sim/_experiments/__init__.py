@@ -39,7 +39,11 @@ class Table:
 
     name: str
     columns: tuple[str, ...]
-    rows: Sequence[tuple[Cell, ...]]
+    rows: list[tuple[Cell, ...]] = field(default_factory=list)
+
+    def add(self, *cells: Cell) -> None:
+        """Append a row."""
+        self.rows.append(cells)
 
     @classmethod
     def of(cls, name: str, rows: Sequence[Row]) -> Table:

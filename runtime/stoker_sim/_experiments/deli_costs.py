@@ -233,7 +233,9 @@ def run(quick: bool) -> Outcome:
         "listings of the workload's samples, as its equations say": replace(assumed, objects=None),
         "the pixels of both data sets on the disk": replace(assumed, data_gb=_PIXELS_GB),
     }
-    met = [(name, sum(cell.is_met for cell in _cells(other)), len(cells)) for name, other in others.items()]
+    met: list[tuple[Cell, ...]] = [
+        (name, sum(cell.is_met for cell in _cells(other)), len(cells)) for name, other in others.items()
+    ]
     tables = [
         Table("deli-table-2", _COLUMNS, [_row(cell) for cell in cells]),
         Table("deli-table-2-assumptions", ("assumption", "cells met", "of"), met),

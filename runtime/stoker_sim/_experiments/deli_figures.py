@@ -6,10 +6,10 @@ over the miss rate; miss rates by the sizes of cache and fetch and by the thresh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,17 @@ from stoker._fetch.config import FetchConfig
 from stoker._order.order import OrderConfig
 from stoker_sim._bucket import described
 from stoker_sim._experiments import Cell, Outcome, Panel, Series, Table, beside, difference, excess
-from stoker_sim._experiments.deli import EPOCHS, WORKLOADS, Setting, Workload, measured, measurements, simulated
+from stoker_sim._experiments.deli import (
+    EPOCHS,
+    WORKLOADS,
+    Measurement,
+    SampleEpoch,
+    Setting,
+    Workload,
+    measured,
+    measurements,
+    simulated,
+)
 from stoker_sim._scenario import by_lanes, simulate
 
 _GET_SECONDS = 0.055
@@ -61,8 +71,9 @@ def run_table_1(quick: bool) -> Outcome:
         ("8 MiB", "bucket, super-samples of 8 MiB, one after the other", packed, None),
         ("16 times 8 MiB", "bucket, super-samples of 8 MiB, 16 at once", several_packed, None),
     ]
-    rows = [(way, rate and rate / 1e3, known and known / 1e3, excess(rate, known)) for _, way, rate, known in ways]
-    table = Table("deli-table-1", ("read from", "kB/s", "published kB/s", "difference"), rows)
+    table = Table("deli-table-1", ("read from", "kB/s", "published kB/s", "difference"))
+    for _, way, rate, known in ways:
+        table.add(way, rate and rate / 1e3, known and known / 1e3, excess(rate, known))
     names = [name for name, *_ in ways]
     bars = beside("simulated", names, table.cells("kB/s"), table.cells("published kB/s"), published="published")
     limits = f"{_GET_SECONDS * 1e3:.0f} ms and {_GETS_PER_SECOND:.0f} are answered a second"
@@ -97,7 +108,7 @@ _COLUMNS = (
 
 def _table(name: str, workload: Workload, settings: Iterable[Setting | None]) -> Table:
     """Return each epoch of settings: ours, of which there is none from the disk, and what was published."""
-    rows: list[tuple[Cell, ...]] = []
+    table = Table(name, _COLUMNS)
     for setting in settings:
         given = setting or Setting()
         cached = "unlimited" if given.cache_samples is None else given.cache_samples
@@ -106,78 +117,71 @@ def _table(name: str, workload: Workload, settings: Iterable[Setting | None]) ->
             rates = found.miss_rate if found else None, known.miss_rate if known else None
             waits = found.wait_seconds if found else None, known.wait_seconds if known else None
             place = workload.name, given.batch_size, given.fetch_size, given.threshold, cached, epoch
-            rows.append((*place, *rates, difference(*rates), *waits, excess(*waits)))
-    return Table(name, _COLUMNS, rows)
+            table.add(*place, *rates, difference(*rates), *waits, excess(*waits))
+    return table
 
 
-def _by_epoch(table: Table, figure: str, x: Sequence[Cell]) -> list[Series]:
+def _by_epoch(table: Table, figure: str, x: Iterable[Cell]) -> list[Series]:
     """Return a figure of each setting and the published one: those of the first epoch, and those of the second."""
-    series = []
+    series, settings = [], [*x]
     for epoch in EPOCHS:
         of = table.where("epoch", epoch)
-        series += beside(f"epoch {epoch}", x, of.cells(figure), of.cells(f"published {figure}"))
+        series += beside(f"epoch {epoch}", settings, of.cells(figure), of.cells(f"published {figure}"))
     return series
 
 
 def run_figure_3(quick: bool) -> Outcome:
     """Figure 3: waits by setting."""
-    rows: list[tuple[Cell, ...]] = []
+    table = Table("deli-figure-3", ("workload", "setting", "epoch", "wait s", "published wait s", "difference"))
     panels, remarks = [], []
-    columns = ("wait s", "published wait s", "wait difference")
     for workload in WORKLOADS.values():
-        table = _table("", workload, _SETTINGS.values())
+        found = _table("", workload, _SETTINGS.values())
         for epoch in EPOCHS:
-            waits = zip(*map(table.where("epoch", epoch).cells, columns), strict=True)
-            rows += [(workload.name, name, epoch, *each) for name, each in zip(_SETTINGS, waits, strict=True)]
-        panels.append(Panel(workload.title, "", "wait for data (s)", _by_epoch(table, "wait s", [*_SETTINGS])))
+            for name, row in zip(_SETTINGS, found.where("epoch", epoch).rows, strict=True):
+                table.add(workload.name, name, epoch, *row[-3:])
+        panels.append(Panel(workload.title, "", "wait for data (s)", _by_epoch(found, "wait s", _SETTINGS)))
         direct, best = (sum(each.wait_seconds for each in simulated(workload.name, of)) for of in (_DIRECT, _BEST))
         remarks.append(
             f"{workload.title}: 50/50 waits {1 - best / direct:.1%} less than reading directly; the paper says "
             f"{_FEWER[workload.name]:.1%}."
         )
     remarks.append("The disk is not simulated: its published waits stand there to be compared with.")
-    table = Table("deli-figure-3", ("workload", "setting", "epoch", *columns[:2], "difference"), rows)
     return Outcome([table], panels, remarks)
 
 
 def run_figure_4(quick: bool) -> Outcome:
     """Figure 4: waits by miss rate."""
     sizes = (256, 1024, 2048) if quick else _FETCH_SIZES
-    settings = [*(Setting(size) for size in sizes), Setting(1024, 512, 2048), Setting(1024, 1024, 2048)]
-    rows: list[tuple[Cell, ...]] = []
+    settings = [*map(Setting, sizes), Setting(1024, 512, 2048), _BEST]
+    table = Table("deli-figure-4", ("workload", "figures", "points", "slope s", "intercept s", "r squared"))
     panels, remarks = [], []
     for workload in WORKLOADS.values():
-        figures = {"simulated": _ours_of_figure_4(workload, settings), "published": _theirs_of_figure_4(workload)}
-        lines = {name: _straight_line(points) for name, points in figures.items()}
-        rows += [(workload.name, name, len(figures[name]), *line) for name, line in lines.items()]
-        series = [
-            Series(name, points[:, 0].tolist(), points[:, 1].tolist(), is_published=name == "published", kind="points")
-            for name, points in figures.items()
-        ]
-        slope, intercept, straightness = lines["simulated"]
-        their_slope, _, their_straightness = lines["published"]
-        x_ends = [0.0, float(figures["simulated"][:, 0].max())]
+        series, lines, ours = [], [], _simulated(workload, settings)
+        for name, epochs in (("simulated", ours), ("published", _measured(workload))):
+            points = np.array([(each.miss_rate, each.wait_seconds) for each in epochs], np.float64)
+            lines.append(_straight_line(points))
+            table.add(workload.name, name, len(points), *lines[-1])
+            rates, waits = points.T.tolist()
+            series.append(Series(name, rates, waits, is_published=name == "published", kind="points"))
+        (slope, intercept, straightness), (their_slope, _, their_straightness) = lines
+        x_ends = [0.0, max(each.miss_rate for each in ours)]
         series.append(Series("straight line through ours", x_ends, [intercept + slope * rate for rate in x_ends]))
         panels.append(Panel(workload.title, "miss rate", "wait for data (s)", series))
         remarks.append(
             f"{workload.title}: {slope:.0f} s a unit of miss rate beside {their_slope:.0f} published; a straight line "
             f"explains {straightness:.1%} of ours and {their_straightness:.1%} of theirs."
         )
-    columns = ("workload", "figures", "points", "slope s", "intercept s", "r squared")
-    return Outcome([Table("deli-figure-4", columns, rows)], panels, remarks)
+    return Outcome([table], panels, remarks)
 
 
-def _ours_of_figure_4(workload: Workload, settings: Sequence[Setting]) -> NDArray[np.float64]:
-    """Return miss rate and seconds of waiting, ``[epochs, 2]``, of simulated epochs."""
-    epochs = (epoch for setting in settings for epoch in simulated(workload.name, setting))
-    return np.array([(each.miss_rate, each.wait_seconds) for each in epochs])
+def _simulated(workload: Workload, settings: Iterable[Setting]) -> list[SampleEpoch]:
+    return [epoch for setting in settings for epoch in simulated(workload.name, setting)]
 
 
-def _theirs_of_figure_4(workload: Workload) -> NDArray[np.float64]:
-    """Return miss rate and seconds of waiting, ``[epochs, 2]``, of published epochs with fetches."""
+def _measured(workload: Workload) -> list[Measurement]:
+    """Return the published epochs with fetches of which the miss rate is known."""
     fetched = (each for each in measurements() if each.setting and each.setting.fetch_size and each.miss_rate)
-    known = [(each.miss_rate, each.wait_seconds) for each in fetched if each.workload == workload.name]
-    return np.array(known, np.float64)
+    return [each for each in fetched if each.workload == workload.name]
 
 
 def _straight_line(points: NDArray[np.float64]) -> tuple[float, float, float]:
@@ -197,14 +201,35 @@ _CACHE_FETCHES = (0.5, 1.0, 2.0, 3.0)
 """Cache sizes of Figure 8, in fetches."""
 _THRESHOLD_SHARES = (0.0, 0.25, 0.5, 0.75)
 """Thresholds of Figure 8, as parts of the cache, and none to compare them with."""
-_STATED_FALLS = {"mnist": 0.31, "cifar10": 0.80}
-"""By which part a threshold of half of the cache lowers the misses (Figure 8)."""
+_STATED_FALLS, _STATED_FETCHES = {"mnist": 0.31, "cifar10": 0.80}, 2.0
+"""By which part a threshold of half of the cache lowers the misses, and of which cache that is said (Figure 8)."""
 _STATED_BEST = {"mnist": "a small difference", "cifar10": "83% fewer misses with 50/50"}
 """Of a full fetch of the cache's size and 50/50 (Figure 9)."""
 
 
-def _joined(tables: Sequence[Table]) -> Table:
-    return replace(tables[0], rows=[row for table in tables for row in table.rows])
+class _Sweep(NamedTuple):
+    """Settings of a workload by what they differ in: a panel, with what follows the workload's title."""
+
+    workload: Workload
+    settings: Mapping[Any, Setting]
+    title: str = ""
+    note: str = ""
+
+    def miss_rates(self, name: Cell) -> list[float]:
+        """Return those of a setting, in each epoch."""
+        return [each.miss_rate for each in simulated(self.workload.name, self.settings[name])]
+
+
+def _swept(name: str, x_label: str, sweeps: Sequence[_Sweep]) -> Outcome:
+    """Return miss rates over what settings differ in, what was published beside them, and how well the two agree."""
+    joined = Table(name, _COLUMNS)
+    panels = []
+    for workload, settings, title, note in sweeps:
+        table = _table(name, workload, settings.values())
+        joined.rows.extend(table.rows)
+        series = _by_epoch(table, "miss rate", settings)
+        panels.append(Panel(f"{workload.title}{title}", x_label, "miss rate", series, note=note))
+    return Outcome([joined], panels, [_agreement(joined)])
 
 
 def _agreement(table: Table) -> str:
@@ -219,110 +244,80 @@ def _agreement(table: Table) -> str:
     )
 
 
-class _Sweep(NamedTuple):
-    """Settings of a workload by the number in which they differ: a panel, with what follows the workload's title."""
-
-    workload: Workload
-    settings: dict[float, Setting]
-    title: str = ""
-    note: str = ""
-
-
-def _swept(name: str, x_label: str, sweeps: Sequence[_Sweep], remarks: Sequence[str] = ()) -> Outcome:
-    """Return miss rates over the numbers of sweeps, and what was published beside them."""
-    tables, panels = [], []
-    for workload, settings, title, note in sweeps:
-        tables.append(_table(name, workload, settings.values()))
-        series = _by_epoch(tables[-1], "miss rate", [*settings])
-        panels.append(Panel(f"{workload.title}{title}", x_label, "miss rate", series, note=note))
-    table = _joined(tables)
-    return Outcome([table], panels, remarks or [_agreement(table)])
-
-
 def run_figure_5(quick: bool) -> Outcome:
     """Figure 5: miss rates of a cache alone; the unlimited one stands at the whole data set."""
     sweeps = []
     for workload in WORKLOADS.values():
-        shares = _CACHE_SHARES[:1] if quick else _CACHE_SHARES
-        settings = {share: Setting(cache_samples=int(share * workload.node_samples)) for share in shares}
-        sweeps.append(_Sweep(workload, settings | {workload.dataset_samples / workload.node_samples: Setting()}))
+        samples, shares = workload.node_samples, _CACHE_SHARES[:1] if quick else _CACHE_SHARES
+        settings = {share: Setting(cache_samples=int(share * samples)) for share in shares}
+        sweeps.append(_Sweep(workload, {**settings, workload.dataset_samples / samples: Setting()}))
     return _swept("deli-figure-5", "cache size / a node's samples (3: the whole data set)", sweeps)
 
 
 def run_figure_6(quick: bool) -> Outcome:
     """Figure 6: miss rates by fetch size."""
     sizes = _FETCH_SIZES[:: len(_FETCH_SIZES) - 1] if quick else _FETCH_SIZES
-    settings = {float(size): Setting(fetch_size=size) for size in sizes}
-    sweeps = [_Sweep(workload, settings) for workload in WORKLOADS.values()]
+    sweeps = [_Sweep(workload, {float(size): Setting(size) for size in sizes}) for workload in WORKLOADS.values()]
     return _swept("deli-figure-6", "fetch size (samples)", sweeps)
 
 
 def run_figure_7(quick: bool) -> Outcome:
     """Figure 7: miss rates by size of the cache."""
     sizes = _CACHE_SIZES[::3] if quick else _CACHE_SIZES
-    sweeps = [
-        _Sweep(
-            workload,
-            {size / _FETCH_SIZE: Setting(_FETCH_SIZE, 0, size, batch_size) for size in sizes},
-            title=f", batch {batch_size}",
-            note="published trend: no gain beyond 1",
-        )
-        for workload, batch_size in product(WORKLOADS.values(), _BATCH_SIZES)
-    ]
-    ends = [[simulated(each.workload.name, each.settings[size])[1].miss_rate for size in (1, 4)] for each in sweeps]
-    beyond = [after - before for before, after in ends]
+    sweeps = []
+    for workload, batch_size in product(WORKLOADS.values(), _BATCH_SIZES):
+        settings = {size / _FETCH_SIZE: Setting(_FETCH_SIZE, 0, size, batch_size) for size in sizes}
+        sweeps.append(_Sweep(workload, settings, f", batch {batch_size}", "published trend: no gain beyond 1"))
+    beyond = [each.miss_rates(4)[1] - each.miss_rates(1)[1] for each in sweeps]
     remark = (
         f"From a cache of one fetch to one of four, the miss rate of the second epoch changes by "
         f"{min(beyond):+.3f} to {max(beyond):+.3f}; the paper's trend is that it does not."
     )
-    return _swept("deli-figure-7", "cache size / fetch size (1,024 samples)", sweeps, [remark])
-
-
-def _thresholds(cache: int) -> dict[float, Setting]:
-    return {share: Setting(_FETCH_SIZE, int(share * cache), cache) for share in _THRESHOLD_SHARES}
+    found = _swept("deli-figure-7", "cache size / fetch size (1,024 samples)", sweeps)
+    return replace(found, remarks=[remark])
 
 
 def run_figure_8(quick: bool) -> Outcome:
     """Figure 8: miss rates by threshold."""
-    caches = [int(fetches * _FETCH_SIZE) for fetches in (_CACHE_FETCHES[2:3] if quick else _CACHE_FETCHES)]
-    sweeps = [
-        _Sweep(
-            workload,
-            _thresholds(cache),
-            title=f", cache of {cache:,}",
-            note=f"published: -{_STATED_FALLS[workload.name]:.0%} at 0.5" if cache == 2048 else "",
-        )
-        for cache, workload in product(caches, WORKLOADS.values())
-    ]
+    sweeps, falls = [], []
+    for fetches, workload in product(_CACHE_FETCHES[2:3] if quick else _CACHE_FETCHES, WORKLOADS.values()):
+        cache = int(fetches * _FETCH_SIZE)
+        settings = {share: Setting(_FETCH_SIZE, int(share * cache), cache) for share in _THRESHOLD_SHARES}
+        sweep = _Sweep(workload, settings, title=f", cache of {cache:,}")
+        if fetches == _STATED_FETCHES:
+            stated = _STATED_FALLS[workload.name]
+            sweep = sweep._replace(note=f"published: -{stated:.0%} at 0.5")
+            falls.append(
+                f"{workload.title}, cache of {cache:,}: a threshold lowers the miss rate of epochs 1 and 2 by: "
+                f"{_falls(sweep)}; the paper states {stated:.0%} for 50%."
+            )
+        sweeps.append(sweep)
     found = _swept("deli-figure-8", "threshold / cache size", sweeps)
-    remarks = [*found.remarks]
-    for name, stated in _STATED_FALLS.items():
-        settings = _thresholds(2 * _FETCH_SIZE)
-        rates = {share: [each.miss_rate for each in simulated(name, setting)] for share, setting in settings.items()}
-        without = rates.pop(0.0)
-        falls = "; ".join(
-            f"{share:.0%} of the cache {' and '.join(f'{1 - b / a:.0%}' for a, b in zip(without, of, strict=True))}"
-            for share, of in rates.items()
+    return replace(found, remarks=[*found.remarks, *falls])
+
+
+def _falls(sweep: _Sweep) -> str:
+    """Say by which part each threshold lowers the miss rates."""
+    without, *shares = sweep.settings
+    return "; ".join(
+        f"{share:.0%} of the cache "
+        + " and ".join(
+            f"{1 - after / before:.0%}"
+            for before, after in zip(sweep.miss_rates(without), sweep.miss_rates(share), strict=True)
         )
-        remarks.append(
-            f"{WORKLOADS[name].title}, cache of 2,048: a threshold lowers the miss rate of epochs 1 and 2 by: {falls}; "
-            f"the paper states {stated:.0%} for 50%."
-        )
-    return replace(found, remarks=remarks)
+        for share in shares
+    )
 
 
 def run_figure_9(quick: bool) -> Outcome:
     """Figure 9: the best settings of one cache."""
     settings = {"full fetch 2048": Setting(2048, 0, 2048), "50/50, 1024": _BEST}
-    tables, panels, fewer = [], [], []
-    for workload in WORKLOADS.values():
-        tables.append(_table("deli-figure-9", workload, settings.values()))
-        series, note = _by_epoch(tables[-1], "miss rate", [*settings]), f"published: {_STATED_BEST[workload.name]}"
-        panels.append(Panel(workload.title, "", "miss rate", series, note=note))
-        before, after = (
-            sum(each.miss_rate for each in simulated(workload.name, setting)) for setting in settings.values()
+    sweeps = [_Sweep(each, settings, note=f"published: {_STATED_BEST[each.name]}") for each in WORKLOADS.values()]
+    found, remarks = _swept("deli-figure-9", "", sweeps), []
+    for each in sweeps:
+        before, after = (sum(each.miss_rates(name)) for name in settings)
+        remarks.append(
+            f"{each.workload.title}: 50/50 has {1 - after / before:.0%} fewer misses than a full fetch of 2,048."
         )
-        fewer.append(f"{workload.title}: 50/50 has {1 - after / before:.0%} fewer misses than a full fetch of 2,048.")
-    table = _joined(tables)
     stated = [f"The paper states for {WORKLOADS[name].title}: {stated}." for name, stated in _STATED_BEST.items()]
-    return Outcome([table], panels, [_agreement(table), *fewer, *stated])
+    return replace(found, remarks=[*found.remarks, *remarks, *stated])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stoker._base.arguments import Bounded, Finite, NotNegative, Positive
 from stoker._cost.prices import FunctionPrices, Prices
 from stoker._cost.usage import Calls, total_dollars
-from stoker_sim._experiments import Cell, Outcome, Panel, Series, Table, beside, difference, published
+from stoker_sim._experiments import Outcome, Panel, Series, Table, beside, difference, published
 from stoker_sim._warm_fleet import HOUR_SECONDS, Bill, Reclaim, Seconds, lost_within, placed
 from stoker_warm._erasure import Code
 
@@ -199,7 +199,7 @@ _ASKED_MINUTES = (10, 30, 60)
 _CODES = (Code(10, 0), Code(10, 1), Code(10, 2), Code(10, 4))
 _REFERENCE_LATENCY = {"10+0": (2.93, 6.9), "10+1": (2.02, 4.3), "10+2": (1.60, 3.2)}
 """Mean and 99th percentile of the first ten arrivals, in units of the mean shard's time."""
-_BACKUP = {True: "5 min", False: "none"}
+_BACKUP, _KEPT = {True: "5 min", False: "none"}, "part of object-hours kept"
 _SEED = 1
 
 
@@ -224,11 +224,11 @@ def _upkeep(*, backup: bool, warm: bool = True, reads_per_hour: float = _READS_P
     )
 
 
-def _kept(reclaim: Reclaim, upkeep: Upkeep, size: _Size, code: Code = _CODE) -> NDArray[np.bool_]:
-    """Return ``bool [hours, objects]``."""
+def _kept(reclaim: Reclaim, upkeep: Upkeep, size: _Size, code: Code = _CODE) -> float:
+    """Return the part of object-hours that is kept."""
     functions, rng = _PAPER["functions"], random.Random(_SEED)  # noqa: S311 - a model's
     lost = [tuple(losses(reclaim, upkeep, size.hours * 3600.0, rng)) for _ in range(functions)]
-    return kept_hours(code, _places(code, size.objects), lost, size.hours)
+    return float(kept_hours(code, _places(code, size.objects), lost, size.hours).mean())
 
 
 @lru_cache(maxsize=4)
@@ -237,9 +237,10 @@ def _places(code: Code, objects: int) -> NDArray[np.int64]:
 
 
 def _survivals(size: _Size) -> Table:
+    rates = _PAPER["availability"]
     ways = [
-        ("the paper's", _PAPERS_RECLAIM, _upkeep(backup=True), _PAPER["availability"]["with_backup"]),
-        ("the paper's", _PAPERS_RECLAIM, _upkeep(backup=False), _PAPER["availability"]["without_backup"]),
+        ("the paper's", _PAPERS_RECLAIM, _upkeep(backup=True), rates["with_backup"]),
+        ("the paper's", _PAPERS_RECLAIM, _upkeep(backup=False), rates["without_backup"]),
         ("the paper's", _PAPERS_RECLAIM, _upkeep(backup=False, warm=False), None),
         ("the paper's, no reads", _PAPERS_RECLAIM, _upkeep(backup=False, warm=False, reads_per_hour=0.0), None),
     ]
@@ -248,13 +249,12 @@ def _survivals(size: _Size) -> Table:
         for minutes in _ASKED_MINUTES
         for backup in (True, False)
     ]
-    rows: list[tuple[Cell, ...]] = []
+    table = Table("infinicache", ("reclaim", "back-up", "warm-up", "object-hours kept", "published", "difference"))
     for name, reclaim, upkeep, known in ways:
-        rate = float(_kept(reclaim, upkeep, size).mean())
+        rate = _kept(reclaim, upkeep, size)
         backup, warm = (_every(seconds) for seconds in (upkeep.backup_seconds, upkeep.warm_seconds))
-        rows.append((name, backup, warm, rate, known, difference(rate, known)))
-    columns = ("reclaim", "back-up", "warm-up", "object-hours kept", "published", "difference")
-    return Table("infinicache", columns, rows)
+        table.add(name, backup, warm, rate, known, difference(rate, known))
+    return table
 
 
 def _every(seconds: float | None) -> str:
@@ -262,96 +262,75 @@ def _every(seconds: float | None) -> str:
 
 
 def _bills() -> tuple[Table, Panel]:
-    prices, bills, functions = Prices.load().function("lambda"), _PAPER["bills"], _PAPER["functions"]
-    rows: list[tuple[Cell, ...]] = []
-    found: list[float] = []
-    for when, billing in (("100 ms, as then", _THEN), ("1 ms, as now", _NOW)):
-        for known in bills:
-            objects, reads_per_hour = known["objects"], _READS_PER_HOUR[known["objects"]]
-            fleet = WarmFleet(
-                functions=functions,
-                memory_bytes=_PAPER["memory_bytes"],
-                code=_CODE,
-                upkeep=_upkeep(backup=known["backup"], reads_per_hour=reads_per_hour),
-                reads_per_hour=reads_per_hour,
-            )
-            bill = fleet.bill(_PAPER["hours"], prices, replace(billing, shard_call_seconds=_SHARD_SECONDS[objects]))
-            found.append(bill.dollars)
-            dollars = known["dollars"] if billing is _THEN else None
-            parts = bill.warm_dollars, bill.backup_dollars, bill.read_dollars, bill.dollars, dollars
-            fewer = _PAPER["elasticache_dollars"] / bill.dollars
-            backup = _BACKUP[known["backup"]]
-            rows.append((objects, backup, when, *parts, difference(bill.dollars, dollars), fewer))
+    bills, redis_dollars, prices = _PAPER["bills"], _PAPER["elasticache_dollars"], Prices.load().function("lambda")
     columns = (
         *("read", "back-up", "billed by", "warm-up $", "back-up $", "reads $"),
         *("all $", "published $", "difference $", "ElastiCache / all"),
     )
+    table = Table("infinicache-dollars", columns)
+    for (when, billing), known in product((("100 ms, as then", _THEN), ("1 ms, as now", _NOW)), bills):
+        objects, reads_per_hour = known["objects"], _READS_PER_HOUR[known["objects"]]
+        fleet = WarmFleet(
+            functions=_PAPER["functions"],
+            memory_bytes=_PAPER["memory_bytes"],
+            code=_CODE,
+            upkeep=_upkeep(backup=known["backup"], reads_per_hour=reads_per_hour),
+            reads_per_hour=reads_per_hour,
+        )
+        bill = fleet.bill(_PAPER["hours"], prices, replace(billing, shard_call_seconds=_SHARD_SECONDS[objects]))
+        dollars = known["dollars"] if billing is _THEN else None
+        parts = bill.warm_dollars, bill.backup_dollars, bill.read_dollars, bill.dollars, dollars
+        more, fewer = difference(bill.dollars, dollars), redis_dollars / bill.dollars
+        table.add(objects, _BACKUP[known["backup"]], when, *parts, more, fewer)
     names = [f"{known['objects']},\nback-up {_BACKUP[known['backup']]}" for known in bills] + ["ElastiCache"]
-    theirs = [*(known["dollars"] for known in bills), _PAPER["elasticache_dollars"]]
-    then, now = [*found[: len(bills)], None], [*found[len(bills) :], None]
-    bars = beside("simulated, billed by 100 ms", names, then, theirs, published="published")
-    bars.append(Series("simulated, billed by 1 ms", names, now, kind="bars"))
-    panel = Panel("50 hours of 400 functions of 1.5 GB", "", "dollars", bars, y_log=True)
-    return Table("infinicache-dollars", columns, rows), panel
+    theirs, ours = [*(known["dollars"] for known in bills), redis_dollars], table.cells("all $")
+    bars = beside("simulated, billed by 100 ms", names, [*ours[: len(bills)], None], theirs, published="published")
+    bars.append(Series("simulated, billed by 1 ms", names, [*ours[len(bills) :], None], kind="bars"))
+    return table, Panel("50 hours of 400 functions of 1.5 GB", "", "dollars", bars, y_log=True)
 
 
 def _latencies(size: _Size) -> tuple[Table, Panel]:
-    rng = np.random.default_rng(_SEED)
-    rows: list[tuple[Cell, ...]] = []
-    series = []
-    shown = np.linspace(0.0, 1.0, 51)[1:-1]
+    columns = ("code", "mean", "mean, exact", "mean, reference", "p99", "p99, reference", "room for data")
+    table, series = Table("infinicache-latency", columns), []
+    rng, shown = np.random.default_rng(_SEED), np.linspace(0.0, 1.0, 51)[1:-1]
     for code in _CODES:
         seconds = first_arrivals(code, rng.exponential(size=(size.reads, code.shards)))
         mean, late = float(seconds.mean()), float(np.quantile(seconds, 0.99))
         exact = sum(1.0 / left for left in range(code.parity + 1, code.shards + 1))
         known = _REFERENCE_LATENCY.get(str(code), (None, None))
-        rows.append((str(code), mean, exact, known[0], late, known[1], code.data / code.shards))
+        table.add(str(code), mean, exact, known[0], late, known[1], code.data / code.shards)
         series.append(Series(str(code), np.quantile(seconds, shown).tolist(), shown.tolist()))
-    columns = ("code", "mean", "mean, exact", "mean, reference", "p99", "p99, reference", "room for data")
-    panel = Panel(
-        "Reading the first 10 of n shards",
-        "time / mean time of a shard",
-        "part of reads that is done",
-        series,
-        note="exponential times",
-    )
-    return Table("infinicache-latency", columns, rows), panel
+    title, part = "Reading the first 10 of n shards", "part of reads that is done"
+    return table, Panel(title, "time / mean time of a shard", part, series, note="exponential times")
 
 
 def _by_life(size: _Size, lives: Sequence[int]) -> tuple[Table, Panel]:
-    rows: list[tuple[Cell, ...]] = []
-    series = []
+    table, series = Table("infinicache-lives", ("back-up", "together", "mean life min", "kept")), []
     for backup, together in product((True, False), (0.0, _PAPERS_RECLAIM.together)):
-        reclaims = [Reclaim(mean_life_seconds=60.0 * minutes, together=together) for minutes in lives]
-        rates = [float(_kept(reclaim, _upkeep(backup=backup), size).mean()) for reclaim in reclaims]
-        rows += [(_BACKUP[backup], together, *each) for each in zip(lives, rates, strict=True)]
+        upkeep, rates = _upkeep(backup=backup), []
+        for minutes in lives:
+            rates.append(_kept(Reclaim(mean_life_seconds=60.0 * minutes, together=together), upkeep, size))
+            table.add(_BACKUP[backup], together, minutes, rates[-1])
         if backup or not together:
             name = f"back-ups, {together:.0%} taken together" if backup else "no back-ups"
             series.append(Series(name, lives, rates))
     series.append(_published_rates(_PAPERS_RECLAIM.mean_life_seconds / 60))
-    panel = Panel(
+    title, note = (
         "Objects that last an hour, 10+2 in 400 functions",
-        "mean life of an instance (min)",
-        "part of object-hours kept",
-        series,
-        x_log=True,
-        note="the published points stand at the life that was fitted to them",
+        "the published points stand at the life that was fitted to them",
     )
-    return Table("infinicache-lives", ("back-up", "together", "mean life min", "kept"), rows), panel
+    return table, Panel(title, "mean life of an instance (min)", _KEPT, series, x_log=True, note=note)
 
 
 def _by_code(size: _Size) -> tuple[Table, Panel]:
-    rows: list[tuple[Cell, ...]] = []
-    series = []
-    for backup in (True, False):
-        rates = [float(_kept(_PAPERS_RECLAIM, _upkeep(backup=backup), size, code).mean()) for code in _CODES]
-        name = "back-up every 5 min" if backup else "no back-up"
-        rows += [(name, str(code), rate) for code, rate in zip(_CODES, rates, strict=True)]
+    table, series = Table("infinicache-parity", ("back-up", "code", "kept")), []
+    for name, backup in (("back-up every 5 min", True), ("no back-up", False)):
+        rates = [_kept(_PAPERS_RECLAIM, _upkeep(backup=backup), size, code) for code in _CODES]
+        table.rows.extend((name, str(code), rate) for code, rate in zip(_CODES, rates, strict=True))
         series.append(Series(name, [code.parity for code in _CODES], rates))
     series.append(_published_rates(_CODE.parity))
     title = "Objects that last an hour, by parity, with the paper's reclaims"
-    panel = Panel(title, "parity shards beside 10 of data", "part of object-hours kept", series)
-    return Table("infinicache-parity", ("back-up", "code", "kept"), rows), panel
+    return table, Panel(title, "parity shards beside 10 of data", _KEPT, series)
 
 
 def _published_rates(x: float) -> Series:
