@@ -28,7 +28,7 @@ from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.order import OrderConfig
 from stoker_sim._bucket import BucketView, Shared, SimulatedBucket, described
-from stoker_sim._experiments import Cell, Outcome, Panel, Series, Table, beside, published
+from stoker_sim._experiments import Outcome, Panel, Series, Table, beside, published
 from stoker_sim._experiments.deli import WORKLOADS
 from stoker_sim._scenario import by_lanes, one_by_one, simulate, slot_bytes
 
@@ -107,8 +107,8 @@ def _files_per_second(place: _Place, file_bytes: int, clients: int, size: _Size,
 
 def _compared(size: _Size, clients: tuple[int, ...]) -> tuple[Table, Panel, list[Panel]]:
     """Return files a second; by how much reading by chunk is faster for one client; and both ways by clients."""
-    rows: list[tuple[Cell, ...]] = []
-    panels = []
+    figures = ("files/s one by one", "files/s by chunk", "times", "published, more than")
+    table, panels = Table("diesel-reads", ("store", "file bytes", "clients", *figures)), []
     for place in (_FILE_SYSTEM, _BUCKET):
         series = []
         for known in _PAPER["reads"]:
@@ -118,13 +118,11 @@ def _compared(size: _Size, clients: tuple[int, ...]) -> tuple[Table, Panel, list
                 for by_chunk in (True, False)
             )
             for count, chunk, file in zip(clients, chunks, files, strict=True):
-                rows.append((place.name, file_bytes, count, file, chunk, chunk / file, least))
+                table.add(place.name, file_bytes, count, file, chunk, chunk / file, least)
             series.append(Series(f"{file_bytes >> 10} KiB by chunk", clients, chunks))
             series.append(Series(f"{file_bytes >> 10} KiB one by one", clients, files))
         title = f"Shuffled reads from a {place.name}"
         panels.append(Panel(title, "clients", "files a second", series, x_log=True, y_log=True))
-    figures = ("files/s one by one", "files/s by chunk", "times", "published, more than")
-    table = Table("diesel-reads", ("store", "file bytes", "clients", *figures), rows)
     alone = table.where("clients", clients[0])
     times, bucket_times = (alone.where("store", place.name).cells("times") for place in (_FILE_SYSTEM, _BUCKET))
     names = [f"{known['file_bytes'] >> 10} KiB files" for known in _PAPER["reads"]]
@@ -137,15 +135,14 @@ def _compared(size: _Size, clients: tuple[int, ...]) -> tuple[Table, Panel, list
 
 def _units(size: _Size) -> tuple[Table, Panel]:
     """Read units of many sizes at random: what the size alone is worth."""
-    rows: list[tuple[Cell, ...]] = []
+    table = Table("diesel-reads-units", ("store", "unit bytes", "bytes/s", "times 4 KiB"))
     for place in (_FILE_SYSTEM, _BUCKET):
         speeds = []
         for unit_bytes in _UNITS:
             units = max(64, min(size.files, (1 << 30) // unit_bytes))
             seconds = _seconds(place, objects=units, files=1, object_bytes=unit_bytes, clients=1)
             speeds.append(units * unit_bytes / seconds)
-            rows.append((place.name, unit_bytes, speeds[-1], speeds[-1] / speeds[0]))
-    table = Table("diesel-reads-units", ("store", "unit bytes", "bytes/s", "times 4 KiB"), rows)
+            table.add(place.name, unit_bytes, speeds[-1], speeds[-1] / speeds[0])
     series = table.lines("store", "unit bytes", "times 4 KiB")
     times = float(_PAPER["unit_size_times"])
     series.insert(1, Series("published, of a size that is not named", [131_072], [times], is_published=True))
@@ -266,12 +263,11 @@ def run_start_up(quick: bool) -> Outcome:
     most_files = 128_000 if quick else _PAPER["imagenet_files"]
     sizes = [files for files in _FILES if files <= most_files] if quick else _FILES
     cases = dict.fromkeys([*product((most_files,), _WORKERS), *product(sizes, (_FIXED_WORKERS,))])
-    rows: list[tuple[Cell, ...]] = []
+    columns = ("way", "files", "workers", "seconds", "files known/s", "requests", "bytes", "request $")
+    table = Table("diesel-start-up", columns)
     for (way, start), (files, workers) in product(_WAYS.items(), cases):
         seconds, *others = start(files, workers)
-        rows.append((way, files, workers, seconds, files * workers / seconds, *others))
-    columns = ("way", "files", "workers", "seconds", "files known/s", "requests", "bytes", "request $")
-    table = Table("diesel-start-up", columns, rows)
+        table.add(way, files, workers, seconds, files * workers / seconds, *others)
     by_workers, by_files = table.where("files", most_files), table.where("workers", _FIXED_WORKERS)
     by_files = replace(by_files, rows=sorted(by_files.rows, key=itemgetter(1)))
     rates = by_workers.lines("way", "workers", "files known/s")

@@ -38,7 +38,7 @@ from stoker._format.manifest import Manifest
 from stoker._order.order import OrderConfig
 from stoker.abc import Readable
 from stoker_sim._bucket import BucketView, ModelledReader, Shared, SimulatedBucket, described, size_of
-from stoker_sim._experiments import Cell, Outcome, Panel, Series, Table, published
+from stoker_sim._experiments import Outcome, Panel, Series, Table, published
 from stoker_sim._scenario import Scenario, one_by_one, simulate, slot_bytes
 
 
@@ -400,22 +400,19 @@ def run(quick: bool) -> Outcome:
     workers = (0, 1, 2, 4, 8) if quick else _PAPER["workers"]
     depths: Sequence[int] = (1, 4) if quick else (1, 2, 4, 8)
     shown = depths[:1] if quick else depths
-    rows: list[tuple[Cell, ...]] = []
-    trends: list[tuple[Cell, ...]] = []
+    columns = ("data", "loader", "workers or depth", "s per 10 batches", "fastest 10", "spread", "processors")
+    table, trends = Table("ipdl", columns), Table("ipdl-trends", ("data", "published", "ours", "holds"))
     for place in _PLACES:
         by_workers = {number: _with_workers(place, number, batches) for number in workers}
-        rows += [(place.name, "DataLoader", number, *found) for number, found in by_workers.items()]
+        table.rows.extend((place.name, "DataLoader", number, *found) for number, found in by_workers.items())
         for readers, depth in product(_READERS, shown):
             found = _with_schedule(place, depth, readers, batches)
-            rows.append((place.name, f"NextBatch, {counted(readers, 'reader')}", depth, *found))
-        trends += [(place.name, *trend) for trend in place.trends(by_workers)]
+            table.add(place.name, f"NextBatch, {counted(readers, 'reader')}", depth, *found)
+        trends.rows.extend((place.name, *trend) for trend in place.trends(by_workers))
     for depth in depths:
         found = _with_schedule(_LATE, depth, _LATE_READERS, batches)
-        rows.append((_LATE.name, f"NextBatch, {counted(_LATE_READERS, 'reader')}", depth, *found))
-    columns = ("data", "loader", "workers or depth", "s per 10 batches", "fastest 10", "spread", "processors")
-    table = Table("ipdl", columns, rows)
-    checked = Table("ipdl-trends", ("data", "published", "ours", "holds"), trends)
-    return Outcome([table, checked], _panels(table), _REMARKS)
+        table.add(_LATE.name, f"NextBatch, {counted(_LATE_READERS, 'reader')}", depth, *found)
+    return Outcome([table, trends], _panels(table), _REMARKS)
 
 
 def _panels(table: Table) -> list[Panel]:

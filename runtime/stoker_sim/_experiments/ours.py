@@ -16,7 +16,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product, zip_longest
 from statistics import fmean
@@ -70,11 +70,14 @@ def _epochs(workload: Workload, samples: int) -> list[EpochResult]:
     return [each for each in run.epochs if each.rank == 0]
 
 
-def _row(workload: Workload, way: str, number: int, epoch: EpochResult, direct_seconds: float) -> tuple[Cell, ...]:
-    bound_seconds = max(workload.compute_seconds, epoch.look_ups / _GETS_PER_SECOND)
-    fewer = round(1 - epoch.wait_seconds / direct_seconds, 9) + 0.0  # not -0.0
-    over_bound = None if way in _THEIRS else epoch.seconds / bound_seconds
-    return workload.name, way, number, epoch.wait_seconds, fewer, epoch.miss_rate, epoch.seconds, over_bound
+def _rows(
+    workload: Workload, way: str, epochs: Sequence[EpochResult], direct_seconds: float
+) -> Iterator[tuple[Cell, ...]]:
+    for number, epoch in enumerate(epochs, start=1):
+        bound_seconds = max(workload.compute_seconds, epoch.look_ups / _GETS_PER_SECOND)
+        fewer = round(1 - epoch.wait_seconds / direct_seconds, 9) + 0.0  # not -0.0
+        over_bound = None if way in _THEIRS else epoch.seconds / bound_seconds
+        yield workload.name, way, number, epoch.wait_seconds, fewer, epoch.miss_rate, epoch.seconds, over_bound
 
 
 def _part(workload: Workload, part: int) -> Workload:
@@ -89,17 +92,17 @@ def _part(workload: Workload, part: int) -> Workload:
 def run_ours(quick: bool) -> Outcome:
     """The paper's workloads with our schedules."""
     part = _QUICK_PART if quick else 1
-    rows: list[tuple[Cell, ...]] = []
-    panels = []
+    columns = ("workload", "way", "epoch", "wait s", "less than directly", "miss rate", "epoch s", "epoch / bound")
+    table, panels = Table("ours", columns), []
     for workload in WORKLOADS.values():
         own, in_objects = _part(workload, part), _OBJECT_BYTES // workload.sample_bytes
         theirs = {way: simulated(workload.name, setting) for way, setting in _THEIRS.items()}
         ours = {"ours, by sample": _epochs(own, 1), "ours, super-samples": _epochs(own, in_objects)}
         direct_seconds = theirs[_DIRECT][-1].wait_seconds
         for way, epochs in theirs.items():
-            rows += [_row(workload, way, number, each, direct_seconds) for number, each in enumerate(epochs, start=1)]
+            table.rows.extend(_rows(workload, way, epochs, direct_seconds))
         for way, found in ours.items():
-            rows += [_row(own, way, number, each, direct_seconds / part) for number, each in enumerate(found, start=1)]
+            table.rows.extend(_rows(own, way, found, direct_seconds / part))
         waits = [
             *(of[-1].wait_seconds for of in theirs.values()),
             *(of[-1].wait_seconds * part for of in ours.values()),
@@ -108,9 +111,8 @@ def run_ours(quick: bool) -> Outcome:
         known = [*(each.wait_seconds if each else None for each in later), *(None for _ in ours)]
         bars = beside("simulated", [*theirs, *ours], waits, known, published="published")
         panels.append(Panel(workload.title, "", "wait for data in epoch 2 (s)", bars))
-    columns = ("workload", "way", "epoch", "wait s", "less than directly", "miss rate", "epoch s", "epoch / bound")
     remarks = (*_REMARKS, f"Our rows are of 1/{part} of each data set.") if quick else _REMARKS
-    return Outcome([Table("ours", columns, rows)], panels, remarks)
+    return Outcome([table], panels, remarks)
 
 
 _REMARKS = (
@@ -145,12 +147,11 @@ def run_caching(quick: bool) -> Outcome:
     rng = np.random.default_rng(7)
     alone = [rng.permutation(objects) for _ in range(epochs)]
     shared = [rng.permutation(objects)[: objects // _NODES] for _ in range(epochs)]
-    rows: list[tuple[Cell, ...]] = []
+    table = Table("caching", ("nodes", "policy", "cache share", "hit rate", "reference", "difference"))
     for (nodes, readings), policy in product({1: alone, _NODES: shared}.items(), _POLICIES):
         ours = [_settled(readings, int(share * len(readings[0])), policy) for share in _SHARES]
         for share, rate, known in zip_longest(_SHARES, ours, _references(nodes, policy)):
-            rows.append((nodes, policy, share, rate, known, difference(rate, known)))
-    table = Table("caching", ("nodes", "policy", "cache share", "hit rate", "reference", "difference"), rows)
+            table.add(nodes, policy, share, rate, known, difference(rate, known))
     titles = {1: "one node", _NODES: f"{_NODES} nodes, each epoch partitioned anew"}
     panels = [
         Panel(title, _OF_READ, "hit rate", table.where("nodes", nodes).lines(*table.columns[1:5]))
@@ -286,14 +287,12 @@ def peak_bytes() -> int:
 
 def run_scale(quick: bool) -> Outcome:
     """What simulating takes."""
-    rows: list[tuple[Cell, ...]] = []
+    columns = ("nodes", "super-samples of each", "fetches", "processor s", "µs a fetch", "peak memory MB", "stall")
+    table, panels = Table("scale", columns), []
     for nodes, super_samples in _QUICK_SIZES if quick else _SIZES:
         seconds, run = measured_cost(nodes, super_samples)
         each_us = seconds / run.look_ups * 1e6
-        rows.append((nodes, super_samples, run.look_ups, seconds, each_us, peak_bytes() / 1e6, run.stall))
-    columns = ("nodes", "super-samples of each", "fetches", "processor s", "µs a fetch", "peak memory MB", "stall")
-    table = Table("scale", columns, rows)
-    panels = []
+        table.add(nodes, super_samples, run.look_ups, seconds, each_us, peak_bytes() / 1e6, run.stall)
     for title, unit, column in (("Processor time", "s", "processor s"), ("Memory", "MB", "peak memory MB")):
         series = [Series("simulated", table.cells("nodes"), table.cells(column))]
         panels.append(Panel(title, "nodes", unit, series, x_log=True, y_log=True))

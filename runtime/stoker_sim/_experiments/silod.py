@@ -22,7 +22,7 @@ from stoker._order.order import OrderConfig
 from stoker_sim._allocation import POLICIES, Cluster, Job, Policy, Share, Submission, completions
 from stoker_sim._bucket import described
 from stoker_sim._caches import SimulatedTier, TierModel
-from stoker_sim._experiments import Cell, Outcome, Panel, Series, Table
+from stoker_sim._experiments import Outcome, Panel, Series, Table
 from stoker_sim._scenario import Scenario, by_lanes, simulate
 
 _GPUS = 96
@@ -108,13 +108,12 @@ def run_allocate(quick: bool) -> Outcome:
     jobs, seeds, bandwidths = (80, (1,), (0.25e9, 1e9)) if quick else (150, (1, 2, 3), _BANDWIDTHS)
     found = {(way, at): _hours(way, at, jobs, seeds) for at, way in product(bandwidths, _WAYS)}
     means = {case: mean(hours) for case, hours in found.items()}
-    rows: list[tuple[Cell, ...]] = []
+    columns = ("Gbit/s", "way", "mean JCT h", "median h", "95% h", "x equal, own data", "x no cache")
+    table = Table("silod", columns)
     for (name, at), hours in found.items():
         cuts = quantiles(hours, n=20)
         over_equal, over_none = (means[other, at] / means[name, at] for other in ("equal, own data", "no cache"))
-        rows.append((at * 8 / 1e9, name, means[name, at], cuts[9], cuts[18], over_equal, over_none))
-    columns = ("Gbit/s", "way", "mean JCT h", "median h", "95% h", "x equal, own data", "x no cache")
-    table = Table("silod", columns, rows)
+        table.add(at * 8 / 1e9, name, means[name, at], cuts[9], cuts[18], over_equal, over_none)
     return Outcome([table], _panels(table, found, means), _remarks(means, jobs, seeds))
 
 
@@ -308,14 +307,13 @@ def _case(kind: str, rate: float, part: float, supply: float, around: Circumstan
 
 def run_estimate(quick: bool) -> Outcome:
     """The estimate of a rate beside the fetcher."""
-    rows: list[tuple[Cell, ...]] = []
+    columns = ("kind", "nodes", "f* MB/s", "cached", "supply", "estimate MB/s", "simulated MB/s", "error")
+    table = Table("silod-estimator", columns)
     for case in cases(quick):
         error, share, job = case.error(), case.share, case.share.job
         rates = job.compute_bytes_per_second, share.rate, share.rate * (1 + error)
         full, estimate, simulated = (rate / 1e6 for rate in rates)
-        rows.append((case.kind, job.nodes, full, share.hit_rate, case.supply, estimate, simulated, error))
-    columns = ("kind", "nodes", "f* MB/s", "cached", "supply", "estimate MB/s", "simulated MB/s", "error")
-    table = Table("silod-estimator", columns, rows)
+        table.add(case.kind, job.nodes, full, share.hit_rate, case.supply, estimate, simulated, error)
     kinds = {kind: table.where("kind", kind) for kind in dict.fromkeys(table.cells("kind"))}
     panels = [_panel(kind, of_kind) for kind, of_kind in kinds.items()]
     return Outcome([table], panels, [_remark(kind, of_kind.cells("error")) for kind, of_kind in kinds.items()])

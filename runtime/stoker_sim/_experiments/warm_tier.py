@@ -165,7 +165,8 @@ def _by_case(cases: Iterable[Case]) -> Table:
 
 def _cheapest(cases: Sequence[Case], hours: int) -> Table:
     """Return what costs least of all that is above InfiniCache's availability, and what comes next to it if none is."""
-    rows: list[tuple[Cell, ...]] = []
+    columns = ("mean life min", "read every min", "code", "object-hours kept", "all $", "upkeep $")
+    table = Table("warm-tier-cheapest", (*columns, "above InfiniCache's for less"))
     their_dollars = _THEIR_DOLLARS * hours / PAPER["hours"]
     for minutes, read_seconds in dict.fromkeys((case.life_minutes, case.load.read_seconds) for case in cases):
         of = [case for case in cases if (case.life_minutes, case.load.read_seconds) == (minutes, read_seconds)]
@@ -177,9 +178,8 @@ def _cheapest(cases: Sequence[Case], hours: int) -> Table:
         found = found_of(best)
         is_better = "yes" if above and found.bill.dollars < their_dollars else "no"
         cells = minutes, round(read_seconds / 60.0), str(best.code), found.object_hours, found.bill.dollars
-        rows.append((*cells, found.bill.upkeep_dollars, is_better))
-    columns = ("mean life min", "read every min", "code", "object-hours kept", "all $", "upkeep $")
-    return Table("warm-tier-cheapest", (*columns, "above InfiniCache's for less"), rows)
+        table.add(*cells, found.bill.upkeep_dollars, is_better)
+    return table
 
 
 _SHOWN = ((Code(10, 2), 60), (Code(10, 4), 60), (Code(10, 4), 10), (Code(4, 4), 60), (Code(4, 4), 10), (Code(4, 5), 5))
