@@ -289,8 +289,8 @@ def test_the_warm_tier_is_advised_where_answers_are_late_and_read_again_without_
     assert "more money" in warm.reason
     assert "Loader(tier=" in warm.command
     assert "stoker warm" in warm.command
-    assert "docs/warm-tier.md" in warm.command
-    assert (Path(__file__).parents[2] / "docs" / "warm-tier.md").exists()
+    assert "docs/tiers.md" in warm.command
+    assert (Path(__file__).parents[2] / "docs" / "tiers.md").exists()
     assert not advised(late, replace(tail, epochs=1))[1]["warm tier"].is_change
     assert not advised(late, replace(tail, disk_bytes=4 << 30))[1]["warm tier"].is_change
 

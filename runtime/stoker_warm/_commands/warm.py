@@ -255,7 +255,7 @@ _FUNCTIONS = "warm+lambda://PREFIX?listen=HOST:PORT&…, or warm+gcf://…"
 _REMOVED_FLAGS = ("", "-endpoint-url", "-region", "-prices", "-user-project", "-auth")
 _REMOVED_SWITCHES = ("-anonymous", "-requester-pays")
 """What ``--data`` and a group of options for it of earlier releases end with; they are accepted with a warning."""
-_EPILOG = "Settings in a URL, and the secret in STOKER_WARM_SECRET: docs/warm-tier.md."
+_EPILOG = "Settings in a URL, and the secret in STOKER_WARM_SECRET: docs/tiers.md."
 
 
 def configure(parser: ArgumentParser) -> None:

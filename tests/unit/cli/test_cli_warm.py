@@ -173,7 +173,7 @@ def test_each_action_says_what_it_does_which_urls_it_takes_and_where_to_read_on(
     assert left.value.code == 0
     usage, description, *_, epilog = capsys.readouterr().out.strip().split("\n\n")
     assert ("URL" in usage, description.count("\n") < 2) == (action != "secret", True)
-    assert "docs/warm-tier.md" in epilog
+    assert "docs/tiers.md" in epilog
 
 
 def test_a_proxy_that_begins_for_the_status_asks_its_nodes_first(monkeypatch: pytest.MonkeyPatch) -> None:

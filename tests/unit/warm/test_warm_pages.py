@@ -11,7 +11,7 @@ from stoker.errors import ConfigError
 from stoker_warm._config import WarmLocation
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("warm-tier.md", "function-cloud.md"))]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("tiers.md", "function-cloud.md"))]
 URL = re.compile(r"warm(?:\+lambda|\+gcf)?://[^`'\"\s]*")
 FLEET = "warm+lambda://stoker?listen=127.0.0.1:0"
 
@@ -19,7 +19,7 @@ FLEET = "warm+lambda://stoker?listen=127.0.0.1:0"
 @pytest.fixture(scope="module")
 def rows() -> list[list[str]]:
     """The table of settings: names and defaults of each row."""
-    page = (ROOT / "docs" / "warm-tier.md").read_text("utf-8")
+    page = (ROOT / "docs" / "tiers.md").read_text("utf-8")
     table = page.partition("| setting of a proxy |")[2].partition("\n\n")[0]
     return [line.split(" | ")[:2] for line in table.splitlines() if line.startswith("| `")]
 
