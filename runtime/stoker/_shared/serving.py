@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from stoker._shared.certificate import ServerTls, ephemeral_tls
+from stoker._shared.guests import Guests
 from stoker._shared.server import TierServer
 from stoker._stores.options import is_this_machine
 from stoker.errors import ConfigError
@@ -22,7 +21,6 @@ _MAX_GUESTS = 1024
 """Connections at a time over which no valid token has come; for one more, the first of them is closed. More than those
 of 32 trainers that begin together."""
 _GUEST_SECONDS = 10.0
-_TLS_SECONDS = 5.0
 _STOP_SECONDS = 10.0
 """What transfers may take to end when the server stops."""
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to be told from addresses that can be connected to
@@ -89,19 +87,21 @@ async def listening(server: TierServer, endpoint: Endpoint) -> AsyncIterator[str
     await runner.setup()
     assert runner.server is not None  # noqa: S101 - it is set up
     try:
-        guests = _Guests(runner.server, server, None if tls is None else tls.context)
+        context = None if tls is None else tls.context
+        guests = Guests(runner.server, context, limit=_MAX_GUESTS, seconds=_GUEST_SECONDS)
+        server.admit = guests.leave
         listener = await _listen(endpoint, guests)
         try:
             yield endpoint.url(listener.sockets[0].getsockname()[1], tls)
         finally:
             listener.close()
-            await guests.close()
+            guests.close()
     finally:
         await runner.cleanup()
         await server.close()
 
 
-async def _listen(endpoint: Endpoint, guests: _Guests) -> asyncio.Server:
+async def _listen(endpoint: Endpoint, guests: Guests) -> asyncio.Server:
     try:
         return await asyncio.get_running_loop().create_server(guests.connect, endpoint.host, endpoint.port)
     except OSError as error:
@@ -109,85 +109,3 @@ async def _listen(endpoint: Endpoint, guests: _Guests) -> asyncio.Server:
             f"the tier server cannot listen on {endpoint.host}:{endpoint.port}: {error}; take an address of this "
             "machine and a free port"
         ) from None
-
-
-class _Guests:
-    """Makes connections, and closes those over which no valid token comes: after a while, or when they are many.
-
-    TLS begins when a connection is counted, and not in :meth:`asyncio.loop.create_server`, which shows a connection
-    only when its handshake has ended: until then there could be any number, each with its buffers.
-    """
-
-    def __init__(self, create: Callable[[], Any], server: TierServer, context: ssl.SSLContext | None) -> None:
-        self._create, self._context = create, context
-        self._guests: dict[Any, tuple[asyncio.Transport, asyncio.TimerHandle]] = {}
-        self._handshakes: set[asyncio.Task[None]] = set()
-        server.admit = self._admit
-
-    def connect(self) -> asyncio.BaseProtocol:
-        """Return what meets a connection that was accepted."""
-        return _Door(self._enter)
-
-    async def close(self) -> None:
-        """End the handshakes that are under way. Idempotent."""
-        for task in self._handshakes:
-            task.cancel()
-        if self._handshakes:
-            await asyncio.wait(self._handshakes)
-
-    def _enter(self, door: _Door, transport: asyncio.Transport) -> None:
-        if len(self._guests) >= _MAX_GUESTS:
-            self._expel(next(iter(self._guests)))
-        connection, loop = self._create(), asyncio.get_running_loop()
-        self._guests[connection] = transport, loop.call_later(_GUEST_SECONDS, self._expel, connection)
-        if self._context is None:
-            door.hand_over(transport, connection)
-            return
-        transport.pause_reading()  # what comes belongs to TLS
-        task = loop.create_task(self._shake_hands(door, transport, connection, self._context))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
-
-    async def _shake_hands(
-        self, door: _Door, transport: asyncio.Transport, connection: Any, context: ssl.SSLContext
-    ) -> None:
-        start_tls = asyncio.get_running_loop().start_tls
-        with suppress(OSError):  # ssl.SSLError and ConnectionError among them
-            secure = await start_tls(transport, door, context, server_side=True, ssl_handshake_timeout=_TLS_SECONDS)
-            if secure is not None:  # it was not expelled
-                door.hand_over(secure, connection)
-
-    def _admit(self, connection: Any) -> None:
-        if (guest := self._guests.pop(connection, None)) is not None:
-            guest[1].cancel()
-
-    def _expel(self, connection: Any) -> None:
-        transport, timer = self._guests.pop(connection)
-        timer.cancel()
-        transport.abort()  # at once: who does not read keeps its socket no longer
-
-
-class _Door(asyncio.Protocol):
-    """Meets a connection, and hands it over, together with what has come by then."""
-
-    def __init__(self, enter: Callable[[_Door, asyncio.Transport], None]) -> None:
-        self._enter = enter
-        self._received = bytearray()
-        self._is_lost = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._enter(self, cast("asyncio.Transport", transport))
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._is_lost = True
-
-    def hand_over(self, transport: asyncio.Transport, connection: Any) -> None:
-        """Let another protocol speak over the connection, unless it is lost."""
-        if not self._is_lost:
-            transport.set_protocol(connection)
-            connection.connection_made(transport)
-            if self._received:
-                connection.data_received(bytes(self._received))

@@ -1,0 +1,137 @@
+"""Connections of which it is not known yet who made them: bounded in number and in time, so that they keep nobody out.
+
+Anybody can connect to a server. A connection is a guest until the server says that it knows who made it; guests that
+keep silent, or are slow, are closed after a while, and the first of them when there are too many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import cast
+
+_TLS_SECONDS = 5.0
+
+
+class Guests:
+    """Makes what speaks over connections, and closes those that stay guests: after a while, or when they are many.
+
+    TLS begins when a connection is counted, and not in :meth:`asyncio.loop.create_server`, which shows a connection
+    only when its handshake has ended: until then there could be any number, each with its buffers.
+
+    Args:
+        create: makes the protocol of a connection, once TLS has begun on it.
+        context: of TLS; None for none.
+        limit: guests at a time; for one more, the first of them is closed.
+        seconds: after which a guest is closed, TLS' handshake included.
+    """
+
+    def __init__(
+        self,
+        create: Callable[[], asyncio.BaseProtocol],
+        context: ssl.SSLContext | None,
+        *,
+        limit: int,
+        seconds: float,
+    ) -> None:
+        self._create, self._context, self._limit, self._seconds = create, context, limit, seconds
+        self._doors: dict[asyncio.BaseProtocol, _Door] = {}  # by what speaks; the first to be closed comes first
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._doors)
+
+    def connect(self) -> asyncio.BaseProtocol:
+        """Return what meets a connection that was accepted: for :meth:`asyncio.loop.create_server`."""
+        return _Door(self)
+
+    def leave(self, protocol: object) -> None:
+        """Count a connection no longer: it is known who made it, or it has ended. Idempotent.
+
+        Args:
+            protocol: that speaks over it.
+        """
+        door = self._doors.pop(cast("asyncio.BaseProtocol", protocol), None)
+        if door is not None and door.timer is not None:
+            door.timer.cancel()
+
+    def close(self) -> None:
+        """Close all guests. Idempotent."""
+        for door in list(self._doors.values()):
+            self._expel(door)
+
+    def enter(self, door: _Door, transport: asyncio.Transport) -> None:
+        """Count a connection, and begin TLS on it."""
+        if len(self._doors) >= self._limit:
+            self._expel(next(iter(self._doors.values())))
+        loop = asyncio.get_running_loop()
+        door.transport, door.timer = transport, loop.call_later(self._seconds, self._expel, door)
+        self._doors[door] = door
+        if self._context is None:
+            self._hand_over(door, transport)
+            return
+        transport.pause_reading()  # what comes belongs to TLS
+        task = loop.create_task(self._shake_hands(door, transport, self._context))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, door: _Door, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        start_tls = asyncio.get_running_loop().start_tls
+        try:
+            with suppress(OSError):  # ssl.SSLError and ConnectionError among them
+                secure = await start_tls(transport, door, context, server_side=True, ssl_handshake_timeout=_TLS_SECONDS)
+                if secure is not None:  # it was not closed meanwhile
+                    self._hand_over(door, secure)
+        finally:
+            self.leave(door)
+
+    def _hand_over(self, door: _Door, transport: asyncio.Transport) -> None:
+        """Let a protocol speak over a connection, with what has come by then, unless it is lost."""
+        if self._doors.pop(door, None) is None:
+            return
+        door.speaker = self._create()
+        self._doors[door.speaker] = door
+        transport.set_protocol(door.speaker)
+        door.speaker.connection_made(transport)
+        _feed(door.speaker, door.received)
+
+    def _expel(self, door: _Door) -> None:
+        self.leave(door.speaker)
+        if door.transport is not None:
+            door.transport.abort()  # at once: who does not read keeps its socket no longer
+
+
+class _Door(asyncio.Protocol):
+    """Meets a connection, and keeps what comes until it is handed over."""
+
+    def __init__(self, guests: Guests) -> None:
+        self._guests = guests
+        self.speaker: asyncio.BaseProtocol = self
+        self.transport: asyncio.Transport | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.received = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._guests.enter(self, cast("asyncio.Transport", transport))
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._guests.leave(self)
+
+
+def _feed(protocol: asyncio.BaseProtocol, data: bytes) -> None:
+    """Give a protocol what was received for it."""
+    if data and isinstance(protocol, asyncio.Protocol):
+        protocol.data_received(data)
+        return
+    buffered = cast("asyncio.BufferedProtocol", protocol)
+    while data:
+        buffer = memoryview(buffered.get_buffer(len(data)))
+        taken = min(len(buffer), len(data))
+        buffer[:taken] = data[:taken]
+        buffered.buffer_updated(taken)
+        data = data[taken:]
