@@ -22,8 +22,9 @@ from dataclasses import replace
 from multiprocessing.connection import Connection as Pipe
 from statistics import median
 
-from stoker_warm._auth import PeerSide, ProxySide, Secret
-from stoker_warm._connection import Connection, ConnectionConfig
+from stoker_warm._auth import NodeHandshake, ProxyHandshake, Secret
+from stoker_warm._connection import ConnectionConfig
+from stoker_warm._ends import NodeEnd, ProxyEnd
 from stoker_warm._frames import Head, Kind
 
 OBJECT_BYTES = 8 << 20
@@ -51,13 +52,13 @@ def give_plain(server: socket.socket) -> None:
 async def give(port: int, shards: int, shard_bytes: int, config: ConnectionConfig) -> None:
     data = memoryview(bytearray(b"\xa5" * shard_bytes))
 
-    async def serve(kind: Kind, head: Head, body: bytearray) -> tuple[Kind, Head, tuple[memoryview]]:
+    def serve(kind: Kind, head: Head, body: bytearray) -> tuple[Kind, Head, tuple[memoryview]]:
         return Kind.FOUND, {"mac": "0" * 56}, (data,)
 
     loop = asyncio.get_running_loop()
     dialled = [
         await loop.create_connection(
-            lambda: Connection(PeerSide(SECRET, "node", "warm-0", "0" * 16), serve, config=config), "127.0.0.1", port
+            lambda: NodeEnd(NodeHandshake(SECRET, "warm-0", "0" * 16), serve, config), "127.0.0.1", port
         )
         for _ in range(shards)
     ]
@@ -112,14 +113,14 @@ def plain(reads: int) -> tuple[float, float]:
 async def wired(work: str, reads: int, config: ConnectionConfig) -> tuple[float, float]:
     shards, shard_bytes = SHARDS[work]
     into = [memoryview(bytearray(shard_bytes)) for _ in range(shards)]
-    made: list[Connection] = []
+    made: list[ProxyEnd] = []
     all_made = asyncio.Event()
 
-    async def serve(kind: Kind, head: Head, body: bytearray) -> tuple[Kind, Head, tuple[()]]:
-        return Kind.FAILED, {}, ()
+    def ignore(connection: ProxyEnd, kind: Kind, head: Head) -> None:
+        """Take no note of a notice."""
 
-    def accept() -> Connection:
-        made.append(Connection(ProxySide(SECRET), serve, config=config))
+    def accept() -> ProxyEnd:
+        made.append(ProxyEnd(ProxyHandshake(SECRET), ignore, config))
         if len(made) == shards:
             all_made.set()
         return made[-1]

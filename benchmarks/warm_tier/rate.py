@@ -6,20 +6,18 @@ read's time is its latency. Ratios are within one round; medians of the rounds.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.warm_tier.fleet import Object, fleet, made_objects, processor_seconds
+from benchmarks.warm_tier.fleet import Object, fleet, made_objects
 from benchmarks.warm_tier.plain import Copied, copied
-from stoker_warm._client import ClientConfig, WarmClient
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
 from stoker_warm._tier import TierBackend
 
-__all__ = ["Rates", "measured", "measured_program", "patient"]
+__all__ = ["Rates", "measured", "patient"]
 
 OBJECT_BYTES, OBJECTS = 8 << 20, 6
 
@@ -66,29 +64,6 @@ async def measured(code: Code, rounds: int, reads: int) -> Rates:
     async with fleet(patient(code)) as running:
         await running.put(objects)
         return await _rates(code, running.proxy, running.node_seconds, objects, (rounds, reads))
-
-
-async def measured_program(code: Code, rounds: int, reads: int) -> Rates:
-    """Measure a code, through a proxy that is a process of its own: one more hop."""
-    objects = made_objects(OBJECTS, OBJECT_BYTES)
-    async with fleet(patient(code)) as running:
-        await running.put(objects)
-        async with running.program() as (pid, address):
-            client = WarmClient(address, running.secret, config=ClientConfig(read_seconds=120.0))
-            try:
-                await _known(client, objects)
-                seconds = lambda: running.node_seconds() + processor_seconds(pid)  # noqa: E731 - it is one thing
-                return await _rates(code, client, seconds, objects, (rounds, reads))
-            finally:
-                await client.close()
-
-
-async def _known(client: WarmClient, objects: Sequence[Object]) -> None:
-    """Wait until a proxy that has just begun knows what its nodes hold."""
-    into = memoryview(bytearray(OBJECT_BYTES))
-    for each in objects:
-        while not await client.read(each.name, into):  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.1)
 
 
 async def _rates(

@@ -1,16 +1,16 @@
-"""Authentication of both ends of a connection, and dialling a proxy.
+"""Authentication of a node and its proxy, and dialling a proxy.
 
 The handshake is a mutual challenge and response over a secret that is never sent. It does no I/O:
 
-``proxy: CHALLENGE {nonce} · peer: PROOF {role, node, instance, nonce, greeting, mac} · proxy: WELCOME {mac}``
+``proxy: CHALLENGE {nonce} · node: PROOF {node, instance, nonce, greeting, mac} · proxy: WELCOME {mac}``
 
 Each mac is HMAC-SHA256 over a label of its own and everything that was said: the protocol's version, both nonces,
-role, node, instance, greeting, and the fingerprint of the TLS certificate, which the proxy knows of itself and the peer
-saw. So a proof is good for one connection only, cannot be turned round, and one that is passed on through another
-certificate is wrong. Without TLS nothing protects what follows: it is for loopback and private networks.
+node, instance, greeting, and the fingerprint of the TLS certificate, which the proxy knows of itself and the node saw.
+So a proof is good for one connection only, cannot be turned round, and one that is passed on through another
+certificate is wrong. TLS protects what follows; without it a proxy is dialled over loopback only.
 
-The proxy's certificate may be self-signed: a peer is told its SHA-256 by a channel that is trusted already (the
-invocation, the URL), takes no other, and binds it into the handshake.
+The proxy's certificate may be self-signed: a node is told its SHA-256 by a channel that is trusted already, its
+invocation, takes no other, and binds it into the handshake.
 """
 
 from __future__ import annotations
@@ -20,24 +20,20 @@ import hmac
 import json
 import re
 import secrets
-import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from stoker._shared import secret as _shared
-from stoker._shared.certificate import fingerprint_of, server_context
-from stoker._stores.options import without_authorities
+from stoker._stores.options import is_this_machine, without_authorities
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, DeadlineError, WireError
 from stoker_warm._frames import VERSION, Head, Kind
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
-Role = Literal["node", "client"]
 Greeting = Mapping[str, str | int]
-"""What a peer says of itself: flat, texts and integers only, so that both sides write it alike."""
+"""What a node says of itself: flat, texts and integers only, so that both sides write it alike."""
 
 Message = tuple[Kind, Head]
 """A frame to send."""
@@ -48,23 +44,16 @@ _NONCE_BYTES = 32
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _INSTANCE = re.compile(r"[0-9a-f]{16}", re.ASCII)
-_WRONG_SECRET = "check that STOKER_WARM_SECRET is the same for the proxy and its nodes and clients"  # noqa: S105 - advice
-_PRIVATE = tuple(
-    ip_network(each)
-    for each in (
-        "127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16",
-        "::1/128", "fc00::/7", "fe80::/10",
-    )
-)  # fmt: skip
+_WRONG_SECRET = "check that STOKER_WARM_SECRET is the same for the proxy and its nodes"  # noqa: S105 - advice
 
 
 class Secret(_shared.Secret):
-    """The secret that proxy, nodes and clients of one deployment share."""
+    """The secret that the proxy and the nodes of one deployment share."""
 
     __slots__ = ()
     variable = "STOKER_WARM_SECRET"
     owner = "the warm tier"
-    remedy = "`stoker warm secret` makes one; give it to proxy, nodes and clients as STOKER_WARM_SECRET"
+    remedy = "`stoker warm secret` makes one; give it to proxy and nodes as STOKER_WARM_SECRET"
 
     def mac(self, label: str, said: Mapping[str, object]) -> str:
         """Return the HMAC-SHA256 of a label and of what was said, in hexadecimal digits."""
@@ -77,13 +66,11 @@ class Peer:
     """The proven identity of the other end.
 
     Attributes:
-        role: ``node`` or ``client``; ``proxy`` as seen by those.
         node: its name; empty for the proxy.
         instance: of its process, 16 hexadecimal digits; empty for the proxy.
         greeting: what else it said of itself.
     """
 
-    role: str
     node: str
     instance: str
     greeting: Greeting
@@ -123,7 +110,7 @@ def _nonce() -> bytes:
     return secrets.token_bytes(_NONCE_BYTES)
 
 
-class ProxySide(Handshake):
+class ProxyHandshake(Handshake):
     """The side that listens.
 
     Args:
@@ -144,34 +131,30 @@ class ProxySide(Handshake):
     def received(self, kind: Kind, head: Head) -> Message | None:
         """Return the welcome if this proves that the peer knows the secret; see Handshake."""
         _expect(Kind.PROOF, kind, self.peer is None)
-        role = head.get("role")
-        if role not in ("node", "client"):
-            raise WireError("a proof names a role that is neither node nor client")
+        peer = Peer(_field(head, "node", _NAME), _field(head, "instance", _INSTANCE), _greeting(head.get("greeting")))
         said = {
             "proxy_nonce": self._nonce,
             "peer_nonce": _field(head, "nonce", _HEX),
-            "role": role,
-            "node": _field(head, "node", _NAME),
-            "instance": _field(head, "instance", _INSTANCE),
-            "greeting": _greeting(head.get("greeting")),
+            "node": peer.node,
+            "instance": peer.instance,
+            "greeting": peer.greeting,
             "version": VERSION,
             "fingerprint": self._fingerprint,
         }
         if not hmac.compare_digest(_field(head, "mac", _HEX), self._secret.mac(_PROOF_LABEL, said)):
             raise CredentialsError(
-                f"somebody who calls itself {role} {said['node']} does not know the warm tier's secret, or saw another "
+                f"somebody who calls itself {peer.node} does not know the warm tier's secret, or saw another "
                 f"certificate; {_WRONG_SECRET}"
             )
-        self.peer = Peer(role, said["node"], said["instance"], said["greeting"])
+        self.peer = peer
         return Kind.WELCOME, {"mac": self._secret.mac(_WELCOME_LABEL, said)}
 
 
-class PeerSide(Handshake):
-    """The side that dials out: a node or a client.
+class NodeHandshake(Handshake):
+    """The side that dials out.
 
     Args:
         secret: of the deployment.
-        role: ``node`` or ``client``.
         node: its name, up to 64 letters, digits, dots, underscores and hyphens.
         instance: of this process, 16 hexadecimal digits.
         greeting: what else it says of itself.
@@ -185,7 +168,6 @@ class PeerSide(Handshake):
     def __init__(
         self,
         secret: Secret,
-        role: Role,
         node: str,
         instance: str,
         *,
@@ -196,7 +178,7 @@ class PeerSide(Handshake):
         try:
             names = {"node": node, "instance": instance}
             _field(names, "node", _NAME), _field(names, "instance", _INSTANCE)
-            self._who: dict[str, object] = {"role": role, **names, "greeting": _greeting(dict(greeting or {}))}
+            self._who: dict[str, object] = {**names, "greeting": _greeting(dict(greeting or {}))}
         except WireError as error:
             raise ConfigError(str(error)) from None
         self._secret = secret
@@ -229,24 +211,12 @@ class PeerSide(Handshake):
         _expect(Kind.WELCOME, kind, self.peer is None)
         if not hmac.compare_digest(_field(head, "mac", _HEX), self._secret.mac(_WELCOME_LABEL, self._said)):
             raise CredentialsError(f"who listens there does not know the warm tier's secret; {_WRONG_SECRET}")
-        self.peer = Peer("proxy", "", "", {})
+        self.peer = Peer("", "", {})
         return None
 
 
 _PROOF_LABEL = "stoker warm proof"
 _WELCOME_LABEL = "stoker warm welcome"
-
-
-def is_private(address: str) -> bool:
-    """Return whether an address is loopback, RFC 1918, unique local or link-local; of names, only ``localhost`` is."""
-    if address == "localhost":
-        return True
-    try:
-        ip = ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return any(ip in network for network in _PRIVATE)
 
 
 def _expect(wanted: Kind, kind: Kind, is_due: bool) -> None:
@@ -265,6 +235,19 @@ def _greeting(value: object) -> Greeting:
     if not isinstance(value, dict) or not all(isinstance(key, str) and type(value[key]) in (str, int) for key in value):
         raise WireError("the greeting of a handshake is no flat object of texts and integers")
     return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What the proxy shows, in PEM files.
+
+    Attributes:
+        chain: the certificate, its own first.
+        key: its private key, without a passphrase.
+    """
+
+    chain: Path
+    key: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,35 +278,6 @@ class Address:
         return cls(match[1].strip("[]"), int(match[2]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
-    """What the proxy shows, in PEM files.
-
-    Attributes:
-        chain: the certificate, its own first.
-        key: its private key, without a passphrase.
-    """
-
-    chain: Path
-    key: Path
-
-    def context(self) -> ssl.SSLContext:
-        """Return how to listen with it.
-
-        Raises:
-            ConfigError: the files cannot be used.
-        """
-        return server_context(self.chain, self.key)
-
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of the certificate, 64 hexadecimal digits.
-
-        Raises:
-            ConfigError: the file cannot be read.
-        """
-        return fingerprint_of(self.chain)
-
-
 async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], seconds: float = _DIAL_SECONDS) -> P:
     """Connect to a proxy. The handshake compares its certificate, so it needs the fingerprint as well.
 
@@ -334,16 +288,21 @@ async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], se
         seconds: that it may take.
 
     Raises:
-        ConfigError: without a fingerprint, others could listen in on the way; or it is none.
+        ConfigError: the proxy is not on this machine and there is no fingerprint, or it is none.
         ConnectionLostError: the proxy cannot be reached.
         DeadlineError: it does not answer in time.
     """
     if fingerprint and not _HEX.fullmatch(fingerprint):
         raise ConfigError("a certificate's fingerprint is its SHA-256 in 64 hexadecimal digits")
+    if not fingerprint and not is_this_machine(address.host):
+        raise ConfigError(
+            f"the warm tier's proxy at {address} is dialled without TLS, which is for loopback only: pass on the "
+            "fingerprint of its certificate"
+        )
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(seconds):
-            transport, spoken = await loop.create_connection(
+            _, spoken = await loop.create_connection(
                 protocol, address.host, address.port, ssl=without_authorities() if fingerprint else None
             )
     except TimeoutError:
@@ -352,23 +311,4 @@ async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], se
         raise ConnectionLostError(
             f"the warm tier's proxy at {address} cannot be reached: {error}; does `stoker warm proxy` run there?"
         ) from None
-    peer = transport.get_extra_info("peername")
-    if peer is not None:  # else it has ended already, and what speaks knows why
-        try:
-            check_privacy(peer[0], has_tls=bool(fingerprint))
-        except BaseException:
-            transport.abort()
-            raise
     return spoken
-
-
-def check_privacy(address: str, *, has_tls: bool) -> None:
-    """Check that connections of an address are private.
-
-    Raises:
-        ConfigError: others can, and there is no TLS.
-    """
-    if not has_tls and not is_private(address):
-        raise ConfigError(
-            f"{address} is on no private network: give the proxy a certificate and its key, and tell its fingerprint"
-        )

@@ -1,11 +1,11 @@
 """The wire of the warm tier: frames, a reader of them and what is to be sent of them, without I/O.
 
-A frame is a header of 16 bytes, a head and a body. The header is ``b"SW"``, a version, a kind, and as big-endian
-32-bit numbers the request, the head's bytes and the body's. The head is a JSON object in UTF-8, or nothing, which is
-the empty object. The body is opaque.
+A frame is a header of 12 bytes, a head and a body. The header is ``b"SW"``, a version, a kind, and as big-endian
+32-bit numbers the head's bytes and the body's. The head is a JSON object in UTF-8, or nothing, which is the empty
+object. The body is opaque.
 
-A request has a number that its sender chose, its one answer has the same; both sides number their own. Number 0 is
-for what is no request: the handshake, and notices.
+The proxy sends requests, and a node one answer to each, in the same order. A node also sends notices: kinds of their
+own, which answer nothing and may stand between two answers.
 
 What arrives comes from anywhere, so every length is checked before anything is allocated. The reader owns no socket
 (see https://sans-io.readthedocs.io): it says where to receive to, is told how much came, and gives out frames. So it
@@ -25,17 +25,15 @@ from typing import Any, NoReturn
 
 from stoker.errors import WireError
 
-VERSION = 2
-MAX_REQUEST = (1 << 32) - 1
+VERSION = 3
 MAX_HEAD_BYTES = 64 << 10
-MAX_BODY_BYTES = 64 << 20
 MAX_SHARD_BYTES = 16 << 20
 
 _MAGIC = b"SW"
-_HEADER = struct.Struct(">2sBBIII")
+_HEADER = struct.Struct(">2sBBII")
 HEADER_BYTES = _HEADER.size
 _MAX_GREETING_BYTES = 4 << 10
-"""Of a head of the handshake, which comes from an unauthenticated peer."""
+"""Of a head from an unauthenticated peer."""
 _MAX_DEPTH = 8
 _SMALL_BYTES = 16 << 10
 """Received at a time where a header is expected. What of it is body is copied; what does not fit costs a receive."""
@@ -66,10 +64,8 @@ class Kind(IntEnum):
     STOP = 28
     BYE = 29
     FAILED = 30
-    READ = 48
-    OFFER = 49
-    STATUS = 50
-    DOWN = 51
+    HERE = 32
+    LEAVING = 33
 
 
 ANSWERS: Mapping[Kind, frozenset[Kind]] = {
@@ -81,24 +77,15 @@ ANSWERS: Mapping[Kind, frozenset[Kind]] = {
         Kind.DELETE: (Kind.STORED,),
         Kind.INDEX: (Kind.LISTED,),
         Kind.STOP: (Kind.BYE,),
-        Kind.READ: (Kind.FOUND, Kind.MISSING),
-        Kind.OFFER: (Kind.STORED, Kind.REFUSED),
-        Kind.STATUS: (Kind.LISTED,),
-        Kind.DOWN: (Kind.BYE,),
     }.items()
 }
 """How each request may be answered; a kind that is not here is no request."""
 
-NOTICES = frozenset({Kind.PONG, Kind.BYE})
-"""What is also sent unasked, as request 0."""
+NOTICES = frozenset({Kind.HERE, Kind.LEAVING})
+"""What a node says unasked: that it is here again, and that it goes."""
 
 _KINDS = {int(kind): kind for kind in Kind}
-_HEAD_LIMITS = dict.fromkeys((Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME), _MAX_GREETING_BYTES)
-_BODY_LIMITS = {
-    Kind.SET: MAX_SHARD_BYTES,
-    Kind.FOUND: MAX_BODY_BYTES,
-    Kind.OFFER: MAX_BODY_BYTES,
-}
+_BODY_LIMITS = {Kind.SET: MAX_SHARD_BYTES, Kind.FOUND: MAX_SHARD_BYTES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +94,21 @@ class Frame:
 
     Attributes:
         kind: what it is.
-        request: the number of the request that it is, or answers.
         head: its JSON object.
         body_bytes: how long its body is, wherever that went.
     """
 
     kind: Kind
-    request: int
     head: Head
     body_bytes: int
 
 
-Begin = Callable[[Kind, int, Head, int], memoryview | None]
-"""Is called with kind, request, head and ``body_bytes`` once a head has arrived. Returns memory of exactly
-``body_bytes`` bytes for the body, or None to throw it away. May raise WireError."""
+Begin = Callable[[Kind, int], memoryview | None]
+"""Is called with kind and ``body_bytes`` once a head has arrived. Returns memory of exactly ``body_bytes`` bytes for
+the body, or None to throw it away. May raise WireError."""
 
 
-def encode_frame(kind: Kind, request: int, head: Head | None = None, body_bytes: int = 0) -> bytes:
+def encode_frame(kind: Kind, head: Head | None = None, body_bytes: int = 0) -> bytes:
     """Return header and head of a frame; its body is to be sent behind them.
 
     Raises:
@@ -133,8 +118,8 @@ def encode_frame(kind: Kind, request: int, head: Head | None = None, body_bytes:
         text = _dumps(head).encode() if head else b""
     except (TypeError, ValueError, RecursionError) as error:
         raise WireError(f"the head of a {kind.name} frame cannot be sent as JSON: {error}") from None
-    _check_lengths(kind, len(text), body_bytes)
-    return _HEADER.pack(_MAGIC, VERSION, kind, request, len(text), body_bytes) + text
+    _check_lengths(kind, len(text), body_bytes, MAX_HEAD_BYTES)
+    return _HEADER.pack(_MAGIC, VERSION, kind, len(text), body_bytes) + text
 
 
 class FrameReader:
@@ -145,11 +130,15 @@ class FrameReader:
 
     Args:
         begin: is asked where a body is to go; see ``Begin``.
+
+    Attributes:
+        max_head_bytes: of a frame; few, until it is raised for a peer that is known.
     """
 
-    def __init__(self, begin: Begin, *, small_bytes: int = _SMALL_BYTES) -> None:
+    def __init__(self, begin: Begin) -> None:
+        self.max_head_bytes = _MAX_GREETING_BYTES
         self._begin = begin
-        self._small = memoryview(bytearray(small_bytes))
+        self._small = memoryview(bytearray(_SMALL_BYTES))
         self._start = 0  # of what has not been read yet in the memory where headers and heads are received
         self._end = 0
         self._memory = self._small  # or memory for one head that is larger
@@ -196,11 +185,9 @@ class FrameReader:
         self._is_closed = True
         self._frame = self._body = None
 
-    def discard_body(self, request: int) -> None:
-        """Throw away the rest of a body, if the one under way is that of an answer to ``request``."""
-        frame = self._frame
-        if frame is not None and frame.request == request and frame.kind not in ANSWERS:
-            self._body = None
+    def discard_body(self) -> None:
+        """Throw away the rest of the body that is under way, if one is."""
+        self._body = None
 
     def _next(self) -> Frame | None:
         """Return the next frame if it is whole, else make room for what is missing."""
@@ -220,16 +207,16 @@ class FrameReader:
         if len(there) < HEADER_BYTES:
             self._make_room(HEADER_BYTES)
             return None
-        kind, request, head_bytes, body_bytes = _parsed_header(there)
+        kind, head_bytes, body_bytes = _parsed_header(there, self.max_head_bytes)
         whole = HEADER_BYTES + head_bytes
         if len(there) < whole:
             self._make_room(whole)
             return None
         head = _parsed_head(bytes(there[HEADER_BYTES:whole])) if head_bytes else {}
         self._start += whole
-        self._body = self._begin(kind, request, head, body_bytes)
+        self._body = self._begin(kind, body_bytes)
         self._left_bytes = body_bytes
-        return Frame(kind, request, head, body_bytes)
+        return Frame(kind, head, body_bytes)
 
     def _take_from_memory(self) -> None:
         """Take what of the body came with the head."""
@@ -252,8 +239,8 @@ class FrameReader:
         self._memory, self._start, self._end = memory, 0, len(there)
 
 
-def _parsed_header(there: memoryview) -> tuple[Kind, int, int, int]:
-    magic, version, number, request, head_bytes, body_bytes = _HEADER.unpack_from(there)
+def _parsed_header(there: memoryview, max_head_bytes: int) -> tuple[Kind, int, int]:
+    magic, version, number, head_bytes, body_bytes = _HEADER.unpack_from(there)
     if magic != _MAGIC:
         raise WireError(f"a frame begins with {magic!r}, not {_MAGIC!r}: the peer speaks another protocol")
     if version != VERSION:
@@ -261,13 +248,13 @@ def _parsed_header(there: memoryview) -> tuple[Kind, int, int, int]:
     kind = _KINDS.get(number)
     if kind is None:
         raise WireError(f"a frame is of kind {number}, which is none")
-    _check_lengths(kind, head_bytes, body_bytes)
-    return kind, request, head_bytes, body_bytes
+    _check_lengths(kind, head_bytes, body_bytes, max_head_bytes)
+    return kind, head_bytes, body_bytes
 
 
-def _check_lengths(kind: Kind, head_bytes: int, body_bytes: int) -> None:
+def _check_lengths(kind: Kind, head_bytes: int, body_bytes: int, max_head_bytes: int) -> None:
     for what, size_bytes, most in (
-        ("head", head_bytes, _HEAD_LIMITS.get(kind, MAX_HEAD_BYTES)),
+        ("head", head_bytes, max_head_bytes),
         ("body", body_bytes, _BODY_LIMITS.get(kind, 0)),
     ):
         if size_bytes > most:
@@ -328,21 +315,18 @@ class Outgoing:
     """A frame that is to be sent. Its body is not copied, so its memory is never changed.
 
     Attributes:
-        kind: of the frame.
-        request: its number.
         has_begun: some of it was given out.
         is_over: all of it was.
     """
 
-    __slots__ = ("_parts", "has_begun", "is_over", "kind", "request")
+    __slots__ = ("_parts", "has_begun", "is_over")
 
-    def __init__(self, kind: Kind, request: int, head: Head | None = None, body: Iterable[Buffer] = ()) -> None:
+    def __init__(self, kind: Kind, head: Head | None = None, body: Iterable[Buffer] = ()) -> None:
         parts = [part for part in (memoryview(part).cast("B") for part in body) if len(part)]
         body_bytes = sum(map(len, parts))
-        first = encode_frame(kind, request, head, body_bytes)
+        first = encode_frame(kind, head, body_bytes)
         joined = [memoryview(b"".join([first, *parts]))] if body_bytes <= _JOINED_BYTES else None
         self._parts = deque(joined or [memoryview(first), *parts])
-        self.kind, self.request = kind, request
         self.has_begun = self.is_over = False
 
     def next_piece(self, max_bytes: int) -> memoryview:

@@ -14,17 +14,16 @@ from contextlib import suppress
 from typing import Any
 
 from stoker.errors import ConnectionLostError, StokerError, WireError
-from stoker_warm._auth import Address, PeerSide, Secret, dial
-from stoker_warm._connection import Connection
+from stoker_warm._auth import Address, NodeHandshake, Secret, dial
+from stoker_warm._ends import Answer, NodeEnd
 from stoker_warm._events import Report, Task, Wake
 from stoker_warm._frames import Head, Kind
-from stoker_warm._requests import Answer
 from stoker_warm._shard import ShardId, ShardStore, is_mac
 
 LISTED_AT_ONCE = 1000
 """Shards in one answer to INDEX: their names take 48 KB of the 64 KiB that a head may have."""
 
-Dial = Callable[[Wake, Callable[[], Connection]], Awaitable[Connection]]
+Dial = Callable[[Wake, Callable[[], NodeEnd]], Awaitable[NodeEnd]]
 """Connects what it is given a way to make to the proxy of an invocation."""
 
 _BYE_SECONDS = 1.0
@@ -35,7 +34,7 @@ _LOOK_SECONDS = 0.01
 """The least time between two looks at what is being sent."""
 
 
-async def _dial(wake: Wake, make: Callable[[], Connection]) -> Connection:
+async def _dial(wake: Wake, make: Callable[[], NodeEnd]) -> NodeEnd:
     return await dial(Address.parse(wake.proxy), wake.fingerprint, make)
 
 
@@ -54,7 +53,7 @@ class NodeServer:
     ) -> None:
         self._store, self._secret, self._connect = store, secret, connect
         self._instance = instance or secrets.token_hex(8)
-        self._connection: Connection | None = None
+        self._connection: NodeEnd | None = None
         self._address = ("", "")
         self._is_told_to_stop = False
         self._changed = asyncio.Event()
@@ -95,7 +94,7 @@ class NodeServer:
             await self._connection.close()
             self._connection = None
 
-    async def _connected(self, wake: Wake) -> Connection:
+    async def _connected(self, wake: Wake) -> NodeEnd:
         """Return the connection from before, on which the proxy is notified, or a new one."""
         # A loop that stood still learns now of what happened to the connection meanwhile.
         await asyncio.sleep(0)
@@ -105,18 +104,13 @@ class NodeServer:
         old = self._connection
         if old is not None and old.is_open and address == self._address and not wake.dial_anew:
             with suppress(ConnectionLostError):
-                old.notify(Kind.PONG, self.report.to_json())
+                old.notify(Kind.HERE, self.report.to_json())
                 return old
         await self.close()
-        handshake = PeerSide(
-            self._secret,
-            "node",
-            wake.node,
-            self._instance,
-            greeting=self.report.to_json(),
-            fingerprint=wake.fingerprint,
+        handshake = NodeHandshake(
+            self._secret, wake.node, self._instance, greeting=self.report.to_json(), fingerprint=wake.fingerprint
         )
-        connection = await self._connect(wake, lambda: Connection(handshake, self._answer))
+        connection = await self._connect(wake, lambda: NodeEnd(handshake, self._answer))
         try:
             await connection.ready()
         except BaseException:
@@ -125,7 +119,7 @@ class NodeServer:
         self._connection, self._address = connection, address
         return connection
 
-    async def _serve(self, connection: Connection, wake: Wake, stop_at_seconds: float) -> None:
+    async def _serve(self, connection: NodeEnd, wake: Wake, stop_at_seconds: float) -> None:
         """Be there until it is time to go; the requests themselves are answered by the connection."""
         ended = asyncio.ensure_future(connection.closed())
         ended.add_done_callback(lambda _: self._changed.set())
@@ -137,20 +131,17 @@ class NodeServer:
         patience_seconds = max(0.0, stop_at_seconds - asyncio.get_running_loop().time())
         with suppress(StokerError, TimeoutError):
             async with asyncio.timeout(_BYE_SECONDS + min(patience_seconds, _STALL_SECONDS)):
-                connection.notify(Kind.BYE, self.report.to_json())
+                connection.notify(Kind.LEAVING, self.report.to_json())
                 await connection.flush()
 
-    async def _linger(self, connection: Connection, linger_seconds: float, stop_at_seconds: float) -> None:
+    async def _linger(self, connection: NodeEnd, linger_seconds: float, stop_at_seconds: float) -> None:
         """Wait until nothing has come or gone on a connection for a while, or there is another reason to go."""
         loop = asyncio.get_running_loop()
-        moved_seconds, sent_bytes = loop.time(), 0
+        begun_seconds = loop.time()
         while connection.is_open and not self._is_told_to_stop:
-            now_seconds, state = loop.time(), connection.statistics()
-            is_sending = state.serving_requests > 0 and state.sent_bytes > sent_bytes
-            moved_seconds = now_seconds if is_sending else max(moved_seconds, state.heard_seconds)
-            sent_bytes = state.sent_bytes
-            patience_seconds = max(linger_seconds, _STALL_SECONDS) if state.serving_requests else linger_seconds
-            left_seconds = min(stop_at_seconds, moved_seconds + patience_seconds) - now_seconds
+            patience_seconds = max(linger_seconds, _STALL_SECONDS) if connection.is_sending else linger_seconds
+            moved_seconds = max(begun_seconds, connection.received_seconds, connection.sent_seconds)
+            left_seconds = min(stop_at_seconds, moved_seconds + patience_seconds) - loop.time()
             if left_seconds <= 0.0:
                 break
             self._changed.clear()
@@ -158,7 +149,7 @@ class NodeServer:
                 async with asyncio.timeout(min(left_seconds, max(linger_seconds, _LOOK_SECONDS))):
                     await self._changed.wait()
 
-    def _answer(self, kind: Kind, head: Head, body: bytearray) -> Answer | Awaitable[Answer]:
+    def _answer(self, kind: Kind, head: Head, body: bytearray) -> Answer:
         match kind:
             case Kind.PING:
                 return Kind.PONG, self.report.to_json(), ()

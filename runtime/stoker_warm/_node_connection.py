@@ -23,13 +23,12 @@ from stoker.errors import (
     TransientError,
     WireError,
 )
-from stoker_warm._connection import Connection
+from stoker_warm._ends import ProxyEnd, Reply
 from stoker_warm._events import Report, Task
 from stoker_warm._frames import Head, Kind
 from stoker_warm._invoker import Invoker, NodeParts
 from stoker_warm._membership import Contents, Membership, State
 from stoker_warm._node import LISTED_AT_ONCE
-from stoker_warm._requests import Reply
 from stoker_warm._shard import ShardId
 
 _log = logging.getLogger("stoker.warm.nodes")
@@ -82,7 +81,7 @@ class Node:
         self._config, self._mac, self._spawn = config, parts.mac, parts.spawn
         self._found = partial(parts.found, number)
         self._invoker = Invoker(self.name, parts)
-        self._connection: Connection | None = None  # to the known instance
+        self._connection: ProxyEnd | None = None  # to the known instance
         self._changed = asyncio.Event()  # something has happened to it
         self._asked = self._waiting = 0  # requests without an answer, and those that wait for it to wake
         self._changes = 0  # of what it holds
@@ -189,7 +188,7 @@ class Node:
             self._noted(Report.parse({key: value for key, value in reply.head.items() if key != "evicted"}))
         return reply, instance
 
-    def _has_failed(self, kind: Kind, connection: Connection, sent_seconds: float, *, is_late: bool) -> None:
+    def _has_failed(self, kind: Kind, connection: ProxyEnd, sent_seconds: float, *, is_late: bool) -> None:
         """Draw conclusions from a request without an answer."""
         is_current = connection is self._connection
         if is_late:
@@ -297,14 +296,14 @@ class Node:
             return False
         return self.membership.heard(report.instance, _now()) and report.version == self.membership.expected
 
-    def _awake(self) -> tuple[Connection, str] | None:
+    def _awake(self) -> tuple[ProxyEnd, str] | None:
         """Return the connection of a node that has just spoken, and its instance."""
         self._received()
         if self._connection is None or not self.membership.may_send(_now()):
             return None
         return self._connection, str(self.membership.instance)
 
-    async def _ready(self, end_seconds: float | None = None) -> tuple[Connection, str]:
+    async def _ready(self, end_seconds: float | None = None) -> tuple[ProxyEnd, str]:
         """Wake it if need be, and return the connection to it and its instance; a ConnectionLostError says why not."""
         is_ready = self.membership.may_send(_now())
         while not is_ready or self._connection is None:
@@ -356,7 +355,7 @@ class Node:
     def _is_awake_since(self, begun_seconds: float) -> bool:
         return self.membership.state is State.AWAKE and self.membership.heard_seconds >= begun_seconds
 
-    async def _ping(self, connection: Connection) -> None:
+    async def _ping(self, connection: ProxyEnd) -> None:
         self._may_run = False
         sent_seconds, instance = _now(), self.membership.instance
         try:
@@ -371,7 +370,7 @@ class Node:
 
     # What is heard of it.
 
-    def greeted(self, connection: Connection, greeting: Head) -> None:
+    def greeted(self, connection: ProxyEnd, greeting: Head) -> None:
         """An instance has connected and knows the secret."""
         report = Report.parse(greeting)
         contents = self.membership.greeted(report.instance, report.version, _now())
@@ -388,14 +387,14 @@ class Node:
             self._found(contents)
         self._touched()  # those that wait for the node look only when the call has begun
 
-    def noticed(self, connection: Connection, kind: Kind, head: Head) -> None:
+    def noticed(self, connection: ProxyEnd, kind: Kind, head: Head) -> None:
         """An instance says something unasked: that it is here again, or that it goes."""
         if connection is self._connection:
             report = Report.parse(head)
-            (self.membership.said_bye if kind is Kind.BYE else self.membership.heard)(report.instance, _now())
+            (self.membership.said_bye if kind is Kind.LEAVING else self.membership.heard)(report.instance, _now())
             self._noted(report)
             self._touched()
-        elif kind is Kind.BYE:  # a stranger's: should it come again, it is to greet
+        elif kind is Kind.LEAVING:  # a stranger's: should it come again, it is to greet
             connection.abort()
 
     def _heard(self, instance: str) -> None:
@@ -435,7 +434,7 @@ class Node:
 
     # What is not heard of it.
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: ProxyEnd) -> None:
         """A connection has ended."""
         if connection is self._connection and self.membership.instance is not None:
             instance, self._connection = self.membership.instance, None
@@ -493,7 +492,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def _dismissed(connection: Connection, seconds: float) -> None:
+async def _dismissed(connection: ProxyEnd, seconds: float) -> None:
     """Tell an instance that is not needed to return."""
     with suppress(StokerError):
         await connection.request(Kind.STOP, timeout=seconds)

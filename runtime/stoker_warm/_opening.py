@@ -14,7 +14,6 @@ from stoker.errors import ConfigError
 from stoker.fanout import open_executor
 from stoker_warm._auth import Secret
 from stoker_warm._billing import Tariff
-from stoker_warm._client import WarmClient
 from stoker_warm._config import BILLED, OPTIONS, Fleet, WarmLocation
 from stoker_warm._erasure import require_codec
 from stoker_warm._listener import TcpListener
@@ -100,9 +99,7 @@ async def open_backend(location: WarmLocation, secret: Secret) -> ManagedBackend
         proxy = FleetProxy(location.fleet, secret)
         await proxy.start()
         return proxy
-    if location.proxy is None:
-        raise ConfigError(f"the location {location.url} names neither a proxy nor functions")
-    return WarmClient(location.proxy, secret, fingerprint=location.fingerprint)
+    raise ConfigError(f"the location {location.url} names no functions")
 
 
 def secret_of_environment() -> Secret:

@@ -26,14 +26,12 @@ from stoker_warm._erasure import require_codec
 from stoker_warm._events import Task
 from stoker_warm._heartbeat import start_heartbeats
 from stoker_warm._invoker import Invoke, NodeParts
-from stoker_warm._listener import Clients, Listener, PeerServer
+from stoker_warm._listener import Listener, PeerServer
 from stoker_warm._membership import Contents, State
 from stoker_warm._node_connection import Node
 from stoker_warm._reader import ShardReader
 from stoker_warm._shard import ShardMac
 from stoker_warm._writer import ShardWriter
-
-__all__ = ["Clients", "Proxy", "ProxyStatistics"]
 
 _log = logging.getLogger("stoker.warm.proxy")
 
@@ -139,10 +137,6 @@ class Proxy:
             limit_bytes=sum(node.limit_bytes for node in self._nodes),
             nodes={state.value: count for state, count in states.items()},
         )
-
-    def serve(self, clients: Clients) -> None:
-        """Have the requests of clients answered; without, they are turned away. To be called before the start."""
-        self._peers.clients = clients
 
     async def status(self, *, wakes: bool = False) -> dict[str, Any]:
         """Return figures of the tier as JSON values, after calling all nodes if it ``wakes``."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker._shared.certificate import fingerprint_of
 from stoker_functions._warm_node import RESERVED_BYTES
 from stoker_warm._auth import Certificate, Secret
 from stoker_warm._config import WarmConfig
@@ -122,7 +123,9 @@ def test_over_tls_nodes_take_the_certificate_that_they_were_told_of_and_no_other
             await warm.asleep()
             assert await warm.read_all(OBJECTS) == OBJECTS
             await warm.asleep()
-            told = Wake(node="warm-0", proxy=warm.proxy.listener.address, fingerprint=certificates[1].fingerprint())
+            told = Wake(
+                node="warm-0", proxy=warm.proxy.listener.address, fingerprint=fingerprint_of(certificates[1].chain)
+            )
             outcome = await warm.cloud.invoke(f"{PREFIX}-warm-0", told.to_event())
             assert outcome.error_type == "CredentialsError"
             assert "certificate" in json.loads(outcome.payload)["errorMessage"]

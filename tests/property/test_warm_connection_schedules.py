@@ -10,10 +10,10 @@ from itertools import count
 
 from stoker.errors import ConnectionLostError, DeadlineError, StokerError
 from stoker.testing import run_virtual
-from stoker_warm._auth import PeerSide, ProxySide, Secret
-from stoker_warm._connection import Connection, ConnectionConfig
+from stoker_warm._auth import NodeHandshake, ProxyHandshake, Secret
+from stoker_warm._connection import ConnectionConfig
+from stoker_warm._ends import Answer, NodeEnd, ProxyEnd
 from stoker_warm._frames import Head, Kind
-from stoker_warm._requests import Answer
 from support.warm_wires import Link, LinkConfig
 
 SCHEDULES = 60
@@ -26,7 +26,7 @@ def content(number: int, size_bytes: int) -> bytes:
 
 
 class Life:
-    """One connection with both sides asking, and a network that is as bad as its seed makes it."""
+    """One connection and a network that is as bad as its seed makes it."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -34,8 +34,6 @@ class Life:
         self.numbers = count(1)
         self.config = ConnectionConfig(
             open_requests=rng.choice([1, 3, 64]),
-            serving_requests=rng.choice([1, 3, 64]),
-            serving_bytes=rng.choice([1000, 1 << 20]),
             piece_bytes=rng.choice([100, 5000, 1 << 20]),
             stall_seconds=rng.choice([2.0, 60.0]),
         )
@@ -46,34 +44,39 @@ class Life:
             segment_bytes=rng.choice([7, 1000, 64 << 10]),
         )
         self.link = Link(link)
-        self.sides = (
-            Connection(ProxySide(SECRET), self.serve, config=self.config),
-            Connection(PeerSide(SECRET, "node", "n", "0" * 16), self.serve, config=self.config),
-        )
+        self.proxy = ProxyEnd(ProxyHandshake(SECRET), self.notice, self.config)
+        self.node = NodeEnd(NodeHandshake(SECRET, "n", "0" * 16), self.serve, self.config)
+        self.notices = 0
 
-    async def serve(self, kind: Kind, head: Head, body: bytearray) -> Answer:
-        wait_seconds, number, size_bytes = head["wait"], head["number"], head["size"]
-        if wait_seconds:
-            await asyncio.sleep(wait_seconds)
+    def notice(self, connection: ProxyEnd, kind: Kind, head: Head) -> None:
+        assert (kind, head["number"]) == (Kind.HERE, self.notices), "notices come in their order"
+        self.notices += 1
+
+    def serve(self, kind: Kind, head: Head, body: bytearray) -> Answer:
+        number, size_bytes = head["number"], head["size"]
+        if head["notify"]:
+            self.node.notify(Kind.HERE, {"number": self.outcomes["notices"]})
+            self.outcomes["notices"] += 1
         if kind is Kind.SET:
             self.outcomes["body that was never sent"] += body != content(number, size_bytes)
-            return Kind.STORED, {}, ()
-        return Kind.FOUND, {}, (content(number, size_bytes),)
+            return Kind.STORED, {"number": number}, ()
+        return Kind.FOUND, {"number": number}, (content(number, size_bytes),)
 
-    async def ask(self, side: Connection) -> None:
+    async def ask(self) -> None:
         rng, number = self.rng, next(self.numbers)
         size_bytes = rng.choice([0, 1, 1000, 20_000, 100_000])
-        head = {"number": number, "size": size_bytes, "wait": rng.choice([0.0, 0.0, 0.01, 1.0])}
+        head = {"number": number, "size": size_bytes, "notify": rng.random() < 0.2}
         kind, timeout = rng.choice([Kind.GET, Kind.SET]), rng.choice([None, None, 0.05, 1.0])
         into, body = bytearray(GUARD * size_bytes), content(number, size_bytes)
         try:
-            await side.request(
+            reply = await self.proxy.request(
                 kind,
                 head,
                 body=[body] if kind is Kind.SET else [],
                 into=memoryview(into) if kind is Kind.GET else None,
                 timeout=timeout,
             )
+            assert reply.head == {"number": number}, "the answer to another request"
             assert kind is Kind.SET or into == content(number, size_bytes)
             self.outcomes["answered"] += 1
         except (ConnectionLostError, DeadlineError) as error:
@@ -99,20 +102,20 @@ class Life:
             elif fault == 7 and rng.random() < 0.5:
                 end.cut_after(end.sent_bytes + rng.randrange(3000))
             elif fault == 8 and rng.random() < 0.2:
-                rng.choice(self.sides).abort()
+                rng.choice([self.proxy, self.node]).abort()
             elif fault == 9 and rng.random() < 0.1:
                 link.cut()
             yield
 
     async def live(self) -> None:
         rng = self.rng
-        self.link.join(*self.sides)
+        self.link.join(self.proxy, self.node)
         asking: list[asyncio.Task[None]] = []
         try:
-            for side in self.sides:
+            for side in (self.proxy, self.node):
                 await side.ready()
             for _ in self.faults():
-                asking += [asyncio.create_task(self.ask(rng.choice(self.sides))) for _ in range(rng.randrange(4))]
+                asking += [asyncio.create_task(self.ask()) for _ in range(rng.randrange(4))]
                 if asking and rng.random() < 0.5:
                     asking[rng.randrange(len(asking))].cancel()
                 await asyncio.sleep(rng.choice([0.0, 0.001, 0.05, 0.5]))
@@ -123,16 +126,15 @@ class Life:
                 end.thaw()
             if rng.random() < 0.5:
                 await asyncio.wait(asking, timeout=20)
-            for side in self.sides:
+            for side in (self.proxy, self.node):
                 await side.close()
         await asyncio.sleep(10)  # for those who look after their memory
         for each in await asyncio.gather(*asking, return_exceptions=True):
             if isinstance(each, BaseException) and not isinstance(each, asyncio.CancelledError):
                 raise each
             self.outcomes["cancelled"] += each is not None
-        for side in self.sides:
-            statistics = side.statistics()
-            assert (statistics.open_requests, statistics.serving_requests, statistics.serving_bytes) == (0, 0, 0)
+        assert (len(self.proxy._requests), len(self.proxy._outbox), len(self.node._outbox)) == (0, 0, 0)
+        assert not self.outcomes["body that was never sent"]
 
 
 def test_whatever_happens_memory_is_right_and_nothing_is_left() -> None:

@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import CredentialsError, WireError
-from stoker_warm._auth import PeerSide, ProxySide, Secret
+from stoker_warm._auth import NodeHandshake, ProxyHandshake, Secret
 from stoker_warm._frames import Frame, FrameReader, Head, Kind, Outgoing
 from support.fuzzed.wires import frames_of
 
-WITH_BODY = (Kind.SET, Kind.FOUND, Kind.OFFER)
+WITH_BODY = (Kind.SET, Kind.FOUND)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NUMBERS = st.integers(-(1 << 64), 1 << 64) | st.floats(allow_nan=False, allow_infinity=False)
 SCALARS = st.none() | st.booleans() | NUMBERS | WORDS
 VALUES = SCALARS | st.lists(SCALARS, max_size=5) | st.dictionaries(WORDS, SCALARS, max_size=3)
 HEADS: st.SearchStrategy[dict[str, Any]] = st.dictionaries(WORDS, VALUES, max_size=5)
 BODIES = st.lists(st.binary(max_size=40) | st.sampled_from([0, 1, 16_384, 16_385, 30_000]).map(bytes), max_size=3)
-MESSAGES = st.tuples(st.sampled_from(WITH_BODY), st.integers(0, (1 << 32) - 1), HEADS, BODIES)
+MESSAGES = st.tuples(st.sampled_from(WITH_BODY), HEADS, BODIES)
 
 
-def sent(messages: list[tuple[Kind, int, dict[str, Any], list[bytes]]], piece_bytes: int) -> bytes:
+def sent(messages: list[tuple[Kind, dict[str, Any], list[bytes]]], piece_bytes: int) -> bytes:
     pieces = []
     for message in messages:
         frame = Outgoing(*message)
@@ -33,20 +33,20 @@ def sent(messages: list[tuple[Kind, int, dict[str, Any], list[bytes]]], piece_by
     return b"".join(pieces)
 
 
-def expected(messages: list[tuple[Kind, int, dict[str, Any], list[bytes]]]) -> list[tuple[Frame, bytes]]:
-    return [(Frame(kind, request, head, len(b"".join(body))), b"".join(body)) for kind, request, head, body in messages]
+def expected(messages: list[tuple[Kind, dict[str, Any], list[bytes]]]) -> list[tuple[Frame, bytes]]:
+    return [(Frame(kind, head, len(b"".join(body))), b"".join(body)) for kind, head, body in messages]
 
 
 @given(st.lists(MESSAGES, max_size=6), st.integers(1, 40_000), st.integers(1, 50_000))
 def test_what_is_sent_arrives(
-    messages: list[tuple[Kind, int, dict[str, Any], list[bytes]]], piece_bytes: int, most_bytes: int
+    messages: list[tuple[Kind, dict[str, Any], list[bytes]]], piece_bytes: int, most_bytes: int
 ) -> None:
     assert frames_of(sent(messages, piece_bytes), max(7, most_bytes)) == (expected(messages), None)
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=4), st.data())
 def test_what_is_cut_off_gives_the_frames_before_and_no_error(
-    messages: list[tuple[Kind, int, dict[str, Any], list[bytes]]], data: st.DataObject
+    messages: list[tuple[Kind, dict[str, Any], list[bytes]]], data: st.DataObject
 ) -> None:
     whole = sent(messages, 10_000)
     frames, error = frames_of(whole[: data.draw(st.integers(0, len(whole) - 1))], 1 << 20)
@@ -56,7 +56,7 @@ def test_what_is_cut_off_gives_the_frames_before_and_no_error(
 
 @given(st.lists(MESSAGES, min_size=1, max_size=4), st.data())
 def test_a_flipped_bit_changes_no_frame_before_it(
-    messages: list[tuple[Kind, int, dict[str, Any], list[bytes]]], data: st.DataObject
+    messages: list[tuple[Kind, dict[str, Any], list[bytes]]], data: st.DataObject
 ) -> None:
     whole = bytearray(sent(messages, 10_000))
     place = data.draw(st.integers(0, len(whole) - 1))
@@ -68,7 +68,7 @@ def test_a_flipped_bit_changes_no_frame_before_it(
 
 @given(st.binary(max_size=200), st.binary(max_size=100))
 def test_whatever_is_received_is_read_or_refused(prefix: bytes, garbage: bytes) -> None:
-    for data in (prefix, garbage, b"SW\x02" + prefix, sent([(Kind.SET, 1, {}, [prefix])], 100) + garbage):
+    for data in (prefix, garbage, b"SW\x03" + prefix, sent([(Kind.SET, {}, [prefix])], 100) + garbage):
         frames_of(data, 1)
         frames_of(data, 1 << 20)
 
@@ -79,18 +79,18 @@ def test_nothing_is_written_to_a_body_after_it_is_discarded(
 ) -> None:
     memory = bytearray(body_bytes)
 
-    def begin(kind: Kind, request: int, head: Head, body_bytes: int) -> memoryview | None:
+    def begin(kind: Kind, body_bytes: int) -> memoryview | None:
         return memoryview(memory) if kind is Kind.FOUND else None
 
     reader = FrameReader(begin)
-    wire = sent([(Kind.FOUND, 9, {}, [b"\xff" * body_bytes]), (Kind.PING, 1, {}, [])], 1 << 20)
+    wire = sent([(Kind.FOUND, {}, [b"\xff" * body_bytes]), (Kind.PING, {}, [])], 1 << 20)
     redirected = data.draw(st.integers(0, len(wire)))
     kinds: list[Kind] = []
     places = sorted({min(cut, len(wire)) for cut in cuts} | {0, redirected, len(wire)})
     after = None
     for start, end in pairwise(places):
         if start == redirected:
-            reader.discard_body(9)
+            reader.discard_body()
             after = bytes(memory) if reader._left_bytes > 0 and reader._frame is not None else None
         while start < end:
             buffer = reader.get_buffer()
@@ -104,8 +104,8 @@ def test_nothing_is_written_to_a_body_after_it_is_discarded(
 
 @given(HEADS, HEADS, st.binary(min_size=32, max_size=40), st.binary(min_size=32, max_size=40))
 def test_only_who_knows_the_secret_is_let_in(proof: Head, extra: Head, ours: bytes, theirs: bytes) -> None:
-    proxy = ProxySide(Secret(ours))
-    peer = PeerSide(Secret(theirs), "node", "n", "0" * 16)
+    proxy = ProxyHandshake(Secret(ours))
+    peer = NodeHandshake(Secret(theirs), "n", "0" * 16)
     challenge = proxy.begin()
     assert challenge is not None
     message = peer.received(*challenge)
@@ -113,7 +113,7 @@ def test_only_who_knows_the_secret_is_let_in(proof: Head, extra: Head, ours: byt
     with suppress(WireError, CredentialsError):
         proxy.received(message[0], {**message[1], **{key: each for key, each in extra.items() if key != "mac"}})
     assert (proxy.peer is not None) <= (ours == theirs)
-    other = ProxySide(Secret(ours))
+    other = ProxyHandshake(Secret(ours))
     with suppress(WireError, CredentialsError):
         other.received(Kind.PROOF, proof)
     assert other.peer is None

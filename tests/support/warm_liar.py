@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from stoker.errors import StoreError
+from stoker_warm._ends import Answer
 from stoker_warm._events import Report, Wake
 from stoker_warm._frames import Head, Kind
 from stoker_warm._node import NodeServer
-from stoker_warm._requests import Answer
 from stoker_warm._shard import Shard, ShardId
+from support.warm_wires import End
 
 __all__ = ["LIES", "Liar", "forge"]
 
@@ -61,19 +61,17 @@ class Liar(NodeServer):
             wake = Wake.parse({**wake.to_event(), "node": "warm-0"})
         return await super().run(wake, seconds)
 
-    def _answer(self, kind: Kind, head: Head, body: bytearray) -> Answer | Awaitable[Answer]:
-        if self.lie == "is silent" and kind is not Kind.PING:
-            return self._never()
+    def _answer(self, kind: Kind, head: Head, body: bytearray) -> Answer:
+        if self.lie == "is silent" and kind is not Kind.PING and self._connection is not None:
+            end = self._connection._transport
+            assert isinstance(end, End)
+            end.freeze()  # until it is called again
         if self.lie == "failed":
             raise StoreError("no")
         if self.lie == "says bye" and self._connection is not None and self._connection.is_open:
-            self._connection.notify(Kind.BYE, self.report.to_json())
+            self._connection.notify(Kind.LEAVING, self.report.to_json())
         answer = super()._answer(kind, head, body)
-        return self._lying(answer, head) if self.lie and isinstance(answer, tuple) else answer
-
-    async def _never(self) -> Answer:
-        await asyncio.sleep(1e6)
-        raise StoreError("a million seconds have passed")
+        return self._lying(answer, head) if self.lie else answer
 
     def _lying(self, answer: Answer, head: Head) -> Answer:
         kind, said, parts = answer

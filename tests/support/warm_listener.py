@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from stoker.errors import ConnectionLostError
-from stoker_warm._auth import ProxySide, Secret
-from stoker_warm._connection import Connection
+from stoker_warm._auth import ProxyHandshake, Secret
+from stoker_warm._ends import NodeEnd, ProxyEnd
 from stoker_warm._events import Wake
-from stoker_warm._frames import Head, Kind
+from stoker_warm._frames import Kind
 from stoker_warm._node import NodeServer
 from stoker_warm._shard import ShardStore
 from support.warm_platform import ADDRESS, SECRET
@@ -33,21 +33,18 @@ class Listener:
     ) -> None:
         self.network = Network(config)
         self.notices: list[Kind] = []
-        self.connections: list[Connection] = []
+        self.connections: list[ProxyEnd] = []
         self._is_dialled = asyncio.Event()
         self.network.listen(ADDRESS, self._accept)
         self.node = NodeServer(ShardStore(shelf_bytes), secret, connect=self._dial)
 
-    def _accept(self) -> Connection:
-        async def nothing(kind: Kind, head: Head, body: bytearray) -> tuple[Kind, Head, tuple[()]]:
-            raise AssertionError("a node asks for nothing")
-
-        connection = Connection(ProxySide(SECRET), nothing, notice=lambda kind, head: self.notices.append(kind))
+    def _accept(self) -> ProxyEnd:
+        connection = ProxyEnd(ProxyHandshake(SECRET), lambda _, kind, head: self.notices.append(kind))
         self.connections.append(connection)
         self._is_dialled.set()
         return connection
 
-    async def _dial(self, wake: Wake, make: Callable[[], Connection]) -> Connection:
+    async def _dial(self, wake: Wake, make: Callable[[], NodeEnd]) -> NodeEnd:
         try:
             _, connection = await self.network.dial(wake.proxy, make)
         except ConnectionRefusedError as error:
@@ -55,7 +52,7 @@ class Listener:
         return connection
 
     async def run(
-        self, meanwhile: Callable[[Connection], Awaitable[object]], *, seconds: float = 900.0, linger_seconds: float
+        self, meanwhile: Callable[[ProxyEnd], Awaitable[object]], *, seconds: float = 900.0, linger_seconds: float
     ) -> float:
         """Run an invocation, with something done on its connection; return how many seconds it took."""
         wake = Wake(node="warm-0", proxy=ADDRESS, linger_seconds=linger_seconds)
@@ -67,7 +64,7 @@ class Listener:
         await asyncio.sleep(0.1)  # until what it said last has arrived
         return ran_seconds
 
-    async def _serve(self, meanwhile: Callable[[Connection], Awaitable[object]]) -> None:
+    async def _serve(self, meanwhile: Callable[[ProxyEnd], Awaitable[object]]) -> None:
         await self._is_dialled.wait()
         await self.connections[-1].ready()
         await meanwhile(self.connections[-1])

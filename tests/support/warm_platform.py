@@ -14,7 +14,7 @@ from stoker.abc import Answer, ObjectRef
 from stoker.errors import ConnectionLostError, ServerError, ThrottledError
 from stoker_warm._auth import Secret
 from stoker_warm._config import WarmConfig
-from stoker_warm._connection import Connection
+from stoker_warm._ends import NodeEnd, ProxyEnd
 from stoker_warm._events import Wake
 from stoker_warm._node import NodeServer
 from stoker_warm._proxy import Proxy
@@ -43,10 +43,13 @@ class MemoryListener:
         self.is_open = False
         self.max_unauthenticated = 0
 
-    async def open(self, accept: Callable[[], Connection], *, max_unauthenticated: int = 0) -> None:
+    async def open(self, accept: Callable[[], ProxyEnd], *, max_unauthenticated: int = 0) -> None:
         self.network.listen(self.address, accept)
         self.max_unauthenticated = max_unauthenticated
         self.is_open = True
+
+    def settled(self, connection: ProxyEnd) -> None:
+        pass
 
     def close(self) -> None:
         if self.is_open:
@@ -82,7 +85,7 @@ class Instance:
             self._hold(is_held=True)
             self.running = None
 
-    async def _dial(self, wake: Wake, make: Callable[[], Connection]) -> Connection:
+    async def _dial(self, wake: Wake, make: Callable[[], NodeEnd]) -> NodeEnd:
         if self.platform.is_split:
             await asyncio.sleep(self.platform.dial_seconds)
             raise ConnectionLostError("nobody answers")

@@ -78,20 +78,23 @@ def _refuse_passphrase() -> str:
     raise ValueError("the key has a passphrase")
 
 
-def ephemeral_tls() -> ServerTls:
+def ephemeral_tls(extra: str = "tier") -> ServerTls:
     """Return what shows a certificate that is made for this process and signed by itself.
 
+    Args:
+        extra: of stoker's distribution, with which the package that makes it comes.
+
     Raises:
-        MissingExtraError: the package that makes it is not installed.
+        MissingExtraError: that package is not installed.
     """
-    with _ephemeral_files() as (chain, key):
+    with _ephemeral_files(extra) as (chain, key):
         return given_tls(chain, key)
 
 
 @contextmanager
-def _ephemeral_files() -> Iterator[tuple[Path, Path]]:
+def _ephemeral_files(extra: str) -> Iterator[tuple[Path, Path]]:
     """Yield a certificate and its key; OpenSSL reads both from files, which only this user may read."""
-    with needs_extra("a certificate for TLS, where --certificate and --key give none,", "tier"):
+    with needs_extra("a certificate for TLS, where --certificate and --key give none,", extra):
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec

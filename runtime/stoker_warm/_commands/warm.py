@@ -27,9 +27,8 @@ from stoker.cli.output import counted, json_text, printable, table
 from stoker.errors import ConfigError, DeadlineError
 from stoker_warm._auth import Certificate, Secret
 from stoker_warm._config import Fleet, WarmLocation
-from stoker_warm._frames import MAX_BODY_BYTES
+from stoker_warm._frames import MAX_SHARD_BYTES
 from stoker_warm._opening import FleetProxy, open_backend, secret_of_environment
-from stoker_warm._server import ProxyServer
 from stoker_warm._tier import ManagedBackend
 
 
@@ -44,10 +43,8 @@ async def run_proxy(args: Namespace, location: WarmLocation, secret: Secret) -> 
         warnings.warn(text, DeprecationWarning, stacklevel=1)
     fleet = _fleet(args, location)
     proxy = FleetProxy(fleet, secret)
-    server = ProxyServer(proxy)
-    proxy.serve(server)
     await proxy.start()
-    is_over = server.is_down
+    is_over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, is_over.set)
@@ -285,7 +282,7 @@ def configure(parser: ArgumentParser) -> None:
     status = add("status", "say what the tier holds, does and costs")
     bench = add("bench", "write and read objects, which stay there until others take their place")
     bench.add_argument("--objects", type=positive, default=32, metavar="N", help="how many (default: 32)")
-    size = size_from(0, MAX_BODY_BYTES)
+    size = size_from(0, MAX_SHARD_BYTES)
     bench.add_argument("--size", type=size, default=8 << 20, metavar="SIZE", help="of each (default: 8MiB)")
     bench.add_argument("--at-once", type=positive, default=4, metavar="N", help="reads at once (default: 4)")
     for action in (status, bench):

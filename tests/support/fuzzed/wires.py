@@ -10,8 +10,8 @@ from contextlib import suppress
 from stoker.errors import CredentialsError, WireError
 from stoker_warm import _auth as handshake
 from stoker_warm import _frames as wire
-from stoker_warm._auth import PeerSide, ProxySide, Secret
-from stoker_warm._frames import HEADER_BYTES, Frame, FrameReader, Head, Kind, encode_frame
+from stoker_warm._auth import NodeHandshake, ProxyHandshake, Secret
+from stoker_warm._frames import HEADER_BYTES, MAX_HEAD_BYTES, Frame, FrameReader, Kind, encode_frame
 from support.fuzzed.mutations import mutated_bytes, mutated_json
 from support.fuzzed.reader import Reader
 
@@ -30,10 +30,10 @@ def frames_of(data: bytes, most_bytes: int) -> tuple[list[tuple[Frame, bytes]], 
     """
     memories: list[bytearray] = []
     frames: list[tuple[Frame, bytes]] = []
-    begun: list[tuple[Kind, int, Head, int]] = []
+    begun: list[tuple[Kind, int]] = []
 
-    def begin(kind: Kind, request: int, head: Head, body_bytes: int) -> memoryview | None:
-        begun.append((kind, request, head, body_bytes))
+    def begin(kind: Kind, body_bytes: int) -> memoryview | None:
+        begun.append((kind, body_bytes))
         if body_bytes > len(data):  # it cannot come whole, so it need not be there
             memories.append(bytearray())
             return None
@@ -41,6 +41,7 @@ def frames_of(data: bytes, most_bytes: int) -> tuple[list[tuple[Frame, bytes]], 
         return memoryview(memories[-1])[len(GUARD) : -len(GUARD)]
 
     reader, left = FrameReader(begin), memoryview(data)
+    reader.max_head_bytes = MAX_HEAD_BYTES
     try:
         while left:
             buffer = reader.get_buffer()
@@ -49,7 +50,7 @@ def frames_of(data: bytes, most_bytes: int) -> tuple[list[tuple[Frame, bytes]], 
             buffer[:taken] = left[:taken]
             left = left[taken:]
             for frame in reader.received(taken):
-                assert (frame.kind, frame.request, frame.head, frame.body_bytes) == begun[-1]
+                assert (frame.kind, frame.body_bytes) == begun[-1]
                 assert len(begun) == len(frames) + 1
                 frames.append((frame, bytes(memories[-1][len(GUARD) : -len(GUARD)])))
     except WireError as error:
@@ -67,7 +68,7 @@ def _read_frames(data: bytes) -> str:
     for most_bytes in (1,) if len(data) < 150 else (13,):
         pieces, its_error = frames_of(data, most_bytes)
         assert (pieces, str(its_error)) == (whole, str(error)), "it depends on how the network cuts it"
-    said = b"".join(encode_frame(f.kind, f.request, f.head, f.body_bytes) + body for f, body in whole)
+    said = b"".join(encode_frame(f.kind, f.head, f.body_bytes) + body for f, body in whole)
     assert frames_of(said, 1 << 20) == (whole, None)
     if error is not None:
         raise error
@@ -75,18 +76,18 @@ def _read_frames(data: bytes) -> str:
 
 
 def _conversations() -> list[bytes]:
-    get = encode_frame(Kind.GET, 1, {"shard": "x.10+2.7", "crc32c": 7})
-    found = encode_frame(Kind.FOUND, 1, {"crc32c": 2**32 - 1, "late": 0.5}, len(BODY)) + BODY
-    put = encode_frame(Kind.SET, 2, {"shard": "x", "é": [None, True, {"a": []}]}, 3) + b"abc"
-    listed = encode_frame(Kind.LISTED, 0xFFFFFFFF, {"shards": [f"x.{n}" for n in range(30)], "more": False})
-    return [get + found + encode_frame(Kind.PING, 3), put + encode_frame(Kind.DELETE, 2), listed + get]
+    get = encode_frame(Kind.GET, {"shard": "x.10+2.7", "crc32c": 7})
+    found = encode_frame(Kind.FOUND, {"crc32c": 2**32 - 1, "late": 0.5}, len(BODY)) + BODY
+    put = encode_frame(Kind.SET, {"shard": "x", "é": [None, True, {"a": []}]}, 3) + b"abc"
+    listed = encode_frame(Kind.LISTED, {"shards": [f"x.{n}" for n in range(30)], "more": False})
+    return [get + found + encode_frame(Kind.PING), put + encode_frame(Kind.DELETE), listed + get]
 
 
 HEADERS = [
-    struct.pack(">2sBBIII", magic, version, kind, 1, head_bytes, body_bytes)
+    struct.pack(">2sBBII", magic, version, kind, head_bytes, body_bytes)
     for magic, version, kind, head_bytes, body_bytes in (
-        (b"WS", 2, 16, 0, 0), (b"SW", 0, 16, 0, 0), (b"SW", 2, 99, 0, 0), (b"SW", 2, 2, 4097, 0),
-        (b"SW", 2, 18, 2**32 - 1, 0), (b"SW", 2, 19, 0, 2**26 + 1), (b"SW", 2, 16, 0, 1), (b"SW", 2, 21, 2, 2**24),
+        (b"WS", 3, 16, 0, 0), (b"SW", 0, 16, 0, 0), (b"SW", 3, 99, 0, 0), (b"SW", 3, 2, 2**16 + 1, 0),
+        (b"SW", 3, 18, 2**32 - 1, 0), (b"SW", 3, 19, 0, 2**24 + 1), (b"SW", 3, 16, 0, 1), (b"SW", 3, 21, 2, 2**24),
     )
 ]  # fmt: skip
 
@@ -98,18 +99,18 @@ def _mutated_frames(data: bytes, pool: Sequence[bytes], rng: random.Random) -> b
         return mutated_bytes(data, pool, rng)
     if action == 1:
         return rng.choice([b"", data, data[: rng.randrange(len(data))]]) + rng.choice(HEADERS) + data
-    head_bytes = min(int(struct.unpack_from(">I", data, 8)[0]), len(data))
+    head_bytes = min(int(struct.unpack_from(">I", data, 4)[0]), len(data))
     text = mutated_json(data[HEADER_BYTES : HEADER_BYTES + head_bytes], [b"{}"], rng)
     if rng.random() < 0.1:
         text = rng.choice([b'{"a":' + b"[" * 9 + b"]" * 9 + b"}", b'{"a":1,"a":1}', b'{"a":"\\ud800"}', b"[]", b"7"])
-    return data[:8] + struct.pack(">I", len(text)) + data[12:HEADER_BYTES] + text + data[HEADER_BYTES + head_bytes :]
+    return data[:4] + struct.pack(">I", len(text)) + data[8:HEADER_BYTES] + text + data[HEADER_BYTES + head_bytes :]
 
 
 # The handshake, as one JSON object: of a proof that answers a known challenge, or of a challenge or a welcome.
 
 
 def _proof() -> bytes:
-    peer = PeerSide(SECRET, "node", "warm-7", INSTANCE, greeting={"term": 3, "hash": "é"}, nonce=lambda: b"p" * 32)
+    peer = NodeHandshake(SECRET, "warm-7", INSTANCE, greeting={"term": 3, "hash": "é"}, nonce=lambda: b"p" * 32)
     message = peer.received(Kind.CHALLENGE, {"nonce": (b"x" * 32).hex()})
     assert message is not None
     return wire._dumps(message[1]).encode()
@@ -117,15 +118,15 @@ def _proof() -> bytes:
 
 def _read_handshake(data: bytes) -> str:
     head = wire._parsed_head(data)
-    proxy = ProxySide(SECRET, nonce=lambda: b"x" * 32)
-    peer = PeerSide(SECRET, "client", "trainer", INSTANCE)
+    proxy = ProxyHandshake(SECRET, nonce=lambda: b"x" * 32)
+    peer = NodeHandshake(SECRET, "warm-8", INSTANCE)
     with suppress(WireError, CredentialsError):
         peer.received(Kind.CHALLENGE, head)
         peer.received(Kind.WELCOME, head)
     assert peer.peer is None
     proxy.received(Kind.PROOF, head)
     assert proxy.peer is not None
-    assert (proxy.peer.role, proxy.peer.node, proxy.peer.instance) == ("node", "warm-7", INSTANCE)
+    assert (proxy.peer.node, proxy.peer.instance) == ("warm-7", INSTANCE)
     assert proxy.peer.greeting == {"term": 3, "hash": "é"}, "something else was proven"
     return "read"
 
@@ -144,6 +145,6 @@ WIRES = {
         seeds=lambda: [_proof()],
         mutate=mutated_json,
         errors=(WireError, CredentialsError),
-        refusing=(ProxySide.received, handshake._field, handshake._greeting),
+        refusing=(ProxyHandshake.received, handshake._field, handshake._greeting),
     ),
 }

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from stoker.abc import Answer
+from stoker.errors import ServerError
 from stoker.testing import run_virtual
 from stoker_warm._commands.warm import measured
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
 from support.outside_names.shape import shape
-from support.warm_clients import SharedTier
+from support.warm_platform import Tier
 
 __all__ = ["warm_output"]
 
@@ -20,9 +23,16 @@ def warm_output(_: Path) -> Iterator[str]:
     lines: list[str] = []
 
     async def ask() -> None:
-        async with SharedTier(WarmConfig(nodes=4, code=Code(2, 1))) as tier:
-            tier.broken.add("warm-3")
-            client = tier.client()
+        tier = Tier(WarmConfig(nodes=4, code=Code(2, 1)))
+        invoke = tier.platform.invoke
+
+        async def broken(name: str, event: Mapping[str, Any]) -> Answer:
+            if name == "warm-3":
+                raise ServerError("it is broken")
+            return await invoke(name, event)
+
+        tier.proxy._invoke, client = broken, tier.proxy
+        async with tier:
             lines.extend(shape("stoker warm status --json ", await client.status(wakes=True)))
             lines.extend(
                 shape("stoker warm bench --json ", await measured(client, objects=2, size_bytes=1000, at_once=1))

@@ -16,7 +16,6 @@ from stoker import Prices
 from stoker._cost.prices import GB_BYTES
 from stoker_functions._deployment import Settings
 from stoker_functions._warm_node import shelf_bytes
-from stoker_warm._auth import is_private
 from stoker_warm._config import WarmConfig, WarmLocation
 from stoker_warm._connection import ConnectionConfig
 
@@ -110,8 +109,6 @@ def test_urls_of_warm_tiers_are_understood_and_listen_where_nodes_may_reach_them
         at = location.proxy or (location.fleet.listen if location.fleet else None)
         assert at is not None
         ports.add(at.port)
-        if location.fleet is not None:
-            assert location.fleet.certificate is not None or is_private(at.host)
     (port,) = ports
     assert re.search(rf"^    warmPort: {port}$", (ROOT / "serverless.yml").read_text(), re.MULTILINE)
 

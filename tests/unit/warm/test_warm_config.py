@@ -8,7 +8,6 @@ import pytest
 from stoker.errors import ConfigError
 from stoker.fanout import ExecutorOptions
 from stoker_warm._auth import Address, Certificate, Secret
-from stoker_warm._client import WarmClient
 from stoker_warm._config import Fleet, WarmConfig, WarmLocation
 from stoker_warm._erasure import Code
 from stoker_warm._opening import open_backend
@@ -153,16 +152,6 @@ def test_a_setting_that_means_nothing_to_the_functions_is_refused_before_anythin
     async def check() -> None:
         with pytest.raises(ConfigError, match="project means nothing"):
             await open_backend(WarmLocation.parse(f"{FLEET}&project=mine"), Secret.generate())
-
-    asyncio.run(check())
-
-
-def test_a_proxy_elsewhere_need_not_be_there_when_it_is_opened() -> None:
-    async def check() -> None:
-        keeper = await open_backend(WarmLocation.parse("warm://127.0.0.1:1"), Secret.generate())
-        assert isinstance(keeper, WarmClient)
-        assert not await keeper.read("0" * 32, memoryview(bytearray()))
-        await keeper.close()
 
     asyncio.run(check())
 

@@ -1,4 +1,4 @@
-"""Requests and answers of both sides of a connection."""
+"""Requests of the proxy and answers of a node."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import logging
 import pytest
 
 from stoker.errors import ConnectionLostError, NotFoundError, ServerError, WireError
-from stoker_warm._connection import Connection, ConnectionConfig
+from stoker_warm._connection import ConnectionConfig
+from stoker_warm._ends import Answer, ProxyEnd
 from stoker_warm._frames import Buffer, Head, Kind
-from stoker_warm._requests import Answer
 from support.warm_connections import SHARD, Server, joined, memory, node_side, proxy_side, run
-from support.warm_wires import Link
+from support.warm_wires import Link, LinkConfig
 
 
 def test_a_request_is_answered_with_a_body_straight_into_its_memory() -> None:
@@ -39,33 +39,20 @@ def test_a_body_goes_from_where_its_parts_are_and_belongs_to_who_serves_it() -> 
     run(test)
 
 
-def test_both_sides_ask_at_once_and_number_their_requests_for_themselves() -> None:
-    async def test() -> None:
-        async with joined(Server(), ask=Server()) as (proxy, node, _):
-            sizes = [0, 1, 100, 20_000, 300_000]
-            intos = [memory(size) for size in sizes * 2]
-            sides = [proxy] * len(sizes) + [node] * len(sizes)
-            wanted = [
-                side.request(Kind.GET, {"shard": len(into)}, into=into) for side, into in zip(sides, intos, strict=True)
-            ]
-            replies = await asyncio.gather(*wanted)
-            assert [reply.body_bytes for reply in replies] == sizes * 2
-            assert all(into == SHARD[: len(into)] for into in intos)
-
-    run(test)
-
-
-def test_answers_come_in_any_order() -> None:
+def test_many_requests_at_once_are_answered_in_their_order_each_in_its_own_memory() -> None:
     async def test() -> None:
         order: list[int] = []
 
-        async def ask(proxy: Connection, seconds: int) -> None:
-            await proxy.request(Kind.PING, {"seconds": seconds})
-            order.append(seconds)
+        async def ask(proxy: ProxyEnd, number: int, into: memoryview) -> None:
+            reply = await proxy.request(Kind.GET, {"shard": len(into)}, into=into)
+            assert reply.body_bytes == len(into)
+            order.append(number)
 
         async with joined(Server()) as (proxy, _, _):
-            await asyncio.gather(*(ask(proxy, seconds) for seconds in (3, 1, 2)))
-        assert order == [1, 2, 3]
+            intos = [memory(size) for size in [300_000, 0, 20_000, 1, 100] * 2]
+            await asyncio.gather(*(ask(proxy, number, into) for number, into in enumerate(intos)))
+            assert all(into == SHARD[: len(into)] for into in intos)
+            assert order == list(range(10))
 
     run(test)
 
@@ -80,7 +67,7 @@ def test_an_answer_without_a_taker_of_its_body_says_how_long_it_was() -> None:
 
 
 def test_an_error_of_the_handler_is_told_and_the_connection_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    async def broken(kind: Kind, head: Head, body: bytearray) -> Answer:
+    def broken(kind: Kind, head: Head, body: bytearray) -> Answer:
         if kind is Kind.PING:
             raise RuntimeError("a secret detail")
         if kind is Kind.INDEX:
@@ -106,7 +93,7 @@ def test_an_error_of_the_handler_is_told_and_the_connection_goes_on(caplog: pyte
 
     with caplog.at_level(logging.ERROR):
         run(test)
-    assert [record.getMessage() for record in caplog.records] == ["a PING request of a peer failed"]
+    assert [record.getMessage() for record in caplog.records] == ["a PING request of the proxy failed"]
 
 
 def test_what_cannot_be_sent_is_refused_and_the_connection_goes_on() -> None:
@@ -116,7 +103,7 @@ def test_what_cannot_be_sent_is_refused_and_the_connection_goes_on() -> None:
                 await proxy.request(Kind.PONG)
             with pytest.raises(WireError, match="at most 16777216"):
                 await proxy.request(Kind.SET, {}, body=[SHARD] * 20)
-            assert proxy.statistics().open_requests == 0
+            assert not proxy._requests
             assert (await proxy.request(Kind.PING)).kind is Kind.PONG
 
     run(test)
@@ -125,31 +112,52 @@ def test_what_cannot_be_sent_is_refused_and_the_connection_goes_on() -> None:
 def test_notices_arrive_in_order_and_before_what_is_sent_later() -> None:
     async def test() -> None:
         heard: list[tuple[Kind, Head]] = []
-        proxy = proxy_side(notice=lambda kind, head: heard.append((kind, head)))
+        proxy = proxy_side(lambda _, kind, head: heard.append((kind, head)))
         node = node_side()
         Link().join(proxy, node)
         with pytest.raises(ConnectionLostError, match="not ready"):
-            node.notify(Kind.PONG)
+            node.notify(Kind.HERE, {})
         await node.ready()
-        node.notify(Kind.PONG, {"awake": True})
-        node.notify(Kind.BYE, {"term": 3})
+        node.notify(Kind.HERE, {"awake": True})
+        node.notify(Kind.LEAVING, {"term": 3})
         await node.flush()
         await node.close()
         await proxy.closed()
-        assert heard == [(Kind.PONG, {"awake": True}), (Kind.BYE, {"term": 3})]
+        assert heard == [(Kind.HERE, {"awake": True}), (Kind.LEAVING, {"term": 3})]
+
+    run(test)
+
+
+def test_a_notice_between_two_answers_changes_nothing_about_their_order() -> None:
+    async def test() -> None:
+        heard: list[Kind] = []
+        proxy, wire = proxy_side(lambda _, kind, head: heard.append(kind)), Link()
+
+        def serve(kind: Kind, head: Head, body: bytearray) -> Answer:
+            node.notify(Kind.HERE, {})
+            return Kind.FOUND, {"number": head["number"]}, (SHARD[:20_000],)
+
+        node = node_side(serve)
+        wire.join(proxy, node)
+        await proxy.ready()
+        replies = await asyncio.gather(*(proxy.request(Kind.GET, {"number": number}) for number in range(5)))
+        assert [reply.head["number"] for reply in replies] == list(range(5))
+        assert heard == [Kind.HERE] * 5
+        await node.close()
+        await proxy.closed()
 
     run(test)
 
 
 def test_more_requests_than_may_be_open_wait_for_their_turn() -> None:
     async def test() -> None:
-        server, config = Server(seconds=1.0), ConnectionConfig(open_requests=3)
-        async with joined(server, config=config) as (proxy, _, _):
+        config, link = ConnectionConfig(open_requests=3), LinkConfig(latency_seconds=0.5)
+        async with joined(Server(), config=config, link=link) as (proxy, _, _):
+            begun_seconds = asyncio.get_running_loop().time()
             waiting = asyncio.gather(*(proxy.request(Kind.PING) for _ in range(10)))
-            await asyncio.sleep(0.5)
-            assert proxy.statistics().open_requests == 3
+            await asyncio.sleep(0.25)
+            assert len(proxy._requests) == 3
             await waiting
-            assert server.most_serving == 3
-            assert asyncio.get_running_loop().time() == pytest.approx(4, abs=0.1)
+            assert asyncio.get_running_loop().time() - begun_seconds == pytest.approx(4, abs=0.1)
 
     run(test)

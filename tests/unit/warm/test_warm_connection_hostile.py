@@ -17,26 +17,23 @@ from support.warm_wires import Link, LinkConfig
 @pytest.mark.parametrize(
     "data",
     [
-        encode_frame(Kind.PONG, 5),
-        encode_frame(Kind.FOUND, 5, {}, 10) + bytes(10),
-        encode_frame(Kind.FAILED, 5),
-        encode_frame(Kind.FAILED, 0),
-        encode_frame(Kind.FOUND, 0),
-        encode_frame(Kind.PING, 0),
-        encode_frame(Kind.SET, 7, {}, 0) * 2,
-        encode_frame(Kind.CHALLENGE, 0, {"nonce": "00" * 32}),
-        encode_frame(Kind.PROOF, 0),
-        encode_frame(Kind.WELCOME, 0, {"mac": "00" * 32}),
-        encode_frame(Kind.STORED, 1),
-        encode_frame(Kind.FOUND, 1, {}, 1001) + bytes(1001),
-        encode_frame(Kind.MISSING, 1) * 2,
-        b"SW\x02" + bytes(13),
+        encode_frame(Kind.PONG),
+        encode_frame(Kind.STORED),
+        encode_frame(Kind.PING),
+        encode_frame(Kind.SET),
+        encode_frame(Kind.CHALLENGE, {"nonce": "00" * 32}),
+        encode_frame(Kind.PROOF),
+        encode_frame(Kind.WELCOME, {"mac": "00" * 32}),
+        encode_frame(Kind.FOUND, {}, 1001) + bytes(1001),
+        encode_frame(Kind.MISSING) * 2,
+        encode_frame(Kind.FAILED) * 2,
+        b"SW\x03" + bytes(9),
     ],
-    ids=lambda data: data[:16].hex(),
+    ids=lambda data: data[:12].hex(),
 )
 def test_what_was_not_asked_for_closes_the_connection(data: bytes) -> None:
     async def test() -> None:
-        async with joined(Server(seconds=9)) as (proxy, node, wire):
+        async with joined(Server(), link=LinkConfig(latency_seconds=1.5)) as (proxy, node, wire):
             asking = asyncio.create_task(proxy.request(Kind.GET, into=memory(1000)))
             await asyncio.sleep(1)
             wire.ends[1].write(data)
@@ -48,6 +45,45 @@ def test_what_was_not_asked_for_closes_the_connection(data: bytes) -> None:
     run(test)
 
 
+def test_an_answer_while_nothing_is_asked_closes_the_connection() -> None:
+    async def test() -> None:
+        async with joined(Server()) as (proxy, _, wire):
+            await proxy.request(Kind.PING)
+            wire.ends[1].write(encode_frame(Kind.PONG))
+            await proxy.closed()
+            assert isinstance(proxy.failure, WireError)
+            assert "answers nothing that was asked" in str(proxy.failure)
+
+    run(test)
+
+
+def test_answers_out_of_order_close_the_connection_and_write_to_no_memory() -> None:
+    async def test() -> None:
+        async with joined(link=LinkConfig(latency_seconds=1.5)) as (proxy, _, wire):
+            into = memory(10)
+            getting = asyncio.create_task(proxy.request(Kind.SET, {"shard": "a"}))
+            asking = asyncio.create_task(proxy.request(Kind.GET, into=into))
+            await asyncio.sleep(1)
+            wire.ends[1].write(encode_frame(Kind.FOUND, {}, 10) + b"x" * 10 + encode_frame(Kind.STORED))
+            for each in (getting, asking):
+                with pytest.raises(ConnectionLostError, match="FOUND frame came, which answers nothing"):
+                    await each
+            assert not any(into)
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", [Kind.PONG, Kind.FOUND, Kind.HERE, Kind.LEAVING, Kind.FAILED, Kind.CHALLENGE])
+def test_a_node_is_asked_and_told_nothing_else(kind: Kind) -> None:
+    async def test() -> None:
+        async with joined(Server()) as (_, node, wire):
+            wire.ends[0].write(encode_frame(kind))
+            await node.closed()
+            assert isinstance(node.failure, WireError)
+
+    run(test)
+
+
 def test_a_request_cannot_be_answered_before_it_was_sent() -> None:
     async def test() -> None:
         config = ConnectionConfig(piece_bytes=10_000)
@@ -55,7 +91,7 @@ def test_a_request_cannot_be_answered_before_it_was_sent() -> None:
             wire.ends[1].pause_reading()
             asking = asyncio.create_task(proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD]))
             await asyncio.sleep(1)
-            wire.ends[1].write(encode_frame(Kind.STORED, 1))
+            wire.ends[1].write(encode_frame(Kind.STORED))
             with pytest.raises(ConnectionLostError):
                 await asking
             assert isinstance(proxy.failure, WireError)
@@ -73,24 +109,24 @@ def test_a_wrong_secret_ends_both_sides_with_what_to_check() -> None:
         for side in (proxy, node):
             with pytest.raises(CredentialsError, match="check that STOKER_WARM_SECRET is the same"):
                 await side.ready()
-            with pytest.raises(CredentialsError):
-                await side.request(Kind.PING)
             await side.closed()
+        with pytest.raises(CredentialsError):
+            await proxy.request(Kind.PING)
 
     run(test)
 
 
-@pytest.mark.parametrize("first", [encode_frame(Kind.PING, 1), encode_frame(Kind.SET, 1, {}, 100), b"x" * 16])
-def test_nothing_is_served_before_the_handshake(first: bytes) -> None:
+@pytest.mark.parametrize("first", [encode_frame(Kind.PING), encode_frame(Kind.SET, {}, 100), b"x" * 16])
+def test_nothing_is_taken_before_the_handshake(first: bytes) -> None:
     async def test() -> None:
         server = Server()
-        proxy, other = proxy_side(server), asyncio.Protocol()
-        wire = Link()
-        wire.join(proxy, other)
-        wire.ends[1].write(first)
-        with pytest.raises(WireError):
-            await proxy.ready()
-        await proxy.closed()
+        for side in (proxy_side(), node_side(server)):
+            wire = Link()
+            wire.join(side, asyncio.Protocol())
+            wire.ends[1].write(first)
+            with pytest.raises(WireError):
+                await side.ready()
+            await side.closed()
         assert server.asked == []
 
     run(test)
@@ -104,7 +140,7 @@ def test_who_is_slow_to_prove_himself_is_sent_away_in_time(seconds_between_bytes
         wire.join(proxy, other)
 
         async def trickle() -> None:
-            for byte in encode_frame(Kind.PROOF, 0, {"node": "x" * 3000}):
+            for byte in encode_frame(Kind.PROOF, {"node": "x" * 3000}):
                 await asyncio.sleep(seconds_between_bytes)
                 wire.ends[1].write(bytes([byte]))
 

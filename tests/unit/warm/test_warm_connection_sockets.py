@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import CredentialsError
-from stoker_warm._connection import Connection
+from stoker_warm._ends import NodeEnd, ProxyEnd
 from stoker_warm._frames import Kind
 from support.tls import make_authority
 from support.warm_connections import SHARD, Server, memory, node_side, proxy_side
@@ -23,8 +23,8 @@ from support.warm_connections import SHARD, Server, memory, node_side, proxy_sid
 class Pair:
     """Both sides of a connection over loopback."""
 
-    proxy: Connection
-    node: Connection
+    proxy: ProxyEnd
+    node: NodeEnd
     server: Server
 
 

@@ -9,9 +9,9 @@ from stoker.errors import WireError
 from stoker_warm._frames import (
     ANSWERS,
     HEADER_BYTES,
-    MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
     MAX_SHARD_BYTES,
+    NOTICES,
     Frame,
     FrameReader,
     Head,
@@ -21,21 +21,23 @@ from stoker_warm._frames import (
 )
 
 GUARD = b"\xa5" * 32
-PING = encode_frame(Kind.PING, 1)
+PING = encode_frame(Kind.PING)
 
 
 class Receiver:
     """Feeds a reader as a transport does, and keeps bodies in guarded memory."""
 
-    def __init__(self, *, wants_bodies: bool = True) -> None:
+    def __init__(self, *, wants_bodies: bool = True, is_known: bool = True) -> None:
         self.reader = FrameReader(self.begin)
+        if is_known:
+            self.reader.max_head_bytes = MAX_HEAD_BYTES
         self.wants_bodies = wants_bodies
         self.memories: list[bytearray] = []
-        self.begun: list[tuple[Kind, int, Head, int]] = []
+        self.begun: list[tuple[Kind, int]] = []
         self.frames: list[Frame] = []
 
-    def begin(self, kind: Kind, request: int, head: Head, body_bytes: int) -> memoryview | None:
-        self.begun.append((kind, request, head, body_bytes))
+    def begin(self, kind: Kind, body_bytes: int) -> memoryview | None:
+        self.begun.append((kind, body_bytes))
         if not self.wants_bodies:
             return None
         self.memories.append(bytearray(GUARD + bytes(body_bytes) + GUARD))
@@ -56,18 +58,18 @@ class Receiver:
         return [bytes(memory[len(GUARD) : -len(GUARD)]) for memory in self.memories]
 
 
-def header(kind: int, head_bytes: int = 0, body_bytes: int = 0, *, magic: bytes = b"SW", version: int = 2) -> bytes:
-    return struct.pack(">2sBBIII", magic, version, kind, 7, head_bytes, body_bytes)
+def header(kind: int, head_bytes: int = 0, body_bytes: int = 0, *, magic: bytes = b"SW", version: int = 3) -> bytes:
+    return struct.pack(">2sBBII", magic, version, kind, head_bytes, body_bytes)
 
 
 def with_head(text: bytes) -> bytes:
     return header(Kind.GET, len(text)) + text
 
 
-def test_a_frame_is_sixteen_bytes_then_the_head_as_json() -> None:
-    frame = encode_frame(Kind.GET, 5, {"shard": "x"}, 0)
-    assert frame == bytes.fromhex("5357021200000005 0000000d 00000000") + b'{"shard":"x"}'
-    assert HEADER_BYTES == 16
+def test_a_frame_is_twelve_bytes_then_the_head_as_json() -> None:
+    frame = encode_frame(Kind.GET, {"shard": "x"}, 0)
+    assert frame == bytes.fromhex("53570312 0000000d 00000000") + b'{"shard":"x"}'
+    assert HEADER_BYTES == 12
 
 
 @pytest.mark.parametrize("most_bytes", [1, 7, 1 << 30])
@@ -75,22 +77,22 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(most_bytes: int) -
     receiver = Receiver()
     body = bytes(range(256)) * 3
     heads: list[dict[str, Any]] = [{}, {"a": [1, 2.5, None, True, "é"]}, {"long": "x" * 40_000}]
-    data = b"".join(encode_frame(Kind.SET, n + 1, head, len(body)) + body for n, head in enumerate(heads)) + PING
+    data = b"".join(encode_frame(Kind.SET, head, len(body)) + body for n, head in enumerate(heads)) + PING
     receiver.receive(data, most_bytes)
     assert [frame.head for frame in receiver.frames] == [*heads, {}]
-    assert [frame.request for frame in receiver.frames] == [1, 2, 3, 1]
+    assert [frame.kind for frame in receiver.frames] == [Kind.SET] * 3 + [Kind.PING]
     assert receiver.bodies() == [body, body, body, b""]
 
 
 def test_a_body_of_no_bytes_is_a_whole_frame_with_its_head() -> None:
     receiver = Receiver()
-    receiver.receive(encode_frame(Kind.FOUND, 3, {"mac": "0"}, 0))
-    assert receiver.frames == [Frame(Kind.FOUND, 3, {"mac": "0"}, 0)]
+    receiver.receive(encode_frame(Kind.FOUND, {"mac": "0"}, 0))
+    assert receiver.frames == [Frame(Kind.FOUND, {"mac": "0"}, 0)]
 
 
 def test_the_rest_of_a_body_is_received_straight_into_the_memory_that_was_named() -> None:
     receiver = Receiver()
-    receiver.receive(encode_frame(Kind.FOUND, 3, {}, 100_000) + b"ab")
+    receiver.receive(encode_frame(Kind.FOUND, {}, 100_000) + b"ab")
     buffer = receiver.reader.get_buffer()
     assert len(buffer) == 100_000 - 2
     assert buffer.obj is receiver.memories[0]
@@ -105,7 +107,7 @@ def test_a_head_that_is_under_way_does_not_reserve_more_than_it_needs() -> None:
 def test_each_frame_is_given_out_before_the_next_one_begins() -> None:
     receiver = Receiver()
     buffer = receiver.reader.get_buffer()
-    data = encode_frame(Kind.PONG, 0) + encode_frame(Kind.GET, 1)
+    data = encode_frame(Kind.PONG) + encode_frame(Kind.GET)
     buffer[: len(data)] = data
     frames = receiver.reader.received(len(data))
     next(frames)
@@ -115,33 +117,33 @@ def test_each_frame_is_given_out_before_the_next_one_begins() -> None:
 
 def test_a_body_nobody_wants_is_thrown_away_and_the_next_frame_is_read() -> None:
     receiver = Receiver(wants_bodies=False)
-    receiver.receive(encode_frame(Kind.FOUND, 3, {}, 3_000_000) + bytes(3_000_000) + PING)
+    receiver.receive(encode_frame(Kind.FOUND, {}, 3_000_000) + bytes(3_000_000) + PING)
     assert [(frame.kind, frame.body_bytes) for frame in receiver.frames] == [(Kind.FOUND, 3_000_000), (Kind.PING, 0)]
 
 
 def test_a_discarded_body_leaves_its_memory_alone_from_then_on() -> None:
     receiver = Receiver()
-    receiver.receive(encode_frame(Kind.FOUND, 3, {}, 100_000) + b"b" * 40_000)
+    receiver.receive(encode_frame(Kind.FOUND, {}, 100_000) + b"b" * 40_000)
     before = receiver.bodies()
-    receiver.reader.discard_body(3)
+    receiver.reader.discard_body()
     receiver.receive(b"c" * 60_000 + PING)
     assert receiver.bodies()[0] == before[0] == b"b" * 40_000 + bytes(60_000)
     assert [frame.kind for frame in receiver.frames] == [Kind.FOUND, Kind.PING]
 
 
-def test_discarding_another_request_or_a_request_of_the_peer_changes_nothing() -> None:
-    for kind, redirected in ((Kind.FOUND, 4), (Kind.SET, 3)):
-        receiver = Receiver()
-        receiver.reader.discard_body(3)
-        receiver.receive(encode_frame(kind, 3, {}, 40_000) + b"b" * 30_000)
-        receiver.reader.discard_body(redirected)
-        receiver.receive(b"b" * 10_000)
-        assert receiver.bodies() == [b"b" * 40_000]
+def test_discarding_where_no_body_is_under_way_changes_nothing() -> None:
+    receiver = Receiver()
+    receiver.reader.discard_body()
+    receiver.receive(encode_frame(Kind.FOUND, {}, 40_000) + b"b" * 40_000 + PING[:5])
+    receiver.reader.discard_body()
+    receiver.receive(PING[5:])
+    assert receiver.bodies() == [b"b" * 40_000, b""]
+    assert [frame.kind for frame in receiver.frames] == [Kind.FOUND, Kind.PING]
 
 
 def test_a_closed_reader_throws_away_what_comes_and_gives_out_nothing() -> None:
     receiver = Receiver()
-    receiver.receive(encode_frame(Kind.FOUND, 3, {}, 10) + b"12345")
+    receiver.receive(encode_frame(Kind.FOUND, {}, 10) + b"12345")
     receiver.reader.close()
     receiver.receive(b"67890" + PING)
     assert receiver.bodies() == [b"12345" + bytes(5)]
@@ -152,14 +154,13 @@ def test_a_closed_reader_throws_away_what_comes_and_gives_out_nothing() -> None:
     ("data", "says"),
     [
         (b"GET / HTTP/1.1\r\n", "speaks another protocol"),
-        (b"\x16\x03\x01\x02\x00" + bytes(11), "speaks another protocol"),
-        (header(Kind.PING, version=1), "version 1 arrived, this is 2"),
+        (b"\x16\x03\x01\x02\x00" + bytes(7), "speaks another protocol"),
+        (header(Kind.PING, version=2), "version 2 arrived, this is 3"),
         (header(0), "kind 0"),
         (header(255), "kind 255"),
         (header(Kind.GET, MAX_HEAD_BYTES + 1), "at most 65536"),
         (header(Kind.GET, 0xFFFFFFFF), "at most 65536"),
-        (header(Kind.PROOF, 5000), "at most 4096"),
-        (header(Kind.FOUND, 0, MAX_BODY_BYTES + 1), "at most 67108864"),
+        (header(Kind.FOUND, 0, MAX_SHARD_BYTES + 1), "at most 16777216"),
         (header(Kind.SET, 0, MAX_SHARD_BYTES + 1), "at most 16777216"),
         (header(Kind.PING, 0, 1), "at most 0"),
         (with_head(b"[]"), "list, not an object"),
@@ -191,15 +192,25 @@ def test_what_is_not_the_protocol_is_refused_and_nothing_more_is_taken(data: byt
     assert len(receiver.frames) == 1
 
 
+@pytest.mark.parametrize("kind", [Kind.PROOF, Kind.GET, Kind.FAILED])
+def test_of_a_peer_that_is_not_known_no_head_above_4_kib_is_received(kind: Kind) -> None:
+    receiver = Receiver(is_known=False)
+    receiver.receive(header(kind, 4096))
+    assert len(receiver.reader.get_buffer()) <= 16 << 10
+    receiver = Receiver(is_known=False)
+    with pytest.raises(WireError, match="4097 bytes; at most 4096"):
+        receiver.receive(header(kind, 4097))
+
+
 def test_lengths_are_refused_before_the_head_is_there_or_anything_begins() -> None:
     receiver = Receiver()
     with pytest.raises(WireError):
-        receiver.receive(header(Kind.FOUND, 10, MAX_BODY_BYTES + 1))
+        receiver.receive(header(Kind.FOUND, 10, MAX_SHARD_BYTES + 1))
     assert receiver.begun == []
 
 
 def test_what_begin_refuses_ends_the_reader_too() -> None:
-    def begin(kind: Kind, request: int, head: Head, body_bytes: int) -> memoryview | None:
+    def begin(kind: Kind, body_bytes: int) -> memoryview | None:
         raise WireError("not asked for")
 
     reader = FrameReader(begin)
@@ -222,7 +233,11 @@ def test_what_begin_refuses_ends_the_reader_too() -> None:
 )
 def test_a_frame_that_the_peer_would_refuse_is_not_made(kind: Kind, head: Head, body_bytes: int) -> None:
     with pytest.raises(WireError):
-        encode_frame(kind, 1, head, body_bytes)
+        encode_frame(kind, head, body_bytes)
+
+
+def test_notices_are_neither_requests_nor_answers() -> None:
+    assert not NOTICES & (set(ANSWERS) | set().union(*ANSWERS.values()))
 
 
 def test_every_request_may_be_answered_by_failed_and_no_answer_is_a_request() -> None:
@@ -241,15 +256,15 @@ def all_of(frame: Outgoing, piece_bytes: int = 1 << 20) -> list[bytes]:
 
 
 def test_a_small_body_is_sent_in_one_piece_with_its_head() -> None:
-    frame = Outgoing(Kind.SET, 1, {}, [b"one", b"", b"two"])
+    frame = Outgoing(Kind.SET, {}, [b"one", b"", b"two"])
     assert not frame.has_begun
-    assert all_of(frame) == [encode_frame(Kind.SET, 1, {}, 6) + b"onetwo"]
+    assert all_of(frame) == [encode_frame(Kind.SET, {}, 6) + b"onetwo"]
     assert frame.has_begun
 
 
 def test_a_large_body_is_sent_as_views_of_its_memory_in_pieces() -> None:
     data = memoryview(bytes(range(250)) * 1000)
-    frame = Outgoing(Kind.SET, 1, {}, [data, data[:10]])
+    frame = Outgoing(Kind.SET, {}, [data, data[:10]])
     frame.next_piece(100_000)
     piece = frame.next_piece(100_000)
     assert isinstance(piece, memoryview)
@@ -261,10 +276,10 @@ def test_a_large_body_is_sent_as_views_of_its_memory_in_pieces() -> None:
 
 def test_a_part_that_is_an_array_counts_its_bytes() -> None:
     words = memoryview(bytearray(80_000)).cast("Q")
-    frame = Outgoing(Kind.SET, 1, {}, [words])
-    assert sum(map(len, all_of(frame))) == len(encode_frame(Kind.SET, 1)) + 80_000
+    frame = Outgoing(Kind.SET, {}, [words])
+    assert sum(map(len, all_of(frame))) == len(encode_frame(Kind.SET)) + 80_000
 
 
 def test_a_head_is_never_cut_into_pieces() -> None:
-    frame = Outgoing(Kind.SET, 1, {"a": "b" * 1000}, [bytes(100_000)])
-    assert frame.next_piece(100) == encode_frame(Kind.SET, 1, {"a": "b" * 1000}, 100_000)
+    frame = Outgoing(Kind.SET, {"a": "b" * 1000}, [bytes(100_000)])
+    assert frame.next_piece(100) == encode_frame(Kind.SET, {"a": "b" * 1000}, 100_000)

@@ -3,54 +3,56 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
-from stoker.errors import ConnectionLostError, WireError
+from stoker.errors import ConnectionLostError
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
+from stoker_warm._ends import Answer
 from stoker_warm._erasure import Code
 from stoker_warm._frames import Kind
 from stoker_warm._membership import State
 from stoker_warm._node import NodeServer
 from stoker_warm._node_connection import Node
-from stoker_warm._requests import Answer
 from support.warm_one_node import DATA, NAME, SHARD, the_instance
 from support.warm_platform import Mood, Tier
+from support.warm_wires import Link, LinkConfig
 
 READ_SECONDS = 2.0
+TRICKLE = LinkConfig(bytes_per_second=1400.0, segment_bytes=100)
+"""A shard takes a little longer than it may."""
 
 
 class Mute(NodeServer):
-    """Answers everything in time but requests for shards, of which it takes note."""
+    """Answers everything in time but requests for shards, of which it takes note: their bytes trickle."""
 
     is_mute = False
     asked = 0
+    links: Sequence[Link]
 
-    def _answer(self, kind: Kind, head: Any, body: bytearray) -> Any:
+    def _answer(self, kind: Kind, head: Any, body: bytearray) -> Answer:
         if kind is Kind.GET:
             self.asked += 1
             if self.is_mute:
-                return self._fail_late()
+                self.links[-1].config = TRICKLE
         return super()._answer(kind, head, body)
-
-    async def _fail_late(self) -> Answer:
-        await asyncio.sleep(READ_SECONDS + 0.01)
-        raise WireError("too late")
 
 
 def check_mute(test: Callable[[Tier, Node, Mute], Awaitable[None]], **settings: Any) -> None:
     async def main() -> None:
         config = WarmConfig(
-            nodes=1, code=Code(1, 0), **{"read_seconds": READ_SECONDS, "fresh_seconds": 0.5, **settings}
+            nodes=1,
+            code=Code(1, 0),
+            **{"read_seconds": READ_SECONDS, "fresh_seconds": 0.5, "linger_seconds": 30.0, **settings},
         )
         async with Tier(config, node_type=Mute) as made:
             await made.put((NAME, DATA))
             mute = the_instance(made).node
             assert isinstance(mute, Mute)
-            mute.is_mute = True
+            mute.is_mute, mute.links = True, made.network.links
             await test(made, made.proxy._nodes[0], mute)
 
     run_virtual(main())
@@ -91,7 +93,8 @@ def test_many_reads_at_once_that_are_in_vain_are_one() -> None:
     async def test(made: Tier, node: Node, mute: Mute) -> None:
         assert not any(await asyncio.gather(*[made.kept(NAME, DATA) for _ in range(5)]))
         assert node.membership.state is not State.GONE
-        mute.is_mute = False
+        mute.is_mute, made.network.links[-1].config = False, made.network.config
+        await asyncio.sleep(15.0)  # until what trickles is over
         assert await made.kept(NAME, DATA)
 
     check_mute(test)
@@ -122,4 +125,4 @@ def test_reads_for_which_the_wake_left_no_time_are_not_held_against_a_node() -> 
             assert not await made.kept(NAME, DATA)
         assert made.believed() == {"warm-0": {SHARD}}
 
-    check_mute(test)
+    check_mute(test, linger_seconds=0.25)

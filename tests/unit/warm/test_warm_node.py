@@ -11,11 +11,10 @@ import pytest
 from stoker.errors import ConnectionLostError, CredentialsError, ServerError
 from stoker.testing import run_virtual
 from stoker_warm._auth import Secret
-from stoker_warm._connection import Connection
+from stoker_warm._ends import ProxyEnd, Reply
 from stoker_warm._events import Report, Task, Wake
 from stoker_warm._frames import Kind
 from stoker_warm._node import LISTED_AT_ONCE, NodeServer
-from stoker_warm._requests import Reply
 from stoker_warm._shard import OVERHEAD_BYTES, ShardId, ShardStore
 from support.warm_listener import Listener
 from support.warm_platform import ADDRESS, SECRET
@@ -30,18 +29,18 @@ def shard(number: int, size_bytes: int = SIZE_BYTES) -> ShardId:
     return ShardId(f"{0:08x}{size_bytes:08x}{number:016x}", 1, 0, 0)
 
 
-async def put(proxy: Connection, each: ShardId, payload: bytes = b"", **changes: Any) -> Reply:
+async def put(proxy: ProxyEnd, each: ShardId, payload: bytes = b"", **changes: Any) -> Reply:
     payload = payload or bytes(each.size_bytes)
     head = {"shard": each.to_text(), "mac": MAC_TEXT, **changes}
     return await proxy.request(Kind.SET, head, body=(payload,))
 
 
-async def held(proxy: Connection) -> Report:
+async def held(proxy: ProxyEnd) -> Report:
     """Return what the node says of itself."""
     return Report.parse((await proxy.request(Kind.PING)).head)
 
 
-def serve(test: Callable[[Connection], Awaitable[None]], **options: Any) -> None:
+def serve(test: Callable[[ProxyEnd], Awaitable[None]], **options: Any) -> None:
     """Run a test, which is the proxy, during one invocation."""
 
     async def main() -> None:
@@ -60,7 +59,7 @@ def wake(**changes: Any) -> Wake:
 
 
 def test_a_shard_that_was_put_is_found_with_its_mac_and_another_is_missing() -> None:
-    async def test(proxy: Connection) -> None:
+    async def test(proxy: ProxyEnd) -> None:
         payload = bytes(range(SIZE_BYTES))
         assert (await put(proxy, shard(1), payload)).kind is Kind.STORED
         into = memoryview(bytearray(SIZE_BYTES))
@@ -73,7 +72,7 @@ def test_a_shard_that_was_put_is_found_with_its_mac_and_another_is_missing() -> 
 
 
 def test_every_answer_to_a_change_says_what_is_held_and_what_went_for_it() -> None:
-    async def test(proxy: Connection) -> None:
+    async def test(proxy: ProxyEnd) -> None:
         before = await held(proxy)
         assert (before.version.term, before.held_bytes, before.limit_bytes) == (0, 0, 2 * (SIZE_BYTES + OVERHEAD_BYTES))
         for number in (1, 2):
@@ -92,7 +91,7 @@ def test_every_answer_to_a_change_says_what_is_held_and_what_went_for_it() -> No
 
 @pytest.mark.parametrize("payload", [bytes(SIZE_BYTES - 1), bytes(SIZE_BYTES + 1)], ids=["shorter", "longer"])
 def test_what_is_not_as_long_as_its_name_says_is_not_kept(payload: bytes) -> None:
-    async def test(proxy: Connection) -> None:
+    async def test(proxy: ProxyEnd) -> None:
         refused = await put(proxy, shard(1), payload)
         assert (refused.kind, refused.head) == (Kind.REFUSED, {"reason": "of another length"})
         assert (await held(proxy)).version.term == 0
@@ -101,7 +100,7 @@ def test_what_is_not_as_long_as_its_name_says_is_not_kept(payload: bytes) -> Non
 
 
 def test_a_shard_that_is_larger_than_the_shelf_is_refused_and_nothing_goes_for_it() -> None:
-    async def test(proxy: Connection) -> None:
+    async def test(proxy: ProxyEnd) -> None:
         await put(proxy, shard(1))
         refused = await put(proxy, shard(2, 500))
         assert (refused.kind, refused.head) == (Kind.REFUSED, {"reason": "too large"})
@@ -111,7 +110,7 @@ def test_a_shard_that_is_larger_than_the_shelf_is_refused_and_nothing_goes_for_i
 
 
 def test_what_is_held_is_listed_page_by_page_in_the_order_of_ids() -> None:
-    async def test(proxy: Connection) -> None:
+    async def test(proxy: ProxyEnd) -> None:
         shards = [shard(number, 1) for number in range(LISTED_AT_ONCE + 2)]
         for each in reversed(shards):
             await put(proxy, each)
@@ -138,11 +137,10 @@ def test_what_is_held_is_listed_page_by_page_in_the_order_of_ids() -> None:
         (Kind.DELETE, {"shards": [shard(1).to_text()] * (LISTED_AT_ONCE + 1)}, "a list of shards has at most 1000"),
         (Kind.DELETE, {"shards": [None]}, "WireError"),
         (Kind.INDEX, {"after": "x"}, "WireError"),
-        (Kind.READ, {}, "a node does not know what to do with READ"),
     ],
 )
 def test_what_makes_no_sense_fails_and_changes_nothing(kind: Kind, head: dict[str, Any], says: str) -> None:
-    async def test(proxy: Connection) -> None:
+    async def test(proxy: ProxyEnd) -> None:
         before = await held(proxy)
         with pytest.raises(ServerError, match=says):
             await proxy.request(kind, head)
@@ -175,9 +173,9 @@ def test_a_greeting_says_what_the_call_was_for_and_what_is_held() -> None:
         listener = Listener()
         listener.node._store.set(shard(1), MAC_TEXT, bytes(SIZE_BYTES))
 
-        async def check(proxy: Connection) -> None:
+        async def check(proxy: ProxyEnd) -> None:
             peer = await proxy.ready()
-            assert (peer.role, peer.node, peer.instance) == ("node", "warm-0", listener.node.report.instance)
+            assert (peer.node, peer.instance) == ("warm-0", listener.node.report.instance)
             greeting = dict(peer.greeting)
             assert Report.parse(greeting) == listener.node.report
             assert greeting["term"] == 1
@@ -195,14 +193,14 @@ def test_the_shelf_and_the_connection_stay_from_one_invocation_to_the_next() -> 
         told = await listener.node.run(wake(linger_seconds=0.1), 900.0)
         await asyncio.sleep(1.0)
         assert len(listener.connections) == 1
-        assert listener.notices == [Kind.BYE, Kind.PONG, Kind.BYE], "it says that it is here again"
+        assert listener.notices == [Kind.LEAVING, Kind.HERE, Kind.LEAVING], "it says that it is here again"
         assert Report.parse(told).held_bytes == SIZE_BYTES + OVERHEAD_BYTES
         await listener.close()
 
     run_virtual(main())
 
 
-async def nothing(_: Connection) -> None:
+async def nothing(_: ProxyEnd) -> None:
     """Ask for nothing."""
 
 
@@ -225,7 +223,7 @@ def test_a_node_dials_anew_where_the_connection_from_before_is_of_no_use(why: st
         else:
             await listener.node.run(wake(**changes), 900.0)
             await asyncio.sleep(1.0)
-            assert listener.notices == [Kind.BYE, Kind.BYE], "it greets instead"
+            assert listener.notices == [Kind.LEAVING, Kind.LEAVING], "it greets instead"
         assert len(listener.connections) == 2
         assert not listener.connections[0].is_open
         await listener.close()

@@ -257,7 +257,7 @@ def test_a_node_that_answers_pings_with_failures_is_silent() -> None:
     async def test(made: Tier, node: Node) -> None:
         instance = the_instance(made)
 
-        async def failing(*_: object) -> Any:
+        def failing(*_: object) -> Any:
             raise StokerError("broken")
 
         instance.node._answer = failing  # type: ignore[method-assign, assignment]

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from contextlib import suppress
 
 import pytest
 
-from stoker_warm._auth import Secret
+from stoker.errors import StokerError
+from stoker_warm._auth import NodeHandshake, Secret
 from stoker_warm._config import WarmConfig
-from support.warm_clients import SharedTier, loaded, objects
-from support.warm_connections import run
+from stoker_warm._ends import NodeEnd
+from support.warm_connections import INSTANCE, refuse, run
+from support.warm_platform import ADDRESS, SECRET, Tier
 
-NAME = next(iter(objects(1)))
 CONFIG = WarmConfig(keep_warm_seconds=1e6)
+
+
+async def dialled(tier: Tier, node: str, secret: Secret) -> NodeEnd:
+    """Return the connection of a node that has dialled, when it has ended."""
+    _, end = await tier.network.dial(ADDRESS, lambda: NodeEnd(NodeHandshake(secret, node, INSTANCE), refuse))
+    with suppress(StokerError):
+        await end.ready()
+    await end.closed()
+    return end
 
 
 def test_a_crowd_that_does_not_know_the_secret_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -22,14 +34,27 @@ def test_a_crowd_that_does_not_know_the_secret_fills_no_log(caplog: pytest.LogCa
         return records
 
     async def test() -> None:
-        async with SharedTier(CONFIG) as tier:
-            crowd = [tier.client(secret=Secret.generate()) for _ in range(41)]
-            await asyncio.gather(*(loaded(each, [NAME]) for each in crowd[:40]))
+        async with Tier(CONFIG) as tier:
+            await asyncio.gather(*(dialled(tier, "warm-0", Secret.generate()) for _ in range(40)))
             (first,) = told()
             assert "STOKER_WARM_SECRET" in first
             await asyncio.sleep(11.0)
-            await loaded(crowd[-1], [NAME])
+            await dialled(tier, "warm-0", Secret.generate())
             (later,) = told()
             assert "39 more" in later
 
     run(test)
+
+
+@pytest.mark.parametrize("node", ["warm-12", "0", "warm-00", "warm--1", "trainer"])
+def test_a_peer_that_is_no_node_of_this_proxy_is_turned_away(node: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with Tier(CONFIG) as tier:
+            await asyncio.sleep(2.0)
+            end = await dialled(tier, node, SECRET)
+            assert not end.is_open
+            assert len(tier.proxy._peers._connections) == CONFIG.nodes
+
+    with caplog.at_level(logging.WARNING):
+        run(test)
+    assert f"there is no node {node}" in caplog.text

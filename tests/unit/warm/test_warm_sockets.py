@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
+import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import ConfigError, CredentialsError, MissingExtraError, StokerError
 from stoker.testing import run_virtual
-from stoker_warm._auth import Address, Certificate, PeerSide, ProxySide, Secret, dial
+from stoker_warm._auth import Address, Certificate, NodeHandshake, ProxyHandshake, Secret, dial
 from stoker_warm._config import WarmConfig
-from stoker_warm._connection import Connection
+from stoker_warm._ends import Answer, NodeEnd, ProxyEnd
 from stoker_warm._frames import Head, Kind
 from stoker_warm._listener import MAX_UNAUTHENTICATED, TcpListener
-from stoker_warm._requests import Answer
 from support.tls import make_authority
 from support.waiting import until
 from support.warm_platform import MemoryListener, Tier
@@ -27,50 +26,69 @@ SECRET = Secret(bytes(32))
 LOOPBACK = Address("127.0.0.1", 0)
 
 
-async def pong(kind: Kind, head: Head, body: bytearray) -> Answer:
+def ignore(connection: ProxyEnd, kind: Kind, head: Head) -> None:
+    """Take no note of a notice."""
+
+
+def pong(kind: Kind, head: Head, body: bytearray) -> Answer:
     return Kind.PONG, {}, ()
 
 
 class Host:
     """A door, and whom it has let in."""
 
-    def __init__(self, certificate: Certificate | None) -> None:
+    def __init__(self, certificate: Certificate | None, limit: int) -> None:
+        self.limit = limit
         self.listener = TcpListener(LOOPBACK, certificate=certificate)
-        self.connections: list[Connection] = []
+        self.connections: list[ProxyEnd] = []
+        self.settling: set[asyncio.Task[None]] = set()
         self.dialled: list[socket.socket] = []
         self.max_unauthenticated = 0
 
-    def accept(self) -> Connection:
+    def accept(self) -> ProxyEnd:
         self.max_unauthenticated = max(self.max_unauthenticated, self.listener.unauthenticated)
-        connection = Connection(ProxySide(SECRET, fingerprint=self.listener.fingerprint), pong)
+        connection = ProxyEnd(ProxyHandshake(SECRET, fingerprint=self.listener.fingerprint), ignore)
         self.connections.append(connection)
+        task = asyncio.get_running_loop().create_task(self._settle(connection))
+        self.settling.add(task)
+        task.add_done_callback(self.settling.discard)
         return connection
 
-    async def node(self, secret: Secret = SECRET) -> Connection:
+    async def _settle(self, connection: ProxyEnd) -> None:
+        with suppress(StokerError):
+            await connection.ready()
+        self.listener.settled(connection)
+
+    async def node(self, secret: Secret = SECRET) -> NodeEnd:
         """Return the connection of a node that has dialled, at its end."""
         fingerprint = self.listener.fingerprint
 
-        def made() -> Connection:
-            return Connection(PeerSide(secret, "node", "warm-0", "0" * 16, fingerprint=fingerprint), pong)
+        def made() -> NodeEnd:
+            return self.node_end(fingerprint, secret)
 
         return await dial(Address.parse(self.listener.address), fingerprint, made)
+
+    def node_end(self, fingerprint: str | None = None, secret: Secret = SECRET) -> NodeEnd:
+        """Return a node's end that expects a certificate: the listener's if none is given."""
+        fingerprint = self.listener.fingerprint if fingerprint is None else fingerprint
+        return NodeEnd(NodeHandshake(secret, "warm-0", "0" * 16, fingerprint=fingerprint), pong)
 
     async def silent(self, count: int) -> list[socket.socket]:
         """Return sockets that have dialled and say nothing."""
         address, loop = Address.parse(self.listener.address), asyncio.get_running_loop()
-        before = len(self.connections)
+        wanted = min(self.listener.unauthenticated + count, self.limit)
         for _ in range(count):
             sock = socket.socket()
             self.dialled.append(sock)
             sock.setblocking(False)
             await loop.sock_connect(sock, (address.host, address.port))
-        await until(lambda: len(self.connections) >= before + count)
+        await until(lambda: self.listener.unauthenticated >= wanted)
         return self.dialled[-count:]
 
 
 @asynccontextmanager
 async def host(certificate: Certificate | None = None, *, max_unauthenticated: int = 8) -> AsyncIterator[Host]:
-    made = Host(certificate)
+    made = Host(certificate, max_unauthenticated)
     await made.listener.open(made.accept, max_unauthenticated=max_unauthenticated)
     try:
         yield made
@@ -126,7 +144,7 @@ def test_those_who_dial_and_keep_silent_take_up_a_bounded_number_of_files_and_ke
             assert made.max_unauthenticated <= 8
             other = await made.node()
             await other.ready()
-            assert (await other.request(Kind.PING)).kind is Kind.PONG
+            assert other.is_open
             assert node.is_open
             await node.close()
             await other.close()
@@ -137,10 +155,33 @@ def test_those_who_dial_and_keep_silent_take_up_a_bounded_number_of_files_and_ke
 def test_who_came_first_goes_first(certificate: Certificate | None) -> None:
     async def test() -> None:
         async with host(certificate) as made:
-            await made.silent(12)
-            for connection in made.connections[:4]:
-                await connection.closed()
-            assert [connection.failure is None for connection in made.connections] == [False] * 4 + [True] * 8
+            silent = await made.silent(8)
+            await made.silent(4)
+            for sock in silent[:4]:
+                with suppress(ConnectionError):
+                    while await asyncio.get_running_loop().sock_recv(sock, 1000):
+                        pass
+            assert made.listener.unauthenticated == 8
+            for sock in silent[4:]:
+                with suppress(BlockingIOError):
+                    assert sock.recv(1000), "it is there"
+
+    asyncio.run(test())
+
+
+def test_who_keeps_silent_is_sent_away_after_a_while(
+    certificate: Certificate | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker_warm._listener._UNAUTHENTICATED_SECONDS", 0.1)
+
+    async def test() -> None:
+        async with host(certificate) as made:
+            (sock,) = await made.silent(1)
+            async with asyncio.timeout(3):
+                with suppress(ConnectionError):
+                    while await asyncio.get_running_loop().sock_recv(sock, 1000):
+                        pass
+            assert not made.listener.unauthenticated
 
     asyncio.run(test())
 
@@ -154,8 +195,8 @@ def test_nothing_is_left_of_strangers_when_the_door_closes(certificate: Certific
             for connection in made.connections:
                 await connection.closed()
             await until(lambda: not made.listener.unauthenticated)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert open_files() == before
+        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+        await until(lambda: open_files() == before)
 
     asyncio.run(test())
 
@@ -186,47 +227,28 @@ def test_nodes_that_all_dial_at_once_do_not_push_each_other_out() -> None:
     run_virtual(main())
 
 
-def test_a_name_with_several_addresses_is_listened_to_at_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-
-        async def found(*_: object, **__: object) -> list[object]:
-            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", 0)) for last in (1, 2, 1)]
-
-        monkeypatch.setattr(loop, "getaddrinfo", found)
-        door = TcpListener(Address("localhost", 0))
-        await door.open(lambda: Connection(ProxySide(SECRET), pong))
-        assert len(door._listening) == 2
-        door.close()
-
-    asyncio.run(test())
-
-
-def test_an_address_that_is_taken_or_open_to_all_is_refused() -> None:
+def test_an_address_that_is_taken_is_refused() -> None:
     async def test() -> None:
         async with host() as made:
             with pytest.raises(ConfigError, match="cannot listen"):
                 await TcpListener(Address.parse(made.listener.address)).open(made.accept)
-        with pytest.raises(ConfigError, match="private network"):
-            await TcpListener(Address("0.0.0.0", 0)).open(made.accept)  # noqa: S104 - which is what is refused
 
     asyncio.run(test())
 
 
 def test_a_system_without_files_for_more_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker_warm._listener._ACCEPT_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0.001)
+    refused, accept = [OSError(24, "Too many open files"), ConnectionAbortedError()], socket.socket.accept
+
+    def failing(self: socket.socket) -> object:
+        if refused:
+            raise refused.pop(0)
+        return accept(self)
 
     async def test() -> None:
-        loop, refused = asyncio.get_running_loop(), [OSError(24, "Too many open files"), ConnectionAbortedError()]
-        accept = loop.sock_accept
-
-        async def failing(sock: socket.socket) -> object:
-            if refused:
-                raise refused.pop(0)
-            return await accept(sock)
-
-        monkeypatch.setattr(loop, "sock_accept", failing)
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # which tells of it
         async with host() as made:
+            monkeypatch.setattr(socket.socket, "accept", failing)
             node = await made.node()
             await node.ready()
             await node.close()
@@ -235,11 +257,81 @@ def test_a_system_without_files_for_more_is_asked_again(monkeypatch: pytest.Monk
     asyncio.run(test())
 
 
+# Off loopback there is TLS.
+
+ELSEWHERE = Address("10.0.0.5", 7411)
+
+
+def test_a_proxy_that_nodes_dial_off_loopback_makes_a_certificate_which_they_pin() -> None:
+    async def test() -> None:
+        listener = TcpListener(LOOPBACK, advertised=ELSEWHERE)
+        assert listener.fingerprint == ""
+        made = Host(None, 8)
+        made.listener = listener
+        await listener.open(made.accept)
+        try:
+            assert listener.address == "10.0.0.5:7411"
+            assert len(listener.fingerprint) == 64
+            port = listener._port
+            node = await dial(Address("127.0.0.1", port), listener.fingerprint, lambda: made.node_end())
+            await node.ready()
+            assert (await made.connections[0].request(Kind.PING)).kind is Kind.PONG
+            await node.close()
+            other = await dial(Address("127.0.0.1", port), "ab" * 32, lambda: made.node_end("ab" * 32))
+            with pytest.raises(CredentialsError, match="expected was abab"):
+                await other.ready()
+            plain = await dial(Address("127.0.0.1", port), "", lambda: made.node_end(""))
+            with pytest.raises(StokerError):
+                await plain.ready()
+            assert len(made.connections) <= 2, "nobody speaks without TLS"
+        finally:
+            listener.close()
+
+    asyncio.run(test())
+
+
+def test_two_proxies_do_not_have_the_same_certificate() -> None:
+    async def test() -> None:
+        prints = set()
+        for _ in range(2):
+            listener = TcpListener(LOOPBACK, advertised=ELSEWHERE)
+            await listener.open(lambda: ProxyEnd(ProxyHandshake(SECRET), ignore))
+            listener.close()
+            prints.add(listener.fingerprint)
+        assert len(prints) == 2
+
+    asyncio.run(test())
+
+
+def test_where_a_certificate_cannot_be_made_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+
+    async def test() -> None:
+        listener = TcpListener(LOOPBACK, advertised=ELSEWHERE)
+        with pytest.raises(MissingExtraError, match=r"pip install 'stoker\[warm\]'"):
+            await listener.open(lambda: ProxyEnd(ProxyHandshake(SECRET), ignore))
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("host_name", ["10.0.0.5", "example.org", "fd00::5", "0.0.0.0", "192.168.0.1"])  # noqa: S104
+def test_a_proxy_elsewhere_is_not_dialled_without_tls(host_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async def connect(*_: object, **__: object) -> None:
+            raise AssertionError("it is dialled")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
+        address = Address(host_name, 7411)
+        with pytest.raises(ConfigError, match="loopback only: pass on the fingerprint") as refused:
+            await dial(address, "", lambda: NodeEnd(NodeHandshake(SECRET, "warm-0", "0" * 16), pong))
+        assert str(address) in str(refused.value)
+
+    asyncio.run(test())
+
+
 def test_a_certificate_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     certificate = certified(tmp_path)
-    assert isinstance(certificate.context(), ssl.SSLContext)
+    TcpListener(LOOPBACK, certificate=certificate)
     (tmp_path / "empty.pem").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
-        Certificate(chain=certificate.chain, key=tmp_path / "empty.pem").context()
-    with pytest.raises(ConfigError, match="holds no certificate"):
-        Certificate(chain=tmp_path / "empty.pem", key=certificate.key).fingerprint()
+        TcpListener(LOOPBACK, certificate=Certificate(chain=certificate.chain, key=tmp_path / "empty.pem"))

@@ -1,0 +1,269 @@
+"""Both ends of a connection: the proxy asks, and a node answers, at once and in the order of the requests.
+
+The body of an answer is received straight into the memory of the caller. A request that is cancelled lets go of its
+memory at once; the node is not told, and its answer is read and thrown away.
+
+Memory is bounded whatever the peer does: a node reads no further requests while answers to earlier ones wait to be
+sent, and the proxy takes nothing that it did not ask for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from stoker.errors import DeadlineError, ServerError, StokerError, WireError
+from stoker_warm._auth import Handshake
+from stoker_warm._connection import Connection, ConnectionConfig
+from stoker_warm._frames import ANSWERS, NOTICES, Buffer, Frame, Head, Kind, Outgoing
+
+_log = logging.getLogger("stoker.warm.serving")
+
+_SHOWN_CHARACTERS = 500
+"""Of what a node tells the proxy about its failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer of a node.
+
+    Attributes:
+        kind: one of ``ANSWERS`` of what was asked; never FAILED, which is raised.
+        head: its head.
+        body_bytes: length of its body: the first bytes of ``into``, if that was given.
+    """
+
+    kind: Kind
+    head: Head
+    body_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A request without an answer; cancelled if its outcome is done."""
+
+    kind: Kind
+    frame: Outgoing
+    into: memoryview | None
+    outcome: asyncio.Future[Reply | StokerError]
+
+
+class ProxyEnd(Connection):
+    """The end of the proxy, which asks.
+
+    Args:
+        handshake: of this end, for this connection only.
+        notice: is called with this connection, kind and head of each notice. A WireError that it raises ends the
+            connection.
+        config: its limits.
+    """
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        notice: Callable[[ProxyEnd, Kind, Head], None],
+        config: ConnectionConfig | None = None,
+    ) -> None:
+        super().__init__(handshake, config)
+        self._notice = notice
+        self._turns = asyncio.Semaphore(self._config.open_requests)
+        self._requests = deque[_Request]()  # in the order in which they are sent and answered
+
+    async def request(
+        self,
+        kind: Kind,
+        head: Head | None = None,
+        *,
+        body: Sequence[Buffer] = (),
+        into: memoryview | None = None,
+        timeout: float | None = None,
+    ) -> Reply:
+        """Ask the node, and return its answer, which comes behind those to all earlier requests.
+
+        When this returns or raises, cancelled too, nothing writes to ``into`` any more.
+
+        Args:
+            kind: a key of ``ANSWERS``.
+            head: of the request.
+            body: parts that are sent one behind the other. Their memory is never changed: it may be sent later.
+            into: memory for the body of the answer, which may be shorter; without, it is thrown away.
+            timeout: in seconds, the wait for its turn and the sending included.
+
+        Raises:
+            ConnectionLostError: the connection is not open, or broke.
+            DeadlineError: there was no answer in time. The connection stays open.
+            ServerError: the node says that it failed.
+            WireError: the request cannot be sent.
+        """
+        deadline = asyncio.timeout(timeout)
+        try:
+            async with deadline:
+                return await self._ask(kind, head, body, into)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise DeadlineError(f"{self._address} did not answer {kind.name} within {timeout:g} s") from None
+        finally:
+            # It refers to the task, whose cancellation refers to this frame: a circle that would keep the memory.
+            del deadline
+
+    async def _ask(self, kind: Kind, head: Head | None, body: Sequence[Buffer], into: memoryview | None) -> Reply:
+        if kind not in ANSWERS:
+            raise WireError(f"{kind.name} is no request")
+        await self._turns.acquire()
+        try:
+            if not self.is_open:
+                raise self._loss()
+            target = into.cast("B") if into is not None else None
+            request = _Request(kind, Outgoing(kind, head, body), target, self._loop.create_future())
+        except BaseException:
+            self._turns.release()
+            raise
+        self._requests.append(request)
+        self._send(request.frame)
+        try:
+            outcome = await request.outcome
+        except asyncio.CancelledError:
+            self._give_up(request)
+            raise
+        if isinstance(outcome, Reply):
+            return outcome
+        raise outcome
+
+    def _give_up(self, request: _Request) -> None:
+        """Let go of a request's memory, and withdraw what was not begun."""
+        request.into = None
+        if not request.frame.has_begun and self.failure is None:
+            self._outbox.remove(request.frame)
+            self._requests.remove(request)
+            self._turns.release()
+        elif self._requests and self._requests[0] is request:
+            self._reader.discard_body()
+
+    def _begin(self, kind: Kind, body_bytes: int) -> memoryview | None:
+        if kind in NOTICES:
+            return None
+        request = self._requests[0] if self._requests else None
+        if request is None or not request.frame.is_over or kind not in ANSWERS[request.kind]:
+            raise WireError(f"a {kind.name} frame came, which answers nothing that was asked")
+        if request.into is None:
+            return None
+        if body_bytes > len(request.into):
+            raise WireError(f"a {kind.name} frame has a body of {body_bytes} bytes, room is for {len(request.into)}")
+        return request.into[:body_bytes]
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind in NOTICES:
+            self._notice(self, frame.kind, frame.head)
+            return
+        request = self._requests.popleft()
+        self._turns.release()
+        if request.outcome.done():  # it was cancelled
+            return
+        if frame.kind is Kind.FAILED:
+            said = str(frame.head.get("error"))[:_SHOWN_CHARACTERS]
+            why = "".join(each if each.isprintable() else "?" for each in said)  # it may end up on a terminal
+            request.outcome.set_result(ServerError(f"{self._address} failed at {request.kind.name}: {why}"))
+        else:
+            request.outcome.set_result(Reply(frame.kind, frame.head, frame.body_bytes))
+
+    def _has_failed(self) -> None:
+        for request in self._requests:
+            self._turns.release()
+            if not request.outcome.done():  # a result, not an exception, which might never be retrieved
+                request.outcome.set_result(self._loss())
+        self._requests.clear()
+
+
+Answer = tuple[Kind, Head, Sequence[Buffer]]
+"""Kind, head and body of an answer. The memory of the body is not changed any more."""
+
+Serve = Callable[[Kind, Head, bytearray], Answer]
+"""Answers a request, whose body belongs to it. A StokerError that it raises is told to the proxy."""
+
+
+class NodeEnd(Connection):
+    """The end of a node, which answers.
+
+    Args:
+        handshake: of this end, for this connection only.
+        serve: answers the proxy's requests.
+        config: its limits.
+    """
+
+    def __init__(self, handshake: Handshake, serve: Serve, config: ConnectionConfig | None = None) -> None:
+        super().__init__(handshake, config)
+        self._serve = serve
+        self._body = bytearray()  # of the request that is being received
+        self._is_read_paused = False
+        self._has_flushed = asyncio.Event()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether answers wait for the proxy to take what was sent before."""
+        return bool(self._outbox)
+
+    def notify(self, kind: Kind, head: Head) -> None:
+        """Send a notice: a kind of ``NOTICES``.
+
+        Raises:
+            ConnectionLostError: the connection is not open.
+        """
+        if not self.is_open:
+            raise self._loss()
+        self._send(Outgoing(kind, head))
+
+    async def flush(self) -> None:
+        """Wait until all that was to be sent is with the transport and, but for TLS, with the kernel.
+
+        Raises:
+            ConnectionLostError: the connection broke before.
+        """
+        while (self._outbox or self._is_write_paused) and self.failure is None:
+            self._has_flushed.clear()
+            await self._has_flushed.wait()
+        if self.failure is not None:
+            raise self._loss()
+
+    def _begin(self, kind: Kind, body_bytes: int) -> memoryview | None:
+        if kind not in ANSWERS:
+            raise WireError(f"a {kind.name} frame came, which is no request")
+        self._body = bytearray(body_bytes)
+        return memoryview(self._body)
+
+    def _take(self, frame: Frame) -> None:
+        body, self._body = self._body, bytearray()
+        try:
+            kind, head, parts = self._serve(frame.kind, frame.head, body)
+            if kind not in ANSWERS[frame.kind]:
+                raise WireError(f"{kind.name} is no answer to {frame.kind.name}")
+            answer = Outgoing(kind, head, parts)
+        except StokerError as error:
+            answer = _failed(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - a boundary: the proxy gets it, and the log
+            _log.exception("a %s request of the proxy failed", frame.kind.name)
+            answer = _failed(type(error).__name__)
+        self._send(answer)
+
+    def _has_pumped(self) -> None:
+        """Read no further while answers wait to be sent."""
+        if not self._outbox:
+            self._has_flushed.set()
+        if self._transport is None or self._transport.is_closing() or self._is_read_paused == self.is_sending:
+            return
+        self._is_read_paused = self.is_sending
+        if self._is_read_paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _has_failed(self) -> None:
+        self._body = bytearray()
+        self._has_flushed.set()
+
+
+def _failed(why: str) -> Outgoing:
+    return Outgoing(Kind.FAILED, {"error": why[:_SHOWN_CHARACTERS]})
