@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ import numpy as np
 import psutil
 
 from stoker._base.checksum import crc32c
-from stoker._cache.keeper import name_of
 from stoker._shared.secret import TierSecret
 from stoker.abc import ObjectRef
 from stoker.fanout import ExecutorOptions, open_executor
@@ -23,6 +21,7 @@ from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionS
 from stoker_warm._auth import Address, Secret
 from stoker_warm._config import WarmConfig
 from stoker_warm._listener import TcpListener
+from stoker_warm._place import object_name
 from stoker_warm._proxy import Proxy
 from stoker_warm._shard import ShardMac
 
@@ -43,7 +42,7 @@ class Object:
 
     @property
     def name(self) -> str:
-        return name_of(self.ref)
+        return object_name(f"{_TIER_SECRET.tenant}/{_TIER_SECRET.name(self.ref)}")
 
 
 def made_objects(count: int, size_bytes: int) -> list[Object]:
@@ -63,10 +62,11 @@ class Fleet:
         cloud: that runs the nodes.
         proxy: of this process.
         secret: of all of them.
+        tenant: by which objects are named.
     """
 
     def __init__(self, cloud: FunctionCloud, proxy: Proxy) -> None:
-        self.cloud, self.proxy, self.secret = cloud, proxy, _SECRET
+        self.cloud, self.proxy, self.secret, self.tenant = cloud, proxy, _SECRET, _TIER_SECRET
 
     async def put(self, objects: Sequence[Object]) -> None:
         """Put objects away, and wait until all are."""
@@ -94,24 +94,6 @@ class Fleet:
     def node_seconds(self) -> float:
         """Return the processor time of all nodes, to the nanosecond where the system tells."""
         return sum(processor_seconds(process.pid) for process in self.processes())
-
-    @asynccontextmanager
-    async def program(self) -> AsyncIterator[tuple[int, Address]]:
-        """Run `stoker warm proxy` in the place of this process's proxy; yield its process id and its address."""
-        config = self.proxy.config
-        await self.proxy.close()
-        url = f"warm+lambda://{_PREFIX}?listen=127.0.0.1:0&nodes={config.nodes}&code={config.code}&linger=30s&wake=120s"
-        command = (sys.executable, "-m", "stoker.cli", "warm", "proxy", url)
-        secrets = {"STOKER_WARM_SECRET": _SECRET.reveal(), "STOKER_TIER_SECRET": _TIER_SECRET.reveal()}
-        environment = {**os.environ, **secrets}
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
-        try:
-            assert process.stdout is not None
-            said = (await process.stdout.readline()).decode().strip()
-            yield process.pid, Address.parse(said.removeprefix("warm://"))
-        finally:
-            process.terminate()
-            await process.wait()
 
 
 def processor_seconds(pid: int) -> float:

@@ -15,7 +15,7 @@ from benchmarks.warm_tier.fleet import Object, fleet, made_objects
 from benchmarks.warm_tier.plain import Copied, copied
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
-from stoker_warm._tier import TierBackend
+from stoker_warm._proxy import Proxy
 
 __all__ = ["Rates", "measured", "patient"]
 
@@ -68,7 +68,7 @@ async def measured(code: Code, rounds: int, reads: int) -> Rates:
 
 async def _rates(
     code: Code,
-    keeper: TierBackend,
+    keeper: Proxy,
     seconds_of_others: Callable[[], float],
     objects: Sequence[Object],
     times: tuple[int, int],
@@ -88,7 +88,7 @@ async def _rates(
 
 
 async def _round(
-    keeper: TierBackend, seconds_of_others: Callable[[], float], objects: Sequence[Object], reads: int
+    keeper: Proxy, seconds_of_others: Callable[[], float], objects: Sequence[Object], reads: int
 ) -> tuple[Copied, Copied, list[float]]:
     plain = copied([each.data for each in objects], reads)
     before = time.process_time() + seconds_of_others()
@@ -97,7 +97,7 @@ async def _round(
     return Copied(seconds=sum(seconds), processor_seconds=spent), plain, seconds
 
 
-async def _read(keeper: TierBackend, objects: Sequence[Object], reads: int) -> list[float]:
+async def _read(keeper: Proxy, objects: Sequence[Object], reads: int) -> list[float]:
     into, seconds = memoryview(bytearray(OBJECT_BYTES)), []
     for number in range(reads):
         wanted = objects[number % len(objects)]

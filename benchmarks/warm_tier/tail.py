@@ -61,7 +61,7 @@ async def tails(reads: int) -> list[Tail]:
             found.append(await reading.tail("bucket, hedged", Fetcher(store, ring=reading.ring, rng=rng)))
             async with fleet(patient(code)) as running:
                 await running.put(objects)
-                warm = Fetcher(store, ring=reading.ring, rng=rng, tiers=[WarmTier(running.proxy)])
+                warm = Fetcher(store, ring=reading.ring, rng=rng, tiers=[WarmTier.over(running.proxy, running.tenant)])
                 await reading.tail("once, so that all memory is in use", warm)
                 found.append(await reading.tail(f"warm tier, {code}", warm))
         finally:

@@ -1,8 +1,7 @@
 """Configuration of a warm tier, and the URLs that settings and commands write it in.
 
-``warm://10.0.0.5:7411?fingerprint=SHA256`` is a proxy that runs elsewhere. ``warm+lambda://PREFIX?listen=10.0.0.9:7411``
-and ``warm+gcf://…`` are a proxy in this process, whose nodes are the functions ``PREFIX-warm-0`` and so on. The secret
-is never part of it.
+``warm+lambda://PREFIX?listen=10.0.0.9:7411`` and ``warm+gcf://…`` are a proxy in this process, whose nodes are the
+functions ``PREFIX-warm-0`` and so on. Secrets are never part of it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, cast, get_args
 from urllib.parse import unquote
 
@@ -97,10 +95,9 @@ class WarmConfig:
         return f"warm-{node}"
 
 
-_EXAMPLE = "write for example warm://10.0.0.5:7411 or warm+lambda://stoker?listen=10.0.0.5:7411&nodes=12&code=10+2"
+_EXAMPLE = "write for example warm+lambda://stoker?listen=10.0.0.5:7411&nodes=12&code=10+2"
 _EXECUTORS = {"warm+lambda": ("lambda", "s3"), "warm+gcf": ("gcf", "gs")}
 """Scheme → executor, and the scheme of the buckets beside it."""
-_FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _PREFIX = re.compile(r"[A-Za-z0-9_-]{1,48}", re.ASCII)
 _SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s", re.ASCII)
 _COUNT = re.compile(r"\d{1,9}", re.ASCII)
@@ -118,7 +115,7 @@ class Fleet:
         config: of the proxy.
         listen: where it listens.
         advertised: address that nodes dial, if it is another.
-        certificate: what it shows, a must off loopback and private networks.
+        certificate: what it shows; None off loopback is one that is made for this process.
         bucket: URL or scheme of the store behind the tier, for comparing prices.
         egress: where this process is, seen from the bucket.
     """
@@ -132,25 +129,8 @@ class Fleet:
     bucket: str = "s3"
     egress: Egress = "same_region"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmLocation:
-    """Where a warm tier is.
-
-    Attributes:
-        url: as it was written.
-        proxy: the address of one that runs elsewhere; None for one in this process.
-        fingerprint: of the certificate that it must show; empty without TLS.
-        fleet: of the proxy in this process; None for one elsewhere.
-    """
-
-    url: str
-    proxy: Address | None = None
-    fingerprint: str = ""
-    fleet: Fleet | None = field(default=None)
-
     @classmethod
-    def parse(cls, url: str) -> WarmLocation:
+    def parse(cls, url: str) -> Fleet:
         """Return what a URL says.
 
         Raises:
@@ -163,26 +143,15 @@ class WarmLocation:
         if "@" in rest:
             # What stands before the @ may be a secret, so the URL is not repeated.
             raise ConfigError("a warm tier's URL holds a user or password; its secret is in STOKER_WARM_SECRET")
-        if scheme == "warm":
-            return cls(url=url, **_remote(place.removesuffix("/"), query))
         if scheme not in _EXECUTORS:
             raise ConfigError(f"{scheme[:_SHOWN_CHARACTERS]!r} is no kind of warm tier; {_EXAMPLE}")
-        return cls(url=url, fleet=_fleet(scheme, place.removesuffix("/"), query))
-
-
-def _remote(place: str, query: str) -> dict[str, Any]:
-    address = _address("host and port", place)
-    given = _settings(query, {"fingerprint"})
-    fingerprint = given.get("fingerprint", "")
-    if fingerprint and not _FINGERPRINT.fullmatch(fingerprint):
-        raise ConfigError("fingerprint of a warm tier's proxy is the SHA-256 of its certificate, 64 hexadecimal digits")
-    return {"proxy": address, "fingerprint": fingerprint}
+        return _fleet(scheme, place.removesuffix("/"), query)
 
 
 def _fleet(scheme: str, place: str, query: str) -> Fleet:
     if not _PREFIX.fullmatch(place):
         raise ConfigError(f"the prefix of a warm tier's functions is {place!r:.{_SHOWN_CHARACTERS}}; {_EXAMPLE}")
-    given = _settings(query, {*_CONFIG, *OPTIONS, *_PLACES}, _REMOVED)
+    given = _settings(query, {*_CONFIG, *OPTIONS, *_PLACES})
     if "listen" not in given:
         raise ConfigError(f"listen is missing: where nodes dial this process; {_EXAMPLE}")
     if ("certificate" in given) != ("key" in given):
@@ -205,12 +174,12 @@ def _fleet(scheme: str, place: str, query: str) -> Fleet:
     )
 
 
-def _settings(query: str, known: Collection[str], removed: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+def _settings(query: str, known: Collection[str]) -> dict[str, str]:
     """Return the settings of a query. A plus is a plus, as in ``code=10+2``; values are not repeated in errors."""
     given: dict[str, str] = {}
     for each in query.split("&") if query else ():
         name, _, value = each.partition("=")
-        if name not in known and name not in removed:
+        if name not in known and name not in _REMOVED:
             raise ConfigError(
                 f"{name[:_SHOWN_CHARACTERS]!r} is no setting of such a warm tier; there are {', '.join(sorted(known))}"
             )
@@ -219,8 +188,8 @@ def _settings(query: str, known: Collection[str], removed: Mapping[str, str] = M
         given[name] = unquote(value, errors="strict") if value.isascii() else ""
         if not given[name] or not given[name].isprintable():
             raise ConfigError(f"{name} has no value, or one that cannot be, in the URL of a warm tier")
-        if name in removed:
-            text = f"{name}= of a warm tier has no effect: {removed[name]}; leave it out"
+        if name in _REMOVED:
+            text = f"{name}= of a warm tier has no effect: {_REMOVED[name]}; leave it out"
             warnings.warn(text, DeprecationWarning, stacklevel=caller_level())
     return given
 

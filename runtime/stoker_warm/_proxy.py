@@ -19,7 +19,7 @@ from stoker._cost.prices import FunctionPrices, Prices
 from stoker.abc import Answer
 from stoker.errors import StokerError
 from stoker_warm._auth import Secret
-from stoker_warm._billing import CostMeter, ProxyStatistics, ProxyTally, Tariff
+from stoker_warm._billing import Bill, CostMeter, ProxyStatistics, ProxyTally, Tariff
 from stoker_warm._config import WarmConfig
 from stoker_warm._directory import Directory
 from stoker_warm._erasure import require_codec
@@ -138,24 +138,27 @@ class Proxy:
             nodes={state.value: count for state, count in states.items()},
         )
 
+    def bill(self) -> Bill:
+        """Return what the tier has cost so far."""
+        seconds, tariff = asyncio.get_running_loop().time() - self._begun_seconds, self._tariff
+        return self.meter.bill(seconds, tariff.functions, tariff.store, tariff.egress)
+
     async def status(self, *, wakes: bool = False) -> dict[str, Any]:
         """Return figures of the tier as JSON values, after calling all nodes if it ``wakes``."""
         problems = await self.wake() if wakes else {}
-        seconds = asyncio.get_running_loop().time() - self._begun_seconds
-        statistics, tariff = self.statistics(), self._tariff
-        bill = self.meter.bill(seconds, tariff.functions, tariff.store, tariff.egress)
+        statistics = self.statistics()
         return {
             "code": str(self.config.code),
             **{each.name: getattr(statistics, each.name) for each in fields(statistics)},
             "nodes": dict(statistics.nodes),
             "problems": _described(problems),
             "absent": len(problems),
-            "bill": bill.to_json() | {"unanswered": self.meter.unanswered},
+            "bill": self.bill().to_json() | {"unanswered": self.meter.unanswered},
         }
 
-    async def down(self, *, forgets: bool = False) -> list[str]:
-        """Have nodes return, and drop what they hold if it ``forgets``; return what went wrong."""
-        problems = await self.forget() if forgets else {}
+    async def down(self) -> list[str]:
+        """Have nodes drop what they hold, and return; return what went wrong."""
+        problems = await self.forget()
         await self.stop()
         return _described(problems)
 
@@ -245,17 +248,21 @@ class Proxy:
         self._tally.misses += is_missed
         return is_missed
 
+    def has(self, name: str) -> bool:
+        """Return whether an object is here, or on its way."""
+        return self._writer.has(name)
+
+    def has_room(self, size_bytes: int, *, reserved_bytes: int = 0) -> bool:
+        """Return whether a copy of an object may wait to be written, besides those that are announced."""
+        return self._writer.has_room(size_bytes, reserved_bytes=reserved_bytes)
+
     def offer(self, name: str, data: memoryview) -> None:
         """Put an object away some time, if there is room for a copy until then. Never blocks."""
         self._writer.offer(name, data)
 
-    def take(self, name: str, data: bytearray) -> bool:
-        """Like :meth:`offer`, but without a copy: ``data`` is not changed any more.
-
-        Returns:
-            Whether it is here, or will be if nothing comes between.
-        """
-        return self._writer.take(name, data)
+    def take(self, name: str, data: memoryview) -> None:
+        """Like :meth:`offer`, but without a copy: ``data`` is not changed any more."""
+        self._writer.take(name, data)
 
     def drop(self, name: str) -> None:
         """Forget an object, also one that is being written: its bytes are wrong."""

@@ -1,7 +1,8 @@
 """The warm tier as the fetcher sees it: a place before the bucket that may be late, lack or lose anything.
 
-Its backend, a proxy in this process or a client of one elsewhere, is opened in the background. Until that has
-succeeded every read is a miss, and after a failure it is left alone for some time.
+Its proxy runs in this process, and is opened in the background at the first read. Until that has succeeded every read
+is a miss, and after a failure it is left alone for some time. A proxy elsewhere is a server of a shared tier, and read
+by the client of these.
 """
 
 from __future__ import annotations
@@ -9,137 +10,165 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 
-from stoker._cache.keeper import name_of
-from stoker.abc import ObjectRef
-from stoker.errors import StokerError
+from stoker._base.task_group import end_tasks
+from stoker._cost.prices import Prices
+from stoker._shared.client import SharedTier, shared_tier_at
+from stoker._shared.secret import VARIABLE, TierSecret
+from stoker.abc import Executor, ObjectRef, Readable
+from stoker.errors import ConfigError, StokerError
+from stoker.fanout import open_executor
+from stoker_warm._auth import Secret
+from stoker_warm._billing import Tariff
+from stoker_warm._config import BILLED, OPTIONS, Fleet
+from stoker_warm._erasure import require_codec
+from stoker_warm._listener import TcpListener
+from stoker_warm._place import object_name
+from stoker_warm._proxy import Proxy
+from stoker_warm._shard import ShardMac
 
 _log = logging.getLogger("stoker.warm.lazy")
 
 _RETRY_SECONDS = 30.0
 
 
-class TierBackend(Protocol):
-    """Keeps objects by their names: a :class:`~stoker_warm._proxy.Proxy`, or a client of one."""
+class FleetProxy(Proxy):
+    """A proxy in this process, with the executor that calls its nodes.
 
-    async def read(self, name: str, into: memoryview) -> bool:
-        """Fill ``into`` with an object and return True, or False if it is not to be had.
+    Args:
+        fleet: the nodes, and where to listen.
+        secret: of the deployment.
+        mac: makes the MACs of shards.
+
+    Raises:
+        ConfigError: the executor does not take a setting.
+        MissingExtraError: the executor, or the code, needs what is not installed.
+    """
+
+    def __init__(self, fleet: Fleet, secret: Secret, mac: ShardMac) -> None:
+        self._executor = _executor(fleet)
+        listener = TcpListener(fleet.listen, advertised=fleet.advertised, certificate=fleet.certificate)
+        tariff = _tariff(fleet, self._executor)
+        super().__init__(fleet.config, secret, self._executor.call, listener, mac=mac, tariff=tariff)
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Listen, and call all nodes.
 
         Raises:
-            StoreError: the backend cannot be reached.
+            StokerError: it cannot listen, or functions cannot be called.
         """
-        ...
-
-    def offer(self, name: str, data: memoryview) -> None:
-        """Keep an object some time; must not block, and copies what it keeps."""
-        ...
-
-    def drop(self, name: str) -> None:
-        """Deliver an object no more: its bytes were wrong. Must not block."""
-        ...
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._executor)
+            stack.push_async_callback(super().close)
+            await super().start()
+            self._stack = stack.pop_all()
 
     async def close(self) -> None:
-        """Release what it holds here. Idempotent."""
-        ...
+        """Have nodes return, and end. Idempotent."""
+        await self._stack.aclose()
 
 
-class ManagedBackend(TierBackend, Protocol):
-    """A backend with what the command line asks for."""
+def _executor(fleet: Fleet) -> Executor:
+    executor = open_executor(fleet.executor, fleet.options)
+    for setting, (option, _) in OPTIONS.items():
+        if getattr(fleet.options, option) is not None and option not in {*executor.heeds, *BILLED}:
+            raise ConfigError(f"{setting} means nothing to functions on {fleet.executor}; leave it out")
+    return executor
 
-    async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
-        """Return figures as :class:`~stoker_warm._proxy.Proxy` does; calls all nodes first if it ``wakes``."""
-        ...
 
-    async def down(self, *, forgets: bool = False) -> list[str]:
-        """Have nodes return, and drop what they hold if it ``forgets``; return what went wrong."""
-        ...
+def _tariff(fleet: Fleet, executor: Executor) -> Tariff | None:
+    if executor.platform is None:
+        return None
+    prices = Prices.load()
+    return Tariff(functions=prices.function(executor.platform), store=prices.store(fleet.bucket), egress=fleet.egress)
 
 
 class WarmTier:
-    """A :class:`~stoker.abc.Tier` over a backend. For a fetcher, which asks the store as well when it is late.
+    """A :class:`~stoker.abc.Tier` over a proxy. For a fetcher, which asks the store as well when it is late.
+
+    Each process has a proxy of its own.
 
     Args:
-        backend: keeps the objects.
+        start_proxy: returns a proxy that runs.
+        secret: of the tenant, by which objects are named.
         max_object_bytes: size of the largest object that it can keep; None if that is not known.
+        retry_seconds: after a failure the proxy is not started again for this long.
     """
 
     name = "warm"
 
-    def __init__(self, backend: TierBackend, *, max_object_bytes: int | None = None) -> None:
-        self.backend, self.max_object_bytes = backend, max_object_bytes
-
-    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
-        """Fill ``into`` with an object, if it is there.
-
-        Raises:
-            StoreError: the backend cannot be reached.
-        """
-        return await self.backend.read(name_of(ref), into)
-
-    def offer(self, ref: ObjectRef, data: memoryview) -> None:
-        """Keep an object that came from the bucket."""
-        self.backend.offer(name_of(ref), data)
-
-    def reject(self, ref: ObjectRef) -> None:
-        """Forget an object of which wrong bytes were read."""
-        self.backend.drop(name_of(ref))
-
-    async def close(self) -> None:
-        """Close the backend. Idempotent."""
-        await self.backend.close()
-
-
-class LazyBackend:
-    """A :class:`TierBackend` that is opened in the background at the first read; each process has its own.
-
-    Args:
-        open_backend: opens it.
-        retry_seconds: after a failure it is not opened again for this long.
-    """
-
     def __init__(
-        self, open_backend: Callable[[], Awaitable[TierBackend]], *, retry_seconds: float = _RETRY_SECONDS
+        self,
+        start_proxy: Callable[[], Awaitable[Proxy]],
+        secret: TierSecret,
+        *,
+        max_object_bytes: int | None = None,
+        retry_seconds: float = _RETRY_SECONDS,
     ) -> None:
-        self._open_backend, self._retry_seconds = open_backend, retry_seconds
-        self._pid = os.getpid()
-        self._backend: TierBackend | None = None
+        self._start_proxy, self._secret, self._retry_seconds = start_proxy, secret, retry_seconds
+        self.max_object_bytes = max_object_bytes
+        self._proxy: Proxy | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._retry_at_seconds = float("-inf")
+        self._forget()
+
+    @classmethod
+    def over(cls, proxy: Proxy, secret: TierSecret) -> WarmTier:
+        """Return the tier of a proxy that runs already."""
+
+        async def start() -> Proxy:
+            await proxy.start()
+            return proxy
+
+        tier = cls(start, secret, max_object_bytes=proxy.config.max_object_bytes)
+        tier._proxy = proxy
+        return tier
 
     @property
-    def backend(self) -> TierBackend | None:
-        """The backend while it is open in this process, else None."""
-        return self._backend if self._pid == os.getpid() else None
+    def proxy(self) -> Proxy | None:
+        """The proxy while it runs in this process, else None."""
+        return self._proxy if self._pid == os.getpid() else None
 
-    async def read(self, name: str, into: memoryview) -> bool:
-        """Fill ``into`` with an object, if it is there; begins to open the backend if it is not open."""
-        if self.backend is None:
+    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
+        """Fill ``into`` with an object, if it is there; begins to start the proxy if it does not run."""
+        if self.proxy is None:
             self._begin()
             return False
-        return await self.backend.read(name, into)
+        return await self.proxy.read(self._name(ref), into)
 
-    def offer(self, name: str, data: memoryview) -> None:
-        """Keep an object, if the backend is open."""
-        if self.backend is not None:
-            self.backend.offer(name, data)
+    def offer(self, ref: ObjectRef, data: memoryview) -> None:
+        """Keep an object that came from the bucket, if the proxy runs."""
+        if self.proxy is not None:
+            self.proxy.offer(self._name(ref), data)
 
-    def drop(self, name: str) -> None:
-        """Forget an object, if the backend is open."""
-        if self.backend is not None:
-            self.backend.drop(name)
+    def reject(self, ref: ObjectRef) -> None:
+        """Forget an object whose bytes were wrong."""
+        if self.proxy is not None:
+            self.proxy.drop(self._name(ref))
+
+    async def open(self) -> Proxy:
+        """Start the proxy, and return it.
+
+        Raises:
+            StokerError: it cannot listen, or functions cannot be called.
+        """
+        self._proxy = await self._start_proxy()
+        return self._proxy
 
     async def close(self) -> None:
         """Close what was opened. Idempotent; a read opens it anew."""
         if self._pid != os.getpid():
             self._forget()
         if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait([self._opening])
-        backend, self._backend = self._backend, None
-        if backend is not None:
-            await backend.close()
+            await end_tasks([self._opening])
+        proxy, self._proxy = self._proxy, None
+        if proxy is not None:
+            await proxy.close()
+
+    def _name(self, ref: ObjectRef) -> str:
+        return object_name(f"{self._secret.tenant}/{self._secret.name(ref)}")
 
     def _begin(self) -> None:
         if self._pid != os.getpid():
@@ -149,7 +178,7 @@ class LazyBackend:
 
     async def _open(self) -> None:
         try:
-            self._backend = await self._open_backend()
+            await self.open()
         except StokerError as error:
             self._retry_at_seconds = asyncio.get_running_loop().time() + self._retry_seconds
             _log.warning(
@@ -161,5 +190,70 @@ class LazyBackend:
             self._opening = None
 
     def _forget(self) -> None:
-        """Begin with nothing: what there is belongs to the process that this one was forked from."""
-        self._pid, self._backend, self._opening, self._retry_at_seconds = os.getpid(), None, None, float("-inf")
+        """Begin with nothing: what there may be belongs to the process that this one was forked from."""
+        self._pid, self._proxy, self._opening, self._retry_at_seconds = os.getpid(), None, None, float("-inf")
+
+
+def secret_of_environment() -> Secret:
+    """Return the deployment's secret, of the variable ``STOKER_WARM_SECRET``.
+
+    Raises:
+        ConfigError: there is none, or it is not one.
+    """
+    return Secret.parse(os.environ.get(Secret.variable, ""))
+
+
+def tier_secret_of_environment() -> TierSecret:
+    """Return the first secret of ``STOKER_TIER_SECRET``, which nodes do not have; a random one if there is none.
+
+    It names the objects of this process, and is the key of the MACs of shards.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    if os.environ.get(VARIABLE):
+        return TierSecret.parse_all(os.environ)[0]
+    _log.warning(
+        "%s is not set: what nodes hold from before, and what this process writes to them, nobody else can read; %s",
+        VARIABLE,
+        TierSecret.remedy,
+    )
+    return TierSecret.generate()
+
+
+def warm_tier_at(url: str, *, store: Readable, processes: int = 1) -> WarmTier | SharedTier:
+    """Return a tier; nothing is connected to, and no function called, before the first read.
+
+    Args:
+        url: as :class:`~stoker_warm._config.Fleet` has it, or ``warm://HOST:PORT?fingerprint=…`` of a proxy elsewhere.
+        store: of the data set, which this tier does not read.
+        processes: that read through a tier each, in the whole job.
+
+    Raises:
+        ConfigError: it is not right, there is no secret, or every process would have a proxy of its own.
+        MissingExtraError: what a proxy in this process needs is not installed.
+    """
+    if url.startswith("warm://"):
+        return shared_tier_at(server_url(url), store=store, processes=processes)
+    if processes > 1:
+        raise ConfigError(
+            f"{processes} processes read, and nodes serve one proxy: run `stoker warm proxy` with this URL, and give "
+            "all of them the URL that it prints"
+        )
+    fleet, secret = Fleet.parse(url), secret_of_environment()
+    require_codec(fleet.config.code)
+    tenant = tier_secret_of_environment()
+    mac = ShardMac(tenant.shards_key)
+
+    async def start_proxy() -> Proxy:
+        proxy = FleetProxy(fleet, secret, mac)
+        await proxy.start()
+        return proxy
+
+    return WarmTier(start_proxy, tenant, max_object_bytes=fleet.config.max_object_bytes)
+
+
+def server_url(url: str) -> str:
+    """Return the URL of a tier server for ``warm://``, which names a proxy's too; other URLs as they are."""
+    scheme = "https" if "fingerprint=" in url else "http"
+    return f"{scheme}://{url.removeprefix('warm://')}" if url.startswith("warm://") else url

@@ -54,21 +54,28 @@ class ShardWriter:
 
     def offer(self, name: str, data: memoryview) -> None:
         """Put an object away some time, if there is room for a copy until then. Never blocks."""
-        if not self._has(name) and self._has_room(len(data)):
+        if not self.has(name) and self.has_room(len(data)):
             self._begin(name, bytes(data))
 
-    def take(self, name: str, data: bytearray) -> bool:
-        """Like :meth:`offer`, but without a copy: ``data`` is not changed any more.
+    def take(self, name: str, data: memoryview) -> None:
+        """Like :meth:`offer`, but without a copy: ``data`` is not changed any more."""
+        if not self.has(name) and self.has_room(len(data)):
+            self._begin(name, data)
 
-        Returns:
-            Whether it is here, or will be if nothing comes between.
+    def has(self, name: str) -> bool:
+        """Return whether an object is here, or on its way."""
+        return self._directory.find(name) is not None or name in self.under_way
+
+    def has_room(self, size_bytes: int, *, reserved_bytes: int = 0) -> bool:
+        """Return whether a copy of an object may wait; if not, that counts as declined.
+
+        Args:
+            size_bytes: of the object.
+            reserved_bytes: of copies that are announced and not here.
         """
-        if self._has(name):
-            return True
-        if not self._has_room(len(data)):
-            return False
-        self._begin(name, data)
-        return True
+        has_room = self._fits(size_bytes, reserved_bytes)
+        self._tally.declined += not has_room
+        return has_room
 
     def rebuild(self, name: str, data: memoryview) -> None:
         """Put the lost shards of an object that is here away again; if there is room for a copy."""
@@ -86,19 +93,12 @@ class ShardWriter:
         """Take no more."""
         self._is_closed = True
 
-    def _has(self, name: str) -> bool:
-        return self._directory.find(name) is not None or name in self.under_way
-
-    def _has_room(self, size_bytes: int) -> bool:
-        has_room = self._fits(size_bytes)
-        self._tally.declined += not has_room
-        return has_room
-
-    def _fits(self, size_bytes: int) -> bool:
-        limit_bytes = min(self._config.max_object_bytes, self._config.pending_bytes - self._tally.pending_bytes)
+    def _fits(self, size_bytes: int, reserved_bytes: int = 0) -> bool:
+        pending_bytes = self._tally.pending_bytes + reserved_bytes
+        limit_bytes = min(self._config.max_object_bytes, self._config.pending_bytes - pending_bytes)
         return not self._is_closed and size_bytes <= limit_bytes
 
-    def _begin(self, name: str, data: bytes | bytearray) -> None:
+    def _begin(self, name: str, data: bytes | memoryview) -> None:
         self._tally.pending_bytes += len(data)
         writing = self.under_way[name] = self._spawn(self._write(name, data))
         writing.add_done_callback(lambda _: self._ended(name, len(data)))
@@ -107,7 +107,7 @@ class ShardWriter:
         del self.under_way[name]
         self._tally.pending_bytes -= size_bytes
 
-    async def _write(self, name: str, data: bytes | bytearray) -> None:
+    async def _write(self, name: str, data: bytes | memoryview) -> None:
         async with self._turns:
             is_repair = self._directory.find(name, is_use=False) is not None
             await self.meet_nodes()
@@ -123,7 +123,7 @@ class ShardWriter:
             else:
                 self._tally.declined += 1
 
-    async def _write_shards(self, name: str, data: bytes | bytearray, nodes: Mapping[int, int]) -> int:
+    async def _write_shards(self, name: str, data: bytes | memoryview, nodes: Mapping[int, int]) -> int:
         """Write shards of an object to the nodes that are reserved, by position; return how many took theirs."""
         code = self._config.code
         ids = {at: ShardId(name, code.data, code.parity, at) for at in nodes}
@@ -171,7 +171,7 @@ class ShardWriter:
             _log.debug("%s does not say how much it holds: %s", node.name, error)
 
 
-async def encoded(code: Code, data: bytes | bytearray, *, is_parity_wanted: bool) -> list[memoryview]:
+async def encoded(code: Code, data: bytes | memoryview, *, is_parity_wanted: bool) -> list[memoryview]:
     """Return the shards of an object, those of data in its own memory; without parity if that is not wanted."""
     whole = memoryview(data)
     shards = code.views(whole)

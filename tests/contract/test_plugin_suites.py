@@ -19,8 +19,10 @@ from stoker.fanout import error_of_function
 from stoker.testing import CONTRACT_FUNCTIONS, EvictionPolicyTests, ExecutorTests, TierTests, run_virtual
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
+from stoker_warm._proxy import Proxy
 from stoker_warm._tier import WarmTier
 from support.tiers import MANIFEST, disk_tier, future, memory_tier
+from support.warm_platform import TIER_SECRET
 from support.warm_platform import Tier as WarmPlatformTier
 
 
@@ -102,8 +104,11 @@ class _ProxyAndNodes(WarmTier):
     """The warm tier, with its proxy and its nodes in this process."""
 
     def __init__(self, made: WarmPlatformTier) -> None:
-        super().__init__(made.proxy)
-        self.made = made
+        super().__init__(self._started, TIER_SECRET)
+        self._proxy, self.made = made.proxy, made
+
+    async def _started(self) -> Proxy:
+        return self.made.proxy
 
     async def close(self) -> None:
         await self.made.__aexit__()

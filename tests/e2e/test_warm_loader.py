@@ -17,8 +17,7 @@ from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionS
 from stoker_torch import Loader, StreamDataset
 from stoker_warm._auth import Secret
 from stoker_warm._billing import ProxyStatistics
-from stoker_warm._opening import FleetProxy
-from stoker_warm._tier import LazyBackend, WarmTier
+from stoker_warm._tier import WarmTier
 from support.warm_cloud import instances_of
 
 SECRET = Secret(bytes(range(32)))
@@ -51,7 +50,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[FunctionCloud]:
     with running_server(lambda: function_cloud(FunctionCloudConfig(functions=functions, init_seconds=60.0))) as cloud:
         for name, value in cloud.environment().items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setenv("STOKER_WARM_SECRET", SECRET.reveal())
+        for name in ("STOKER_WARM_SECRET", "STOKER_TIER_SECRET"):
+            monkeypatch.setenv(name, SECRET.reveal())
         yield cloud
 
 
@@ -77,10 +77,9 @@ def test_what_nodes_lose_comes_from_the_bucket_and_is_kept_again(data: str, monk
         def told() -> ProxyStatistics:
             assert supply.nearer is not None
             assert isinstance(supply.nearer.warm, WarmTier)
-            lazy = supply.nearer.warm.backend
-            assert isinstance(lazy, LazyBackend)
-            assert isinstance(lazy.backend, FleetProxy)
-            return lazy.backend.statistics()
+            proxy = supply.nearer.warm.proxy
+            assert proxy is not None
+            return proxy.statistics()
 
         assert sum(len(batch["x"]) for batch in loader) == SAMPLES
         while told().stored < super_samples:
@@ -97,7 +96,7 @@ def test_what_nodes_lose_comes_from_the_bucket_and_is_kept_again(data: str, monk
 
 
 def test_without_nodes_the_bucket_serves(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_WARM_SECRET", SECRET.reveal())
+    monkeypatch.setenv("STOKER_TIER_SECRET", SECRET.reveal())
     with Loader(data, batch_size=16, epochs=1, warm="warm://127.0.0.1:9") as loader:
         assert sum(len(batch["x"]) for batch in loader) == SAMPLES
 

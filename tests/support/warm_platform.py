@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from stoker._base.checksum import crc32c
 from stoker._cache.keeper import name_of
+from stoker._shared.secret import TierSecret
 from stoker.abc import Answer, ObjectRef
 from stoker.errors import ConnectionLostError, ServerError, ThrottledError
 from stoker_warm._auth import Secret
@@ -17,15 +18,34 @@ from stoker_warm._config import WarmConfig
 from stoker_warm._ends import NodeEnd, ProxyEnd
 from stoker_warm._events import Wake
 from stoker_warm._node import NodeServer
+from stoker_warm._place import object_name
 from stoker_warm._proxy import Proxy
 from stoker_warm._shard import ShardId, ShardMac, ShardStore
 from support.warm_wires import End, LinkConfig, Network
 
-__all__ = ["ADDRESS", "MAC", "SECRET", "Call", "Instance", "MemoryListener", "Platform", "Tier", "named"]
+__all__ = [
+    "ADDRESS",
+    "MAC",
+    "SECRET",
+    "TIER_SECRET",
+    "Call",
+    "Instance",
+    "MemoryListener",
+    "Platform",
+    "Tier",
+    "named",
+    "warm_name",
+]
 
 SECRET = Secret(b"of all tests of the warm tier, 32 bytes at least")
+TIER_SECRET = TierSecret(bytes(range(32)))
 ADDRESS = "proxy:7411"
 MAC = ShardMac(b"of shards in all tests, 32 bytes")
+
+
+def warm_name(ref: ObjectRef) -> str:
+    """Return what a proxy calls an object."""
+    return object_name(f"{TIER_SECRET.tenant}/{TIER_SECRET.name(ref)}")
 
 
 def named(number: int, size_bytes: int) -> tuple[str, bytes]:

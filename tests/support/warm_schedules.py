@@ -12,20 +12,20 @@ import warnings
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, cast
 
 from stoker import FetchConfig
-from stoker._cache.keeper import name_of
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
+from stoker_warm._proxy import Proxy
 from stoker_warm._tier import WarmTier
 from support.faulty_store import FaultyStore, Weather, pin
 from support.warm_liar import LIES, Liar
-from support.warm_platform import Instance, Mood, Platform, Tier
+from support.warm_platform import TIER_SECRET, Instance, Mood, Platform, Tier, warm_name
 from support.warm_wires import End, LinkConfig
 
 __all__ = ["FAULTS", "WarmRun", "play", "play_all"]
@@ -42,7 +42,7 @@ class _Keeper:
     """Whichever proxy there is."""
 
     def __init__(self, run: WarmRun) -> None:
-        self.run = run
+        self.run, self.config = run, run.config
 
     async def read(self, name: str, into: memoryview) -> bool:
         return await self.run.tier.proxy.read(name, into)
@@ -89,7 +89,7 @@ class WarmRun:
         shelf_bytes = rng.choice([3000, 6000, 1 << 20, 1 << 20])
         sizes = [rng.choice([1, 37, 700, 700, rng.randrange(1, 4000)]) for _ in range(5)]
         self.bodies = {f"k{number}": random.Random(number).randbytes(size) for number, size in enumerate(sizes)}
-        self.objects = [(name_of(ref), self.bodies[ref.key]) for ref in pin(self.bodies)]
+        self.objects = [(warm_name(ref), self.bodies[ref.key]) for ref in pin(self.bodies)]
         self.tier = Tier(
             self.config,
             seed=rng.getrandbits(32),
@@ -172,7 +172,7 @@ class WarmRun:
             ring=ring,
             rng=rng,
             config=FetchConfig(deadline_seconds=600.0, attempt_seconds=4.0, attempts=24),
-            tiers=[WarmTier(_Keeper(self))],
+            tiers=[WarmTier.over(cast("Proxy", _Keeper(self)), TIER_SECRET)],
         )
         for _ in range(rng.randint(2, 7)):
             ref = rng.choice(refs)

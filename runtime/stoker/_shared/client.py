@@ -353,7 +353,21 @@ async def read_metrics(server: ServerAddress, secret: TierSecret) -> dict[str, f
     Raises:
         StoreError: it cannot be asked.
     """
-    url = f"{server.origin}{METRICS_PATH}"
+    text = (await ask_server(server, secret, METRICS_PATH)).decode("utf-8", "replace")
+    said = (line.rpartition(" ") for line in text.splitlines() if line[:1] != "#")
+    try:
+        return {name.removeprefix(METRIC_PREFIX): float(value) for name, _, value in said}
+    except ValueError:
+        raise UnexpectedAnswerError(f"{server.origin}: these are not the metrics of a tier server") from None
+
+
+async def ask_server(server: ServerAddress, secret: TierSecret, path: str) -> bytes:
+    """Return what a server answers to the token of metrics.
+
+    Raises:
+        StoreError: it cannot be asked, or does not answer as it should.
+    """
+    url = f"{server.origin}{path}"
     headers = {"Authorization": f"Bearer {secret.metrics_token}"}
     call = Call(method="GET", url=url, headers=headers, address=url)
     connections = Connections(_HTTP, server.origin, fingerprint=server.fingerprint)
@@ -363,11 +377,7 @@ async def read_metrics(server: ServerAddress, secret: TierSecret) -> dict[str, f
         await connections.close()
     if reply.refused:
         raise _error_of(call, reply)
-    said = (line.rpartition(" ") for line in reply.body.decode("utf-8", "replace").splitlines() if line[:1] != "#")
-    try:
-        return {name.removeprefix(METRIC_PREFIX): float(value) for name, _, value in said}
-    except ValueError:
-        raise UnexpectedAnswerError(f"{url}: these are not the metrics of a tier server") from None
+    return bytes(reply.body)
 
 
 async def _pieces(data: memoryview) -> AsyncIterator[memoryview]:

@@ -126,7 +126,12 @@ class ObjectPlace(ABC, Generic[Data]):
         limit_bytes: of all objects together.
         max_writing_bytes: of one tenant's objects that are being written, unless it is a single one.
         clock: monotonic, in seconds.
+
+    Attributes:
+        name: of the place, in metrics.
     """
+
+    name: str
 
     def __init__(self, limit_bytes: int, max_writing_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._max_writing_bytes = clock, max_writing_bytes
@@ -356,6 +361,8 @@ class _FairShare:
 class ObjectMemory(ObjectPlace[memoryview]):
     """Objects in memory: the buffers that they were received into."""
 
+    name = "memory"
+
     def __init__(self, limit_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(limit_bytes, limit_bytes // 2, clock)
 
@@ -388,6 +395,8 @@ class ObjectFolder(ObjectPlace[Path]):
     Raises:
         ConfigError: the folder cannot be used, or another process uses it.
     """
+
+    name = "disk"
 
     def __init__(
         self,

@@ -16,10 +16,10 @@ import hmac
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -28,7 +28,7 @@ from stoker._base.task_group import end_tasks
 from stoker._base.threads import in_thread
 from stoker._cache.keeper import is_name, size_of
 from stoker._format.supersample import MAX_OBJECT_BYTES
-from stoker._shared.objects import ObjectFolder, ObjectMemory, ObjectPlace, PlaceStatistics, create_buffer
+from stoker._shared.objects import ObjectFolder, PlaceStatistics, create_buffer
 from stoker._shared.protocol import (
     BATCH_PATH,
     GROUP_HEADER,
@@ -62,6 +62,25 @@ _SOURCE_SECONDS = 5.0
 _log = logging.getLogger("stoker.tier.server")
 
 
+class Place(Protocol):
+    """Where objects are; see :class:`~stoker._shared.objects.ObjectPlace`.
+
+    Attributes:
+        name: in metrics.
+    """
+
+    name: str
+
+    def __contains__(self, key: str) -> bool: ...
+    def reserve(self, key: str, size_bytes: int, group: str) -> bool: ...
+    async def keep(self, key: str, data: memoryview) -> None: ...
+    def give_up(self, key: str) -> None: ...
+    def drop(self, key: str) -> None: ...
+    def reading(self, key: str) -> AbstractAsyncContextManager[memoryview | Path | None]: ...
+    def statistics(self) -> PlaceStatistics: ...
+    def close(self) -> None: ...
+
+
 @dataclass(slots=True)
 class ServerStatistics:
     """Counts of one server.
@@ -92,8 +111,8 @@ class TierServer:
 
     Args:
         secrets: of the tenants.
-        memory: holds objects.
-        folder: holds those for which there is no room in memory; None for no such place.
+        memory: holds objects; or another place with its methods.
+        folder: holds those for which there is no room there; None for no such place.
         sources: data sets from which objects are read that nobody has offered.
 
     Attributes:
@@ -104,12 +123,12 @@ class TierServer:
     def __init__(
         self,
         secrets: Sequence[TierSecret],
-        memory: ObjectMemory,
+        memory: Place,
         folder: ObjectFolder | None = None,
         sources: Sequence[ReadThrough] = (),
     ) -> None:
         self._secrets, self._sources = tuple(secrets), tuple(sources)
-        self._places: dict[str, ObjectPlace[Any]] = {"memory": memory} | ({"disk": folder} if folder else {})
+        self._places: dict[str, Place] = {place.name: place for place in (memory, folder) if place is not None}
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._quiet_until_seconds = float("-inf")
         self.stats = ServerStatistics()
@@ -330,7 +349,7 @@ class TierServer:
             _log.warning("%s", error)
             raise web.HTTPInsufficientStorage(text="there is no memory\n") from None
 
-    async def _keep(self, place: ObjectPlace[Any], key: str, data: memoryview) -> None:
+    async def _keep(self, place: Place, key: str, data: memoryview) -> None:
         try:
             await place.keep(key, data)
         except OSError as error:
@@ -346,7 +365,7 @@ class TierServer:
         return web.HTTPUnprocessableEntity(text="these are not the bytes of this name\n")
 
     @asynccontextmanager
-    async def _reserved(self, key: str, size_bytes: int, group: str) -> AsyncIterator[ObjectPlace[Any] | None]:
+    async def _reserved(self, key: str, size_bytes: int, group: str) -> AsyncIterator[Place | None]:
         """Yield a place with room for an object, None if there is none, or it comes from somebody else already.
 
         The room of an object that is not kept is given back.
@@ -412,7 +431,7 @@ class TierServer:
         return web.Response(text="\n".join([*self._metric_lines(), ""]))
 
     def statistics(self) -> dict[str, PlaceStatistics]:
-        """Return a snapshot of each place: ``"memory"``, and ``"disk"`` if there is one."""
+        """Return a snapshot of each place, by its name."""
         return {name: place.statistics() for name, place in self._places.items()}
 
     def _metric_lines(self) -> Iterator[str]:

@@ -46,18 +46,23 @@ def configure(parser: ArgumentParser) -> None:
     text = "hold super-samples in memory for trainers on other machines, until SIGTERM or Ctrl-C"
     serve = actions.add_parser("serve", help=text, description=f"{text}. Prints the URL for trainers.", epilog=_EPILOG)
     serve.add_argument("--memory", type=size_from(1), required=True, metavar="SIZE", help="for objects, such as 32GB")
-    listen = f"where to listen (default: 127.0.0.1:{_PORT}); off loopback with TLS"
-    serve.add_argument("--listen", default=f"127.0.0.1:{_PORT}", metavar="HOST:PORT", help=listen)
-    advertise = "by which trainers reach it, if that is not the HOST of --listen"
-    serve.add_argument("--advertise", default="", metavar="HOST", help=advertise)
+    add_endpoint(serve)
     disk = "for what has no room in memory: FOLDER?limit=SIZE; kept for the next server"
     serve.add_argument("--disk", metavar="SPEC", help=disk)
-    chain = "PEM (default: one that is made for this process, known by its fingerprint in the URL)"
-    serve.add_argument("--certificate", type=Path, metavar="FILE", help=chain)
-    serve.add_argument("--key", type=Path, metavar="FILE", help="PEM, of the certificate, without a passphrase")
     data = "data set from which to read what trainers ask for and nobody has offered; may be given several times"
     serve.add_argument("--read-through", action="append", default=[], metavar="URL", help=data)
     add_store_options(serve, of="the data sets' bucket")
+
+
+def add_endpoint(parser: ArgumentParser) -> None:
+    """Add where a server listens for trainers."""
+    listen = f"where trainers connect (default: 127.0.0.1:{_PORT}); off loopback with TLS"
+    parser.add_argument("--listen", default=f"127.0.0.1:{_PORT}", metavar="HOST:PORT", help=listen)
+    advertise = "by which trainers reach it, if that is not the HOST of --listen"
+    parser.add_argument("--advertise", default="", metavar="HOST", help=advertise)
+    chain = "PEM (default: one that is made for this process, known by its fingerprint in the URL)"
+    parser.add_argument("--certificate", type=Path, metavar="FILE", help=chain)
+    parser.add_argument("--key", type=Path, metavar="FILE", help="PEM, of the certificate, without a passphrase")
 
 
 async def run(args: Namespace) -> int:
@@ -83,12 +88,12 @@ def _rows_of(counts: Mapping[str, float]) -> list[tuple[str, str]]:
         return int(counts.get(f'place_{name}{{place="{place}"}}' if place else f"{name}_total", 0))
 
     rows = []
-    for place in ("memory", "disk"):
+    for place in ("memory", "disk", "functions"):
         if of("limit_bytes", place):
             used, limit = (format_bytes(of(name, place)) for name in ("used_bytes", "limit_bytes"))
             left = f"{of('evicted_total', place):,} left for others, {of('declined_total', place):,} had no room"
             rows.append((place, f"{counted(of('objects', place), 'object')}, {used} of {limit}; {left}"))
-    hits = sum(of("hits_total", place) for place in ("memory", "disk"))
+    hits = sum(of("hits_total", place) for place in ("memory", "disk", "functions"))
     fetched = f"; {of('fetched'):,} read through, {of('fetch_failures'):,} of them in vain" if of("fetched") else ""
     return [
         *rows,
@@ -105,7 +110,7 @@ async def _serve(args: Namespace) -> None:
         ConfigError: an argument is not right, or the address or the folder cannot be used.
         StoreError: a data set that is to be read through cannot be read.
     """
-    secrets, endpoint = TierSecret.parse_all(os.environ), _endpoint(args)
+    secrets, endpoint = TierSecret.parse_all(os.environ), endpoint_of(args)
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # where the system takes less than it says
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each trainer has up to 32 connections
@@ -124,7 +129,12 @@ async def _serve(args: Namespace) -> None:
     logging.getLogger("stoker.tier.server").info("the tier server has ended")
 
 
-def _endpoint(args: Namespace) -> Endpoint:
+def endpoint_of(args: Namespace) -> Endpoint:
+    """Return where a server is to listen for trainers.
+
+    Raises:
+        ConfigError: an argument is not right.
+    """
     host, separator, port = args.listen.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"--listen is HOST:PORT, such as 10.0.0.9:{_PORT}, not {args.listen!r:.80}")

@@ -4,36 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import secrets
 import signal
 import sys
 import time
 import warnings
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from stoker._base.checksum import crc32c
 from stoker._base.sizes import format_bytes
 from stoker._base.task_group import for_each
-from stoker._cache.keeper import name_of
-from stoker.abc import ObjectRef
+from stoker._format.identity import sha256_128
+from stoker._format.supersample import MAX_OBJECT_BYTES
+from stoker._shared.client import ServerAddress, SharedTier
+from stoker._shared.secret import TierSecret
+from stoker._shared.serving import listening
+from stoker.abc import ObjectRef, Tier
 from stoker.cli.flags import number_from, positive, size_from
 from stoker.cli.output import counted, json_text, printable, table
-from stoker.errors import ConfigError, DeadlineError
+from stoker.cli.tier import add_endpoint, endpoint_of
+from stoker.errors import DeadlineError
 from stoker_warm._auth import Certificate, Secret
-from stoker_warm._config import Fleet, WarmLocation
-from stoker_warm._frames import MAX_SHARD_BYTES
-from stoker_warm._opening import FleetProxy, open_backend, secret_of_environment
-from stoker_warm._tier import ManagedBackend
+from stoker_warm._config import Fleet
+from stoker_warm._place import WarmServer, read_status
+from stoker_warm._proxy import Proxy
+from stoker_warm._shard import ShardMac
+from stoker_warm._tier import FleetProxy, WarmTier, secret_of_environment, server_url, tier_secret_of_environment
 
 
-async def run_proxy(args: Namespace, location: WarmLocation, secret: Secret) -> int:
-    """Serve until SIGINT, SIGTERM or a client's ``down``; return the exit code.
+async def run_proxy(args: Namespace, fleet: Fleet) -> int:
+    """Serve until SIGINT or SIGTERM; return the exit code.
 
     Raises:
         StokerError: it cannot listen, or functions cannot be called.
@@ -41,35 +47,19 @@ async def run_proxy(args: Namespace, location: WarmLocation, secret: Secret) -> 
     if args.removed:
         text = "--data has no effect: what nodes lose is written again when it is read; leave it out"
         warnings.warn(text, DeprecationWarning, stacklevel=1)
-    fleet = _fleet(args, location)
-    proxy = FleetProxy(fleet, secret)
-    await proxy.start()
-    is_over = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, is_over.set)
-    try:
-        listener = proxy.listener
-        fingerprint = f"?fingerprint={listener.fingerprint}" if listener.fingerprint else ""
-        print(f"warm://{listener.address}{fingerprint}", flush=True)
-        while not is_over.is_set():
+    secrets, endpoint, ended = TierSecret.parse_all(os.environ), endpoint_of(args), asyncio.Event()
+    if args.key is not None:
+        fleet = dataclasses.replace(fleet, certificate=Certificate(chain=args.certificate, key=args.key))
+    async with _proxy_of(fleet, secrets[0]) as proxy, listening(WarmServer(secrets, proxy), endpoint) as url:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        print(url, flush=True)
+        while not ended.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(args.every):
-                    await is_over.wait()
+                    await ended.wait()
             print(f"stoker: {_line(await proxy.status())}", file=sys.stderr)
-    finally:
-        await proxy.close()
     return 0
-
-
-def _fleet(args: Namespace, location: WarmLocation) -> Fleet:
-    if location.fleet is None:
-        raise ConfigError("a proxy is run for functions: give a URL such as warm+lambda://stoker?listen=10.0.0.5:7411")
-    if (args.certificate is None) != (args.key is None):
-        raise ConfigError("--certificate and --key go together")
-    if args.certificate is None:
-        return location.fleet
-    return dataclasses.replace(location.fleet, certificate=Certificate(chain=args.certificate, key=args.key))
 
 
 def _line(status: Mapping[str, Any]) -> str:
@@ -147,18 +137,26 @@ def _pays(bill: Mapping[str, Any]) -> str:
     return f"in money from {reads:,.0f} reads an hour on"
 
 
+_NUMBER_BYTES = 8
 _LOOK_SECONDS = 0.005
 _BATCH_BYTES = 64 << 20
 """Offered at a time: of more, a proxy would decline some."""
 _PATIENCE_SECONDS = 120.0
 
 
-async def measured(backend: ManagedBackend, *, objects: int, size_bytes: int, at_once: int) -> dict[str, Any]:
+class Bench(NamedTuple):
+    """A tier, and what tells how it does."""
+
+    tier: Tier
+    status: Callable[[], Awaitable[Mapping[str, Any]]]
+
+
+async def measured(bench: Bench, *, objects: int, size_bytes: int, at_once: int) -> dict[str, Any]:
     """Write objects that were never there, and read them back.
 
     Args:
-        backend: of the tier.
-        objects: how many. They differ by their keys only, so that they take no more memory here than one.
+        bench: the tier.
+        objects: how many. They differ in their first bytes only, so that they take no more memory here than one.
         size_bytes: of each.
         at_once: reads under way at a time; writes are as many as the proxy is set to.
 
@@ -168,23 +166,21 @@ async def measured(backend: ManagedBackend, *, objects: int, size_bytes: int, at
     Raises:
         StoreError: the proxy cannot be asked, or does not get rid of what it was offered.
     """
-    data, run = secrets.token_bytes(size_bytes), secrets.token_hex(8)
-    checksum = crc32c(data)
-    refs = (ObjectRef(key=f"bench/{run}/{row}", size_bytes=size_bytes, crc32c=checksum) for row in range(objects))
-    names = [name_of(ref) for ref in refs]
-    before = await backend.status(wakes=True)
-    write_seconds = await _written(backend, names, memoryview(data))
-    after = await backend.status()
+    data = memoryview(bytearray(secrets.token_bytes(size_bytes)))
+    refs = [_ref(data, row) for row in range(objects)]
+    before = await bench.status()
+    write_seconds = await _written(bench, refs, data)
+    written = (await bench.status())["stored"] - before["stored"]
     begun = time.perf_counter()
-    seconds = await _read(backend, names, checksum, size_bytes, at_once)
+    seconds = await _read(bench.tier, refs, at_once)
     read_seconds = time.perf_counter() - begun
     return {
         "objects": objects,
         "size_bytes": size_bytes,
         "at_once": at_once,
-        "written": after["stored"] - before["stored"],
+        "written": written,
         "write_seconds": write_seconds,
-        "write_bytes_per_second": (after["stored"] - before["stored"]) * size_bytes / write_seconds,
+        "write_bytes_per_second": written * size_bytes / write_seconds,
         "read": len(seconds),
         "read_seconds": read_seconds,
         "read_bytes_per_second": len(seconds) * size_bytes / read_seconds,
@@ -206,44 +202,56 @@ def rows_of_bench(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-async def _written(backend: ManagedBackend, names: Sequence[str], data: memoryview) -> float:
+def _ref(data: memoryview, row: int) -> ObjectRef:
+    """Write an object over the one before, and return what tells it from all others."""
+    number = row.to_bytes(_NUMBER_BYTES, "big")[-len(data) :]
+    data[: len(number)] = number
+    return ObjectRef(key=f"bench/{row}", size_bytes=len(data), crc32c=crc32c(data), sha256_128=sha256_128(data))
+
+
+async def _written(bench: Bench, refs: Sequence[ObjectRef], data: memoryview) -> float:
     """Offer objects, and return how many seconds it took until nothing waited any more."""
     batch = max(1, _BATCH_BYTES // max(1, len(data)))
     begun = time.perf_counter()
-    for start in range(0, len(names), batch):
-        for name in names[start : start + batch]:
-            backend.offer(name, data)
-        await _settled(backend)
+    for start in range(0, len(refs), batch):
+        offered = refs[start : start + batch]
+        decided = _decided(await bench.status()) + len(offered)
+        for row, ref in enumerate(offered, start):
+            _ref(data, row)
+            bench.tier.offer(ref, data)
+        await _settled(bench, decided)
     return time.perf_counter() - begun
 
 
-async def _settled(backend: ManagedBackend) -> None:
+def _decided(status: Mapping[str, Any]) -> int:
+    """Return of how many objects it is known whether nodes took them."""
+    return int(status["stored"] + status["declined"])
+
+
+async def _settled(bench: Bench, decided: int) -> None:
     loop = asyncio.get_running_loop()
     end_seconds = loop.time() + _PATIENCE_SECONDS
-    await asyncio.sleep(0)
-    while (await backend.status())["pending_bytes"]:
+    while _decided(await bench.status()) < decided:
         if loop.time() > end_seconds:
             raise DeadlineError(f"the warm tier has not put away within {_PATIENCE_SECONDS:g} s what it was offered")
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _read(
-    backend: ManagedBackend, names: Sequence[str], checksum: int, size_bytes: int, at_once: int
-) -> list[float]:
+async def _read(tier: Tier, refs: Sequence[ObjectRef], at_once: int) -> list[float]:
     """Read objects, and return the seconds of those reads that brought the right bytes."""
-    seconds, buffers = list[float](), [memoryview(bytearray(size_bytes)) for _ in range(at_once)]
+    seconds, buffers = list[float](), [memoryview(bytearray(refs[0].size_bytes)) for _ in range(at_once)]
 
-    async def read(name: str) -> None:
+    async def read(ref: ObjectRef) -> None:
         into = buffers.pop()
         try:
             begun = time.perf_counter()
-            if await backend.read(name, into):
+            if await tier.read(ref, into):
                 taken = time.perf_counter() - begun
-                seconds.extend([taken] if crc32c(into) == checksum else [])
+                seconds.extend([taken] if crc32c(into) == ref.crc32c else [])
         finally:
             buffers.append(into)
 
-    await for_each(names, read, concurrency=at_once)
+    await for_each(refs, read, concurrency=at_once)
     return seconds
 
 
@@ -252,7 +260,8 @@ _FUNCTIONS = "warm+lambda://PREFIX?listen=HOST:PORT&…, or warm+gcf://…"
 _REMOVED_FLAGS = ("", "-endpoint-url", "-region", "-prices", "-user-project", "-auth")
 _REMOVED_SWITCHES = ("-anonymous", "-requester-pays")
 """What ``--data`` and a group of options for it of earlier releases end with; they are accepted with a warning."""
-_EPILOG = "Settings in a URL, and the secret in STOKER_WARM_SECRET: docs/tiers.md."
+_PROXY = "https://HOST:PORT?fingerprint=… of a proxy that runs"
+_EPILOG = "Settings in a URL, and the secrets in STOKER_WARM_SECRET and STOKER_TIER_SECRET: docs/tiers.md."
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -260,35 +269,34 @@ def configure(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
     actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION", required=True)
 
-    def add(
-        name: str, help_: str, url: str = f"warm://HOST:PORT of a proxy that runs, or {_FUNCTIONS}"
-    ) -> ArgumentParser:
+    def add(name: str, help_: str, url: str = _FUNCTIONS) -> ArgumentParser:
         action = actions.add_parser(name, help=help_, description=help_, epilog=_EPILOG)
         if url:
             action.add_argument("url", metavar="URL", help=url)
         return action
 
-    add("secret", "make a secret for proxy, nodes and trainers, and print it", url="")
+    add("secret", "make a secret for proxy and nodes, and print it", url="")
     add("up", "call all nodes, and say how much they can hold; exits with 1 if some do not come")
-    proxy = add("proxy", "run a proxy that trainers share, until Ctrl-C; prints the URL for them", url=_FUNCTIONS)
-    proxy.add_argument("--certificate", type=Path, metavar="FILE", help="PEM; a must off private networks")
-    proxy.add_argument("--key", type=Path, metavar="FILE", help="PEM, of the certificate, without a passphrase")
+    proxy = add("proxy", "run a proxy that trainers share, until Ctrl-C; prints the URL for them")
+    add_endpoint(proxy)
     for flag in _REMOVED_FLAGS:
         proxy.add_argument(f"--data{flag}", action="append", dest="removed", help=SUPPRESS)
     for flag in _REMOVED_SWITCHES:
         proxy.add_argument(f"--data{flag}", action="append_const", const=flag, dest="removed", help=SUPPRESS)
     every = number_from(0.1, _MAX_EVERY_SECONDS)
     proxy.add_argument("--every", type=every, default=60.0, metavar="SECONDS", help="between lines (default: 60)")
-    status = add("status", "say what the tier holds, does and costs")
-    bench = add("bench", "write and read objects, which stay there until others take their place")
+    status = add("status", "say what the tier holds, does and costs", f"{_FUNCTIONS}; or {_PROXY}")
+    bench = add(
+        "bench", "write and read objects, which stay there until others take their place", f"{_FUNCTIONS}; or {_PROXY}"
+    )
     bench.add_argument("--objects", type=positive, default=32, metavar="N", help="how many (default: 32)")
-    size = size_from(0, MAX_SHARD_BYTES)
+    size = size_from(1, MAX_OBJECT_BYTES)
     bench.add_argument("--size", type=size, default=8 << 20, metavar="SIZE", help="of each (default: 8MiB)")
     bench.add_argument("--at-once", type=positive, default=4, metavar="N", help="reads at once (default: 4)")
     for action in (status, bench):
         action.add_argument("--json", action="store_true", help="write JSON")
-    down = add("down", "have nodes return, and the proxy end")
-    down.add_argument("--forget", action="store_true", help="have nodes drop what they hold before")
+    down = add("down", "have nodes drop what they hold, and return")
+    down.add_argument("--forget", action="store_true", required=True, help="what nodes hold")
 
 
 def run(args: Namespace) -> int:
@@ -296,25 +304,25 @@ def run(args: Namespace) -> int:
     if args.action == "secret":
         print(Secret.generate().reveal())
         return 0
-    location = WarmLocation.parse(args.url)
-    if args.action == "proxy":
-        return asyncio.run(run_proxy(args, location, secret_of_environment()))
-    return asyncio.run(_ACTIONS[args.action](args, location))
+    return asyncio.run(_ACTIONS[args.action](args))
 
 
-async def _up(args: Namespace, location: WarmLocation) -> int:
-    async with _opened(location) as backend:
-        status = await backend.status(wakes=True)
+async def _proxy(args: Namespace) -> int:
+    return await run_proxy(args, Fleet.parse(args.url))
+
+
+async def _up(args: Namespace) -> int:
+    async with _proxy_of(Fleet.parse(args.url), tier_secret_of_environment()) as proxy:
+        status = await proxy.status(wakes=True)
     nodes, absent = sum(status["nodes"].values()), status["absent"]
     print(f"{nodes - absent:,} of {counted(nodes, 'node')} came, and can hold {format_bytes(status['limit_bytes'])}")
     _tell_problems(status)
     return 1 if absent else 0
 
 
-async def _status(args: Namespace, location: WarmLocation) -> int:
-    async with _opened(location) as backend:
-        # A proxy that begins here knows nothing before its nodes have said what they hold.
-        status = await backend.status(wakes=location.fleet is not None)
+async def _status(args: Namespace) -> int:
+    async with _opened(args.url) as bench:
+        status = await bench.status()
     if args.json:
         print(json_text(status))
     else:
@@ -336,33 +344,47 @@ def _tell_problems(status: Mapping[str, Any]) -> None:
         print(f"and {status['absent'] - len(status['problems']):,} more")
 
 
-async def _bench(args: Namespace, location: WarmLocation) -> int:
-    async with _opened(location) as backend:
-        found = await measured(backend, objects=args.objects, size_bytes=args.size, at_once=args.at_once)
+async def _bench(args: Namespace) -> int:
+    async with _opened(args.url) as bench:
+        found = await measured(bench, objects=args.objects, size_bytes=args.size, at_once=args.at_once)
     print(json_text(found) if args.json else table(rows_of_bench(found), indent=""))
     return 0 if found["read"] == args.objects else 1
 
 
-async def _down(args: Namespace, location: WarmLocation) -> int:
-    if location.fleet is not None and not args.forget:
-        raise ConfigError(
-            "nodes return by themselves when nobody asks; give --forget for them to drop what they hold, or the "
-            "warm:// URL of the proxy that is to end"
-        )
-    async with _opened(location) as backend:
-        problems = await backend.down(forgets=args.forget)
+async def _down(args: Namespace) -> int:
+    async with _proxy_of(Fleet.parse(args.url), tier_secret_of_environment()) as proxy:
+        problems = await proxy.down()
     for problem in problems:
         print(printable(problem))
     return 1 if problems else 0
 
 
-_ACTIONS = {"up": _up, "status": _status, "bench": _bench, "down": _down}
+_ACTIONS = {"up": _up, "proxy": _proxy, "status": _status, "bench": _bench, "down": _down}
 
 
 @asynccontextmanager
-async def _opened(location: WarmLocation) -> AsyncIterator[ManagedBackend]:
-    backend = await open_backend(location, secret_of_environment())
+async def _proxy_of(fleet: Fleet, tenant: TierSecret) -> AsyncIterator[Proxy]:
+    """Run a proxy in this process, which takes the nodes from one that runs elsewhere."""
+    proxy = FleetProxy(fleet, secret_of_environment(), ShardMac(tenant.shards_key))
+    await proxy.start()
     try:
-        yield backend
+        yield proxy
     finally:
-        await backend.close()
+        await proxy.close()
+
+
+@asynccontextmanager
+async def _opened(url: str) -> AsyncIterator[Bench]:
+    """Yield the tier of a proxy in this process, whose nodes were called, or of one elsewhere."""
+    if not url.startswith(("http://", "https://", "warm://")):
+        tenant = tier_secret_of_environment()
+        async with _proxy_of(Fleet.parse(url), tenant) as proxy:
+            await proxy.wake()
+            yield Bench(WarmTier.over(proxy, tenant), proxy.status)
+        return
+    (secret, *_), server = TierSecret.parse_all(os.environ), ServerAddress.parse(server_url(url))
+    tier = SharedTier([server], secret)
+    try:
+        yield Bench(tier, lambda: read_status(server, secret))
+    finally:
+        await tier.close()

@@ -11,7 +11,7 @@ from stoker._stores.location import parse_url
 from stoker.errors import ConfigError
 from stoker_functions.serve import Refusal, Request
 from stoker_functions.serve._messages import parse
-from stoker_warm._config import WarmLocation
+from stoker_warm._config import Fleet
 
 __all__ = ["urls"]
 
@@ -31,7 +31,7 @@ def urls(_: Path) -> Iterator[str]:
         parse_url(text)
         yield f"store {text}"
     for scheme, text in _WARM.items():
-        WarmLocation.parse(text)
+        Fleet.parse(text)
         yield from (f"tier {scheme}:// with {name}=" for name in _listed_settings(text))
     for text in _CACHES:
         CacheSpec.parse(text)
@@ -45,7 +45,7 @@ def urls(_: Path) -> Iterator[str]:
 
 def _listed_settings(text: str) -> list[str]:
     try:
-        WarmLocation.parse(f"{text}{'&' if '?' in text else '?'}nothing=1")
+        Fleet.parse(f"{text}{'&' if '?' in text else '?'}nothing=1")
     except ConfigError as error:
         return str(error).rpartition("there are ")[2].split(", ")
     raise AssertionError(f"{text} takes any setting")

@@ -9,11 +9,12 @@ from typing import Any
 from stoker.abc import Answer
 from stoker.errors import ServerError
 from stoker.testing import run_virtual
-from stoker_warm._commands.warm import measured
+from stoker_warm._commands.warm import Bench, measured
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
+from stoker_warm._tier import WarmTier
 from support.outside_names.shape import shape
-from support.warm_platform import Tier
+from support.warm_platform import TIER_SECRET, Tier
 
 __all__ = ["warm_output"]
 
@@ -34,8 +35,9 @@ def warm_output(_: Path) -> Iterator[str]:
         tier.proxy._invoke, client = broken, tier.proxy
         async with tier:
             lines.extend(shape("stoker warm status --json ", await client.status(wakes=True)))
+            bench = Bench(WarmTier.over(client, TIER_SECRET), client.status)
             lines.extend(
-                shape("stoker warm bench --json ", await measured(client, objects=2, size_bytes=1000, at_once=1))
+                shape("stoker warm bench --json ", await measured(bench, objects=2, size_bytes=1000, at_once=1))
             )
 
     run_virtual(ask())

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
 
 from stoker import cli
-from stoker._cache.keeper import size_of
-from stoker.errors import ConnectionLostError, DeadlineError
+from stoker._format.identity import sha256_128
+from stoker._shared.secret import TierSecret
+from stoker.abc import ObjectRef
+from stoker.errors import DeadlineError
 from stoker.testing import run_virtual
 from stoker_warm._auth import Secret
 from stoker_warm._commands import warm as warm_command
-from stoker_warm._commands.warm import measured
-from stoker_warm._config import WarmLocation
+from stoker_warm._commands.warm import Bench, measured
+from stoker_warm._config import Fleet
+from support.ports import kept_port
 
 VARIABLE = "STOKER_WARM_SECRET"
-PROXY = "warm://127.0.0.1:7411"
+PROXY = "http://127.0.0.1:7412"
+TENANT = "STOKER_TIER_SECRET"
 FLEET = "warm+lambda://stoker?listen=127.0.0.1:7411"
 TOLD: dict[str, Any] = {
     "code": "10+2",
@@ -60,43 +63,43 @@ TOLD: dict[str, Any] = {
 
 
 class Kept:
-    """A keeper in memory.
+    """A tier in memory, its proxy, and what tells how it does.
 
     Attributes:
         asked: what was asked of it, in order.
     """
 
+    name = "kept"
+
     def __init__(self, told: Mapping[str, Any] = TOLD, *, spoils: bool = False, loses: int = 0) -> None:
         self.told, self.spoils, self.loses = {**told}, spoils, loses
-        self.objects: dict[str, bytes] = {}
+        self.objects: dict[bytes | None, bytes] = {}
         self.asked: list[str] = []
 
-    async def read(self, name: str, into: memoryview) -> bool:
+    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         self.asked.append("read")
-        if name not in self.objects:
+        if ref.sha256_128 not in self.objects:
             return False
-        into[:] = self.objects[name]
+        into[:] = self.objects[ref.sha256_128]
         if self.spoils:
             into[0] ^= 1
         return True
 
-    def offer(self, name: str, data: memoryview) -> None:
-        assert len(data) == size_of(name)
+    def offer(self, ref: ObjectRef, data: memoryview) -> None:
+        assert sha256_128(data) == ref.sha256_128
         if self.loses:
             self.loses -= 1
+            self.told["declined"] += 1
             return
-        self.objects[name] = bytes(data)
+        self.objects[ref.sha256_128] = bytes(data)
         self.told["stored"] += 1
-
-    def drop(self, name: str) -> None:
-        del self.objects[name]
 
     async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
         self.asked.append("wake" if wakes else "status")
         return {**self.told}
 
-    async def down(self, *, forgets: bool = False) -> list[str]:
-        self.asked.append("forget" if forgets else "down")
+    async def down(self) -> list[str]:
+        self.asked.append("down")
         return list(self.told["problems"])
 
     async def close(self) -> None:
@@ -105,13 +108,22 @@ class Kept:
 
 @contextmanager
 def keeping(monkeypatch: pytest.MonkeyPatch, kept: Kept) -> Iterator[list[str]]:
-    """Have the command find this keeper; yields what it is asked, which ends with its close."""
+    """Have the command find this tier; yields what it is asked, which ends with its close."""
     monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
+    monkeypatch.setenv(TENANT, Secret.generate().reveal())
 
-    async def opened(_: WarmLocation, __: Secret) -> Kept:
-        return kept
+    @asynccontextmanager
+    async def opened(_: str) -> AsyncIterator[Bench]:
+        yield Bench(kept, kept.status)
+        await kept.close()
 
-    monkeypatch.setattr(warm_command, "open_backend", opened)
+    @asynccontextmanager
+    async def proxy_of(_: Fleet, __: TierSecret) -> AsyncIterator[Kept]:
+        yield kept
+        await kept.close()
+
+    monkeypatch.setattr(warm_command, "_opened", opened)
+    monkeypatch.setattr(warm_command, "_proxy_of", proxy_of)
     yield kept.asked
     assert kept.asked.pop() == "close"
 
@@ -176,17 +188,11 @@ def test_each_action_says_what_it_does_which_urls_it_takes_and_where_to_read_on(
     assert "docs/tiers.md" in epilog
 
 
-def test_a_proxy_that_begins_for_the_status_asks_its_nodes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    with keeping(monkeypatch, Kept()) as asked:
-        assert cli.main(["warm", "status", FLEET]) == 0
-        assert asked[0] == "wake"
-
-
 def test_up_says_how_many_came_and_which_did_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with keeping(monkeypatch, Kept()) as asked:
-        assert cli.main(["warm", "up", PROXY]) == 1
+        assert cli.main(["warm", "up", FLEET]) == 1
         assert asked[0] == "wake"
     assert capsys.readouterr().out.splitlines() == [
         "11 of 12 nodes came, and can hold 12.0 GiB",
@@ -196,32 +202,21 @@ def test_up_says_how_many_came_and_which_did_not(
     with keeping(
         monkeypatch, Kept({**TOLD, "absent": 4, "problems": [problems[0], "warm-4: it is cold", problems[1]]})
     ):
-        assert cli.main(["warm", "up", PROXY]) == 1
+        assert cli.main(["warm", "up", FLEET]) == 1
     assert capsys.readouterr().out.splitlines()[1:] == [
         "warm-3, warm-5: there is no function stoker-warm-3",
         "warm-4: it is cold",
         "and 1 more",
     ]
     with keeping(monkeypatch, Kept({**TOLD, "absent": 0, "problems": []})):
-        assert cli.main(["warm", "up", PROXY]) == 0
+        assert cli.main(["warm", "up", FLEET]) == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "asked"), [([PROXY], "down"), ([PROXY, "--forget"], "forget"), ([FLEET, "--forget"], "forget")]
-)
-def test_down_says_what_went_wrong(monkeypatch: pytest.MonkeyPatch, arguments: list[str], asked: str) -> None:
+def test_down_says_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     for problems, code in (([], 0), (["warm-3: is gone"], 1)):
         with keeping(monkeypatch, Kept({**TOLD, "problems": problems})) as found:
-            assert cli.main(["warm", "down", *arguments]) == code
-            assert found[0] == asked
-
-
-def test_functions_that_nobody_calls_need_no_down(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
-    assert cli.main(["warm", "down", FLEET]) == 2
-    assert "--forget" in capsys.readouterr().err
+            assert cli.main(["warm", "down", FLEET, "--forget"]) == code
+            assert found[0] == "down"
 
 
 def test_the_bench_writes_and_reads_objects_of_its_own(
@@ -255,14 +250,16 @@ def test_what_the_bench_did_not_get_back_whole_is_not_counted(
     assert json.loads(capsys.readouterr().out)["read"] == read
 
 
-def test_the_bench_of_empty_objects_divides_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with keeping(monkeypatch, Kept({**TOLD, "pending_bytes": 0})):
-        assert cli.main(["warm", "bench", PROXY, "--objects", "2", "--size", "0"]) == 0
+class Silent(Kept):
+    """A tier that neither takes nor declines."""
+
+    def offer(self, ref: ObjectRef, data: memoryview) -> None:
+        pass
 
 
 def test_the_bench_does_not_wait_for_ever() -> None:
     with pytest.raises(DeadlineError, match="put away"):
-        run_virtual(measured(Kept(), objects=1, size_bytes=10, at_once=1))
+        run_virtual(measured(Bench(Silent(), Silent().status), objects=1, size_bytes=10, at_once=1))
 
 
 @pytest.mark.parametrize("action", ["proxy", "up", "status", "bench", "down"])
@@ -270,6 +267,7 @@ def test_without_a_secret_or_a_url_nothing_is_begun(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv(TENANT, Secret.generate().reveal())
     more = ["--forget"] if action == "down" else []
     assert cli.main(["warm", action, FLEET, *more]) == 2
     assert VARIABLE in capsys.readouterr().err
@@ -284,17 +282,18 @@ def test_without_a_secret_or_a_url_nothing_is_begun(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([PROXY], "run for functions"),
+        ([PROXY], "no kind of warm tier"),
         ([FLEET, "--key", "k.pem"], "go together"),
-        ([FLEET, "--certificate", "/nowhere/c.pem", "--key", "/nowhere/k.pem"], "holds no certificate"),
-        (["warm+lambda://stoker?listen=0.0.0.0:0&advertise=10.0.0.5:7411&region=us-east-1"], "certificate"),
-        (["warm+lambda://stoker?listen=192.0.2.1:0&region=us-east-1"], "certificate"),
+        ([FLEET, "--certificate", "/nowhere/c.pem", "--key", "/nowhere/k.pem"], "cannot be used"),
+        ([FLEET, "--listen", "0.0.0.0:0"], "--advertise"),
+        ([FLEET, "--listen", "here"], "HOST:PORT"),
     ],
 )
 def test_a_proxy_of_which_something_is_missing_is_not_begun(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
+    monkeypatch.setenv(TENANT, Secret.generate().reveal())
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     assert cli.main(["warm", "proxy", *arguments]) == 2
@@ -308,6 +307,7 @@ def test_a_removed_flag_or_setting_is_accepted_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
     monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
+    monkeypatch.setenv(TENANT, Secret.generate().reveal())
     wrong = ["--certificate", "/nowhere/c.pem", "--key", "/nowhere/k.pem"]  # so that nothing is begun
     assert cli.main(["warm", "proxy", f"{FLEET}&put_back=2", *flags, *wrong]) == 2
     warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stoker: warning: ")]
@@ -317,18 +317,25 @@ def test_a_removed_flag_or_setting_is_accepted_with_a_warning(
     ]
 
 
+@pytest.mark.parametrize("action", ["status", "bench"])
 def test_a_proxy_that_is_not_there_is_said_to_be_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str
+) -> None:
+    monkeypatch.setenv(TENANT, Secret.generate().reveal())
+    assert cli.main(["warm", action, f"http://127.0.0.1:{kept_port()}"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("stoker: error: ")
+    assert told.count("\n") == 1
+
+
+def test_who_shares_a_proxy_needs_the_tenant_s_secret(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Absent(Kept):
-        async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
-            await asyncio.sleep(0)
-            raise ConnectionLostError("the warm tier's proxy cannot be reached")
-
-    for action in ("up", "status", "bench"):
-        with keeping(monkeypatch, Absent()):
-            assert cli.main(["warm", action, PROXY]) == 1
-        assert capsys.readouterr().err == "stoker: error: the warm tier's proxy cannot be reached\n"
+    monkeypatch.delenv(TENANT, raising=False)
+    monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
+    for arguments in (["status", PROXY], ["bench", PROXY], ["proxy", FLEET]):
+        assert cli.main(["warm", *arguments]) == 2
+        assert f"{TENANT} is not set" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -338,10 +345,11 @@ def test_a_proxy_that_is_not_there_is_said_to_be_so(
         ["sleep"],
         ["status"],
         ["bench", PROXY, "--objects", "0"],
-        ["bench", PROXY, "--size", "65MiB"],
+        ["bench", PROXY, "--size", "0"],
         ["bench", PROXY, "--at-once", "x"],
         ["proxy", FLEET, "--every", "0"],
-        ["down", PROXY, "--secret", "x"],
+        ["down", FLEET],
+        ["down", FLEET, "--forget", "--secret", "x"],
     ],
 )
 def test_wrong_usage_is_2(arguments: list[str]) -> None:

@@ -16,7 +16,7 @@ from stoker import Prices
 from stoker._cost.prices import GB_BYTES
 from stoker_functions._deployment import Settings
 from stoker_functions._warm_node import shelf_bytes
-from stoker_warm._config import WarmConfig, WarmLocation
+from stoker_warm._config import Fleet, WarmConfig
 from stoker_warm._connection import ConnectionConfig
 
 ROOT = Path(__file__).parents[3]
@@ -105,10 +105,7 @@ def test_urls_of_warm_tiers_are_understood_and_listen_where_nodes_may_reach_them
     for url in urls:
         for each, value in stands_for.items():
             url = url.replace(each, value)
-        location = WarmLocation.parse(url)
-        at = location.proxy or (location.fleet.listen if location.fleet else None)
-        assert at is not None
-        ports.add(at.port)
+        ports.add(Fleet.parse(url).listen.port)
     (port,) = ports
     assert re.search(rf"^    warmPort: {port}$", (ROOT / "serverless.yml").read_text(), re.MULTILINE)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -8,44 +7,24 @@ import pytest
 from stoker.errors import ConfigError
 from stoker.fanout import ExecutorOptions
 from stoker_warm._auth import Address, Certificate, Secret
-from stoker_warm._config import Fleet, WarmConfig, WarmLocation
+from stoker_warm._config import Fleet, WarmConfig
 from stoker_warm._erasure import Code
-from stoker_warm._opening import open_backend
+from stoker_warm._tier import FleetProxy, server_url
+from support.warm_platform import MAC
 
 FINGERPRINT = "0123456789abcdef" * 4
 FLEET = "warm+lambda://stoker?listen=10.0.0.5:7411"
 
 
-def fleet(url: str) -> Fleet:
-    found = WarmLocation.parse(url)
-    assert found.proxy is None
-    assert found.fleet is not None
-    return found.fleet
-
-
-@pytest.mark.parametrize(
-    ("url", "proxy", "fingerprint"),
-    [
-        ("warm://10.0.0.5:7411", Address("10.0.0.5", 7411), ""),
-        ("warm://10.0.0.5:7411/", Address("10.0.0.5", 7411), ""),
-        ("warm://trainer-0.internal:1", Address("trainer-0.internal", 1), ""),
-        (f"warm://[fd00::5]:7411?fingerprint={FINGERPRINT}", Address("fd00::5", 7411), FINGERPRINT),
-    ],
-)
-def test_a_proxy_elsewhere_is_named_by_its_address(url: str, proxy: Address, fingerprint: str) -> None:
-    found = WarmLocation.parse(url)
-    assert (found.proxy, found.fingerprint, found.fleet, found.url) == (proxy, fingerprint, None, url)
-
-
 def test_functions_need_a_prefix_and_where_they_dial_and_have_defaults_for_the_rest() -> None:
-    assert fleet(FLEET) == Fleet(
+    assert Fleet.parse(FLEET) == Fleet(
         executor="lambda",
         options=ExecutorOptions(prefix="stoker"),
         config=WarmConfig(),
         listen=Address("10.0.0.5", 7411),
     )
-    assert fleet("warm+gcf://mine?listen=127.0.0.1:0").executor == "gcf"
-    assert fleet("warm+gcf://mine?listen=127.0.0.1:0").bucket == "gs"
+    assert Fleet.parse("warm+gcf://mine?listen=127.0.0.1:0").executor == "gcf"
+    assert Fleet.parse("warm+gcf://mine?listen=127.0.0.1:0").bucket == "gs"
 
 
 def test_every_setting_of_functions_is_taken() -> None:
@@ -75,7 +54,7 @@ def test_every_setting_of_functions_is_taken() -> None:
         memory_bytes=1 << 30,
         vcpus=2,
     )
-    assert fleet(url) == Fleet(
+    assert Fleet.parse(url) == Fleet(
         executor="lambda",
         options=options,
         config=config,
@@ -85,7 +64,7 @@ def test_every_setting_of_functions_is_taken() -> None:
         bucket="s3express",
         egress="other_region",
     )
-    assert fleet("warm+gcf://p?listen=10.0.0.5:1&project=mine&account=a%40b.iam").options == ExecutorOptions(
+    assert Fleet.parse("warm+gcf://p?listen=10.0.0.5:1&project=mine&account=a%40b.iam").options == ExecutorOptions(
         prefix="p", project="mine", service_account="a@b.iam"
     )
 
@@ -97,15 +76,6 @@ def test_every_setting_of_functions_is_taken() -> None:
         ("10.0.0.5:7411", "no kind of warm tier"),
         ("http://10.0.0.5:7411", "no kind of warm tier"),
         ("warm+local://stoker?listen=10.0.0.5:7411", "no kind of warm tier"),
-        ("warm://", "host and port"),
-        ("warm://10.0.0.5", "host and port"),
-        ("warm://10.0.0.5:0", "port 0"),
-        ("warm://10.0.0.5:65536", "host and port"),
-        ("warm://10.0.0.5:7411/more", "host and port"),
-        ("warm://10.0.0.5:7411?fingerprint=abc", "fingerprint"),
-        (f"warm://10.0.0.5:7411?fingerprint={FINGERPRINT.upper()}", "fingerprint"),
-        (f"warm://10.0.0.5:7411?fingerprint={FINGERPRINT}&fingerprint={FINGERPRINT}", "twice"),
-        ("warm://10.0.0.5:7411?nodes=3", "'nodes'"),
         ("warm+lambda://stoker", "listen"),
         ("warm+lambda://?listen=10.0.0.5:7411", "prefix"),
         ("warm+lambda://a/b?listen=10.0.0.5:7411", "prefix"),
@@ -133,34 +103,41 @@ def test_every_setting_of_functions_is_taken() -> None:
 )
 def test_what_is_wrong_is_named(url: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        WarmLocation.parse(url)
+        Fleet.parse(url)
 
 
-@pytest.mark.parametrize("url", ["warm://user:hunter2@10.0.0.5:7411", f"{FLEET}&secret=hunter2"])
+@pytest.mark.parametrize("url", ["warm+lambda://user:hunter2@stoker?listen=10.0.0.5:7411", f"{FLEET}&secret=hunter2"])
 def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        WarmLocation.parse(url)
+        Fleet.parse(url)
     assert "hunter2" not in str(refused.value)
 
 
 def test_a_text_is_wanted() -> None:
     with pytest.raises(ConfigError, match="by a URL"):
-        WarmLocation.parse(None)  # type: ignore[arg-type]  # as a user may give it
+        Fleet.parse(None)  # type: ignore[arg-type]  # as a user may give it
 
 
 def test_a_setting_that_means_nothing_to_the_functions_is_refused_before_anything_listens() -> None:
-    async def check() -> None:
-        with pytest.raises(ConfigError, match="project means nothing"):
-            await open_backend(WarmLocation.parse(f"{FLEET}&project=mine"), Secret.generate())
+    with pytest.raises(ConfigError, match="project means nothing"):
+        FleetProxy(Fleet.parse(f"{FLEET}&project=mine"), Secret.generate(), MAC)
 
-    asyncio.run(check())
+
+@pytest.mark.parametrize(
+    ("url", "server"),
+    [
+        ("warm://127.0.0.1:7412", "http://127.0.0.1:7412"),
+        (f"warm://10.0.0.5:7412?fingerprint={FINGERPRINT}", f"https://10.0.0.5:7412?fingerprint={FINGERPRINT}"),
+        ("https://10.0.0.5:7412", "https://10.0.0.5:7412"),
+    ],
+)
+def test_a_proxy_elsewhere_is_a_tier_server(url: str, server: str) -> None:
+    assert server_url(url) == server
 
 
 @pytest.mark.parametrize("setting", ["backup=300s", "put_back=4"])
 def test_a_removed_setting_is_accepted_with_a_warning_that_names_it(setting: str) -> None:
     name = setting.partition("=")[0]
     with pytest.warns(DeprecationWarning, match=f"^{name}= of a warm tier has no effect: .*; leave it out") as caught:
-        assert fleet(f"{FLEET}&{setting}") == fleet(FLEET)
+        assert Fleet.parse(f"{FLEET}&{setting}") == Fleet.parse(FLEET)
     assert [each.filename for each in caught] == [__file__]
-    with pytest.raises(ConfigError, match="no setting of such a warm tier"):
-        WarmLocation.parse(f"warm://10.0.0.5:7411?{setting}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from pathlib import Path
 
@@ -11,13 +10,15 @@ import numpy as np
 import pytest
 
 from stoker import Array, Packer, open_store
+from stoker._shared.client import SharedTier
 from stoker._shared.secret import TierSecret
+from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, MissingExtraError
 from stoker_torch import Loader
 from stoker_warm._auth import Secret
-from stoker_warm._config import WarmLocation
-from stoker_warm._opening import mac_of_environment, open_backend, warm_tier_at
-from stoker_warm._shard import ShardId
+from stoker_warm._config import Fleet
+from stoker_warm._tier import FleetProxy, WarmTier, tier_secret_of_environment, warm_tier_at
+from support.warm_platform import MAC
 
 FLEET = "warm+lambda://stoker?listen=127.0.0.1:0&nodes=20"
 STORE = open_store("memory://data")
@@ -26,6 +27,7 @@ STORE = open_store("memory://data")
 @pytest.fixture(autouse=True)
 def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_WARM_SECRET", Secret.generate().reveal())
+    monkeypatch.setenv("STOKER_TIER_SECRET", TierSecret.generate().reveal())
 
 
 def test_a_code_that_takes_what_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,9 +52,26 @@ def test_functions_whose_place_is_not_known_are_named_in_the_url(
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    location = WarmLocation.parse(f"{scheme}://stoker?listen=127.0.0.1:0")
+    proxy = FleetProxy(Fleet.parse(f"{scheme}://stoker?listen=127.0.0.1:0"), Secret.generate(), MAC)
     with pytest.raises(ConfigError, match=remedy):
-        asyncio.run(open_backend(location, Secret.generate()))
+        asyncio.run(proxy.start())
+
+
+def test_a_proxy_elsewhere_is_read_as_any_tier_server() -> None:
+    assert isinstance(warm_tier_at("warm://127.0.0.1:7412", store=STORE), SharedTier)
+    with pytest.raises(ConfigError, match="use https://"):
+        warm_tier_at("warm://10.0.0.5:7412", store=STORE)
+
+
+def test_without_a_tenant_s_secret_a_tier_is_this_process_s_alone_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("STOKER_TIER_SECRET")
+    tiers = [warm_tier_at(FLEET, store=STORE) for _ in range(2)]
+    assert ["STOKER_TIER_SECRET is not set" in each for each in caplog.messages] == [True, True]
+    assert "stoker tier secret" in caplog.messages[0]
+    ref = ObjectRef(key="k", size_bytes=1, crc32c=0)
+    assert len({tier._name(ref) for tier in tiers if isinstance(tier, WarmTier)}) == 2
 
 
 def test_super_samples_whose_shards_could_not_be_sent_are_refused_when_the_loader_is_made(
@@ -69,28 +88,14 @@ def test_super_samples_whose_shards_could_not_be_sent_are_refused_when_the_loade
 def test_what_an_earlier_proxy_put_away_can_be_read_with_the_same_secret(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second = TierSecret.generate().reveal(), TierSecret.generate().reveal()
-    shard = ShardId("0" * 32, 1, 0, 0)
-    monkeypatch.setenv("STOKER_TIER_SECRET", f"{first},{second}")
-    mac = mac_of_environment().make(shard, b"")
-    assert mac_of_environment().verify(shard, b"", mac)
-    monkeypatch.setenv("STOKER_TIER_SECRET", second)
-    assert not mac_of_environment().verify(shard, b"", mac)
+    first, second = TierSecret.generate(), TierSecret.generate()
+    monkeypatch.setenv("STOKER_TIER_SECRET", f"{first.reveal()},{second.reveal()}")
+    for _ in range(2):
+        assert tier_secret_of_environment().shards_key == first.shards_key != second.shards_key
     assert not caplog.records
-
-
-def test_without_a_secret_the_key_is_random_which_is_said_with_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delenv("STOKER_TIER_SECRET", raising=False)
-    shard = ShardId("0" * 32, 1, 0, 0)
-    with caplog.at_level(logging.WARNING):
-        assert not mac_of_environment().verify(shard, b"", mac_of_environment().make(shard, b""))
-    assert "STOKER_TIER_SECRET is not set" in caplog.text
-    assert "`stoker tier secret`" in caplog.text
 
 
 def test_a_secret_that_is_not_right_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_TIER_SECRET", "short")
     with pytest.raises(ConfigError, match="`stoker tier secret` makes one"):
-        mac_of_environment()
+        warm_tier_at(FLEET, store=STORE)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from stoker._shared.client import ServerAddress
 from stoker.errors import ConfigError
-from stoker_warm._config import WarmLocation
+from stoker_warm._config import Fleet
+from stoker_warm._tier import server_url
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("tiers.md", "function-cloud.md"))]
@@ -31,12 +33,15 @@ def test_each_url_of_a_tier_is_one(page: Path) -> None:
     urls = {each for each in urls if not re.search("PREFIX|HOST", each)}
     assert urls
     for url in urls:
-        WarmLocation.parse(url)
+        if url.startswith("warm://"):
+            ServerAddress.parse(server_url(url))
+        else:
+            Fleet.parse(url)
 
 
 def test_the_table_has_all_settings_and_no_others(rows: list[list[str]]) -> None:
     with pytest.raises(ConfigError, match="there are ") as caught:
-        WarmLocation.parse(f"{FLEET}&nonsense=1")
+        Fleet.parse(f"{FLEET}&nonsense=1")
     there_are = set(str(caught.value).partition("there are ")[2].split(", "))
     assert {name for names, _ in rows for name in re.findall(r"`(\w+)`", names)} == there_are
 
@@ -50,4 +55,4 @@ def test_settings_given_as_the_table_has_them_change_nothing(rows: list[list[str
     }
     assert {"nodes", "code", "linger", "ping", "wake", "read", "write", "writes", "objects", "pending"} <= set(given)
     told = "".join(f"&{name}={default}" for name, default in given.items())
-    assert WarmLocation.parse(FLEET + told).fleet == WarmLocation.parse(FLEET).fleet
+    assert Fleet.parse(FLEET + told) == Fleet.parse(FLEET)

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from stoker import FetchConfig
-from stoker._cache.keeper import name_of
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.testing import run_virtual
@@ -17,7 +16,7 @@ from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
 from stoker_warm._tier import WarmTier
 from support.faulty_store import FaultyStore, Weather, pin
-from support.warm_platform import Tier
+from support.warm_platform import TIER_SECRET, Tier, warm_name
 
 BODIES = {f"data/{number:02}": random.Random(number).randbytes(3000 + number) for number in range(20)}
 REFS = pin(BODIES)
@@ -36,7 +35,7 @@ class Bench:
             ring=self.ring,
             rng=random.Random(1),
             config=FetchConfig(hedge=False, attempt_seconds=20.0),
-            tiers=[WarmTier(tier.proxy)],
+            tiers=[WarmTier.over(tier.proxy, TIER_SECRET)],
         )
 
     async def fetch_all(self) -> int:
@@ -80,7 +79,7 @@ def test_with_as_many_shards_of_every_object_lost_as_there_is_parity_for_the_buc
 ) -> None:
     async def test(bench: Bench) -> None:
         if is_awake:
-            await bench.tier.kept(name_of(REFS[0]), BODIES[REFS[0].key])
+            await bench.tier.kept(warm_name(REFS[0]), BODIES[REFS[0].key])
         for node in range(bench.tier.config.code.parity):
             bench.tier.platform.reclaim(f"warm-{node}")
         assert await bench.fetch_all() == 0
@@ -95,7 +94,7 @@ def test_with_as_many_shards_of_every_object_lost_as_there_is_parity_for_the_buc
 def test_with_one_more_lost_the_bucket_serves_until_every_object_is_back(code: str, is_awake: bool) -> None:
     async def test(bench: Bench) -> None:
         if is_awake:
-            await bench.tier.kept(name_of(REFS[0]), BODIES[REFS[0].key])
+            await bench.tier.kept(warm_name(REFS[0]), BODIES[REFS[0].key])
         for node in range(bench.tier.config.code.parity + 1):
             bench.tier.platform.reclaim(f"warm-{node}")
         assert await bench.fetch_all() == len(REFS)
@@ -131,8 +130,8 @@ def test_an_object_is_told_apart_by_its_bytes_not_by_its_key() -> None:
 def test_an_object_of_which_the_tier_has_other_bytes_is_forgotten_and_comes_from_the_bucket_once() -> None:
     async def test(bench: Bench) -> None:
         ref, proxy = REFS[0], bench.tier.proxy
-        proxy.drop(name_of(ref))
-        await bench.tier.put((name_of(ref), BODIES[ref.key][::-1]))  # which its MACs cannot tell: they are of these
+        proxy.drop(warm_name(ref))
+        await bench.tier.put((warm_name(ref), BODIES[ref.key][::-1]))  # which its MACs cannot tell: they are of these
         before = len(bench.store.sent_seconds)
         for _ in range(3):
             slot = await bench.fetcher.fetch(ref)
@@ -141,7 +140,7 @@ def test_an_object_of_which_the_tier_has_other_bytes_is_forgotten_and_comes_from
             await asyncio.sleep(5.0)
         assert bench.fetcher.stats.checksum_failures == 1
         assert len(bench.store.sent_seconds) == before + 1
-        assert await bench.tier.kept(name_of(ref), BODIES[ref.key])
+        assert await bench.tier.kept(warm_name(ref), BODIES[ref.key])
 
     check("2+1", test)
 
@@ -152,7 +151,7 @@ def test_a_late_tier_costs_one_request_of_the_bucket_and_nothing_writes_afterwar
             bench.store,
             ring=bench.ring,
             rng=random.Random(1),
-            tiers=[WarmTier(bench.tier.proxy)],
+            tiers=[WarmTier.over(bench.tier.proxy, TIER_SECRET)],
         )
         for instance in bench.tier.platform.all_instances():
             instance.freeze()

@@ -1,0 +1,212 @@
+"""What the nodes of a proxy hold, as a place of a tier server: so trainers on other machines read them over HTTP.
+
+Memory is bounded however many trainers there are and whatever they do: an object that several want is read from the
+nodes once, into memory that goes when the last of them has it; whoever asks while all of that memory is in use waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from typing import Any
+
+from aiohttp import web
+
+from stoker._base.sizes import format_bytes
+from stoker._cache.keeper import size_of
+from stoker._memory.budget import ByteBudget
+from stoker._shared.client import ServerAddress, ask_server
+from stoker._shared.objects import PlaceStatistics, create_buffer
+from stoker._shared.protocol import METRIC_PREFIX
+from stoker._shared.secret import TierSecret
+from stoker._shared.server import TierServer
+from stoker.errors import UnexpectedAnswerError
+from stoker_warm._proxy import Proxy
+
+STATUS_PATH = "/status"
+
+_READ_BYTES = 256 << 20
+"""Memory for objects on their way from nodes to trainers."""
+_log = logging.getLogger("stoker.warm.proxy")
+
+
+def object_name(key: str) -> str:
+    """Return what the directory and nodes call an object of a tenant: 32 hexadecimal digits, its size among them.
+
+    Tenants whose objects have one name by chance, or who try others' names, so have different objects.
+
+    Args:
+        key: ``<tenant>/<name>``, as :class:`~stoker._shared.secret.TierSecret` has both.
+    """
+    digest = sha256(key.encode()).hexdigest()
+    return f"{digest[:8]}{key[-24:-16]}{digest[8:24]}"
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """An object on its way from nodes to trainers.
+
+    Attributes:
+        found: its bytes, None if nodes do not have them.
+        holding: reads it, and holds its memory until cancelled.
+        readers: that wait for it, or have it and have not sent it yet.
+    """
+
+    found: asyncio.Future[memoryview | None]
+    holding: asyncio.Task[None]
+    readers: int = 0
+
+
+class WarmPlace:
+    """A place of a :class:`~stoker._shared.server.TierServer`, as :class:`~stoker._shared.objects.ObjectPlace` is one.
+
+    Args:
+        proxy: of the nodes; started and closed by others.
+        read_bytes: of objects on their way to trainers, at most; a larger one is not found.
+    """
+
+    name = "functions"
+
+    def __init__(self, proxy: Proxy, *, read_bytes: int = _READ_BYTES) -> None:
+        self._proxy, self._budget = proxy, ByteBudget(read_bytes)
+        self._reads: dict[str, _Read] = {}
+        self._reserved: dict[str, int] = {}
+        self._is_told_of_size = False
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._reserved or self._proxy.has(object_name(key))
+
+    def reserve(self, key: str, size_bytes: int, group: str) -> bool:
+        """Make room for a copy that waits to be written to nodes; see :class:`~stoker._shared.objects.ObjectPlace`."""
+        most_bytes = self._proxy.config.max_object_bytes
+        if size_bytes > most_bytes and not self._is_told_of_size:
+            self._is_told_of_size = True
+            _log.warning(
+                "an object of %s was offered, and nodes take up to %s each, as all larger ones; take a code with more "
+                "data shards, or pack smaller super-samples",
+                *map(format_bytes, (size_bytes, most_bytes)),
+            )
+        if not self._proxy.has_room(size_bytes, reserved_bytes=sum(self._reserved.values())):
+            return False
+        self._reserved[key] = size_bytes
+        return True
+
+    async def keep(self, key: str, data: memoryview) -> None:
+        """Have an object written to nodes some time."""
+        self.give_up(key)
+        self._proxy.take(object_name(key), data)
+
+    def give_up(self, key: str) -> None:
+        """Give back the room of an object that was not kept."""
+        self._reserved.pop(key, None)
+
+    def drop(self, key: str) -> None:
+        """Forget an object."""
+        self._proxy.drop(object_name(key))
+
+    @asynccontextmanager
+    async def reading(self, key: str) -> AsyncIterator[memoryview | None]:
+        """Yield an object's bytes, None if nodes do not have them, or not enough of them in time."""
+        read = self._reads.get(key)
+        is_first = read is None
+        if read is None:
+            name = object_name(key)
+            if self._proxy.lacks(name) or size_of(name) > self._budget.limit:
+                yield None
+                return
+            read = self._reads[key] = self._begin(name)
+        read.readers += 1
+        try:
+            data = await asyncio.shield(read.found)
+            if data is not None and not is_first:
+                self._proxy.delivered(len(data))
+            yield data
+        finally:
+            read.readers -= 1
+            if not read.readers:
+                del self._reads[key]
+                read.holding.cancel()
+
+    def _begin(self, name: str) -> _Read:
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[memoryview | None] = loop.create_future()
+        return _Read(found, loop.create_task(self._hold(name, found)))
+
+    async def _hold(self, name: str, found: asyncio.Future[memoryview | None]) -> None:
+        async with self._budget.hold(size_of(name)):
+            try:
+                data = await create_buffer(size_of(name))
+                found.set_result(data if await self._proxy.read(name, data) else None)
+            except Exception as error:  # noqa: BLE001 - those who wait for it get it
+                found.set_exception(error)
+            await asyncio.get_running_loop().create_future()
+
+    def statistics(self) -> PlaceStatistics:
+        """Return a snapshot."""
+        found = self._proxy.statistics()
+        return PlaceStatistics(
+            hits=found.hits,
+            added=found.stored,
+            declined=found.declined,
+            evicted=found.evicted,
+            objects=found.objects,
+            used_bytes=found.held_bytes,
+            limit_bytes=found.limit_bytes,
+        )
+
+    def close(self) -> None:
+        """Nothing: reads end with those who asked, and the proxy by itself."""
+
+
+async def read_status(server: ServerAddress, secret: TierSecret) -> dict[str, Any]:
+    """Return how the nodes of a proxy that runs elsewhere do; see :meth:`stoker_warm._proxy.Proxy.status`.
+
+    Raises:
+        StoreError: it cannot be asked, or is no proxy.
+    """
+    answer = await ask_server(server, secret, STATUS_PATH)
+    try:
+        status = json.loads(answer)
+        if not isinstance(status, dict):
+            raise TypeError
+    except (ValueError, TypeError):
+        raise UnexpectedAnswerError(f"{server.origin}{STATUS_PATH}: this is not the status of a warm tier") from None
+    return status
+
+
+class WarmServer(TierServer):
+    """A tier server over the nodes of a proxy, which also tells trainers how these do: ``GET /status``, in JSON.
+
+    Args:
+        secrets: of the tenants.
+        proxy: of the nodes; started and closed by others.
+    """
+
+    def __init__(self, secrets: Sequence[TierSecret], proxy: Proxy) -> None:
+        super().__init__(secrets, WarmPlace(proxy))
+        self._proxy = proxy
+
+    def application(self) -> web.Application:
+        """Return what a web server runs."""
+        app = super().application()
+        app.router.add_get(STATUS_PATH, self._status)
+        return app
+
+    async def _status(self, request: web.Request) -> web.Response:
+        self._known(request, lambda each: each.metrics_token)
+        return web.json_response(await self._proxy.status())
+
+    def _metric_lines(self) -> Iterator[str]:
+        yield from super()._metric_lines()
+        found = self._proxy.statistics()
+        for each in fields(found):
+            if each.name != "nodes":
+                yield f"{METRIC_PREFIX}warm_{each.name} {getattr(found, each.name)}"
+        for state, count in found.nodes.items():
+            yield f'{METRIC_PREFIX}warm_nodes{{state="{state}"}} {count}'
+        yield f"{METRIC_PREFIX}warm_dollars {self._proxy.bill().dollars}"
