@@ -46,7 +46,7 @@ _LATE = 5.0
 """A bucket has a tail if its slowest first byte is so many times the median."""
 
 
-_WARM_COMMAND = 'Loader(tier="warm://HOST:7411"), once `stoker warm proxy` runs there: docs/tiers.md'
+_WARM_COMMAND = "Loader(tier=...) with the URL that `stoker warm proxy` prints: docs/tiers.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,9 +52,12 @@ def test_functions_whose_place_is_not_known_are_named_in_the_url(
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    proxy = FleetProxy(Fleet.parse(f"{scheme}://stoker?listen=127.0.0.1:0"), Secret.generate(), MAC)
+
+    async def start() -> None:
+        await FleetProxy(Fleet.parse(f"{scheme}://stoker?listen=127.0.0.1:0"), Secret.generate(), MAC).start()
+
     with pytest.raises(ConfigError, match=remedy):
-        asyncio.run(proxy.start())
+        asyncio.run(start())
 
 
 def test_a_proxy_elsewhere_is_read_as_any_tier_server() -> None:
