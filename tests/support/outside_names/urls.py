@@ -7,20 +7,23 @@ from pathlib import Path
 
 from stoker._cache.eviction import POLICIES
 from stoker._cache.tiers import CacheSpec
+from stoker._shared.client import ServerAddress
 from stoker._stores.location import parse_url
 from stoker.errors import ConfigError
 from stoker_functions.serve import Refusal, Request
 from stoker_functions.serve._messages import parse
 from stoker_warm._config import Fleet
+from stoker_warm._tier import server_url
 
 __all__ = ["urls"]
 
 _WARM = {
-    "warm": "warm://10.0.0.5:7411",
     "warm+lambda": "warm+lambda://stoker?listen=10.0.0.5:7411",
     "warm+gcf": "warm+gcf://stoker?listen=10.0.0.5:7411",
 }
 _STORES = ("folder", "file:///folder", "s3://bucket/data", "gs://bucket/data", "memory://bucket/data")
+_FINGERPRINT = "ab" * 32
+_SERVERS = ("http://127.0.0.1:7412", "https://10.0.0.5:7412", "warm://127.0.0.1:7412")
 _SERVED = ("stoker+https://host/data", "stoker+http://127.0.0.1:8080/data")
 _CACHES = ("disk:/folder?limit=20GB", "memory:?limit=2GB", "memory:?limit=node:2GB")
 
@@ -33,6 +36,12 @@ def urls(_: Path) -> Iterator[str]:
     for scheme, text in _WARM.items():
         Fleet.parse(text)
         yield from (f"tier {scheme}:// with {name}=" for name in _listed_settings(text))
+    for text in _SERVERS:
+        ServerAddress.parse(server_url(text))
+        yield f"tier {text}"
+    for scheme in ("https", "warm"):
+        ServerAddress.parse(server_url(f"{scheme}://10.0.0.5:7412?fingerprint={_FINGERPRINT}"))
+        yield f"tier {scheme}:// with fingerprint="
     for text in _CACHES:
         CacheSpec.parse(text)
         yield f"cache {text}"
