@@ -10,7 +10,8 @@ from functools import partial
 
 from stoker._base.checksum import crc32c
 from stoker._shared.client import ServerAddress, SharedTier
-from stoker._shared.objects import ObjectFolder, ObjectMemory
+from stoker._shared.folder import ObjectFolder
+from stoker._shared.objects import ObjectMemory
 from stoker._shared.read_through import ReadThrough
 from stoker._shared.secret import TierSecret, is_object_of
 from stoker._shared.server import TierServer

@@ -1,4 +1,4 @@
-"""What a tier server holds: whole objects, in memory and on disk, each place within a limit that it never exceeds.
+"""What a tier server holds: whole objects, in memory or elsewhere, each place within a limit that it never exceeds.
 
 The objects of a data set that somebody reads stay, since each of them is needed once an epoch, and a cache that is
 smaller than the epoch has as many hits whichever of them it keeps, but none if each makes way for the next (H. Zhao and
@@ -10,26 +10,19 @@ than an equal share, and the objects of a tenant that are being written take at 
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
-import logging
 import mmap
-import os
-import re
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from stoker._base.threads import in_thread
 from stoker._cache.eviction import Lru, Residents
 from stoker._memory.ring import populate
-from stoker.errors import ConfigError
 
 IDLE_SECONDS = 600.0
 """A data set of which nothing was read for so long is not in use."""
@@ -37,8 +30,6 @@ STALE_SECONDS = 86_400.0
 """An object that was not read for so long is not needed, even if its data set is: it may be of an earlier version."""
 _FULL_SECONDS = 1.0
 """After a search for objects that may leave has found too little, before the next for that tenant."""
-_MAX_WRITING_BYTES = 128 << 20
-"""In memory on their way to disk, of one tenant."""
 _MAPPED_BYTES = 1 << 20
 """From which size on an object has a mapping of its own, which goes back to the system whole when it leaves."""
 _MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)  # where there is one, as on Linux
@@ -171,7 +162,7 @@ class ObjectPlace(ABC, Generic[Data]):
         for each in evicted:
             self._remove(each, self._entries.pop(each).data)
         self._evicted += len(evicted)
-        self._entries[key] = _Entry(None, self._group(group), now_seconds, size_bytes)
+        self._put(key, None, group, size_bytes)
         self._writing_bytes[tenant] += size_bytes
         return True
 
@@ -253,13 +244,14 @@ class ObjectPlace(ABC, Generic[Data]):
         """Release what is held. Idempotent."""
         self._entries.clear()
 
-    def _group(self, name: str) -> _Group:
-        """Return the group of that name, which is in use now."""
-        group = self._groups.get(name)
+    def _put(self, key: str, data: Data | None, group_name: str, size_bytes: int) -> None:
+        """Have an object in the group of that name, which is in use now."""
+        now_seconds = self._clock()
+        group = self._groups.get(group_name)
         if group is None:
-            group = self._groups[name] = _Group(0.0)
-        group.read_seconds = self._clock()
-        return group
+            group = self._groups[group_name] = _Group(now_seconds)
+        group.read_seconds = now_seconds
+        self._entries[key] = _Entry(data, group, now_seconds, size_bytes)
 
     def is_in_use(self, key: str) -> bool:
         """Return whether an object is being read or written."""
@@ -371,135 +363,3 @@ class ObjectMemory(ObjectPlace[memoryview]):
 
     def _remove(self, key: str, data: memoryview | None) -> None:
         """Nothing: the memory goes with the last reference to it."""
-
-
-_log = logging.getLogger("stoker.tier.server")
-_FILE = re.compile(r"[0-9a-f]{32}", re.ASCII)
-_TENANT = re.compile(r"[0-9a-f]{16}", re.ASCII)
-_OBJECTS = "objects"
-_PARTIAL = ".partial"
-
-
-class ObjectFolder(ObjectPlace[Path]):
-    """Objects in files ``FOLDER/<tenant>/objects/<name>``, which any web server can serve.
-
-    A file has its name when it is whole. What an earlier process has left is taken over, and checked before it is read
-    for the first time. One process at a time uses a folder, and holds a lock on it.
-
-    Args:
-        folder: is created if it does not exist.
-        limit_bytes: of all files together.
-        is_sound: returns whether bytes are those of the object with a key; called in a thread.
-        clock: monotonic, in seconds.
-
-    Raises:
-        ConfigError: the folder cannot be used, or another process uses it.
-    """
-
-    name = "disk"
-
-    def __init__(
-        self,
-        folder: Path,
-        limit_bytes: int,
-        is_sound: Callable[[str, memoryview], bool],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(limit_bytes, _MAX_WRITING_BYTES, clock)
-        self._folder, self._is_sound = folder, is_sound
-        self._unchecked: set[str] = set()
-        self._lock = -1
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._take_over()
-        except OSError as error:
-            self.close()
-            what = "another server uses it" if isinstance(error, BlockingIOError) else error
-            raise ConfigError(f"the folder {folder} cannot be used for objects: {what}") from None
-
-    def _take_over(self) -> None:
-        """Keep the files of an earlier process as far as there is room, the newest first, and remove its others.
-
-        What has no name that a server gives is somebody else's, and stays.
-        """
-        files = [(file, file.lstat()) for file in self._folder.glob(f"*/{_OBJECTS}/*") if self._is_own(file)]
-        for file, found in sorted(files, key=lambda each: each[1].st_mtime, reverse=True):
-            tenant = file.parent.parent.name
-            key = f"{tenant}/{file.name}"
-            if file.suffix != _PARTIAL and found.st_size and self._make_room(key, found.st_size) is not None:
-                self._entries[key] = _Entry(file, self._group(f"{tenant}/"), self._clock(), found.st_size)
-                self._unchecked.add(key)
-            else:
-                file.unlink()
-
-    @staticmethod
-    def _is_own(file: Path) -> bool:
-        is_name = _FILE.fullmatch(file.name.removesuffix(_PARTIAL)) and _TENANT.fullmatch(file.parent.parent.name)
-        return bool(is_name) and file.is_file() and not file.is_symlink()
-
-    @asynccontextmanager
-    async def reading(self, key: str) -> AsyncIterator[Path | None]:
-        """Yield an object's file; None if it is not here, or somebody else has damaged or removed it."""
-        entry = self._entries.get(key)
-        async with super().reading(key) as file:
-            if file is None or await self._is_usable(key, file):
-                yield file
-                return
-        if self._entries.get(key) is entry:  # nobody else has found out meanwhile
-            _log.warning("the file of %s is damaged or gone, and is forgotten", key)
-            self.drop(key)
-        yield None
-
-    async def _is_usable(self, key: str, file: Path) -> bool:
-        if key not in self._unchecked:
-            return self._is_there(file)
-        if await asyncio.to_thread(self._check, key, file):
-            self._unchecked.discard(key)
-            return True
-        return False
-
-    @staticmethod
-    def _is_there(file: Path) -> bool:
-        return file.exists()
-
-    def _check(self, key: str, file: Path) -> bool:
-        try:
-            return self._is_sound(key, memoryview(file.read_bytes()))
-        except OSError:
-            return False
-
-    def close(self) -> None:
-        """Let others use the folder; its files stay. Idempotent."""
-        super().close()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-    async def _write(self, key: str, data: memoryview) -> Path:
-        file = self._file(key)
-        try:
-            return await in_thread(lambda _: self._write_file(file, data))
-        except asyncio.CancelledError:
-            file.unlink(missing_ok=True)  # its room is given back
-            raise
-
-    def _write_file(self, file: Path, data: memoryview) -> Path:
-        partial = file.with_suffix(_PARTIAL)
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            partial.write_bytes(data)
-            return partial.replace(file)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-
-    def _remove(self, key: str, data: Path | None) -> None:
-        self._unchecked.discard(key)
-        if data is not None:
-            data.unlink(missing_ok=True)
-
-    def _file(self, key: str) -> Path:
-        tenant, _, name = key.partition("/")
-        return self._folder / tenant / _OBJECTS / name

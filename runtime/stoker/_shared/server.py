@@ -28,7 +28,8 @@ from stoker._base.task_group import end_tasks
 from stoker._base.threads import in_thread
 from stoker._cache.keeper import is_name, size_of
 from stoker._format.supersample import MAX_OBJECT_BYTES
-from stoker._shared.objects import ObjectFolder, PlaceStatistics, create_buffer
+from stoker._shared.folder import ObjectFolder
+from stoker._shared.objects import PlaceStatistics, create_buffer
 from stoker._shared.protocol import (
     BATCH_PATH,
     GROUP_HEADER,

@@ -18,7 +18,8 @@ from stoker._base.sizes import format_bytes
 from stoker._cache.tiers import CacheSpec
 from stoker._shared.certificate import given_tls
 from stoker._shared.client import ServerAddress, read_metrics
-from stoker._shared.objects import ObjectFolder, ObjectMemory
+from stoker._shared.folder import ObjectFolder
+from stoker._shared.objects import ObjectMemory
 from stoker._shared.read_through import ReadThrough, is_sound
 from stoker._shared.secret import VARIABLE, TierSecret
 from stoker._shared.server import TierServer

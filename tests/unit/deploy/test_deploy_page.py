@@ -85,7 +85,7 @@ def test_commands_of_stoker_and_options_of_the_training_job_are_there() -> None:
     lines = re.findall(r"^ *\$ (?:stoker|.*\$\(stoker) (\w+) (.*)$", joined, re.MULTILINE)
     assert {name for name, _ in lines} == {"pack", "shuffle", "token", "warm"}
     for name, rest in lines:
-        command = [name, rest.split()[0]] if name == "warm" else [name]
+        command = [name, *re.findall(r"^\w+", rest)] if name == "warm" else [name]
         shown = subprocess.run(
             [sys.executable, "-m", "stoker.cli", *command, "--help"], capture_output=True, text=True, check=True
         ).stdout

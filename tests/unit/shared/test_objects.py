@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker._shared.objects import IDLE_SECONDS, STALE_SECONDS, ObjectFolder, ObjectMemory, ObjectPlace, create_buffer
+from stoker._shared.folder import ObjectFolder
+from stoker._shared.objects import IDLE_SECONDS, STALE_SECONDS, ObjectMemory, ObjectPlace, create_buffer
 from stoker.errors import ConfigError
 
 TENANT = "0123456789abcdef"

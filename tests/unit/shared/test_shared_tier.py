@@ -25,7 +25,7 @@ from stoker._shared import read_through
 from stoker._shared import server as tier_server
 from stoker._shared.certificate import ephemeral_tls
 from stoker._shared.client import ServerAddress, SharedTier, _Copies
-from stoker._shared.objects import ObjectFolder
+from stoker._shared.folder import ObjectFolder
 from stoker._shared.read_through import ReadThrough, is_sound
 from stoker._shared.serving import Endpoint
 from stoker.abc import CorrectedTier, ObjectRef, PlacedTier, Readable, Tier

@@ -14,7 +14,7 @@ import pytest
 import stoker
 from stoker._format.versions import read_manifest
 from stoker._shared import protocol
-from stoker._shared.objects import ObjectFolder
+from stoker._shared.folder import ObjectFolder
 from stoker._shared.protocol import HEAD, MISSING, BatchAnswer, Part, PartInto, encode_request, parse_request
 from stoker._shared.read_through import ReadThrough
 from stoker.abc import ObjectRef

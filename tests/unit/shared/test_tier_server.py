@@ -20,7 +20,7 @@ import pytest
 from stoker._shared import server as tier_server
 from stoker._shared import serving
 from stoker._shared.certificate import ephemeral_tls
-from stoker._shared.objects import ObjectFolder
+from stoker._shared.folder import ObjectFolder
 from stoker._shared.serving import Endpoint
 from stoker.errors import ConfigError
 from support.shared_tier import IS_SOUND, OTHER_SECRET, SECRET, client_of, object_of, read, running, server_of
