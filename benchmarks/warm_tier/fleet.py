@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 import psutil
 
 from stoker._base.checksum import crc32c
+from stoker._shared.client import ServerAddress, SharedTier
 from stoker._shared.secret import TierSecret
 from stoker.abc import ObjectRef
 from stoker.fanout import ExecutorOptions, open_executor
@@ -94,6 +96,30 @@ class Fleet:
     def node_seconds(self) -> float:
         """Return the processor time of all nodes, to the nanosecond where the system tells."""
         return sum(processor_seconds(process.pid) for process in self.processes())
+
+    @asynccontextmanager
+    async def program(self) -> AsyncIterator[tuple[int, SharedTier]]:
+        """Run `stoker warm proxy` in the place of this process's proxy; yield its process id, and a tier of it."""
+        config = self.proxy.config
+        await self.proxy.close()
+        settings = f"nodes={config.nodes}&code={config.code}&linger=30s&ping=10s&wake=120s"
+        url = f"warm+lambda://{_PREFIX}?listen=127.0.0.1:0&{settings}"
+        command = (sys.executable, "-m", "stoker.cli", "warm", "proxy", url, "--listen", "127.0.0.1:0")
+        secrets = {"STOKER_WARM_SECRET": self.secret.reveal(), "STOKER_TIER_SECRET": self.tenant.reveal()}
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, **secrets}
+        )
+        try:
+            assert process.stdout is not None
+            said = (await process.stdout.readline()).decode().strip()
+            tier = SharedTier([ServerAddress.parse(said)], self.tenant)
+            try:
+                yield process.pid, tier
+            finally:
+                await tier.close()
+        finally:
+            process.terminate()
+            await process.wait()
 
 
 def processor_seconds(pid: int) -> float:

@@ -6,20 +6,23 @@ read's time is its latency. Ratios are within one round; medians of the rounds.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.warm_tier.fleet import Object, fleet, made_objects
+from benchmarks.warm_tier.fleet import Object, fleet, made_objects, processor_seconds
 from benchmarks.warm_tier.plain import Copied, copied
+from stoker.abc import Tier
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
-from stoker_warm._proxy import Proxy
+from stoker_warm._tier import WarmTier
 
-__all__ = ["Rates", "measured", "patient"]
+__all__ = ["Rates", "measured", "measured_program", "patient"]
 
 OBJECT_BYTES, OBJECTS = 8 << 20, 6
+_KNOWN_SECONDS = 120.0
 
 
 def patient(code: Code, **changes: object) -> WarmConfig:
@@ -63,19 +66,40 @@ async def measured(code: Code, rounds: int, reads: int) -> Rates:
     objects = made_objects(OBJECTS, OBJECT_BYTES)
     async with fleet(patient(code)) as running:
         await running.put(objects)
-        return await _rates(code, running.proxy, running.node_seconds, objects, (rounds, reads))
+        tier = WarmTier.over(running.proxy, running.tenant)
+        return await _rates(code, tier, running.node_seconds, objects, (rounds, reads))
+
+
+async def measured_program(code: Code, rounds: int, reads: int) -> Rates:
+    """Measure a code, through a proxy that is a process of its own, over HTTP: one more hop."""
+    objects = made_objects(OBJECTS, OBJECT_BYTES)
+    async with fleet(patient(code)) as running:
+        await running.put(objects)
+        async with running.program() as (pid, tier):
+            await _known(tier, objects)
+            seconds = lambda: running.node_seconds() + processor_seconds(pid)  # noqa: E731 - it is one thing
+            return await _rates(code, tier, seconds, objects, (rounds, reads))
+
+
+async def _known(tier: Tier, objects: Sequence[Object]) -> None:
+    """Wait until a proxy that has just begun knows what its nodes hold."""
+    into = memoryview(bytearray(OBJECT_BYTES))
+    async with asyncio.timeout(_KNOWN_SECONDS):
+        for each in objects:
+            while not await tier.read(each.ref, into):  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.1)
 
 
 async def _rates(
     code: Code,
-    keeper: Proxy,
+    tier: Tier,
     seconds_of_others: Callable[[], float],
     objects: Sequence[Object],
     times: tuple[int, int],
 ) -> Rates:
     rounds, reads = times
-    await _read(keeper, objects, 2 * OBJECTS)  # all nodes are awake, all memory is in use
-    found = [await _round(keeper, seconds_of_others, objects, reads) for _ in range(rounds)]
+    await _read(tier, objects, 2 * OBJECTS)  # all nodes are awake, all memory is in use
+    found = [await _round(tier, seconds_of_others, objects, reads) for _ in range(rounds)]
     seconds, size_bytes = [each.seconds for each, _, _ in found], reads * OBJECT_BYTES
     return Rates(
         code=code,
@@ -88,22 +112,22 @@ async def _rates(
 
 
 async def _round(
-    keeper: Proxy, seconds_of_others: Callable[[], float], objects: Sequence[Object], reads: int
+    tier: Tier, seconds_of_others: Callable[[], float], objects: Sequence[Object], reads: int
 ) -> tuple[Copied, Copied, list[float]]:
     plain = copied([each.data for each in objects], reads)
     before = time.process_time() + seconds_of_others()
-    seconds = await _read(keeper, objects, reads)
+    seconds = await _read(tier, objects, reads)
     spent = time.process_time() + seconds_of_others() - before
     return Copied(seconds=sum(seconds), processor_seconds=spent), plain, seconds
 
 
-async def _read(keeper: Proxy, objects: Sequence[Object], reads: int) -> list[float]:
+async def _read(tier: Tier, objects: Sequence[Object], reads: int) -> list[float]:
     into, seconds = memoryview(bytearray(OBJECT_BYTES)), []
     for number in range(reads):
         wanted = objects[number % len(objects)]
         began = time.perf_counter()
-        if not await keeper.read(wanted.name, into):
-            raise RuntimeError(f"a read of {wanted.name} failed")
+        if not await tier.read(wanted.ref, into):
+            raise RuntimeError(f"a read of {wanted.ref.key} failed")
         seconds.append(time.perf_counter() - began)
         if reads == 2 * OBJECTS and bytes(into) != wanted.data:
             raise RuntimeError("the tier delivers wrong bytes")
