@@ -77,8 +77,11 @@ async def measured_program(code: Code, rounds: int, reads: int) -> Rates:
         await running.put(objects)
         async with running.program() as (pid, tier):
             await _known(tier, objects)
-            seconds = lambda: running.node_seconds() + processor_seconds(pid)  # noqa: E731 - it is one thing
-            return await _rates(code, tier, seconds, objects, (rounds, reads))
+
+            def seconds_of_others() -> float:
+                return running.node_seconds() + processor_seconds(pid)
+
+            return await _rates(code, tier, seconds_of_others, objects, (rounds, reads))
 
 
 async def _known(tier: Tier, objects: Sequence[Object]) -> None:
