@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Annotated, Any
 from urllib.parse import unquote
 
-from stoker._base.arguments import caller_level
+from stoker._base.arguments import AtLeastOne, Bound, Bounded, caller_level
 from stoker._base.meter import Egress
 from stoker._base.sizes import parse_bytes
 from stoker.errors import ConfigError
@@ -27,10 +27,12 @@ from stoker_warm._events import MAX_LINGER_SECONDS
 from stoker_warm._frames import MAX_SHARD_BYTES
 
 _MIN_LINGER_SECONDS = 0.01
+"""A node stays until the first request has come to it."""
+_Duration = Annotated[float, Bound(">", 0), Bound("<", math.inf)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmConfig:
+class WarmConfig(Bounded):
     """The proxy's settings.
 
     Attributes:
@@ -53,36 +55,23 @@ class WarmConfig:
 
     nodes: int = 12
     code: Code = field(default_factory=Code)
-    linger_seconds: float = 0.25
-    keep_warm_seconds: float = 60.0
-    ping_seconds: float = 0.25
-    wake_seconds: float = 10.0
-    fresh_seconds: float = 1.0
-    read_seconds: float = 10.0
-    write_seconds: float = 30.0
-    pending_bytes: int = 256 << 20
-    writes: int = 8
-    max_objects: int = 1_000_000
+    linger_seconds: Annotated[float, Bound(">=", _MIN_LINGER_SECONDS), Bound("<=", MAX_LINGER_SECONDS)] = 0.25
+    keep_warm_seconds: _Duration = 60.0
+    ping_seconds: _Duration = 0.25
+    wake_seconds: _Duration = 10.0
+    fresh_seconds: Annotated[float, Bound(">=", 0), Bound("<", math.inf)] = 1.0
+    read_seconds: _Duration = 10.0
+    write_seconds: _Duration = 30.0
+    pending_bytes: AtLeastOne[int] = 256 << 20
+    writes: AtLeastOne[int] = 8
+    max_objects: AtLeastOne[int] = 1_000_000
 
     def __post_init__(self) -> None:
+        Bounded.__post_init__(self)  # super() does not know a class with slots
         if not self.code.shards <= self.nodes <= MAX_NODES:
             raise ConfigError(
                 f"objects in {self.code} shards need {self.code.shards} to {MAX_NODES} nodes, not {self.nodes}: "
                 "deploy more, or take a smaller code"
-            )
-        for name in ("pending_bytes", "writes", "max_objects"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is at least 1, not {getattr(self, name)}")
-        seconds = ("keep_warm_seconds", "ping_seconds", "wake_seconds", "read_seconds", "write_seconds")
-        for name in seconds:
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} is a duration of more than 0 seconds, not {getattr(self, name)}")
-        if not 0 <= self.fresh_seconds < math.inf:
-            raise ConfigError(f"fresh_seconds is a duration in seconds, not {self.fresh_seconds}")
-        if not _MIN_LINGER_SECONDS <= self.linger_seconds <= MAX_LINGER_SECONDS:
-            raise ConfigError(
-                f"linger_seconds is {_MIN_LINGER_SECONDS:g} to {MAX_LINGER_SECONDS:g}, not {self.linger_seconds}: a "
-                "node stays until the first request has come to it, and no longer than a function may run"
             )
 
     @property
@@ -106,7 +95,7 @@ _SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class Fleet(Bounded):
     """Nodes, and the proxy in this process that they dial.
 
     Attributes:
@@ -145,38 +134,34 @@ class Fleet:
             raise ConfigError("a warm tier's URL holds a user or password; its secret is in STOKER_WARM_SECRET")
         if scheme not in _EXECUTORS:
             raise ConfigError(f"{scheme[:_SHOWN_CHARACTERS]!r} is no kind of warm tier; {_EXAMPLE}")
-        return _fleet(scheme, place.removesuffix("/"), query)
+        return _fleet(scheme, place.removesuffix("/"), _settings(query))
 
 
-def _fleet(scheme: str, place: str, query: str) -> Fleet:
-    if not _PREFIX.fullmatch(place):
-        raise ConfigError(f"the prefix of a warm tier's functions is {place!r:.{_SHOWN_CHARACTERS}}; {_EXAMPLE}")
-    given = _settings(query, {*_CONFIG, *OPTIONS, *_PLACES})
+def _fleet(scheme: str, prefix: str, given: Mapping[str, str]) -> Fleet:
+    if not _PREFIX.fullmatch(prefix):
+        raise ConfigError(f"the prefix of a warm tier's functions is {prefix!r:.{_SHOWN_CHARACTERS}}; {_EXAMPLE}")
     if "listen" not in given:
         raise ConfigError(f"listen is missing: where nodes dial this process; {_EXAMPLE}")
     if ("certificate" in given) != ("key" in given):
         raise ConfigError("certificate and key go together: the PEM files of the proxy's certificate and its key")
-    listen = _address("listen", given["listen"], is_listening=True)
-    if listen.host in _EVERYWHERE and "advertise" not in given:
-        raise ConfigError(f"advertise is missing: nodes cannot dial {listen.host}, so say at which address they can")
     executor, bucket = _EXECUTORS[scheme]
-    config = {field: read(name, given[name]) for name, (field, read) in _CONFIG.items() if name in given}
-    options = {field: read(name, given[name]) for name, (field, read) in OPTIONS.items() if name in given}
-    return Fleet(
+    fleet = Fleet(
         executor=executor,
-        options=ExecutorOptions(prefix=place, **options),
-        config=WarmConfig(**config),
-        listen=listen,
-        advertised=_address("advertise", given["advertise"]) if "advertise" in given else None,
-        certificate=Certificate(chain=Path(given["certificate"]), key=Path(given["key"])) if "key" in given else None,
-        bucket=given.get("bucket", bucket),
-        egress=_egress(given.get("egress", "same_region")),
+        options=ExecutorOptions(prefix=prefix, **_read(OPTIONS, given)),
+        config=WarmConfig(**_read(_CONFIG, given)),
+        certificate=Certificate(**_read(_CERTIFICATE, given)) if "key" in given else None,
+        **{"bucket": bucket} | _read(_PLACES, given),
     )
+    if fleet.listen.host in _EVERYWHERE and fleet.advertised is None:
+        raise ConfigError(
+            f"advertise is missing: nodes cannot dial {fleet.listen.host}, so say at which address they can"
+        )
+    return fleet
 
 
-def _settings(query: str, known: Collection[str]) -> dict[str, str]:
+def _settings(query: str) -> dict[str, str]:
     """Return the settings of a query. A plus is a plus, as in ``code=10+2``; values are not repeated in errors."""
-    given: dict[str, str] = {}
+    known, given = {*_CONFIG, *OPTIONS, *_CERTIFICATE, *_PLACES}, dict[str, str]()
     for each in query.split("&") if query else ():
         name, _, value = each.partition("=")
         if name not in known and name not in _REMOVED:
@@ -194,85 +179,75 @@ def _settings(query: str, known: Collection[str]) -> dict[str, str]:
     return given
 
 
-def _address(name: str, text: str, *, is_listening: bool = False) -> Address:
-    try:
-        address = Address.parse(text)
-    except ConfigError as error:
-        raise ConfigError(f"{name} of a warm tier: {error}") from None
-    if not address.port and not is_listening:
-        raise ConfigError(f"{name} of a warm tier: {address} has the port 0, at which nobody can be dialled")
-    return address
+_Readers = Mapping[str, tuple[str, Callable[[str], Any]]]
+"""Setting → the field that takes it, and what reads its text."""
 
 
-def _egress(text: str) -> Egress:
-    for each in get_args(Egress):
-        if text == each:
-            return cast("Egress", each)
-    raise ConfigError(f"egress is one of {', '.join(get_args(Egress))}, not {text!r:.{_SHOWN_CHARACTERS}}")
+def _read(readers: _Readers, given: Mapping[str, str]) -> dict[str, Any]:
+    """Return field → value, of the settings that are given."""
+    values = dict[str, Any]()
+    for name, (field_name, read) in readers.items():
+        try:
+            if name in given:
+                values[field_name] = read(given[name])
+        except ConfigError as error:
+            raise ConfigError(f"{name} of a warm tier: {error}") from None
+    return values
 
 
-def _text(_: str, text: str) -> str:
-    return text
-
-
-def _code(_: str, text: str) -> Code:
-    return Code.parse(text)
-
-
-def _bytes(name: str, text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ConfigError as error:
-        raise ConfigError(f"{name} of a warm tier: {error}") from None
-
-
-def _count(name: str, text: str) -> int:
+def _count(text: str) -> int:
     if not _COUNT.fullmatch(text):
-        raise ConfigError(f"{name} of a warm tier is a whole number, not {text!r:.{_SHOWN_CHARACTERS}}")
+        raise ConfigError(f"it is a whole number, not {text!r:.{_SHOWN_CHARACTERS}}")
     return int(text)
 
 
-def _seconds(name: str, text: str) -> float:
+def _seconds(text: str) -> float:
     match = _SECONDS.fullmatch(text)
     if match is None:
-        raise ConfigError(
-            f"{name} of a warm tier is a number of seconds such as 60s or 0.25s, not {text!r:.{_SHOWN_CHARACTERS}}"
-        )
+        raise ConfigError(f"it is a number of seconds such as 60s or 0.25s, not {text!r:.{_SHOWN_CHARACTERS}}")
     return float(match[1])
 
 
-_CONFIG: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
+def _dialled(text: str) -> Address:
+    address = Address.parse(text)
+    if not address.port:
+        raise ConfigError(f"{address} has the port 0, at which nobody can be dialled")
+    return address
+
+
+_CONFIG: _Readers = {
     "nodes": ("nodes", _count),
-    "code": ("code", _code),
+    "code": ("code", Code.parse),
     "linger": ("linger_seconds", _seconds),
     "keep_warm": ("keep_warm_seconds", _seconds),
     "ping": ("ping_seconds", _seconds),
     "wake": ("wake_seconds", _seconds),
     "read": ("read_seconds", _seconds),
     "write": ("write_seconds", _seconds),
-    "pending": ("pending_bytes", _bytes),
+    "pending": ("pending_bytes", parse_bytes),
     "writes": ("writes", _count),
     "objects": ("max_objects", _count),
 }
-"""Settings → those of the proxy, and how they are read."""
-
-OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
-    "region": ("region", _text),
-    "project": ("project", _text),
-    "endpoint": ("endpoint_url", _text),
-    "account": ("service_account", _text),
-    "memory": ("memory_bytes", _bytes),
+OPTIONS: _Readers = {
+    "region": ("region", str),
+    "project": ("project", str),
+    "endpoint": ("endpoint_url", str),
+    "account": ("service_account", str),
+    "memory": ("memory_bytes", parse_bytes),
     "vcpus": ("vcpus", _count),
 }
-"""Settings → those of the executor, and how they are read."""
-
+"""Of the executor."""
 BILLED = ("memory_bytes", "vcpus")
 """Of those, what only the bill depends on."""
-
+_CERTIFICATE: _Readers = {"certificate": ("chain", Path), "key": ("key", Path)}
+_PLACES: _Readers = {
+    "listen": ("listen", Address.parse),
+    "advertise": ("advertised", _dialled),
+    "bucket": ("bucket", str),
+    "egress": ("egress", str),
+}
 _REMOVED = {
     "backup": "nodes have no second instances, and an object that is lost is read from the bucket and kept again",
     "put_back": "lost shards are written again by the next read of their object, from the bucket if too many are lost",
 }
 """Settings of earlier releases → what happens instead. They are accepted with a warning."""
-
-_PLACES = ("listen", "advertise", "certificate", "key", "bucket", "egress")

@@ -202,7 +202,7 @@ def test_what_is_left_out_is_as_for_a_proxy_and_what_is_said_is_taken(tmp_path: 
         ("mean_life_seconds = 1", "warm.mean_life_seconds is 1, not a number"),
         ('limit_bytes = "2GiB"', "warm: limit_bytes is at most memory_bytes"),
         ("bytes_per_second = 0", "warm.bytes_per_second is 0"),
-        ("keep_warm_seconds = inf", "keep_warm_seconds is a duration"),
+        ("keep_warm_seconds = inf", "keep_warm_seconds must be more than 0 and less than inf"),
         ("lifes = 1", "warm.lifes means nothing"),
     ],
 )
