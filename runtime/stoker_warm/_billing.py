@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 from stoker._base.meter import Egress, Operation
-from stoker._cost.prices import GB_BYTES, FunctionPrices, StorePrices
-from stoker._cost.usage import Part, total_dollars
+from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices, StorePrices
+from stoker.abc import Answer
 from stoker.errors import ConfigError
 from stoker_warm._events import Task
 
@@ -51,16 +50,6 @@ class ProxyTally:
     declined: int = 0
     evicted: int = 0
     pending_bytes: int = 0
-
-    def snapshot(self, *, objects: int, held_bytes: int, limit_bytes: int, nodes: Mapping[str, int]) -> ProxyStatistics:
-        """Return what has been counted, with what there is now."""
-        return ProxyStatistics(
-            **asdict(self),
-            objects=objects,
-            held_bytes=held_bytes,
-            limit_bytes=limit_bytes,
-            nodes=MappingProxyType(dict(nodes)),
-        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,13 +87,10 @@ class Used:
     gb_seconds: float = 0.0
     vcpu_seconds: float = 0.0
 
-    def parts(self, prices: FunctionPrices, name: str) -> list[Part]:
-        """Return the lines of a bill: requests, and running."""
+    def dollars(self, prices: FunctionPrices) -> float:
+        """Return what requests and running cost."""
         running = self.gb_seconds * prices.dollars_per_gb_second + self.vcpu_seconds * prices.dollars_per_vcpu_second
-        return [
-            Part(f"{name}: requests", self.calls, "requests", self.calls * prices.dollars_per_request),
-            Part(f"{name}: running", self.gb_seconds, "GB-s", running),
-        ]
+        return self.calls * prices.dollars_per_request + running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +105,7 @@ class Bill:
         serve_dollars: for calls to answer reads and writes.
         warm_dollars: for calls that keep nodes warm.
         bucket_dollars: for reading the same objects from the bucket, one GET each.
+        unanswered: calls that may have run, and of which no bill came.
     """
 
     seconds: float
@@ -128,6 +115,7 @@ class Bill:
     serve_dollars: float
     warm_dollars: float
     bucket_dollars: float
+    unanswered: int
 
     @property
     def dollars(self) -> float:
@@ -155,7 +143,7 @@ class Bill:
         used, per_hour = self.used.values(), self.standing_dollars_per_hour
         names = ("seconds", "serve_dollars", "warm_dollars", "dollars", "reads", "read_bytes", "bucket_dollars")
         return {
-            **{name: getattr(self, name) for name in (*names, "break_even_reads_per_hour")},
+            **{name: getattr(self, name) for name in (*names, "break_even_reads_per_hour", "unanswered")},
             "requests": sum(each.calls for each in used),
             "cold_starts": sum(each.cold_starts for each in used),
             "gb_seconds": sum(each.gb_seconds for each in used),
@@ -163,84 +151,82 @@ class Bill:
         }
 
 
+_FREE = FunctionPrices(
+    name="this machine",
+    region="local",
+    source="",
+    dollars_per_request=0.0,
+    dollars_per_gb_second=0.0,
+    dollars_per_vcpu_second=0.0,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tariff:
     """The prices of a bill.
 
     Attributes:
-        functions: of the nodes.
+        functions: of the nodes, which cost nothing by default.
         store: of the bucket behind the tier.
-        egress: where its readers are, seen from the bucket.
+        egress: where its readers are, seen from the bucket. The nodes are taken to be beside them: bytes between them
+            are counted as free.
     """
 
-    functions: FunctionPrices
-    store: StorePrices
+    functions: FunctionPrices = _FREE
+    store: StorePrices = field(default_factory=lambda: Prices.load().store("s3"))
     egress: Egress = "same_region"
 
 
 class CostMeter:
-    """Counts what a tier's functions are billed for, and what it delivers. Not thread-safe.
-
-    Calls whose answer was lost are billed, too, but for how long is not known: they are only counted.
-    """
+    """Counts what a tier's functions are billed for, and what it delivers. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.unanswered = 0
-        """Calls that may have run, and of which no bill came."""
         self._used = dict.fromkeys(Task, Used())
-        self._reads = self._read_bytes = 0
+        self.unanswered = self._reads = self._read_bytes = 0
 
-    def called(
-        self, task: Task, *, billed_seconds: float, memory_bytes: int, vcpus: float, is_cold: bool | None
-    ) -> None:
-        """A call was answered; the figures are those of its :class:`~stoker.abc.Answer`.
+    def called(self, task: Task, answer: Answer | None) -> None:
+        """Count a call that was answered, or that may have run and has no answer: how long is not known then.
 
         Raises:
             ConfigError: a figure is not a number from 0: what a platform tells is not taken unseen.
         """
-        for name, value in (("billed_seconds", billed_seconds), ("memory_bytes", memory_bytes), ("vcpus", vcpus)):
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"{name} of a call is a number from 0, not {value!r}")
+        if answer is None:
+            self.unanswered += 1
+            return
+        for name in ("billed_seconds", "memory_bytes", "vcpus"):
+            if not 0 <= getattr(answer, name) < math.inf:
+                raise ConfigError(f"{name} of a call is a number from 0, not {getattr(answer, name)!r}")
         before = self._used[task]
         self._used[task] = Used(
             calls=before.calls + 1,
-            cold_starts=before.cold_starts + (is_cold is True),
-            billed_seconds=before.billed_seconds + billed_seconds,
-            gb_seconds=before.gb_seconds + billed_seconds * memory_bytes / GB_BYTES,
-            vcpu_seconds=before.vcpu_seconds + billed_seconds * vcpus,
+            cold_starts=before.cold_starts + (answer.is_cold is True),
+            billed_seconds=before.billed_seconds + answer.billed_seconds,
+            gb_seconds=before.gb_seconds + answer.billed_seconds * answer.memory_bytes / GB_BYTES,
+            vcpu_seconds=before.vcpu_seconds + answer.billed_seconds * answer.vcpus,
         )
 
-    def lost(self) -> None:
-        """A call ended with no answer."""
-        self.unanswered += 1
-
     def delivered(self, size_bytes: int) -> None:
-        """The tier delivered an object."""
+        """Count an object that the tier delivered."""
         self._reads += 1
         self._read_bytes += size_bytes
 
-    def bill(
-        self, seconds: float, functions: FunctionPrices, store: StorePrices, egress: Egress = "same_region"
-    ) -> Bill:
-        """Return what was used in all, at some prices.
+    def bill(self, seconds: float, tariff: Tariff) -> Bill:
+        """Return what was used in all, at some prices, in the ``seconds`` since the meter was made.
 
-        Args:
-            seconds: since the meter was made.
-            functions: prices where the nodes are.
-            store: prices of the bucket behind the tier.
-            egress: where the reader is, seen from the bucket. The nodes are taken to be beside it: bytes between them
-                are counted as free.
+        Raises:
+            ConfigError: that is no duration.
         """
         if not 0 <= seconds < math.inf:
             raise ConfigError(f"seconds must be a duration from 0, not {seconds}")
-        dollars = {task: total_dollars(used.parts(functions, task)) for task, used in self._used.items()}
-        moved = store.transfer_dollars(read_bytes=self._read_bytes, written_bytes=0, egress=egress)
+        store = tariff.store
+        moved = store.transfer_dollars(read_bytes=self._read_bytes, written_bytes=0, egress=tariff.egress)
         return Bill(
             seconds=seconds,
             used=dict(self._used),
             reads=self._reads,
             read_bytes=self._read_bytes,
-            serve_dollars=dollars[Task.SERVE],
-            warm_dollars=dollars[Task.WARM],
+            serve_dollars=self._used[Task.SERVE].dollars(tariff.functions),
+            warm_dollars=self._used[Task.WARM].dollars(tariff.functions),
             bucket_dollars=self._reads * store.request_dollars(Operation.GET) + moved,
+            unanswered=self.unanswered,
         )

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 from stoker.abc import Answer
 from stoker.errors import (
@@ -23,13 +24,14 @@ from stoker.errors import (
     TransientError,
     WireError,
 )
+from stoker_warm._config import WarmConfig
 from stoker_warm._ends import ProxyEnd, Reply
 from stoker_warm._events import Report, Task
 from stoker_warm._frames import Head, Kind
-from stoker_warm._invoker import Invoker, NodeParts
+from stoker_warm._invoker import Invoker
 from stoker_warm._membership import Contents, Membership, State
 from stoker_warm._node import LISTED_AT_ONCE
-from stoker_warm._shard import ShardId
+from stoker_warm._shard import ShardId, ShardMac
 
 _log = logging.getLogger("stoker.warm.nodes")
 
@@ -67,20 +69,31 @@ class Node:
 
     Args:
         number: of the node, in the directory.
-        parts: what it shares with others.
+        config: the tier's settings.
+        invoker: calls its function.
+        mac: of shards.
+        found: is called with what it holds, whenever it has greeted or was given up.
+        spawn: runs something that ends by itself, in the proxy's task group.
     """
 
-    def __init__(self, number: int, parts: NodeParts) -> None:
-        config = parts.config
+    def __init__(
+        self,
+        number: int,
+        config: WarmConfig,
+        invoker: Invoker,
+        mac: ShardMac,
+        *,
+        found: Callable[[Node, Contents], None],
+        spawn: Callable[[Coroutine[Any, Any, object]], object],
+    ) -> None:
         self.number, self.name = number, config.name_of(number)
         self.limit_bytes = 0
         self.membership = Membership(fresh_seconds=config.fresh_seconds)
         """Its state."""
         self.contact_seconds = _now()
         """When it was called or spoke last."""
-        self._config, self._mac, self._spawn = config, parts.mac, parts.spawn
-        self._found = partial(parts.found, number)
-        self._invoker = Invoker(self.name, parts)
+        self._config, self._invoker, self._mac, self._spawn = config, invoker, mac, spawn
+        self._found = partial(found, self)
         self._connection: ProxyEnd | None = None  # to the known instance
         self._changed = asyncio.Event()  # something has happened to it
         self._asked = self._waiting = 0  # requests without an answer, and those that wait for it to wake

@@ -10,22 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import fields
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import asdict
+from typing import Any, Self
 
 from stoker._base.task_group import task_group
-from stoker._cost.prices import FunctionPrices, Prices
-from stoker.abc import Answer
 from stoker.errors import StokerError
 from stoker_warm._auth import Secret
 from stoker_warm._billing import Bill, CostMeter, ProxyStatistics, ProxyTally, Tariff
 from stoker_warm._config import WarmConfig
 from stoker_warm._directory import Directory
 from stoker_warm._erasure import require_codec
-from stoker_warm._events import Task
 from stoker_warm._heartbeat import start_heartbeats
-from stoker_warm._invoker import Invoke, NodeParts
+from stoker_warm._invoker import Invoke, Invoker
 from stoker_warm._listener import Listener, PeerServer
 from stoker_warm._membership import Contents, State
 from stoker_warm._node_connection import Node
@@ -35,14 +32,6 @@ from stoker_warm._writer import ShardWriter
 
 _log = logging.getLogger("stoker.warm.proxy")
 
-_FREE = FunctionPrices(
-    name="this machine",
-    region="local",
-    source="",
-    dollars_per_request=0.0,
-    dollars_per_gb_second=0.0,
-    dollars_per_vcpu_second=0.0,
-)
 _SHOWN_PROBLEMS = 5
 _SHOWN_CHARACTERS = 300
 
@@ -54,10 +43,16 @@ class Proxy:
         config: the tier's settings.
         secret: of the deployment.
         invoke: calls functions by their names.
-        listener: where nodes, and clients, dial.
+        listener: where nodes dial.
         mac: of shards.
         tariff: for its bill; without one, functions cost nothing.
         rng: for choosing nodes.
+
+    Attributes:
+        config: the tier's settings.
+        listener: where nodes dial.
+        meter: of its calls.
+        writer: of objects.
 
     Raises:
         MissingExtraError: what the code needs is not installed.
@@ -83,39 +78,38 @@ class Proxy:
         self._directory = Directory(config.nodes, config.code, limit_bytes=0, max_objects=config.max_objects)
         self._nodes: list[Node] = []
         self._tally = ProxyTally()
-        self._writer = ShardWriter(config, self._nodes, self._directory, self._tally, rng, self._spawn)
+        self.writer = ShardWriter(config, self._nodes, self._directory, self._tally, rng, self._spawn)
         self._reader = ShardReader(config.code, self._nodes, self._directory, self._tally)
-        self._tariff = tariff or Tariff(functions=_FREE, store=Prices.load().store("s3"))
+        self._tariff = tariff or Tariff()
         self._begun_seconds = 0.0
         self._peers = PeerServer(secret, listener, self._nodes, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
-    async def start(self) -> None:
+    async def start(self) -> Self:
         """Listen, and call all nodes: what they hold from an earlier proxy is known once they have greeted.
 
         Raises:
             ConfigError: the address cannot be used.
         """
         self._begun_seconds = asyncio.get_running_loop().time()
-        parts = NodeParts(
-            config=self.config,
-            mac=self._mac,
-            invoke=self._invoke,
-            proxy=lambda: (self.listener.address, self.listener.fingerprint),
-            spawn=self._spawn,
-            billed=self._billed,
-            found=self._found,
-        )
-        self._nodes[:] = [Node(number, parts) for number in range(self.config.nodes)]
+        self._nodes[:] = map(self._new_node, range(self.config.nodes))
         await self._peers.open()
-        self._spawn(self._writer.meet_nodes())
+        self._spawn(self.writer.meet_nodes())
         start_heartbeats(self._nodes, self.config.keep_warm_seconds, self._spawn)
+        return self
+
+    def _new_node(self, number: int) -> Node:
+        config, listener = self.config, self.listener
+        invoker = Invoker(
+            config.name_of(number), config, self._invoke, lambda: (listener.address, listener.fingerprint), self.meter
+        )
+        return Node(number, config, invoker, self._mac, found=self._found, spawn=self._spawn)
 
     async def close(self) -> None:
         """Tell nodes to return, and end; what they hold, they hold. What waits to be written is dropped. Idempotent."""
         self._is_closed = True
-        self._writer.close()
+        self.writer.close()
         self._peers.stop_listening()
         async with task_group() as group:
             for node in self._nodes:
@@ -131,7 +125,8 @@ class Proxy:
         states = dict.fromkeys(State, 0)
         for node in self._nodes:
             states[node.membership.state] += 1
-        return self._tally.snapshot(
+        return ProxyStatistics(
+            **asdict(self._tally),
             objects=len(self._directory),
             held_bytes=sum(self._directory.used_bytes(node.number) for node in self._nodes),
             limit_bytes=sum(node.limit_bytes for node in self._nodes),
@@ -140,29 +135,18 @@ class Proxy:
 
     def bill(self) -> Bill:
         """Return what the tier has cost so far."""
-        seconds, tariff = asyncio.get_running_loop().time() - self._begun_seconds, self._tariff
-        return self.meter.bill(seconds, tariff.functions, tariff.store, tariff.egress)
+        return self.meter.bill(asyncio.get_running_loop().time() - self._begun_seconds, self._tariff)
 
     async def status(self, *, wakes: bool = False) -> dict[str, Any]:
         """Return figures of the tier as JSON values, after calling all nodes if it ``wakes``."""
         problems = await self.wake() if wakes else {}
-        statistics = self.statistics()
         return {
             "code": str(self.config.code),
-            **{each.name: getattr(statistics, each.name) for each in fields(statistics)},
-            "nodes": dict(statistics.nodes),
+            **asdict(self.statistics()),
             "problems": _described(problems),
             "absent": len(problems),
-            "bill": self.bill().to_json() | {"unanswered": self.meter.unanswered},
+            "bill": self.bill().to_json(),
         }
-
-    async def down(self) -> list[str]:
-        """Have nodes drop what they hold, and return; return what went wrong."""
-        problems = await self.forget()
-        await self.stop()
-        return _described(problems)
-
-    # All nodes at once.
 
     async def wake(self) -> dict[str, str]:
         """Call all nodes, also those that were given up, and wait until it is known what they hold.
@@ -170,45 +154,39 @@ class Proxy:
         Returns:
             Name → why it is not there, of those that are not.
         """
-        return await self._problems_of(self._roused)
+        return await self._at_all_nodes(self._wake)
 
-    async def stop(self) -> None:
-        """Tell all nodes to return that are awake. What they hold, they hold."""
+    async def down(self) -> list[str]:
+        """Call all nodes, and have them drop what they hold, and return; return what went wrong."""
+        return _described(await self._at_all_nodes(self._empty))
+
+    async def _at_all_nodes(self, work: Callable[[Node], Awaitable[None]]) -> dict[str, str]:
+        """Do something at all nodes at once; return name → what went wrong, of those where it failed."""
+
+        async def problem_of(node: Node) -> str:
+            try:
+                await work(node)
+            except StokerError as error:
+                return str(node.failure or error)
+            return ""
+
         async with task_group() as group:
-            for node in self._nodes:
-                group.create_task(node.stop())
-
-    async def forget(self) -> dict[str, str]:
-        """Call all nodes, and have them drop what they hold.
-
-        Returns:
-            Name → why it did not, of those that did not.
-        """
-        return await self._problems_of(self._emptied)
-
-    async def _problems_of(self, work: Callable[[Node], Coroutine[Any, Any, str]]) -> dict[str, str]:
-        async with task_group() as group:
-            tasks = {node.name: group.create_task(work(node)) for node in self._nodes}
+            tasks = {node.name: group.create_task(problem_of(node)) for node in self._nodes}
         return {name: why for name, task in tasks.items() if (why := task.result())}
 
-    async def _roused(self, node: Node) -> str:
-        try:
-            if node.membership.state is State.GONE:
-                await node.keep_warm()
-            await node.ping()
-            if not node.membership.is_listed:
-                await self._learn(node)
-        except StokerError as error:
-            return str(node.failure or error)
-        return ""
+    async def _wake(self, node: Node) -> None:
+        if node.membership.state is State.GONE:
+            await node.keep_warm()
+        await node.ping()
+        if not node.membership.is_listed:
+            await self._learn(node)
 
-    async def _emptied(self, node: Node) -> str:
+    async def _empty(self, node: Node) -> None:
         try:
             await node.forget()
-        except StokerError as error:
-            return str(node.failure or error)
-        self._directory.lost(node.number)
-        return ""
+            self._directory.lost(node.number)
+        finally:
+            await node.stop()
 
     # Objects.
 
@@ -224,9 +202,8 @@ class Proxy:
         Returns:
             Whether it was here, and enough shards of it could be had in ``read_seconds``.
         """
-        nodes = self._directory.find(name)
+        nodes = self.find(name)
         if nodes is None:
-            self._tally.misses += 1
             return False
         lost = await self._reader.read(name, nodes, into)
         if lost is None:
@@ -234,7 +211,7 @@ class Proxy:
             return False
         self.delivered(len(into))
         if lost:
-            self._writer.rebuild(name, into)
+            self.writer.rebuild(name, into)
         return True
 
     def delivered(self, size_bytes: int) -> None:
@@ -242,42 +219,28 @@ class Proxy:
         self._tally.hits += 1
         self.meter.delivered(size_bytes)
 
-    def lacks(self, name: str) -> bool:
-        """Return whether an object is not here, which counts as a miss."""
-        is_missed = self._directory.find(name) is None
-        self._tally.misses += is_missed
-        return is_missed
-
-    def has(self, name: str) -> bool:
-        """Return whether an object is here, or on its way."""
-        return self._writer.has(name)
-
-    def has_room(self, size_bytes: int, *, reserved_bytes: int = 0) -> bool:
-        """Return whether a copy of an object may wait to be written, besides those that are announced."""
-        return self._writer.has_room(size_bytes, reserved_bytes=reserved_bytes)
+    def find(self, name: str) -> list[int] | None:
+        """Return which node holds which shard of an object; None, which counts as a miss, if it is not here."""
+        nodes = self._directory.find(name)
+        self._tally.misses += nodes is None
+        return nodes
 
     def offer(self, name: str, data: memoryview) -> None:
         """Put an object away some time, if there is room for a copy until then. Never blocks."""
-        self._writer.offer(name, data)
-
-    def take(self, name: str, data: memoryview) -> None:
-        """Like :meth:`offer`, but without a copy: ``data`` is not changed any more."""
-        self._writer.take(name, data)
+        self.writer.offer(name, data)
 
     def drop(self, name: str) -> None:
         """Forget an object, also one that is being written: its bytes are wrong."""
-        self._writer.drop(name)
+        self.writer.drop(name)
 
     # What nodes hold.
 
-    def _found(self, number: int, contents: Contents) -> None:
+    def _found(self, node: Node, contents: Contents) -> None:
         """A node has said what it holds, or is given up."""
-        node = self._nodes[number]
-        is_gone = node.membership.state is State.GONE
-        self._directory.limit(number, node.limit_bytes)
-        self._directory.avoid(number, is_gone=is_gone)
+        self._directory.limit(node.number, node.limit_bytes)
+        self._directory.avoid(node.number, is_gone=node.membership.state is State.GONE)
         if contents is Contents.NONE:
-            self._directory.lost(number)
+            self._directory.lost(node.number)
         elif contents is Contents.UNKNOWN:
             self._spawn(self._learn(node))
 
@@ -290,18 +253,6 @@ class Proxy:
             return
         if shards is not None:
             self._directory.listed(node.number, shards, is_trusted=not node.membership.is_distrusted)
-
-    def _billed(self, answer: Answer | None, task: Task) -> None:
-        if answer is None:
-            self.meter.lost()
-            return
-        self.meter.called(
-            task,
-            billed_seconds=answer.billed_seconds,
-            memory_bytes=answer.memory_bytes,
-            vcpus=answer.vcpus,
-            is_cold=answer.is_cold,
-        )
 
     def _spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(_logged(work))

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from typing import Self
 
 from stoker._base.task_group import end_tasks
 from stoker._cost.prices import Prices
@@ -54,7 +55,7 @@ class FleetProxy(Proxy):
         super().__init__(fleet.config, secret, self._executor.call, listener, mac=mac, tariff=tariff)
         self._stack = AsyncExitStack()
 
-    async def start(self) -> None:
+    async def start(self) -> Self:
         """Listen, and call all nodes.
 
         Raises:
@@ -65,6 +66,7 @@ class FleetProxy(Proxy):
             stack.push_async_callback(super().close)
             await super().start()
             self._stack = stack.pop_all()
+        return self
 
     async def close(self) -> None:
         """Have nodes return, and end. Idempotent."""
@@ -117,12 +119,7 @@ class WarmTier:
     @classmethod
     def over(cls, proxy: Proxy, secret: TierSecret) -> WarmTier:
         """Return the tier of a proxy that runs already."""
-
-        async def start() -> Proxy:
-            await proxy.start()
-            return proxy
-
-        tier = cls(start, secret, max_object_bytes=proxy.config.max_object_bytes)
+        tier = cls(proxy.start, secret, max_object_bytes=proxy.config.max_object_bytes)
         tier._proxy = proxy
         return tier
 
@@ -148,15 +145,6 @@ class WarmTier:
         if self.proxy is not None:
             self.proxy.drop(self._name(ref))
 
-    async def open(self) -> Proxy:
-        """Start the proxy, and return it.
-
-        Raises:
-            StokerError: it cannot listen, or functions cannot be called.
-        """
-        self._proxy = await self._start_proxy()
-        return self._proxy
-
     async def close(self) -> None:
         """Close what was opened. Idempotent; a read opens it anew."""
         if self._pid != os.getpid():
@@ -178,7 +166,7 @@ class WarmTier:
 
     async def _open(self) -> None:
         try:
-            await self.open()
+            self._proxy = await self._start_proxy()
         except StokerError as error:
             self._retry_at_seconds = asyncio.get_running_loop().time() + self._retry_seconds
             _log.warning(
@@ -244,13 +232,9 @@ def warm_tier_at(url: str, *, store: Readable, processes: int = 1) -> WarmTier |
     require_codec(fleet.config.code)
     tenant = tier_secret_of_environment()
     mac = ShardMac(tenant.shards_key)
-
-    async def start_proxy() -> Proxy:
-        proxy = FleetProxy(fleet, secret, mac)
-        await proxy.start()
-        return proxy
-
-    return WarmTier(start_proxy, tenant, max_object_bytes=fleet.config.max_object_bytes)
+    return WarmTier(
+        lambda: FleetProxy(fleet, secret, mac).start(), tenant, max_object_bytes=fleet.config.max_object_bytes
+    )
 
 
 def server_url(url: str) -> str:

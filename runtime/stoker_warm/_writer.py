@@ -52,15 +52,16 @@ class ShardWriter:
         self.under_way: dict[str, asyncio.Task[None]] = {}
         """What writes an object, or is about to, by the object's name."""
 
-    def offer(self, name: str, data: memoryview) -> None:
-        """Put an object away some time, if there is room for a copy until then. Never blocks."""
-        if not self.has(name) and self.has_room(len(data)):
-            self._begin(name, bytes(data))
+    def offer(self, name: str, data: memoryview, *, copies: bool = True) -> None:
+        """Put an object away some time, if there is room for it until then. Never blocks.
 
-    def take(self, name: str, data: memoryview) -> None:
-        """Like :meth:`offer`, but without a copy: ``data`` is not changed any more."""
+        Args:
+            name: of the object.
+            data: its bytes.
+            copies: whether to copy them, lest they change until then.
+        """
         if not self.has(name) and self.has_room(len(data)):
-            self._begin(name, data)
+            self._begin(name, bytes(data) if copies else data)
 
     def has(self, name: str) -> bool:
         """Return whether an object is here, or on its way."""

@@ -42,7 +42,7 @@ class _Keeper:
     """Whichever proxy there is."""
 
     def __init__(self, run: WarmRun) -> None:
-        self.run, self.config = run, run.config
+        self.run, self.config, self.start = run, run.config, run.tier.proxy.start
 
     async def read(self, name: str, into: memoryview) -> bool:
         return await self.run.tier.proxy.read(name, into)
@@ -127,7 +127,7 @@ class WarmRun:
             self._check_statistics()
             proxy = self.tier.proxy
         assert proxy.statistics().pending_bytes == 0
-        assert (len(proxy._tasks), len(proxy._writer.under_way), len(proxy._peers._connections)) == (0, 0, 0)
+        assert (len(proxy._tasks), len(proxy.writer.under_way), len(proxy._peers._connections)) == (0, 0, 0)
         assert all(memory.count(_POISON) == len(memory) for memory in self.memory), "somebody wrote after the end"
         assert not errors, errors
         self.counts["calls"] += self.platform.counts.calls
