@@ -74,7 +74,7 @@ class Directory:
         self._code, self._width, self._max_objects = code, code.shards, max_objects
         self._limits = [limit_bytes] * nodes
         self._used = [0] * nodes
-        self._live = list(range(nodes))
+        self._live = set(range(nodes))
         self._rows: dict[int, int] = {}
         self._keys: list[int] = []  # -1: a free row
         self._cells = array("H")
@@ -97,8 +97,7 @@ class Directory:
 
     def avoid(self, node: int, *, is_gone: bool) -> None:
         """Place nothing on a node that is gone, until it is back. What it is believed to hold is another matter."""
-        live = set(self._live) - {node} if is_gone else {*self._live, node}
-        self._live = sorted(live)
+        self._live = self._live - {node} if is_gone else self._live | {node}
 
     def find(self, name: str, *, is_use: bool = True) -> list[int] | None:
         """Return which node is believed to hold each shard of an object, by position, -1 if none is.

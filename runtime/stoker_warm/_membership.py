@@ -96,33 +96,6 @@ class Contents(enum.Enum):
     instance that greets then."""
 
 
-class _Offences:
-    """Counts what one instance has done wrong; with another one the count begins anew.
-
-    Args:
-        limit: at which the count stays.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._instance: str | None = None
-        self._count = 0
-
-    def add(self, instance: str | None) -> bool:
-        """Count an offence; return whether the limit is reached."""
-        self._count = self._count + 1 if instance == self._instance else 1
-        self._instance = instance
-        return self.is_full(instance)
-
-    def is_full(self, instance: str | None) -> bool:
-        """Return whether an instance has reached the limit."""
-        return instance == self._instance and self._count >= self._limit
-
-    def clear(self) -> None:
-        """Count from 0."""
-        self._count = 0
-
-
 class Membership:
     """One node's state. It decides and never waits; times are those of the caller's clock, in seconds.
 
@@ -154,7 +127,7 @@ class Membership:
         """When its last word came."""
         self._is_answered = True
         self._is_patient = False
-        self._undelivered, self._strikes = _Offences(tries), _Offences(tries)
+        self._undelivered, self._strikes = dict[str | None, int](), dict[str | None, int]()
 
     def may_send(self, now_seconds: float) -> bool:
         """Return whether requests can go out at once."""
@@ -254,17 +227,21 @@ class Membership:
 
         An instance that was given up for that, and greets, is given up at the next one already, until it has delivered.
         """
-        return self._undelivered.add(self.instance) and self._advance(Event.MUTE) and self._forget()
+        self._undelivered = _with_one_more(self._undelivered, self.instance)
+        is_its_last = self._undelivered[self.instance] >= self._most_tries
+        return is_its_last and self._advance(Event.MUTE) and self._forget()
 
     def lied(self, instance: str) -> bool:
         """An instance has answered with a wrong shard; return as :meth:`silent` does. Not if it is not the node's."""
-        is_its_last = instance == self.instance and self._strikes.add(instance)
-        return is_its_last and self._advance(Event.LIED) and self._forget()
+        if instance != self.instance:
+            return False
+        self._strikes = _with_one_more(self._strikes, instance)
+        return self.is_distrusted and self._advance(Event.LIED) and self._forget()
 
     @property
     def is_distrusted(self) -> bool:
         """Whether the known instance was given up for wrong shards, so that nothing of what it lists is believed."""
-        return self._strikes.is_full(self.instance)
+        return self._strikes.get(self.instance, 0) >= self._most_tries
 
     def returned(self) -> bool:
         """A call ended well; return as :meth:`silent` does. One that brought no message was a try."""
@@ -322,3 +299,8 @@ class Membership:
         connected = "connected" if self.is_connected else "not connected"
         state = f"{self.state.value}, instance {self.instance}, {connected}, term {self.expected.term}"
         return f"<Membership {state}, {self.calls} calls, {self.tries} tries>"
+
+
+def _with_one_more(offences: dict[str | None, int], instance: str | None) -> dict[str | None, int]:
+    """Return how often an instance has offended, this time included; with another one the count begins anew."""
+    return {instance: offences.get(instance, 0) + 1}

@@ -102,7 +102,7 @@ class Node:
         self._silent_seconds = self._delivery_seconds = float("-inf")  # when it was silent; delivered, or did not
         self._is_called_back = False
         self._may_run = False  # an answer was lost, so the instance may run all the same, until it was asked
-        self._waking_up: asyncio.Task[ConnectionLostError | None] | None = None
+        self._waking_up: asyncio.Task[str] | None = None
 
     @property
     def failure(self) -> StokerError | None:
@@ -244,25 +244,18 @@ class Node:
 
     async def listed(self) -> list[ShardId] | None:
         """Return all that it holds; None if the instance that began to tell is not the node any more."""
-        while True:
-            instance, changes = self.membership.instance, self._changes
-            listed = await self._list(instance)
-            if listed is None or instance is None:
-                return None
-            if self._changes == changes:  # else some came or went behind the page that would have told
-                self.membership.listed(instance)
-                return listed
-
-    async def _list(self, instance: str | None) -> list[ShardId] | None:
-        shards = list[ShardId]()
-        while True:
-            after = {"after": shards[-1].to_text()} if shards else {}
-            reply, _ = await self._request(Kind.INDEX, after, seconds=self._config.write_seconds)
-            if self.membership.instance != instance:
-                return None
-            shards += listed_page(self.name, reply.head, shards, self._config.max_objects)
-            if not reply.head.get("more"):
-                return shards
+        instance, changes = self.membership.instance, -1
+        while self._changes != changes:  # else some came or went behind the page that would have told
+            changes, shards, has_more = self._changes, list[ShardId](), True
+            while has_more:
+                after = {"after": shards[-1].to_text()} if shards else {}
+                reply, _ = await self._request(Kind.INDEX, after, seconds=self._config.write_seconds)
+                if instance is None or self.membership.instance != instance:
+                    return None
+                shards += listed_page(self.name, reply.head, shards, self._config.max_objects)
+                has_more = bool(reply.head.get("more"))
+        self.membership.listed(str(instance))
+        return shards
 
     async def forget(self) -> None:
         """Have it drop all that it holds."""
@@ -330,26 +323,27 @@ class Node:
                 raise ConnectionLostError(f"{self.name} was not awake in time") from None
             finally:
                 self._waiting -= 1
-            error = ConnectionLostError(f"{self.name} was let go") if waking.cancelled() else waking.result()
-            if error is not None:
-                raise ConnectionLostError(str(error))
+            if why := "was let go" if waking.cancelled() else waking.result():
+                raise ConnectionLostError(f"{self.name} {why}")
             is_ready = self.membership.state is State.AWAKE
         return self._connection, str(self.membership.instance)
 
-    def _rouse(self) -> asyncio.Task[ConnectionLostError | None]:
+    def _rouse(self) -> asyncio.Task[str]:
         """Begin to wake it, unless that is under way."""
         if self._waking_up is None or self._waking_up.done():
             self._waking_up = asyncio.ensure_future(self._wake())
         return self._waking_up
 
-    async def _wake(self) -> ConnectionLostError | None:
-        """Ping or call it until it answers, as long as a request waits for it; return the error if that fails."""
+    async def _wake(self) -> str:
+        """Ping or call it until it answers, as long as a request waits for it; return why that failed, if it did."""
         membership, begun_seconds = self.membership, _now()
-        while not (membership.may_send(_now()) or self._is_awake_since(begun_seconds)):
+        while not membership.may_send(_now()):
+            if membership.state is State.AWAKE and membership.heard_seconds >= begun_seconds:
+                break
             if membership.state is State.GONE:
-                return ConnectionLostError(f"{self.name} was called {membership.tries} times and does not come")
+                return f"was called {membership.tries} times and does not come"
             if self._is_closed or not (self._waiting or self._asked):
-                return ConnectionLostError(f"{self.name} was let go")
+                return "was let go"
             if self._connection is not None and (self._may_run or membership.state is State.AWAKE):
                 await self._ping(self._connection)
                 continue
@@ -363,10 +357,7 @@ class Node:
                 await asyncio.sleep(0)
             if not await self._has_changed(self._config.wake_seconds):
                 self._gave_up(membership.silent())
-        return None
-
-    def _is_awake_since(self, begun_seconds: float) -> bool:
-        return self.membership.state is State.AWAKE and self.membership.heard_seconds >= begun_seconds
+        return ""
 
     async def _ping(self, connection: ProxyEnd) -> None:
         self._may_run = False

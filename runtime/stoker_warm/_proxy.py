@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Self
 
@@ -21,7 +21,6 @@ from stoker_warm._billing import Bill, CostMeter, ProxyStatistics, ProxyTally, T
 from stoker_warm._config import WarmConfig
 from stoker_warm._directory import Directory
 from stoker_warm._erasure import require_codec
-from stoker_warm._heartbeat import start_heartbeats
 from stoker_warm._invoker import Invoke, Invoker
 from stoker_warm._listener import Listener, PeerServer
 from stoker_warm._membership import Contents, State
@@ -32,6 +31,8 @@ from stoker_warm._writer import ShardWriter
 
 _log = logging.getLogger("stoker.warm.proxy")
 
+MAX_HEARTBEATS = 16
+"""Calls to keep nodes warm that are under way at a time."""
 _SHOWN_PROBLEMS = 5
 _SHOWN_CHARACTERS = 300
 
@@ -262,6 +263,34 @@ class Proxy:
         if self._is_closed:
             task.cancel()
         return task
+
+
+def start_heartbeats(
+    nodes: Sequence[Node],
+    interval_seconds: float,
+    spawn: Callable[[Coroutine[Any, Any, object]], asyncio.Task[None]],
+) -> None:
+    """Call each node whenever it had no contact for an interval, until the proxy ends.
+
+    A platform takes back an instance that is not called for some time (A. Wang et al., "InfiniCache" (FAST 2020),
+    section 4.2).
+
+    Args:
+        nodes: to be kept warm.
+        interval_seconds: from the last contact with a node to its call.
+        spawn: runs each node's schedule, and each call.
+    """
+    calls, loop = asyncio.Semaphore(MAX_HEARTBEATS), asyncio.get_running_loop()
+
+    async def keep_warm(node: Node) -> None:
+        while True:
+            await asyncio.sleep(max(0.0, node.contact_seconds + interval_seconds - loop.time()))
+            async with calls:
+                if node.contact_seconds + interval_seconds <= loop.time():
+                    await asyncio.wait([spawn(node.keep_warm())])
+
+    for node in nodes:
+        spawn(keep_warm(node))
 
 
 async def _logged(work: Coroutine[Any, Any, object]) -> None:

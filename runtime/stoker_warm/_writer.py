@@ -158,12 +158,10 @@ class ShardWriter:
 
     async def meet_nodes(self) -> None:
         """Wake nodes whose limit is not known yet."""
-        unknown = [node for node in self._nodes if not node.limit_bytes and node.membership.state is not State.GONE]
-        if not unknown:
-            return
         async with task_group() as group:
-            for node in unknown:
-                group.create_task(self._greet(node))
+            for node in self._nodes:
+                if not node.limit_bytes and node.membership.state is not State.GONE:
+                    group.create_task(self._greet(node))
 
     async def _greet(self, node: Node) -> None:
         try:

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from stoker.testing import run_virtual
-from stoker_warm._heartbeat import MAX_CALLS, start_heartbeats
 from stoker_warm._node_connection import Node
+from stoker_warm._proxy import MAX_HEARTBEATS, start_heartbeats
 
 INTERVAL = 60.0
 
@@ -124,10 +124,10 @@ def test_only_so_many_are_called_at_a_time_and_one_that_was_contacted_meanwhile_
         await asyncio.sleep(65.0)
         nodes[-1].contact_seconds = 65.0
 
-    nodes = play(lambda: [Called(seconds=10.0) for _ in range(MAX_CALLS + 2)], work, 100.0)
-    assert Called.most_under_way == MAX_CALLS
-    assert [node.calls for node in nodes[:MAX_CALLS]] == [[60.0]] * MAX_CALLS
-    assert nodes[MAX_CALLS].calls == [70.0]
+    nodes = play(lambda: [Called(seconds=10.0) for _ in range(MAX_HEARTBEATS + 2)], work, 100.0)
+    assert Called.most_under_way == MAX_HEARTBEATS
+    assert [node.calls for node in nodes[:MAX_HEARTBEATS]] == [[60.0]] * MAX_HEARTBEATS
+    assert nodes[MAX_HEARTBEATS].calls == [70.0]
     assert nodes[-1].calls == []
 
 
