@@ -122,12 +122,18 @@ async def _serve(args: Namespace) -> None:
             await sources[-1].refresh()
         server = TierServer(secrets, ObjectMemory(args.memory), _folder(args.disk, secrets, sources), sources)
         url = await stack.enter_async_context(listening(server, endpoint))
-        ended = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        ended = end_signal()
         print(f"{url}\nholds up to {format_bytes(args.memory)} for Loader(tier=...) with this URL", flush=True)
         await ended.wait()
     logging.getLogger("stoker.tier.server").info("the tier server has ended")
+
+
+def end_signal() -> asyncio.Event:
+    """Return an event that SIGINT or SIGTERM sets from here on."""
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    return ended
 
 
 def endpoint_of(args: Namespace) -> Endpoint:

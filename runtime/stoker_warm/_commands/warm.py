@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import os
 import secrets
-import signal
 import sys
 import time
 import warnings
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stoker._base.checksum import crc32c
-from stoker._base.sizes import format_bytes
+from stoker._base.sizes import format_bytes, format_dollars
 from stoker._base.task_group import for_each
 from stoker._format.identity import sha256_128
 from stoker._format.supersample import MAX_OBJECT_BYTES
@@ -28,7 +27,7 @@ from stoker._shared.serving import listening
 from stoker.abc import ObjectRef, Tier
 from stoker.cli.flags import number_from, positive, size_from
 from stoker.cli.output import counted, json_text, printable, table
-from stoker.cli.tier import add_endpoint, endpoint_of
+from stoker.cli.tier import add_endpoint, end_signal, endpoint_of
 from stoker.errors import DeadlineError
 from stoker_warm._auth import Certificate, Secret
 from stoker_warm._config import Fleet
@@ -37,95 +36,45 @@ from stoker_warm._proxy import Proxy
 from stoker_warm._shard import ShardMac
 from stoker_warm._tier import FleetProxy, WarmTier, secret_of_environment, server_url, tier_secret_of_environment
 
-
-async def run_proxy(args: Namespace, fleet: Fleet) -> int:
-    """Serve until SIGINT or SIGTERM; return the exit code.
-
-    Raises:
-        StokerError: it cannot listen, or functions cannot be called.
-    """
-    if args.removed:
-        text = "--data has no effect: what nodes lose is written again when it is read; leave it out"
-        warnings.warn(text, DeprecationWarning, stacklevel=1)
-    secrets, endpoint, ended = TierSecret.parse_all(os.environ), endpoint_of(args), asyncio.Event()
-    if args.key is not None:
-        fleet = dataclasses.replace(fleet, certificate=Certificate(chain=args.certificate, key=args.key))
-    async with _proxy_of(fleet, secrets[0]) as proxy, listening(WarmServer(secrets, proxy), endpoint) as url:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        print(url, flush=True)
-        while not ended.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(args.every):
-                    await ended.wait()
-            print(f"stoker: {_line(await proxy.status())}", file=sys.stderr)
-    return 0
-
-
-def _line(status: Mapping[str, Any]) -> str:
-    held = f"{counted(status['objects'], 'object')}, {format_bytes(status['held_bytes'])}"
-    reads = f"{status['hits']:,} hits, {status['misses']:,} misses, {status['losses']:,} lost"
-    return f"{states_of(status)}; {held}; {reads}; {dollars_of(status['bill']['dollars'])}"
-
-
 _STATES = {"awake": "awake", "sleeping": "asleep", "maybe": "in doubt", "gone": "gone"}
-_PARTS = (("serve", "serve"), ("warm", "keep warm"))
+_READS = "{hits:,} hits, {misses:,} misses, {losses:,} lost"
+_SHARDS = "{restored:,} reads restored from parity, {late:,} not waited for, {corrupt:,} corrupt, {rebuilt:,} rebuilt"
+_WRITES = "{stored:,} stored, {declined:,} declined, {evicted:,} evicted"
 _HOUR_SECONDS = 3600.0
 
 
-def rows_of_status(status: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of a table.
-
-    Args:
-        status: as :meth:`stoker_warm._proxy.Proxy.status` returns it.
-    """
-    bill, reads = status["bill"], status["hits"] + status["misses"] + status["losses"]
-    rate = f" ({status['hits'] / reads:.1%} hits)" if reads else ""
-    used, free = format_bytes(status["held_bytes"]), format_bytes(status["limit_bytes"])
-    return [
-        ("nodes", f"{states_of(status)}; objects cut {status['code']}"),
-        ("held", f"{counted(status['objects'], 'object')}, {used} with parity, of {free}"),
-        ("reads", f"{status['hits']:,} hits, {status['misses']:,} misses, {status['losses']:,} lost{rate}"),
-        ("shards", _shards(status)),
-        ("writes", _writes(status)),
-        ("bill", f"{bill['gb_seconds']:,.1f} GB-s in {counted(bill['requests'], 'request')}, in {_time(bill)}"),
-        ("", _dollars(bill)),
-        ("bucket", f"{counted(bill['reads'], 'read')} would be {dollars_of(bill['bucket_dollars'])}"),
-        ("pays", _pays(bill)),
-    ]
-
-
-def states_of(status: Mapping[str, Any]) -> str:
+def _states(status: Mapping[str, Any]) -> str:
     """Return how many nodes are in which state."""
     nodes = status["nodes"]
     states = ", ".join(f"{nodes[state]:,} {word}" for state, word in _STATES.items() if nodes.get(state))
     return f"{counted(sum(nodes.values()), 'node')}: {states}"
 
 
-def dollars_of(dollars: float) -> str:
-    """Return an amount, of which small ones matter, too."""
-    return f"${dollars:,.2f}" if dollars >= 100 else f"${dollars:.6f}"
+def _line(status: Mapping[str, Any]) -> str:
+    held = f"{counted(status['objects'], 'object')}, {format_bytes(status['held_bytes'])}"
+    return f"{_states(status)}; {held}; {_READS.format_map(status)}; {format_dollars(status['bill']['dollars'])}"
 
 
-def _shards(status: Mapping[str, Any]) -> str:
-    restored, late = f"{status['restored']:,} reads restored from parity", f"{status['late']:,} not waited for"
-    return f"{restored}, {late}, {status['corrupt']:,} corrupt, {status['rebuilt']:,} rebuilt"
-
-
-def _writes(status: Mapping[str, Any]) -> str:
-    done = f"{status['stored']:,} stored, {status['declined']:,} declined, {status['evicted']:,} evicted"
-    return f"{done}, {format_bytes(status['pending_bytes'])} pending"
-
-
-def _time(bill: Mapping[str, Any]) -> str:
-    hours = bill["seconds"] / _HOUR_SECONDS
-    return f"{hours:,.1f} h" if hours >= 1 else f"{bill['seconds']:,.0f} s"
-
-
-def _dollars(bill: Mapping[str, Any]) -> str:
-    parts = ", ".join(f"{dollars_of(bill[f'{name}_dollars'])} to {what}" for name, what in _PARTS)
-    lost = f"; {counted(bill['unanswered'], 'call')} without a bill" if bill["unanswered"] else ""
-    return f"{dollars_of(bill['dollars'])}: {parts}{lost}"
+def _rows_of_status(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of a table; ``status`` is as :meth:`stoker_warm._proxy.Proxy.status` returns it."""
+    bill, reads = status["bill"], status["hits"] + status["misses"] + status["losses"]
+    rate = f" ({status['hits'] / reads:.1%} hits)" if reads else ""
+    used, free, pending = (format_bytes(status[f"{name}_bytes"]) for name in ("held", "limit", "pending"))
+    seconds, lost = bill["seconds"], bill["unanswered"]
+    time = f"{seconds / _HOUR_SECONDS:,.1f} h" if seconds >= _HOUR_SECONDS else f"{seconds:,.0f} s"
+    all_, serve, warm, bucket = (format_dollars(bill[f"{name}dollars"]) for name in ("", "serve_", "warm_", "bucket_"))
+    unbilled = f"; {counted(lost, 'call')} without a bill" if lost else ""
+    return [
+        ("nodes", f"{_states(status)}; objects cut {status['code']}"),
+        ("held", f"{counted(status['objects'], 'object')}, {used} with parity, of {free}"),
+        ("reads", f"{_READS.format_map(status)}{rate}"),
+        ("shards", _SHARDS.format_map(status)),
+        ("writes", f"{_WRITES.format_map(status)}, {pending} pending"),
+        ("bill", f"{bill['gb_seconds']:,.1f} GB-s in {counted(bill['requests'], 'request')}, in {time}"),
+        ("", f"{all_}: {serve} to serve, {warm} to keep warm{unbilled}"),
+        ("bucket", f"{counted(bill['reads'], 'read')} would be {bucket}"),
+        ("pays", _pays(bill)),
+    ]
 
 
 def _pays(bill: Mapping[str, Any]) -> str:
@@ -189,7 +138,7 @@ async def measured(bench: Bench, *, objects: int, size_bytes: int, at_once: int)
     }
 
 
-def rows_of_bench(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _rows_of_bench(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of a table."""
     each = format_bytes(found["size_bytes"])
     rates = {name: f"{found[f'{name}_bytes_per_second'] / 1e6:,.0f} MB/s" for name in ("read", "write")}
@@ -219,22 +168,19 @@ async def _written(bench: Bench, refs: Sequence[ObjectRef], data: memoryview) ->
         for row, ref in enumerate(offered, start):
             _ref(data, row)
             bench.tier.offer(ref, data)
-        await _settled(bench, decided)
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                while _decided(await bench.status()) < decided:  # noqa: ASYNC110 - of a proxy that may be elsewhere
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except TimeoutError:
+            text = f"the warm tier has not put away within {_PATIENCE_SECONDS:g} s what it was offered"
+            raise DeadlineError(text) from None
     return time.perf_counter() - begun
 
 
 def _decided(status: Mapping[str, Any]) -> int:
     """Return of how many objects it is known whether nodes took them."""
     return int(status["stored"] + status["declined"])
-
-
-async def _settled(bench: Bench, decided: int) -> None:
-    loop = asyncio.get_running_loop()
-    end_seconds = loop.time() + _PATIENCE_SECONDS
-    while _decided(await bench.status()) < decided:
-        if loop.time() > end_seconds:
-            raise DeadlineError(f"the warm tier has not put away within {_PATIENCE_SECONDS:g} s what it was offered")
-        await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def _read(tier: Tier, refs: Sequence[ObjectRef], at_once: int) -> list[float]:
@@ -308,7 +254,23 @@ def run(args: Namespace) -> int:
 
 
 async def _proxy(args: Namespace) -> int:
-    return await run_proxy(args, Fleet.parse(args.url))
+    """Serve until SIGINT or SIGTERM."""
+    fleet = Fleet.parse(args.url)
+    if args.removed:
+        text = "--data has no effect: what nodes lose is written again when it is read; leave it out"
+        warnings.warn(text, DeprecationWarning, stacklevel=1)
+    tenants, endpoint = TierSecret.parse_all(os.environ), endpoint_of(args)
+    if args.key is not None:
+        fleet = dataclasses.replace(fleet, certificate=Certificate(chain=args.certificate, key=args.key))
+    async with _proxy_of(fleet, tenants[0]) as proxy, listening(WarmServer(tenants, proxy), endpoint) as url:
+        ended = end_signal()
+        print(url, flush=True)
+        while not ended.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(args.every):
+                    await ended.wait()
+            print(f"stoker: {_line(await proxy.status())}", file=sys.stderr)
+    return 0
 
 
 async def _up(args: Namespace) -> int:
@@ -326,7 +288,7 @@ async def _status(args: Namespace) -> int:
     if args.json:
         print(json_text(status))
     else:
-        print(table(rows_of_status(status), indent=""))
+        print(table(_rows_of_status(status), indent=""))
         _tell_problems(status)
     return 0
 
@@ -347,7 +309,7 @@ def _tell_problems(status: Mapping[str, Any]) -> None:
 async def _bench(args: Namespace) -> int:
     async with _opened(args.url) as bench:
         found = await measured(bench, objects=args.objects, size_bytes=args.size, at_once=args.at_once)
-    print(json_text(found) if args.json else table(rows_of_bench(found), indent=""))
+    print(json_text(found) if args.json else table(_rows_of_bench(found), indent=""))
     return 0 if found["read"] == args.objects else 1
 
 
