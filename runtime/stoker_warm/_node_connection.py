@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -27,13 +27,18 @@ from stoker.errors import (
 from stoker_warm._config import WarmConfig
 from stoker_warm._ends import ProxyEnd, Reply
 from stoker_warm._events import Report, Task
-from stoker_warm._frames import Head, Kind
-from stoker_warm._invoker import Invoker
+from stoker_warm._frames import Buffer, Head, Kind
 from stoker_warm._membership import Contents, Membership, State
 from stoker_warm._node import LISTED_AT_ONCE
 from stoker_warm._shard import ShardId, ShardMac
 
 _log = logging.getLogger("stoker.warm.nodes")
+
+Call = Callable[[str, Task, bool], Awaitable[Answer]]
+"""Calls a node's function by the node's name, and waits for its end; raises as :meth:`stoker.abc.Executor.call`.
+
+The task says what for; the last argument, whether the node is to give up a connection from before.
+"""
 
 
 class Got(enum.Enum):
@@ -70,8 +75,8 @@ class Node:
     Args:
         number: of the node, in the directory.
         config: the tier's settings.
-        invoker: calls its function.
         mac: of shards.
+        call: calls its function.
         found: is called with what it holds, whenever it has greeted or was given up.
         spawn: runs something that ends by itself, in the proxy's task group.
     """
@@ -80,34 +85,34 @@ class Node:
         self,
         number: int,
         config: WarmConfig,
-        invoker: Invoker,
         mac: ShardMac,
+        call: Call,
         *,
         found: Callable[[Node, Contents], None],
         spawn: Callable[[Coroutine[Any, Any, object]], object],
     ) -> None:
         self.number, self.name = number, config.name_of(number)
         self.limit_bytes = 0
+        self._now = asyncio.get_running_loop().time
         self.membership = Membership(fresh_seconds=config.fresh_seconds)
         """Its state."""
-        self.contact_seconds = _now()
+        self.contact_seconds = self._now()
         """When it was called or spoke last."""
-        self._config, self._invoker, self._mac, self._spawn = config, invoker, mac, spawn
-        self._found = partial(found, self)
+        self.failure: StokerError | None = None
+        """Of the last call, if that failed."""
+        self._config, self._mac, self._spawn = config, mac, spawn
+        self._invoke, self._found = partial(call, self.name), partial(found, self)
         self._connection: ProxyEnd | None = None  # to the known instance
         self._changed = asyncio.Event()  # something has happened to it
         self._asked = self._waiting = 0  # requests without an answer, and those that wait for it to wake
         self._changes = 0  # of what it holds
+        self._failed_calls = 0  # in a row
+        self._next_call_seconds = float("-inf")  # until which the platform is to be left alone
         self._is_closed = False  # it is not called any more
         self._silent_seconds = self._delivery_seconds = float("-inf")  # when it was silent; delivered, or did not
         self._is_called_back = False
         self._may_run = False  # an answer was lost, so the instance may run all the same, until it was asked
         self._waking_up: asyncio.Task[str] | None = None
-
-    @property
-    def failure(self) -> StokerError | None:
-        """Of the last call, if that failed."""
-        return self._invoker.failure
 
     # What the proxy asks of it.
 
@@ -151,39 +156,27 @@ class Node:
         await self._request(Kind.PING, {}, seconds=self._config.wake_seconds if seconds is None else seconds)
 
     async def _request(
-        self,
-        kind: Kind,
-        head: Head,
-        *,
-        body: Sequence[bytes | bytearray | memoryview] = (),
-        into: memoryview | None = None,
-        seconds: float,
+        self, kind: Kind, head: Head, *, body: Sequence[Buffer] = (), into: memoryview | None = None, seconds: float
     ) -> tuple[Reply, str]:
         """Wake the node if need be, ask it, and return its answer with the instance that gave it."""
-        end_seconds = _now() + seconds
+        end_seconds = self._now() + seconds
         try:
             return await self._ask(kind, head, body, into, end_seconds)
         except ConnectionLostError:
-            if _now() >= end_seconds:
+            if self._now() >= end_seconds:
                 raise
             # Its instance was taken back, or the way to it broke. What can be asked can be asked twice.
             return await self._ask(kind, head, body, into, end_seconds)
 
     async def _ask(
-        self,
-        kind: Kind,
-        head: Head,
-        body: Sequence[bytes | bytearray | memoryview],
-        into: memoryview | None,
-        end_seconds: float,
+        self, kind: Kind, head: Head, body: Sequence[Buffer], into: memoryview | None, end_seconds: float
     ) -> tuple[Reply, str]:
         connection, instance = self._awake() or await self._ready(end_seconds)
-        sent_seconds, is_change = _now(), kind in (Kind.SET, Kind.DELETE)
+        sent_seconds, is_change = self._now(), kind in (Kind.SET, Kind.DELETE)
+        left_seconds = max(0.0, end_seconds - sent_seconds)
         self._asked += 1
         try:
-            reply = await connection.request(
-                kind, head, body=body, into=into, timeout=max(0.0, end_seconds - sent_seconds)
-            )
+            reply = await connection.request(kind, head, body=body, into=into, timeout=left_seconds)
         except BaseException as error:
             self._has_failed(kind, connection, sent_seconds, is_late=isinstance(error, DeadlineError))
             raise
@@ -195,7 +188,7 @@ class Node:
         self._heard(instance)
         self._is_called_back = False
         if is_current and kind is Kind.GET:
-            self._delivery_seconds = _now()
+            self._delivery_seconds = self._now()
             self.membership.delivered()
         if is_change and reply.kind is Kind.STORED:
             self._noted(Report.parse({key: value for key, value in reply.head.items() if key != "evicted"}))
@@ -211,7 +204,10 @@ class Node:
         if not connection.is_open:
             self.lost(connection)
         elif kind in (Kind.SET, Kind.DELETE) and is_current:
-            self._doubt()
+            # It may hold more or less than it is believed to: it is to list what it holds.
+            self._changes += 1
+            self.membership.doubted(str(self.membership.instance))
+            self._found(Contents.UNKNOWN)
 
     async def keep_warm(self) -> None:
         """Call it, so that the platform keeps its instance; find out if that has lost what it held."""
@@ -275,43 +271,54 @@ class Node:
             False if its answer tells that what the node holds is not what it is believed to.
         """
         membership, is_as_expected = self.membership, True
-        self.contact_seconds = _now()
+        self.contact_seconds = self._now()
         dial_anew = self._connection is None or membership.tries > 0
         membership.invoked()
         try:
-            answer = await self._invoker.call(task, dial_anew=dial_anew)
-        except ThrottledError:
-            membership.throttled()
+            answer = await self._invoke(task, dial_anew)
         except StokerError as error:
-            # If only the answer was lost, it runs on, and another call would start another instance beside it.
-            self._may_run = isinstance(error, TransientError) and membership.state is State.AWAKE
-            self._gave_up(membership.failed())
+            self._leave_alone(error)
+            if isinstance(error, ThrottledError):
+                membership.throttled()
+            else:
+                # If only the answer was lost, it runs on, and another call would start another instance beside it.
+                self._may_run = isinstance(error, TransientError) and membership.state is State.AWAKE
+                self._gave_up(membership.failed())
         except BaseException:
             membership.failed()
             raise
         else:
+            self.failure, self._failed_calls = None, 0
             is_as_expected = task is not Task.WARM or self._is_as_expected(answer)
             self._gave_up(membership.returned())
         self._touched()
         return is_as_expected
+
+    def _leave_alone(self, error: StokerError) -> None:
+        """Leave the platform alone for a while after a call that has failed, each time longer."""
+        self.failure = error
+        least_seconds = self._config.wake_seconds * 2.0 ** min(self._failed_calls, 3) / 8
+        self._failed_calls += 1
+        asked_seconds = error.retry_after_seconds if isinstance(error, TransientError) else None
+        self._next_call_seconds = self._now() + max(least_seconds, asked_seconds or 0.0)
 
     def _is_as_expected(self, answer: Answer) -> bool:
         try:
             report = Report.parse(answer.result)
         except WireError:
             return False
-        return self.membership.heard(report.instance, _now()) and report.version == self.membership.expected
+        return self.membership.heard(report.instance, self._now()) and report.version == self.membership.expected
 
     def _awake(self) -> tuple[ProxyEnd, str] | None:
         """Return the connection of a node that has just spoken, and its instance."""
         self._received()
-        if self._connection is None or not self.membership.may_send(_now()):
+        if self._connection is None or not self.membership.may_send(self._now()):
             return None
         return self._connection, str(self.membership.instance)
 
     async def _ready(self, end_seconds: float | None = None) -> tuple[ProxyEnd, str]:
         """Wake it if need be, and return the connection to it and its instance; a ConnectionLostError says why not."""
-        is_ready = self.membership.may_send(_now())
+        is_ready = self.membership.may_send(self._now())
         while not is_ready or self._connection is None:
             self._waiting += 1
             try:
@@ -336,8 +343,8 @@ class Node:
 
     async def _wake(self) -> str:
         """Ping or call it until it answers, as long as a request waits for it; return why that failed, if it did."""
-        membership, begun_seconds = self.membership, _now()
-        while not membership.may_send(_now()):
+        membership, begun_seconds = self.membership, self._now()
+        while not membership.may_send(self._now()):
             if membership.state is State.AWAKE and membership.heard_seconds >= begun_seconds:
                 break
             if membership.state is State.GONE:
@@ -348,7 +355,7 @@ class Node:
                 await self._ping(self._connection)
                 continue
             self._changed.clear()
-            pause_seconds = self._invoker.next_call_seconds - _now() if membership.must_invoke else 0.0
+            pause_seconds = self._next_call_seconds - self._now() if membership.must_invoke else 0.0
             if pause_seconds > 0.0:
                 await self._has_changed(pause_seconds)
                 continue
@@ -361,7 +368,7 @@ class Node:
 
     async def _ping(self, connection: ProxyEnd) -> None:
         self._may_run = False
-        sent_seconds, instance = _now(), self.membership.instance
+        sent_seconds, instance = self._now(), self.membership.instance
         try:
             await connection.request(Kind.PING, timeout=self._config.ping_seconds)
         except StokerError:
@@ -377,17 +384,17 @@ class Node:
     def greeted(self, connection: ProxyEnd, greeting: Head) -> None:
         """An instance has connected and knows the secret."""
         report = Report.parse(greeting)
-        contents = self.membership.greeted(report.instance, report.version, _now())
+        contents = self.membership.greeted(report.instance, report.version, self._now())
         if contents is None:
             self._spawn(_dismissed(connection, self._config.ping_seconds))
             return
         if self._connection is not None:
             self._connection.abort()
-        self._connection = None if contents is Contents.DOUBTFUL else connection
         if contents is Contents.DOUBTFUL:  # while the stranger is busy, the platform takes the known one for a call
+            self._connection = None
             self._spawn(self._call(Task.SERVE))
         else:
-            self.limit_bytes = report.limit_bytes
+            self._connection, self.limit_bytes = connection, report.limit_bytes
             self._found(contents)
         self._touched()  # those that wait for the node look only when the call has begun
 
@@ -395,7 +402,7 @@ class Node:
         """An instance says something unasked: that it is here again, or that it goes."""
         if connection is self._connection:
             report = Report.parse(head)
-            (self.membership.said_bye if kind is Kind.LEAVING else self.membership.heard)(report.instance, _now())
+            (self.membership.said_bye if kind is Kind.LEAVING else self.membership.heard)(report.instance, self._now())
             self._noted(report)
             self._touched()
         elif kind is Kind.LEAVING:  # a stranger's: should it come again, it is to greet
@@ -403,8 +410,8 @@ class Node:
 
     def _heard(self, instance: str) -> None:
         """An instance has answered."""
-        if self.membership.heard(instance, _now()):
-            self.contact_seconds = _now()
+        if self.membership.heard(instance, self._now()):
+            self.contact_seconds = self._now()
 
     def _received(self) -> None:
         """Count bytes of the known instance as a sign of life while it is awake: shards may be thrown away as late."""
@@ -420,7 +427,7 @@ class Node:
 
     def _touched(self) -> None:
         """Something has happened to it, or was done to it."""
-        self.contact_seconds = _now()
+        self.contact_seconds = self._now()
         self._changed.set()
         # What was asked while it said that it goes lies on its socket: it is answered when it is called again. One that
         # goes again before it has answered anything is left alone.
@@ -454,15 +461,15 @@ class Node:
         """
         self._received()
         if max(self.membership.heard_seconds, self._silent_seconds) < sent_seconds:
-            self._silent_seconds = _now()
+            self._silent_seconds = self._now()
             self._gave_up(self.membership.silent())
             self._touched()
 
     def _did_not_deliver(self, sent_seconds: float) -> None:
         """It has not delivered the shard that it was asked for then. Many that it is asked for at once are one."""
-        had_time = _now() - sent_seconds >= self._config.read_seconds / 2  # to wake it took the rest
+        had_time = self._now() - sent_seconds >= self._config.read_seconds / 2  # to wake it took the rest
         if had_time and self._delivery_seconds <= sent_seconds:
-            self._delivery_seconds = _now()
+            self._delivery_seconds = self._now()
             self._gave_up(self.membership.undelivered())
 
     def _lied(self, instance: str) -> None:
@@ -476,12 +483,6 @@ class Node:
             )
         self._gave_up(is_given_up)
 
-    def _doubt(self) -> None:
-        """It may hold more or less than it is believed to: have it list what it holds."""
-        self._changes += 1
-        self.membership.doubted(str(self.membership.instance))
-        self._found(Contents.UNKNOWN)
-
     def _gave_up(self, is_given_up: bool) -> None:
         """Close the connection of a node if it is given up: what it held is lost."""
         if is_given_up:
@@ -490,10 +491,6 @@ class Node:
                 self._connection = None
             self._changed.set()
             self._found(Contents.NONE)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def _dismissed(connection: ProxyEnd, seconds: float) -> None:

@@ -15,13 +15,14 @@ from dataclasses import asdict
 from typing import Any, Self
 
 from stoker._base.task_group import task_group
-from stoker.errors import StokerError
+from stoker.abc import Answer
+from stoker.errors import FunctionError, StokerError, ThrottledError, TransientError
 from stoker_warm._auth import Secret
 from stoker_warm._billing import Bill, CostMeter, ProxyStatistics, ProxyTally, Tariff
 from stoker_warm._config import WarmConfig
 from stoker_warm._directory import Directory
 from stoker_warm._erasure import require_codec
-from stoker_warm._invoker import Invoke, Invoker
+from stoker_warm._events import Task, Wake
 from stoker_warm._listener import Listener, PeerServer
 from stoker_warm._membership import Contents, State
 from stoker_warm._node_connection import Node
@@ -31,6 +32,11 @@ from stoker_warm._writer import ShardWriter
 
 _log = logging.getLogger("stoker.warm.proxy")
 
+Invoke = Callable[[str, Mapping[str, Any]], Awaitable[Answer]]
+"""Calls a function by its name with an event and waits for its end; raises as :meth:`stoker.abc.Executor.call`."""
+
+_MAY_HAVE_RUN = (FunctionError, TransientError)
+"""Errors of calls that may be billed: anything else was refused before a function ran."""
 MAX_HEARTBEATS = 16
 """Calls to keep nodes warm that are under way at a time."""
 _SHOWN_PROBLEMS = 5
@@ -94,18 +100,14 @@ class Proxy:
             ConfigError: the address cannot be used.
         """
         self._begun_seconds = asyncio.get_running_loop().time()
-        self._nodes[:] = map(self._new_node, range(self.config.nodes))
+        self._nodes[:] = [
+            Node(number, self.config, self._mac, call=self._call, found=self._found, spawn=self._spawn)
+            for number in range(self.config.nodes)
+        ]
         await self._peers.open()
         self._spawn(self.writer.meet_nodes())
         start_heartbeats(self._nodes, self.config.keep_warm_seconds, self._spawn)
         return self
-
-    def _new_node(self, number: int) -> Node:
-        config, listener = self.config, self.listener
-        invoker = Invoker(
-            config.name_of(number), config, self._invoke, lambda: (listener.address, listener.fingerprint), self.meter
-        )
-        return Node(number, config, invoker, self._mac, found=self._found, spawn=self._spawn)
 
     async def close(self) -> None:
         """Tell nodes to return, and end; what they hold, they hold. What waits to be written is dropped. Idempotent."""
@@ -234,7 +236,26 @@ class Proxy:
         """Forget an object, also one that is being written: its bytes are wrong."""
         self.writer.drop(name)
 
-    # What nodes hold.
+    # What nodes need.
+
+    async def _call(self, name: str, task: Task, dial_anew: bool) -> Answer:
+        """Call a node's function, and put it on the bill."""
+        wake = Wake(
+            node=name,
+            proxy=self.listener.address,
+            fingerprint=self.listener.fingerprint,
+            task=task,
+            linger_seconds=self.config.linger_seconds,
+            dial_anew=dial_anew,
+        )
+        try:
+            answer = await self._invoke(name, wake.to_event())
+        except StokerError as error:
+            if isinstance(error, _MAY_HAVE_RUN) and not isinstance(error, ThrottledError):
+                self.meter.called(task, None)
+            raise
+        self.meter.called(task, answer)
+        return answer
 
     def _found(self, node: Node, contents: Contents) -> None:
         """A node has said what it holds, or is given up."""

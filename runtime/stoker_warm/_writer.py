@@ -14,7 +14,7 @@ from stoker.errors import StoreError, TransientError
 from stoker_warm._billing import ProxyTally
 from stoker_warm._config import WarmConfig
 from stoker_warm._directory import Directory
-from stoker_warm._erasure import Code, encode
+from stoker_warm._erasure import encode
 from stoker_warm._membership import State
 from stoker_warm._node import LISTED_AT_ONCE
 from stoker_warm._node_connection import Node
@@ -129,7 +129,11 @@ class ShardWriter:
         code = self._config.code
         ids = {at: ShardId(name, code.data, code.parity, at) for at in nodes}
         try:
-            shards = await encoded(code, data, is_parity_wanted=max(nodes, default=0) >= code.data)
+            shards = code.views(memoryview(data))
+            if max(nodes, default=0) >= code.data:
+                parity = [memoryview(bytearray(code.shard_bytes(len(data)))) for _ in range(code.parity)]
+                await in_thread(lambda _: encode(memoryview(data), code, parity))
+                shards += parity
             async with task_group() as group:
                 tasks = [group.create_task(self._write_shard(nodes[at], ids[at], shards[at])) for at in nodes]
             return sum(task.result() for task in tasks)
@@ -168,14 +172,3 @@ class ShardWriter:
             await node.ping()
         except TransientError as error:
             _log.debug("%s does not say how much it holds: %s", node.name, error)
-
-
-async def encoded(code: Code, data: bytes | memoryview, *, is_parity_wanted: bool) -> list[memoryview]:
-    """Return the shards of an object, those of data in its own memory; without parity if that is not wanted."""
-    whole = memoryview(data)
-    shards = code.views(whole)
-    if is_parity_wanted:
-        parity = [memoryview(bytearray(code.shard_bytes(len(data)))) for _ in range(code.parity)]
-        await in_thread(lambda _: encode(whole, code, parity))
-        shards += parity
-    return shards

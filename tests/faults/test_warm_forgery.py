@@ -15,7 +15,7 @@ from stoker._base.checksum import crc32c
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
-from stoker_warm._membership import State
+from stoker_warm._membership import Contents, State
 from stoker_warm._shard import Shard, ShardId
 from support.warm_liar import Liar, forge
 from support.warm_platform import MAC, Instance, Tier, named
@@ -170,7 +170,8 @@ def test_a_liar_that_does_better_keeps_what_it_is_sent_from_then_on() -> None:
         the_liar(tier).lie = ""
         await asyncio.sleep(25.0)
         await tier.put(named(100, 3000))
-        tier.proxy._nodes[0]._doubt()  # so that it lists what it has, and no trust is needed for what it was sent
+        # Have it list what it has: no trust is needed for what it was sent.
+        tier.proxy._nodes[0]._found(Contents.UNKNOWN)
         await asyncio.sleep(1.0)
         assert len(tier.believed()[LIAR]) == 1
         assert await tier.kept(*named(100, 3000))
