@@ -87,8 +87,10 @@ class Used:
     gb_seconds: float = 0.0
     vcpu_seconds: float = 0.0
 
-    def dollars(self, prices: FunctionPrices) -> float:
-        """Return what requests and running cost."""
+    def dollars(self, prices: FunctionPrices | None) -> float:
+        """Return what requests and running cost; nothing without prices."""
+        if prices is None:
+            return 0.0
         running = self.gb_seconds * prices.dollars_per_gb_second + self.vcpu_seconds * prices.dollars_per_vcpu_second
         return self.calls * prices.dollars_per_request + running
 
@@ -151,28 +153,18 @@ class Bill:
         }
 
 
-_FREE = FunctionPrices(
-    name="this machine",
-    region="local",
-    source="",
-    dollars_per_request=0.0,
-    dollars_per_gb_second=0.0,
-    dollars_per_vcpu_second=0.0,
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tariff:
     """The prices of a bill.
 
     Attributes:
-        functions: of the nodes, which cost nothing by default.
+        functions: of the nodes; None where they cost nothing.
         store: of the bucket behind the tier.
         egress: where its readers are, seen from the bucket. The nodes are taken to be beside them: bytes between them
             are counted as free.
     """
 
-    functions: FunctionPrices = _FREE
+    functions: FunctionPrices | None = None
     store: StorePrices = field(default_factory=lambda: Prices.load().store("s3"))
     egress: Egress = "same_region"
 

@@ -34,12 +34,6 @@ from stoker_warm._shard import ShardId, ShardMac
 
 _log = logging.getLogger("stoker.warm.nodes")
 
-Call = Callable[[str, Task, bool], Awaitable[Answer]]
-"""Calls a node's function by the node's name, and waits for its end; raises as :meth:`stoker.abc.Executor.call`.
-
-The task says what for; the last argument, whether the node is to give up a connection from before.
-"""
-
 
 class Got(enum.Enum):
     """What became of asking a node for a shard."""
@@ -76,7 +70,8 @@ class Node:
         number: of the node, in the directory.
         config: the tier's settings.
         mac: of shards.
-        call: calls its function.
+        call: calls its function by its name, for a task, and says whether to give up a connection from before; returns
+            and raises as :meth:`stoker.abc.Executor.call`.
         found: is called with what it holds, whenever it has greeted or was given up.
         spawn: runs something that ends by itself, in the proxy's task group.
     """
@@ -86,7 +81,7 @@ class Node:
         number: int,
         config: WarmConfig,
         mac: ShardMac,
-        call: Call,
+        call: Callable[[str, Task, bool], Awaitable[Answer]],
         *,
         found: Callable[[Node, Contents], None],
         spawn: Callable[[Coroutine[Any, Any, object]], object],

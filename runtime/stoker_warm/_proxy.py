@@ -141,8 +141,13 @@ class Proxy:
         return self.meter.bill(asyncio.get_running_loop().time() - self._begun_seconds, self._tariff)
 
     async def status(self, *, wakes: bool = False) -> dict[str, Any]:
-        """Return figures of the tier as JSON values, after calling all nodes if it ``wakes``."""
-        problems = await self.wake() if wakes else {}
+        """Return figures of the tier as JSON values.
+
+        Args:
+            wakes: whether to call all nodes before, also those that were given up, and to wait until it is known what
+                they hold. Those that do not come are ``problems``, of which the first few are told.
+        """
+        problems = await self._at_all_nodes(self._wake) if wakes else {}
         return {
             "code": str(self.config.code),
             **asdict(self.statistics()),
@@ -150,14 +155,6 @@ class Proxy:
             "absent": len(problems),
             "bill": self.bill().to_json(),
         }
-
-    async def wake(self) -> dict[str, str]:
-        """Call all nodes, also those that were given up, and wait until it is known what they hold.
-
-        Returns:
-            Name → why it is not there, of those that are not.
-        """
-        return await self._at_all_nodes(self._wake)
 
     async def down(self) -> list[str]:
         """Call all nodes, and have them drop what they hold, and return; return what went wrong."""

@@ -18,7 +18,7 @@ from stoker._base.task_group import end_tasks
 from stoker._cost.prices import Prices
 from stoker._shared.client import SharedTier, shared_tier_at
 from stoker._shared.secret import VARIABLE, TierSecret
-from stoker.abc import Executor, ObjectRef, Readable
+from stoker.abc import ObjectRef, Readable
 from stoker.errors import ConfigError, StokerError
 from stoker.fanout import open_executor
 from stoker_warm._auth import Secret
@@ -49,10 +49,17 @@ class FleetProxy(Proxy):
     """
 
     def __init__(self, fleet: Fleet, secret: Secret, mac: ShardMac) -> None:
-        self._executor = _executor(fleet)
+        self._executor = executor = open_executor(fleet.executor, fleet.options)
+        for setting, (option, _) in OPTIONS.items():
+            if getattr(fleet.options, option) is not None and option not in {*executor.heeds, *BILLED}:
+                raise ConfigError(f"{setting} means nothing to functions on {fleet.executor}; leave it out")
         listener = TcpListener(fleet.listen, advertised=fleet.advertised, certificate=fleet.certificate)
-        tariff = _tariff(fleet, self._executor)
-        super().__init__(fleet.config, secret, self._executor.call, listener, mac=mac, tariff=tariff)
+        tariff = None
+        if executor.platform is not None:
+            prices = Prices.load()
+            functions, store = prices.function(executor.platform), prices.store(fleet.bucket)
+            tariff = Tariff(functions=functions, store=store, egress=fleet.egress)
+        super().__init__(fleet.config, secret, executor.call, listener, mac=mac, tariff=tariff)
         self._stack = AsyncExitStack()
 
     async def start(self) -> Self:
@@ -71,21 +78,6 @@ class FleetProxy(Proxy):
     async def close(self) -> None:
         """Have nodes return, and end. Idempotent."""
         await self._stack.aclose()
-
-
-def _executor(fleet: Fleet) -> Executor:
-    executor = open_executor(fleet.executor, fleet.options)
-    for setting, (option, _) in OPTIONS.items():
-        if getattr(fleet.options, option) is not None and option not in {*executor.heeds, *BILLED}:
-            raise ConfigError(f"{setting} means nothing to functions on {fleet.executor}; leave it out")
-    return executor
-
-
-def _tariff(fleet: Fleet, executor: Executor) -> Tariff | None:
-    if executor.platform is None:
-        return None
-    prices = Prices.load()
-    return Tariff(functions=prices.function(executor.platform), store=prices.store(fleet.bucket), egress=fleet.egress)
 
 
 class WarmTier:
@@ -126,14 +118,19 @@ class WarmTier:
     @property
     def proxy(self) -> Proxy | None:
         """The proxy while it runs in this process, else None."""
-        return self._proxy if self._pid == os.getpid() else None
+        if self._pid != os.getpid():
+            self._forget()
+        return self._proxy
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Fill ``into`` with an object, if it is there; begins to start the proxy if it does not run."""
-        if self.proxy is None:
-            self._begin()
-            return False
-        return await self.proxy.read(self._name(ref), into)
+        proxy = self.proxy
+        if proxy is not None:
+            return await proxy.read(self._name(ref), into)
+        loop = asyncio.get_running_loop()
+        if self._opening is None and loop.time() >= self._retry_at_seconds:
+            self._opening = loop.create_task(self._open())
+        return False
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Keep an object that came from the bucket, if the proxy runs."""
@@ -147,9 +144,7 @@ class WarmTier:
 
     async def close(self) -> None:
         """Close what was opened. Idempotent; a read opens it anew."""
-        if self._pid != os.getpid():
-            self._forget()
-        if self._opening is not None:
+        if self.proxy is None and self._opening is not None:
             await end_tasks([self._opening])
         proxy, self._proxy = self._proxy, None
         if proxy is not None:
@@ -157,12 +152,6 @@ class WarmTier:
 
     def _name(self, ref: ObjectRef) -> str:
         return object_name(f"{self._secret.tenant}/{self._secret.name(ref)}")
-
-    def _begin(self) -> None:
-        if self._pid != os.getpid():
-            self._forget()
-        if self._opening is None and asyncio.get_running_loop().time() >= self._retry_at_seconds:
-            self._opening = asyncio.get_running_loop().create_task(self._open())
 
     async def _open(self) -> None:
         try:

@@ -341,7 +341,7 @@ async def _opened(url: str) -> AsyncIterator[Bench]:
     if not url.startswith(("http://", "https://", "warm://")):
         tenant = tier_secret_of_environment()
         async with _proxy_of(Fleet.parse(url), tenant) as proxy:
-            await proxy.wake()
+            await proxy.status(wakes=True)
             yield Bench(WarmTier.over(proxy, tenant), proxy.status)
         return
     (secret, *_), server = TierSecret.parse_all(os.environ), ServerAddress.parse(server_url(url))
