@@ -87,70 +87,10 @@ class Used:
     gb_seconds: float = 0.0
     vcpu_seconds: float = 0.0
 
-    def dollars(self, prices: FunctionPrices | None) -> float:
-        """Return what requests and running cost; nothing without prices."""
-        if prices is None:
-            return 0.0
+    def dollars(self, prices: FunctionPrices) -> float:
+        """Return what requests and running cost."""
         running = self.gb_seconds * prices.dollars_per_gb_second + self.vcpu_seconds * prices.dollars_per_vcpu_second
         return self.calls * prices.dollars_per_request + running
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
-    """What a stretch of time cost, beside what a bucket would have.
-
-    Attributes:
-        seconds: that it lasted.
-        used: by task.
-        reads: objects that the tier delivered.
-        read_bytes: of these.
-        serve_dollars: for calls to answer reads and writes.
-        warm_dollars: for calls that keep nodes warm.
-        bucket_dollars: for reading the same objects from the bucket, one GET each.
-        unanswered: calls that may have run, and of which no bill came.
-    """
-
-    seconds: float
-    used: dict[Task, Used]
-    reads: int
-    read_bytes: int
-    serve_dollars: float
-    warm_dollars: float
-    bucket_dollars: float
-    unanswered: int
-
-    @property
-    def dollars(self) -> float:
-        """Of the tier, all together."""
-        return self.serve_dollars + self.warm_dollars
-
-    @property
-    def standing_dollars_per_hour(self) -> float:
-        """What keeping the data costs, read or not; NaN before any time has passed."""
-        return self.warm_dollars / self.seconds * 3600 if self.seconds else math.nan
-
-    @property
-    def break_even_reads_per_hour(self) -> float | None:
-        """From how many reads an hour on, of objects like these, the tier costs less than GETs.
-
-        None: never, since a read from the tier costs no less than a GET; or nothing was read yet that would tell.
-        """
-        if not self.reads or not self.seconds:
-            return None
-        saved_dollars_per_read = (self.bucket_dollars - self.serve_dollars) / self.reads
-        return self.standing_dollars_per_hour / saved_dollars_per_read if saved_dollars_per_read > 0 else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        used, per_hour = self.used.values(), self.standing_dollars_per_hour
-        names = ("seconds", "serve_dollars", "warm_dollars", "dollars", "reads", "read_bytes", "bucket_dollars")
-        return {
-            **{name: getattr(self, name) for name in (*names, "break_even_reads_per_hour", "unanswered")},
-            "requests": sum(each.calls for each in used),
-            "cold_starts": sum(each.cold_starts for each in used),
-            "gb_seconds": sum(each.gb_seconds for each in used),
-            "dollars_per_hour": per_hour if math.isfinite(per_hour) else None,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,12 +109,23 @@ class Tariff:
     egress: Egress = "same_region"
 
 
-class CostMeter:
-    """Counts what a tier's functions are billed for, and what it delivers. Not thread-safe."""
+@dataclass(slots=True, kw_only=True)
+class Bill:
+    """What a tier has cost so far, beside what a bucket would have. Not thread-safe.
 
-    def __init__(self) -> None:
-        self._used = dict.fromkeys(Task, Used())
-        self.unanswered = self._reads = self._read_bytes = 0
+    Attributes:
+        tariff: the prices.
+        used: by task, what calls used.
+        unanswered: calls that may have run, and of which no bill came.
+        reads: objects that the tier delivered.
+        read_bytes: of these.
+    """
+
+    tariff: Tariff
+    used: dict[Task, Used] = field(default_factory=lambda: dict.fromkeys(Task, Used()))
+    unanswered: int = 0
+    reads: int = 0
+    read_bytes: int = 0
 
     def called(self, task: Task, answer: Answer | None) -> None:
         """Count a call that was answered, or that may have run and has no answer: how long is not known then.
@@ -188,8 +139,8 @@ class CostMeter:
         for name in ("billed_seconds", "memory_bytes", "vcpus"):
             if not 0 <= getattr(answer, name) < math.inf:
                 raise ConfigError(f"{name} of a call is a number from 0, not {getattr(answer, name)!r}")
-        before = self._used[task]
-        self._used[task] = Used(
+        before = self.used[task]
+        self.used[task] = Used(
             calls=before.calls + 1,
             cold_starts=before.cold_starts + (answer.is_cold is True),
             billed_seconds=before.billed_seconds + answer.billed_seconds,
@@ -199,26 +150,53 @@ class CostMeter:
 
     def delivered(self, size_bytes: int) -> None:
         """Count an object that the tier delivered."""
-        self._reads += 1
-        self._read_bytes += size_bytes
+        self.reads += 1
+        self.read_bytes += size_bytes
 
-    def bill(self, seconds: float, tariff: Tariff) -> Bill:
-        """Return what was used in all, at some prices, in the ``seconds`` since the meter was made.
+    def dollars(self, *tasks: Task) -> float:
+        """Return what calls for some tasks cost, for all by default."""
+        prices = self.tariff.functions
+        return 0.0 if prices is None else math.fsum(self.used[task].dollars(prices) for task in tasks or Task)
+
+    @property
+    def bucket_dollars(self) -> float:
+        """For reading the same objects from the bucket, one GET each."""
+        store = self.tariff.store
+        moved = store.transfer_dollars(read_bytes=self.read_bytes, written_bytes=0, egress=self.tariff.egress)
+        return self.reads * store.request_dollars(Operation.GET) + moved
+
+    def break_even_reads_per_hour(self, seconds: float) -> float | None:
+        """Return from how many reads an hour on, of objects like these, the tier costs less than GETs.
+
+        None: never, since a read from the tier costs no less than a GET; or nothing was read in these ``seconds``.
+        """
+        if not self.reads or not seconds:
+            return None
+        saved_dollars_per_read = (self.bucket_dollars - self.dollars(Task.SERVE)) / self.reads
+        warm_dollars_per_hour = self.dollars(Task.WARM) / seconds * 3600
+        return warm_dollars_per_hour / saved_dollars_per_read if saved_dollars_per_read > 0 else None
+
+    def to_json(self, seconds: float) -> dict[str, Any]:
+        """Return it as JSON values, ``seconds`` after it was begun.
 
         Raises:
             ConfigError: that is no duration.
         """
         if not 0 <= seconds < math.inf:
             raise ConfigError(f"seconds must be a duration from 0, not {seconds}")
-        store = tariff.store
-        moved = store.transfer_dollars(read_bytes=self._read_bytes, written_bytes=0, egress=tariff.egress)
-        return Bill(
-            seconds=seconds,
-            used=dict(self._used),
-            reads=self._reads,
-            read_bytes=self._read_bytes,
-            serve_dollars=self._used[Task.SERVE].dollars(tariff.functions),
-            warm_dollars=self._used[Task.WARM].dollars(tariff.functions),
-            bucket_dollars=self._reads * store.request_dollars(Operation.GET) + moved,
-            unanswered=self.unanswered,
-        )
+        used = self.used.values()
+        return {
+            "seconds": seconds,
+            "requests": sum(each.calls for each in used),
+            "unanswered": self.unanswered,
+            "cold_starts": sum(each.cold_starts for each in used),
+            "gb_seconds": sum(each.gb_seconds for each in used),
+            "serve_dollars": self.dollars(Task.SERVE),
+            "warm_dollars": self.dollars(Task.WARM),
+            "dollars": self.dollars(),
+            "dollars_per_hour": self.dollars(Task.WARM) / seconds * 3600 if seconds else None,
+            "reads": self.reads,
+            "read_bytes": self.read_bytes,
+            "bucket_dollars": self.bucket_dollars,
+            "break_even_reads_per_hour": self.break_even_reads_per_hour(seconds),
+        }

@@ -209,4 +209,4 @@ class WarmServer(TierServer):
                 yield f"{METRIC_PREFIX}warm_{each.name} {getattr(found, each.name)}"
         for state, count in found.nodes.items():
             yield f'{METRIC_PREFIX}warm_nodes{{state="{state}"}} {count}'
-        yield f"{METRIC_PREFIX}warm_dollars {self._proxy.bill().dollars}"
+        yield f"{METRIC_PREFIX}warm_dollars {self._proxy.bill.dollars()}"

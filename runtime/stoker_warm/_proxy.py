@@ -18,7 +18,7 @@ from stoker._base.task_group import task_group
 from stoker.abc import Answer
 from stoker.errors import FunctionError, StokerError, ThrottledError, TransientError
 from stoker_warm._auth import Secret
-from stoker_warm._billing import Bill, CostMeter, ProxyStatistics, ProxyTally, Tariff
+from stoker_warm._billing import Bill, ProxyStatistics, ProxyTally, Tariff
 from stoker_warm._config import WarmConfig
 from stoker_warm._directory import Directory
 from stoker_warm._erasure import require_codec
@@ -58,7 +58,7 @@ class Proxy:
     Attributes:
         config: the tier's settings.
         listener: where nodes dial.
-        meter: of its calls.
+        bill: what it has cost so far.
         writer: of objects.
 
     Raises:
@@ -78,7 +78,7 @@ class Proxy:
     ) -> None:
         require_codec(config.code)
         self.config = config
-        self.meter = CostMeter()
+        self.bill = Bill(tariff=tariff or Tariff())
         self.listener = listener
         self._mac, self._invoke = mac, invoke
         rng = rng or random.Random()  # noqa: S311 - which nodes is no secret
@@ -87,7 +87,6 @@ class Proxy:
         self._tally = ProxyTally()
         self.writer = ShardWriter(config, self._nodes, self._directory, self._tally, rng, self._spawn)
         self._reader = ShardReader(config.code, self._nodes, self._directory, self._tally)
-        self._tariff = tariff or Tariff()
         self._begun_seconds = 0.0
         self._peers = PeerServer(secret, listener, self._nodes, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -136,10 +135,6 @@ class Proxy:
             nodes={state.value: count for state, count in states.items()},
         )
 
-    def bill(self) -> Bill:
-        """Return what the tier has cost so far."""
-        return self.meter.bill(asyncio.get_running_loop().time() - self._begun_seconds, self._tariff)
-
     async def status(self, *, wakes: bool = False) -> dict[str, Any]:
         """Return figures of the tier as JSON values.
 
@@ -153,7 +148,7 @@ class Proxy:
             **asdict(self.statistics()),
             "problems": _described(problems),
             "absent": len(problems),
-            "bill": self.bill().to_json(),
+            "bill": self.bill.to_json(asyncio.get_running_loop().time() - self._begun_seconds),
         }
 
     async def down(self) -> list[str]:
@@ -217,7 +212,7 @@ class Proxy:
     def delivered(self, size_bytes: int) -> None:
         """Count a read of an object, be it one that another read has fetched."""
         self._tally.hits += 1
-        self.meter.delivered(size_bytes)
+        self.bill.delivered(size_bytes)
 
     def find(self, name: str) -> list[int] | None:
         """Return which node holds which shard of an object; None, which counts as a miss, if it is not here."""
@@ -249,9 +244,9 @@ class Proxy:
             answer = await self._invoke(name, wake.to_event())
         except StokerError as error:
             if isinstance(error, _MAY_HAVE_RUN) and not isinstance(error, ThrottledError):
-                self.meter.called(task, None)
+                self.bill.called(task, None)
             raise
-        self.meter.called(task, answer)
+        self.bill.called(task, answer)
         return answer
 
     def _found(self, node: Node, contents: Contents) -> None:

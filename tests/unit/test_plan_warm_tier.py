@@ -56,7 +56,7 @@ async def really_played(plan: Plan, hours: float, config: WarmConfig) -> Played:
                 played.places.setdefault(shard.object, set()).add(int(node.removeprefix("warm-")))
         played.losses = await take(tier, plan, hours)
         played.calls = Counter(call.task for call in tier.platform.calls)
-        played.used = dict(tier.proxy.meter._used)
+        played.used = dict(tier.proxy.bill.used)
         played.kept = {name for name, data in OBJECTS if await tier.kept(name, data)}
     return played
 

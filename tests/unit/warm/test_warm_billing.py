@@ -10,7 +10,7 @@ from stoker._base.meter import Egress
 from stoker._cost.prices import GB_BYTES, FunctionPrices, StorePrices
 from stoker.abc import Answer
 from stoker.errors import ConfigError
-from stoker_warm._billing import Bill, CostMeter, Tariff
+from stoker_warm._billing import Bill, Tariff
 from stoker_warm._events import Task
 
 MEMORY = 1536 << 20
@@ -24,39 +24,41 @@ ROUND = FunctionPrices(
 )
 
 
-def call(meter: CostMeter, purpose: Task, seconds: float = 1.0, **figures: Any) -> None:
+HOUR = 3600.0
+
+
+def call(bill: Bill, purpose: Task, seconds: float = 1.0, **figures: Any) -> None:
     figures = {"memory_bytes": GB_BYTES, "is_cold": False, "billed_seconds": seconds} | figures
-    meter.called(purpose, Answer(result={}, **figures))
+    bill.called(purpose, Answer(result={}, **figures))
 
 
 def an_hour(reads: int, *, served_gb_seconds: float, store: StorePrices = S3, egress: Egress = "same_region") -> Bill:
     """Return the bill of 12 functions that are kept warm each minute, and of reads of 8 MiB."""
-    meter = CostMeter()
+    bill = Bill(tariff=Tariff(functions=LAMBDA, store=store, egress=egress))
     for _ in range(12 * 60):
-        call(meter, Task.WARM, 0.002, memory_bytes=MEMORY)
+        call(bill, Task.WARM, 0.002, memory_bytes=MEMORY)
     for _ in range(reads):
-        call(meter, Task.SERVE, served_gb_seconds)
-        meter.delivered(8 * MIB)
-    return meter.bill(3600.0, Tariff(functions=LAMBDA, store=store, egress=egress))
+        call(bill, Task.SERVE, served_gb_seconds)
+        bill.delivered(8 * MIB)
+    return bill
 
 
-def test_a_meter_that_counted_nothing_has_no_bill() -> None:
-    bill = CostMeter().bill(0.0, TARIFF)
-    assert (bill.dollars, bill.bucket_dollars, bill.break_even_reads_per_hour) == (0.0, 0.0, None)
-    assert math.isnan(bill.standing_dollars_per_hour)
+def test_a_tier_that_did_nothing_costs_nothing() -> None:
+    bill = Bill(tariff=TARIFF)
+    assert (bill.dollars(), bill.bucket_dollars, bill.break_even_reads_per_hour(0.0)) == (0.0, 0.0, None)
+    assert bill.to_json(0.0)["dollars_per_hour"] is None
 
 
 def test_calls_are_billed_by_what_they_were_for() -> None:
-    meter = CostMeter()
-    call(meter, Task.SERVE, 2.0, is_cold=True)
-    call(meter, Task.WARM, 0.5, memory_bytes=2 * GB_BYTES)
-    call(meter, Task.WARM, 0.5, is_cold=None)
-    call(meter, Task.WARM, 3.0, vcpus=2.0)
-    bill = meter.bill(7200.0, Tariff(functions=ROUND, store=S3))
-    assert bill.serve_dollars == 1.0 + 20.0
-    assert bill.warm_dollars == 3.0 + 45.0 + 3.0
-    assert bill.dollars == 72.0
-    assert bill.standing_dollars_per_hour == 51.0 / 2
+    bill = Bill(tariff=Tariff(functions=ROUND, store=S3))
+    call(bill, Task.SERVE, 2.0, is_cold=True)
+    call(bill, Task.WARM, 0.5, memory_bytes=2 * GB_BYTES)
+    call(bill, Task.WARM, 0.5, is_cold=None)
+    call(bill, Task.WARM, 3.0, vcpus=2.0)
+    assert bill.dollars(Task.SERVE) == 1.0 + 20.0
+    assert bill.dollars(Task.WARM) == 3.0 + 45.0 + 3.0
+    assert bill.dollars() == 72.0
+    assert bill.to_json(7200.0)["dollars_per_hour"] == 51.0 / 2
     assert [bill.used[purpose].calls for purpose in Task] == [1, 3]
     assert [bill.used[purpose].cold_starts for purpose in Task] == [1, 0]
     assert bill.used[Task.WARM].billed_seconds == 4.0
@@ -66,16 +68,25 @@ def test_calls_are_billed_by_what_they_were_for() -> None:
 
 def test_what_was_used_for_each_task_adds_up_to_the_bill() -> None:
     bill = an_hour(10, served_gb_seconds=0.2)
-    dollars = {purpose: used.dollars(LAMBDA) for purpose, used in bill.used.items()}
-    assert dollars == {Task.SERVE: bill.serve_dollars, Task.WARM: bill.warm_dollars}
-    assert 0 < sum(dollars.values()) == bill.dollars
+    dollars = {task: used.dollars(LAMBDA) for task, used in bill.used.items()}
+    assert dollars == {task: bill.dollars(task) for task in Task}
+    assert 0 < sum(dollars.values()) == bill.dollars()
+    told = bill.to_json(HOUR)
+    assert (told["serve_dollars"], told["warm_dollars"]) == (dollars[Task.SERVE], dollars[Task.WARM])
+    assert told["dollars"] == bill.dollars()
 
 
-def test_an_earlier_bill_does_not_grow_with_the_meter() -> None:
-    meter = CostMeter()
-    before = meter.bill(1.0, TARIFF)
-    call(meter, Task.SERVE)
-    assert before.used[Task.SERVE].calls == 0
+def test_functions_without_prices_cost_nothing() -> None:
+    bill = Bill(tariff=Tariff())
+    call(bill, Task.SERVE)
+    assert (bill.dollars(), bill.used[Task.SERVE].calls) == (0.0, 1)
+
+
+def test_what_was_told_does_not_grow_with_the_bill() -> None:
+    bill = Bill(tariff=TARIFF)
+    before = bill.to_json(1.0)
+    call(bill, Task.SERVE)
+    assert before["requests"] == 0
 
 
 def test_the_same_reads_from_the_bucket_are_one_get_each_and_bytes_where_they_cost() -> None:
@@ -88,42 +99,40 @@ def test_beside_a_bucket_of_the_same_region_the_tier_never_pays_however_much_is_
     """8 MiB at 75 MB/s from functions of 1.5 GB: 0.17 GB-s, at the packaged prices, against one GET."""
     for reads in (1, 100, 10_000):
         bill = an_hour(reads, served_gb_seconds=8 * MIB / 75e6 * 1.5)
-        assert bill.break_even_reads_per_hour is None
-        assert bill.dollars > bill.bucket_dollars
+        assert bill.break_even_reads_per_hour(HOUR) is None
+        assert bill.dollars() > bill.bucket_dollars
 
 
 def test_where_bytes_cost_it_pays_from_some_rate_on() -> None:
     figures: dict[str, Any] = {"served_gb_seconds": 8 * MIB / 75e6 * 1.5, "egress": "other_region"}
-    reads = an_hour(10, **figures).break_even_reads_per_hour
+    reads = an_hour(10, **figures).break_even_reads_per_hour(HOUR)
     assert reads is not None
     assert 1 < reads < 10_000
     below, above = an_hour(math.floor(reads), **figures), an_hour(math.ceil(reads), **figures)
-    assert below.dollars >= below.bucket_dollars
-    assert above.dollars <= above.bucket_dollars
+    assert below.dollars() >= below.bucket_dollars
+    assert above.dollars() <= above.bucket_dollars
 
 
 def test_a_tier_that_nobody_reads_tells_no_rate() -> None:
-    assert an_hour(0, served_gb_seconds=0.0, egress="internet").break_even_reads_per_hour is None
+    assert an_hour(0, served_gb_seconds=0.0, egress="internet").break_even_reads_per_hour(HOUR) is None
 
 
 def test_calls_without_an_answer_are_counted() -> None:
-    meter = CostMeter()
-    meter.called(Task.SERVE, None)
-    assert meter.unanswered == 1
-    bill = meter.bill(1.0, TARIFF)
-    assert (bill.dollars, bill.unanswered) == (0.0, 1)
+    bill = Bill(tariff=TARIFF)
+    bill.called(Task.SERVE, None)
+    assert (bill.dollars(), bill.to_json(1.0)["unanswered"]) == (0.0, 1)
 
 
 @pytest.mark.parametrize("name", ["billed_seconds", "memory_bytes", "vcpus"])
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf])
 def test_figures_that_make_no_sense_are_refused(name: str, value: float) -> None:
-    meter = CostMeter()
+    bill = Bill(tariff=TARIFF)
     with pytest.raises(ConfigError, match=name):
-        call(meter, Task.SERVE, **{name: value})
-    assert meter.bill(1.0, TARIFF).used[Task.SERVE].calls == 0
+        call(bill, Task.SERVE, **{name: value})
+    assert bill.used[Task.SERVE].calls == 0
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
 def test_a_bill_is_of_a_stretch_of_time(seconds: float) -> None:
     with pytest.raises(ConfigError, match="duration"):
-        CostMeter().bill(seconds, TARIFF)
+        Bill(tariff=TARIFF).to_json(seconds)

@@ -123,7 +123,7 @@ def test_calls_that_fail_are_repeated_with_pauses() -> None:
             await ping(node)
         assert made.platform.counts.failed == 3
         assert 1.5 < asyncio.get_running_loop().time() - begun_seconds < 5.0
-        assert made.proxy.meter.unanswered == 3
+        assert made.proxy.bill.unanswered == 3
 
     check(test)
 
@@ -135,7 +135,7 @@ def test_calls_that_a_platform_refuses_are_on_nobodys_bill(monkeypatch: pytest.M
     async def test(made: Tier, node: Node) -> None:
         with pytest.raises(ConnectionLostError, match="does not come"):
             await ping(node)
-        assert made.proxy.meter.unanswered == 0
+        assert made.proxy.bill.unanswered == 0
 
     monkeypatch.setattr(Platform, "invoke", refuse)
     check(test)
@@ -150,7 +150,7 @@ def test_a_platform_that_has_no_room_is_asked_ever_less_and_the_node_is_not_give
         assert 5 < made.platform.counts.throttled < 20
         made.platform.mood = Mood()
         await waiting
-        assert made.proxy.meter.unanswered == 0
+        assert made.proxy.bill.unanswered == 0
 
     check(test, keep_warm_seconds=1000.0)
 

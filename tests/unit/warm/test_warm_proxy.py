@@ -430,7 +430,7 @@ def test_the_meter_agrees_with_the_platform() -> None:
             await tier.kept(*OBJECTS[3])
             await asyncio.sleep(0.7)
         await asyncio.sleep(100.0)
-        used = tier.proxy.meter._used.values()
+        used = tier.proxy.bill.used.values()
         counts = tier.platform.counts
         assert sum(each.calls for each in used) == counts.calls
         assert sum(each.cold_starts for each in used) == counts.cold
