@@ -79,7 +79,7 @@ class WarmPlace:
         self._is_told_of_size = False
 
     def __contains__(self, key: str) -> bool:
-        return key in self._reserved or self._proxy.writer.has(object_name(key))
+        return key in self._reserved or self._proxy.objects.has(object_name(key))
 
     def reserve(self, key: str, size_bytes: int, group: str) -> bool:
         """Make room for a copy that waits to be written to nodes; see :class:`~stoker._shared.objects.ObjectPlace`."""
@@ -91,7 +91,7 @@ class WarmPlace:
                 "data shards, or pack smaller super-samples",
                 *map(format_bytes, (size_bytes, most_bytes)),
             )
-        if not self._proxy.writer.has_room(size_bytes, reserved_bytes=sum(self._reserved.values())):
+        if not self._proxy.objects.has_room(size_bytes, reserved_bytes=sum(self._reserved.values())):
             return False
         self._reserved[key] = size_bytes
         return True
@@ -99,7 +99,7 @@ class WarmPlace:
     async def keep(self, key: str, data: memoryview) -> None:
         """Have an object written to nodes some time."""
         self.give_up(key)
-        self._proxy.writer.offer(object_name(key), data, copies=False)
+        self._proxy.objects.offer(object_name(key), data, copies=False)
 
     def give_up(self, key: str) -> None:
         """Give back the room of an object that was not kept."""
@@ -116,7 +116,7 @@ class WarmPlace:
         is_first = read is None
         if read is None:
             name = object_name(key)
-            if self._proxy.find(name) is None or size_of(name) > self._budget.limit:
+            if self._proxy.objects.find(name) is None or size_of(name) > self._budget.limit:
                 yield None
                 return
             read = self._reads[key] = self._begin(name)
@@ -124,7 +124,7 @@ class WarmPlace:
         try:
             data = await asyncio.shield(read.found)
             if data is not None and not is_first:
-                self._proxy.delivered(len(data))
+                self._proxy.objects.delivered(len(data))
             yield data
         finally:
             read.readers -= 1

@@ -18,17 +18,15 @@ from stoker._base.task_group import task_group
 from stoker.abc import Answer
 from stoker.errors import FunctionError, StokerError, ThrottledError, TransientError
 from stoker_warm._auth import Secret
-from stoker_warm._billing import Bill, ProxyStatistics, ProxyTally, Tariff
+from stoker_warm._billing import Bill, ProxyStatistics, Tariff
 from stoker_warm._config import WarmConfig
-from stoker_warm._directory import Directory
 from stoker_warm._erasure import require_codec
 from stoker_warm._events import Task, Wake
 from stoker_warm._listener import Listener, PeerServer
 from stoker_warm._membership import Contents, State
 from stoker_warm._node_connection import Node
-from stoker_warm._reader import ShardReader
+from stoker_warm._objects import ShardedObjects
 from stoker_warm._shard import ShardMac
-from stoker_warm._writer import ShardWriter
 
 _log = logging.getLogger("stoker.warm.proxy")
 
@@ -59,7 +57,7 @@ class Proxy:
         config: the tier's settings.
         listener: where nodes dial.
         bill: what it has cost so far.
-        writer: of objects.
+        objects: what nodes hold.
 
     Raises:
         MissingExtraError: what the code needs is not installed.
@@ -82,11 +80,9 @@ class Proxy:
         self.listener = listener
         self._mac, self._invoke = mac, invoke
         rng = rng or random.Random()  # noqa: S311 - which nodes is no secret
-        self._directory = Directory(config.nodes, config.code, limit_bytes=0, max_objects=config.max_objects)
         self._nodes: list[Node] = []
-        self._tally = ProxyTally()
-        self.writer = ShardWriter(config, self._nodes, self._directory, self._tally, rng, self._spawn)
-        self._reader = ShardReader(config.code, self._nodes, self._directory, self._tally)
+        self.objects = ShardedObjects(config, self._nodes, self.bill, rng, self._spawn)
+        self._directory = self.objects.directory
         self._begun_seconds = 0.0
         self._peers = PeerServer(secret, listener, self._nodes, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -104,14 +100,14 @@ class Proxy:
             for number in range(self.config.nodes)
         ]
         await self._peers.open()
-        self._spawn(self.writer.meet_nodes())
+        self._spawn(self.objects.meet_nodes())
         start_heartbeats(self._nodes, self.config.keep_warm_seconds, self._spawn)
         return self
 
     async def close(self) -> None:
         """Tell nodes to return, and end; what they hold, they hold. What waits to be written is dropped. Idempotent."""
         self._is_closed = True
-        self.writer.close()
+        self.objects.close()
         self._peers.stop_listening()
         async with task_group() as group:
             for node in self._nodes:
@@ -128,7 +124,7 @@ class Proxy:
         for node in self._nodes:
             states[node.membership.state] += 1
         return ProxyStatistics(
-            **asdict(self._tally),
+            **asdict(self.objects.tally),
             objects=len(self._directory),
             held_bytes=sum(self._directory.used_bytes(node.number) for node in self._nodes),
             limit_bytes=sum(node.limit_bytes for node in self._nodes),
@@ -183,50 +179,17 @@ class Proxy:
         finally:
             await node.stop()
 
-    # Objects.
-
     async def read(self, name: str, into: memoryview) -> bool:
-        """Fill ``into`` with an object, if it is here; verified shard by shard.
-
-        When the call ends, however it ends, nothing writes to ``into`` any more.
-
-        Args:
-            name: of the object.
-            into: memory of the object's size.
-
-        Returns:
-            Whether it was here, and enough shards of it could be had in ``read_seconds``.
-        """
-        nodes = self.find(name)
-        if nodes is None:
-            return False
-        lost = await self._reader.read(name, nodes, into)
-        if lost is None:
-            self._tally.losses += 1
-            return False
-        self.delivered(len(into))
-        if lost:
-            self.writer.rebuild(name, into)
-        return True
-
-    def delivered(self, size_bytes: int) -> None:
-        """Count a read of an object, be it one that another read has fetched."""
-        self._tally.hits += 1
-        self.bill.delivered(size_bytes)
-
-    def find(self, name: str) -> list[int] | None:
-        """Return which node holds which shard of an object; None, which counts as a miss, if it is not here."""
-        nodes = self._directory.find(name)
-        self._tally.misses += nodes is None
-        return nodes
+        """Fill ``into`` with an object, if it is here; see :meth:`ShardedObjects.read`."""
+        return await self.objects.read(name, into)
 
     def offer(self, name: str, data: memoryview) -> None:
         """Put an object away some time, if there is room for a copy until then. Never blocks."""
-        self.writer.offer(name, data)
+        self.objects.offer(name, data)
 
     def drop(self, name: str) -> None:
         """Forget an object, also one that is being written: its bytes are wrong."""
-        self.writer.drop(name)
+        self.objects.drop(name)
 
     # What nodes need.
 

@@ -340,7 +340,7 @@ class Tier:
         """Put objects away, and wait until they are."""
         for name, data in objects:
             self.proxy.offer(name, memoryview(data))
-        while self.proxy.writer.under_way:  # noqa: ASYNC110 - tests ask as everybody can
+        while self.proxy.objects.under_way:  # noqa: ASYNC110 - tests ask as everybody can
             await asyncio.sleep(0.01)
 
     def believed(self) -> dict[str, set[ShardId]]:

@@ -127,7 +127,7 @@ class WarmRun:
             self._check_statistics()
             proxy = self.tier.proxy
         assert proxy.statistics().pending_bytes == 0
-        assert (len(proxy._tasks), len(proxy.writer.under_way), len(proxy._peers._connections)) == (0, 0, 0)
+        assert (len(proxy._tasks), len(proxy.objects.under_way), len(proxy._peers._connections)) == (0, 0, 0)
         assert all(memory.count(_POISON) == len(memory) for memory in self.memory), "somebody wrote after the end"
         assert not errors, errors
         self.counts["calls"] += self.platform.counts.calls

@@ -1,0 +1,262 @@
+"""Objects as shards on nodes: how they are read, and written behind the back of their reader.
+
+All shards of an object are asked for at once, and the first that restore it are taken; a late one is read and thrown
+away (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2). A wrong shard, which its MAC tells, is a lost one. What
+nodes have lost is written again from the bytes that have just been read, and what nothing will be read from any more is
+deleted when its node is written to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from stoker._base.task_group import task_group
+from stoker._base.threads import in_thread
+from stoker.errors import StoreError, TransientError
+from stoker_warm._billing import Bill, ProxyTally
+from stoker_warm._config import WarmConfig
+from stoker_warm._directory import Directory
+from stoker_warm._erasure import encode, restore
+from stoker_warm._membership import State
+from stoker_warm._node import LISTED_AT_ONCE
+from stoker_warm._node_connection import Got, Node
+from stoker_warm._shard import ShardId
+
+_log = logging.getLogger("stoker.warm.writing")
+
+
+class ShardedObjects:
+    """Objects on nodes, and a bounded amount of copies that wait to be written. Lives on the proxy's event loop.
+
+    Args:
+        config: of the tier.
+        nodes: by number.
+        bill: where objects that are read are counted.
+        rng: for choosing nodes.
+        spawn: runs a coroutine until it ends or the proxy does.
+
+    Attributes:
+        directory: which shards are where.
+        tally: what was done.
+        under_way: what writes an object, or is about to, by the object's name.
+    """
+
+    def __init__(
+        self,
+        config: WarmConfig,
+        nodes: Sequence[Node],
+        bill: Bill,
+        rng: random.Random,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._config, self._nodes, self._bill, self._rng, self._spawn = config, nodes, bill, rng, spawn
+        self.directory = Directory(config.nodes, config.code, limit_bytes=0, max_objects=config.max_objects)
+        self.tally = ProxyTally()
+        self.under_way: dict[str, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(config.writes)
+        self._is_closed = False
+        self._deleting = [asyncio.Lock() for _ in range(config.nodes)]
+
+    def find(self, name: str) -> list[int] | None:
+        """Return which node holds which shard of an object; None, which counts as a miss, if it is not here."""
+        nodes = self.directory.find(name)
+        self.tally.misses += nodes is None
+        return nodes
+
+    async def read(self, name: str, into: memoryview) -> bool:
+        """Fill ``into`` with an object, if it is here; verified shard by shard.
+
+        When the call ends, however it ends, nothing writes to ``into`` any more.
+
+        Args:
+            name: of the object.
+            into: memory of the object's size.
+
+        Returns:
+            Whether it was here, and enough shards of it could be had in ``read_seconds``.
+        """
+        nodes = self.find(name)
+        if nodes is None:
+            return False
+        code, views = self._config.code, self._config.code.views(into)
+        parity = {at: memoryview(bytearray(len(views[0]))) for at in range(code.data, code.shards)}
+        right, lost = await self._read_first(name, nodes, [*views, *parity.values()])
+        if len(right) < code.data:
+            self.tally.losses += 1
+            return False
+        missing = [at for at in range(code.data) if at not in right]
+        if missing:
+            self.tally.restored += 1
+            here = {at: view for at, view in parity.items() if at in right}
+            if code.parity == 1:  # which takes less time than handing it over
+                restore(code, len(into), into, here, missing)
+            else:
+                await in_thread(lambda _: restore(code, len(into), into, here, missing))
+        self.delivered(len(into))
+        if lost:
+            self._rebuild(name, into)
+        return True
+
+    def delivered(self, size_bytes: int) -> None:
+        """Count a read of an object, be it one that another read has fetched."""
+        self.tally.hits += 1
+        self._bill.delivered(size_bytes)
+
+    async def _read_first(
+        self, name: str, nodes: Sequence[int], targets: Sequence[memoryview]
+    ) -> tuple[set[int], list[int]]:
+        """Ask for all shards at once, until enough are right or too many are not there, and leave the others.
+
+        Returns:
+            The positions of shards that are right, and of those that nodes have lost.
+        """
+        code = self._config.code
+        asked: dict[asyncio.Task[Got], ShardId] = {}
+        right = {at for at, view in enumerate(targets) if not len(view)}
+        lost = [at for at, node in enumerate(nodes) if node < 0]
+        async with task_group() as group:
+            for at, node in enumerate(nodes):
+                if node >= 0 and at not in right:
+                    shard = ShardId(name, code.data, code.parity, at)
+                    asked[group.create_task(self._nodes[node].get(shard, targets[at]))] = shard
+            waiting = set(asked)
+            while len(right) < code.data <= len(right) + len(waiting):
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for each in done:
+                    shard, got = asked[each], each.result()
+                    if got is Got.RIGHT:
+                        right.add(shard.position)
+                    elif got is not Got.NOTHING:
+                        lost.append(shard.position)
+                        self.tally.corrupt += got is Got.WRONG
+                        self.directory.missing(nodes[shard.position], shard)
+            for each in waiting:
+                each.cancel()
+        if len(right) >= code.data:
+            self.tally.late += len(waiting)
+        return right, lost
+
+    def offer(self, name: str, data: memoryview, *, copies: bool = True) -> None:
+        """Put an object away some time, if there is room for it until then. Never blocks.
+
+        Args:
+            name: of the object.
+            data: its bytes.
+            copies: whether to copy them, lest they change until then.
+        """
+        if not self.has(name) and self.has_room(len(data)):
+            self._begin(name, bytes(data) if copies else data)
+
+    def has(self, name: str) -> bool:
+        """Return whether an object is here, or on its way."""
+        return self.directory.find(name) is not None or name in self.under_way
+
+    def has_room(self, size_bytes: int, *, reserved_bytes: int = 0) -> bool:
+        """Return whether a copy of an object may wait; if not, that counts as declined.
+
+        Args:
+            size_bytes: of the object.
+            reserved_bytes: of copies that are announced and not here.
+        """
+        has_room = self._fits(size_bytes, reserved_bytes)
+        self.tally.declined += not has_room
+        return has_room
+
+    def _rebuild(self, name: str, data: memoryview) -> None:
+        """Put the lost shards of an object that is here away again; if there is room for a copy."""
+        is_here = self.directory.find(name, is_use=False) is not None
+        if is_here and name not in self.under_way and self._fits(len(data)):
+            self._begin(name, bytes(data))
+
+    def drop(self, name: str) -> None:
+        """Forget an object, also one that is being written. Its shards are deleted when their nodes are written to."""
+        if name in self.under_way:
+            self.under_way[name].cancel()
+        self.directory.forget(name)
+
+    def close(self) -> None:
+        """Take no more."""
+        self._is_closed = True
+
+    def _fits(self, size_bytes: int, reserved_bytes: int = 0) -> bool:
+        pending_bytes = self.tally.pending_bytes + reserved_bytes
+        limit_bytes = min(self._config.max_object_bytes, self._config.pending_bytes - pending_bytes)
+        return not self._is_closed and size_bytes <= limit_bytes
+
+    def _begin(self, name: str, data: bytes | memoryview) -> None:
+        self.tally.pending_bytes += len(data)
+        writing = self.under_way[name] = self._spawn(self._write(name, data))
+        writing.add_done_callback(lambda _: self._ended(name, len(data)))
+
+    def _ended(self, name: str, size_bytes: int) -> None:
+        del self.under_way[name]
+        self.tally.pending_bytes -= size_bytes
+
+    async def _write(self, name: str, data: bytes | memoryview) -> None:
+        async with self._turns:
+            is_repair = self.directory.find(name, is_use=False) is not None
+            await self.meet_nodes()
+            placement = self.directory.place(name, self._rng)
+            stored = 0
+            if placement is not None:
+                self.tally.evicted += placement.evicted
+                stored = await self._write_shards(name, data, placement.nodes)
+            if is_repair:
+                self.tally.rebuilt += stored
+            elif self.directory.find(name, is_use=False) is not None:
+                self.tally.stored += 1
+            else:
+                self.tally.declined += 1
+
+    async def _write_shards(self, name: str, data: bytes | memoryview, nodes: Mapping[int, int]) -> int:
+        """Write shards of an object to the nodes that are reserved, by position; return how many took theirs."""
+        code = self._config.code
+        ids = {at: ShardId(name, code.data, code.parity, at) for at in nodes}
+        try:
+            shards = code.views(memoryview(data))
+            if max(nodes, default=0) >= code.data:
+                parity = [memoryview(bytearray(code.shard_bytes(len(data)))) for _ in range(code.parity)]
+                await in_thread(lambda _: encode(memoryview(data), code, parity))
+                shards += parity
+            async with task_group() as group:
+                tasks = [group.create_task(self._write_shard(nodes[at], ids[at], shards[at])) for at in nodes]
+            return sum(task.result() for task in tasks)
+        finally:
+            for at, node in nodes.items():
+                self.directory.release(node, ids[at])
+
+    async def _write_shard(self, number: int, shard: ShardId, payload: memoryview) -> bool:
+        node = self._nodes[number]
+        try:
+            await self._delete(node)
+            evicted = await node.set(shard, payload)
+        except StoreError as error:
+            _log.debug("%s does not take a shard: %s", node.name, error)
+            return False
+        for each in evicted or ():
+            self.directory.dropped(number, each)
+        return evicted is not None and self.directory.stored(number, shard)
+
+    async def _delete(self, node: Node) -> None:
+        """Delete what is to be deleted at a node; after an error, what was not deleted remains to be."""
+        async with self._deleting[node.number]:  # lest a shard is put there again before a second order to delete it
+            while page := self.directory.tombstones(node.number, LISTED_AT_ONCE):
+                await node.delete(page)
+                self.directory.deleted(node.number, page)
+
+    async def meet_nodes(self) -> None:
+        """Wake nodes whose limit is not known yet."""
+        async with task_group() as group:
+            for node in self._nodes:
+                if not node.limit_bytes and node.membership.state is not State.GONE:
+                    group.create_task(self._greet(node))
+
+    async def _greet(self, node: Node) -> None:
+        try:
+            await node.ping()
+        except TransientError as error:
+            _log.debug("%s does not say how much it holds: %s", node.name, error)
