@@ -1,7 +1,6 @@
-"""Packing: samples in, super-samples in a store, and a manifest at the very end; resumable after a kill at any point.
+"""Packs samples into super-samples and commits a manifest at the end; resumable after a kill at any point.
 
-:mod:`~stoker._pack.packer` is the face; :mod:`~stoker._pack.plan` decides which run a pack is,
-:mod:`~stoker._pack.run` carries it out, and :mod:`~stoker._pack.record` has what is known of a run after a
-kill. Runs that functions packed are kept in a :mod:`~stoker._pack.catalog` until :mod:`~stoker._pack.merge` commits
-them.
+:mod:`~stoker._pack.packer` has the public classes; :mod:`~stoker._pack.plan` decides whether a pack starts or resumes a
+run, :mod:`~stoker._pack.run` performs it, and :mod:`~stoker._pack.record` stores what is needed to resume it. A
+:mod:`~stoker._pack.catalog` keeps the runs that functions packed until :mod:`~stoker._pack.merge` commits them.
 """

@@ -1,12 +1,13 @@
-"""Packing: samples in, super-samples into a store, and a manifest at the very end.
+"""Packs samples into super-samples in a store, and commits a manifest at the end.
 
-Which run a pack is, is decided in :mod:`stoker._pack.plan`; :mod:`stoker._pack.run` carries it out. Super-samples are
-uploaded side by side and counted in order: those without a gap from the first are the run's durable prefix. The run's
-record tells it, rewritten when the prefix has grown by a sixteenth, so that the records' bytes stay proportional to the
-manifest's. A resumed pack cuts the prefix again and compares it with the record instead of uploading it, so a source
-that changed meanwhile is found at the first super-sample that differs.
+:mod:`stoker._pack.plan` decides whether a pack starts a new run or resumes one; :mod:`stoker._pack.run` performs it.
+Super-samples are uploaded concurrently and counted in order: the ones from the first up to the first gap are the run's
+durable prefix. The run's record stores this prefix. It is rewritten each time the prefix has grown by a sixteenth, so
+the bytes written for records stay proportional to the manifest's size. A resumed pack builds the prefix again and
+compares it with the record instead of uploading it, so it detects a changed source at the first super-sample that
+differs.
 
-An object is only ever written where there is none, and the manifest comes last: nothing that can be read changes.
+Objects are never overwritten, and the manifest is written last, so readers of the data set see no partial change.
 """
 
 from __future__ import annotations
@@ -44,8 +45,14 @@ __all__ = ["AsyncPacker", "PackConfig", "PackProgress", "Packer"]
 class AsyncPacker:
     """Packs samples into a store that the caller opened and closes.
 
-    ``async with`` plans the pack on entry and commits it on a clean exit. On an error nothing is committed; what was
-    packed stays, and the next pack of the same source resumes it. A write that is cancelled has taken its sample.
+    ``async with`` plans the pack on entry and commits it on a clean exit. On an error nothing is committed; the
+    uploaded super-samples stay, and the next pack of the same source resumes from them. If a write is cancelled, its
+    sample has still been packed.
+
+    Args:
+        store: destination of the data set.
+        config: schema, mode and limits of the pack.
+        on_progress: called with the durable progress each time it grows.
     """
 
     def __init__(
@@ -54,12 +61,12 @@ class AsyncPacker:
         self._store = RetryingStore(store, config.retry)
         self._config = config
         self._on_progress = on_progress
-        self._plan: PackPlan  # of an open packer, as is the run
+        self._plan: PackPlan  # set, like the run, while the packer is open
         self._run: RunWriter | None = None
         self._is_ended = False
         self._commit_lock = asyncio.Lock()
         self.manifest: Manifest | None = None
-        """The version that has the samples, once it is committed."""
+        """The committed version; None before the commit."""
 
     async def __aenter__(self) -> AsyncPacker:
         plan = self._plan = await plan_pack(self._store, self._config)
@@ -69,22 +76,22 @@ class AsyncPacker:
         run = RunWriter(
             self._store, cutter, plan.record, plan.journal, self._on_progress, concurrency=config.concurrency
         )
-        await run.begin()  # so that a missing permission is told before the source is read, too
+        await run.begin()  # also reports a missing permission before the source is read
         if plan.journal.recorded is not None and not config.single_writer:
             await self._check_conditions(plan.journal.recorded, is_resumed=is_resumed)
         self._run = run
         return self
 
     async def _check_conditions(self, record: PackRecord, *, is_resumed: bool) -> None:
-        """Write the record again as if it were new, which the store must refuse."""
+        """Write the record again on the condition that it does not exist, which the store must refuse."""
         if await self._store.keeps_conditions(record_key(record.run), record.to_bytes()):
             return
         if not is_resumed:
             await self._store.delete(record_key(record.run))
         raise StoreError(
-            f"{self._store.url} ignores If-None-Match: it replaced an object that was to be written only if there is "
-            "none, so of two packs at the same time one would be lost; use a store with conditional writes (Amazon S3, "
-            "Google Cloud Storage, R2, a newer version of the server) or, if nobody else writes to the data set "
+            f"{self._store.url} ignores If-None-Match: it replaced an existing object although the request forbade it, "
+            "so of two packs at the same time one would be lost; use a store with conditional writes (Amazon S3, "
+            "Google Cloud Storage, R2, a newer version of the server) or, if nothing else writes to the data set "
             "meanwhile, single_writer=True (stoker pack --single-writer)"
         )
 
@@ -103,11 +110,14 @@ class AsyncPacker:
 
     @property
     def durable_samples(self) -> int:
-        """How many samples an earlier, unfinished pack of the same source left durable."""
+        """Number of samples that an earlier, unfinished pack of the same source has stored durably."""
         return self._opened.record.samples
 
     def skip(self, samples: int) -> None:
-        """Leave out the samples that are durable, for a source that can start in the middle and vouches for itself.
+        """Skip the durable samples without comparing them, if the source can start in the middle and has not changed.
+
+        Args:
+            samples: number of samples to skip; must equal ``durable_samples``.
 
         Raises:
             ConfigError: ``samples`` is not ``durable_samples``, or a sample was written already.
@@ -121,12 +131,12 @@ class AsyncPacker:
         """Pack one sample; waits while ``concurrency`` uploads run and another super-sample is ready.
 
         Args:
-            sample: column name → value, exactly the schema's columns.
-            where: what to call the sample in an error beside its number, such as the file that it came from.
+            sample: column name → value, with exactly the schema's columns.
+            where: origin of the sample for error messages, such as its file; shown beside the sample's number.
 
         Raises:
-            SchemaError: the sample does not fit the schema; it was not taken.
-            PackError: it is larger than a super-sample, or the source is not that of the pack that is resumed.
+            SchemaError: the sample does not fit the schema; it was not packed.
+            PackError: the sample is larger than a super-sample, or the source differs from that of the resumed pack.
             StoreError: an earlier upload failed.
         """
         if cut := self.cut(sample, where):
@@ -139,22 +149,22 @@ class AsyncPacker:
                 await self.write(sample, where)
 
     def cut(self, sample: Mapping[str, object], where: str = "") -> Cut | None:
-        """Do the part of :meth:`write` that needs no event loop: encode, and cut off a super-sample that is full."""
+        """Encode one sample and return the super-sample that it completed, if any: :meth:`write` without its I/O."""
         run = self._opened
         if self._is_ended:
             raise ConfigError("the pack is committed, or about to be; another one, with mode='append', can add to it")
         return run.cutter.add(sample, where)
 
     async def submit(self, cut: Cut) -> None:
-        """Do the rest of :meth:`write`: upload what was cut off, in the order it was cut."""
+        """Upload a super-sample that :meth:`cut` returned; call in the order in which they were returned."""
         await self._opened.submit(cut)
 
     async def commit(self) -> Manifest:
-        """Upload what is left, commit a manifest that has it, and return that.
+        """Upload the remaining samples, commit a manifest and return it.
 
         Raises:
-            DatasetExistsError: ``create``, and another process was first.
-            PackError: no sample was written; or fewer than the resumed pack had; or another process committed the
+            DatasetExistsError: the mode is ``create`` and another process created the data set first.
+            PackError: no sample was written, or fewer than the resumed pack had, or another process committed the
                 same run.
         """
         self._is_ended = True
@@ -166,7 +176,7 @@ class AsyncPacker:
         await run.complete()
         if not run.packed:
             await self._store.delete(record_key(run.record.run))
-            raise PackError("nothing was packed, the source is empty; no version of a data set was made")
+            raise PackError("nothing was packed, the source is empty; no version of a data set was committed")
         packed = run.manifest(run.packed)
         base: Manifest | None = None
 
@@ -179,7 +189,7 @@ class AsyncPacker:
         await run.committed(manifest.version)
         if run.record.mode == "overwrite" and base is not None and base is not manifest:
             _log.warning(
-                "%s was overwritten; version %d, %s, stays for what reads it. Its space is freed with: "
+                "%s was overwritten; version %d (%s) stays for its readers. To free its space: "
                 "stoker gc --keep-versions 1 --delete %s",
                 url, base.version, format_bytes(base.size_bytes), url,
             )  # fmt: skip
@@ -187,7 +197,7 @@ class AsyncPacker:
         return manifest
 
     def describe(self) -> str:
-        """Return how far the pack has come."""
+        """Return the pack's state as one line of text."""
         if self.manifest is not None:
             return f"committed version {self.manifest.version} with {counted(self.manifest.samples, 'sample')}"
         if self._run is None:
@@ -214,32 +224,45 @@ _HINTS = {
     "maxsize": "use super_sample_bytes=",
     "size_limit": "use super_sample_bytes=",
     "chunk_bytes": "use super_sample_bytes=",
-    "compression": "values are stored as they are; compress those of Bytes columns before they are written",
+    "compression": "values are stored as they are; compress the values of Bytes columns before you write them",
 }
 
 
 @explain_arguments("Packer", _HINTS)
 class Packer:
-    """Packs samples into the data set at a URL; :class:`AsyncPacker` for callers without an event loop.
+    """Packs samples into the data set at a URL.
 
-    ``with stoker.Packer(url, schema=...) as packer: packer.write(sample)``. Samples are encoded in the calling thread,
-    uploads run on a background thread. Any thread may call any method; one call runs at a time, and samples lie in the
-    data set in the order of the calls.
+    A clean end of the ``with`` block commits the data set. On an error nothing is committed; the uploaded super-samples
+    stay, and the next pack of the same source resumes from them. Samples are encoded in the calling thread; a
+    background thread uploads them. Any thread may call any method; calls run one at a time, and the data set has the
+    samples in the order of the calls.
 
     Args:
-        url: a path, or a ``file://``, ``s3://``, ``gs://`` or ``memory://`` URL.
-        schema: column name → column.
-        super_sample_bytes: limit of a super-sample's data.
-        mode: ``create`` a data set where there is none, ``append`` to one, or ``overwrite`` what is there, if anything;
-            see :class:`PackConfig`.
-        source: what names the samples; see :class:`PackConfig`.
-        options: of the store, if it takes any.
-        single_writer: nobody else writes to the data set meanwhile, for stores without conditional writes.
+        url: destination: a path, or a ``file://``, ``s3://``, ``gs://`` or ``memory://`` URL.
+        schema: column name → column type, such as ``{"image": stoker.Bytes(), "label": stoker.Array("int32")}``.
+        super_sample_bytes: maximum size of a super-sample's data, in bytes, at most 32 MiB.
+        mode: ``create`` a new data set, ``append`` to an existing one, or ``overwrite`` any existing one with the new
+            samples alone. Readers of earlier versions are not affected.
+        source: name of the samples, such as a fingerprint of their files. The next pack with the same source, schema
+            and size resumes an unfinished one. By default a pack that creates is named by the URL, and one that
+            appends or overwrites has no name and is never resumed.
+        options: options of the store, such as :class:`stoker.S3Options`.
+        single_writer: whether nothing else writes to the data set meanwhile, which permits stores without conditional
+            writes.
 
     Raises:
-        ConfigError: an argument is wrong.
-        SchemaError: the schema is.
-        StoreError: on entry, the store ignores conditions on writes.
+        ConfigError: an argument is invalid.
+        SchemaError: the schema is invalid.
+        StoreError: on entry, the store ignores conditions on writes; see ``single_writer``.
+
+    Example:
+        >>> import numpy as np, stoker
+        >>> schema = {"image": stoker.Array("uint8", (32, 32, 3)), "label": stoker.Array("int32")}
+        >>> with stoker.Packer("memory://example/packer", schema=schema) as packer:
+        ...     for label in range(10):
+        ...         packer.write({"image": np.zeros((32, 32, 3), np.uint8), "label": label})
+        >>> packer.manifest.samples
+        10
     """
 
     def __init__(
@@ -263,7 +286,7 @@ class Packer:
         self._store = open_store(url, options=options)
         self._packer = AsyncPacker(self._store, config)
         self._thread = LoopThread("stoker-pack")
-        self._lock = threading.Lock()  # what was cut first must be submitted first
+        self._lock = threading.Lock()  # super-samples must be submitted in the order in which they were cut
 
     def __enter__(self) -> Packer:
         try:
@@ -298,21 +321,38 @@ class Packer:
 
     @property
     def durable_samples(self) -> int:
-        """How many samples an earlier, unfinished pack of the same source left durable."""
+        """Number of samples that an earlier, unfinished pack of the same source has stored durably."""
         return self._packer.durable_samples
 
     @property
     def manifest(self) -> Manifest | None:
-        """The version that has the samples, once it is committed."""
+        """The committed version of the data set; None before the commit."""
         return self._packer.manifest
 
     def skip(self, samples: int) -> None:
-        """Leave out the durable samples; see :meth:`AsyncPacker.skip`."""
+        """Skip the durable samples instead of writing them again for comparison.
+
+        Args:
+            samples: number of samples that the caller skips in its source; must equal ``durable_samples``.
+
+        Raises:
+            ConfigError: ``samples`` is not ``durable_samples``, or a sample was written already.
+        """
         with self._lock:
             self._packer.skip(samples)
 
     def write(self, sample: Mapping[str, object], where: str = "") -> None:
-        """Pack one sample; see :meth:`AsyncPacker.write`."""
+        """Pack one sample; waits while uploads are behind.
+
+        Args:
+            sample: column name → value, with exactly the schema's columns.
+            where: origin of the sample for error messages, such as its file; shown beside the sample's number.
+
+        Raises:
+            SchemaError: the sample does not fit the schema; it was not packed.
+            PackError: the sample is larger than a super-sample, or the source differs from that of the resumed pack.
+            StoreError: an earlier upload failed.
+        """
         with self._lock:
             if cut := self._packer.cut(sample, where):
                 self._thread.run(self._packer.submit(cut))
@@ -321,7 +361,7 @@ class Packer:
         """Pack every sample of an iterable, or of a source of raw objects.
 
         Args:
-            samples: mappings of column name → value; or a :class:`stoker.abc.Source`, which is read from its start.
+            samples: iterable of mappings column name → value, or a :class:`stoker.abc.Source`, read from its start.
         """
         if isinstance(samples, Source):
             with self._lock:
@@ -331,7 +371,7 @@ class Packer:
             self.write(sample)
 
     def commit(self) -> Manifest:
-        """Upload what is left, commit a manifest that has it, and return that; the clean end of ``with`` does so."""
+        """Upload the remaining samples, commit a manifest and return it, as the end of the ``with`` block does."""
         with self._lock:
             return self._thread.run(self._packer.commit())
 

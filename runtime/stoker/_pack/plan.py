@@ -1,4 +1,4 @@
-"""Deciding, before anything is packed, which run a pack is: a new one, or an unfinished one to resume."""
+"""Decides, before anything is packed, whether a pack starts a new run or resumes an unfinished one."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackConfig:
-    """What to pack, and how.
+    """Configuration of a pack.
 
     Attributes:
-        schema: the columns of every sample.
-        mode: ``create`` a data set where there is none, ``append`` to one, or ``overwrite`` what is there, if anything:
-            the version that is committed has the new samples alone, of whatever schema. Earlier versions stay as they
-            are, so that what reads them goes on, until ``stoker gc --keep-versions`` takes them.
-        super_sample_bytes: limit of a super-sample's data, at most 32 MiB; a header of a few hundred bytes is added.
-        source: what names the samples, such as a fingerprint of the files they come from. A pack that did not finish
-            is resumed by the next one of the same source, schema and size. By default, what creates a data set is named
-            by the URL, and what appends or overwrites has no name: it is never resumed, and two of them never meet.
-        concurrency: uploads at once. Memory is this many super-samples, and the one under construction.
-        retry: of every request.
-        single_writer: nobody else writes to the data set meanwhile, which a store without conditional writes needs; it
-            is not asked whether it has them then.
+        schema: columns of every sample.
+        mode: ``create`` a new data set, ``append`` to an existing one, or ``overwrite`` any existing one: the committed
+            version then has the new samples alone, with any schema. Earlier versions stay readable until
+            ``stoker gc --keep-versions`` deletes them.
+        super_sample_bytes: maximum size of a super-sample's data, in bytes, at most 32 MiB; a header of a few hundred
+            bytes is added.
+        source: name of the samples, such as a fingerprint of their files. The next pack with the same source, schema
+            and size resumes an unfinished one. By default a pack that creates is named by the URL, and one that
+            appends or overwrites has no name: it is never resumed and shares no objects with another.
+        concurrency: maximum number of concurrent uploads. Memory holds this many super-samples and the one under
+            construction.
+        retry: retry policy of every request.
+        single_writer: whether nothing else writes to the data set meanwhile. A store without conditional writes needs
+            this; the store's conditional writes are then not checked.
     """
 
     schema: Schema
@@ -71,13 +73,13 @@ def _is_integer(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
-    """Which run a pack is.
+    """The run that a pack starts or resumes.
 
     Attributes:
         dataset: id of the data set.
-        record: the run's record; its prefix is durable.
-        journal: of the run; it has a record already if the run is resumed.
-        is_in_manifest: an earlier process committed the run and died before its record said so.
+        record: record of the run, with its durable prefix.
+        journal: journal of the run; has a record already if the run is resumed.
+        is_in_manifest: whether an earlier process committed the run and died before it updated the record.
     """
 
     dataset: str
@@ -87,13 +89,13 @@ class PackPlan:
 
 
 async def plan_pack(store: Store, config: PackConfig) -> PackPlan:
-    """Return which run a pack of ``config`` to ``store`` is.
+    """Return the run that a pack of ``config`` to ``store`` starts or resumes.
 
     Raises:
-        DatasetExistsError: ``create``, and there is a data set.
-        NotFoundError: ``append``, and there is none.
-        SchemaError: ``append``, and the data set has another schema.
-        PackError: what is there does not allow to go on; the message says what to do.
+        DatasetExistsError: the mode is ``create`` and the data set exists.
+        NotFoundError: the mode is ``append`` and there is no data set.
+        SchemaError: the mode is ``append`` and the data set has another schema.
+        PackError: the state of the store does not allow the pack; the message says what to do.
     """
     base = await versions.newest_manifest(store)
     if config.mode == "append":
@@ -112,7 +114,7 @@ async def plan_pack(store: Store, config: PackConfig) -> PackPlan:
 
 
 def _begun(store: Store, config: PackConfig, identity: str, base: Manifest | None, tags: Mapping[str, str]) -> PackPlan:
-    """Return the plan of a new run on top of ``base``, where records are under the keys of ``tags``."""
+    """Return the plan of a new run on top of ``base``; ``tags`` maps the key of each existing record to its tag."""
     run = run_id(identity, 0 if base is None else base.version)
     source = config.source if config.source is not None else store.url
     return PackPlan(
@@ -124,17 +126,17 @@ def _begun(store: Store, config: PackConfig, identity: str, base: Manifest | Non
 
 
 def successor(plan: PackPlan, packed: Manifest, base: Manifest | None, url: str) -> Manifest:
-    """Return the version that follows ``base``: with the plan's run, for :func:`stoker._format.versions.commit`.
+    """Return the version that adds the plan's run to ``base``, for :func:`stoker._format.versions.commit`.
 
     Args:
-        plan: of the pack.
-        packed: all that it packed, as a manifest of its own.
-        base: the newest version, None if there is none.
-        url: of the store, for messages.
+        plan: plan of the pack.
+        packed: manifest of the pack's own super-samples.
+        base: newest version, None if there is none.
+        url: URL of the store, for messages.
 
     Raises:
-        DatasetExistsError: the run was to create the data set, and another process was first.
-        PackError: another process committed the same run, or the data set was deleted, or overwritten with other
+        DatasetExistsError: the run was to create the data set, and another process created it first.
+        PackError: another process committed the same run, or the data set was deleted or overwritten with other
             columns.
     """
     record = plan.record
@@ -160,7 +162,7 @@ def successor(plan: PackPlan, packed: Manifest, base: Manifest | None, url: str)
 
 
 def _identity(store: Readable, config: PackConfig, base: Manifest | None) -> str:
-    """Return the hash of what is packed: the same again is the same pack, anything else is another."""
+    """Return the hash that identifies a pack: equal for the same samples, mode, schema and size, else different."""
     if config.source is not None:
         source = ["source", config.source]
     else:
@@ -171,11 +173,11 @@ def _identity(store: Readable, config: PackConfig, base: Manifest | None) -> str
 
 
 def check_can_append(store: Readable, schema: Schema, base: Manifest | None) -> Manifest:
-    """Return ``base``, the newest version, or raise what keeps samples of ``schema`` from being added to it.
+    """Return ``base``, the newest version, if samples of ``schema`` can be added to it.
 
     Raises:
-        NotFoundError: there is none.
-        SchemaError: it has other columns.
+        NotFoundError: there is no data set.
+        SchemaError: the data set has other columns.
     """
     if base is None:
         raise NotFoundError(
@@ -183,7 +185,7 @@ def check_can_append(store: Readable, schema: Schema, base: Manifest | None) -> 
         )
     if base.schema != schema:
         raise SchemaError(
-            f"the samples are not as those of the data set at {store.url}: they have "
+            f"the samples do not have the columns of the data set at {store.url}: they have "
             f"{schema_difference(base.schema, schema)}; "
             "append samples with the data set's own columns, in their order"
         )
@@ -191,10 +193,10 @@ def check_can_append(store: Readable, schema: Schema, base: Manifest | None) -> 
 
 
 def check_can_create(store: Readable, base: Manifest | None, records: list[PackRecord]) -> None:
-    """Raise what keeps a data set from being created where ``records`` are those of packs before.
+    """Check that a data set can be created where earlier packs left ``records``; log the unfinished ones.
 
     Raises:
-        DatasetExistsError: there is one, or there was one that has lost its manifest.
+        DatasetExistsError: there is a data set, or there was one that has lost its manifest.
     """
     if base is not None:
         raise _exists(store, base)
@@ -204,8 +206,8 @@ def check_can_create(store: Readable, base: Manifest | None, records: list[PackR
         )
     for record in records:
         _log.warning(
-            "%s has %s of an unfinished pack of another source, or of another size or schema (%.80s); "
-            "resume it, or give it up with: stoker gc --abandoned %s --delete %s",
+            "%s has %s of an unfinished pack with another source, size or schema (%.80s); "
+            "resume it, or delete it with: stoker gc --abandoned %s --delete %s",
             store.url,
             counted(len(record), "super-sample"),
             record.source,
@@ -228,7 +230,7 @@ async def _resumed(store: Store, record: PackRecord, tag: str, base: Manifest | 
     if is_in_manifest and record.state == "packing":
         raise PackError(
             f"an unfinished pack of this source ({counted(len(record), 'super-sample')}) was adopted into the data "
-            f"set at {store.url} by rebuild-manifest; pack what is missing under another name with source="
+            f"set at {store.url} by rebuild-manifest; pack the missing samples under another name with source="
         )
     if base is not None and record.mode == "create" and not is_in_manifest:
         raise _exists(store, base)
@@ -238,7 +240,7 @@ async def _resumed(store: Store, record: PackRecord, tag: str, base: Manifest | 
 
 
 async def still_stored(store: Readable, record: PackRecord, dataset: str) -> PackRecord:
-    """Return the record of an unfinished run, without its prefix where objects of that are no longer in the store."""
+    """Return the record of an unfinished run, without its prefix if objects of the prefix are missing in the store."""
     if record.prefix is None or await _is_stored(store, record.prefix, dataset):
         return record
     _log.warning(
@@ -248,7 +250,7 @@ async def still_stored(store: Readable, record: PackRecord, dataset: str) -> Pac
 
 
 async def _is_stored(store: Readable, prefix: Manifest, dataset: str) -> bool:
-    """Return whether every object of a record's prefix is in the store as it was written."""
+    """Return whether every object of a record's prefix is in the store with its recorded size and tag."""
     run = prefix.runs[0].run
     stored = {info.key: info async for info in RetryingReader(store).list(f"data/{run}/")}
     found = (stored.get(prefix.key(row)) for row in range(len(prefix)))
@@ -259,7 +261,7 @@ async def _is_stored(store: Readable, prefix: Manifest, dataset: str) -> bool:
 
 
 def schema_difference(there: Schema, given: Schema) -> str:
-    """Return, in one line, how the schema ``given`` differs from that of the data set; empty if it does not."""
+    """Return, in one line, how the schema ``given`` differs from the data set's schema; empty if it does not."""
     return _listed(_differences(there, given))
 
 
@@ -283,8 +285,8 @@ def _difference(there: Column, given: Column) -> str:
     pairs = enumerate(zip_longest(our_classes, their_classes))
     number, (our_name, their_name) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
     return (
-        f"with {len(our_classes):,} classes, not {len(their_classes):,}, of which number {number} is the first to "
-        f"differ: {_shown(our_name)}, not {_shown(their_name)}"
+        f"with {len(our_classes):,} classes, not {len(their_classes):,}; the first that differs is number {number}: "
+        f"{_shown(our_name)}, not {_shown(their_name)}"
     )
 
 

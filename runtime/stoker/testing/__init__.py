@@ -1,7 +1,7 @@
-"""For tests of plug-ins: suites for stores, tiers, sources, eviction policies and executors; doubles; virtual time.
+"""Tests for plug-ins: suites for stores, tiers, sources, eviction policies and executors; test doubles; virtual time.
 
-A suite is a class of tests for pytest. Subclass it in a module of tests, under a name that begins with ``Test``, and
-override the method that creates the thing under test, or give the fixture that says where it is::
+A suite is a class of pytest tests. Subclass it in a test module, under a name that begins with ``Test``, and override
+the method that creates the object under test, or define the fixture that says where the store is::
 
     class TestMostRecentlyUsed(EvictionPolicyTests):
         def create_policy(self, oracle: NextUseOracle[str]) -> EvictionPolicy[str]:
@@ -12,10 +12,10 @@ override the method that creates the thing under test, or give the fixture that 
         def place(self, tmp_path: Path) -> StorePlace:
             return StorePlace(url=f"mine://{tmp_path}/bucket")
 
-The same suites run over all that stoker has of these kinds. What is known not to hold is told as a :class:`Deviation`,
-and skipped. Suites need no network. Doubles take their time from the loop, so :func:`run_virtual` runs hours of faults
-in milliseconds, the same way every time. A name is loaded when it is first used, and pytest with the suites alone
-(``pip install 'stoker[testing]'``).
+stoker runs the same suites over its own implementations. A store lists its known limitations as :class:`Deviation`
+members; the tests that depend on them are skipped. Suites need no network. Doubles take their time from the event loop,
+so :func:`run_virtual` runs hours of faults in milliseconds, with the same result every time. A name is imported when it
+is first used; only the suites import pytest (``pip install 'stoker[testing]'``).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from stoker.testing._store_places import Deviation, StorePlace, keys_of, read_range, run_with
     from stoker.testing._stores import StoreTests
     from stoker.testing._tiers import TierTests
-else:  # type checkers would take any name for one that __getattr__ has
+else:  # hidden from type checkers, which would accept any name because of __getattr__
 
     def __getattr__(name: str) -> Any:
         return load_name(__name__, name, _NAMES_OF)

@@ -1,4 +1,4 @@
-"""Stores that watch what is asked of them, and fail when they are told to."""
+"""Stores that record their operations and inject faults."""
 
 from __future__ import annotations
 
@@ -20,17 +20,27 @@ _FAULTS: dict[str, tuple[str, type[TransientError] | None]] = {
     "late": ("before", None),
     "reset": ("after", ConnectionLostError),
 }
-"""Fault → when it happens, and the error; None only takes time."""
+"""Fault → when it happens, and its error; without an error the operation is only delayed."""
 
 
 class WatchedStore(StoreWrapper):
-    """Passes everything on to another store, calling ``before`` and ``after`` around every operation.
+    """Forwards every operation to another store and calls ``before`` and ``after`` around it; subclass it for faults.
 
     Args:
-        store: what it passes on to.
+        store: store that performs the operations.
 
     Attributes:
-        calls: every operation so far, as ``"put data/…"``.
+        calls: every operation so far, such as ``"put data/…"``.
+
+    Example:
+        >>> import stoker
+        >>> from stoker.testing import WatchedStore, run_with
+        >>> store = WatchedStore(stoker.open_store("memory://example/watched"))
+        >>> async def check(store):
+        ...     await store.put("x", b"1")
+        >>> run_with(store, check)
+        >>> store.calls
+        ['put x']
     """
 
     def __init__(self, store: Store) -> None:
@@ -39,10 +49,16 @@ class WatchedStore(StoreWrapper):
         self.calls: list[str] = []
 
     async def before(self, number: int, operation: str, key: str) -> None:
-        """Fail, wait, or do nothing."""
+        """Called before an operation is forwarded; may wait or raise. Does nothing by default.
+
+        Args:
+            number: index of the operation, from 0.
+            operation: its name, such as ``"put"``.
+            key: its key; for ``list``, the prefix.
+        """
 
     async def after(self, number: int, operation: str, key: str) -> None:
-        """Fail, wait, or do nothing, when the operation has had its effect."""
+        """Called when an operation has had its effect; may wait or raise. Takes the arguments of :meth:`before`."""
 
     async def _perform(self, operation: Operation, key: str, request: Callable[[], Awaitable[T]]) -> T:
         number, name = len(self.calls), operation.lower()
@@ -61,12 +77,12 @@ class WatchedStore(StoreWrapper):
 
 
 class DyingStore(WatchedStore):
-    """Does ``lives`` operations; then it is as if the process had been killed: nothing has an effect any more.
+    """Performs ``lives`` operations and then fails all others, as if the process had been killed.
 
     Args:
-        store: what it passes on to.
-        lives: how many operations succeed.
-        late: whether the one that dies has its effect first.
+        store: store that performs the operations.
+        lives: number of operations that succeed.
+        late: whether the first operation that fails has its effect before it fails.
     """
 
     def __init__(self, store: Store, lives: int, *, late: bool) -> None:
@@ -76,27 +92,27 @@ class DyingStore(WatchedStore):
 
     @property
     def is_dead(self) -> bool:
-        """Whether more was asked than it has lives for."""
+        """Whether an operation has failed."""
         return len(self.calls) > self.lives
 
     async def before(self, number: int, operation: str, key: str) -> None:
-        """Fail, if it is time to."""
+        """Raise if no lives are left."""
         if number > self.lives or (number == self.lives and not self.late):
             raise StoreError("the process is dead")
 
     async def after(self, number: int, operation: str, key: str) -> None:
-        """Fail, if it is time to."""
+        """Raise if this is the first operation without a life."""
         if number == self.lives:
             raise StoreError("the process is dead")
 
 
 class FlakyStore(WatchedStore):
-    """Fails its ``at``-th operation once, with an error that may be retried.
+    """Fails one operation with an error that may be retried.
 
     Args:
-        store: what it passes on to.
-        at: which operation, from 0.
-        late: whether it has its effect first, so that only the answer is lost.
+        store: store that performs the operations.
+        at: index of the operation that fails, from 0.
+        late: whether the operation has its effect before it fails, so that only the response is lost.
     """
 
     def __init__(self, store: Store, at: int, *, late: bool) -> None:
@@ -105,53 +121,56 @@ class FlakyStore(WatchedStore):
         self.late = late
 
     async def before(self, number: int, operation: str, key: str) -> None:
-        """Fail, if it is time to."""
+        """Raise before operation ``at``, unless ``late``."""
         if number == self.at and not self.late:
             raise ServerError("try again")
 
     async def after(self, number: int, operation: str, key: str) -> None:
-        """Fail, if it is time to."""
+        """Raise after operation ``at``."""
         if number == self.at:
-            raise ServerError("the answer was lost")
+            raise ServerError("the response was lost")
 
 
 class FaultyStore(WatchedStore):
-    """Fails by chance, as a bucket does; the same operations on every run.
+    """Fails operations at random, as a bucket does; a seed makes the same operations fail on every run.
 
     Args:
-        store: what it passes on to.
-        probability: of each fault, per operation: ``throttle`` and ``error`` are answers, before which nothing happens;
-            ``reset`` loses the answer of an operation that has had its effect; ``late`` takes ``late_seconds`` longer.
-        seed: of what is drawn.
+        store: store that performs the operations.
+        probability: fault → probability per operation, from 0 to 1. ``throttle`` and ``error`` fail before the
+            operation has an effect; ``reset`` fails after it; ``late`` delays the operation by ``late_seconds``.
+        seed: seed of the random numbers.
         late_seconds: delay of a late operation, in seconds of the event loop.
 
     Attributes:
-        faults: how many there were, by kind.
+        faults: fault → how often it was injected.
 
     Example:
-        >>> async def main() -> Counter[str]:
-        ...     faulty = FaultyStore(open_store("memory://test"), {"throttle": 0.2, "reset": 0.1})
-        ...     await RetryingStore(faulty).put("x", b"1")
+        >>> import stoker
+        >>> from stoker.testing import FaultyStore, run_virtual
+        >>> async def main():
+        ...     faulty = FaultyStore(stoker.open_store("memory://example/faulty"), {"late": 1.0})
+        ...     await faulty.put("x", b"1")
         ...     return faulty.faults
-        >>> faults = run_virtual(main())
+        >>> run_virtual(main())
+        Counter({'late': 1})
     """
 
     def __init__(
         self, store: Store, probability: Mapping[str, float], *, seed: int = 0, late_seconds: float = 2.0
     ) -> None:
         if unknown := probability.keys() - _FAULTS.keys():
-            raise ConfigError(f"there are no faults {', '.join(sorted(unknown))}; give of {', '.join(_FAULTS)}")
+            raise ConfigError(f"unknown faults: {', '.join(sorted(unknown))}; use {', '.join(_FAULTS)}")
         super().__init__(store)
         self.faults = Counter[str]()
         self._probability, self._late_seconds = dict(probability), late_seconds
         self._random = random.Random(seed)  # noqa: S311 - repeatable, not secret
 
     async def before(self, number: int, operation: str, key: str) -> None:
-        """Refuse, or wait, as was drawn."""
+        """Raise or wait if the random numbers say so."""
         await self._happen("before", key)
 
     async def after(self, number: int, operation: str, key: str) -> None:
-        """Lose the answer, as was drawn."""
+        """Raise in place of the response if the random numbers say so."""
         await self._happen("after", key)
 
     async def _happen(self, when: str, key: str) -> None:
@@ -160,5 +179,5 @@ class FaultyStore(WatchedStore):
                 continue
             self.faults[name] += 1
             if kind is not None:
-                raise kind(f"{self.url}/{key}: {name}, by chance")
+                raise kind(f"{self.url}/{key}: injected fault {name!r}")
             await asyncio.sleep(self._late_seconds)

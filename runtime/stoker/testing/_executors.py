@@ -1,4 +1,4 @@
-"""What every executor must do."""
+"""The contract of executors, as tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def _echo(event: Mapping[str, Any], *_: object) -> dict[str, Any]:
 
 
 async def _fail(event: Mapping[str, Any], *_: object) -> dict[str, Any]:
-    """Raise the error of the class named, of stoker or builtin."""
+    """Raise the error of :mod:`stoker.errors` that the event names, RuntimeError if it names another."""
     kind = getattr(errors, event["type"], RuntimeError)
     raise kind(event["message"])
 
@@ -42,26 +42,32 @@ async def _hang(event: Mapping[str, Any], *_: object) -> dict[str, Any]:
 CONTRACT_FUNCTIONS: Mapping[str, str] = {
     function.__name__[1:]: f"{__name__}:{function.__name__}" for function in (_echo, _fail, _chatter, _listed, _hang)
 }
-"""The functions that the suite calls: name → ``module:function``, each ``async def (event, deployment, deadline)``."""
+"""Functions that the executor suite calls: name → ``module:function``, ``async def (event, deployment, deadline)``."""
 
 
 async def _error(call: Awaitable[object]) -> StokerError:
-    """Return the error that a call ends with."""
+    """Return the error that a call raises."""
     try:
         answer = await call
     except StokerError as error:
         return error
-    raise AssertionError(f"the call ended well, with {answer}")
+    raise AssertionError(f"the call returned {answer}, but it must raise an error")
 
 
 class ExecutorTests:
-    """The tests of an :class:`~stoker.abc.Executor`, which runs the functions in :data:`CONTRACT_FUNCTIONS`.
+    """The tests of an :class:`~stoker.abc.Executor` that runs the functions in :data:`CONTRACT_FUNCTIONS`.
 
     Override :meth:`create_executor`. Each test enters an executor of its own.
+
+    Example:
+        >>> from stoker.testing import CONTRACT_FUNCTIONS, ExecutorTests
+        >>> class TestMyExecutor(ExecutorTests):
+        ...     def create_executor(self):
+        ...         return MyExecutor(CONTRACT_FUNCTIONS)
     """
 
     def create_executor(self) -> Executor:
-        """Return an executor that has not been entered, and that finds the functions of the suite by their names."""
+        """Return an executor, not yet entered, that finds the suite's functions by their names."""
         raise NotImplementedError("override create_executor in your test class")
 
     def _run(self, check: Callable[[Executor], Awaitable[None]]) -> None:
@@ -137,7 +143,7 @@ class ExecutorTests:
     def test_a_function_that_is_not_there_is_a_final_error(self) -> None:
         async def check(executor: Executor) -> None:
             error = await _error(executor.call("nobody", {}))
-            assert not isinstance(error, TransientError), f"{error!r} says that the same call may succeed later"
+            assert not isinstance(error, TransientError), f"{error!r} is transient, so the call would be retried"
 
         self._run(check)
 

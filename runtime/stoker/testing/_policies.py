@@ -1,4 +1,4 @@
-"""What every eviction policy must do."""
+"""The contract of eviction policies, as tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NEVER = 1 << 60
 
 
 class _Requests:
-    """An oracle of a fixed sequence of requests, which moves on as they are made."""
+    """A next-use oracle over a fixed sequence of requests; iterating over it advances the present."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys, self.present = keys, -1
@@ -22,7 +22,7 @@ class _Requests:
         return next((time for time in later if self._keys[time] == key), _NEVER)
 
     def __iter__(self) -> Iterator[str]:
-        for self.present, key in enumerate(self._keys):  # noqa: B020 - the present moves on
+        for self.present, key in enumerate(self._keys):  # noqa: B020 - advances the present
             yield key
 
 
@@ -30,15 +30,21 @@ class EvictionPolicyTests:
     """The tests of an :class:`~stoker.abc.EvictionPolicy`.
 
     Override :meth:`create_policy`. The tests are deterministic and take well below a second.
+
+    Example:
+        >>> from stoker.testing import EvictionPolicyTests
+        >>> class TestMostRecentlyUsed(EvictionPolicyTests):
+        ...     def create_policy(self, oracle):
+        ...         return MostRecentlyUsed(oracle)
     """
 
     def create_policy(self, oracle: NextUseOracle[str]) -> EvictionPolicy[str]:
-        """Return a policy that no cache uses yet, as the entry point's function does.
+        """Return a new policy, as the entry point's function does.
 
         Args:
-            oracle: tells when keys are needed next.
+            oracle: predicts when each key is needed next.
         """
-        raise NotImplementedError(f"override create_policy in {type(self).__name__}: it makes a policy of {oracle}")
+        raise NotImplementedError(f"override create_policy in {type(self).__name__} to return a policy for {oracle}")
 
     def test_an_empty_cache_has_no_victims(self) -> None:
         assert list(self.create_policy(_Requests([])).victims("a")) == []
@@ -69,7 +75,7 @@ class EvictionPolicyTests:
         for key in requests:
             has_room = residents.used + sizes[key] <= residents.capacity
             if not residents.look_up(key):
-                assert residents.offer(key, sizes[key]) == [] or not has_room, "it evicts where there is room"
+                assert residents.offer(key, sizes[key]) == [] or not has_room, "it evicts although there is room"
             assert residents.used == sum(sizes[each] for each in residents) <= residents.capacity
             if rng.random() < 0.05:
                 residents.drop(rng.choice(sorted(residents)))
@@ -80,7 +86,7 @@ class EvictionPolicyTests:
             policy.added(key)
         before = list(policy.victims("e"))
         next(iter(policy.victims("e")), None)
-        assert list(policy.victims("e")) == before, "looking at victims changes them"
+        assert list(policy.victims("e")) == before, "iterating over the victims changes them"
 
     def test_a_key_that_was_removed_is_no_victim_and_may_come_back(self) -> None:
         policy = self.create_policy(_Requests([]))

@@ -1,4 +1,4 @@
-"""What every source must do."""
+"""The contract of sources, as tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.errors import PackError, StoreError
 
 
 async def _read(source: Source, start: int = 0) -> list[tuple[str, list[bytes]]]:
-    """Return the samples from a number on, as they would be packed."""
+    """Return the samples from number ``start`` on: the name and the encoded values of each."""
     schema = Schema(source.schema)
     async with aclosing(source.read(start)) as samples:
         return [_encoded(schema, sample) async for sample in samples]
@@ -30,18 +30,31 @@ def _encoded(schema: Schema, sample: Sample) -> tuple[str, list[bytes]]:
 
 
 class SourceTests:
-    """The tests of a :class:`~stoker.abc.Source`.
+    r"""The tests of a :class:`~stoker.abc.Source`.
 
-    Override :meth:`objects` and :meth:`open_source`. Each test has an event loop of its own, and the objects in a store
-    in memory.
+    Override :meth:`objects` and :meth:`open_source`. Each test has its own event loop and keeps the objects in a
+    memory store.
+
+    Example:
+        >>> from stoker.testing import SourceTests
+        >>> class TestJsonLines(SourceTests):
+        ...     def objects(self):
+        ...         return {"a.jsonl": b'{"label": 1}\n{"label": 2}\n'}
+        ...
+        ...     async def open_source(self, listing):
+        ...         return JsonLines(listing)
     """
 
     def objects(self) -> Mapping[str, bytes]:
-        """Return raw objects, key → content, that have at least two samples; none of them may be superfluous."""
+        """Return raw objects, key → content, that have at least two samples; every object must be needed."""
         raise NotImplementedError("override objects in your test class")
 
     async def open_source(self, listing: SourceListing) -> Source:
-        """Return the source of what was listed, as the entry point's function does."""
+        """Return the source of the listed objects, as the entry point's function does.
+
+        Args:
+            listing: store, URL and objects to read.
+        """
         raise NotImplementedError("override open_source in your test class")
 
     def _run(self, check: Callable[[Source, Store], Awaitable[Any]]) -> Any:
@@ -71,9 +84,9 @@ class SourceTests:
         async def check(source: Source, store: Store) -> Any:
             found = await _read(source)
             assert await _read(source) == found
-            return [values for _, values in found]  # names may have the URL of the store, which is another one
+            return [values for _, values in found]  # names may contain the URL of the store, which differs
 
-        assert self._run(check) == self._run(check), "another source of the same objects has other samples"
+        assert self._run(check) == self._run(check), "a second source of the same objects has other samples"
 
     def test_reading_begins_at_any_sample(self) -> None:
         async def check(source: Source, store: Store) -> None:
@@ -120,6 +133,6 @@ class SourceTests:
                         await _read(source)
                     except (PackError, StoreError):
                         return
-                    raise AssertionError(f"{key} was changed after it was listed; read it with its tag")
+                    raise AssertionError(f"the source did not notice that {key} changed; read it with its listed tag")
 
                 self._run(check)

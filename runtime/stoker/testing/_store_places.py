@@ -1,4 +1,4 @@
-"""Places where a store can be opened, and small steps that tests of stores take."""
+"""Where the store suite opens stores, and helper functions for tests of stores."""
 
 from __future__ import annotations
 
@@ -18,33 +18,39 @@ _serial = itertools.count()
 
 
 class Deviation(Enum):
-    """What a place is known to do otherwise than the suite wants; what depends on it is skipped."""
+    """Known limitations of a store; :class:`StoreTests` skips the tests that depend on them."""
 
     IGNORES_PRECONDITIONS = auto()
-    """Writes although ``if_absent`` or ``if_tag`` does not hold."""
+    """Writes even if ``if_absent`` or ``if_tag`` does not hold."""
     WRITES_WITHOUT_LOCK = auto()
-    """Of two conditional writers at the same time both may win."""
+    """Two concurrent conditional writes may both succeed."""
     REFUSES_EMPTY_OBJECTS = auto()
-    """Keeps no object of 0 bytes."""
+    """Cannot store an object of 0 bytes."""
     CUTS_KEYS_AT_SEMICOLONS = auto()
-    """Takes a semicolon for the end of a key."""
+    """Ends a key at its first semicolon."""
     LEAVES_404_UNEXPLAINED = auto()
-    """Tells a missing bucket from a missing object only where the manifest is asked for."""
+    """Distinguishes a missing bucket from a missing object only in reads of the manifest."""
     SLOW = auto()
-    """Takes a millisecond or more for a request, so that thousands are too many."""
+    """Takes a millisecond or more per request; tests make fewer requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorePlace:
-    """Where the suite opens stores.
+    """Where :class:`StoreTests` opens stores, and what is known of them.
 
     Attributes:
-        url: of a store; tests add a folder of their own to it.
-        missing_url: of a bucket that does not exist; empty if there can be no such thing.
-        options: for ``opener``; None for the default.
-        opener: opens the store at a URL; default :func:`stoker.open_store`, which finds installed plug-ins.
-        deviations: what is known not to hold here.
-        name: for messages.
+        url: URL of a store.
+        missing_url: URL of a bucket that does not exist; empty if there can be no such bucket.
+        options: options for :func:`stoker.open_store`; unused with ``opener``.
+        opener: function that opens the store at a URL; default :func:`stoker.open_store`, which finds installed
+            plug-ins.
+        deviations: known limitations of the store.
+        name: name of the store in messages.
+
+    Example:
+        >>> from stoker.testing import Deviation, StorePlace
+        >>> place = StorePlace(url="memory://example", deviations=frozenset({Deviation.SLOW})).fresh()
+        >>> place.run(lambda store: store.put("x", b"1"))
     """
 
     url: str
@@ -55,31 +61,36 @@ class StorePlace:
     name: str = "this store"
 
     def fresh(self) -> StorePlace:
-        """Return the same place with a prefix that nobody has used."""
+        """Return a copy of this place with a new, unused prefix in its URL."""
         return replace(self, url=f"{self.url}/{os.getpid()}-{next(_serial)}")
 
     @property
     def needs_single_writer(self) -> bool:
-        """Whether packs must be told that nobody else writes."""
+        """Whether packs to this place need ``single_writer=True``."""
         return Deviation.IGNORES_PRECONDITIONS in self.deviations
 
     def open(self, url: str = "") -> Store:
-        """Open the store here, or at another URL."""
+        """Open the store at ``url``, by default the place's own URL."""
         if self.opener is not None:
             return metered(self.opener(url or self.url))
         return open_store(url or self.url, options=self.options)
 
     def run(self, check: Callable[[Store], Awaitable[None]]) -> None:
-        """Run ``check`` on a store opened here, on an event loop of its own."""
+        """Open a store and run ``check`` on it, in a new event loop."""
         run_with(self.open(), check)
 
     def run_missing(self, check: Callable[[Store], Awaitable[None]]) -> None:
-        """Run ``check`` on a store whose bucket does not exist."""
+        """Run ``check`` on a store whose bucket does not exist, in a new event loop."""
         run_with(self.open(self.missing_url), check)
 
 
 def run_with(store: Store, check: Callable[[Store], Awaitable[None]]) -> None:
-    """Run ``check(store)`` on an event loop of its own and close the store."""
+    """Run ``check(store)`` in a new event loop and close the store.
+
+    Args:
+        store: store to check.
+        check: asynchronous function that takes the store.
+    """
 
     async def main() -> None:
         try:
@@ -91,12 +102,26 @@ def run_with(store: Store, check: Callable[[Store], Awaitable[None]]) -> None:
 
 
 async def read_range(store: Store, key: str, start: int, end: int, tag: str | None = None) -> bytes:
-    """Return the bytes that ``get_range`` puts into memory of exactly the right size."""
+    """Return the bytes ``[start, end)`` of an object, read by ``get_range``.
+
+    Args:
+        store: store to read from.
+        key: key of the object.
+        start: offset of the first byte.
+        end: offset behind the last byte.
+        tag: tag that the object must have; None for any.
+    """
     into = bytearray(end - start)
     await store.get_range(key, start, end, into=memoryview(into), tag=tag)
     return bytes(into)
 
 
 async def keys_of(store: Store, prefix: str = "", *, start_after: str = "") -> list[str]:
-    """Return the keys that a listing yields."""
+    """Return the keys that ``list`` yields.
+
+    Args:
+        store: store to list.
+        prefix: prefix of the keys.
+        start_after: key after which the listing begins.
+    """
     return [info.key async for info in store.list(prefix, start_after=start_after)]

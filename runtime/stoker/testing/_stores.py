@@ -1,4 +1,4 @@
-"""What every store does, as tests that anybody can run against a store."""
+"""The contract of stores, as tests."""
 
 from __future__ import annotations
 
@@ -39,18 +39,20 @@ _ODD_KEYS = (
 
 
 class StoreTests:
-    """The suite: a subclass whose name begins with ``Test`` runs it over the places of its fixture ``place``.
+    """The tests of a :class:`~stoker.abc.Store`; a subclass says in the fixture ``place`` where the store is.
 
     Example:
+        >>> import pytest
+        >>> from stoker.testing import StorePlace, StoreTests
         >>> class TestMyStore(StoreTests):
         ...     @pytest.fixture
-        ...     def place(self, tmp_path: Path) -> StorePlace:
+        ...     def place(self, tmp_path):
         ...         return StorePlace(url=f"mine://{tmp_path}/bucket", missing_url=f"mine://{tmp_path}/missing")
     """
 
     @pytest.fixture
     def conditional(self, place: StorePlace) -> StorePlace:
-        """A place whose conditions hold."""
+        """The place, if its store performs conditional writes."""
         if Deviation.IGNORES_PRECONDITIONS in place.deviations:
             pytest.skip(f"{place.name} ignores preconditions")
         return place
@@ -420,7 +422,7 @@ class StoreTests:
             runner.run(store.put("x", b"0123"))
             assert runner.run(read()) == b"0123"
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # the servers under test are threads of ours
+                warnings.simplefilter("ignore", DeprecationWarning)  # the servers under test run in our threads
                 child = os.fork()
             if child == 0:
                 status = 1

@@ -1,4 +1,4 @@
-"""What every tier must do."""
+"""The contract of tiers, as tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _ref(key: str, data: bytes, row: int) -> ObjectRef:
 
 
 async def _read(tier: Tier, ref: ObjectRef) -> bytes | None:
-    """Return an object, None if the tier lacks it or fails."""
+    """Return the bytes of an object, None if the tier does not have it or fails."""
     into = memoryview(bytearray([_UNTOUCHED]) * ref.size_bytes)
     try:
         return bytes(into) if await tier.read(ref, into) else None
@@ -39,22 +39,28 @@ async def _read(tier: Tier, ref: ObjectRef) -> bytes | None:
 class TierTests:
     """The tests of a :class:`~stoker.abc.Tier`, with a few objects of 4 KiB.
 
-    Override :meth:`create_tier`; and :meth:`settle` if the tier takes a while to have what it was offered. Each test
-    has an event loop of its own.
+    Override :meth:`create_tier`, and :meth:`settle` if offered objects become readable only after a while. Each test
+    has its own event loop.
 
     Attributes:
-        keeps: whether the tier keeps at least one object that it was offered, as long as it has room. A tier that keeps
-            nothing, or what others decide, sets it to False.
+        keeps: whether the tier stores at least one of the offered objects while it has room; default True. Set it to
+            False for a tier that stores nothing by itself.
+
+    Example:
+        >>> from stoker.testing import TierTests
+        >>> class TestMyTier(TierTests):
+        ...     async def create_tier(self):
+        ...         return MyTier(limit_bytes=1 << 20)
     """
 
     keeps = True
 
     async def create_tier(self) -> Tier:
-        """Return a tier that is ready to be read, and holds none of the suite's objects."""
+        """Return a tier that can be read and has none of the suite's objects."""
         raise NotImplementedError("override create_tier in your test class")
 
     async def settle(self, tier: Tier) -> None:
-        """Wait until what the tier was offered can be read."""
+        """Wait until the objects offered to ``tier`` can be read."""
 
     def _run(self, check: Callable[[Tier], Awaitable[None]]) -> None:
         async def checked() -> None:
@@ -92,7 +98,7 @@ class TierTests:
                 await self.settle(tier)
                 found.append(await _read(tier, ref))
                 assert found[-1] in (None, data), f"{ref.key} is not what was offered"
-            assert any(found) or not self.keeps, "it keeps nothing; set keeps = False if that is right"
+            assert any(found) or not self.keeps, "it keeps no offered object; set keeps = False if that is intended"
 
         self._run(check)
 
@@ -143,7 +149,7 @@ class TierTests:
                     await end_tasks([reading])
                 into[:] = bytes([_UNTOUCHED]) * len(into)
                 await asyncio.sleep(0.02)
-                assert bytes(into) == bytes([_UNTOUCHED]) * len(into), "it wrote to memory that it had given back"
+                assert bytes(into) == bytes([_UNTOUCHED]) * len(into), "it wrote to the memory after the read had ended"
 
         self._run(check)
 

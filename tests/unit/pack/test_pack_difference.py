@@ -20,11 +20,11 @@ COLUMNS: dict[str, Column] = {"data": Bytes(), "label": Array("int64", classes=(
         ({**COLUMNS, "label": Array("int64")}, "column 'label' without names of its classes"),
         (
             {**COLUMNS, "label": Array("int64", classes=("cat", "cow", "dog"))},
-            "column 'label' with 3 classes, not 2, of which number 1 is the first to differ: 'cow', not 'dog'",
+            "column 'label' with 3 classes, not 2; the first that differs is number 1: 'cow', not 'dog'",
         ),
         (
             {**COLUMNS, "label": Array("int64", classes=("cat",))},
-            "column 'label' with 1 classes, not 2, of which number 1 is the first to differ: none, not 'dog'",
+            "column 'label' with 1 classes, not 2; the first that differs is number 1: none, not 'dog'",
         ),
         (dict(reversed(COLUMNS.items())), "the columns in the order label, data, not data, label"),
         (

@@ -52,7 +52,7 @@ def test_create_goes_on_beside_an_unfinished_pack_of_another_source_with_a_warni
         await interrupted(store, numbered(40), source="first")
         with caplog.at_level(logging.WARNING):
             await pack(store, numbered(7), source="second")
-        assert "unfinished pack of another source, or of another size or schema (first)" in caplog.text
+        assert "unfinished pack with another source, size or schema (first)" in caplog.text
         assert await labels(store) == list(range(7))
 
     asyncio.run(main())
