@@ -36,7 +36,7 @@ def test_a_faulty_store_is_lived_through_by_trying_again_and_fails_alike_each_ti
 
 
 def test_a_fault_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no faults rain; give of throttle, error, late, reset"):
+    with pytest.raises(ConfigError, match="unknown faults: rain; use throttle, error, late, reset"):
         FaultyStore(open_store("memory://faulty"), {"rain": 1.0})
 
 
