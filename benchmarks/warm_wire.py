@@ -58,7 +58,7 @@ async def give(port: int, shards: int, shard_bytes: int, config: ConnectionConfi
     loop = asyncio.get_running_loop()
     dialled = [
         await loop.create_connection(
-            lambda: NodeEnd(NodeHandshake(SECRET, "warm-0", "0" * 16), serve, config), "127.0.0.1", port
+            lambda: NodeEnd(NodeHandshake(SECRET, "warm-0", {}), serve, config), "127.0.0.1", port
         )
         for _ in range(shards)
     ]

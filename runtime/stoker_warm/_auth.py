@@ -2,10 +2,10 @@
 
 The handshake is a mutual challenge and response over a secret that is never sent. It does no I/O:
 
-``proxy: CHALLENGE {nonce} · node: PROOF {node, instance, nonce, greeting, mac} · proxy: WELCOME {mac}``
+``proxy: CHALLENGE {nonce} · node: PROOF {node, nonce, mac, and what else it says of itself} · proxy: WELCOME {mac}``
 
-Each mac is HMAC-SHA256 over a label of its own and everything that was said: the protocol's version, both nonces,
-node, instance, greeting, and the fingerprint of the TLS certificate, which the proxy knows of itself and the node saw.
+Each mac is HMAC-SHA256 over a label of its own and everything that was said: the protocol's version, the proxy's nonce,
+the proof but for its mac, and the fingerprint of the TLS certificate, which the proxy knows of itself and the node saw.
 So a proof is good for one connection only, cannot be turned round, and one that is passed on through another
 certificate is wrong. TLS protects what follows; without it a proxy is dialled over loopback only.
 
@@ -20,7 +20,7 @@ import hmac
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -32,8 +32,6 @@ from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, De
 from stoker_warm._frames import VERSION, Head, Kind
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
-Greeting = Mapping[str, str | int]
-"""What a node says of itself: flat, texts and integers only, so that both sides write it alike."""
 
 Message = tuple[Kind, Head]
 """A frame to send."""
@@ -43,7 +41,6 @@ _DIAL_SECONDS = 5.0
 _NONCE_BYTES = 32
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-_INSTANCE = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _WRONG_SECRET = "check that STOKER_WARM_SECRET is the same for the proxy and its nodes"  # noqa: S105 - advice
 
 
@@ -55,9 +52,9 @@ class Secret(_shared.Secret):
     owner = "the warm tier"
     remedy = "`stoker warm secret` makes one; give it to proxy and nodes as STOKER_WARM_SECRET"
 
-    def mac(self, label: str, said: Mapping[str, object]) -> str:
-        """Return the HMAC-SHA256 of a label and of what was said, in hexadecimal digits."""
-        text = json.dumps([label, said], sort_keys=True, separators=(",", ":"))
+    def mac(self, *said: str | int | Head) -> str:
+        """Return the HMAC-SHA256 of what was said, in hexadecimal digits."""
+        text = json.dumps(said, sort_keys=True, separators=(",", ":"))
         return hmac.new(self._key, text.encode(), sha256).hexdigest()
 
 
@@ -67,34 +64,43 @@ class Peer:
 
     Attributes:
         node: its name; empty for the proxy.
-        instance: of its process, 16 hexadecimal digits; empty for the proxy.
         greeting: what else it said of itself.
     """
 
     node: str
-    instance: str
-    greeting: Greeting
+    greeting: Head
+
+
+def _nonce() -> bytes:
+    return secrets.token_bytes(_NONCE_BYTES)
 
 
 class Handshake:
-    """One side of a handshake: returns what to send, and in the end has the identity of the peer.
+    """One side of a handshake, for one connection: returns what to send, and in the end has the identity of the peer.
+
+    Args:
+        secret: of the deployment.
+        fingerprint: SHA-256 of the proxy's TLS certificate in hexadecimal digits, empty without TLS.
+        nonce: returns 32 random bytes.
 
     Attributes:
         peer: the identity of the other end, once that is proven.
     """
 
-    peer: Peer | None = None
+    def __init__(self, secret: Secret, *, fingerprint: str = "", nonce: Callable[[], bytes] = _nonce) -> None:
+        self._secret, self._fingerprint, self._nonce = secret, fingerprint, nonce().hex()
+        self.peer: Peer | None = None
 
-    def saw(self, fingerprint: str) -> None:
-        """Check the certificate that the other side showed: sha256 in hexadecimal digits, or empty.
+    def begin(self, fingerprint: str = "") -> Message | None:
+        """Return what to send before anything was received.
+
+        Args:
+            fingerprint: of the certificate that the other side showed, empty for none.
 
         Raises:
             CredentialsError: it is not the expected one.
         """
-
-    def begin(self) -> Message | None:
-        """Return what to send before anything was received."""
-        return None
+        raise NotImplementedError
 
     def received(self, kind: Kind, head: Head) -> Message | None:
         """Return what to send in answer to a frame.
@@ -105,49 +111,31 @@ class Handshake:
         """
         raise NotImplementedError
 
-
-def _nonce() -> bytes:
-    return secrets.token_bytes(_NONCE_BYTES)
+    def _mac(self, label: str, proxy_nonce: str, proof: Head) -> str:
+        return self._secret.mac(f"stoker warm {label}", VERSION, self._fingerprint, proxy_nonce, proof)
 
 
 class ProxyHandshake(Handshake):
-    """The side that listens.
+    """The side that listens; see :class:`Handshake`."""
 
-    Args:
-        secret: of the deployment.
-        fingerprint: sha256 of this side's TLS certificate in hexadecimal digits, empty without TLS.
-        nonce: returns 32 random bytes.
-    """
-
-    def __init__(self, secret: Secret, *, fingerprint: str = "", nonce: Callable[[], bytes] = _nonce) -> None:
-        self._secret = secret
-        self._fingerprint = fingerprint
-        self._nonce = nonce().hex()
-
-    def begin(self) -> Message | None:
+    def begin(self, fingerprint: str = "") -> Message | None:
         """Return the challenge."""
         return Kind.CHALLENGE, {"nonce": self._nonce}
 
     def received(self, kind: Kind, head: Head) -> Message | None:
-        """Return the welcome if this proves that the peer knows the secret; see Handshake."""
+        """Return the welcome if this proves that the peer knows the secret."""
         _expect(Kind.PROOF, kind, self.peer is None)
-        peer = Peer(_field(head, "node", _NAME), _field(head, "instance", _INSTANCE), _greeting(head.get("greeting")))
-        said = {
-            "proxy_nonce": self._nonce,
-            "peer_nonce": _field(head, "nonce", _HEX),
-            "node": peer.node,
-            "instance": peer.instance,
-            "greeting": peer.greeting,
-            "version": VERSION,
-            "fingerprint": self._fingerprint,
-        }
-        if not hmac.compare_digest(_field(head, "mac", _HEX), self._secret.mac(_PROOF_LABEL, said)):
+        proof = dict(head)
+        mac, node = _field(proof, "mac", _HEX), _field(proof, "node", _NAME)
+        _field(proof, "nonce", _HEX)
+        del proof["mac"]
+        if not hmac.compare_digest(mac, self._mac("proof", self._nonce, proof)):
             raise CredentialsError(
-                f"somebody who calls itself {peer.node} does not know the warm tier's secret, or saw another "
-                f"certificate; {_WRONG_SECRET}"
+                f"somebody who calls itself {node} does not know the warm tier's secret, or saw another certificate; "
+                f"{_WRONG_SECRET}"
             )
-        self.peer = peer
-        return Kind.WELCOME, {"mac": self._secret.mac(_WELCOME_LABEL, said)}
+        self.peer = Peer(node, {name: value for name, value in proof.items() if name not in ("node", "nonce")})
+        return Kind.WELCOME, {"mac": self._mac("welcome", self._nonce, proof)}
 
 
 class NodeHandshake(Handshake):
@@ -156,67 +144,46 @@ class NodeHandshake(Handshake):
     Args:
         secret: of the deployment.
         node: its name, up to 64 letters, digits, dots, underscores and hyphens.
-        instance: of this process, 16 hexadecimal digits.
-        greeting: what else it says of itself.
+        greeting: what else it says of itself; not ``node``, ``nonce`` or ``mac``.
         fingerprint: of the certificate that the proxy must show, empty without TLS.
         nonce: returns 32 random bytes.
-
-    Raises:
-        ConfigError: a name, instance or greeting that could not be sent.
     """
 
     def __init__(
         self,
         secret: Secret,
         node: str,
-        instance: str,
+        greeting: Head,
         *,
-        greeting: Greeting | None = None,
         fingerprint: str = "",
         nonce: Callable[[], bytes] = _nonce,
     ) -> None:
-        try:
-            names = {"node": node, "instance": instance}
-            _field(names, "node", _NAME), _field(names, "instance", _INSTANCE)
-            self._who: dict[str, object] = {**names, "greeting": _greeting(dict(greeting or {}))}
-        except WireError as error:
-            raise ConfigError(str(error)) from None
-        self._secret = secret
-        self._fingerprint = fingerprint
-        self._nonce = nonce().hex()
-        self._said: dict[str, object] | None = None
+        super().__init__(secret, fingerprint=fingerprint, nonce=nonce)
+        self._proof = {**greeting, "node": node, "nonce": self._nonce}
+        self._proxy_nonce = ""
 
-    def saw(self, fingerprint: str) -> None:
-        """Compare the certificate that the proxy showed with the one that was expected; see Handshake."""
+    def begin(self, fingerprint: str = "") -> Message | None:
+        """Compare the certificate that the proxy showed with the one that was expected; return None."""
         if not hmac.compare_digest(fingerprint, self._fingerprint):
             raise CredentialsError(
                 f"the proxy showed the TLS certificate {fingerprint[:16] or 'none'}…, expected was "
                 f"{self._fingerprint[:16] or 'none'}…; check its address and the fingerprint that was passed on"
             )
-
-    def received(self, kind: Kind, head: Head) -> Message | None:
-        """Return the proof for a challenge, and nothing for a welcome; see Handshake."""
-        if kind is Kind.FAILED:
-            raise CredentialsError(f"the proxy did not take the proof that this side knows its secret; {_WRONG_SECRET}")
-        if self._said is None:
-            _expect(Kind.CHALLENGE, kind, True)
-            self._said = {
-                **self._who,
-                "proxy_nonce": _field(head, "nonce", _HEX),
-                "peer_nonce": self._nonce,
-                "version": VERSION,
-                "fingerprint": self._fingerprint,
-            }
-            return Kind.PROOF, {**self._who, "nonce": self._nonce, "mac": self._secret.mac(_PROOF_LABEL, self._said)}
-        _expect(Kind.WELCOME, kind, self.peer is None)
-        if not hmac.compare_digest(_field(head, "mac", _HEX), self._secret.mac(_WELCOME_LABEL, self._said)):
-            raise CredentialsError(f"who listens there does not know the warm tier's secret; {_WRONG_SECRET}")
-        self.peer = Peer("", "", {})
         return None
 
-
-_PROOF_LABEL = "stoker warm proof"
-_WELCOME_LABEL = "stoker warm welcome"
+    def received(self, kind: Kind, head: Head) -> Message | None:
+        """Return the proof for a challenge, and None for a welcome."""
+        if kind is Kind.FAILED:
+            raise CredentialsError(f"the proxy did not take the proof that this side knows its secret; {_WRONG_SECRET}")
+        if not self._proxy_nonce:
+            _expect(Kind.CHALLENGE, kind, True)
+            self._proxy_nonce = _field(head, "nonce", _HEX)
+            return Kind.PROOF, {**self._proof, "mac": self._mac("proof", self._proxy_nonce, self._proof)}
+        _expect(Kind.WELCOME, kind, self.peer is None)
+        if not hmac.compare_digest(_field(head, "mac", _HEX), self._mac("welcome", self._proxy_nonce, self._proof)):
+            raise CredentialsError(f"who listens there does not know the warm tier's secret; {_WRONG_SECRET}")
+        self.peer = Peer("", {})
+        return None
 
 
 def _expect(wanted: Kind, kind: Kind, is_due: bool) -> None:
@@ -224,16 +191,10 @@ def _expect(wanted: Kind, kind: Kind, is_due: bool) -> None:
         raise WireError(f"a {kind.name} frame came in a handshake where {wanted.name if is_due else 'none'} was due")
 
 
-def _field(head: Mapping[str, object], name: str, pattern: re.Pattern[str]) -> str:
+def _field(head: Head, name: str, pattern: re.Pattern[str]) -> str:
     value = head.get(name)
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise WireError(f"the field {name!r} of a handshake is no text like {pattern.pattern}")
-    return value
-
-
-def _greeting(value: object) -> Greeting:
-    if not isinstance(value, dict) or not all(isinstance(key, str) and type(value[key]) in (str, int) for key in value):
-        raise WireError("the greeting of a handshake is no flat object of texts and integers")
     return value
 
 

@@ -252,11 +252,11 @@ class Connection(asyncio.BufferedProtocol):
         late = DeadlineError(f"{self._address} did not end the handshake in {seconds:g} s")
         self._deadline = self._loop.call_later(seconds, self.abort, late)
         try:
-            self._handshake.saw(_fingerprint_of(tls))
+            message = self._handshake.begin(_fingerprint_of(tls))
         except StokerError as error:
             self.abort(error)
             return
-        if (message := self._handshake.begin()) is not None:
+        if message is not None:
             self._send(Outgoing(*message))
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -1,8 +1,8 @@
 """The wire of the warm tier: frames, a reader of them and what is to be sent of them, without I/O.
 
 A frame is a header of 12 bytes, a head and a body. The header is ``b"SW"``, a version, a kind, and as big-endian
-32-bit numbers the head's bytes and the body's. The head is a JSON object in UTF-8, or nothing, which is the empty
-object. The body is opaque.
+32-bit numbers the head's bytes and the body's. The head is a flat JSON object of texts, integers and lists of texts,
+or nothing, which is the empty object. The body is opaque.
 
 The proxy sends requests, and a node one answer to each, in the same order. A node also sends notices: kinds of their
 own, which answer nothing and may stand between two answers.
@@ -20,8 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from math import isfinite
-from typing import Any, NoReturn
+from typing import Any
 
 from stoker.errors import WireError
 
@@ -34,14 +33,13 @@ _HEADER = struct.Struct(">2sBBII")
 HEADER_BYTES = _HEADER.size
 _MAX_GREETING_BYTES = 4 << 10
 """Of a head from an unauthenticated peer."""
-_MAX_DEPTH = 8
 _SMALL_BYTES = 16 << 10
 """Received at a time where a header is expected. What of it is body is copied; what does not fit costs a receive."""
 _SCRAP = memoryview(bytearray(256 << 10))
 """Receives bodies that are thrown away: one for all readers, since it is never read."""
 
 Head = Mapping[str, Any]
-"""A JSON object."""
+"""A JSON object whose values are texts, integers and lists of texts."""
 
 
 class Kind(IntEnum):
@@ -68,16 +66,13 @@ class Kind(IntEnum):
     LEAVING = 33
 
 
-ANSWERS: Mapping[Kind, frozenset[Kind]] = {
-    request: frozenset({*answers, Kind.FAILED})
-    for request, answers in {
-        Kind.PING: (Kind.PONG,),
-        Kind.GET: (Kind.FOUND, Kind.MISSING),
-        Kind.SET: (Kind.STORED, Kind.REFUSED),
-        Kind.DELETE: (Kind.STORED,),
-        Kind.INDEX: (Kind.LISTED,),
-        Kind.STOP: (Kind.BYE,),
-    }.items()
+ANSWERS: Mapping[Kind, tuple[Kind, ...]] = {
+    Kind.PING: (Kind.PONG, Kind.FAILED),
+    Kind.GET: (Kind.FOUND, Kind.MISSING, Kind.FAILED),
+    Kind.SET: (Kind.STORED, Kind.REFUSED, Kind.FAILED),
+    Kind.DELETE: (Kind.STORED, Kind.FAILED),
+    Kind.INDEX: (Kind.LISTED, Kind.FAILED),
+    Kind.STOP: (Kind.BYE, Kind.FAILED),
 }
 """How each request may be answered; a kind that is not here is no request."""
 
@@ -94,7 +89,7 @@ class Frame:
 
     Attributes:
         kind: what it is.
-        head: its JSON object.
+        head: what it says.
         body_bytes: how long its body is, wherever that went.
     """
 
@@ -112,12 +107,12 @@ def encode_frame(kind: Kind, head: Head | None = None, body_bytes: int = 0) -> b
     """Return header and head of a frame; its body is to be sent behind them.
 
     Raises:
-        WireError: a part of it is larger than its kind allows, or the head is no JSON object.
+        WireError: a part of it is larger than its kind allows, or the head is not flat.
     """
-    try:
-        text = _dumps(head).encode() if head else b""
-    except (TypeError, ValueError, RecursionError) as error:
-        raise WireError(f"the head of a {kind.name} frame cannot be sent as JSON: {error}") from None
+    text = b""
+    if head:
+        _check_flat(head)
+        text = _dumps(head).encode()
     _check_lengths(kind, len(text), body_bytes, MAX_HEAD_BYTES)
     return _HEADER.pack(_MAGIC, VERSION, kind, len(text), body_bytes) + text
 
@@ -230,13 +225,13 @@ class FrameReader:
 
     def _make_room(self, needed_bytes: int) -> None:
         """Move what is there to the beginning of memory that has room for ``needed_bytes``."""
-        there = self._memory[self._start : self._end]
-        memory = self._small if needed_bytes <= len(self._small) else self._memory
-        if needed_bytes > len(memory):
-            memory = memoryview(bytearray(needed_bytes))
-        if self._start or memory is not self._memory:
-            memory[: len(there)] = bytes(there)
-        self._memory, self._start, self._end = memory, 0, len(there)
+        if not self._start and needed_bytes <= len(self._memory):
+            return
+        there = bytes(self._memory[self._start : self._end])
+        if needed_bytes > len(self._memory):
+            self._memory = memoryview(bytearray(needed_bytes))
+        self._memory[: len(there)] = there
+        self._start, self._end = 0, len(there)
 
 
 def _parsed_header(there: memoryview, max_head_bytes: int) -> tuple[Kind, int, int]:
@@ -263,45 +258,24 @@ def _check_lengths(kind: Kind, head_bytes: int, body_bytes: int, max_head_bytes:
 
 def _parsed_head(data: bytes) -> Head:
     try:
-        head = _LOADS(data.decode())
-        if b"\\u" in data:  # half a surrogate pair would fail wherever it is encoded again
-            _dumps(head).encode()
+        head = _loads(data.decode())
     except (ValueError, RecursionError) as error:
-        raise WireError(f"a head of {len(data)} bytes is no JSON that is taken: {error}") from None
+        raise WireError(f"a head of {len(data)} bytes is no JSON: {error}") from None
     if not isinstance(head, dict):
         raise WireError(f"a head is a JSON {type(head).__name__}, not an object")
-    _check_depth(head, _MAX_DEPTH)
+    _check_flat(head)
     return head
 
 
-def _check_depth(value: Any, most: int) -> None:
-    if not most:
-        raise WireError(f"a head has JSON that is nested deeper than {_MAX_DEPTH} levels")
-    for each in value.values() if isinstance(value, dict) else value:
-        if isinstance(each, dict | list):
-            _check_depth(each, most - 1)
+def _check_flat(head: Head) -> None:
+    for name, value in head.items():
+        is_list = type(value) is list and set(map(type, value)) <= {str}
+        if not is_list and type(value) not in (str, int):
+            raise WireError(f"the field {name!r:.80} of a head is no text, integer or list of texts")
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not isfinite(value):
-        raise ValueError("a number is too large")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("a key stands twice in an object")
-    return made
-
-
-_LOADS = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant).decode
-_dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_loads = json.JSONDecoder().decode
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 Buffer = bytes | bytearray | memoryview

@@ -107,9 +107,7 @@ class NodeServer:
                 old.notify(Kind.HERE, self.report.to_json())
                 return old
         await self.close()
-        handshake = NodeHandshake(
-            self._secret, wake.node, self._instance, greeting=self.report.to_json(), fingerprint=wake.fingerprint
-        )
+        handshake = NodeHandshake(self._secret, wake.node, self.report.to_json(), fingerprint=wake.fingerprint)
         connection = await self._connect(wake, lambda: NodeEnd(handshake, self._answer))
         try:
             await connection.ready()

@@ -45,7 +45,7 @@ class Life:
         )
         self.link = Link(link)
         self.proxy = ProxyEnd(ProxyHandshake(SECRET), self.notice, self.config)
-        self.node = NodeEnd(NodeHandshake(SECRET, "n", "0" * 16), self.serve, self.config)
+        self.node = NodeEnd(NodeHandshake(SECRET, "n", {}), self.serve, self.config)
         self.notices = 0
 
     def notice(self, connection: ProxyEnd, kind: Kind, head: Head) -> None:
@@ -65,7 +65,7 @@ class Life:
     async def ask(self) -> None:
         rng, number = self.rng, next(self.numbers)
         size_bytes = rng.choice([0, 1, 1000, 20_000, 100_000])
-        head = {"number": number, "size": size_bytes, "notify": rng.random() < 0.2}
+        head = {"number": number, "size": size_bytes, "notify": int(rng.random() < 0.2)}
         kind, timeout = rng.choice([Kind.GET, Kind.SET]), rng.choice([None, None, 0.05, 1.0])
         into, body = bytearray(GUARD * size_bytes), content(number, size_bytes)
         try:

@@ -15,10 +15,8 @@ from stoker_warm._frames import Frame, FrameReader, Head, Kind, Outgoing
 from support.fuzzed.wires import frames_of
 
 WITH_BODY = (Kind.SET, Kind.FOUND)
-WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-NUMBERS = st.integers(-(1 << 64), 1 << 64) | st.floats(allow_nan=False, allow_infinity=False)
-SCALARS = st.none() | st.booleans() | NUMBERS | WORDS
-VALUES = SCALARS | st.lists(SCALARS, max_size=5) | st.dictionaries(WORDS, SCALARS, max_size=3)
+WORDS = st.text(max_size=20)
+VALUES = WORDS | st.integers(-(1 << 64), 1 << 64) | st.lists(WORDS, max_size=5)
 HEADS: st.SearchStrategy[dict[str, Any]] = st.dictionaries(WORDS, VALUES, max_size=5)
 BODIES = st.lists(st.binary(max_size=40) | st.sampled_from([0, 1, 16_384, 16_385, 30_000]).map(bytes), max_size=3)
 MESSAGES = st.tuples(st.sampled_from(WITH_BODY), HEADS, BODIES)
@@ -105,7 +103,7 @@ def test_nothing_is_written_to_a_body_after_it_is_discarded(
 @given(HEADS, HEADS, st.binary(min_size=32, max_size=40), st.binary(min_size=32, max_size=40))
 def test_only_who_knows_the_secret_is_let_in(proof: Head, extra: Head, ours: bytes, theirs: bytes) -> None:
     proxy = ProxyHandshake(Secret(ours))
-    peer = NodeHandshake(Secret(theirs), "n", "0" * 16)
+    peer = NodeHandshake(Secret(theirs), "n", {})
     challenge = proxy.begin()
     assert challenge is not None
     message = peer.received(*challenge)

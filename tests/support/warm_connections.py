@@ -66,7 +66,7 @@ def proxy_side(
 
 def node_side(serve: Serve = refuse, secret: Secret = SECRET, *, fingerprint: str = "", **options: Any) -> NodeEnd:
     """Return a node's end of a connection."""
-    side = NodeHandshake(secret, "warm-7", INSTANCE, greeting={"term": 3}, fingerprint=fingerprint)
+    side = NodeHandshake(secret, "warm-7", {"instance": INSTANCE, "term": 3}, fingerprint=fingerprint)
     return NodeEnd(side, serve, **options)
 
 

@@ -76,7 +76,7 @@ def test_a_frame_is_twelve_bytes_then_the_head_as_json() -> None:
 def test_frames_come_out_as_they_went_in_however_they_are_cut(most_bytes: int) -> None:
     receiver = Receiver()
     body = bytes(range(256)) * 3
-    heads: list[dict[str, Any]] = [{}, {"a": [1, 2.5, None, True, "é"]}, {"long": "x" * 40_000}]
+    heads: list[dict[str, Any]] = [{}, {"a": ["", "é"], "b": -(1 << 64), "c": []}, {"long": "x" * 40_000}]
     data = b"".join(encode_frame(Kind.SET, head, len(body)) + body for n, head in enumerate(heads)) + PING
     receiver.receive(data, most_bytes)
     assert [frame.head for frame in receiver.frames] == [*heads, {}]
@@ -168,16 +168,18 @@ def test_a_closed_reader_throws_away_what_comes_and_gives_out_nothing() -> None:
         (with_head(b"{"), "no JSON"),
         (with_head(b" "), "no JSON"),
         (with_head(b"{}{}"), "no JSON"),
-        (with_head(b'{"a":NaN}'), "no JSON"),
-        (with_head(b'{"a":-Infinity}'), "no JSON"),
-        (with_head(b'{"a":1e999}'), "no JSON"),
+        (with_head(b'{"a":NaN}'), "field 'a' of a head is no text, integer or list of texts"),
+        (with_head(b'{"a":-Infinity}'), "no text, integer"),
+        (with_head(b'{"a":1e999}'), "no text, integer"),
+        (with_head(b'{"a":1.0}'), "no text, integer"),
+        (with_head(b'{"a":true}'), "no text, integer"),
+        (with_head(b'{"a":null}'), "no text, integer"),
+        (with_head(b'{"a":{}}'), "no text, integer"),
+        (with_head(b'{"a":[1]}'), "no text, integer"),
+        (with_head(b'{"a":["",[]]}'), "no text, integer"),
         (with_head(b'{"a":' + b"9" * 5000 + b"}"), "no JSON"),
-        (with_head(b'{"a":1,"a":2}'), "twice"),
         (with_head(b'{"a":"\xff"}'), "no JSON"),
         (with_head("{}".encode("utf-16")), "no JSON"),
-        (with_head(b'{"a":"\\ud800"}'), "no JSON"),
-        (with_head(b'{"\\udfff":1}'), "no JSON"),
-        (with_head(b'{"a":' + b"[" * 8 + b"]" * 8 + b"}"), "deeper than 8"),
         (with_head(b'{"a":' + b"[" * 30_000 + b"]" * 30_000 + b"}"), "a head"),
         (with_head(b'{"a":' * 10_000 + b"1" + b"}" * 10_000), "a head"),
     ],
@@ -228,7 +230,9 @@ def test_what_begin_refuses_ends_the_reader_too() -> None:
         (Kind.GET, {"a": "x" * MAX_HEAD_BYTES}, 0),
         (Kind.GET, {"a": float("nan")}, 0),
         (Kind.GET, {"a": b"bytes"}, 0),
-        (Kind.GET, {"a": "\ud800"}, 0),
+        (Kind.GET, {"a": 0.5}, 0),
+        (Kind.GET, {"a": {}}, 0),
+        (Kind.GET, {"a": ["b", 1]}, 0),
     ],
 )
 def test_a_frame_that_the_peer_would_refuse_is_not_made(kind: Kind, head: Head, body_bytes: int) -> None:

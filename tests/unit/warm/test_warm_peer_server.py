@@ -12,15 +12,19 @@ from stoker.errors import StokerError
 from stoker_warm._auth import NodeHandshake, Secret
 from stoker_warm._config import WarmConfig
 from stoker_warm._ends import NodeEnd
+from stoker_warm._events import Report
+from stoker_warm._frames import Head
+from stoker_warm._shard import Version
 from support.warm_connections import INSTANCE, refuse, run
 from support.warm_platform import ADDRESS, SECRET, Tier
 
 CONFIG = WarmConfig(keep_warm_seconds=1e6)
+GREETING = Report(instance=INSTANCE, version=Version(), held_bytes=0, limit_bytes=0).to_json()
 
 
-async def dialled(tier: Tier, node: str, secret: Secret) -> NodeEnd:
+async def dialled(tier: Tier, node: str, secret: Secret, greeting: Head = GREETING) -> NodeEnd:
     """Return the connection of a node that has dialled, when it has ended."""
-    _, end = await tier.network.dial(ADDRESS, lambda: NodeEnd(NodeHandshake(secret, node, INSTANCE), refuse))
+    _, end = await tier.network.dial(ADDRESS, lambda: NodeEnd(NodeHandshake(secret, node, greeting), refuse))
     with suppress(StokerError):
         await end.ready()
     await end.closed()
@@ -58,3 +62,30 @@ def test_a_peer_that_is_no_node_of_this_proxy_is_turned_away(node: str, caplog: 
     with caplog.at_level(logging.WARNING):
         run(test)
     assert f"there is no node {node}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"instance": "g" * 16}, "'instance'"),
+        ({"instance": 3}, "'instance'"),
+        ({"hash": ["0" * 16]}, "'hash'"),
+        ({"held_bytes": -1}, "'held_bytes'"),
+        ({"more": 1}, "'more'"),
+    ],
+)
+def test_a_node_that_says_nonsense_of_itself_is_turned_away(
+    changes: Head, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with Tier(CONFIG) as tier:
+            await asyncio.sleep(2.0)
+            known = tier.proxy._nodes[0].membership.instance
+            end = await dialled(tier, "warm-0", SECRET, {**GREETING, **changes})
+            assert not end.is_open
+            assert tier.proxy._nodes[0].membership.instance == known
+
+    with caplog.at_level(logging.WARNING):
+        run(test)
+    assert "report of a warm node" in caplog.text
+    assert says in caplog.text

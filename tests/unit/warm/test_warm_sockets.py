@@ -71,7 +71,7 @@ class Host:
     def node_end(self, fingerprint: str | None = None, secret: Secret = SECRET) -> NodeEnd:
         """Return a node's end that expects a certificate: the listener's if none is given."""
         fingerprint = self.listener.fingerprint if fingerprint is None else fingerprint
-        return NodeEnd(NodeHandshake(secret, "warm-0", "0" * 16, fingerprint=fingerprint), pong)
+        return NodeEnd(NodeHandshake(secret, "warm-0", {}, fingerprint=fingerprint), pong)
 
     async def silent(self, count: int) -> list[socket.socket]:
         """Return sockets that have dialled and say nothing."""
@@ -323,7 +323,7 @@ def test_a_proxy_elsewhere_is_not_dialled_without_tls(host_name: str, monkeypatc
         monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
         address = Address(host_name, 7411)
         with pytest.raises(ConfigError, match="loopback only: pass on the fingerprint") as refused:
-            await dial(address, "", lambda: NodeEnd(NodeHandshake(SECRET, "warm-0", "0" * 16), pong))
+            await dial(address, "", lambda: NodeEnd(NodeHandshake(SECRET, "warm-0", {}), pong))
         assert str(address) in str(refused.value)
 
     asyncio.run(test())
