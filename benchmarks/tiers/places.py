@@ -24,6 +24,7 @@ from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
 from stoker._cache.keeper import KeepingTier
 from stoker._cache.tiers import MemoryTier
+from stoker._shared.address import Address
 from stoker._shared.certificate import ephemeral_tls
 from stoker._shared.client import ServerAddress, SharedTier
 from stoker._shared.objects import ObjectMemory
@@ -59,7 +60,7 @@ def _serve(pipe: Pipe, limit_bytes: int, is_tls: bool) -> None:
     """Be what `stoker tier serve` is, until the pipe is closed."""
 
     async def serve() -> None:
-        endpoint = Endpoint(host="127.0.0.1", port=0, tls=ephemeral_tls() if is_tls else None)
+        endpoint = Endpoint(address=Address("127.0.0.1", 0), tls=ephemeral_tls() if is_tls else None)
         ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(pipe.fileno(), ended.set)
         async with listening(TierServer((_SECRET,), ObjectMemory(limit_bytes)), endpoint) as url:

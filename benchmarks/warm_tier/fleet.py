@@ -15,14 +15,15 @@ import numpy as np
 import psutil
 
 from stoker._base.checksum import crc32c
+from stoker._shared.address import Address
 from stoker._shared.client import ServerAddress, SharedTier
 from stoker._shared.secret import TierSecret
 from stoker.abc import ObjectRef
 from stoker.fanout import ExecutorOptions, open_executor
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
-from stoker_warm._auth import Address, Secret
+from stoker_warm._auth import Secret
 from stoker_warm._config import WarmConfig
-from stoker_warm._listener import TcpListener
+from stoker_warm._listener import Listener
 from stoker_warm._place import object_name
 from stoker_warm._proxy import Proxy
 from stoker_warm._shard import ShardMac
@@ -151,7 +152,7 @@ async def fleet(config: WarmConfig, **spec: Any) -> AsyncIterator[Fleet]:
             async with AsyncExitStack() as stack:
                 options = ExecutorOptions(prefix=_PREFIX, endpoint_url=cloud.url)
                 executor = await stack.enter_async_context(open_executor("lambda", options))
-                proxy = Proxy(config, _SECRET, executor.call, TcpListener(Address("127.0.0.1", 0)), mac=_MAC)
+                proxy = Proxy(config, _SECRET, executor.call, Listener(Address("127.0.0.1", 0)), mac=_MAC)
                 await proxy.start()
                 try:
                     yield Fleet(cloud, proxy)

@@ -23,11 +23,11 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import TypeVar
 
 from stoker._shared import secret as _shared
-from stoker._stores.options import is_this_machine, without_authorities
+from stoker._shared.address import Address
+from stoker._stores.options import without_authorities
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, DeadlineError, WireError
 from stoker_warm._frames import VERSION, Head, Kind
 
@@ -36,7 +36,6 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 Message = tuple[Kind, Head]
 """A frame to send."""
 
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
 _DIAL_SECONDS = 5.0
 _NONCE_BYTES = 32
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -198,47 +197,6 @@ def _field(head: Head, name: str, pattern: re.Pattern[str]) -> str:
     return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
-    """What the proxy shows, in PEM files.
-
-    Attributes:
-        chain: the certificate, its own first.
-        key: its private key, without a passphrase.
-    """
-
-    chain: Path
-    key: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A host and a TCP port.
-
-    Attributes:
-        host: a name or an address.
-        port: 0 to 65535; 0 is for listening only, on any that is free.
-    """
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """Return what ``host:port`` or ``[v6]:port`` says.
-
-        Raises:
-            ConfigError: it says something else.
-        """
-        match = _ADDRESS.fullmatch(text)
-        if match is None or int(match[2]) > 65535:
-            raise ConfigError(f"{text!r:.80} is no address; write for example 10.0.0.5:7411 or [fd00::5]:7411")
-        return cls(match[1].strip("[]"), int(match[2]))
-
-
 async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], seconds: float = _DIAL_SECONDS) -> P:
     """Connect to a proxy. The handshake compares its certificate, so it needs the fingerprint as well.
 
@@ -255,7 +213,7 @@ async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], se
     """
     if fingerprint and not _HEX.fullmatch(fingerprint):
         raise ConfigError("a certificate's fingerprint is its SHA-256 in 64 hexadecimal digits")
-    if not fingerprint and not is_this_machine(address.host):
+    if not fingerprint and not address.is_local:
         raise ConfigError(
             f"the warm tier's proxy at {address} is dialled without TLS, which is for loopback only: pass on the "
             "fingerprint of its certificate"

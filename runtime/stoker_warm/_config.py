@@ -18,9 +18,9 @@ from urllib.parse import unquote
 from stoker._base.arguments import AtLeastOne, Bound, Bounded, caller_level
 from stoker._base.meter import Egress
 from stoker._base.sizes import parse_bytes
+from stoker._shared.address import Address
 from stoker.errors import ConfigError
 from stoker.fanout import ExecutorOptions
-from stoker_warm._auth import Address, Certificate
 from stoker_warm._directory import MAX_NODES
 from stoker_warm._erasure import Code
 from stoker_warm._events import MAX_LINGER_SECONDS
@@ -90,7 +90,6 @@ _EXECUTORS = {"warm+lambda": ("lambda", "s3"), "warm+gcf": ("gcf", "gs")}
 _PREFIX = re.compile(r"[A-Za-z0-9_-]{1,48}", re.ASCII)
 _SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s", re.ASCII)
 _COUNT = re.compile(r"\d{1,9}", re.ASCII)
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
 _SHOWN_CHARACTERS = 60
 
 
@@ -104,7 +103,7 @@ class Fleet(Bounded):
         config: of the proxy.
         listen: where it listens.
         advertised: address that nodes dial, if it is another.
-        certificate: what it shows; None off loopback is one that is made for this process.
+        certificate: PEM files of what it shows and of its key; None off loopback is one that is made for this process.
         bucket: URL or scheme of the store behind the tier, for comparing prices.
         egress: where this process is, seen from the bucket.
     """
@@ -114,7 +113,7 @@ class Fleet(Bounded):
     config: WarmConfig
     listen: Address
     advertised: Address | None = None
-    certificate: Certificate | None = None
+    certificate: tuple[Path, Path] | None = None
     bucket: str = "s3"
     egress: Egress = "same_region"
 
@@ -149,10 +148,10 @@ def _fleet(scheme: str, prefix: str, given: Mapping[str, str]) -> Fleet:
         executor=executor,
         options=ExecutorOptions(prefix=prefix, **_read(OPTIONS, given)),
         config=WarmConfig(**_read(_CONFIG, given)),
-        certificate=Certificate(**_read(_CERTIFICATE, given)) if "key" in given else None,
+        certificate=(Path(given["certificate"]), Path(given["key"])) if "key" in given else None,
         **{"bucket": bucket} | _read(_PLACES, given),
     )
-    if fleet.listen.host in _EVERYWHERE and fleet.advertised is None:
+    if fleet.listen.is_everywhere and fleet.advertised is None:
         raise ConfigError(
             f"advertise is missing: nodes cannot dial {fleet.listen.host}, so say at which address they can"
         )
@@ -161,7 +160,7 @@ def _fleet(scheme: str, prefix: str, given: Mapping[str, str]) -> Fleet:
 
 def _settings(query: str) -> dict[str, str]:
     """Return the settings of a query. A plus is a plus, as in ``code=10+2``; values are not repeated in errors."""
-    known, given = {*_CONFIG, *OPTIONS, *_CERTIFICATE, *_PLACES}, dict[str, str]()
+    known, given = {*_CONFIG, *OPTIONS, "certificate", "key", *_PLACES}, dict[str, str]()
     for each in query.split("&") if query else ():
         name, _, value = each.partition("=")
         if name not in known and name not in _REMOVED:
@@ -239,7 +238,6 @@ OPTIONS: _Readers = {
 """Of the executor."""
 BILLED = ("memory_bytes", "vcpus")
 """Of those, what only the bill depends on."""
-_CERTIFICATE: _Readers = {"certificate": ("chain", Path), "key": ("key", Path)}
 _PLACES: _Readers = {
     "listen": ("listen", Address.parse),
     "advertise": ("advertised", _dialled),

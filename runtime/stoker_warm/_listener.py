@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from stoker._base.task_group import task_group
+from stoker._shared.address import Address
 from stoker._shared.certificate import ephemeral_tls, given_tls
 from stoker._shared.guests import Guests
-from stoker._stores.options import is_this_machine
-from stoker.errors import ConfigError, StokerError, WireError
-from stoker_warm._auth import Address, Certificate, Peer, ProxyHandshake, Secret
+from stoker.errors import StokerError, WireError
+from stoker_warm._auth import Peer, ProxyHandshake, Secret
 from stoker_warm._ends import ProxyEnd
 from stoker_warm._frames import Head, Kind
 from stoker_warm._node_connection import Node
@@ -28,99 +29,58 @@ MAX_UNAUTHENTICATED = 256
 """Unauthenticated connections at a time, besides those of nodes that may all dial at once."""
 
 _UNAUTHENTICATED_SECONDS = 10.0
-_BACKLOG = 128
 _QUIET_SECONDS = 10.0
 """Between two words about connections that ended for the same kind of reason."""
 
 
-class Listener(Protocol):
-    """Where a proxy can be dialled."""
-
-    @property
-    def address(self) -> str:
-        """What to dial, ``host:port``."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the certificate that is shown; empty without TLS."""
-        ...
-
-    async def open(self, accept: Callable[[], ProxyEnd], *, max_unauthenticated: int = MAX_UNAUTHENTICATED) -> None:
-        """Let everybody in, each with a connection of its own.
-
-        Args:
-            accept: makes the connection.
-            max_unauthenticated: connections at a time that have not been ``settled``; for one more the oldest goes.
-        """
-        ...
-
-    def settled(self, connection: ProxyEnd) -> None:
-        """The peer is known, or the connection has ended. Idempotent."""
-        ...
-
-    def close(self) -> None:
-        """Accept no more connections, and end those that are not ``settled``. Idempotent."""
-        ...
-
-
-class TcpListener:
-    """A :class:`Listener` over TCP: with TLS, but on loopback if no certificate is given.
+class Listener:
+    """Where nodes dial, over TCP: with TLS, but on loopback if no certificate is given.
 
     Args:
         at: where to listen; port 0 is any that is free.
         advertised: what to tell nodes, if it is not the same: behind a load balancer, or when listening everywhere.
-        certificate: what to show; where it is needed and not given, one is made for this process.
+        certificate: PEM files of what to show, its own certificate first, and of its key, without a passphrase; where
+            it is needed and not given, one is made for this process.
 
     Raises:
         ConfigError: the certificate cannot be used.
     """
 
     def __init__(
-        self, at: Address, *, advertised: Address | None = None, certificate: Certificate | None = None
+        self, at: Address, *, advertised: Address | None = None, certificate: tuple[Path, Path] | None = None
     ) -> None:
         self._at, self._advertised = at, advertised
-        self._tls = None if certificate is None else given_tls(certificate.chain, certificate.key)
-        self._port = at.port
+        self._tls = None if certificate is None else given_tls(*certificate)
         self._guests: Guests | None = None
         self._server: asyncio.Server | None = None
 
     @property
     def address(self) -> str:
         """What to dial, ``host:port``."""
-        return str(self._advertised or Address(self._at.host, self._port))
+        return str(self._advertised or self._at)
 
     @property
     def fingerprint(self) -> str:
         """Of the certificate, once it listens; empty without TLS."""
         return "" if self._tls is None else self._tls.fingerprint
 
-    @property
-    def unauthenticated(self) -> int:
-        """Connections that are not settled."""
-        return 0 if self._guests is None else len(self._guests)
-
     async def open(self, accept: Callable[[], ProxyEnd], *, max_unauthenticated: int = MAX_UNAUTHENTICATED) -> None:
-        """Listen.
+        """Listen, and let everybody in, each with a connection of its own.
+
+        Args:
+            accept: makes the connection.
+            max_unauthenticated: connections at a time that have not been ``settled``; for one more the oldest goes.
 
         Raises:
             ConfigError: the address cannot be used.
             MissingExtraError: a certificate is needed, and cannot be made.
         """
-        is_local = is_this_machine(self._at.host) and is_this_machine((self._advertised or self._at).host)
-        if self._tls is None and not is_local:
+        if self._tls is None and not (self._at.is_local and (self._advertised or self._at).is_local):
             self._tls = ephemeral_tls("warm")
         context = None if self._tls is None else self._tls.context
         self._guests = Guests(accept, context, limit=max_unauthenticated, seconds=_UNAUTHENTICATED_SECONDS)
-        try:
-            self._server = await asyncio.get_running_loop().create_server(
-                self._guests.connect, self._at.host, self._at.port, backlog=_BACKLOG
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"the warm tier cannot listen on {self._at}: {error}; take an address of this machine and a free port"
-            ) from None
-        self._port = self._server.sockets[0].getsockname()[1]
+        self._server = await self._guests.listen(self._at)
+        self._at = Address(self._at.host, self._server.sockets[0].getsockname()[1])
 
     def settled(self, connection: ProxyEnd) -> None:
         """The peer is known, or the connection has ended. Idempotent."""
@@ -129,9 +89,8 @@ class TcpListener:
 
     def close(self) -> None:
         """Accept no more connections, and end those that are not settled. Idempotent."""
-        if self._server is not None:
+        if self._server is not None and self._guests is not None:
             self._server.close()
-        if self._guests is not None:
             self._guests.close()
 
 
@@ -166,10 +125,6 @@ class PeerServer:
         """
         self._names = {node.name: node for node in self._nodes}
         await self._listener.open(self._accept, max_unauthenticated=MAX_UNAUTHENTICATED + len(self._nodes))
-
-    def stop_listening(self) -> None:
-        """Accept no more connections. Idempotent."""
-        self._listener.close()
 
     async def close(self) -> None:
         """End all connections."""

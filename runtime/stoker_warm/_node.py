@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+from stoker._shared.address import Address
 from stoker.errors import ConnectionLostError, StokerError, WireError
-from stoker_warm._auth import Address, NodeHandshake, Secret, dial
+from stoker_warm._auth import NodeHandshake, Secret, dial
 from stoker_warm._ends import Answer, NodeEnd
 from stoker_warm._events import Report, Task, Wake
 from stoker_warm._frames import Head, Kind

@@ -108,7 +108,7 @@ class Proxy:
         """Tell nodes to return, and end; what they hold, they hold. What waits to be written is dropped. Idempotent."""
         self._is_closed = True
         self.objects.close()
-        self._peers.stop_listening()
+        self.listener.close()
         async with task_group() as group:
             for node in self._nodes:
                 group.create_task(node.close())

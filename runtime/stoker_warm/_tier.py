@@ -25,7 +25,7 @@ from stoker_warm._auth import Secret
 from stoker_warm._billing import Tariff
 from stoker_warm._config import BILLED, OPTIONS, Fleet
 from stoker_warm._erasure import require_codec
-from stoker_warm._listener import TcpListener
+from stoker_warm._listener import Listener
 from stoker_warm._place import object_name
 from stoker_warm._proxy import Proxy
 from stoker_warm._shard import ShardMac
@@ -53,7 +53,7 @@ class FleetProxy(Proxy):
         for setting, (option, _) in OPTIONS.items():
             if getattr(fleet.options, option) is not None and option not in {*executor.heeds, *BILLED}:
                 raise ConfigError(f"{setting} means nothing to functions on {fleet.executor}; leave it out")
-        listener = TcpListener(fleet.listen, advertised=fleet.advertised, certificate=fleet.certificate)
+        listener = Listener(fleet.listen, advertised=fleet.advertised, certificate=fleet.certificate)
         tariff = None
         if executor.platform is not None:
             prices = Prices.load()

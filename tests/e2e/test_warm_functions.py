@@ -11,7 +11,7 @@ import pytest
 
 from stoker._shared.certificate import fingerprint_of
 from stoker_functions._warm_node import RESERVED_BYTES
-from stoker_warm._auth import Certificate, Secret
+from stoker_warm._auth import Secret
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
 from stoker_warm._events import Report, Task, Wake
@@ -115,7 +115,7 @@ def test_over_tls_nodes_take_the_certificate_that_they_were_told_of_and_no_other
         folder = tmp_path / name
         folder.mkdir()
         make_authority(folder)
-        certificates.append(Certificate(chain=folder / "server.pem", key=folder / "server.pem"))
+        certificates.append((folder / "server.pem", folder / "server.pem"))
 
     async def check() -> None:
         async with warm_cloud(CONFIG, certificate=certificates[0]) as warm:
@@ -124,7 +124,7 @@ def test_over_tls_nodes_take_the_certificate_that_they_were_told_of_and_no_other
             assert await warm.read_all(OBJECTS) == OBJECTS
             await warm.asleep()
             told = Wake(
-                node="warm-0", proxy=warm.proxy.listener.address, fingerprint=fingerprint_of(certificates[1].chain)
+                node="warm-0", proxy=warm.proxy.listener.address, fingerprint=fingerprint_of(certificates[1][0])
             )
             outcome = await warm.cloud.invoke(f"{PREFIX}-warm-0", told.to_event())
             assert outcome.error_type == "CredentialsError"

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from stoker._base.checksum import crc32c
+from stoker._shared.address import Address
 from stoker._shared.client import ServerAddress, SharedTier
 from stoker._shared.folder import ObjectFolder
 from stoker._shared.objects import ObjectMemory
@@ -53,7 +54,7 @@ def server_of(
 @asynccontextmanager
 async def running(server: TierServer, endpoint: Endpoint | None = None) -> AsyncIterator[str]:
     """Have a server listen on a free port of loopback, and yield its URL."""
-    async with listening(server, endpoint or Endpoint(host="127.0.0.1", port=0)) as url:
+    async with listening(server, endpoint or Endpoint(address=Address("127.0.0.1", 0))) as url:
         yield url
 
 

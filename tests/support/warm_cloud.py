@@ -18,12 +18,13 @@ import psutil
 import stoker_functions
 from stoker._base.checksum import crc32c
 from stoker._cache.keeper import name_of, size_of
+from stoker._shared.address import Address
 from stoker.abc import Executor, ObjectRef
 from stoker.fanout import ExecutorOptions, open_executor
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, GoogleSpec, function_cloud
-from stoker_warm._auth import Address, Certificate, Secret
+from stoker_warm._auth import Secret
 from stoker_warm._config import WarmConfig
-from stoker_warm._listener import TcpListener
+from stoker_warm._listener import Listener
 from stoker_warm._proxy import Proxy
 from support.function_cloud import cloud_of
 from support.waiting import until
@@ -73,14 +74,14 @@ class WarmCloud:
         config: WarmConfig,
         *,
         secret: Secret = SECRET,
-        certificate: Certificate | None = None,
+        certificate: tuple[Path, Path] | None = None,
     ) -> None:
         self.cloud, self.config = cloud, dataclasses.replace(config, **_PATIENT)
         self._executor, self._secret, self._certificate = executor, secret, certificate
         self.proxy = self._proxy()
 
     def _proxy(self) -> Proxy:
-        listener = TcpListener(Address("127.0.0.1", 0), certificate=self._certificate)
+        listener = Listener(Address("127.0.0.1", 0), certificate=self._certificate)
         return Proxy(self.config, self._secret, self._executor.call, listener, mac=MAC, rng=random.Random(7))
 
     async def restart(self) -> None:
@@ -140,7 +141,7 @@ async def node_cloud(nodes: int, *, bucket: Any = None, **changes: Any) -> Async
 
 @asynccontextmanager
 async def warm_cloud(
-    config: WarmConfig, *, secret: Secret = SECRET, certificate: Certificate | None = None, **changes: Any
+    config: WarmConfig, *, secret: Secret = SECRET, certificate: tuple[Path, Path] | None = None, **changes: Any
 ) -> AsyncIterator[WarmCloud]:
     """Run a warm tier; when the block is left, nothing of it is.
 

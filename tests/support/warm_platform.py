@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from stoker._base.checksum import crc32c
 from stoker._cache.keeper import name_of
+from stoker._shared.address import Address
 from stoker._shared.secret import TierSecret
 from stoker.abc import Answer, ObjectRef
 from stoker.errors import ConnectionLostError, ServerError, ThrottledError
@@ -17,6 +18,7 @@ from stoker_warm._auth import Secret
 from stoker_warm._config import WarmConfig
 from stoker_warm._ends import NodeEnd, ProxyEnd
 from stoker_warm._events import Wake
+from stoker_warm._listener import Listener
 from stoker_warm._node import NodeServer
 from stoker_warm._place import object_name
 from stoker_warm._proxy import Proxy
@@ -54,12 +56,12 @@ def named(number: int, size_bytes: int) -> tuple[str, bytes]:
     return name_of(ObjectRef(key=str(number), size_bytes=size_bytes, crc32c=crc32c(data))), data
 
 
-class MemoryListener:
+class MemoryListener(Listener):
     """A listener on a network in memory."""
 
     def __init__(self, network: Network) -> None:
+        super().__init__(Address.parse(ADDRESS))
         self.network = network
-        self.address, self.fingerprint = ADDRESS, ""
         self.is_open = False
         self.max_unauthenticated = 0
 

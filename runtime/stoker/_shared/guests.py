@@ -12,6 +12,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
+from stoker._shared.address import Address
+from stoker.errors import ConfigError
+
+_BACKLOG = 128
 _TLS_SECONDS = 5.0
 
 
@@ -43,9 +47,20 @@ class Guests:
     def __len__(self) -> int:
         return len(self._doors)
 
-    def connect(self) -> asyncio.BaseProtocol:
-        """Return what meets a connection that was accepted: for :meth:`asyncio.loop.create_server`."""
-        return _Door(self)
+    async def listen(self, address: Address) -> asyncio.Server:
+        """Accept connections at an address, until the server that is returned is closed.
+
+        Raises:
+            ConfigError: the address cannot be used.
+        """
+        try:
+            return await asyncio.get_running_loop().create_server(
+                lambda: _Door(self), address.host, address.port, backlog=_BACKLOG
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"this process cannot listen on {address}: {error}; take an address of this machine and a free port"
+            ) from None
 
     def leave(self, protocol: object) -> None:
         """Count a connection no longer: it is known who made it, or it has ended. Idempotent.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,10 +10,10 @@ from dataclasses import dataclass
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from stoker._shared.address import Address
 from stoker._shared.certificate import ServerTls, ephemeral_tls
 from stoker._shared.guests import Guests
 from stoker._shared.server import TierServer
-from stoker._stores.options import is_this_machine
 from stoker.errors import ConfigError
 
 _MAX_GUESTS = 1024
@@ -23,8 +22,6 @@ of 32 trainers that begin together."""
 _GUEST_SECONDS = 10.0
 _STOP_SECONDS = 10.0
 """What transfers may take to end when the server stops."""
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to be told from addresses that can be connected to
-
 
 _log = logging.getLogger("stoker.tier.http")
 _log.addFilter(lambda record: not _is_of_stranger(record))
@@ -40,8 +37,7 @@ class Endpoint:
     """Where a server listens.
 
     Attributes:
-        host: a name or an address.
-        port: 0 is any that is free.
+        address: port 0 is any that is free.
         advertised: the host that clients connect to, if it is another.
         tls: what it shows; None off loopback is an ephemeral certificate, and on loopback no TLS.
 
@@ -49,20 +45,18 @@ class Endpoint:
         ConfigError: clients cannot connect to the host, and are told no other.
     """
 
-    host: str
-    port: int
+    address: Address
     advertised: str = ""
     tls: ServerTls | None = None
 
     def __post_init__(self) -> None:
-        if self.host in _EVERYWHERE and not self.advertised:
-            raise ConfigError(f"nobody can connect to {self.host}: say by which name or address with --advertise")
+        if self.address.is_everywhere and not self.advertised:
+            raise ConfigError(f"nobody can connect to {self.address.host}: say where they can with --advertise")
 
     def url(self, port: int, tls: ServerTls | None) -> str:
         """Return what to give to trainers."""
-        host = self.advertised or self.host
-        host = f"[{host}]" if ":" in host else host
-        return f"http://{host}:{port}" if tls is None else f"https://{host}:{port}?fingerprint={tls.fingerprint}"
+        address = Address(self.advertised or self.address.host, port)
+        return f"http://{address}" if tls is None else f"https://{address}?fingerprint={tls.fingerprint}"
 
 
 @asynccontextmanager
@@ -74,7 +68,7 @@ async def listening(server: TierServer, endpoint: Endpoint) -> AsyncIterator[str
         MissingExtraError: it needs TLS, and no certificate can be made.
     """
     tls = endpoint.tls
-    if tls is None and not is_this_machine(endpoint.host):
+    if tls is None and not endpoint.address.is_local:
         tls = ephemeral_tls()
     runner = web.AppRunner(
         server.application(),
@@ -90,7 +84,7 @@ async def listening(server: TierServer, endpoint: Endpoint) -> AsyncIterator[str
         context = None if tls is None else tls.context
         guests = Guests(runner.server, context, limit=_MAX_GUESTS, seconds=_GUEST_SECONDS)
         server.admit = guests.leave
-        listener = await _listen(endpoint, guests)
+        listener = await guests.listen(endpoint.address)
         try:
             yield endpoint.url(listener.sockets[0].getsockname()[1], tls)
         finally:
@@ -99,13 +93,3 @@ async def listening(server: TierServer, endpoint: Endpoint) -> AsyncIterator[str
     finally:
         await runner.cleanup()
         await server.close()
-
-
-async def _listen(endpoint: Endpoint, guests: Guests) -> asyncio.Server:
-    try:
-        return await asyncio.get_running_loop().create_server(guests.connect, endpoint.host, endpoint.port)
-    except OSError as error:
-        raise ConfigError(
-            f"the tier server cannot listen on {endpoint.host}:{endpoint.port}: {error}; take an address of this "
-            "machine and a free port"
-        ) from None

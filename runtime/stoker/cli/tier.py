@@ -16,6 +16,7 @@ from pathlib import Path
 
 from stoker._base.sizes import format_bytes
 from stoker._cache.tiers import CacheSpec
+from stoker._shared.address import Address
 from stoker._shared.certificate import given_tls
 from stoker._shared.client import ServerAddress, read_metrics
 from stoker._shared.folder import ObjectFolder
@@ -142,15 +143,16 @@ def endpoint_of(args: Namespace) -> Endpoint:
     Raises:
         ConfigError: an argument is not right.
     """
-    host, separator, port = args.listen.rpartition(":")
-    if not separator or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"--listen is HOST:PORT, such as 10.0.0.9:{_PORT}, not {args.listen!r:.80}")
+    try:
+        address = Address.parse(args.listen)
+    except ConfigError as error:
+        raise ConfigError(f"--listen: {error}") from None
     if (args.certificate is None) != (args.key is None):
         raise ConfigError("--certificate and --key go together")
     if not _HOST.fullmatch(args.advertise):
         raise ConfigError(f"--advertise is a name or an address, such as tier.internal, not {args.advertise!r:.80}")
     tls = None if args.key is None else given_tls(args.certificate, args.key)
-    return Endpoint(host=host.strip("[]"), port=int(port), advertised=args.advertise, tls=tls)
+    return Endpoint(address=address, advertised=args.advertise, tls=tls)
 
 
 def _folder(spec: str | None, secrets: Sequence[TierSecret], sources: Sequence[ReadThrough]) -> ObjectFolder | None:

@@ -29,7 +29,7 @@ from stoker.cli.flags import number_from, positive, size_from
 from stoker.cli.output import counted, json_text, printable, table
 from stoker.cli.tier import add_endpoint, end_signal, endpoint_of
 from stoker.errors import DeadlineError
-from stoker_warm._auth import Certificate, Secret
+from stoker_warm._auth import Secret
 from stoker_warm._config import Fleet
 from stoker_warm._place import WarmServer, read_status
 from stoker_warm._proxy import Proxy
@@ -261,7 +261,7 @@ async def _proxy(args: Namespace) -> int:
         warnings.warn(text, DeprecationWarning, stacklevel=1)
     tenants, endpoint = TierSecret.parse_all(os.environ), endpoint_of(args)
     if args.key is not None:
-        fleet = dataclasses.replace(fleet, certificate=Certificate(chain=args.certificate, key=args.key))
+        fleet = dataclasses.replace(fleet, certificate=(args.certificate, args.key))
     async with _proxy_of(fleet, tenants[0]) as proxy, listening(WarmServer(tenants, proxy), endpoint) as url:
         ended = end_signal()
         print(url, flush=True)

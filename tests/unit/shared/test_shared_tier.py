@@ -23,6 +23,7 @@ from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._shared import read_through
 from stoker._shared import server as tier_server
+from stoker._shared.address import Address
 from stoker._shared.certificate import ephemeral_tls
 from stoker._shared.client import ServerAddress, SharedTier, _Copies
 from stoker._shared.folder import ObjectFolder
@@ -61,7 +62,7 @@ class TestSharedTier(TierTests):
 def test_it_reads_what_another_machine_has_offered_over_tls_that_it_knows_by_its_fingerprint() -> None:
     async def main() -> None:
         ref, data = object_of(1, 3_000_000)
-        endpoint = Endpoint(host="127.0.0.1", port=0, tls=ephemeral_tls())
+        endpoint = Endpoint(address=Address("127.0.0.1", 0), tls=ephemeral_tls())
         async with running(server_of(1 << 24), endpoint) as url, client_of(url) as one, client_of(url) as two:
             await offered(one, ref, data)
             assert await read(two, ref) == data

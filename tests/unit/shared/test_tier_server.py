@@ -17,8 +17,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stoker._shared import address, serving
 from stoker._shared import server as tier_server
-from stoker._shared import serving
+from stoker._shared.address import Address
 from stoker._shared.certificate import ephemeral_tls
 from stoker._shared.folder import ObjectFolder
 from stoker._shared.serving import Endpoint
@@ -321,7 +322,7 @@ def test_strangers_who_are_slow_to_speak_tls_are_as_few_as_others(monkeypatch: p
     monkeypatch.setattr(serving, "_MAX_GUESTS", 4)
 
     async def main() -> None:
-        endpoint = Endpoint(host="127.0.0.1", port=0, tls=ephemeral_tls())
+        endpoint = Endpoint(address=Address("127.0.0.1", 0), tls=ephemeral_tls())
         async with running(server_of(), endpoint) as url, client_of(url) as tier:
             host, port = url.removeprefix("https://").partition("?")[0].split(":")
             strangers = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
@@ -342,7 +343,7 @@ def test_a_connection_that_makes_way_within_its_handshake_is_closed(monkeypatch:
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
 
     async def main() -> None:
-        endpoint = Endpoint(host="127.0.0.1", port=0, tls=ephemeral_tls())
+        endpoint = Endpoint(address=Address("127.0.0.1", 0), tls=ephemeral_tls())
         async with running(server_of(), endpoint) as url:
             host, port = url.removeprefix("https://").partition("?")[0].split(":")
 
@@ -408,7 +409,7 @@ def test_an_upload_that_ends_early_is_not_kept_and_said_to_nobody(caplog: pytest
 
 
 def test_off_loopback_a_server_shows_a_certificate_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "is_this_machine", lambda _: False)
+    monkeypatch.setattr(address, "is_this_machine", lambda _: False)
 
     async def main() -> None:
         async with running(server_of()) as url:
@@ -420,8 +421,8 @@ def test_off_loopback_a_server_shows_a_certificate_of_its_own(monkeypatch: pytes
 
 def test_a_server_that_listens_everywhere_must_say_where_it_is() -> None:
     with pytest.raises(ConfigError, match="--advertise"):
-        Endpoint(host="0.0.0.0", port=0)  # noqa: S104 - what is refused
-    everywhere = Endpoint(host="0.0.0.0", port=0, advertised="tier.internal", tls=None)  # noqa: S104 - see above
+        Endpoint(address=Address("0.0.0.0", 0))  # noqa: S104 - what is refused
+    everywhere = Endpoint(address=Address("0.0.0.0", 0), advertised="tier.internal", tls=None)  # noqa: S104 - see above
     assert everywhere.url(7412, None) == "http://tier.internal:7412"
 
 

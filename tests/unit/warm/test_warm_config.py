@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from stoker._shared.address import Address
 from stoker.errors import ConfigError
 from stoker.fanout import ExecutorOptions
-from stoker_warm._auth import Address, Certificate, Secret
+from stoker_warm._auth import Secret
 from stoker_warm._config import Fleet, WarmConfig
 from stoker_warm._erasure import Code
 from stoker_warm._tier import FleetProxy, server_url
@@ -60,7 +61,7 @@ def test_every_setting_of_functions_is_taken() -> None:
         config=config,
         listen=Address("0.0.0.0", 7411),  # noqa: S104 - nobody listens
         advertised=Address("10.0.0.5", 17411),
-        certificate=Certificate(chain=Path("/a b/c.pem"), key=Path("/k.pem")),
+        certificate=(Path("/a b/c.pem"), Path("/k.pem")),
         bucket="s3express",
         egress="other_region",
     )

@@ -11,19 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from stoker._shared.address import Address
 from stoker.errors import ConfigError, CredentialsError, MissingExtraError, StokerError
 from stoker.testing import run_virtual
-from stoker_warm._auth import Address, Certificate, NodeHandshake, ProxyHandshake, Secret, dial
+from stoker_warm._auth import NodeHandshake, ProxyHandshake, Secret, dial
 from stoker_warm._config import WarmConfig
 from stoker_warm._ends import Answer, NodeEnd, ProxyEnd
 from stoker_warm._frames import Head, Kind
-from stoker_warm._listener import MAX_UNAUTHENTICATED, TcpListener
+from stoker_warm._listener import MAX_UNAUTHENTICATED, Listener
 from support.tls import make_authority
 from support.waiting import until
 from support.warm_platform import MemoryListener, Tier
 
 SECRET = Secret(bytes(32))
 LOOPBACK = Address("127.0.0.1", 0)
+Pem = tuple[Path, Path]
+"""Files of a certificate and of its key."""
 
 
 def ignore(connection: ProxyEnd, kind: Kind, head: Head) -> None:
@@ -37,16 +40,20 @@ def pong(kind: Kind, head: Head, body: bytearray) -> Answer:
 class Host:
     """A door, and whom it has let in."""
 
-    def __init__(self, certificate: Certificate | None, limit: int) -> None:
+    def __init__(self, certificate: Pem | None, limit: int) -> None:
         self.limit = limit
-        self.listener = TcpListener(LOOPBACK, certificate=certificate)
+        self.listener = Listener(LOOPBACK, certificate=certificate)
         self.connections: list[ProxyEnd] = []
         self.settling: set[asyncio.Task[None]] = set()
         self.dialled: list[socket.socket] = []
         self.max_unauthenticated = 0
 
+    @property
+    def unauthenticated(self) -> int:
+        return len(self.listener._guests or ())
+
     def accept(self) -> ProxyEnd:
-        self.max_unauthenticated = max(self.max_unauthenticated, self.listener.unauthenticated)
+        self.max_unauthenticated = max(self.max_unauthenticated, self.unauthenticated)
         connection = ProxyEnd(ProxyHandshake(SECRET, fingerprint=self.listener.fingerprint), ignore)
         self.connections.append(connection)
         task = asyncio.get_running_loop().create_task(self._settle(connection))
@@ -76,18 +83,18 @@ class Host:
     async def silent(self, count: int) -> list[socket.socket]:
         """Return sockets that have dialled and say nothing."""
         address, loop = Address.parse(self.listener.address), asyncio.get_running_loop()
-        wanted = min(self.listener.unauthenticated + count, self.limit)
+        wanted = min(self.unauthenticated + count, self.limit)
         for _ in range(count):
             sock = socket.socket()
             self.dialled.append(sock)
             sock.setblocking(False)
             await loop.sock_connect(sock, (address.host, address.port))
-        await until(lambda: self.listener.unauthenticated >= wanted)
+        await until(lambda: self.unauthenticated >= wanted)
         return self.dialled[-count:]
 
 
 @asynccontextmanager
-async def host(certificate: Certificate | None = None, *, max_unauthenticated: int = 8) -> AsyncIterator[Host]:
+async def host(certificate: Pem | None = None, *, max_unauthenticated: int = 8) -> AsyncIterator[Host]:
     made = Host(certificate, max_unauthenticated)
     await made.listener.open(made.accept, max_unauthenticated=max_unauthenticated)
     try:
@@ -104,18 +111,18 @@ def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def certified(folder: Path) -> Certificate:
+def certified(folder: Path) -> Pem:
     make_authority(folder)
     pem = folder / "server.pem"
-    return Certificate(chain=pem, key=pem)
+    return pem, pem
 
 
 @pytest.fixture(params=["plain", "tls"])
-def certificate(request: pytest.FixtureRequest, tmp_path: Path) -> Certificate | None:
+def certificate(request: pytest.FixtureRequest, tmp_path: Path) -> Pem | None:
     return certified(tmp_path) if request.param == "tls" else None
 
 
-def test_a_node_that_knows_the_secret_is_let_in_and_is_no_stranger_then(certificate: Certificate | None) -> None:
+def test_a_node_that_knows_the_secret_is_let_in_and_is_no_stranger_then(certificate: Pem | None) -> None:
     async def test() -> None:
         async with host(certificate) as made:
             node = await made.node()
@@ -123,7 +130,7 @@ def test_a_node_that_knows_the_secret_is_let_in_and_is_no_stranger_then(certific
             (connection,) = made.connections
             await connection.ready()
             assert (await connection.request(Kind.PING)).kind is Kind.PONG
-            await until(lambda: not made.listener.unauthenticated)
+            await until(lambda: not made.unauthenticated)
             made.listener.close()
             assert (await connection.request(Kind.PING)).kind is Kind.PONG, "who is in stays"
             await node.close()
@@ -132,7 +139,7 @@ def test_a_node_that_knows_the_secret_is_let_in_and_is_no_stranger_then(certific
 
 
 def test_those_who_dial_and_keep_silent_take_up_a_bounded_number_of_files_and_keep_no_node_out(
-    certificate: Certificate | None,
+    certificate: Pem | None,
 ) -> None:
     async def test() -> None:
         async with host(certificate) as made:
@@ -152,7 +159,7 @@ def test_those_who_dial_and_keep_silent_take_up_a_bounded_number_of_files_and_ke
     asyncio.run(test())
 
 
-def test_who_came_first_goes_first(certificate: Certificate | None) -> None:
+def test_who_came_first_goes_first(certificate: Pem | None) -> None:
     async def test() -> None:
         async with host(certificate) as made:
             silent = await made.silent(8)
@@ -161,7 +168,7 @@ def test_who_came_first_goes_first(certificate: Certificate | None) -> None:
                 with suppress(ConnectionError):
                     while await asyncio.get_running_loop().sock_recv(sock, 1000):
                         pass
-            assert made.listener.unauthenticated == 8
+            assert made.unauthenticated == 8
             for sock in silent[4:]:
                 with suppress(BlockingIOError):
                     assert sock.recv(1000), "it is there"
@@ -169,9 +176,7 @@ def test_who_came_first_goes_first(certificate: Certificate | None) -> None:
     asyncio.run(test())
 
 
-def test_who_keeps_silent_is_sent_away_after_a_while(
-    certificate: Certificate | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_keeps_silent_is_sent_away_after_a_while(certificate: Pem | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker_warm._listener._UNAUTHENTICATED_SECONDS", 0.1)
 
     async def test() -> None:
@@ -181,12 +186,12 @@ def test_who_keeps_silent_is_sent_away_after_a_while(
                 with suppress(ConnectionError):
                     while await asyncio.get_running_loop().sock_recv(sock, 1000):
                         pass
-            assert not made.listener.unauthenticated
+            assert not made.unauthenticated
 
     asyncio.run(test())
 
 
-def test_nothing_is_left_of_strangers_when_the_door_closes(certificate: Certificate | None) -> None:
+def test_nothing_is_left_of_strangers_when_the_door_closes(certificate: Pem | None) -> None:
     async def test() -> None:
         before = open_files()
         async with host(certificate) as made:
@@ -194,7 +199,7 @@ def test_nothing_is_left_of_strangers_when_the_door_closes(certificate: Certific
             made.listener.close()
             for connection in made.connections:
                 await connection.closed()
-            await until(lambda: not made.listener.unauthenticated)
+            await until(lambda: not made.unauthenticated)
         await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
         await until(lambda: open_files() == before)
 
@@ -202,7 +207,7 @@ def test_nothing_is_left_of_strangers_when_the_door_closes(certificate: Certific
 
 
 def test_who_does_not_know_the_secret_and_who_speaks_no_tls_is_no_stranger_for_long(
-    certificate: Certificate | None,
+    certificate: Pem | None,
 ) -> None:
     async def test() -> None:
         async with host(certificate) as made:
@@ -213,7 +218,7 @@ def test_who_does_not_know_the_secret_and_who_speaks_no_tls_is_no_stranger_for_l
                 await wrong.ready()
             for connection in made.connections:
                 await connection.closed()
-            await until(lambda: not made.listener.unauthenticated)
+            await until(lambda: not made.unauthenticated)
 
     asyncio.run(test())
 
@@ -231,7 +236,7 @@ def test_an_address_that_is_taken_is_refused() -> None:
     async def test() -> None:
         async with host() as made:
             with pytest.raises(ConfigError, match="cannot listen"):
-                await TcpListener(Address.parse(made.listener.address)).open(made.accept)
+                await Listener(Address.parse(made.listener.address)).open(made.accept)
 
     asyncio.run(test())
 
@@ -264,7 +269,7 @@ ELSEWHERE = Address("10.0.0.5", 7411)
 
 def test_a_proxy_that_nodes_dial_off_loopback_makes_a_certificate_which_they_pin() -> None:
     async def test() -> None:
-        listener = TcpListener(LOOPBACK, advertised=ELSEWHERE)
+        listener = Listener(LOOPBACK, advertised=ELSEWHERE)
         assert listener.fingerprint == ""
         made = Host(None, 8)
         made.listener = listener
@@ -272,7 +277,7 @@ def test_a_proxy_that_nodes_dial_off_loopback_makes_a_certificate_which_they_pin
         try:
             assert listener.address == "10.0.0.5:7411"
             assert len(listener.fingerprint) == 64
-            port = listener._port
+            port = listener._at.port
             node = await dial(Address("127.0.0.1", port), listener.fingerprint, lambda: made.node_end())
             await node.ready()
             assert (await made.connections[0].request(Kind.PING)).kind is Kind.PONG
@@ -294,7 +299,7 @@ def test_two_proxies_do_not_have_the_same_certificate() -> None:
     async def test() -> None:
         prints = set()
         for _ in range(2):
-            listener = TcpListener(LOOPBACK, advertised=ELSEWHERE)
+            listener = Listener(LOOPBACK, advertised=ELSEWHERE)
             await listener.open(lambda: ProxyEnd(ProxyHandshake(SECRET), ignore))
             listener.close()
             prints.add(listener.fingerprint)
@@ -307,7 +312,7 @@ def test_where_a_certificate_cannot_be_made_the_extra_is_named(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "cryptography", None)
 
     async def test() -> None:
-        listener = TcpListener(LOOPBACK, advertised=ELSEWHERE)
+        listener = Listener(LOOPBACK, advertised=ELSEWHERE)
         with pytest.raises(MissingExtraError, match=r"pip install 'stoker\[warm\]'"):
             await listener.open(lambda: ProxyEnd(ProxyHandshake(SECRET), ignore))
 
@@ -331,7 +336,7 @@ def test_a_proxy_elsewhere_is_not_dialled_without_tls(host_name: str, monkeypatc
 
 def test_a_certificate_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     certificate = certified(tmp_path)
-    TcpListener(LOOPBACK, certificate=certificate)
+    Listener(LOOPBACK, certificate=certificate)
     (tmp_path / "empty.pem").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
-        TcpListener(LOOPBACK, certificate=Certificate(chain=certificate.chain, key=tmp_path / "empty.pem"))
+        Listener(LOOPBACK, certificate=(certificate[0], tmp_path / "empty.pem"))
