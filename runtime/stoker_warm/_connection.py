@@ -7,6 +7,7 @@ is sent nothing more, and given up in the end.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import ssl
 from collections import deque
@@ -49,9 +50,7 @@ class ConnectionConfig:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """What both ends share: the handshake, what is to be sent, and how it ends.
-
-    Give it to ``loop.create_connection`` or ``create_server``, and wait until it is ``ready``.
+    """One end, for ``loop.create_connection`` or ``create_server``; it can be used once it is ``ready``.
 
     Args:
         handshake: of this end, for this connection only.
@@ -72,7 +71,7 @@ class Connection(asyncio.BufferedProtocol):
         self._outbox = deque[Outgoing]()
         self._is_write_paused = False
         self._deadline: asyncio.TimerHandle | None = None  # of the handshake, or of the end
-        self._stall: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None  # of what the peer is to take next
         self._is_settled = asyncio.Event()  # the peer is known, or will not be
         self._has_ended = asyncio.Event()
         self.failure: StokerError | None = None
@@ -139,7 +138,7 @@ class Connection(asyncio.BufferedProtocol):
     def _begin_any(self, kind: Kind, body_bytes: int) -> memoryview | None:
         if self.peer is not None:
             return self._begin(kind, body_bytes)
-        if body_bytes or kind not in _HANDSHAKE:
+        if kind not in _HANDSHAKE:
             raise WireError(f"a {kind.name} frame came before the handshake was done")
         return None
 
@@ -149,14 +148,13 @@ class Connection(asyncio.BufferedProtocol):
             self._send(Outgoing(*message))
         if self.is_open:
             self._reader.max_head_bytes = MAX_HEAD_BYTES
-            self._stop_timer(self._deadline)
+            _cancel(self._deadline)
             self._is_settled.set()
 
     def _refuse(self, error: StokerError) -> None:
         if self.failure is None and self.peer is None and not isinstance(error, WireError):
             self._send(Outgoing(Kind.FAILED))  # so that the peer knows that it is about the secret
             self._end(error, is_gentle=True)
-            self._deadline = self._loop.call_later(self._config.close_seconds, self.abort)
         else:
             self.abort(error)
 
@@ -168,11 +166,9 @@ class Connection(asyncio.BufferedProtocol):
         Waits until nothing is left of it, for ``close_seconds`` at most.
         """
         self._end(ConnectionLostError(f"the connection to {self._address} was closed"), is_gentle=True)
-        patience = self._loop.call_later(self._config.close_seconds, self.abort)
         try:
             await self.closed()
         finally:
-            patience.cancel()
             self.abort()
 
     def abort(self, error: StokerError | None = None) -> None:
@@ -191,12 +187,14 @@ class Connection(asyncio.BufferedProtocol):
         """End everything under way; the first error is the reason."""
         if self.failure is None:
             self.failure = error
-            self._stop_timer(self._deadline)
-            self._stop_timer(self._stall)
+            _cancel(self._deadline)
+            _cancel(self._stall)
             self._outbox.clear()
             self._reader.close()
             self._is_settled.set()
             self._has_failed()
+            if is_gentle:
+                self._deadline = self._loop.call_later(self._config.close_seconds, self.abort)
         if self._transport is None:
             self._has_ended.set()
         elif is_gentle:
@@ -214,21 +212,13 @@ class Connection(asyncio.BufferedProtocol):
         loss.__cause__ = self.failure
         return loss
 
-    def _watch_for_stall(self) -> None:
-        assert self._transport is not None  # noqa: S101 - it has paused us
-        waiting_bytes = self._transport.get_write_buffer_size()
-        self._stall = self._loop.call_later(self._config.stall_seconds, self._is_stalled, waiting_bytes)
-
-    def _is_stalled(self, waiting_bytes: int) -> None:
-        """Give the connection up if as much waits as before, else look again later."""
-        if self._transport is not None and self._transport.get_write_buffer_size() < waiting_bytes:
-            self._watch_for_stall()
-        else:
+    def _watch_for_stall(self, before_bytes: float = math.inf) -> None:
+        """Give the connection up if no less waits than before, else look again later."""
+        waiting_bytes = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        if waiting_bytes >= before_bytes:
             self.abort(DeadlineError(f"{self._address} took nothing for {self._config.stall_seconds:g} s"))
-
-    def _stop_timer(self, timer: asyncio.TimerHandle | None) -> None:
-        if timer is not None:
-            timer.cancel()
+        else:
+            self._stall = self._loop.call_later(self._config.stall_seconds, self._watch_for_stall, waiting_bytes)
 
     # What the event loop calls.
 
@@ -283,16 +273,21 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Give the transport what waits."""
         self._is_write_paused = False
-        self._stop_timer(self._stall)
+        _cancel(self._stall)
         self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End everything under way."""
         why = "ended" if exc is None else f"broke ({type(exc).__name__}: {exc})"
         self._end(ConnectionLostError(f"the connection to {self._address} {why}"), is_gentle=False)
-        self._stop_timer(self._deadline)
-        self._stop_timer(self._stall)
+        _cancel(self._deadline)
+        _cancel(self._stall)
         self._has_ended.set()
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
 def _address_of(transport: asyncio.BaseTransport) -> str:

@@ -26,21 +26,6 @@ _SHOWN_CHARACTERS = 500
 """Of what a node tells the proxy about its failure."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer of a node.
-
-    Attributes:
-        kind: one of ``ANSWERS`` of what was asked; never FAILED, which is raised.
-        head: its head.
-        body_bytes: length of its body: the first bytes of ``into``, if that was given.
-    """
-
-    kind: Kind
-    head: Head
-    body_bytes: int
-
-
 @dataclass(slots=True, eq=False)
 class _Request:
     """A request without an answer; cancelled if its outcome is done."""
@@ -48,7 +33,7 @@ class _Request:
     kind: Kind
     frame: Outgoing
     into: memoryview | None
-    outcome: asyncio.Future[Reply | StokerError]
+    outcome: asyncio.Future[Frame | StokerError]
 
 
 class ProxyEnd(Connection):
@@ -80,7 +65,7 @@ class ProxyEnd(Connection):
         body: Sequence[Buffer] = (),
         into: memoryview | None = None,
         timeout: float | None = None,
-    ) -> Reply:
+    ) -> Frame:
         """Ask the node, and return its answer, which comes behind those to all earlier requests.
 
         When this returns or raises, cancelled too, nothing writes to ``into`` any more.
@@ -91,6 +76,9 @@ class ProxyEnd(Connection):
             body: parts that are sent one behind the other. Their memory is never changed: it may be sent later.
             into: memory for the body of the answer, which may be shorter; without, it is thrown away.
             timeout: in seconds, the wait for its turn and the sending included.
+
+        Returns:
+            One of the kinds in ``ANSWERS``, but FAILED, which is raised.
 
         Raises:
             ConnectionLostError: the connection is not open, or broke.
@@ -110,18 +98,15 @@ class ProxyEnd(Connection):
             # It refers to the task, whose cancellation refers to this frame: a circle that would keep the memory.
             del deadline
 
-    async def _ask(self, kind: Kind, head: Head | None, body: Sequence[Buffer], into: memoryview | None) -> Reply:
+    async def _ask(self, kind: Kind, head: Head | None, body: Sequence[Buffer], into: memoryview | None) -> Frame:
         if kind not in ANSWERS:
             raise WireError(f"{kind.name} is no request")
+        target = into.cast("B") if into is not None else None
+        request = _Request(kind, Outgoing(kind, head, body), target, self._loop.create_future())
         await self._turns.acquire()
-        try:
-            if not self.is_open:
-                raise self._loss()
-            target = into.cast("B") if into is not None else None
-            request = _Request(kind, Outgoing(kind, head, body), target, self._loop.create_future())
-        except BaseException:
+        if not self.is_open:
             self._turns.release()
-            raise
+            raise self._loss()
         self._requests.append(request)
         self._send(request.frame)
         try:
@@ -129,7 +114,7 @@ class ProxyEnd(Connection):
         except asyncio.CancelledError:
             self._give_up(request)
             raise
-        if isinstance(outcome, Reply):
+        if isinstance(outcome, Frame):
             return outcome
         raise outcome
 
@@ -168,7 +153,7 @@ class ProxyEnd(Connection):
             why = "".join(each if each.isprintable() else "?" for each in said)  # it may end up on a terminal
             request.outcome.set_result(ServerError(f"{self._address} failed at {request.kind.name}: {why}"))
         else:
-            request.outcome.set_result(Reply(frame.kind, frame.head, frame.body_bytes))
+            request.outcome.set_result(frame)
 
     def _has_failed(self) -> None:
         for request in self._requests:

@@ -56,8 +56,7 @@ class NodeServer:
         self._instance = instance or secrets.token_hex(8)
         self._connection: NodeEnd | None = None
         self._address = ("", "")
-        self._is_told_to_stop = False
-        self._changed = asyncio.Event()
+        self._must_go = asyncio.Event()  # the proxy says so, or the connection has ended
 
     @property
     def report(self) -> Report:
@@ -100,7 +99,7 @@ class NodeServer:
         # A loop that stood still learns now of what happened to the connection meanwhile.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        self._is_told_to_stop = False  # by the proxy before
+        self._must_go.clear()
         address = (wake.proxy, wake.fingerprint)
         old = self._connection
         if old is not None and old.is_open and address == self._address and not wake.dial_anew:
@@ -121,7 +120,7 @@ class NodeServer:
     async def _serve(self, connection: NodeEnd, wake: Wake, stop_at_seconds: float) -> None:
         """Be there until it is time to go; the requests themselves are answered by the connection."""
         ended = asyncio.ensure_future(connection.closed())
-        ended.add_done_callback(lambda _: self._changed.set())
+        ended.add_done_callback(lambda _: self._must_go.set())
         try:
             await self._linger(connection, wake.linger_seconds, stop_at_seconds)
         finally:
@@ -137,16 +136,15 @@ class NodeServer:
         """Wait until nothing has come or gone on a connection for a while, or there is another reason to go."""
         loop = asyncio.get_running_loop()
         begun_seconds = loop.time()
-        while connection.is_open and not self._is_told_to_stop:
+        while connection.is_open and not self._must_go.is_set():
             patience_seconds = max(linger_seconds, _STALL_SECONDS) if connection.is_sending else linger_seconds
             moved_seconds = max(begun_seconds, connection.received_seconds, connection.sent_seconds)
             left_seconds = min(stop_at_seconds, moved_seconds + patience_seconds) - loop.time()
             if left_seconds <= 0.0:
                 break
-            self._changed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left_seconds, max(linger_seconds, _LOOK_SECONDS))):
-                    await self._changed.wait()
+                    await self._must_go.wait()
 
     def _answer(self, kind: Kind, head: Head, body: bytearray) -> Answer:
         match kind:
@@ -167,8 +165,7 @@ class NodeServer:
                 listed = {"shards": [each.to_text() for each in page], "more": int(len(page) == LISTED_AT_ONCE)}
                 return Kind.LISTED, listed, ()
             case Kind.STOP:
-                self._is_told_to_stop = True
-                self._changed.set()
+                self._must_go.set()
                 return Kind.BYE, self.report.to_json(), ()
         raise WireError(f"a node does not know what to do with {kind.name}")
 

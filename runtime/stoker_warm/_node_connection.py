@@ -25,9 +25,9 @@ from stoker.errors import (
     WireError,
 )
 from stoker_warm._config import WarmConfig
-from stoker_warm._ends import ProxyEnd, Reply
+from stoker_warm._ends import ProxyEnd
 from stoker_warm._events import Report, Task
-from stoker_warm._frames import Buffer, Head, Kind
+from stoker_warm._frames import Buffer, Frame, Head, Kind
 from stoker_warm._membership import Contents, Membership, State
 from stoker_warm._node import LISTED_AT_ONCE
 from stoker_warm._shard import ShardId, ShardMac
@@ -152,7 +152,7 @@ class Node:
 
     async def _request(
         self, kind: Kind, head: Head, *, body: Sequence[Buffer] = (), into: memoryview | None = None, seconds: float
-    ) -> tuple[Reply, str]:
+    ) -> tuple[Frame, str]:
         """Wake the node if need be, ask it, and return its answer with the instance that gave it."""
         end_seconds = self._now() + seconds
         try:
@@ -165,7 +165,7 @@ class Node:
 
     async def _ask(
         self, kind: Kind, head: Head, body: Sequence[Buffer], into: memoryview | None, end_seconds: float
-    ) -> tuple[Reply, str]:
+    ) -> tuple[Frame, str]:
         connection, instance = self._awake() or await self._ready(end_seconds)
         sent_seconds, is_change = self._now(), kind in (Kind.SET, Kind.DELETE)
         left_seconds = max(0.0, end_seconds - sent_seconds)

@@ -11,9 +11,9 @@ import pytest
 from stoker.errors import ConnectionLostError, CredentialsError, ServerError
 from stoker.testing import run_virtual
 from stoker_warm._auth import Secret
-from stoker_warm._ends import ProxyEnd, Reply
+from stoker_warm._ends import ProxyEnd
 from stoker_warm._events import Report, Task, Wake
-from stoker_warm._frames import Kind
+from stoker_warm._frames import Frame, Kind
 from stoker_warm._node import LISTED_AT_ONCE, NodeServer
 from stoker_warm._shard import OVERHEAD_BYTES, ShardId, ShardStore
 from support.warm_listener import Listener
@@ -29,7 +29,7 @@ def shard(number: int, size_bytes: int = SIZE_BYTES) -> ShardId:
     return ShardId(f"{0:08x}{size_bytes:08x}{number:016x}", 1, 0, 0)
 
 
-async def put(proxy: ProxyEnd, each: ShardId, payload: bytes = b"", **changes: Any) -> Reply:
+async def put(proxy: ProxyEnd, each: ShardId, payload: bytes = b"", **changes: Any) -> Frame:
     payload = payload or bytes(each.size_bytes)
     head = {"shard": each.to_text(), "mac": MAC_TEXT, **changes}
     return await proxy.request(Kind.SET, head, body=(payload,))
