@@ -18,12 +18,11 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing.connection import Connection as Pipe
 from statistics import median
 
+from stoker_warm import _connection
 from stoker_warm._auth import NodeHandshake, ProxyHandshake, Secret
-from stoker_warm._connection import ConnectionConfig
 from stoker_warm._ends import NodeEnd, ProxyEnd
 from stoker_warm._frames import Head, Kind
 
@@ -49,7 +48,7 @@ def give_plain(server: socket.socket) -> None:
             peer.sendall(data)
 
 
-async def give(port: int, shards: int, shard_bytes: int, config: ConnectionConfig) -> None:
+async def give(port: int, shards: int, shard_bytes: int) -> None:
     data = memoryview(bytearray(b"\xa5" * shard_bytes))
 
     def serve(kind: Kind, head: Head, body: bytearray) -> tuple[Kind, Head, tuple[memoryview]]:
@@ -57,21 +56,19 @@ async def give(port: int, shards: int, shard_bytes: int, config: ConnectionConfi
 
     loop = asyncio.get_running_loop()
     dialled = [
-        await loop.create_connection(
-            lambda: NodeEnd(NodeHandshake(SECRET, "warm-0", {}), serve, config), "127.0.0.1", port
-        )
+        await loop.create_connection(lambda: NodeEnd(NodeHandshake(SECRET, "warm-0", {}), serve), "127.0.0.1", port)
         for _ in range(shards)
     ]
     for _, connection in dialled:
         await connection.closed()
 
 
-def giver(work: str, port: int, server: socket.socket | None, config: ConnectionConfig, told: Pipe) -> None:
+def giver(work: str, port: int, server: socket.socket | None, told: Pipe) -> None:
     used = processor_seconds()
     if server is not None:
         give_plain(server)
     else:
-        asyncio.run(give(port, *SHARDS[work], config))
+        asyncio.run(give(port, *SHARDS[work]))
     told.send(processor_seconds() - used)
 
 
@@ -79,9 +76,9 @@ def giver(work: str, port: int, server: socket.socket | None, config: Connection
 
 
 @contextmanager
-def giving(work: str, port: int, server: socket.socket | None, config: ConnectionConfig) -> Iterator[Pipe]:
+def giving(work: str, port: int, server: socket.socket | None) -> Iterator[Pipe]:
     asked, told = multiprocessing.get_context("fork").Pipe()
-    process = multiprocessing.get_context("fork").Process(target=giver, args=(work, port, server, config, told))
+    process = multiprocessing.get_context("fork").Process(target=giver, args=(work, port, server, told))
     process.start()
     try:
         yield asked
@@ -92,7 +89,7 @@ def giving(work: str, port: int, server: socket.socket | None, config: Connectio
 
 def plain(reads: int) -> tuple[float, float]:
     into = memoryview(bytearray(OBJECT_BYTES))
-    with socket.create_server(("127.0.0.1", 0)) as server, giving("plain", 0, server, ConnectionConfig()) as asked:
+    with socket.create_server(("127.0.0.1", 0)) as server, giving("plain", 0, server) as asked:
         with socket.create_connection(server.getsockname()) as peer:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -110,7 +107,7 @@ def plain(reads: int) -> tuple[float, float]:
         return seconds, used + asked.recv()
 
 
-async def wired(work: str, reads: int, config: ConnectionConfig) -> tuple[float, float]:
+async def wired(work: str, reads: int) -> tuple[float, float]:
     shards, shard_bytes = SHARDS[work]
     into = [memoryview(bytearray(shard_bytes)) for _ in range(shards)]
     made: list[ProxyEnd] = []
@@ -120,7 +117,7 @@ async def wired(work: str, reads: int, config: ConnectionConfig) -> tuple[float,
         """Take no note of a notice."""
 
     def accept() -> ProxyEnd:
-        made.append(ProxyEnd(ProxyHandshake(SECRET), ignore, config))
+        made.append(ProxyEnd(ProxyHandshake(SECRET), ignore))
         if len(made) == shards:
             all_made.set()
         return made[-1]
@@ -134,7 +131,7 @@ async def wired(work: str, reads: int, config: ConnectionConfig) -> tuple[float,
 
     server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
     async with server:
-        with giving(work, server.sockets[0].getsockname()[1], None, config) as asked:
+        with giving(work, server.sockets[0].getsockname()[1], None) as asked:
             await all_made.wait()
             for connection in made:
                 await connection.ready()
@@ -149,11 +146,11 @@ async def wired(work: str, reads: int, config: ConnectionConfig) -> tuple[float,
             return seconds, used + asked.recv()
 
 
-def measured(rounds: int, reads: int, config: ConnectionConfig) -> dict[str, tuple[float, float]]:
+def measured(rounds: int, reads: int) -> dict[str, tuple[float, float]]:
     """Return of each work GB/s and processor seconds per GB, medians over rounds."""
     doing: dict[str, Callable[[], tuple[float, float]]] = {
         "plain": lambda: plain(reads),
-        **{work: lambda work=work: asyncio.run(wired(work, reads, config)) for work in SHARDS},  # type: ignore[misc]
+        **{work: lambda work=work: asyncio.run(wired(work, reads)) for work in SHARDS},  # type: ignore[misc]
     }
     found: dict[str, list[tuple[float, float]]] = {work: [] for work in WORKS}
     for _ in range(rounds):
@@ -171,14 +168,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--reads", type=int, default=60, help="of 8 MiB, in each round")
     parser.add_argument("--piece-kib", type=int, nargs="*", default=[], help="sizes of pieces to compare")
     options = parser.parse_args(arguments)
-    pieces = [ConnectionConfig(piece_bytes=size << 10) for size in options.piece_kib] or [ConnectionConfig()]
     print("| piece KiB | work | GB/s | of plain | CPU s/GB | of plain |\n|---|---|---|---|---|---|")
-    for config in pieces:
-        figures = measured(options.rounds, options.reads, replace(config))
+    for size_kib in options.piece_kib or [_connection.PIECE_BYTES >> 10]:
+        _connection.PIECE_BYTES = size_kib << 10  # of processes that are forked later, too
+        figures = measured(options.rounds, options.reads)
         rate, used = figures["plain"]
         for work, (its_rate, its_used) in figures.items():
             print(
-                f"| {config.piece_bytes >> 10} | {work} | {its_rate:.2f} | {its_rate / rate:.2f} "
+                f"| {size_kib} | {work} | {its_rate:.2f} | {its_rate / rate:.2f} "
                 f"| {its_used:.3f} | {its_used / used:.2f} |",
                 flush=True,
             )

@@ -8,45 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import math
-import socket
 import ssl
 from collections import deque
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import cast
 
-from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError, WireError
+from stoker.errors import ConnectionLostError, DeadlineError, StokerError, WireError
 from stoker_warm._auth import Handshake, Peer
 from stoker_warm._frames import MAX_HEAD_BYTES, Frame, FrameReader, Kind, Outgoing
 
 _HANDSHAKE = (Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.FAILED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionConfig:
-    """Limits of a connection.
-
-    Attributes:
-        open_requests: requests without an answer, at most; more wait for their turn.
-        handshake_seconds: until the peer has proved its identity.
-        close_seconds: until the peer has taken what was sent before a ``close``.
-        piece_bytes: sent at a time.
-        stall_seconds: without the peer taking anything of what is to be sent, before the connection is given up.
-
-    Raises:
-        ConfigError: one of them is not positive.
-    """
-
-    open_requests: int = 64
-    handshake_seconds: float = 5.0
-    close_seconds: float = 1.0
-    piece_bytes: int = 1 << 20
-    stall_seconds: float = 120.0
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} of a connection is {getattr(self, name)}, and must be more than 0")
+HANDSHAKE_SECONDS = 5.0
+"""Until the peer has proved its identity."""
+CLOSE_SECONDS = 1.0
+"""Until the peer has taken what was sent before a ``close``."""
+STALL_SECONDS = 120.0
+"""Without the peer taking anything of what is to be sent, before the connection is given up."""
+PIECE_BYTES = 1 << 20
+"""Given to the transport at a time."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -54,7 +35,6 @@ class Connection(asyncio.BufferedProtocol):
 
     Args:
         handshake: of this end, for this connection only.
-        config: its limits.
 
     Attributes:
         failure: why the connection has ended or is about to, None while it has not.
@@ -62,9 +42,9 @@ class Connection(asyncio.BufferedProtocol):
         sent_seconds: when anything was last given to the transport, in the loop's time.
     """
 
-    def __init__(self, handshake: Handshake, config: ConnectionConfig | None = None) -> None:
+    def __init__(self, handshake: Handshake) -> None:
         self._loop = asyncio.get_running_loop()
-        self._handshake, self._config = handshake, config or ConnectionConfig()
+        self._handshake = handshake
         self._transport: asyncio.Transport | None = None
         self._address = "the peer"
         self._reader = FrameReader(self._begin_any)
@@ -128,7 +108,7 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         while self._outbox and not self._is_write_paused and transport is not None and not transport.is_closing():
             frame = self._outbox[0]
-            piece = frame.next_piece(self._config.piece_bytes)
+            piece = frame.next_piece(PIECE_BYTES)
             if frame.is_over:
                 self._outbox.popleft()
             self.sent_seconds = self._loop.time()
@@ -163,7 +143,7 @@ class Connection(asyncio.BufferedProtocol):
     async def close(self) -> None:
         """End the connection: requests are given up, what the transport has is sent if the peer takes it.
 
-        Waits until nothing is left of it, for ``close_seconds`` at most.
+        Waits until nothing is left of it, for ``CLOSE_SECONDS`` at most.
         """
         self._end(ConnectionLostError(f"the connection to {self._address} was closed"), is_gentle=True)
         try:
@@ -194,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
             self._is_settled.set()
             self._has_failed()
             if is_gentle:
-                self._deadline = self._loop.call_later(self._config.close_seconds, self.abort)
+                self._deadline = self._loop.call_later(CLOSE_SECONDS, self.abort)
         if self._transport is None:
             self._has_ended.set()
         elif is_gentle:
@@ -216,9 +196,9 @@ class Connection(asyncio.BufferedProtocol):
         """Give the connection up if no less waits than before, else look again later."""
         waiting_bytes = self._transport.get_write_buffer_size() if self._transport is not None else 0
         if waiting_bytes >= before_bytes:
-            self.abort(DeadlineError(f"{self._address} took nothing for {self._config.stall_seconds:g} s"))
+            self.abort(DeadlineError(f"{self._address} took nothing for {STALL_SECONDS:g} s"))
         else:
-            self._stall = self._loop.call_later(self._config.stall_seconds, self._watch_for_stall, waiting_bytes)
+            self._stall = self._loop.call_later(STALL_SECONDS, self._watch_for_stall, waiting_bytes)
 
     # What the event loop calls.
 
@@ -229,18 +209,12 @@ class Connection(asyncio.BufferedProtocol):
         tls = transport.get_extra_info("ssl_object")
         # Any bytes that wait pause writing, so that hardly any do. A TLS transport takes 0 as always too many.
         self._transport.set_write_buffer_limits(high=0 if tls is None else 1, low=0)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            # Its buffers are left to the kernel, which lets them grow further than we may; over loopback, no fixed size
-            # was faster.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.failure is not None:  # it was given up before
             self._has_ended.clear()
             self._transport.abort()
             return
-        seconds = self._config.handshake_seconds
-        late = DeadlineError(f"{self._address} did not end the handshake in {seconds:g} s")
-        self._deadline = self._loop.call_later(seconds, self.abort, late)
+        late = DeadlineError(f"{self._address} did not end the handshake in {HANDSHAKE_SECONDS:g} s")
+        self._deadline = self._loop.call_later(HANDSHAKE_SECONDS, self.abort, late)
         try:
             message = self._handshake.begin(_fingerprint_of(tls))
         except StokerError as error:

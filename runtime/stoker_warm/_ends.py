@@ -17,11 +17,13 @@ from dataclasses import dataclass
 
 from stoker.errors import DeadlineError, ServerError, StokerError, WireError
 from stoker_warm._auth import Handshake
-from stoker_warm._connection import Connection, ConnectionConfig
+from stoker_warm._connection import Connection
 from stoker_warm._frames import ANSWERS, NOTICES, Buffer, Frame, Head, Kind, Outgoing
 
 _log = logging.getLogger("stoker.warm.serving")
 
+OPEN_REQUESTS = 64
+"""Without an answer, at most; more wait for their turn."""
 _SHOWN_CHARACTERS = 500
 """Of what a node tells the proxy about its failure."""
 
@@ -43,18 +45,12 @@ class ProxyEnd(Connection):
         handshake: of this end, for this connection only.
         notice: is called with this connection, kind and head of each notice. A WireError that it raises ends the
             connection.
-        config: its limits.
     """
 
-    def __init__(
-        self,
-        handshake: Handshake,
-        notice: Callable[[ProxyEnd, Kind, Head], None],
-        config: ConnectionConfig | None = None,
-    ) -> None:
-        super().__init__(handshake, config)
+    def __init__(self, handshake: Handshake, notice: Callable[[ProxyEnd, Kind, Head], None]) -> None:
+        super().__init__(handshake)
         self._notice = notice
-        self._turns = asyncio.Semaphore(self._config.open_requests)
+        self._turns = asyncio.Semaphore(OPEN_REQUESTS)
         self._requests = deque[_Request]()  # in the order in which they are sent and answered
 
     async def request(
@@ -176,11 +172,10 @@ class NodeEnd(Connection):
     Args:
         handshake: of this end, for this connection only.
         serve: answers the proxy's requests.
-        config: its limits.
     """
 
-    def __init__(self, handshake: Handshake, serve: Serve, config: ConnectionConfig | None = None) -> None:
-        super().__init__(handshake, config)
+    def __init__(self, handshake: Handshake, serve: Serve) -> None:
+        super().__init__(handshake)
         self._serve = serve
         self._body = bytearray()  # of the request that is being received
         self._is_read_paused = False

@@ -11,9 +11,9 @@ from itertools import count
 from stoker.errors import ConnectionLostError, DeadlineError, StokerError
 from stoker.testing import run_virtual
 from stoker_warm._auth import NodeHandshake, ProxyHandshake, Secret
-from stoker_warm._connection import ConnectionConfig
 from stoker_warm._ends import Answer, NodeEnd, ProxyEnd
 from stoker_warm._frames import Head, Kind
+from support.warm_connections import limited
 from support.warm_wires import Link, LinkConfig
 
 SCHEDULES = 60
@@ -32,11 +32,11 @@ class Life:
         self.rng = rng = random.Random(seed)
         self.outcomes: Counter[str] = Counter()
         self.numbers = count(1)
-        self.config = ConnectionConfig(
-            open_requests=rng.choice([1, 3, 64]),
-            piece_bytes=rng.choice([100, 5000, 1 << 20]),
-            stall_seconds=rng.choice([2.0, 60.0]),
-        )
+        self.limits = {
+            "OPEN_REQUESTS": rng.choice([1, 3, 64]),
+            "PIECE_BYTES": rng.choice([100, 5000, 1 << 20]),
+            "STALL_SECONDS": rng.choice([2.0, 60.0]),
+        }
         link = LinkConfig(
             latency_seconds=rng.choice([0.0, 0.001, 0.1]),
             bytes_per_second=rng.choice([None, 1e5, 1e7]),
@@ -44,8 +44,9 @@ class Life:
             segment_bytes=rng.choice([7, 1000, 64 << 10]),
         )
         self.link = Link(link)
-        self.proxy = ProxyEnd(ProxyHandshake(SECRET), self.notice, self.config)
-        self.node = NodeEnd(NodeHandshake(SECRET, "n", {}), self.serve, self.config)
+        with limited(self.limits):
+            self.proxy = ProxyEnd(ProxyHandshake(SECRET), self.notice)
+        self.node = NodeEnd(NodeHandshake(SECRET, "n", {}), self.serve)
         self.notices = 0
 
     def notice(self, connection: ProxyEnd, kind: Kind, head: Head) -> None:
@@ -145,7 +146,8 @@ def test_whatever_happens_memory_is_right_and_nothing_is_left() -> None:
         async def main(seed: int = seed) -> None:
             asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
             life = Life(seed)
-            await life.live()
+            with limited(life.limits):
+                await life.live()
             outcomes.update(life.outcomes)
 
         try:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from stoker.errors import NotFoundError
 from stoker.testing import run_virtual
+from stoker_warm import _connection, _ends
 from stoker_warm._auth import NodeHandshake, ProxyHandshake, Secret
 from stoker_warm._ends import Answer, NodeEnd, ProxyEnd, Serve
 from stoker_warm._frames import Head, Kind
 from support.warm_wires import Link, LinkConfig
 
 __all__ = [
-    "INSTANCE", "SECRET", "SHARD", "Server", "joined", "memory", "node_side", "proxy_side", "refuse", "run",
+    "INSTANCE", "SECRET", "SHARD", "Server", "joined", "limited", "memory", "node_side", "proxy_side", "refuse", "run",
 ]  # fmt: skip
 
 SECRET = Secret(bytes(32))
 INSTANCE = "0" * 16
+NO_LIMITS: Mapping[str, float] = {}
 SHARD = bytes(range(256)) * 4000  # 1 MB
 
 
@@ -58,24 +62,39 @@ def proxy_side(
     secret: Secret = SECRET,
     *,
     fingerprint: str = "",
-    **options: Any,
 ) -> ProxyEnd:
     """Return the proxy's end of a connection."""
-    return ProxyEnd(ProxyHandshake(secret, fingerprint=fingerprint), notice, **options)
+    return ProxyEnd(ProxyHandshake(secret, fingerprint=fingerprint), notice)
 
 
-def node_side(serve: Serve = refuse, secret: Secret = SECRET, *, fingerprint: str = "", **options: Any) -> NodeEnd:
+def node_side(serve: Serve = refuse, secret: Secret = SECRET, *, fingerprint: str = "") -> NodeEnd:
     """Return a node's end of a connection."""
     side = NodeHandshake(secret, "warm-7", {"instance": INSTANCE, "term": 3}, fingerprint=fingerprint)
-    return NodeEnd(side, serve, **options)
+    return NodeEnd(side, serve)
+
+
+@contextmanager
+def limited(limits: Mapping[str, float]) -> Iterator[None]:
+    """Have connections other limits for a while: their names in the modules, and values."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in limits.items():
+            patch.setattr(_ends if name == "OPEN_REQUESTS" else _connection, name, value)
+        yield
 
 
 @asynccontextmanager
 async def joined(
-    serve: Serve = refuse, *, link: LinkConfig | None = None, **options: Any
+    serve: Serve = refuse, *, link: LinkConfig | None = None, limits: Mapping[str, float] = NO_LIMITS
 ) -> AsyncIterator[tuple[ProxyEnd, NodeEnd, Link]]:
     """Yield the proxy's end, the node's and the link; afterwards nothing may be left of them."""
-    proxy, node, wire = proxy_side(**options), node_side(serve, **options), Link(link)
+    with limited(limits):
+        async with _joined(serve, link) as made:
+            yield made
+
+
+@asynccontextmanager
+async def _joined(serve: Serve, link: LinkConfig | None) -> AsyncIterator[tuple[ProxyEnd, NodeEnd, Link]]:
+    proxy, node, wire = proxy_side(), node_side(serve), Link(link)
     wire.join(proxy, node)
     await proxy.ready()
     await node.ready()

@@ -17,7 +17,7 @@ from stoker._cost.prices import GB_BYTES
 from stoker_functions._deployment import Settings
 from stoker_functions._warm_node import shelf_bytes
 from stoker_warm._config import Fleet, WarmConfig
-from stoker_warm._connection import ConnectionConfig
+from stoker_warm._connection import HANDSHAKE_SECONDS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "deploy.md").read_text("utf-8")
@@ -121,7 +121,7 @@ def test_what_the_page_says_of_nodes_is_so() -> None:
     assert f"`{config.code}` leaves {config.code.data / config.code.shards:.0%}" in words
     assert "Twelve nodes" in words
     assert config.nodes == 12
-    assert ConnectionConfig().handshake_seconds == 5
+    assert HANDSHAKE_SECONDS == 5
     assert "does not prove within five seconds" in words
 
 

@@ -8,7 +8,6 @@ import logging
 import pytest
 
 from stoker.errors import ConnectionLostError, NotFoundError, ServerError, WireError
-from stoker_warm._connection import ConnectionConfig
 from stoker_warm._ends import Answer, ProxyEnd
 from stoker_warm._frames import Buffer, Head, Kind
 from support.warm_connections import SHARD, Server, joined, memory, node_side, proxy_side, run
@@ -151,8 +150,8 @@ def test_a_notice_between_two_answers_changes_nothing_about_their_order() -> Non
 
 def test_more_requests_than_may_be_open_wait_for_their_turn() -> None:
     async def test() -> None:
-        config, link = ConnectionConfig(open_requests=3), LinkConfig(latency_seconds=0.5)
-        async with joined(Server(), config=config, link=link) as (proxy, _, _):
+        limits, link = {"OPEN_REQUESTS": 3}, LinkConfig(latency_seconds=0.5)
+        async with joined(Server(), limits=limits, link=link) as (proxy, _, _):
             begun_seconds = asyncio.get_running_loop().time()
             waiting = asyncio.gather(*(proxy.request(Kind.PING) for _ in range(10)))
             await asyncio.sleep(0.25)

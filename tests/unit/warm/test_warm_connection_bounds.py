@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import ConfigError, ConnectionLostError, DeadlineError
+from stoker.errors import ConnectionLostError, DeadlineError
 from stoker_warm._auth import ProxyHandshake
-from stoker_warm._connection import ConnectionConfig
 from stoker_warm._frames import HEADER_BYTES, Kind, encode_frame
 from support.warm_connections import SECRET, SHARD, Server, joined, memory, node_side, run
 from support.warm_wires import End, Link, LinkConfig
@@ -18,14 +17,14 @@ from support.warm_wires import End, Link, LinkConfig
 
 def test_a_peer_that_does_not_read_its_answers_is_served_no_more() -> None:
     async def test() -> None:
-        server, config = Server(), ConnectionConfig(open_requests=1000)
-        async with joined(server, config=config) as (proxy, node, wire):
+        server, limits = Server(), {"OPEN_REQUESTS": 1000}
+        async with joined(server, limits=limits) as (proxy, node, wire):
             first, second = wire.ends
             first.pause_reading()
             intos = [memory(len(SHARD)) for _ in range(30)]
             waiting = asyncio.gather(*(proxy.request(Kind.GET, {"shard": len(SHARD)}, into=each) for each in intos))
             await asyncio.sleep(30)
-            assert second.get_write_buffer_size() <= config.piece_bytes
+            assert second.get_write_buffer_size() <= 1 << 20
             # What fits one receive is taken together.
             assert len(server.asked) <= 30
             assert node.is_sending
@@ -42,9 +41,9 @@ def test_a_peer_that_does_not_read_its_answers_is_served_no_more() -> None:
 
 def test_a_peer_that_takes_nothing_for_too_long_is_given_up() -> None:
     async def test() -> None:
-        config = ConnectionConfig(stall_seconds=20.0)
+        limits = {"STALL_SECONDS": 20.0}
         slow = LinkConfig(bytes_per_second=10_000, window_bytes=100_000)
-        async with joined(Server(), config=config, link=slow) as (proxy, _, wire):
+        async with joined(Server(), limits=limits, link=slow) as (proxy, _, wire):
             await proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD])  # slow is not stalled
             wire.ends[1].freeze()
             with pytest.raises(ConnectionLostError, match="took nothing for 20 s"):
@@ -56,9 +55,9 @@ def test_a_peer_that_takes_nothing_for_too_long_is_given_up() -> None:
 
 def test_a_large_body_waits_in_its_own_memory_for_a_slow_peer() -> None:
     async def test() -> None:
-        config = ConnectionConfig(piece_bytes=100_000)
+        limits = {"PIECE_BYTES": 100_000}
         slow = LinkConfig(bytes_per_second=1e6, window_bytes=10_000)
-        async with joined(Server(), config=config, link=slow) as (proxy, _, wire):
+        async with joined(Server(), limits=limits, link=slow) as (proxy, _, wire):
             waiting = asyncio.create_task(proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD] * 5))
             most = 0
             while not waiting.done():
@@ -111,9 +110,3 @@ def test_many_thousand_pings_at_once_are_answered_within_bounds() -> None:
 
 def hear(data: bytes) -> tuple[Kind, dict[str, Any]]:
     return Kind(data[3]), json.loads(data[HEADER_BYTES:])
-
-
-@pytest.mark.parametrize("name", ["open_requests", "handshake_seconds", "piece_bytes"])
-def test_a_limit_of_nothing_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        ConnectionConfig(**{name: 0})

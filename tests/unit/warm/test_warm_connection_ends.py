@@ -8,7 +8,6 @@ import pytest
 
 from stoker.errors import ConnectionLostError, WireError
 from stoker.testing import run_virtual
-from stoker_warm._connection import ConnectionConfig
 from stoker_warm._frames import Head, Kind
 from support.warm_connections import SHARD, Server, joined, memory, node_side, proxy_side, run
 from support.warm_wires import Link, LinkConfig
@@ -17,7 +16,7 @@ from support.warm_wires import Link, LinkConfig
 @pytest.mark.parametrize("whose", ["ours", "theirs", "the network's"])
 def test_a_connection_that_ends_ends_every_request(whose: str) -> None:
     async def test() -> None:
-        async with joined(Server(), config=ConnectionConfig(open_requests=3)) as (proxy, node, wire):
+        async with joined(Server(), limits={"OPEN_REQUESTS": 3}) as (proxy, node, wire):
             wire.ends[1].freeze()
             asking = [asyncio.create_task(proxy.request(Kind.PING)) for _ in range(10)]  # seven wait for their turn
             await asyncio.sleep(1)
@@ -91,8 +90,8 @@ def test_closing_twice_or_before_there_was_a_connection_is_no_error() -> None:
 
 def test_a_close_waits_for_a_peer_that_does_not_read_no_longer_than_it_is_told() -> None:
     async def test() -> None:
-        config = ConnectionConfig(close_seconds=3.0)
-        async with joined(link=LinkConfig(window_bytes=1000), config=config) as (proxy, node, wire):
+        limits = {"CLOSE_SECONDS": 3.0}
+        async with joined(link=LinkConfig(window_bytes=1000), limits=limits) as (proxy, node, wire):
             wire.ends[1].freeze()
             asking = asyncio.create_task(proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD]))
             await asyncio.sleep(1)

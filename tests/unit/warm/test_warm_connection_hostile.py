@@ -8,7 +8,6 @@ import pytest
 
 from stoker.errors import ConnectionLostError, CredentialsError, DeadlineError, WireError
 from stoker_warm._auth import Secret
-from stoker_warm._connection import ConnectionConfig
 from stoker_warm._frames import Kind, encode_frame
 from support.warm_connections import SHARD, Server, joined, memory, node_side, proxy_side, run
 from support.warm_wires import Link, LinkConfig
@@ -86,8 +85,8 @@ def test_a_node_is_asked_and_told_nothing_else(kind: Kind) -> None:
 
 def test_a_request_cannot_be_answered_before_it_was_sent() -> None:
     async def test() -> None:
-        config = ConnectionConfig(piece_bytes=10_000)
-        async with joined(link=LinkConfig(window_bytes=10_000), config=config) as (proxy, _, wire):
+        limits = {"PIECE_BYTES": 10_000}
+        async with joined(link=LinkConfig(window_bytes=10_000), limits=limits) as (proxy, _, wire):
             wire.ends[1].pause_reading()
             asking = asyncio.create_task(proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD]))
             await asyncio.sleep(1)
