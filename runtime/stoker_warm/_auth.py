@@ -21,7 +21,6 @@ import json
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import TypeVar
 
@@ -57,25 +56,12 @@ class Secret(_shared.Secret):
         return hmac.new(self._key, text.encode(), sha256).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The proven identity of the other end.
-
-    Attributes:
-        node: its name; empty for the proxy.
-        greeting: what else it said of itself.
-    """
-
-    node: str
-    greeting: Head
-
-
 def _nonce() -> bytes:
     return secrets.token_bytes(_NONCE_BYTES)
 
 
 class Handshake:
-    """One side of a handshake, for one connection: returns what to send, and in the end has the identity of the peer.
+    """One side of a handshake, for one connection: returns what to send, and in the end knows the peer.
 
     Args:
         secret: of the deployment.
@@ -83,12 +69,13 @@ class Handshake:
         nonce: returns 32 random bytes.
 
     Attributes:
-        peer: the identity of the other end, once that is proven.
+        peer: what the other end has said of itself, once that is proven: a node its name as ``node``, and its greeting;
+            the proxy nothing. None before.
     """
 
     def __init__(self, secret: Secret, *, fingerprint: str = "", nonce: Callable[[], bytes] = _nonce) -> None:
         self._secret, self._fingerprint, self._nonce = secret, fingerprint, nonce().hex()
-        self.peer: Peer | None = None
+        self.peer: Head | None = None
 
     def begin(self, fingerprint: str = "") -> Message | None:
         """Return what to send before anything was received.
@@ -133,7 +120,7 @@ class ProxyHandshake(Handshake):
                 f"somebody who calls itself {node} does not know the warm tier's secret, or saw another certificate; "
                 f"{_WRONG_SECRET}"
             )
-        self.peer = Peer(node, {name: value for name, value in proof.items() if name not in ("node", "nonce")})
+        self.peer = {name: value for name, value in proof.items() if name != "nonce"}
         return Kind.WELCOME, {"mac": self._mac("welcome", self._nonce, proof)}
 
 
@@ -181,7 +168,7 @@ class NodeHandshake(Handshake):
         _expect(Kind.WELCOME, kind, self.peer is None)
         if not hmac.compare_digest(_field(head, "mac", _HEX), self._mac("welcome", self._proxy_nonce, self._proof)):
             raise CredentialsError(f"who listens there does not know the warm tier's secret; {_WRONG_SECRET}")
-        self.peer = Peer("", {})
+        self.peer = {}
         return None
 
 

@@ -14,8 +14,8 @@ from hashlib import sha256
 from typing import cast
 
 from stoker.errors import ConnectionLostError, DeadlineError, StokerError, WireError
-from stoker_warm._auth import Handshake, Peer
-from stoker_warm._frames import MAX_HEAD_BYTES, Frame, FrameReader, Kind, Outgoing
+from stoker_warm._auth import Handshake
+from stoker_warm._frames import MAX_HEAD_BYTES, Frame, FrameReader, Head, Kind, Outgoing
 
 _HANDSHAKE = (Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.FAILED)
 
@@ -58,8 +58,8 @@ class Connection(asyncio.BufferedProtocol):
         self.received_seconds = self.sent_seconds = self._loop.time()
 
     @property
-    def peer(self) -> Peer | None:
-        """The identity of the peer, once that is proven."""
+    def peer(self) -> Head | None:
+        """What the peer has said of itself, once that is proven."""
         return self._handshake.peer
 
     @property
@@ -67,8 +67,8 @@ class Connection(asyncio.BufferedProtocol):
         """Whether the peer is known, and the connection not lost."""
         return self.peer is not None and self.failure is None
 
-    async def ready(self) -> Peer:
-        """Return the identity of the peer, once that is proven.
+    async def ready(self) -> Head:
+        """Return what the peer has said of itself, once that is proven.
 
         Raises:
             CredentialsError: one side does not know the secret, or the certificate is another than expected.

@@ -18,7 +18,7 @@ from stoker._shared.address import Address
 from stoker._shared.certificate import ephemeral_tls, given_tls
 from stoker._shared.guests import Guests
 from stoker.errors import StokerError, WireError
-from stoker_warm._auth import Peer, ProxyHandshake, Secret
+from stoker_warm._auth import ProxyHandshake, Secret
 from stoker_warm._ends import ProxyEnd
 from stoker_warm._frames import Head, Kind
 from stoker_warm._node_connection import Node
@@ -112,7 +112,6 @@ class PeerServer:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._secret, self._listener, self._nodes, self._spawn = secret, listener, nodes, spawn
-        self._names = dict[str, Node]()
         self._connections: set[ProxyEnd] = set()
         self._told: dict[type[StokerError], tuple[float, int]] = {}  # when last, and how many have ended like it since
 
@@ -123,7 +122,6 @@ class PeerServer:
             ConfigError: the address cannot be used.
             MissingExtraError: a certificate is needed, and cannot be made.
         """
-        self._names = {node.name: node for node in self._nodes}
         await self._listener.open(self._accept, max_unauthenticated=MAX_UNAUTHENTICATED + len(self._nodes))
 
     async def close(self) -> None:
@@ -141,16 +139,16 @@ class PeerServer:
 
     def _noticed(self, connection: ProxyEnd, kind: Kind, head: Head) -> None:
         if connection.peer is not None:
-            self._node_of(connection.peer).noticed(connection, kind, head)
+            self._node(connection.peer["node"]).noticed(connection, kind, head)
 
     async def _attend(self, connection: ProxyEnd) -> None:
         """Be there for a connection until it ends."""
         node: Node | None = None
         try:
-            peer = await connection.ready()
+            greeting = dict(await connection.ready())
             self._listener.settled(connection)
-            node = self._node_of(peer)
-            node.greeted(connection, peer.greeting)
+            node = self._node(greeting.pop("node"))
+            node.greeted(connection, greeting)
             await connection.closed()
         except StokerError as error:
             self._tell(error)
@@ -161,11 +159,11 @@ class PeerServer:
             if node is not None:
                 node.lost(connection)
 
-    def _node_of(self, peer: Peer) -> Node:
-        node = self._names.get(peer.node)
-        if node is None:
-            raise WireError(f"there is no node {peer.node}")
-        return node
+    def _node(self, name: str) -> Node:
+        for node in self._nodes:
+            if node.name == name:
+                return node
+        raise WireError(f"there is no node {name}")
 
     def _tell(self, error: StokerError) -> None:
         """Say why a connection ended; of many alike, which any peer can cause, only the first and their number."""

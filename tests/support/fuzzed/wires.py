@@ -128,7 +128,7 @@ def _read_handshake(data: bytes) -> str:
     assert peer.peer is None
     proxy.received(Kind.PROOF, head)
     assert proxy.peer is not None
-    assert (proxy.peer.node, proxy.peer.greeting) == ("warm-7", GREETING), "something else was proven"
+    assert proxy.peer == {"node": "warm-7", **GREETING}, "something else was proven"
     return "read"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError, CredentialsError, WireError
-from stoker_warm._auth import Handshake, Message, NodeHandshake, Peer, ProxyHandshake, Secret
+from stoker_warm._auth import Handshake, Message, NodeHandshake, ProxyHandshake, Secret
 from stoker_warm._frames import Head, Kind
 
 KEY = bytes(range(40))
@@ -38,10 +38,10 @@ def test_both_sides_know_each_other_in_the_end_and_not_before() -> None:
     proof = sent(peer, proxy.begin())
     assert (proxy.peer, peer.peer) == (None, None)
     welcome = sent(proxy, proof)
-    assert proxy.peer == Peer("warm-7", GREETING)
+    assert proxy.peer == {"node": "warm-7", **GREETING}
     assert peer.peer is None
     assert sent(peer, welcome) is None
-    assert peer.peer == Peer("", {})
+    assert peer.peer == {}
 
 
 def test_nonces_are_of_32_random_bytes_and_never_the_same() -> None:

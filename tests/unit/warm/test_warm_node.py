@@ -175,8 +175,8 @@ def test_a_greeting_says_what_the_call_was_for_and_what_is_held() -> None:
 
         async def check(proxy: ProxyEnd) -> None:
             peer = await proxy.ready()
-            assert peer.node == "warm-0"
-            greeting = dict(peer.greeting)
+            greeting = dict(peer)
+            assert greeting.pop("node") == "warm-0"
             assert Report.parse(greeting) == listener.node.report
             assert greeting["term"] == 1
 
