@@ -39,6 +39,7 @@ _DIAL_SECONDS = 5.0
 _NONCE_BYTES = 32
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_PROOF_LABEL, _WELCOME_LABEL = "stoker warm proof", "stoker warm welcome"
 _WRONG_SECRET = "check that STOKER_WARM_SECRET is the same for the proxy and its nodes"  # noqa: S105 - advice
 
 
@@ -60,72 +61,50 @@ def _nonce() -> bytes:
     return secrets.token_bytes(_NONCE_BYTES)
 
 
-class Handshake:
-    """One side of a handshake, for one connection: returns what to send, and in the end knows the peer.
+class ProxyHandshake:
+    """The side that listens, for one connection: returns what to send, and in the end knows the node.
 
     Args:
         secret: of the deployment.
-        fingerprint: SHA-256 of the proxy's TLS certificate in hexadecimal digits, empty without TLS.
+        fingerprint: SHA-256 of this side's TLS certificate in hexadecimal digits, empty without TLS.
         nonce: returns 32 random bytes.
 
     Attributes:
-        peer: what the other end has said of itself, once that is proven: a node its name as ``node``, and its greeting;
-            the proxy nothing. None before.
+        peer: what the node has said of itself, once that is proven: its name as ``node``, and its greeting; else None.
     """
 
     def __init__(self, secret: Secret, *, fingerprint: str = "", nonce: Callable[[], bytes] = _nonce) -> None:
         self._secret, self._fingerprint, self._nonce = secret, fingerprint, nonce().hex()
         self.peer: Head | None = None
 
-    def begin(self, fingerprint: str = "") -> Message | None:
-        """Return what to send before anything was received.
-
-        Args:
-            fingerprint: of the certificate that the other side showed, empty for none.
-
-        Raises:
-            CredentialsError: it is not the expected one.
-        """
-        raise NotImplementedError
-
-    def received(self, kind: Kind, head: Head) -> Message | None:
-        """Return what to send in answer to a frame.
-
-        Raises:
-            WireError: the frame is not the next one of a handshake.
-            CredentialsError: the other side does not know the secret.
-        """
-        raise NotImplementedError
-
-    def _mac(self, label: str, proxy_nonce: str, proof: Head) -> str:
-        return self._secret.mac(f"stoker warm {label}", VERSION, self._fingerprint, proxy_nonce, proof)
-
-
-class ProxyHandshake(Handshake):
-    """The side that listens; see :class:`Handshake`."""
-
-    def begin(self, fingerprint: str = "") -> Message | None:
-        """Return the challenge."""
+    def begin(self, fingerprint: str = "") -> Message:
+        """Return the challenge; which certificate the node shows, if any, does not matter."""
         return Kind.CHALLENGE, {"nonce": self._nonce}
 
-    def received(self, kind: Kind, head: Head) -> Message | None:
-        """Return the welcome if this proves that the peer knows the secret."""
+    def received(self, kind: Kind, head: Head) -> Message:
+        """Return the welcome, if a frame proves that the node knows the secret.
+
+        Raises:
+            WireError: the frame is no proof, or not the first one.
+            CredentialsError: the node does not know the secret.
+        """
         _expect(Kind.PROOF, kind, self.peer is None)
         proof = dict(head)
         mac, node = _field(proof, "mac", _HEX), _field(proof, "node", _NAME)
         _field(proof, "nonce", _HEX)
         del proof["mac"]
-        if not hmac.compare_digest(mac, self._mac("proof", self._nonce, proof)):
+        said = (VERSION, self._fingerprint, self._nonce, proof)
+        if not hmac.compare_digest(mac, self._secret.mac(_PROOF_LABEL, *said)):
             raise CredentialsError(
                 f"somebody who calls itself {node} does not know the warm tier's secret, or saw another certificate; "
                 f"{_WRONG_SECRET}"
             )
         self.peer = {name: value for name, value in proof.items() if name != "nonce"}
-        return Kind.WELCOME, {"mac": self._mac("welcome", self._nonce, proof)}
+        return Kind.WELCOME, {"mac": self._secret.mac(_WELCOME_LABEL, *said)}
 
 
-class NodeHandshake(Handshake):
-    """The side that dials out.
+class NodeHandshake:
+    """The side that dials out, for one connection: returns what to send, and in the end knows the proxy.
 
     Args:
         secret: of the deployment.
@@ -133,6 +112,9 @@ class NodeHandshake(Handshake):
         greeting: what else it says of itself; not ``node``, ``nonce`` or ``mac``.
         fingerprint: of the certificate that the proxy must show, empty without TLS.
         nonce: returns 32 random bytes.
+
+    Attributes:
+        peer: an empty head, once the proxy has proven that it knows the secret; else None.
     """
 
     def __init__(
@@ -144,32 +126,44 @@ class NodeHandshake(Handshake):
         fingerprint: str = "",
         nonce: Callable[[], bytes] = _nonce,
     ) -> None:
-        super().__init__(secret, fingerprint=fingerprint, nonce=nonce)
-        self._proof = {**greeting, "node": node, "nonce": self._nonce}
-        self._proxy_nonce = ""
+        self._secret, self._fingerprint = secret, fingerprint
+        self._proof = {**greeting, "node": node, "nonce": nonce().hex()}
+        self._said: tuple[str | int | Head, ...] = ()
+        self.peer: Head | None = None
 
-    def begin(self, fingerprint: str = "") -> Message | None:
-        """Compare the certificate that the proxy showed with the one that was expected; return None."""
+    def begin(self, fingerprint: str = "") -> None:
+        """Compare the certificate that the proxy showed, if any, with the expected one; send nothing.
+
+        Raises:
+            CredentialsError: it is another one.
+        """
         if not hmac.compare_digest(fingerprint, self._fingerprint):
             raise CredentialsError(
                 f"the proxy showed the TLS certificate {fingerprint[:16] or 'none'}…, expected was "
                 f"{self._fingerprint[:16] or 'none'}…; check its address and the fingerprint that was passed on"
             )
-        return None
 
     def received(self, kind: Kind, head: Head) -> Message | None:
-        """Return the proof for a challenge, and None for a welcome."""
+        """Return the proof for a challenge, and None for a welcome.
+
+        Raises:
+            WireError: the frame is not the next one of a handshake.
+            CredentialsError: one of both does not know the secret.
+        """
         if kind is Kind.FAILED:
             raise CredentialsError(f"the proxy did not take the proof that this side knows its secret; {_WRONG_SECRET}")
-        if not self._proxy_nonce:
+        if not self._said:
             _expect(Kind.CHALLENGE, kind, True)
-            self._proxy_nonce = _field(head, "nonce", _HEX)
-            return Kind.PROOF, {**self._proof, "mac": self._mac("proof", self._proxy_nonce, self._proof)}
+            self._said = (VERSION, self._fingerprint, _field(head, "nonce", _HEX), self._proof)
+            return Kind.PROOF, {**self._proof, "mac": self._secret.mac(_PROOF_LABEL, *self._said)}
         _expect(Kind.WELCOME, kind, self.peer is None)
-        if not hmac.compare_digest(_field(head, "mac", _HEX), self._mac("welcome", self._proxy_nonce, self._proof)):
+        if not hmac.compare_digest(_field(head, "mac", _HEX), self._secret.mac(_WELCOME_LABEL, *self._said)):
             raise CredentialsError(f"who listens there does not know the warm tier's secret; {_WRONG_SECRET}")
         self.peer = {}
         return None
+
+
+Handshake = ProxyHandshake | NodeHandshake
 
 
 def _expect(wanted: Kind, kind: Kind, is_due: bool) -> None:
@@ -184,14 +178,13 @@ def _field(head: Head, name: str, pattern: re.Pattern[str]) -> str:
     return value
 
 
-async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], seconds: float = _DIAL_SECONDS) -> P:
+async def dial(address: Address, fingerprint: str, protocol: Callable[[], P]) -> P:
     """Connect to a proxy. The handshake compares its certificate, so it needs the fingerprint as well.
 
     Args:
         address: of the proxy.
         fingerprint: of its certificate; empty for no TLS.
         protocol: makes what speaks.
-        seconds: that it may take.
 
     Raises:
         ConfigError: the proxy is not on this machine and there is no fingerprint, or it is none.
@@ -207,12 +200,12 @@ async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], se
         )
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(_DIAL_SECONDS):
             _, spoken = await loop.create_connection(
                 protocol, address.host, address.port, ssl=without_authorities() if fingerprint else None
             )
     except TimeoutError:
-        raise DeadlineError(f"the warm tier's proxy at {address} does not answer within {seconds:g} s") from None
+        raise DeadlineError(f"the warm tier's proxy at {address} does not answer within {_DIAL_SECONDS:g} s") from None
     except OSError as error:  # ssl.SSLError is one
         raise ConnectionLostError(
             f"the warm tier's proxy at {address} cannot be reached: {error}; does `stoker warm proxy` run there?"

@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import ConfigError, LostShardsError, MissingExtraError
+from stoker._base.plugins import needs_extra
+from stoker.errors import ConfigError, LostShardsError
 
 Bytes = NDArray[np.uint8]
 
@@ -317,10 +318,6 @@ def _piece(shard: memoryview, start: int, end: int) -> memoryview | bytes:
 @lru_cache(maxsize=32)
 def _zfec(code: Code, kind: str) -> Any:
     """Return zfec's tables for a code. They are read only, by any number of threads."""
-    try:
+    with needs_extra(f"a code of more than two parity shards, such as {code},", "warm"):
         import zfec
-    except ImportError:
-        raise MissingExtraError(
-            f"the code {code} needs zfec; pip install 'stoker[warm]', or use two parity shards at most"
-        ) from None
     return getattr(zfec, kind)(code.data, code.shards)

@@ -168,7 +168,11 @@ class FrameReader:
         else:
             self._end += count_bytes
         try:
-            while not self._is_closed and (frame := self._next()) is not None:
+            while not self._is_closed:
+                frame = self._frame or self._open()
+                if frame is None or self._left_bytes:
+                    return
+                self._frame = self._body = None
                 yield frame
         except WireError as error:
             self._error = str(error)
@@ -184,20 +188,8 @@ class FrameReader:
         """Throw away the rest of the body that is under way, if one is."""
         self._body = None
 
-    def _next(self) -> Frame | None:
-        """Return the next frame if it is whole, else make room for what is missing."""
-        if self._frame is None:
-            self._frame = self._opened()
-            if self._frame is None:
-                return None
-            self._take_from_memory()
-        if self._left_bytes:
-            return None
-        frame, self._frame, self._body = self._frame, None, None
-        return frame
-
-    def _opened(self) -> Frame | None:
-        """Return the frame whose header and head have arrived, with its body still to come."""
+    def _open(self) -> Frame | None:
+        """Begin the next frame, whose body may still have to come, if its header and head have arrived."""
         there = self._memory[self._start : self._end]
         if len(there) < HEADER_BYTES:
             self._make_room(HEADER_BYTES)
@@ -209,9 +201,10 @@ class FrameReader:
             return None
         head = _parsed_head(bytes(there[HEADER_BYTES:whole])) if head_bytes else {}
         self._start += whole
-        self._body = self._begin(kind, body_bytes)
-        self._left_bytes = body_bytes
-        return Frame(kind, head, body_bytes)
+        self._body, self._left_bytes = self._begin(kind, body_bytes), body_bytes
+        self._frame = Frame(kind, head, body_bytes)
+        self._take_from_memory()
+        return self._frame
 
     def _take_from_memory(self) -> None:
         """Take what of the body came with the head."""

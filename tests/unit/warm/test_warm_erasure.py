@@ -205,7 +205,9 @@ def test_more_than_two_parity_shards_need_an_extra_that_is_named(monkeypatch: py
     code = Code(77, 3)  # which no other test has loaded
     monkeypatch.setitem(sys.modules, "zfec", None)
     shards = [memoryview(bytearray(1)) for _ in range(3)]
-    with pytest.raises(MissingExtraError, match=r"77\+3 needs zfec; pip install 'stoker\[warm\]'"):
+    with pytest.raises(
+        MissingExtraError, match=r"two parity shards, such as 77\+3, needs zfec; pip install 'stoker\[warm\]'"
+    ):
         encode(content(10), code, shards)
     with pytest.raises(MissingExtraError):
         restore(code, 10, memoryview(bytearray(10)), {77: shards[0]}, {0})
