@@ -1,1 +1,1 @@
-"""Caches that know the order: what to keep of what was fetched, in memory or on a disk."""
+"""Caches of this machine, in memory and on disk, whose eviction policies know the order of the epoch."""

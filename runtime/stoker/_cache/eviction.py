@@ -1,7 +1,7 @@
 """Eviction: which entries leave a cache of limited size.
 
-A policy decides what leaves; :class:`Residents` keeps the account. Policies have names in
-settings: :data:`POLICIES`, and those of plug-ins, by the entry points ``stoker.cache_policies``.
+A policy chooses the victims; :class:`Residents` accounts for the sizes. Settings name policies: the built-in
+:data:`POLICIES`, and plug-ins by entry points in the group ``stoker.cache_policies``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Residents(Generic[Key]):
-    """Who is in a cache of ``capacity`` bytes, or of so many items where each has the size 1.
+    """The keys and sizes of the entries in a cache; the data is stored elsewhere.
 
-    Invariant: the sizes of the residents never add up to more than the capacity. The bytes themselves are elsewhere.
+    Invariant: the sizes of all entries never add up to more than the capacity.
 
     Args:
-        policy: used by nobody else.
-        capacity: in the unit of the sizes.
+        policy: Eviction policy, not shared with another cache.
+        capacity: Maximum sum of all sizes, in the unit of the sizes: bytes, or items if each has the size 1.
     """
 
     def __init__(self, policy: EvictionPolicy[Key], capacity: int) -> None:
@@ -37,7 +37,7 @@ class Residents(Generic[Key]):
             raise ConfigError(f"a cache's capacity must be at least 0, not {capacity}")
         self.capacity = capacity
         self.used = 0
-        """What the residents' sizes add up to."""
+        """Sum of the sizes of all entries."""
         self._policy = policy
         self._sizes: dict[Key, int] = {}
 
@@ -51,17 +51,17 @@ class Residents(Generic[Key]):
         return iter(self._sizes)
 
     def look_up(self, key: Key) -> bool:
-        """Return whether a key is resident, and count this as a use of it."""
+        """Return whether the cache has a key, and report a hit to the policy."""
         if key not in self._sizes:
             return False
         self._policy.used(key)
         return True
 
     def offer(self, key: Key, size: int = 1) -> list[Key] | None:
-        """Make a key resident if the policy has room for it.
+        """Add a key if the policy makes room for it.
 
         Returns:
-            Who went for it, the first to go first; None if it is not resident, and then nobody went.
+            The keys that were evicted, in order of eviction; None if the key was not added, and nothing was evicted.
         """
         if key in self._sizes:
             return []
@@ -76,13 +76,13 @@ class Residents(Generic[Key]):
         return evicted
 
     def drop(self, key: Key) -> None:
-        """Make a key resident no longer, if it is."""
+        """Remove a key, if the cache has it."""
         if (size := self._sizes.pop(key, None)) is not None:
             self.used -= size
             self._policy.removed(key)
 
     def _room_for(self, key: Key, size: int) -> list[Key] | None:
-        """Return whose going makes enough room, as few as the policy's sequence allows; None if nobody's does."""
+        """Return the shortest prefix of the policy's victims that makes enough room; None if all do not suffice."""
         if size > self.capacity:
             return None
         missing, evicted = self.used + size - self.capacity, dict[Key, None]()
@@ -90,8 +90,8 @@ class Residents(Generic[Key]):
             for victim in self._policy.victims(key):
                 if victim in evicted or victim not in self._sizes:
                     raise StokerError(
-                        f"the cache policy {type(self._policy).__name__} names {shown(victim)} as a victim, which is "
-                        "not in the cache, or was named before; choose another policy"
+                        f"the cache policy {type(self._policy).__name__} names the victim {shown(victim)}, which is "
+                        "not in the cache or was named before; fix it or choose another policy"
                     )
                 evicted[victim] = None
                 missing -= self._sizes[victim]
@@ -101,7 +101,7 @@ class Residents(Generic[Key]):
 
 
 class Fifo(Generic[Key]):
-    """Who came first goes first, however often it is used.
+    """First in, first out: hits do not change the order of eviction.
 
     N. Krichevsky, R. St. Louis, T. Guo, "Quantifying and Improving Performance of Distributed Deep Learning with Cloud
     Storage" (IC2E 2021), section IV-B.
@@ -111,60 +111,60 @@ class Fifo(Generic[Key]):
         self._order: dict[Key, None] = {}
 
     def used(self, key: Key) -> None:
-        """Nothing changes."""
+        """Do nothing: hits do not count."""
 
     def added(self, key: Key) -> None:
-        """It is last in line."""
+        """Append the key to the end of the queue."""
         self._order[key] = None
 
     def removed(self, key: Key) -> None:
-        """It leaves the line."""
+        """Remove the key from the queue."""
         del self._order[key]
 
     def victims(self, newcomer: Key) -> Iterator[Key]:
-        """Yield all, in the order in which they came."""
+        """Yield all keys, the one added first first."""
         return iter(self._order)
 
 
 class Lru(Fifo[Key]):
-    """Who was not used for longest goes first: a line at whose end everybody begins again who is used."""
+    """Least recently used: a hit moves the entry to the end of the queue."""
 
     def used(self, key: Key) -> None:
-        """It is last in line."""
+        """Move the key to the end of the queue."""
         self._order[key] = self._order.pop(key)
 
 
 class Uniform(Fifo[Key]):
-    """Nobody goes: hits are capacity / data in every epoch but the first.
+    """No eviction: the cache keeps its first entries, so hits are capacity / data in every epoch but the first.
 
     H. Zhao and others, "SiloD: A Co-design of Caching and Scheduling for Deep Learning Clusters" (EuroSys 2023); as
     MinIO in J. Mohan and others, "Analyzing and Mitigating Data Stalls in DNN Training" (VLDB 2021).
     """
 
     def victims(self, newcomer: Key) -> Iterator[Key]:
-        """Yield nobody."""
+        """Yield nothing."""
         return iter(())
 
 
 _Entry = tuple[int, int, Key]
-"""When it is needed, a number that no other entry has, and who."""
+"""Next use, a unique number, and the key."""
 
 _MOST_STALE = 4
-"""Entries a resident, at most, before those that are out of date are dropped."""
+"""Maximum number of heap entries per cached key; beyond it, outdated heap entries are dropped."""
 
 
 class NextUse(Generic[Key]):
-    """Whose next use is farthest goes first, and a newcomer whose own is farther than all others' does not come in.
+    """Belady's policy: evicts the entry with the farthest next use, and rejects a new key with a farther one.
 
     L. Belady, "A study of replacement algorithms for a virtual-storage computer" (IBM Systems Journal, 1966), with the
-    rule of doing no harm: P. Cao and others, "A Study of Integrated Prefetching and Caching Strategies" (SIGMETRICS
-    1995); for training, N. Dryden and others, "Clairvoyant Prefetching" (SC'21). Where all have one size it has the
-    most hits that any policy can have.
+    "do no harm" rule of P. Cao and others, "A Study of Integrated Prefetching and Caching Strategies" (SIGMETRICS
+    1995); for training, N. Dryden and others, "Clairvoyant Prefetching" (SC'21). If all entries have the same size, no
+    policy has more hits.
 
     Args:
-        next_use: when a key is needed next, behind the present: any number that rises with time. It may change for a
-            key only when that key is used, or when its time has passed.
-        present: what has passed.
+        next_use: Returns the time of a key's next use after the present, as any number that rises with time. The value
+            may change for a key only when the key is used, or when the time has passed.
+        present: Returns the present time.
     """
 
     def __init__(self, next_use: Callable[[Key], int], present: Callable[[], int]) -> None:
@@ -175,11 +175,11 @@ class NextUse(Generic[Key]):
         self._farthest: list[_Entry[Key]] = []
 
     def used(self, key: Key) -> None:
-        """It is needed again at another time."""
+        """Look up the key's new next use."""
         self.added(key)
 
     def added(self, key: Key) -> None:
-        """Ask when it is needed."""
+        """Look up the key's next use."""
         time, number = self._next_use(key), next(self._numbers)
         self._entries[key] = time, number, key
         heapq.heappush(self._soonest, (time, number, key))
@@ -188,11 +188,11 @@ class NextUse(Generic[Key]):
             self._tidy()
 
     def removed(self, key: Key) -> None:
-        """Forget it."""
+        """Forget the key; its heap entries become outdated."""
         del self._entries[key]
 
     def victims(self, newcomer: Key) -> Iterator[Key]:
-        """Yield those that are needed later than the newcomer, the latest first; of equals, who came first."""
+        """Yield the keys that are needed later than the newcomer, the latest first; among equals, the oldest first."""
         self._ask_again()
         own, taken = self._next_use(newcomer), list[_Entry[Key]]()
         try:
@@ -209,7 +209,7 @@ class NextUse(Generic[Key]):
         return self._entries.get(entry[2], (0, -1))[1] == entry[1]
 
     def _ask_again(self) -> None:
-        """Ask anew of those that were not used when their time came: they would stay for ever."""
+        """Look up the next use of keys whose time passed without a use; otherwise they would never be evicted."""
         present, passed = self._present(), list[Key]()
         while self._soonest and self._soonest[0][0] <= present:
             entry = heapq.heappop(self._soonest)
@@ -219,7 +219,7 @@ class NextUse(Generic[Key]):
             self.added(key)
 
     def _tidy(self) -> None:
-        """Drop the entries of times that hold no longer."""
+        """Rebuild the heaps without outdated entries."""
         self._soonest = list(self._entries.values())
         self._farthest = [(-time, number, key) for time, number, key in self._soonest]
         heapq.heapify(self._soonest)
@@ -227,7 +227,7 @@ class NextUse(Generic[Key]):
 
 
 PolicyFactory = Callable[[NextUseOracle[Any]], EvictionPolicy[Any]]
-"""What an entry point in the group ``stoker.cache_policies`` names: returns a policy that no cache uses yet."""
+"""Type of the entry points in the group ``stoker.cache_policies``: creates a new policy for one cache."""
 
 POLICIES: Mapping[str, PolicyFactory] = {
     "next-use": lambda future: NextUse(future.next_use, lambda: future.present),
@@ -235,37 +235,37 @@ POLICIES: Mapping[str, PolicyFactory] = {
     "lru": lambda _: Lru(),
     "fifo": lambda _: Fifo(),
 }
-"""The policies that are always there, by the names that they have in settings."""
+"""Built-in policies, by their names in settings."""
 
 
 def policy_names() -> tuple[str, ...]:
-    """Return the names of all policies, those of plug-ins last."""
+    """Return the names of all policies, built-in ones first, then those of plug-ins."""
     return (*POLICIES, *(name for name in plugin_names(_GROUP) if name not in POLICIES))
 
 
 def policy_factory(name: str) -> PolicyFactory:
-    """Return what creates the policy of a name.
+    """Return the factory of the policy with a name.
 
     Raises:
-        ConfigError: there is none.
-        MissingExtraError: it is a plug-in's and cannot be loaded.
+        ConfigError: There is no such policy.
+        MissingExtraError: The policy's plug-in cannot be loaded.
     """
     if name in POLICIES:
         return POLICIES[name]
     known = policy_names()
     if name not in known:
         raise ConfigError(
-            f"policy is one of {', '.join(known)}, not {shown(name)}; "
-            f"a package adds one by an entry point in the group {_GROUP}"
+            f"policy must be one of {', '.join(known)}, not {shown(name)}; "
+            f"packages add policies by entry points in the group {_GROUP}"
         )
     return partial(_created, name, load_plugin(_GROUP, name, "cache policy"))
 
 
 def _created(name: str, factory: PolicyFactory, oracle: NextUseOracle[Any]) -> EvictionPolicy[Any]:
-    """Return what a plug-in creates.
+    """Create a plug-in's policy, and check that it has all methods.
 
     Raises:
-        ConfigError: it fails, or creates what is no policy.
+        ConfigError: The plug-in failed, or its object lacks a method of :class:`stoker.abc.EvictionPolicy`.
     """
     try:
         policy = factory(oracle)
@@ -274,7 +274,7 @@ def _created(name: str, factory: PolicyFactory, oracle: NextUseOracle[Any]) -> E
     for method in ("used", "added", "removed", "victims"):
         if not callable(getattr(policy, method, None)):
             raise ConfigError(
-                f"the cache policy {name} is {shown(policy)}, which has no method {method}; "
-                "stoker.abc.EvictionPolicy has those that it needs"
+                f"the cache policy {name} is {shown(policy)}, which has no method {method}(); "
+                "implement the methods of stoker.abc.EvictionPolicy"
             )
     return policy

@@ -1,9 +1,8 @@
-"""Tiers as settings write them: the caches of a process, what these follow, and tiers that machines share.
+"""Cache and tier settings: parses cache specs, creates the caches of a process, and opens shared tiers by URL.
 
-A cache is in memory, between epochs and above the ring, or on disk (:mod:`stoker._cache.disk_tier`).
-
-Settings are texts such as ``"disk:/mnt/nvme/stoker?limit=20GB&policy=next-use"`` and ``"memory:?limit=2GB"``;
-a shared tier is a URL, whose scheme is the name of an entry point.
+A cache is in memory, between epochs and above the ring, or on disk (:mod:`stoker._cache.disk_tier`). Its setting is a
+string such as ``"disk:/mnt/nvme/stoker?limit=20GB&policy=next-use"`` or ``"memory:?limit=2GB"``. The setting of a
+shared tier is a URL, whose scheme is the name of an entry point.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ _TIERS = "stoker.tiers"
 
 
 class MemoryTier:
-    """A :class:`~stoker._cache.keeper.KeepingTier` in fixed slots of anonymous memory, of one process.
+    """A :class:`~stoker._cache.keeper.KeepingTier` in fixed slots of anonymous memory, private to one process.
 
-    One copy in and one out, both on the event loop: that of 8 MiB takes less than a millisecond, and handing it to a
-    thread would cost slots that are neither free nor in use.
+    Each object is copied once in and once out, both on the event loop: a copy of 8 MiB takes less than a millisecond,
+    and copying in a thread would need extra slots for the objects in transit.
 
     Args:
-        limit_bytes: of all slots; their memory is taken as they are filled.
-        policy: name of the eviction policy, one of :func:`~stoker._cache.eviction.policy_names`.
-        largest_bytes: of the super-samples; what is larger is not kept.
+        limit_bytes: Size of all slots together, in bytes; memory is allocated as slots are filled.
+        policy: Name of the eviction policy, one of :func:`~stoker._cache.eviction.policy_names`.
+        largest_bytes: Size of the largest super-sample, in bytes; larger objects are not kept.
 
     Raises:
-        BudgetError: not one super-sample fits.
-        ConfigError: there is no such policy.
+        BudgetError: The limit is smaller than one super-sample.
+        ConfigError: There is no such policy.
     """
 
     name = "memory"
@@ -60,8 +59,8 @@ class MemoryTier:
         slot_bytes = -(-largest_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if limit_bytes < slot_bytes:
             raise BudgetError(
-                f"a cache in memory of {format_bytes(limit_bytes)} a process holds no super-sample, of which the "
-                f"largest has {format_bytes(slot_bytes)}: raise its limit, or leave it out"
+                f"a memory cache of {format_bytes(limit_bytes)} per process is smaller than the largest super-sample "
+                f"({format_bytes(slot_bytes)}); raise its limit, or leave the cache out"
             )
         self._ring = Ring(limit_bytes // slot_bytes, slot_bytes)
         self._keeper = Keeper(policy, self._ring.slots * slot_bytes, slot_bytes)
@@ -70,14 +69,14 @@ class MemoryTier:
         self._pid = os.getpid()
 
     async def follow(self, manifest: Manifest, future: Future) -> None:
-        """Keep what a stretch of the order needs; a forked child begins with nothing."""
+        """Keep what a range of positions needs; a forked child starts with an empty cache."""
         if self._pid != os.getpid():
             self._forget()
             self._pid = os.getpid()
         self._keeper.follow(manifest, future)
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
-        """Copy an object, if it is here."""
+        """Copy an object into memory; return False if it is not here."""
         name = name_of(ref)
         if not self._keeper.look_up(name):
             return False
@@ -86,7 +85,7 @@ class MemoryTier:
         return True
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
-        """Copy an object into a slot, if that is worth it."""
+        """Copy an object into a slot if the policy accepts it."""
         if ref.size_bytes > self._ring.slot_bytes:
             self._keeper.counts.declined += 1
             return
@@ -97,24 +96,24 @@ class MemoryTier:
             self._ring.release(self._slots.pop(name))
         slot = self._ring.acquire()
         self._touch_next()
-        assert slot is not None  # noqa: S101 - the keeper counts in slots
+        assert slot is not None  # noqa: S101 - the index counts sizes in whole slots
         self._ring.view(slot, ref.size_bytes)[:] = data
         self._ring.commit(slot)
         self._slots[name_of(ref)] = slot
 
     def _touch_next(self) -> None:
-        """Have the pages of one more slot taken in a thread, so that the copy into it does not wait for them.
+        """Fault in the pages of the next slot in a thread, so that the copy into it does not wait for them.
 
-        Fresh slots are filled in their order.
+        Fresh slots are filled in ascending order.
         """
         self._touched += 1
         if self._touched < self._ring.slots:
             start = -(-self._ring.offset(self._touched) // mmap.PAGESIZE) * mmap.PAGESIZE
-            if piece := self._ring.memory[start : start + self._ring.slot_bytes]:  # none is left of a small last slot
+            if piece := self._ring.memory[start : start + self._ring.slot_bytes]:  # may be empty for a small last slot
                 asyncio.get_running_loop().run_in_executor(None, populate, piece)
 
     async def close(self) -> None:
-        """Give the memory back. Idempotent."""
+        """Release the memory. Idempotent."""
         self._forget()
 
     def statistics(self) -> CacheStatistics:
@@ -130,13 +129,13 @@ class MemoryTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec(Bounded):
-    """One cache.
+    """Parsed setting of one cache.
 
     Attributes:
-        path: of a disk's folder; None for memory.
-        limit_bytes: what it may hold: of a disk on the whole machine, of memory in one rank, unless ``is_of_node``.
-        is_of_node: whether the limit is the machine's, divided by its ranks; always so for a disk.
-        policy: who goes.
+        path: Folder of a disk cache; None for memory.
+        limit_bytes: Maximum size, in bytes: of the whole machine if ``is_of_node``, else of one rank.
+        is_of_node: Whether the limit applies to the machine and is divided by its ranks; always true for a disk.
+        policy: Name of the eviction policy.
     """
 
     path: Path | None
@@ -150,13 +149,17 @@ class CacheSpec(Bounded):
 
     @classmethod
     def parse(cls, text: str) -> CacheSpec:
-        """Return what a text says: ``disk:PATH`` or ``memory:``, then ``?limit=SIZE`` and, if wanted, ``&policy=NAME``.
+        """Parse ``disk:PATH?limit=SIZE`` or ``memory:?limit=SIZE``, optionally followed by ``&policy=NAME``.
 
         Raises:
-            ConfigError: it says something else.
+            ConfigError: The text has another form.
+
+        Example:
+            >>> CacheSpec.parse("memory:?limit=2GB&policy=lru").limit_bytes
+            2000000000
         """
         if not isinstance(text, str):
-            raise ConfigError(f"a cache is told by a text, not by {text!r:.80}; {_EXAMPLE}")
+            raise ConfigError(f"a cache is given as a string, not as {text!r:.80}; {_EXAMPLE}")
         kind, _, rest = text.partition(":")
         path, _, query = rest.partition("?")
         if kind not in ("disk", "memory") or bool(path) != (kind == "disk") or "\0" in path:
@@ -165,7 +168,7 @@ class CacheSpec(Bounded):
             given = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
             settings = dict(given)
             if "limit" not in settings or len(settings) < len(given) or not settings.keys() <= {"limit", "policy"}:
-                raise ConfigError("it takes limit=, and policy= if wanted, each once")
+                raise ConfigError("it takes limit= and optionally policy=, each once")
             limit = settings.pop("limit").replace(" ", "")
             return cls(
                 path=Path(path).expanduser().absolute() if path else None,
@@ -173,32 +176,32 @@ class CacheSpec(Bounded):
                 is_of_node=bool(path) or limit.startswith(_NODE),
                 **settings,
             )
-        except (ValueError, RuntimeError) as error:  # RuntimeError: there is no such home
+        except (ValueError, RuntimeError) as error:  # RuntimeError: there is no such home directory
             raise ConfigError(f"cache {text!r:.200}: {error}; {_EXAMPLE}") from None
 
     @classmethod
     def parse_all(cls, cache: str | Sequence[str] | None) -> tuple[CacheSpec, ...]:
-        """Return caches, the nearest first.
+        """Parse one or several cache settings, the nearest cache first.
 
         Raises:
-            ConfigError: one is not right, or two are the same.
+            ConfigError: A setting is malformed, or two name the same place.
         """
         given: object = () if cache is None else cache
         texts: list[Any] = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
         specs = tuple(cls.parse(text) for text in texts)
         if len({spec.path for spec in specs}) < len(specs):
-            raise ConfigError("caches are in different places: one in memory at most, and each disk's folder once")
+            raise ConfigError("two caches are in the same place; give at most one in memory, and each folder once")
         return specs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharers:
-    """Who shares the caches of a machine.
+    """The processes that share the caches of a machine.
 
     Attributes:
-        ranks: of the machine.
-        workers: processes of each rank that read.
-        number: of this process among all of them, from 0.
+        ranks: Number of ranks on the machine.
+        workers: Number of reading processes per rank.
+        number: Number of this process among all of them, from 0.
     """
 
     ranks: int = 1
@@ -207,14 +210,16 @@ class Sharers:
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.workers < 1 or not 0 <= self.number < self.ranks * self.workers:
-            raise ConfigError(f"there is no process {self.number} of {self.ranks} ranks with {self.workers} workers")
+            raise ConfigError(
+                f"process number {self.number} is not within {self.ranks} ranks with {self.workers} workers each"
+            )
 
 
 def made_tiers(specs: Sequence[CacheSpec], manifest: Manifest, sharers: Sharers) -> tuple[KeepingTier, ...]:
-    """Return tiers for a data set's super-samples, the nearest first; nothing is opened yet.
+    """Create the caches for a data set's super-samples, the nearest first, without opening them.
 
     Raises:
-        BudgetError: the part of a limit that falls to this process holds no super-sample.
+        BudgetError: This process's share of a limit is smaller than one super-sample.
     """
     return tuple(_made(spec, manifest, sharers) for spec in specs)
 
@@ -236,10 +241,10 @@ def _made(spec: CacheSpec, manifest: Manifest, sharers: Sharers) -> KeepingTier:
 async def follow(
     tiers: Sequence[KeepingTier], manifest: Manifest, stretch: Stretch, others: Sequence[Dealing] = ()
 ) -> Callable[[int, int, int], None]:
-    """Have tiers keep what a stretch needs, and those that are shared what the others of the machine need, too.
+    """Have tiers keep what a range of positions needs, and shared tiers also what the machine's other ranks need.
 
     Returns:
-        What is to be told of every item that is taken; see :meth:`~stoker._cache.keeper.Future.take`.
+        A function to call with each item that is read; see :meth:`~stoker._cache.keeper.Future.take`.
     """
     own = shared = Future(manifest.rows.samples, stretch)
     if others:
@@ -256,32 +261,32 @@ async def follow(
 
 
 class TierFactory(Protocol):
-    """What an entry point of the group ``stoker.tiers`` names; the entry point's name is the scheme of its URLs."""
+    """Type of the entry points in the group ``stoker.tiers``; an entry point's name is the scheme of its URLs."""
 
     def __call__(self, url: str, *, store: Readable, processes: int) -> Tier:
         """Return a tier; see :func:`open_tier` for the arguments.
 
         Raises:
-            ConfigError: the URL is not right.
+            ConfigError: The URL is malformed.
         """
         ...
 
 
 def open_tier(url: str, *, store: Readable, processes: int = 1) -> Tier:
-    """Return the shared tier at a URL, from the plug-in of its scheme; nothing is connected to before a read.
+    """Return the shared tier at a URL, from the plug-in of its scheme. Tiers connect at their first read.
 
     Args:
-        url: of the tier, such as ``warm://10.0.0.5:7411``.
-        store: of the data set, for tiers that read from it what they lack.
-        processes: number of processes of the whole job that open a tier each.
+        url: URL of the tier, such as ``warm://10.0.0.5:7411``.
+        store: Store of the data set, from which some tiers read what they lack.
+        processes: Number of processes of the whole job that each open a tier. Default: 1.
 
     Raises:
-        ConfigError: there is no such scheme, or the plug-in refuses the URL.
-        MissingExtraError: the plug-in cannot be loaded.
+        ConfigError: No plug-in has this scheme, or the plug-in refuses the URL.
+        MissingExtraError: The plug-in cannot be loaded.
     """
     scheme, separator, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
     if not separator:
-        given = "what is given" if isinstance(url, str) and "@" in url else shown(url)  # it may hold a secret
-        raise ConfigError(f"a tier is a URL, such as warm://10.0.0.5:7411, and {given} is none")
+        given = "the given text" if isinstance(url, str) and "@" in url else shown(url)  # it may hold a secret
+        raise ConfigError(f"a tier is a URL, such as warm://10.0.0.5:7411, not {given}")
     factory: TierFactory = load_plugin(_TIERS, scheme, "tier for the scheme")
     return factory(url, store=store, processes=processes)

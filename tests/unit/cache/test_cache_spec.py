@@ -57,8 +57,8 @@ def test_a_path_is_taken_from_here_and_from_home(monkeypatch: pytest.MonkeyPatch
         ("disk:/a?limit=0", "limit_bytes must be at least 1"),
         ("disk:/a?limit=1GB&policy=best", "next-use, uniform, lru, fifo"),
         ("disk:/a?limit=1GB&policy=", "next-use, uniform, lru, fifo"),
-        (None, "told by a text"),
-        (7, "told by a text"),
+        (None, "given as a string"),
+        (7, "given as a string"),
     ],
 )
 def test_what_is_no_cache_is_refused_with_an_example(text: Any, says: str) -> None:
@@ -69,7 +69,7 @@ def test_what_is_no_cache_is_refused_with_an_example(text: Any, says: str) -> No
 
 @pytest.mark.parametrize("cache", [7, 1.5, True])
 def test_what_is_neither_a_text_nor_several_is_refused(cache: Any) -> None:
-    with pytest.raises(ConfigError, match="told by a text"):
+    with pytest.raises(ConfigError, match="given as a string"):
         CacheSpec.parse_all(cache)
 
 
@@ -79,5 +79,5 @@ def test_several_are_the_nearest_first_and_in_different_places() -> None:
     assert CacheSpec.parse_all([memory, disk]) == (CacheSpec.parse(memory), CacheSpec.parse(disk))
     assert CacheSpec.parse_all(disk) == (CacheSpec.parse(disk),)
     for twice in ([memory, memory], [disk, memory, "disk:/a?limit=2GB"]):
-        with pytest.raises(ConfigError, match="in different places"):
+        with pytest.raises(ConfigError, match="in the same place"):
             CacheSpec.parse_all(twice)
