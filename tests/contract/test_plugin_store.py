@@ -241,7 +241,7 @@ def failing(url: str) -> Any:
 
 def test_an_error_of_a_plug_ins_own_names_the_plug_in(install: Callable[..., None]) -> None:
     install(mine=f"{__name__}:failing")
-    with pytest.raises(StoreError, match=r"mine://place could not be opened by its plug-in .*failing.*no way to mine"):
+    with pytest.raises(StoreError, match=r"the plug-in .*failing.* failed to open mine://place.*no way to mine"):
         stoker.open_store("mine://place")
 
 

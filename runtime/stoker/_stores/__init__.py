@@ -1,4 +1,4 @@
-"""Buckets behind one protocol: S3, Google Cloud Storage, a local folder, memory; and data sets that are served."""
+"""Stores behind one protocol: S3, Google Cloud Storage, local folders, memory, and data sets served by functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "url_of",
 ]
 
-# Scheme → module, adapter, its options, its extra. An adapter and its SDK are imported when a URL of theirs is opened.
+# Scheme → module, adapter, its options, its extra. An adapter and its SDK are imported when the first URL is opened.
 ADAPTERS: dict[str, tuple[str, str, type[StoreOptions] | None, str]] = {
     "memory": ("stoker._stores.object_store", "MemoryStore", None, ""),
     "file": ("stoker._stores.local", "LocalStore", None, ""),
@@ -39,14 +39,14 @@ ADAPTERS: dict[str, tuple[str, str, type[StoreOptions] | None, str]] = {
 def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = None) -> Store:
     """Open the store at a path or a ``file://``, ``s3://``, ``gs://``, ``memory://`` or ``stoker+https://`` URL.
 
-    Other schemes are those of plug-ins: entry points in the group ``stoker.stores``, each a function that takes the URL
-    and returns a store (:class:`stoker.abc.Store`). Nothing is read, connected to or created before the store's first
-    use, and no cloud SDK is imported for another store's URL. Every store has every method: one that cannot work
-    there, such as writing to a data set that is served, raises a PermissionDeniedError that says so.
+    Plug-ins add other schemes by entry points in the group ``stoker.stores``, each a function that takes the URL and
+    returns a store (:class:`stoker.abc.Store`). Opening neither connects nor reads nor creates anything, and imports
+    only the SDK of the URL's own scheme. Every store has every method; one that a store cannot perform, such as writing
+    to a data set that a function serves, raises a PermissionDeniedError.
 
     Raises:
-        ConfigError: the URL is malformed, or ``options`` are those of another kind of store.
-        MissingExtraError: the store's optional dependency is not installed, or a plug-in cannot be loaded.
+        ConfigError: The URL is malformed, or ``options`` belong to another kind of store.
+        MissingExtraError: The store's optional dependency is not installed, or a plug-in cannot be loaded.
     """
     location = parse_url(url)
     if location.scheme not in ADAPTERS:
@@ -63,43 +63,45 @@ def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = No
 
 def _open_plugin(location: Location, options: StoreOptions | None) -> Store:
     if options is not None:
-        raise ConfigError(f"{location.url} takes no {type(options).__name__}: it is opened by a plug-in, from its URL")
+        raise ConfigError(
+            f"{location.url} takes no {type(options).__name__}: a plug-in opens it from the URL; leave options= out"
+        )
     opener = load_plugin(STORES, location.scheme, "store for the scheme")
     try:
         return MeteredStore(opener(location.url))
     except StokerError:
         raise
     except Exception as error:
-        raise StoreError(f"{location.url} could not be opened by its plug-in {opener!r}: {error!r}") from error
+        raise StoreError(f"the plug-in {opener!r} failed to open {location.url}: {error!r}") from error
 
 
 _READING = ("url", "get_range", "head")
 
 
 def open_reader(place: str | os.PathLike[str] | RangeReadable, *, options: StoreOptions | None = None) -> Store:
-    """Return a store to read from: the one at a path or URL, as :func:`open_store`, or one that the caller has made.
+    """Return a store to read from: a store object as it is, or the one at a path or URL by :func:`open_store`.
 
     Raises:
-        ConfigError: it is neither, or there are ``options`` for a store that has been made; else as :func:`open_store`.
+        ConfigError: ``place`` is neither, or ``options`` are given for a store object; or see :func:`open_store`.
     """
     if isinstance(place, str | os.PathLike):
         return open_store(place, options=options)
     url = url_of(place)
     if options is not None:
-        raise ConfigError(f"options= are for a URL, and {url} is a store that has been made: give it its own")
-    return cast("Store", place)  # what reads never writes
+        raise ConfigError(f"options= goes with a URL, and {url} is a store object; configure it when you create it")
+    return cast("Store", place)  # readers never write
 
 
 def url_of(place: str | os.PathLike[str] | RangeReadable) -> str:
-    """Return a path or URL as it was given, or that of a store that the caller has made.
+    """Return a path or URL as it is, or the URL of a store object.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: ``place`` is neither.
     """
     if isinstance(place, str | os.PathLike):
         return os.fspath(place)
     if isinstance(place, type):
-        raise ConfigError(f"the store is the class {place.__name__}; give an object of it")
+        raise ConfigError(f"the store is the class {place.__name__}; give an instance of it")
     if missing := [name for name in _READING if not hasattr(place, name)]:
         raise ConfigError(
             f"{place!r:.80} is neither a path or URL, nor a stoker.abc.Store: it lacks {', '.join(missing)}"

@@ -376,7 +376,7 @@ def _host(parts: SplitResult) -> str:
 Rule: TypeAlias = tuple[type[StoreError], str]
 
 _CHANGED: Rule = (ObjectChangedError, "the object was overwritten since the manifest pinned it")
-_LOST: Rule = (PreconditionFailedError, "it was written by somebody else; read it again and decide")
+_LOST: Rule = (PreconditionFailedError, "it was written by another writer; read it again and decide")
 _UNSUPPORTED: Rule = (StoreError, "the store cannot do this")
 _SERVER: Rule = (ServerError, "the store failed inside; try again")
 _THROTTLED: Rule = (ThrottledError, "the store asks to slow down; send fewer requests at once")

@@ -1,11 +1,11 @@
 """A store in a local folder.
 
-An object is a file. A write goes to a hidden file beside its target and is renamed over it, so a reader sees the old
-object or the new one and a writer that is killed leaves nothing but that hidden file, which no listing shows and which
-the next store that writes to or deletes from the folder removes: its writer's lock (``flock``) ends with the writer.
-Writers hold such a lock on the target's folder, too, while they check conditions and rename. Where the file system has
-none (some NFS and FUSE mounts), a new object is linked to its name, which happens only once, a write that depends on an
-object's tag is refused, and hidden files stay.
+An object is a file. A write creates a hidden file beside its target and renames it, so a reader sees either the old or
+the new object. A writer that is killed leaves only the hidden file, which listings skip; it holds a lock (``flock``)
+that ends with the writer, so the next store that writes to or deletes from the folder removes it. Writers also lock the
+target's folder while they check conditions and rename. If the file system has no locks (some NFS and FUSE mounts), a
+new object is hard-linked to its name, which succeeds only once, a write that depends on an object's tag is refused, and
+hidden files stay.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from stoker.errors import (
     TruncatedError,
 )
 
-_READ_BYTES = 4 << 20  # between two looks at whether the reader was cancelled
+_READ_BYTES = 4 << 20  # between two checks for cancellation
 _PAGE_KEYS = 1000
-_MAX_WHOLE_BYTES = 1 << 30  # what is read whole is small: a manifest of thirty million super-samples fits
+_MAX_WHOLE_BYTES = 1 << 30  # a manifest of thirty million super-samples fits
 
 _ERRORS: dict[int, tuple[type[StoreError], str]] = {
     errno.ENOENT: (NotFoundError, "does not exist"),
@@ -60,7 +60,7 @@ _ERRORS: dict[int, tuple[type[StoreError], str]] = {
 
 
 class LocalStore(ObjectStore):
-    """A folder, which the first write creates. All file operations run in threads of the loop's executor."""
+    """A store in a local folder, which the first write creates. File operations run in the event loop's executor."""
 
     def __init__(self, location: Location, _options: None = None) -> None:
         super().__init__(location.url)
@@ -84,7 +84,7 @@ class LocalStore(ObjectStore):
     async def _get_range(
         self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
     ) -> ObjectInfo:
-        """Cancellation waits for the copy in progress, at most 4 MiB. Nobody is told that it begins."""
+        """Read a range. Cancellation waits for the copy in progress, at most 4 MiB; ``begun`` is not called."""
 
         def read(cancelled: threading.Event) -> ObjectInfo:
             with self._opened(key) as (file, info):
@@ -102,7 +102,7 @@ class LocalStore(ObjectStore):
         return await in_thread(look)
 
     async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
-        """Yield the files under the folder, links followed; files that come or go meanwhile may or may not appear."""
+        """Yield the files below the folder, following links; files that appear or vanish meanwhile may be left out."""
         for text in (prefix, start_after):
             check_text("object key or prefix", text)
         found = _walk(self._root, "", prefix, start_after)
@@ -119,7 +119,7 @@ class LocalStore(ObjectStore):
             found.close()
 
     async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
-        """A cancelled write has happened or has not; ``data`` is no longer used either way."""
+        """Write an object; a cancelled write may or may not have taken effect, and no longer uses ``data``."""
         path = self._path(key)
 
         def write(_: threading.Event) -> ObjectInfo:
@@ -139,7 +139,7 @@ class LocalStore(ObjectStore):
         return await in_thread(write)
 
     def _write_without_lock(self, key: str, partial: Path, path: Path, *, if_absent: bool) -> None:
-        """Give ``partial`` its name if nothing has it; what depends on an old object's tag cannot be done."""
+        """Give ``partial`` its name if no file has it; without locks, conditions on an object's tag are impossible."""
         if not if_absent:
             raise StoreError(
                 f"{self._at.object_url(key)} cannot be replaced safely: its file system has no locks (flock), so "
@@ -152,11 +152,11 @@ class LocalStore(ObjectStore):
 
     def _lost(self, key: str) -> PreconditionFailedError:
         return PreconditionFailedError(
-            f"{self._at.object_url(key)} was written by somebody else; read it again and decide"
+            f"{self._at.object_url(key)} was written by another writer; read it again and decide"
         )
 
     async def _delete(self, key: str) -> None:
-        """Its folder stays."""
+        """Delete an object; the folder that held it stays."""
         path = self._path(key)
 
         def remove(_: threading.Event) -> None:
@@ -171,7 +171,7 @@ class LocalStore(ObjectStore):
         await in_thread(remove)
 
     def _sweep_once(self, folder: Path) -> None:
-        """Remove what killed writers left in a folder, before the first change that this store makes to it."""
+        """Remove files that killed writers left in a folder, before this store's first change to it."""
         if folder not in self._swept:
             sweep(folder)
             self._swept.add(folder)
@@ -182,7 +182,7 @@ class LocalStore(ObjectStore):
         if any(part in ("", ".", "..") for part in parts):
             raise ConfigError(f"object key {key!r} has an empty, '.' or '..' part: it cannot be a file's path")
         if is_partial(parts[-1]):
-            raise ConfigError(f"object key {key!r} is a name kept for unfinished writes; choose another")
+            raise ConfigError(f"object key {key!r} is reserved for unfinished writes; choose another")
         return self._root.joinpath(*parts)
 
     def _check_root(self) -> None:
@@ -190,7 +190,7 @@ class LocalStore(ObjectStore):
             if self._root.exists():
                 raise BucketNotFoundError(f"{self.url} is a file, not a folder; choose another path")
             raise BucketNotFoundError(
-                f"the folder {self.url} does not exist; check the path (the first write makes it, reading does not)"
+                f"the folder {self.url} does not exist; check the path (the first write creates it, reading does not)"
             )
 
     @contextmanager
@@ -220,7 +220,7 @@ class LocalStore(ObjectStore):
                 os.close(file)
 
     def _fill(self, file: int, info: ObjectInfo, into: memoryview, start: int, cancelled: threading.Event) -> None:
-        """Read ``into``'s bytes from ``start`` on, and make sure that the file did not change while we read."""
+        """Fill ``into`` from offset ``start``, and verify that the file did not change meanwhile."""
         done = 0
         while done < into.nbytes and not cancelled.is_set():
             count = os.preadv(file, [into[done : done + _READ_BYTES]], start + done)
@@ -248,7 +248,7 @@ def _current_tag(path: Path) -> str | None:
 
 _PREFIX, _SUFFIX = ".stoker-", ".partial"
 
-# EBADF: NFS makes of flock a lock that needs writing, for which no folder can be opened.
+# EBADF: NFS turns flock into a lock that needs write access, and a folder cannot be opened for writing.
 _NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EBADF})
 
 
@@ -259,14 +259,14 @@ def is_partial(name: str) -> bool:
 
 @contextmanager
 def _partial_file(folder: Path, data: Buffer) -> Iterator[tuple[Path, os.stat_result]]:
-    """Write ``data`` durably to a new hidden file, which is gone afterwards unless it was renamed."""
+    """Write ``data`` durably to a new hidden file, and remove it on exit unless it was renamed."""
     path, file = _created(folder)
     try:
         rest = memoryview(data).cast("B")
         while rest:
             rest = rest[file.write(rest) :]
-        # The kernel stamps files with a clock of 1 to 4 ms; nanoseconds tell two quick writes apart even if the
-        # second got the inode that the first had.
+        # The kernel's file clock ticks every 1 to 4 ms; nanoseconds distinguish two quick writes even if the second
+        # reuses the inode of the first.
         now = time.time_ns()
         os.utime(file.fileno(), ns=(now, now))
         os.fsync(file.fileno())
@@ -288,22 +288,22 @@ def _created(folder: Path) -> tuple[Path, FileIO]:
             raise
         if path.exists():
             return path, file
-        file.close()  # swept between its creation and its lock
+        file.close()  # another process removed it between its creation and its lock
 
 
 def sweep(folder: Path) -> None:
-    """Remove the hidden files that killed writers left in a folder, as far as that can be done and told."""
+    """Remove the hidden files that killed writers left in a folder, except those that cannot be locked or removed."""
     with suppress(OSError), os.scandir(folder) as entries:
         for path in [Path(entry) for entry in entries if is_partial(entry.name)]:
-            with suppress(OSError):  # its writer lives, or it is not ours to remove, or another sweep was first
+            with suppress(OSError):  # its writer lives, removal is not permitted, or another sweep was first
                 _remove_unlocked(path)
 
 
 def _remove_unlocked(path: Path) -> None:
-    """Remove a file unless somebody has locked it.
+    """Remove a file unless another process has locked it.
 
     Raises:
-        OSError: it is locked, or there are no locks, or it cannot be removed.
+        OSError: The file is locked, cannot be locked, or cannot be removed.
     """
     handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
@@ -315,7 +315,7 @@ def _remove_unlocked(path: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Hold the folder's lock, and tell whether there is such a thing on its file system."""
+    """Hold the folder's lock; yield False, without a lock, if its file system has none."""
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         has_locks = _lock(handle)
@@ -323,14 +323,14 @@ def locked(folder: Path) -> Iterator[bool]:
             yield has_locks
         finally:
             if has_locks:
-                # Closing is not enough: a process forked meanwhile has the handle too, and would keep the lock.
+                # Closing is not enough: a child process forked meanwhile inherits the handle and would keep the lock.
                 fcntl.flock(handle, fcntl.LOCK_UN)
     finally:
         os.close(handle)
 
 
 def _lock(handle: int) -> bool:
-    """Wait for the lock of a file or folder, and tell whether its file system has locks."""
+    """Wait for the lock of a file or folder; return False if its file system has no locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
     except OSError as error:
@@ -348,8 +348,8 @@ def _walk(
     Links are followed; a folder that contains itself through links is entered once per path.
 
     Raises:
-        OSError: a folder cannot be read. One that vanishes during the walk is left out, unless it is the first.
-        StoreError: a file's name is not valid UTF-8, so that it has no key.
+        OSError: A folder cannot be read. A folder that vanishes during the walk is skipped, unless it is the root.
+        StoreError: A file's name is not valid UTF-8, so it has no key.
     """
     status = folder.stat()
     here = status.st_dev, status.st_ino
@@ -369,7 +369,7 @@ def _walk(
 
 
 def _entries(folder: Path) -> list[tuple[str, bool]]:
-    """Return (name, is a folder), folders with a slash at the end: so they stand where their keys belong."""
+    """Return (name, is a folder), sorted in key order: folders end with a slash, as in the keys of their files."""
     with os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir()) for entry in entries]
     try:

@@ -1,4 +1,4 @@
-"""Where a store is, and what its callers may ask: URLs, keys, ranges and conditions, checked once for every adapter."""
+"""Store URLs, and the checks of keys, ranges and conditions that all adapters share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.abc import ObjectInfo
 from stoker.errors import ConfigError, ObjectChangedError, RangeBeyondEndError, StoreError
 
 STORES = "stoker.stores"
-"""The group of entry points that open stores, by URL scheme."""
+"""Entry point group of functions that open stores, by URL scheme."""
 
 _BUCKET_SCHEMES = ("s3", "gs", "memory")
 _SERVED_SCHEMES = ("stoker+https", "stoker+http")
@@ -23,7 +23,7 @@ _SERVED_PATH = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._~-]*/)*[A-Za-z0-9][A-Za-
 _BUCKET_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
 _URL_LIKE = re.compile(r"[\w+.-]+:/")
 _WITHOUT_SLASHES = re.compile(r"(?:s3|gs|memory|file|https?|stoker\+https?):", re.ASCII | re.IGNORECASE)
-_HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # of UTF-16 surrogates, which alone are no character
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # a lone UTF-16 surrogate, which is no character
 _MAX_KEY_BYTES = 1024
 
 
@@ -32,11 +32,11 @@ class Location:
     """A parsed store URL.
 
     Attributes:
-        url: as the user wrote it, without trailing slashes; for messages.
-        scheme: ``file``, ``s3``, ``gs``, ``memory``, ``stoker+https``, ``stoker+http``, or that of a plug-in.
-        bucket: the bucket's name; for ``file``, the absolute path of the folder; for what is served, host and port; for
-            a plug-in, what stands before the first slash.
-        prefix: what stands before every key, without slashes at either end; always empty for ``file``.
+        url: URL as the user wrote it, without trailing slashes; for messages.
+        scheme: ``file``, ``s3``, ``gs``, ``memory``, ``stoker+https``, ``stoker+http``, or the scheme of a plug-in.
+        bucket: Name of the bucket; for ``file``, the absolute path of the folder; for ``stoker+http(s)``, host and
+            port; for a plug-in, the text before the first slash.
+        prefix: Prefix of every key, without slashes at either end; always empty for ``file``.
     """
 
     url: str
@@ -46,9 +46,9 @@ class Location:
 
     @property
     def place(self) -> str:
-        """What places are compared by: a text that ends with a slash and that all places below it begin with.
+        """Canonical form for comparing locations: ends with a slash, and is a prefix of all locations below it.
 
-        Of a folder, links are followed.
+        Symbolic links in the path of a folder are resolved.
         """
         if self.scheme == "file":
             return f"{Path(self.bucket).resolve()}/".replace("//", "/")
@@ -59,40 +59,40 @@ class Location:
         return printable(f"{self.url}/{key}")
 
     def full_key(self, key: str) -> str:
-        """Return the key within the bucket of a valid key within the store."""
+        """Return the key within the bucket for a key within the store, which is checked."""
         check_key(key)
         return self.within_bucket(key)
 
     def within_bucket(self, key_or_prefix: str) -> str:
-        """Return a key, or the beginning of one, within the bucket.
+        """Return the key or key prefix within the bucket for one within the store.
 
         Raises:
-            ConfigError: it is not valid Unicode text.
+            ConfigError: The text is not valid Unicode.
         """
         check_text("object key or prefix", key_or_prefix)
         return f"{self.prefix}/{key_or_prefix}" if self.prefix else key_or_prefix
 
     def relative(self, full_key: str) -> str:
-        """Return the key within the store of a key within the bucket that :meth:`within_bucket` begins.
+        """Return the key within the store for a key within the bucket; the inverse of :meth:`within_bucket`.
 
         Raises:
-            StoreError: it does not begin so, or is not text; the bucket listed what it was not asked for.
+            StoreError: The bucket listed a key that lacks the prefix, or is not valid text.
         """
         before = f"{self.prefix}/" if self.prefix else ""
         if not full_key.startswith(before) or _HALF_A_PAIR.search(full_key):
-            raise StoreError(f"{self.url}: the bucket lists {full_key[:64]!r}, which is no key below this URL")
+            raise StoreError(f"{self.url}: the bucket lists the key {full_key[:64]!r}, which is not below this URL")
         return full_key[len(before) :]
 
 
 def parse_url(url: str | os.PathLike[str]) -> Location:
     """Parse ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``memory://name/prefix``, ``file:///folder`` or a path.
 
-    Bucket prefixes are taken literally (``%20`` is three characters), ``file`` URLs are percent-decoded. A data set
-    that a function serves is ``stoker+https://host/v1/name``. Any other scheme is that of an entry point in the group
-    ``stoker.stores``, and what stands behind it is the plug-in's to read.
+    Bucket prefixes are literal (``%20`` is three characters); ``file`` URLs are percent-decoded. A data set that a
+    function serves has a URL ``stoker+https://host/v1/name``. Any other scheme must be the name of an entry point in
+    the group ``stoker.stores``, and its plug-in interprets the rest of the URL.
 
     Raises:
-        ConfigError: the URL is not one of these.
+        ConfigError: The URL is not one of these.
     """
     text = os.fspath(url)
     if not text or "\0" in text:
@@ -111,11 +111,11 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
         return Location(url=text.rstrip("/"), scheme=scheme, bucket=bucket, prefix=prefix.strip("/"))
     if bucket.startswith("arn:"):
         raise ConfigError(
-            "stoker does not take access points by their ARN; give the access point's alias (it ends in -s3alias) or "
+            "stoker does not accept ARNs of access points; give the access point's alias (it ends in -s3alias) or "
             "the bucket's name, as in s3://bucket/prefix"
         )
     if "@" in bucket or ":" in bucket:
-        # What stands before the @ may be a secret, so the URL is not repeated.
+        # The text before the @ may be a secret, so the message does not show the URL.
         raise ConfigError(
             f"a {scheme}:// URL holds a user, password or port; give credentials and endpoints as options"
         )
@@ -126,36 +126,36 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
 
 
 def is_url_like(text: str) -> bool:
-    """Return whether a text begins as URLs do, with a scheme, a colon and a slash, and not as a path does."""
+    """Return whether a text begins like a URL, with a scheme, a colon and a slash, and not like a path."""
     return _URL_LIKE.match(text) is not None
 
 
 def _check_no_slash_is_missing(path: str) -> None:
-    """Refuse ``s3:/bucket/prefix`` and ``s3:bucket/prefix``: nobody means folders of those names.
+    """Raise ConfigError for ``s3:/bucket/prefix`` and ``s3:bucket/prefix``, which are misspelled URLs and not folders.
 
-    What follows the scheme may hold a secret, and is not repeated.
+    The message shows the scheme only, since the rest may hold a secret.
     """
     if is_url_like(path) or _WITHOUT_SLASHES.match(path):
         scheme, _, rest = path.partition(":")
         slashes = "/" * (len(rest) - len(rest.lstrip("/")))
         meant = "file:///folder" if scheme == "file" else f"{scheme}://bucket/prefix"
         raise ConfigError(
-            f"a URL that begins with {f'{scheme}:{slashes}'!r:.80} lacks a slash; write {meant:.80} as text, "
-            "since pathlib.Path removes a slash. A local folder of that name is written with ./ before it"
+            f"a URL that begins with {f'{scheme}:{slashes}'!r:.80} lacks a slash; write {meant:.80} as a string, "
+            "since pathlib.Path removes a slash. For a local folder of that name, write ./ before it"
         )
 
 
 def _check_plugin(scheme: str, authority: str) -> None:
-    """Raise ConfigError unless a plug-in is installed for a scheme, and its URL holds no user or password."""
+    """Raise ConfigError if no plug-in is installed for a scheme, or its URL holds a user or password."""
     if scheme not in (installed := plugin_names(STORES)):
         others = "".join(f"{name}://, " for name in installed)
         raise ConfigError(
             f"stoker has no store for {printable(scheme[:40])}:// URLs; use s3://, gs://, file://, memory://, "
-            f"{others}or a path, and stoker+https:// for what a function serves; a package adds a scheme by an entry "
-            f"point in the group {STORES}"
+            f"{others}or a path, and stoker+https:// for a data set that a function serves; packages add schemes by "
+            f"entry points in the group {STORES}"
         )
     if "@" in authority:
-        raise ConfigError(f"a {scheme}:// URL holds a user or password; it would be in every message")
+        raise ConfigError(f"a {scheme}:// URL holds a user or password, which every message would show; remove it")
 
 
 def _parse_file_url(url: str) -> Location:
@@ -170,19 +170,19 @@ def _parse_file_url(url: str) -> Location:
 
 
 def _parse_served_url(url: str) -> Location:
-    """Parse the URL of a data set that a function serves; it may hold a secret, and is not repeated before the end."""
+    """Parse the URL of a data set that a function serves; messages do not show it, since it may hold a secret."""
     scheme, _, rest = url.partition("://")
     authority, _, path = rest.rstrip("/").partition("/")
     check_endpoint(f"{scheme.removeprefix('stoker+')}://{authority}", f"the host in a {scheme}:// URL")
     if not _SERVED_PATH.fullmatch(path):
-        raise ConfigError(f"a {scheme}:// URL names no data set; write {scheme}://host/v1/name, with nothing behind it")
+        raise ConfigError(f"a {scheme}:// URL names no data set; write {scheme}://host/v1/name, with nothing after it")
     if scheme == "stoker+http" and not is_this_machine(urlsplit(f"http://{authority}").hostname or ""):
         raise ConfigError("stoker+http:// is for this machine only, since it sends the token unencrypted; use https")
     return Location(url=url.rstrip("/"), scheme=scheme, bucket=authority, prefix=path)
 
 
 def check_text(what: str, text: str) -> None:
-    """Raise ConfigError if ``text`` holds half of a surrogate pair, which no request can carry."""
+    """Raise ConfigError if ``text`` holds a lone surrogate, which UTF-8 cannot encode."""
     if _HALF_A_PAIR.search(text):
         raise ConfigError(f"{what} {text!r} is not valid Unicode text")
 
@@ -198,21 +198,21 @@ def check_key(key: str) -> None:
 
 
 def check_range(start: int, end: int, into: memoryview) -> None:
-    """Raise ConfigError unless ``[start, end)`` is a range and ``into`` can take exactly its bytes."""
+    """Raise ConfigError unless ``[start, end)`` is a range and ``into`` has exactly its size."""
     if not 0 <= start <= end:
         raise ConfigError(f"byte range [{start}, {end}) is negative or reversed")
     if into.readonly or into.itemsize != 1 or into.ndim != 1 or not into.contiguous:
         raise ConfigError("'into' must be a writable, contiguous, one-dimensional memoryview of bytes")
     if into.nbytes != end - start:
-        raise ConfigError(f"'into' has {into.nbytes} bytes for the {end - start} of range [{start}, {end})")
+        raise ConfigError(f"'into' has {into.nbytes} bytes, and range [{start}, {end}) has {end - start}")
 
 
 def check_found(address: str, info: ObjectInfo, start: int, end: int, tag: str | None) -> ObjectInfo:
-    """Return ``info`` if ``[start, end)`` of the object can be read.
+    """Return ``info`` if the object has the ``tag`` and the range ``[start, end)``.
 
     Raises:
-        ObjectChangedError: the object has not the ``tag``.
-        RangeBeyondEndError: it ends before the range does.
+        ObjectChangedError: The object has another tag.
+        RangeBeyondEndError: The object ends before the range does.
     """
     if tag not in (None, info.tag):
         raise ObjectChangedError(f"{address} was overwritten: its tag is no longer {tag}")
@@ -222,6 +222,6 @@ def check_found(address: str, info: ObjectInfo, start: int, end: int, tag: str |
 
 
 def check_conditions(*, if_absent: bool, if_tag: str | None) -> None:
-    """Raise ConfigError if a write is asked to find both no object and a certain one."""
+    """Raise ConfigError if a write has both conditions: that no object exists, and that one with a tag does."""
     if if_absent and if_tag is not None:
         raise ConfigError("if_absent and if_tag exclude each other; give one of them")

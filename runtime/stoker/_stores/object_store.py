@@ -323,7 +323,7 @@ class MemoryStore(ObjectStore):
             _, found = bucket.objects.get(full_key, (b"", None))
             if (if_absent and found is not None) or (if_tag is not None and found != if_tag):
                 raise PreconditionFailedError(
-                    f"{self._at.object_url(key)} was written by somebody else; read it again and decide"
+                    f"{self._at.object_url(key)} was written by another writer; read it again and decide"
                 )
             bucket.writes += 1
             bucket.objects[full_key] = (content, f"{bucket.writes:x}")

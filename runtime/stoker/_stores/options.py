@@ -1,7 +1,7 @@
-"""How to reach a bucket: options, one record per adapter; and the proxy and certificates of this machine's environment.
+"""Connection options of stores, one class per adapter, and the proxy and certificates that the environment names.
 
-Proxy and certificates are settled once for every connection of a store, so that reads and writes cannot disagree. No
-cloud SDK is imported here.
+Proxy and certificates are resolved once for all connections of a store, so reads and writes cannot disagree. This
+module imports no cloud SDK.
 """
 
 from __future__ import annotations
@@ -32,15 +32,19 @@ _BUNDLES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 @explain_arguments("HttpOptions")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpOptions(Bounded):
-    """Connections of one store in one event loop.
+    """HTTP connection limits of one store in one event loop.
 
     Attributes:
-        max_connections: open connections at once; a request beyond them waits for one.
-        connect_timeout_seconds: for one TCP and TLS handshake.
-        read_timeout_seconds: without a single byte arriving; a whole attempt's deadline is its caller's.
-        transport: of reads. ``"direct"`` receives straight into the caller's memory; ``"aiohttp"`` copies, and carries
-            reads in any case where the environment names a proxy for the endpoint.
-        receive_buffer_bytes: what may arrive ahead of the copy into the caller's memory, per connection of aiohttp.
+        max_connections: Maximum number of open connections; a further request waits for a free one.
+        connect_timeout_seconds: Time limit of one TCP and TLS handshake.
+        read_timeout_seconds: Time limit between two received bytes. The deadline of a whole attempt is the caller's.
+        transport: Transport of reads. ``"direct"`` receives straight into the caller's memory; ``"aiohttp"`` copies
+            once more, and is always used if the environment names a proxy for the endpoint.
+        receive_buffer_bytes: Size of aiohttp's receive buffer per connection, in bytes.
+
+    Example:
+        >>> from stoker import HttpOptions, S3Options
+        >>> options = S3Options(region="eu-west-1", http=HttpOptions(max_connections=128))
     """
 
     max_connections: Positive[int] = 64
@@ -53,20 +57,27 @@ class HttpOptions(Bounded):
 @explain_arguments("S3Options")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Options:
-    """How to reach an S3 bucket; what is left out comes from the standard AWS environment and configuration files.
+    """Options of an S3 bucket; omitted ones come from the standard AWS environment and configuration files.
 
     Attributes:
-        endpoint_url: of an S3-compatible service, addressed path-style; default ``AWS_ENDPOINT_URL_S3``,
+        endpoint_url: URL of an S3-compatible service, addressed path-style. Default: ``AWS_ENDPOINT_URL_S3``, then
             ``AWS_ENDPOINT_URL``, else AWS itself.
-        region: default ``AWS_REGION``, ``AWS_DEFAULT_REGION``, the profile's, else ``us-east-1``.
-        anonymous: send unsigned requests.
-        requester_pays: agree to pay for requests to a bucket of that kind.
-        access_key_id: with ``secret_access_key``, static credentials; else the standard chain, refreshed as needed.
-        session_token: of temporary static credentials.
-        profile: a section of the AWS configuration files.
-        prices: name of the store in the price file whose prices hold, such as ``"r2"`` or ``"minio"``; default the one
-            that lists the endpoint, else AWS's.
-        http: connections and their limits.
+        region: Region of the bucket. Default: ``AWS_REGION``, then ``AWS_DEFAULT_REGION``, then the region of the
+            profile, else ``us-east-1``.
+        anonymous: Whether to send unsigned requests.
+        requester_pays: Whether to agree to pay for requests to a requester-pays bucket.
+        access_key_id: Access key of static credentials, given together with ``secret_access_key``. Default: the
+            standard credential chain, refreshed as needed.
+        secret_access_key: Secret key of static credentials.
+        session_token: Session token of temporary static credentials.
+        profile: Section of the AWS configuration files to use.
+        prices: Name of the store in the price file to bill by, such as ``"r2"`` or ``"minio"``. Default: the store that
+            lists the endpoint, else AWS.
+        http: Connection limits.
+
+    Example:
+        >>> from stoker import S3Options
+        >>> minio = S3Options(endpoint_url="http://127.0.0.1:9000", access_key_id="key", secret_access_key="secret")
     """
 
     endpoint_url: str | None = None
@@ -94,17 +105,22 @@ class S3Options:
 @explain_arguments("GcsOptions")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcsOptions:
-    """How to reach a Google Cloud Storage bucket; what is left out comes from the standard Google environment.
+    """Options of a Google Cloud Storage bucket; omitted ones come from the standard Google environment.
 
     Attributes:
-        endpoint_url: of an emulator, which gets no token but ``token``; default ``STORAGE_EMULATOR_HOST``, else Google.
-        anonymous: send requests without a token.
-        token: a ready OAuth 2 access token; it is not refreshed.
-        credentials_file: a service account or authorised user file; default ``GOOGLE_APPLICATION_CREDENTIALS``, the
-            gcloud CLI's, else the machine's own account.
-        user_project: the project to bill for requests to a requester-pays bucket.
-        prices: name of the store in the price file whose prices hold, such as ``"gsrapid"``; default ``"gs"``.
-        http: connections and their limits.
+        endpoint_url: URL of an emulator, which receives no token other than ``token``. Default:
+            ``STORAGE_EMULATOR_HOST``, else Google.
+        anonymous: Whether to send requests without a token.
+        token: OAuth 2 access token; it is not refreshed.
+        credentials_file: Service account or authorised user file. Default: ``GOOGLE_APPLICATION_CREDENTIALS``, then the
+            credentials of the gcloud CLI, else the service account of the machine.
+        user_project: Project to bill for requests to a requester-pays bucket.
+        prices: Name of the store in the price file to bill by, such as ``"gsrapid"``. Default: ``"gs"``.
+        http: Connection limits.
+
+    Example:
+        >>> from stoker import GcsOptions
+        >>> options = GcsOptions(credentials_file="reader.json", user_project="my-project")
     """
 
     endpoint_url: str | None = None
@@ -125,20 +141,25 @@ class GcsOptions:
 @explain_arguments("ServedOptions")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedOptions(Bounded):
-    """How to reach a data set that a function serves, and as whom. Proofs of that go to the function alone.
+    """Options of a data set that a function serves. Credentials are sent to the function only.
 
     Attributes:
-        auth: ``"token"``, one of our own or another bearer token that is ready; ``"aws"``, requests signed as
-            ``AWS_IAM`` wants; ``"google"``, identity tokens as Cloud Run wants them. Left out, it is what the options
-            below are for; else ``"token"`` if there is ``STOKER_TOKEN``; else ``"aws"`` for a host
-            ``*.lambda-url.REGION.on.aws`` and ``"google"`` for one in ``run.app`` or ``cloudfunctions.net``; else none.
-        anonymous: send no credentials.
-        token: default ``STOKER_TOKEN``; it is not refreshed.
-        profile: a section of the AWS configuration files; else the standard chain, refreshed as needed.
-        region: of the function on AWS; default the host's, ``AWS_REGION``, ``AWS_DEFAULT_REGION``, the profile's.
-        service_account: the e-mail address of the Google account to act for; people have no identity tokens of their
-            own.
-        http: connections and their limits.
+        auth: Kind of credentials: ``"token"`` sends a bearer token, ``"aws"`` signs requests for ``AWS_IAM``,
+            ``"google"`` sends identity tokens for Cloud Run. Default: the kind that the options below belong to; else
+            ``"token"`` if ``STOKER_TOKEN`` is set; else ``"aws"`` for a host ``*.lambda-url.REGION.on.aws`` and
+            ``"google"`` for a host in ``run.app`` or ``cloudfunctions.net``; else none.
+        anonymous: Whether to send no credentials.
+        token: Bearer token; it is not refreshed. Default: ``STOKER_TOKEN``.
+        profile: Section of the AWS configuration files to use. Default: the standard chain, refreshed as needed.
+        region: AWS region of the function. Default: the region in the host's name, then ``AWS_REGION``, then
+            ``AWS_DEFAULT_REGION``, then the region of the profile.
+        service_account: E-mail address of the Google service account to impersonate; user accounts have no identity
+            tokens of their own.
+        http: Connection limits.
+
+    Example:
+        >>> from stoker import ServedOptions
+        >>> options = ServedOptions(auth="aws", region="eu-west-1")
     """
 
     auth: Auth | None = None
@@ -154,13 +175,13 @@ class ServedOptions(Bounded):
         _check_credentials(self, "token")
         if len(self._said) + self.anonymous > 1:
             raise ConfigError(
-                "token, profile or region (of AWS), service_account (of Google) and anonymous exclude each other, and "
-                "go with their own auth; give what is of one kind"
+                "token, profile and region (AWS), service_account (Google) and anonymous exclude each other, and "
+                "must fit auth; give the options of one kind"
             )
 
     @property
     def named_auth(self) -> Auth | None:
-        """What ``auth`` says, or else is said by giving what only one kind has."""
+        """The kind of credentials that ``auth`` names, or else the options that only one kind has; None without any."""
         return next(iter(self._said), None)
 
     @property
@@ -180,17 +201,20 @@ def _check_bucket(endpoint_url: str | None, prices: str | None) -> None:
 
 
 def _check_credentials(options: StoreOptions, *names: str) -> None:
-    """Raise ConfigError if one has what no credential has: most come with the line end of the file they stood in."""
+    """Raise ConfigError if a value cannot be a credential; the usual cause is a line end copied from a file."""
     for name in names:
         value: str | None = getattr(options, name)
         if value is not None and not (value.isascii() and value.isprintable() and value == value.strip()):
-            raise ConfigError(f"{name} has blanks or a line end around it, or characters that no request can carry")
+            raise ConfigError(
+                f"{name} has surrounding blanks, a line end or characters that no HTTP header can hold; remove them"
+            )
 
 
 def check_endpoint(url: str, name: str) -> None:
-    """Raise ConfigError unless ``url`` is an endpoint; it may hold a secret and is not repeated, but for its ``name``.
+    """Raise ConfigError unless ``url`` is the URL of an endpoint, without credentials.
 
-    Credentials in it would be sent to whoever answers, and printed with every error.
+    Credentials in a URL would be sent to any server at that address, and printed with every error. The message shows
+    the argument's ``name`` and not the URL, which may hold a secret.
     """
     try:
         parts = urlsplit(url)
@@ -205,12 +229,12 @@ def check_endpoint(url: str, name: str) -> None:
 
 
 def proxy_of(url: str) -> str | None:
-    """Return the proxy that ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` name for ``url``.
+    """Return the proxy that ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` name for ``url``, if any.
 
-    This machine itself is never reached through one, whatever they say: it would be the proxy's own machine.
+    Loopback addresses never use a proxy, which would connect to its own machine instead.
 
     Raises:
-        ConfigError: it is not an HTTP proxy; it may hold a password and is not repeated.
+        ConfigError: The proxy is not an HTTP proxy. The message does not show it, since it may hold a password.
     """
     parts = urlsplit(url)
     if is_this_machine(parts.hostname or "") or proxy_bypass(parts.netloc):
@@ -226,7 +250,7 @@ def proxy_of(url: str) -> str | None:
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether a host is an address of this machine's loopback, or its name."""
+    """Return whether a host is a loopback address or ``localhost``."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -234,13 +258,13 @@ def is_this_machine(host: str) -> bool:
 
 
 def lambda_region(url: str) -> str:
-    """Return the region of a Lambda function from its URL; empty if it is not one's."""
+    """Return the AWS region in the URL of a Lambda function; empty for any other URL."""
     match = _LAMBDA_HOST.fullmatch(urlsplit(url).hostname or "")
     return match[1] if match else ""
 
 
 def machine_vendor(root: Path = Path("/")) -> str:
-    """Return who made this machine, as ``sys`` below ``root`` says, such as ``Amazon EC2``; empty if it does not."""
+    """Return the machine's vendor, such as ``Amazon EC2``, from ``sys`` below ``root``; empty if it is not there."""
     try:
         return (root / "sys/class/dmi/id/sys_vendor").read_text("utf-8", "replace").strip()
     except OSError:
@@ -248,12 +272,12 @@ def machine_vendor(root: Path = Path("/")) -> str:
 
 
 def trusted(bundle: str | None = None) -> ssl.SSLContext:
-    """Return what verifies certificates: ``bundle``, else ``REQUESTS_CA_BUNDLE``, ``SSL_CERT_FILE``, else the system's.
+    """Return a TLS context that trusts ``bundle``, else ``REQUESTS_CA_BUNDLE``, ``SSL_CERT_FILE`` or the system's CAs.
 
-    There is no way to leave verification out, but by a certificate's fingerprint: :func:`without_authorities`.
+    Verification cannot be turned off, except in favour of a certificate's fingerprint: :func:`without_authorities`.
 
     Raises:
-        ConfigError: there are no certificates in the file or folder that is named.
+        ConfigError: The file or folder holds no certificates.
     """
     path = bundle or next(filter(None, map(os.environ.get, _BUNDLES)), None)
     if path is None:
@@ -264,18 +288,18 @@ def trusted(bundle: str | None = None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=path)
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(
-            f"no certificates can be read from {path!r} ({error}); check AWS_CA_BUNDLE, {', '.join(_BUNDLES)}"
+            f"cannot read certificates from {path!r} ({error}); check AWS_CA_BUNDLE, {', '.join(_BUNDLES)}"
         ) from error
 
 
 @cache
 def _system_trust() -> ssl.SSLContext:
-    """Return the system's certificates, which take 10 to 30 ms to read."""
+    """Return a TLS context with the system's certificates; cached, since reading them takes 10 to 30 ms."""
     return ssl.create_default_context()
 
 
 def without_authorities() -> ssl.SSLContext:
-    """Return what takes any certificate: for those who compare its fingerprint before they send anything."""
+    """Return a TLS context that accepts any certificate, for callers that compare fingerprints before they send."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

@@ -285,4 +285,4 @@ def test_where_a_function_serves_nothing_the_address_is_what_is_wrong(capsys: py
 
 def test_an_address_of_the_web_is_told_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["info", "https://host/v1/train"]) == 2
-    assert "stoker+https:// for what a function serves" in capsys.readouterr().err
+    assert "stoker+https:// for a data set that a function serves" in capsys.readouterr().err

@@ -183,9 +183,9 @@ def test_a_tier_of_the_user_is_filled_and_read_and_left_open(folder: Path, name:
         ({"tier": "none://x"}, r"none"),
         ({"tier": DictTier(), "warm": "warm://10.0.0.5:7411"}, r"^tier= and warm= are two names of one setting"),
         ({"tier": DictTier}, r"^tier is the class DictTier; give an object of it"),
-        ({"url": FolderStore}, r"^the store is the class FolderStore; give an object of it"),
+        ({"url": FolderStore}, r"^the store is the class FolderStore; give an instance of it"),
         ({"url": 7}, r"^7 is neither a path or URL, nor a stoker.abc.Store: it lacks url, get"),
-        ({"options": stoker.S3Options()}, r"^options= are for a URL, and mine://"),
+        ({"options": stoker.S3Options()}, r"^options= goes with a URL, and mine://"),
     ],
 )
 def test_what_is_neither_url_nor_store_or_tier_is_refused(folder: Path, settings: dict[str, Any], said: str) -> None:

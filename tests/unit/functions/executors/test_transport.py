@@ -65,5 +65,5 @@ def test_certificates_that_cannot_be_read_are_told_at_once(monkeypatch: pytest.M
     async def opened() -> None:
         open_session("https://example.invalid", timeout_seconds=5)
 
-    with pytest.raises(ConfigError, match="no certificates can be read"):
+    with pytest.raises(ConfigError, match="cannot read certificates"):
         asyncio.run(opened())
