@@ -113,9 +113,7 @@ async def _serve(args: Namespace) -> None:
         StoreError: a data set that is to be read through cannot be read.
     """
     secrets, endpoint = TierSecret.parse_all(os.environ), endpoint_of(args)
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # where the system takes less than it says
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each trainer has up to 32 connections
+    lift_file_limit()
     async with AsyncExitStack() as stack:
         sources = []
         for url in args.read_through:
@@ -127,6 +125,13 @@ async def _serve(args: Namespace) -> None:
         print(f"{url}\nholds up to {format_bytes(args.memory)} for Loader(tier=...) with this URL", flush=True)
         await ended.wait()
     logging.getLogger("stoker.tier.server").info("the tier server has ended")
+
+
+def lift_file_limit() -> None:
+    """Let this process open as many files as the system allows: each trainer has up to 32 connections."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # where the system takes less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
 
 
 def end_signal() -> asyncio.Event:

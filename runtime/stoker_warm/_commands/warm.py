@@ -27,7 +27,7 @@ from stoker._shared.serving import listening
 from stoker.abc import ObjectRef, Tier
 from stoker.cli.flags import number_from, positive, size_from
 from stoker.cli.output import counted, json_text, printable, table
-from stoker.cli.tier import add_endpoint, end_signal, endpoint_of
+from stoker.cli.tier import add_endpoint, end_signal, endpoint_of, lift_file_limit
 from stoker.errors import DeadlineError
 from stoker_warm._auth import Secret
 from stoker_warm._config import Fleet
@@ -260,6 +260,7 @@ async def _proxy(args: Namespace) -> int:
         text = "--data has no effect: what nodes lose is written again when it is read; leave it out"
         warnings.warn(text, DeprecationWarning, stacklevel=1)
     tenants, endpoint = TierSecret.parse_all(os.environ), endpoint_of(args)
+    lift_file_limit()
     if args.key is not None:
         fleet = dataclasses.replace(fleet, certificate=(args.certificate, args.key))
     async with _proxy_of(fleet, tenants[0]) as proxy, listening(WarmServer(tenants, proxy), endpoint) as url:

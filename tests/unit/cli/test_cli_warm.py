@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -300,6 +301,18 @@ def test_a_proxy_of_which_something_is_missing_is_not_begun(
     told = capsys.readouterr()
     assert message in told.err
     assert told.out == ""
+
+
+def test_a_proxy_may_have_as_many_connections_as_the_system_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)  # so that nothing is begun
+    monkeypatch.setenv(TENANT, Secret.generate().reveal())
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before - 1, most))
+    try:
+        assert cli.main(["warm", "proxy", FLEET]) == 2
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= before
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
 @pytest.mark.parametrize("flags", [["--data", "s3://bucket"], ["--data-region", "eu-west-1"], ["--data-anonymous"]])
