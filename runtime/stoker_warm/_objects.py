@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from stoker._base.task_group import task_group
 from stoker._base.threads import in_thread
-from stoker.errors import StoreError, TransientError
+from stoker.errors import StokerError, StoreError
 from stoker_warm._billing import Bill, ProxyTally
 from stoker_warm._config import WarmConfig
 from stoker_warm._directory import Directory
@@ -250,13 +250,21 @@ class ShardedObjects:
 
     async def meet_nodes(self) -> None:
         """Wake nodes whose limit is not known yet."""
-        async with task_group() as group:
-            for node in self._nodes:
-                if not node.limit_bytes and node.membership.state is not State.GONE:
-                    group.create_task(self._greet(node))
+        unknown = [each for each in self._nodes if not each.limit_bytes and each.membership.state is not State.GONE]
+        for name, why in (await at_nodes(unknown, Node.ping)).items():
+            _log.debug("%s does not say how much it holds: %s", name, why)
 
-    async def _greet(self, node: Node) -> None:
+
+async def at_nodes(nodes: Sequence[Node], work: Callable[[Node], Awaitable[None]]) -> dict[str, str]:
+    """Do something at all nodes at once; return name → what went wrong, of those where it failed."""
+
+    async def problem_of(node: Node) -> str:
         try:
-            await node.ping()
-        except TransientError as error:
-            _log.debug("%s does not say how much it holds: %s", node.name, error)
+            await work(node)
+        except StokerError as error:
+            return str(node.failure or error)
+        return ""
+
+    async with task_group() as group:
+        tasks = {node.name: group.create_task(problem_of(node)) for node in nodes}
+    return {name: why for name, task in tasks.items() if (why := task.result())}

@@ -25,7 +25,7 @@ from stoker_warm._events import Task, Wake
 from stoker_warm._listener import Listener, PeerServer
 from stoker_warm._membership import Contents, State
 from stoker_warm._node_connection import Node
-from stoker_warm._objects import ShardedObjects
+from stoker_warm._objects import ShardedObjects, at_nodes
 from stoker_warm._shard import ShardMac
 
 _log = logging.getLogger("stoker.warm.proxy")
@@ -138,7 +138,7 @@ class Proxy:
             wakes: whether to call all nodes before, also those that were given up, and to wait until it is known what
                 they hold. Those that do not come are ``problems``, of which the first few are told.
         """
-        problems = await self._at_all_nodes(self._wake) if wakes else {}
+        problems = await at_nodes(self._nodes, self._wake) if wakes else {}
         return {
             "code": str(self.config.code),
             **asdict(self.statistics()),
@@ -149,21 +149,7 @@ class Proxy:
 
     async def down(self) -> list[str]:
         """Call all nodes, and have them drop what they hold, and return; return what went wrong."""
-        return _described(await self._at_all_nodes(self._empty))
-
-    async def _at_all_nodes(self, work: Callable[[Node], Awaitable[None]]) -> dict[str, str]:
-        """Do something at all nodes at once; return name → what went wrong, of those where it failed."""
-
-        async def problem_of(node: Node) -> str:
-            try:
-                await work(node)
-            except StokerError as error:
-                return str(node.failure or error)
-            return ""
-
-        async with task_group() as group:
-            tasks = {node.name: group.create_task(problem_of(node)) for node in self._nodes}
-        return {name: why for name, task in tasks.items() if (why := task.result())}
+        return _described(await at_nodes(self._nodes, self._empty))
 
     async def _wake(self, node: Node) -> None:
         if node.membership.state is State.GONE:
