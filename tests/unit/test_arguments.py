@@ -97,8 +97,8 @@ def test_a_size_without_its_unit_names_both_units(url: str, construct: Callable[
         ({"max_dollars_per_epoch": None}, r"^max_dollars_per_epoch None is not a number of dollars"),
         ({"max_dollars_per_epoch": "1"}, r"^max_dollars_per_epoch '1'"),
         ({"max_dollars_per_epoch": float("nan")}, r"^max_dollars_per_epoch nan"),
-        ({"fetch": "x"}, r"^fetch is a FetchConfig.*not 'x'"),
-        ({"fetch": None}, r"^fetch is a FetchConfig.*not None"),
+        ({"fetch": "x"}, r"^fetch must be a FetchConfig.*not 'x'"),
+        ({"fetch": None}, r"^fetch must be a FetchConfig.*not None"),
         ({"trace": "s3://bucket/trace.json"}, r"^trace 's3://bucket/trace.json' is a URL; name a file"),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_setting_of_a_wrong_type_is_refused(url: str, settings: dict[str, Any]
 
 
 def test_open_and_packer_refuse_what_is_no_configuration(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"^fetch is a FetchConfig"):
+    with pytest.raises(ConfigError, match=r"^fetch must be a FetchConfig"):
         stoker.open(url, fetch="x")  # type: ignore[arg-type]
     for schema in ("x", None, ["x"]):
         with pytest.raises(SchemaError, match=r"^a schema is a dictionary"):

@@ -1,8 +1,8 @@
-"""Settings of the data path, and its counts: what to deliver, how far ahead to fetch, and how hard to try.
+"""Settings and counters of the data path: what to deliver, how far ahead to fetch, and how to retry.
 
-A schedule never changes what is fetched or in which order, only when: a pure decision, made from how far the prefetcher
-and the consumer have come. Whatever it says, an item that the consumer is waiting for is issued, and none is issued
-without a free slot.
+A schedule never changes what is fetched or in which order, only when. It is a pure function of how far the prefetcher
+and the consumer have come. Two rules hold for every schedule: an item that the consumer is waiting for is issued, and
+no item is issued without a free slot.
 """
 
 from __future__ import annotations
@@ -26,39 +26,52 @@ from stoker._order.sharding import Dealing, LaneShare, Partition
 from stoker.errors import ConfigError
 
 GAP_BYTES = 128 << 10
-"""Unwanted bytes that are read rather than sending one more request: what arrives in about a first byte's time."""
+"""Largest gap that is read to merge two ranges into one request: about what arrives within one first-byte latency."""
 
 
 @explain_arguments("FetchConfig")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchConfig(Bounded):
-    """How the fetcher retries, hedges and adapts.
+    """Retries, hedged requests and concurrency of the fetcher.
+
+    A hedge is a second request for bytes that are late; the first answer wins.
+
+    Example:
+        >>> from stoker import FetchConfig
+        >>> fetch = FetchConfig(deadline_seconds=30, max_bytes_per_second=200e6)  # Loader(url, fetch=fetch)
+        >>> fetch.attempt_limit_seconds(size_bytes=8 << 20)
+        148.0
 
     Attributes:
-        deadline_seconds: for an object in all, from the moment its first request may be sent; what is under way then
-            may go on for as long as the object takes at ``least_bytes_per_second``. What normally ends the attempts in
-            an outage.
-        attempts: requests for one range, at most, hedges aside.
-        attempt_seconds: for one request, beside what its bytes take at ``least_bytes_per_second``.
-        least_bytes_per_second: a transfer slower than this never succeeds. A link is shared by all in flight.
-        max_bytes_per_second: requested from the bucket by one rank, hedges and retries included, to share a link with
-            others; None does not limit. It holds on average: a burst of 0.1 s and one request may exceed it.
-        checksum_attempts: readings of an object whose checksum differs before it counts as spoilt at rest.
-        backoff_base_seconds: bound of the first wait; doubles with every failure.
-        backoff_cap_seconds: bound of every wait.
-        hedge: whether late requests are sent a second time.
-        hedge_fraction: hedges per request, at most.
-        hedge_burst: hedges that may be sent beyond that.
-        hedge_after_factor: a request is late after this many times the expected (median) time,
-        hedge_first_byte_factor: or without a byte after this many times the median first byte's time,
-        hedge_least_seconds: but never before this: where answers take milliseconds one is late by chance, and a second
-            request would save nothing that a training loop feels.
-        hedge_first_seconds: when a request is late while too few were seen to expect anything.
-        concurrency_start: requests in flight at first.
-        concurrency_least: requests in flight, at least, however much the store throttles.
-        concurrency_most: requests in flight, at most.
-        split_parts: parallel ranges that an urgent object is read in, at most; 1 never splits.
-        split_least_bytes: the smallest range worth a request of its own.
+        deadline_seconds: time to fetch one object, in seconds, from when its first request may be sent. A request in
+            flight then may go on for the time that the object takes at ``least_bytes_per_second``. In an outage, this
+            limit normally ends the retries.
+        attempts: maximum number of requests for one range, not counting hedges.
+        attempt_seconds: time limit of one request, in seconds, in addition to the time that its bytes take at
+            ``least_bytes_per_second``.
+        least_bytes_per_second: slowest transfer that can succeed, in bytes per second; all requests in flight share
+            the link.
+        max_bytes_per_second: maximum rate at which one rank requests bytes from the bucket, including hedges and
+            retries, to share a link with others; None for no limit. An average: a burst of 0.1 s and one request may
+            exceed it.
+        checksum_attempts: number of reads with a wrong checksum after which an object counts as corrupt at rest.
+        backoff_base_seconds: upper bound of the first random wait before a retry, in seconds; doubles with every
+            failure.
+        backoff_cap_seconds: upper bound of every wait before a retry, in seconds.
+        hedge: whether to hedge late requests.
+        hedge_fraction: maximum number of hedges per request, as a fraction.
+        hedge_burst: number of hedges that may be sent in excess of ``hedge_fraction``.
+        hedge_after_factor: multiple of the expected (median) transfer time after which a request is late.
+        hedge_first_byte_factor: multiple of the median time to the first byte after which a request without a byte is
+            late.
+        hedge_least_seconds: minimum time before a request counts as late, in seconds. Where responses take
+            milliseconds some are late by chance, and a hedge would not save time that a training loop notices.
+        hedge_first_seconds: time after which a request is late while there are too few measurements, in seconds.
+        concurrency_start: initial limit of requests in flight.
+        concurrency_least: minimum limit of requests in flight, even if the store throttles.
+        concurrency_most: maximum limit of requests in flight.
+        split_parts: maximum number of parallel ranges in which to read an urgent object; 1 never splits.
+        split_least_bytes: minimum size of such a range, in bytes.
     """
 
     deadline_seconds: Positive[float] = 60.0
@@ -90,29 +103,31 @@ class FetchConfig(Bounded):
             raise ConfigError(f"concurrency must be least <= start <= most, not {self}")
 
     def transfer_seconds(self, size_bytes: int) -> float:
-        """Return what a transfer may take at most, beside all that waiting for it may."""
+        """Return the time limit of a transfer, in seconds, not counting the wait for its first byte."""
         return size_bytes / self.least_bytes_per_second
 
     def attempt_limit_seconds(self, size_bytes: int) -> float:
-        """Return what a request for so many bytes may take at most."""
+        """Return the time limit of one request for ``size_bytes``, in seconds."""
         return self.attempt_seconds + self.transfer_seconds(size_bytes)
 
 
 def check_fetch(fetch: object) -> None:
     """Raise ConfigError unless a setting ``fetch`` is a :class:`FetchConfig`."""
     if not isinstance(fetch, FetchConfig):
-        raise ConfigError(f"fetch is a FetchConfig, such as FetchConfig(deadline_seconds=60), not {fetch!r:.80}")
+        raise ConfigError(f"fetch must be a FetchConfig, such as FetchConfig(deadline_seconds=60), not {fetch!r:.80}")
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the prefetcher and the consumer have come; items count from the start of the run.
+    """How far the prefetcher and the consumer have come, the input of a :class:`Schedule`.
+
+    Items, which are super-samples or groups of samples, count from the start of the run.
 
     Attributes:
-        issued: items whose fetch has begun.
-        consumed: items that the consumer has begun to use.
-        next_item_step: the step that first uses the next item to be issued; None if there is none.
-        step: the step the consumer is at.
+        issued: number of items whose fetch has begun.
+        consumed: number of items that the consumer has begun to use.
+        next_item_step: number of the step that first uses the next item to issue; None behind the last item.
+        step: number of the consumer's current step.
     """
 
     issued: int
@@ -122,41 +137,51 @@ class Progress:
 
 
 class Schedule(Protocol):
-    """Decides how far ahead to fetch."""
+    """Decides how far ahead to fetch: :class:`Continuous`, :class:`FetchSize`, :class:`NextBatch` or a class of yours.
+
+    Example:
+        >>> from stoker import NextBatch, Progress
+        >>> NextBatch(depth=2).admit(Progress(issued=5, consumed=3, next_item_step=4, step=2))
+        1
+    """
 
     @property
     def needed_slots(self) -> int:
-        """The fewest slots with which the schedule can do what it says."""
+        """The minimum number of ring slots that the schedule works with."""
         ...
 
     @property
     def follows_steps(self) -> bool:
-        """Whether :attr:`Progress.step` matters: if not, it may be behind until an item is first used."""
+        """Whether :meth:`admit` uses :attr:`Progress.step`; if not, it may lag until an item is first used."""
         ...
 
     def admit(self, progress: Progress) -> int:
-        """Return how many items may be issued now; asked again once these are issued and progress is made."""
+        """Return how many items may be issued now; called again after they are issued and there is progress."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Continuous:
-    """Fill whatever memory there is, in order of first use; also across epochs. The default."""
+    """Fill all free slots in order of first use, across epochs, too. The default."""
 
-    needed_slots: ClassVar[int] = 1  # the ring is the only limit
+    needed_slots: ClassVar[int] = 1  # only the ring limits it
     follows_steps: ClassVar[bool] = False
 
     def admit(self, progress: Progress) -> int:
-        """Always one more: it is asked again after each, and the ring bounds the rest."""
+        """Return 1 while there is a next item: the ring limits how many are issued in a row."""
         return int(progress.next_item_step is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class FetchSize(Bounded):
-    """Fetch ``fetch_size`` more items whenever at most ``threshold`` fetched ones are left to use.
+    """Fetch ``fetch_size`` more items whenever at most ``threshold`` fetched items are unused.
 
     DELI's pre-fetch rule: Krichevsky, St. Louis and Guo, "Quantifying and Improving Performance of Distributed Deep
     Learning with Cloud Storage" (IC2E 2021).
+
+    Attributes:
+        fetch_size: number of items to fetch at a time.
+        threshold: number of unused items at or below which to fetch.
     """
 
     fetch_size: AtLeastOne[int]
@@ -165,12 +190,12 @@ class FetchSize(Bounded):
 
     @classmethod
     def half_and_half(cls, items: int) -> FetchSize:
-        """Fetch half of ``items`` (a cache's room, at least 1) when the other half is left: DELI's 50/50."""
+        """Return DELI's 50/50 rule: fetch half of ``items`` (a cache's capacity, at least 1) when half is unused."""
         return cls(fetch_size=items - items // 2, threshold=items // 2)
 
     @property
     def needed_slots(self) -> int:
-        """``threshold`` items still unused and ``fetch_size`` new ones are held at once."""
+        """``threshold + fetch_size``: the unused items and the new ones are in the ring at once."""
         return self.threshold + self.fetch_size
 
     def admit(self, progress: Progress) -> int:
@@ -180,10 +205,14 @@ class FetchSize(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class NextBatch(Bounded):
-    """Fetch what the next ``depth`` steps need while the current step runs (IPDL's in-parallel loading)."""
+    """Fetch the items of the next ``depth`` steps while the current step runs (IPDL's in-parallel loading).
+
+    Attributes:
+        depth: number of steps to fetch ahead.
+    """
 
     depth: AtLeastOne[int] = 1
-    needed_slots: ClassVar[int] = 1  # how many items a step needs is for the order to say
+    needed_slots: ClassVar[int] = 1  # the order determines how many items a step needs
     follows_steps: ClassVar[bool] = True
 
     def admit(self, progress: Progress) -> int:
@@ -194,27 +223,27 @@ class NextBatch(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig(Bounded):
-    """What to deliver and how.
+    """Settings of the batch pipeline of one rank, or of one worker of it.
 
     Attributes:
         order: seed, shuffle, window and lanes.
-        batch_size: samples a batch and rank.
-        rank: this rank.
-        world_size: how many ranks there are.
-        worker: this worker process of the rank, where whole lanes are dealt to workers.
-        workers: how many there are, which divide the memory; None where steps are dealt to ranks.
-        local_ranks: of this machine, which share what is kept on its disks; this one may be among them or not.
-        chunks: whether a worker's batches are only how samples are read.
-        by_lanes: deal ``full`` by lanes, as other orders are.
-        drop_last: leave out the last global batch if it is not full.
-        evaluation: deliver every sample once, with no repeats and no drops; ranks may differ by one batch.
-        limit: deliver only the first so many positions of every epoch.
-        columns: which to deliver, in this order; all if None.
-        memory_bytes: budget of this rank.
-        held_bytes: of it, what is taken besides.
-        end_epoch: do not look ahead into this epoch or beyond.
+        batch_size: samples per batch and rank.
+        rank: number of this rank.
+        world_size: number of ranks.
+        worker: number of this worker process in its rank, if whole lanes are assigned to workers.
+        workers: number of worker processes, which divide the memory; None if steps are assigned to ranks.
+        local_ranks: ranks on this machine, which share its disk caches; with or without this one.
+        chunks: whether a worker's batches only say in which portions samples are read.
+        by_lanes: whether to shard a ``full`` order by lanes, like other orders.
+        drop_last: whether to leave out the last global batch if it is incomplete.
+        evaluation: whether to deliver every sample once, with no repeats and no drops; ranks may differ by one batch.
+        limit: number of positions to deliver in each epoch, from its start; None for all.
+        columns: names of the columns to deliver, in this order; None for all.
+        memory_bytes: memory budget of this rank, in bytes.
+        held_bytes: part of the budget that is used elsewhere, in bytes.
+        end_epoch: epoch before which to stop reading ahead; None for no limit.
         schedule: how far ahead to fetch.
-        fetch: deadlines, retries, hedges and concurrency.
+        fetch: retries, hedged requests and concurrency.
     """
 
     order: OrderConfig = field(default_factory=OrderConfig)
@@ -237,7 +266,7 @@ class PipelineConfig(Bounded):
     fetch: FetchConfig = field(default_factory=FetchConfig)
 
     def dealing(self, samples: int) -> Dealing:
-        """Return how an epoch of a data set of so many samples is dealt to this rank, or this worker of it."""
+        """Return the sharding of an epoch of ``samples`` samples for this rank, or this worker of it."""
         has_lanes = self.workers is not None or self.by_lanes or self.order.shuffle != "full"
         kind = Partition if self.workers is None else LaneShare
         return kind(
@@ -254,7 +283,7 @@ class PipelineConfig(Bounded):
         )
 
     def other_dealings(self, samples: int) -> list[Dealing]:
-        """Return how such an epoch is dealt to the other processes of the machine."""
+        """Return the sharding of an epoch of ``samples`` samples for the other processes of the machine."""
         takers = [(rank, worker) for rank in self.local_ranks for worker in range(self.workers or 1)]
         others = [taker for taker in takers if taker != (self.rank, self.worker)]
         return [replace(self, rank=rank, worker=worker).dealing(samples) for rank, worker in others]
@@ -262,25 +291,25 @@ class PipelineConfig(Bounded):
 
 @dataclass(slots=True, kw_only=True)
 class FetchCounters:
-    """What fetchers have done, one or several after each other.
+    """Counters of one fetcher, or of several in turn.
 
     Attributes:
-        requests: ranged reads sent to the store: first tries, retries and hedges. Each is billed.
-        bytes: received whole by those requests.
-        useful_bytes: of objects and ranges that were verified and delivered, from store or tier.
-        failures: requests that failed, by name of the error.
+        requests: ranged reads sent to the store: first attempts, retries and hedges. Each is billed.
+        bytes: bytes that completed requests received.
+        useful_bytes: bytes of objects and ranges that were verified and delivered, from the store or a tier.
+        failures: failed requests, by name of the error.
         retries: requests sent again after a failure, by name of the error.
         hedges: second requests for late bytes.
-        start_hedges: of these, those before the first batch that the budget of hedges did not have to allow.
-        hedge_wins: hedges that were first.
-        hedged_bytes: requested by the losers of hedge races whose answers had begun: an upper bound of what they moved,
-            since a cancelled transfer does not tell how far it came.
-        checksum_failures: readings, from store or tier, whose checksum differed.
-        objects: fetches that ended well.
-        failed: fetches that ended in an error (cancelled ones are neither).
+        start_hedges: hedges before the first batch, which do not count against the hedge budget.
+        hedge_wins: hedges that finished before the first request.
+        hedged_bytes: bytes requested by the losers of hedge races whose responses had begun: an upper bound of what
+            they transferred, since the progress of a cancelled transfer is unknown.
+        checksum_failures: reads, from the store or a tier, with a wrong checksum.
+        objects: successful fetches.
+        failed: fetches that ended in an error; cancelled fetches count in neither.
         tier_hits: objects delivered by a tier, by name of the tier.
-        tier_errors: reads in which a tier failed or spoilt the bytes, by name of the tier.
-        tier_late: reads in which a tier was late, so that the store was asked as well or instead, by name of the tier.
+        tier_errors: reads in which a tier failed or returned corrupt bytes, by name of the tier.
+        tier_late: reads in which a tier was late, so that the store was read as well or instead, by name of the tier.
     """
 
     requests: int = 0
@@ -300,6 +329,6 @@ class FetchCounters:
     tier_late: Counter[str] = field(default_factory=Counter)
 
     def delivered(self, size_bytes: int) -> None:
-        """Count an object, or ranges of one, that were verified."""
+        """Count a verified object, or verified ranges of one."""
         self.objects += 1
         self.useful_bytes += size_bytes
