@@ -1,4 +1,4 @@
-"""Looking for what is wrong between this machine, a bucket and the data set in it, and saying what to do about it."""
+"""``stoker doctor``: checks this machine, a bucket and the data set in it, and reports findings with remedies."""
 
 from __future__ import annotations
 
@@ -46,42 +46,42 @@ from stoker.errors import (
 )
 
 _SKEW_WARNING_SECONDS, _SKEW_PROBLEM_SECONDS = 60.0, 900.0
-"""Signatures are refused when clocks are fifteen minutes apart."""
+"""Stores reject signatures when clocks differ by more than 15 minutes."""
 _SOON_SECONDS = 3600.0
 _FAR_SECONDS = 0.15
 _SLOW_BYTES_PER_SECOND = 20e6
 _SMALL_BYTES, _FEW = 768 << 10, 16
-"""Below what packing with a limit of 1 MiB makes."""
+"""Below the size of super-samples that are packed with a limit of 1 MiB."""
 _LATE_PART, _FEW_LATE, _FAILING_PART = 0.01, 2, 0.1
-"""Of reads: from which part on late ones are a warning, if there are so many; and failing ones a problem."""
+"""Late reads are a warning from this fraction and this count on, failed reads a problem from this fraction on."""
 _READ_WHOLE = 3
-"""Super-samples that are read and compared with their checksums."""
+"""Number of super-samples to read and compare with their checksums."""
 _WINDOW = 10
-"""Super-samples that a loader holds at least: a window of eight and two in flight."""
+"""Minimum number of super-samples that a loader holds: a window of eight, and two in flight."""
 _PROBE = ProbeLimits(requests=200, size_bytes=128 << 20, seconds=20.0)
 _ATTEMPTS = RetryPolicy(attempts=3, first_seconds=0.2, longest_seconds=2.0)
 
 _VERIFY, _COMPACT, _PLAN = "stoker verify URL", "stoker compact URL", "stoker plan URL --gpu-rate N"
 
 _REMEDIES: Mapping[type[StokerError], str] = {
-    PermissionDeniedError: "reading takes s3:GetObject, or storage.objects.get",
-    ConnectionLostError: "or is there a proxy, or a firewall, in between?",
+    PermissionDeniedError: "grant s3:GetObject, or storage.objects.get, which reading needs",
+    ConnectionLostError: "check for a proxy or a firewall in between",
 }
-"""Advice beside what an error says itself."""
+"""Error class → advice in addition to the error's own message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What to look at, and with which eyes.
+    """What to check, and replaceable probes of this machine.
 
     Attributes:
-        url: of the data set.
-        options: how to reach it.
-        write: whether to write, and delete, a small object.
-        limits: of the measuring.
-        clock: the time of day in seconds since 1970.
-        machine: looks at this one.
-        whereabouts: finds the region of this one.
+        url: URL of the data set.
+        options: options of the store, such as credentials and endpoint.
+        write: whether to write and delete a small object.
+        limits: limits of the measurement of latency and bandwidth.
+        clock: returns the time in seconds since 1970.
+        machine: returns the resources of this machine.
+        whereabouts: returns the region of this machine.
     """
 
     url: str
@@ -94,7 +94,7 @@ class Examination:
 
 
 async def examine(what: Examination, tell: Callable[[Finding], object]) -> None:
-    """Tell what is found, as it is found; what cannot be looked at after a problem is left out.
+    """Run all checks and pass each finding to ``tell`` at once; skip checks that an earlier problem makes impossible.
 
     Raises:
         ConfigError: the URL or the options are wrong.
@@ -120,7 +120,7 @@ class _Doctor:
         self._manifest: Manifest | None = None
 
     async def look(self) -> None:
-        """Look at the endpoint, the credentials, the permissions, the data set and the speed, in this order."""
+        """Check the endpoint, the credentials, the permissions, the data set and the speed, in this order."""
         if isinstance(self._store, HttpObjects):
             try:
                 await self._endpoint(self._store)
@@ -154,9 +154,9 @@ class _Doctor:
         text = f"{found.kind}, for {_span(left)}"
         if found.is_renewed or left > _SOON_SECONDS:
             return Finding("credentials", Level.OK, f"{text}, then renewed" if found.is_renewed else text)
-        advice = "a longer run needs credentials that are renewed (a role, a profile), or a token that holds longer"
-        if left <= 0:  # by this clock; whether they are taken will be seen
-            text, advice = f"{found.kind}, which ended {_span(-left)} ago", "get others"
+        advice = "for a longer run, use credentials that renew themselves (a role, a profile), or a longer-lived token"
+        if left <= 0:  # by this clock; a later check shows whether the store accepts them
+            text, advice = f"{found.kind}, which expired {_span(-left)} ago", "get new credentials"
         return Finding("credentials", Level.WARNING, text, advice)
 
     async def _read(self) -> Finding:
@@ -165,26 +165,26 @@ class _Doctor:
             rows = sorted({*range(0, len(manifest), max(1, len(manifest) // _READ_WHOLE))})[:_READ_WHOLE]
             tagged = [await self._is_whole(manifest.ref(row)) for row in rows]
         except (ChecksumError, TruncatedError) as error:
-            advice = "a loader refuses it: see what else is spoilt, and pack that again, or restore it from a copy"
+            advice = "a loader rejects it: find all damaged objects, and pack them again or restore them from a copy"
             return Finding("read", Level.PROBLEM, str(error), advice, _VERIFY)
         except StokerError as error:
             if not isinstance(error, NotFoundError) or isinstance(error, BucketNotFoundError):
                 return _problem("read", error)
             return self._absent() if self._manifest is None else _lost(error)
         if not all(tagged):
-            text = "super-samples have other tags than the manifest pins, and the contents that it knows"
-            advice = "if the bucket is a copy, all is well: objects are known by their checksums"
+            text = "super-samples have other ETags or generations than the manifest pins, but the right contents"
+            advice = "nothing if the bucket is a copy: checksums identify the objects"
             return Finding("read", Level.WARNING, text, advice, _VERIFY)
         whole = f"{len(rows)} of {counted(len(manifest), 'super-sample')}"
-        return Finding("read", Level.OK, f"the manifest can be read, and {whole}, which are whole")
+        return Finding("read", Level.OK, f"the manifest, and {whole} with the right checksums")
 
     async def _is_whole(self, ref: ObjectRef) -> bool:
         """Read an object and compare it with its checksum; return whether it has the tag that the manifest pins.
 
         Raises:
-            ChecksumError: it is another object than was packed.
-            TruncatedError: it is shorter.
-            StoreError: it cannot be read.
+            ChecksumError: the object is not the one that was packed.
+            TruncatedError: the object is shorter than the one that was packed.
+            StoreError: the object cannot be read.
         """
         data = memoryview(bytearray(ref.size_bytes))
         info = await self._reader.get_range(ref.key, 0, len(data), into=data)
@@ -196,11 +196,11 @@ class _Doctor:
         return not ref.tag or info.tag == ref.tag
 
     def _absent(self) -> Finding:
-        """Say that there is no data set; who asks whether he may write is about to make one."""
+        """Report that there is no data set; no problem for a check with ``write``, which often precedes a pack."""
         if self._what.write:
             return Finding("read", Level.NOTE, "there is no data set yet")
         if self._is_served:
-            return Finding("read", Level.PROBLEM, "there is no data set", "check the address, which ends with /v1/NAME")
+            return Finding("read", Level.PROBLEM, "there is no data set", "check the URL, which must end with /v1/NAME")
         return Finding(
             "read", Level.PROBLEM, "there is no data set", "pack one, or check the URL", "stoker pack SOURCE URL"
         )
@@ -214,8 +214,8 @@ class _Doctor:
         try:
             await anext(found, None)
         except PermissionDeniedError:
-            text = "not allowed: training never lists; packing again, gc and rebuild do"
-            return Finding("list", Level.NOTE, text, "grant s3:ListBucket, or storage.objects.list, to who packs")
+            text = "not allowed: training never lists, but packing, gc and rebuild-manifest do"
+            return Finding("list", Level.NOTE, text, "grant s3:ListBucket, or storage.objects.list, for packing")
         except StokerError as error:
             return _problem("list", error)
         finally:
@@ -224,9 +224,9 @@ class _Doctor:
         return Finding("list", Level.OK, "allowed")
 
     async def _write(self) -> None:
-        """Write an object twice, each time on condition that there is none, and delete it."""
+        """Write an object twice, each time on the condition that it does not exist, and delete it."""
         if not isinstance(self._store, Writable) or self._is_served:
-            self._tell(Finding("write", Level.NOTE, "what a function serves is read-only"))
+            self._tell(Finding("write", Level.NOTE, "not checked: a data set that a function serves is read-only"))
             return
         key = f"doctor/{secrets.token_hex(8)}"
         try:
@@ -236,7 +236,7 @@ class _Doctor:
             finally:
                 await self._store.delete(key)
         except StokerError as error:
-            advice = "let these credentials write and delete: s3:PutObject and s3:DeleteObject"
+            advice = "grant these credentials s3:PutObject and s3:DeleteObject, or storage.objects.create and delete"
             self._tell(_problem("write", error, advice))
             return
         self._tell(Finding("write", Level.OK, "a small object was written and deleted"))
@@ -247,23 +247,23 @@ class _Doctor:
             await self._store.put(key, b"stoker doctor", if_absent=True)
         except PreconditionFailedError:
             return Finding("conditional write", Level.OK, "honoured")
-        text = "the store ignores conditions, so two who pack at once may lose a version"
+        text = "the store ignores If-None-Match: two packers at the same time may lose a version"
         return Finding(
             "conditional write",
             Level.PROBLEM,
             text,
-            "use a store that honours If-None-Match, or pack from one place only",
+            "use a store that honours it, or pack in one process at a time",
         )
 
     async def _dataset(self, manifest: Manifest) -> None:
         packed = f"{counted(manifest.samples, 'sample')} in {counted(len(manifest), 'super-sample')}"
         text = f"version {manifest.version}, {packed}, {format_bytes(manifest.size_bytes)}"
         self._tell(Finding("data set", Level.OK, text) if len(manifest) else Finding("data set", Level.WARNING, text))
-        with suppress(StokerError):  # who may read one version need not be allowed to ask for others
+        with suppress(StokerError):  # credentials that may read one version need not be able to find others
             newest = await newest_manifest(self._reader)
             if newest is not None and newest.version > manifest.version:
-                text = f"version {newest.version} is complete, but readers are told of {manifest.version}"
-                advice = "a writer died between the two; the next one repairs it"
+                text = f"version {newest.version} is complete, but readers still open version {manifest.version}"
+                advice = "a writer ended before it published the version; the next writer does"
                 self._tell(Finding("newest version", Level.WARNING, text, advice, _COMPACT))
         for finding in _sizes(manifest, self._machine):
             self._tell(finding)
@@ -275,7 +275,7 @@ class _Doctor:
             refs = [manifest.ref(row) for row in range(0, len(manifest), max(1, len(manifest) // 64))]
             found = await probe(self._store, refs, self._what.limits)
         except StokerError as error:
-            advice = _REMEDIES.get(type(error), "see which objects cannot be read")
+            advice = _REMEDIES.get(type(error), "find out which objects cannot be read")
             is_lost = isinstance(error, NotFoundError)
             self._tell(_lost(error) if is_lost else _problem("speed", error, advice, _VERIFY))
             return
@@ -285,30 +285,34 @@ class _Doctor:
 
 
 def _failures(found: Probe) -> Iterator[Finding]:
-    """Say which requests failed: because there were too many in a while, or for another reason."""
+    """Report failed requests: those above the bucket's request rate, and those with other errors."""
     requests, throttled = counted(found.requests, "request"), found.throttled
     is_failing = found.failed_part >= _FAILING_PART
     if found.failed > throttled or is_failing:
         asked_for_less = f", {throttled} of them with a request to send fewer (503, 429)" if throttled else ""
-        text = f"{found.failed} of {requests} failed in a way that may pass{asked_for_less}"
-        advice = "find out why before training: each is sent again, and paid for" if is_failing else "look again later"
+        text = f"{found.failed} of {requests} failed with a transient error{asked_for_less}"
+        advice = (
+            "find the cause before training: each is retried, and billed"
+            if is_failing
+            else "run this check again later"
+        )
         yield Finding("errors", Level.PROBLEM if is_failing else Level.WARNING, text, advice)
     if (found.limit is not None or throttled) and not is_failing:
-        rate = f"about {found.limit.requests_per_second:,.3g} requests a second" if found.limit else "few requests"
-        what = f"{throttled} of {requests} were refused (503 SlowDown, 429)" if throttled else "more of them wait"
-        advice = "larger super-samples take fewer requests, and a cache on a disk none; or have the limit raised"
+        rate = f"about {found.limit.requests_per_second:,.3g} requests per second" if found.limit else "few requests"
+        what = f"{throttled} of {requests} were refused (503 SlowDown, 429)" if throttled else "it delays the others"
+        advice = "pack larger super-samples (fewer requests), use a disk cache, or ask for a higher limit"
         yield Finding("throttling", Level.WARNING, f"the bucket answers {rate}; {what}", advice, _PLAN)
 
 
 def _sizes(manifest: Manifest, machine: Machine) -> Iterator[Finding]:
-    """Say what is wrong with how large super-samples are."""
+    """Report super-samples that are too small, or too large for this machine."""
     half_bytes = float(np.median(manifest.rows.size_bytes)) if len(manifest) else 0.0
     if len(manifest) > _FEW and half_bytes < _SMALL_BYTES:
-        text, advice = "half of them have at most", "a request for a small object takes as long as one for a large one"
+        text, advice = "half of them have at most", "merge them: a small object costs as much latency as a large one"
         yield Finding("super-sample size", Level.WARNING, f"{text} {format_bytes(half_bytes)}", advice, _COMPACT)
     needed_bytes = _WINDOW * manifest.largest_bytes + manifest.file_bytes
     if needed_bytes > machine.free_bytes:
-        text = f"a window of 8 takes {format_bytes(needed_bytes)}, more than is free"
+        text = f"a window of 8 needs {format_bytes(needed_bytes)}, but {format_bytes(machine.free_bytes)} are free"
         advice = "use a smaller window, a larger machine, or smaller super-samples"
         yield Finding("super-sample size", Level.PROBLEM, text, advice, _PLAN)
 
@@ -319,9 +323,9 @@ def _speeds(found: Probe) -> Iterator[Finding]:
         latency += f" ({found.late} of {counted(len(found.first_byte_seconds), 'request')} late)"
     is_far = found.median_seconds > _FAR_SECONDS
     if is_far or found.late >= max(_FEW_LATE, _LATE_PART * len(found.first_byte_seconds)):
-        advice = "a loader asks for late ones again, which is paid for; more memory looks farther ahead"
+        advice = "give the loader more memory to fetch farther ahead; it also hedges late requests, which are billed"
         if is_far:
-            advice = "train nearer to the bucket, or with larger super-samples and more memory"
+            advice = "train closer to the bucket, or use larger super-samples and more memory"
         yield Finding("latency", Level.WARNING, latency, advice, _PLAN)
     else:
         yield Finding("latency", Level.OK, latency)
@@ -332,19 +336,19 @@ def _speeds(found: Probe) -> Iterator[Finding]:
         rates = "not measured: the objects are too small to tell"
     is_slow = rate < _SLOW_BYTES_PER_SECOND
     level = Level.NOTE if found.is_rate_assumed else Level.WARNING if is_slow else Level.OK
-    remedy = ("look for what shares the network, or cache on a disk", _PLAN) if is_slow else ()
+    remedy = ("check what else uses the network, or use a disk cache", _PLAN) if is_slow else ()
     yield Finding("bandwidth", level, rates, *remedy)
 
 
 def _clock(date: datetime, now_seconds: float) -> Finding:
-    """Compare clocks; the bucket's is told to the second, cut off."""
+    """Compare the clocks; the bucket's time is truncated to a second, hence the half second."""
     skew = now_seconds - date.timestamp() - 0.5
     size = abs(skew)
     if size < _SKEW_WARNING_SECONDS:
         return Finding("clock", Level.OK, "right" if size < 2 else f"{size:.0f} s off")
     text = f"this machine's clock is {_span(size)} {'ahead of' if skew > 0 else 'behind'} the bucket's"
     level = Level.PROBLEM if size >= _SKEW_PROBLEM_SECONDS else Level.WARNING
-    advice = "set the clock: signatures are refused from 15 minutes on"
+    advice = "set the clock: stores reject signatures if it is 15 minutes off"
     return Finding("clock", level, text, advice, "timedatectl set-ntp true")
 
 
@@ -356,12 +360,12 @@ def _region(endpoint: Endpoint, where: Whereabouts) -> Finding:
             "region", Level.PROBLEM, text, "ask for the bucket in its own region", f"export AWS_REGION={bucket}"
         )
     if not where.region or not endpoint.region:
-        return Finding("region", Level.OK, f"of the bucket {bucket}, of this machine unknown")
-    if where.region.startswith(bucket):  # "us" holds "us-east1"
-        return Finding("region", Level.OK, f"{bucket}, as this machine")
+        return Finding("region", Level.OK, f"the bucket is in {bucket}, this machine's region is unknown")
+    if where.region.startswith(bucket):  # "us" contains "us-east1"
+        return Finding("region", Level.OK, f"{bucket}, like this machine")
     text = f"the bucket is in {bucket}, this machine in {where.region} ({where.source})"
     return Finding(
-        "region", Level.WARNING, text, "each byte is paid for, and late: train where the bucket is, or copy it"
+        "region", Level.WARNING, text, "train in the bucket's region, or copy the bucket: egress is billed, and slow"
     )
 
 
@@ -372,8 +376,8 @@ def _problem(check: str, error: StokerError, advice: str = "", command: str = ""
 
 
 def _lost(error: StokerError) -> Finding:
-    """Say that the manifest speaks of what is not there."""
-    return Finding("read", Level.PROBLEM, str(error), "look what else is missing, and pack that again", _VERIFY)
+    """Report that an object of the manifest does not exist."""
+    return Finding("read", Level.PROBLEM, str(error), "find all missing objects, and pack them again", _VERIFY)
 
 
 def _duration(seconds: float) -> str:

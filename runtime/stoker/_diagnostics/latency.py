@@ -1,7 +1,6 @@
-"""How a bucket answers: distributions to draw a first byte's wait or a step's compute time from, rates and refusals.
+"""Latency distributions and a model of a bucket's responses, and timed reads from which to estimate its request rate.
 
-And reads whose moments are taken, with how many requests a second they show that a bucket answers. A read that is late,
-by the rule by which the fetcher sends a request a second time, is left behind.
+A timed read that is late, by the same rule as a hedged request of the fetcher, is no longer waited for.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from stoker.abc import ObjectRef, Readable
 from stoker.errors import ConfigError, StoreError, ThrottledError, TransientError
 
 LONGEST_SECONDS = 86400.0
-"""Of a duration: what takes longer than a day is neither a first byte nor a step; rounding would lose the others."""
+"""Maximum duration, one day: a first byte or a step never takes longer, and sums keep their precision."""
 
 Duration = Annotated[float, Bound(">=", 0), Bound("<=", LONGEST_SECONDS)]
 LEAST_MEDIAN_SECONDS = 1e-9
-"""Of a median: a logarithm has none of 0."""
+"""Minimum median: 0 has no logarithm."""
 _LOG_LONGEST = math.log(LONGEST_SECONDS)
 _Z_99 = 2.3263478740408408
 """The 99th percentile of the standard normal distribution."""
@@ -42,18 +41,27 @@ class Latency(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Constant(Bounded):
-    """Always the same."""
+    """Always the same duration.
+
+    Attributes:
+        seconds: the duration, in seconds.
+    """
 
     seconds: Duration
 
     def draw(self, rng: random.Random) -> float:
-        """Return it."""
+        """Return the duration."""
         return self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class LogNormal(Bounded):
-    """What requests to stores look like when all is well: a sharp rise and a long tail, given by two percentiles."""
+    """Log-normal durations, as of requests to a healthy store: a sharp rise and a long tail.
+
+    Attributes:
+        median_seconds: 50th percentile, in seconds.
+        p99_seconds: 99th percentile, in seconds.
+    """
 
     median_seconds: Duration
     p99_seconds: Duration
@@ -64,14 +72,18 @@ class LogNormal(Bounded):
             raise ConfigError(f"LogNormal needs p99_seconds >= median_seconds >= {LEAST_MEDIAN_SECONDS:g}, not {self}")
 
     def draw(self, rng: random.Random) -> float:
-        """Return one of them, at most :data:`LONGEST_SECONDS`."""
+        """Return a random duration, at most :data:`LONGEST_SECONDS`."""
         sigma = math.log(self.p99_seconds / self.median_seconds) / _Z_99
         return math.exp(min(rng.normalvariate(math.log(self.median_seconds), sigma), _LOG_LONGEST))
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Durations that were measured; each is as likely as every other."""
+    """Measured durations, all equally likely.
+
+    Attributes:
+        seconds: the durations, in seconds; at least one.
+    """
 
     seconds: Sequence[float] = field(repr=False)
 
@@ -82,35 +94,41 @@ class Recorded:
             Constant(each)
 
     def draw(self, rng: random.Random) -> float:
-        """Return one of them."""
+        """Return a random one of the durations."""
         return self.seconds[rng.randrange(len(self.seconds))]
 
 
 @dataclass(frozen=True, slots=True)
 class Late(Bounded):
-    """Another distribution, of which a part is late: ``fraction`` of its durations are ``seconds`` longer."""
+    """A distribution with a late tail.
+
+    Attributes:
+        usual: distribution of the durations without the delay.
+        fraction: fraction of durations that are delayed, 0 to 1.
+        seconds: delay, in seconds.
+    """
 
     usual: Latency
     fraction: Fraction[float]
     seconds: Duration
 
     def draw(self, rng: random.Random) -> float:
-        """Return one of them."""
+        """Return a random duration."""
         return self.usual.draw(rng) + (self.seconds if rng.random() < self.fraction else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketModel(Bounded):
-    """How a bucket answers.
+    """Model of a bucket: latency, bandwidth, request rate and errors.
 
     Attributes:
-        first_byte: from the request to the first byte.
-        connection_bytes_per_second: of one transfer at most.
-        total_bytes_per_second: of all transfers of all nodes together.
-        requests_per_second: answered at most; what comes faster waits in line,
-        longest_line_seconds: and is refused with 503 where it would have to wait longer than this.
-        burst: requests that are answered at once, after a pause.
-        error_fraction: of requests that end in a server's error, after the first byte's time.
+        first_byte: distribution of the time from a request to its first byte.
+        connection_bytes_per_second: maximum rate of one transfer.
+        total_bytes_per_second: maximum rate of all transfers of all nodes together.
+        requests_per_second: maximum rate of answered requests; faster requests queue.
+        longest_line_seconds: longest time in the queue, in seconds; a request that would wait longer gets a 503.
+        burst: number of requests that are answered at once after a pause.
+        error_fraction: fraction of requests that end in a server error, after the time to the first byte.
     """
 
     first_byte: Latency = field(default_factory=lambda: LogNormal(0.02, 0.08))
@@ -123,10 +141,10 @@ class BucketModel(Bounded):
 
 
 _WAITS_FACTOR, _WAITS_SECONDS = 1.6, 0.02
-"""Requests wait for their turn if their first bytes take so much longer than those of requests sent one by one."""
+"""Factor and seconds by which the first byte of a queued request is later than that of a request sent alone."""
 _LEAST_TELLING, _QUEUED_PART = 4, 1 / 3
-"""Answers, at least, between which a rate is told; and the part of all that waited, where requests do: a few are late
-by themselves."""
+"""Minimum number of answers from which to estimate a rate; and minimum fraction of queued requests if there is a queue:
+a few are late by chance."""
 _LEAST_SECONDS, _EVEN = 1e-3, 1.6
 
 
@@ -135,8 +153,8 @@ class SentRequest:
     """A request of a probe.
 
     Attributes:
-        sent: when it was sent.
-        begun: when its answer began; None if none did, or the store does not tell.
+        sent: time at which it was sent, in seconds of the event loop.
+        begun: time at which its response began; None if it did not, or the store does not report it.
         is_refused: whether the bucket asked for fewer requests (503 SlowDown, 429).
     """
 
@@ -146,11 +164,11 @@ class SentRequest:
 
 
 def rate_limit_of(requests: Sequence[SentRequest], usual_seconds: float) -> BucketModel | None:
-    """Return a bucket with the limit that one has set to requests, None if nothing tells of one.
+    """Return a model of the bucket with the request limit that requests show; None if they show none.
 
     Args:
-        requests: in the order in which they were sent; the last of them as fast as the bucket would have them.
-        usual_seconds: of a first byte, where requests are sent one by one.
+        requests: requests of a probe; the last of them were sent as fast as the bucket accepts them.
+        usual_seconds: time to the first byte of requests that are sent one by one, in seconds.
     """
     requests = sorted(requests, key=lambda each: each.sent)
     refused = [each.sent for each in requests if each.is_refused]
@@ -171,17 +189,16 @@ def rate_limit_of(requests: Sequence[SentRequest], usual_seconds: float) -> Buck
 
 
 def _queued(answered: Sequence[tuple[float, float]], usual_seconds: float) -> list[tuple[float, float]]:
-    """Return when requests that waited for their turn were sent and answered; none if they are few."""
+    """Return when queued requests were sent and answered; nothing if they are few."""
     late_seconds = _WAITS_FACTOR * usual_seconds + _WAITS_SECONDS
     queued = [(sent, begun) for sent, begun in answered if begun - sent > late_seconds]
     return queued if len(queued) >= max(_LEAST_TELLING + 1, _QUEUED_PART * len(answered)) else []
 
 
 def _rate(moments: Sequence[float], seconds: float) -> float:
-    """Return the events a second.
+    """Return the number of events per second.
 
-    Where none follow each other much sooner than usual, nothing is saved up for a burst, and the two nearest to each
-    other tell what could be had.
+    If no two events are much closer than the mean, there was no burst, and the closest two show the possible rate.
     """
     mean = max(1, len(moments)) / max(seconds, _LEAST_SECONDS)
     if len(moments) <= _LEAST_TELLING:
@@ -192,14 +209,18 @@ def _rate(moments: Sequence[float], seconds: float) -> float:
 
 _LATE_FACTOR = FetchConfig().hedge_first_byte_factor
 _LEAST_LATE_SECONDS = 0.5
-"""No sooner is a read late: opening dozens of connections at once takes the processor a while."""
+"""Minimum time before a read is late: opening dozens of connections at once takes CPU time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedRead:
-    """One read: when it was sent, when its answer began, when it was complete, and its bytes.
+    """One completed read; times are in seconds of the event loop.
 
-    A store that does not tell when its answers begin has them begin when they are sent.
+    Attributes:
+        sent: time at which the request was sent.
+        begun: time at which its response began; ``sent`` if the store does not report it.
+        done: time at which the response was complete.
+        size_bytes: bytes read.
     """
 
     sent: float
@@ -209,24 +230,24 @@ class TimedRead:
 
 
 class TimedReader:
-    """Reads the beginnings of objects, one object after the other; nothing is kept.
+    """Reads the starts of objects in turn, discards the data and records the times.
 
     Args:
-        store: where they are.
-        refs: the objects, not empty.
-        group: has the requests; they end with it.
+        store: store that contains the objects.
+        refs: the objects, at least one; none may be empty.
+        group: task group that runs the requests.
 
     Attributes:
-        requests: that were sent.
-        failed: of them, those that ended in an error that may pass.
-        asked_bytes: that they asked for.
-        read_bytes: that arrived, late ones aside.
-        throttled: of these, those that the bucket refused because there were too many.
-        last: the last error.
-        sent: what became of each request, in the order in which they were sent.
-        spacing_seconds: from sending one request to sending the next, at least.
-        first_byte_seconds: of each answer whose beginning was told, the first one aside: that one may have connected.
-        patient_seconds: likewise, of reads that had a patience of their own.
+        requests: number of requests sent.
+        failed: number of requests that ended in a transient error.
+        throttled: number of failed requests that the bucket refused because there were too many.
+        asked_bytes: bytes requested.
+        read_bytes: bytes received, without those of late reads.
+        last: last transient error; None if there was none.
+        sent: outcome of each request, in the order of sending.
+        spacing_seconds: minimum time between the starts of two requests, in seconds.
+        first_byte_seconds: times to the first byte, in seconds, without the first, which may include connecting.
+        patient_seconds: times to the first byte of reads with their own ``patience_seconds``.
     """
 
     def __init__(self, store: Readable, refs: Sequence[ObjectRef], group: asyncio.TaskGroup) -> None:
@@ -244,22 +265,22 @@ class TimedReader:
 
     @property
     def late_seconds(self) -> float | None:
-        """After how long without a first byte a read is late; None while too few have told of theirs."""
+        """Time without a first byte after which a read is late, in seconds; None with too few measurements."""
         usual_seconds = self._times.expected_first_byte_seconds()
         if usual_seconds is None:
             return None
         return max(_LEAST_LATE_SECONDS, _LATE_FACTOR * usual_seconds)
 
     async def read(self, size_bytes: int, *, patience_seconds: float | None = None) -> TimedRead | None:
-        """Read the beginning of the next object; None if that failed in a way that may pass, or is late.
+        """Read the start of the next object; return None if the read is late or fails with a transient error.
 
         Args:
-            size_bytes: to read, at most.
-            patience_seconds: after which an answer is late that has not begun, and which then does not count among
-                the times to a first byte; None for :attr:`late_seconds`.
+            size_bytes: maximum number of bytes to read.
+            patience_seconds: time without a first byte after which the read is cancelled and not counted in
+                :attr:`first_byte_seconds`; None for :attr:`late_seconds`.
 
         Raises:
-            StoreError: it failed for good.
+            StoreError: the read failed with an error that is not transient.
         """
         await self._turn()
         ref = next(self._refs)
@@ -301,7 +322,7 @@ class TimedReader:
             await asyncio.sleep(wait_seconds)
 
     async def leave(self, seconds: float) -> None:
-        """Wait so long for the first bytes of late reads; what is still to come then counts as if it came then."""
+        """Wait at most ``seconds`` for the first bytes of late reads; the rest count as if theirs came at the end."""
         if not self._left:
             return
         _, waiting = await asyncio.wait(self._left, timeout=seconds)
@@ -325,7 +346,7 @@ class TimedReader:
         return None
 
     async def _leave(self, request: asyncio.Task[StoreError | None], sent: float, begun: asyncio.Future[float]) -> None:
-        """See when a late read begins; its bytes would only be in the way of others."""
+        """Record when the response of a late read begins, and cancel it: its bytes would compete with other reads."""
         loop = asyncio.get_running_loop()
         try:
             await _either(request, begun, None)

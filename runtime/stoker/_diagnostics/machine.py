@@ -1,7 +1,7 @@
-"""What this machine has, as far as a process may use it, in which region of a cloud it is, and what to do about it.
+"""Resources and cloud region of this machine, for diagnostics, and the findings about them.
 
-A cloud's own service is asked for the region only where the firmware names that cloud: elsewhere the address would
-lead to strangers.
+A cloud's metadata service is queried for the region only if the firmware names that cloud: elsewhere, its address may
+belong to an unrelated server.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _NO_LIMIT_BYTES = 1 << 62  # the first version of control groups writes a huge n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a process of this machine may use.
+    """Resources that this process may use.
 
     Attributes:
-        memory_bytes: of the machine, or less where a control group or the process's own limit says so.
-        free_bytes: of that, what nobody uses; the kernel's own caches count as free.
-        limited_by: what made ``memory_bytes`` less than the machine's, else ``""``.
-        cores: that it may run on; a control group may grant a part of one.
-        open_files: at once.
-        most_open_files: to which it may raise that by itself.
+        memory_bytes: memory of the machine, or less if a control group or a limit of the process is lower, in bytes.
+        free_bytes: unused part of it, in bytes; the kernel's page cache counts as free.
+        limited_by: name of the limit that makes ``memory_bytes`` less than the machine's memory, else ``""``.
+        cores: number of cores; a control group may grant a fraction of one.
+        open_files: soft limit of open files.
+        most_open_files: hard limit of open files, to which the process may raise the soft one.
     """
 
     memory_bytes: int
@@ -47,10 +47,10 @@ class Machine:
 
 
 def look(root: Path = Path("/")) -> Machine:
-    """Return what this process may use.
+    """Return the resources that this process may use.
 
     Args:
-        root: below which ``proc`` and ``sys`` are.
+        root: folder that contains ``proc`` and ``sys``.
     """
     known = _meminfo(root)
     memory_bytes = known.get("MemTotal", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -88,7 +88,7 @@ def _meminfo(root: Path) -> dict[str, int]:
 
 
 def _groups(root: Path, controller: str) -> list[Path]:
-    """Return this process's control group and those that it lies in, of either version of control groups."""
+    """Return this process's control group and its parents, in version 1 or 2 of control groups."""
     found = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, names, place = line.split(":", 2)
@@ -101,7 +101,7 @@ def _groups(root: Path, controller: str) -> list[Path]:
 
 
 def _memory_groups(root: Path) -> list[tuple[Path, int, int]]:
-    """Return the groups that limit memory: folder, limit and use in bytes."""
+    """Return the control groups that limit memory: folder, limit and usage in bytes."""
     found = []
     for group in _groups(root, "memory"):
         for limit_name, used_name in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):
@@ -135,11 +135,11 @@ _AWS_HINTS = ("AWS_LAMBDA_FUNCTION_NAME", "ECS_CONTAINER_METADATA_URI_V4", "ECS_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
-    """Where this machine is.
+    """Cloud region of this machine.
 
     Attributes:
-        region: its name; empty if it is not known.
-        source: who says so.
+        region: name of the region; empty if unknown.
+        source: where the name comes from.
     """
 
     region: str = ""
@@ -152,13 +152,13 @@ def whereabouts(
     aws_url: str = "http://169.254.169.254",
     google_url: str = "http://metadata.google.internal",
 ) -> Whereabouts:
-    """Return where this machine is; asks its cloud, for a second at most, if the environment does not say.
+    """Return the region from the environment, else from the cloud's metadata service, which has 1 s to answer.
 
     Args:
-        environment: default the process's.
-        root: below which ``sys`` is.
-        aws_url: of Amazon's metadata service.
-        google_url: of Google's.
+        environment: environment variables; default those of the process.
+        root: folder that contains ``sys``.
+        aws_url: URL of Amazon's metadata service.
+        google_url: URL of Google's metadata service.
     """
     variables = os.environ if environment is None else environment
     region = variables.get("AWS_REGION", "")
@@ -174,14 +174,14 @@ def whereabouts(
         if vendor == "Google":
             zone = _asked(f"{google_url}/computeMetadata/v1/instance/zone", {"Metadata-Flavor": "Google"})
             return Whereabouts(region=zone.rpartition("/")[2].rpartition("-")[0], source="Google's metadata")
-    except (OSError, ValueError, HTTPException):  # it does not answer, or not as a metadata service does
+    except (OSError, ValueError, HTTPException):  # no answer, or not one of a metadata service
         pass
     return Whereabouts()
 
 
 def _asked(url: str, headers: Mapping[str, str], method: str = "GET") -> str:
     request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 - constant http addresses
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # what is on the machine has no proxy
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a link-local address needs no proxy
     with opener.open(request, timeout=_TIMEOUT_SECONDS) as answer:
         text: str = answer.read(4096).decode("ascii")
     if not text.isprintable():
@@ -201,7 +201,7 @@ _EXTRA_OF = {"s3": "s3", "gs": "gcs"}
 
 
 class Level(enum.StrEnum):
-    """How much a finding matters, least first."""
+    """Severity of a finding, lowest first."""
 
     OK = "ok"
     NOTE = "note"
@@ -211,14 +211,14 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        check: what.
-        level: how it is.
-        text: what was found; holds no secret.
-        advice: what to do; empty if nothing.
-        command: that does it, where there is one.
+        check: name of the check.
+        level: severity.
+        text: what the check found; contains no secret.
+        advice: what to do about it; empty if nothing.
+        command: command that does it; empty if there is none.
     """
 
     check: str
@@ -229,7 +229,7 @@ class Finding:
 
 
 def package_findings(scheme: str) -> Iterator[Finding]:
-    """Look at what is installed; only what ``scheme`` needs is a problem if it is missing."""
+    """Check the installed packages; a missing extra is a problem only if the URL scheme ``scheme`` needs it."""
     names = ("stoker", "numpy", "aiohttp", *(["torch"] if find_spec("torch") else []))
     shown = ", ".join(f"{name} {_version(name)}" for name in names)
     yield Finding("versions", Level.OK, f"Python {platform.python_version()}, {shown}")
@@ -255,7 +255,7 @@ def _version(name: str) -> str:
 def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # a package that it would lie in
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
@@ -267,11 +267,11 @@ def _is_declared(extra: str) -> bool:
 
 
 def machine_findings(machine: Machine) -> Iterator[Finding]:
-    """Look at what a process may use of this machine."""
+    """Check memory, cores and open files of this machine."""
     limited = f", limited by {machine.limited_by}" if machine.limited_by else ""
-    memory = f"{format_bytes(machine.memory_bytes)}{limited}, {format_bytes(machine.free_bytes)} of them free"
+    memory = f"{format_bytes(machine.memory_bytes)}{limited}, {format_bytes(machine.free_bytes)} of it free"
     if machine.free_bytes < _LITTLE_BYTES:
-        advice = "a loader takes 512 MB unless it is told otherwise: give it less, or this process more"
+        advice = "a loader takes 512 MB by default: give it less, or this process more"
         yield Finding("memory", Level.WARNING, memory, advice, 'Loader(memory="128MB")')
     else:
         yield Finding("memory", Level.OK, f"{memory}; /dev/shm is not needed")
@@ -280,7 +280,7 @@ def machine_findings(machine: Machine) -> Iterator[Finding]:
     if machine.open_files >= _ENOUGH_FILES:
         yield Finding("open files", Level.OK, files)
         return
-    advice, command = "a loader opens up to 64 connections, beside the files of everything else", ""
+    advice, command = "a loader opens up to 64 connections, in addition to all other files", ""
     if machine.most_open_files > machine.open_files:
         command = f"ulimit -n {min(4096, machine.most_open_files)}"
     if machine.most_open_files < _ENOUGH_FILES:

@@ -1,7 +1,7 @@
-"""A few measured reads: how soon a bucket answers, how fast one connection is, and how fast several are together.
+"""Measures a bucket with a few reads: time to the first byte, bandwidth of one connection and of several.
 
-Two things are told apart that add up in every request: the time to its first byte, which many requests share by
-waiting at once, and the time of its bytes, for which they share a link. Requests and bytes are bounded beforehand.
+The duration of a request is the time to its first byte, in which many requests can wait at once, plus the time of its
+bytes, for which requests share a link. The probe separates the two. Requests and bytes have limits.
 """
 
 from __future__ import annotations
@@ -27,54 +27,55 @@ _SMALL_BYTES = 1024
 _LARGE_BYTES = 8 << 20
 LEAST_PROBE_BYTES = 64 << 10
 _READ_SECONDS = 0.5
-"""About as long as a measured transfer may take: the slower a connection, the fewer bytes are asked for."""
+"""Approximate maximum duration of a measured transfer: the slower a connection, the fewer bytes are requested."""
 _LEAVE_SECONDS = 3.0
-"""For which late answers are waited, in the end, to know how late they are."""
+"""Time to wait for late responses at the end, to know how late they are."""
 _CONNECTIONS = (8, 32)
-"""Tried one after the other, until the link is full."""
+"""Numbers of connections to try in turn, until the link is full."""
 _READS_ALONE, _TRIES = 3, 5
-"""To know the rate of a connection: some of the reads may be late, or fail."""
+"""Reads, and attempts at them, to measure the rate of one connection: some attempts may be late or fail."""
 _READS_EACH, _READS_STEADY = 2, 3
-"""Of each connection while that is found out, and then: the first reads begin together, and leave the link idle."""
+"""Reads per connection while looking for a full link, and once it is full: the first reads of all connections begin
+together and leave the link idle."""
 _PART = 0.4
-"""Of the bytes that are left: more connections may have to be tried, and then there is the last measurement."""
+"""Fraction of the remaining bytes to use: more connections may follow, and the last measurement does."""
 _LOOKING_CONNECTIONS, _LOOKING_REQUESTS = 16, 48
-"""That look for a limit on the rate of requests."""
+"""Connections and requests that look for a request rate limit."""
 _LOOKS = 2
-"""That must find one: a busy machine keeps requests waiting, too, but hardly twice."""
+"""Number of times that a limit must be found: a busy machine delays requests, too, but rarely twice."""
 _RATE_CONNECTIONS, _RATE_REQUESTS, _RATE_SECONDS = 8, 80, 1.5
-"""With which, once there is one, its rate is found out, and for how long at most."""
+"""Connections, requests and maximum seconds with which to measure a limit that was found."""
 _PRESSURE, _LEAST_SPAN_SECONDS, _LONGEST_PAUSE_SECONDS = 4.0, 0.1, 0.5
-"""Requests, then, for each that is answered; from when on it is known how many are; and what a connection waits after a
-refusal, at most."""
+"""While measuring a limit: requests sent per answered one; minimum time after which that ratio is known; and maximum
+pause of a connection after a refusal."""
 _OBSERVED_SECONDS, _TELLING_SECONDS, _MUCH_LESS = 0.5, 0.1, 0.5
-"""For which several connections read, in the end; for which they must; and the part of what was expected of them below
-which the link is full."""
+"""Duration of the last measurement with several connections; its minimum duration; and the fraction of the expected
+rate below which the link is full."""
 _MOST_ERRORS, _FAILING = 0.9, 0.1
-"""Of requests, in a simulated bucket; and from which part on they fail for another reason than their rate."""
+"""Maximum fraction of errors of a simulated bucket; and the fraction from which on failures are not due to the rate."""
 _SPACING, _READS_PACED, _PACED_SECONDS = 1.1, 6, 8.0
-"""Once there is a limit: requests are sent so many times the seconds apart that it leaves to each; small reads that
-tell of first bytes without a line; seconds that the rest may take."""
+"""Once there is a limit: spacing of requests as a multiple of its interval; number of small reads that measure first
+bytes without a queue; and maximum seconds of the remaining measurement."""
 _SLOWER, _MUCH_SLOWER = 1.3, 1.6
-"""The link is full when several transfers take so many times as long as one alone; the second one where that is told by
-whole reads, of which first bytes are a large part."""
+"""The link is full if several transfers take this many times as long as one alone; the second factor is for whole
+reads, of which the time to the first byte is a large part."""
 _BELIEVED = 8
-"""Connections whose rates are added up where none of them could be measured."""
+"""Number of connections whose assumed rates are added up if no rate could be measured."""
 _TELLING_BYTES = 512 << 10
 _USUAL_BYTES_PER_SECOND = 90e6
-"""Transfers of fewer bytes than that may come out of buffers in no time; then a connection is taken to be no faster
-than an object store's usual."""
+"""Smaller transfers may come from buffers almost at once; then a connection is assumed to have the usual rate of an
+object store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeLimits(Bounded):
-    """What a probe may take.
+    """Limits of a probe.
 
     Attributes:
-        requests: reads, at most.
-        size_bytes: that they ask for, at most.
-        seconds: in all, at most.
-        first_bytes: of the requests, those that are for next to nothing.
+        requests: maximum number of reads.
+        size_bytes: maximum number of bytes that they request in total.
+        seconds: maximum duration of the probe, in seconds.
+        first_bytes: number of small reads, which measure the time to the first byte.
     """
 
     requests: int = 256
@@ -85,34 +86,34 @@ class ProbeLimits(Bounded):
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)  # super() does not know a class with slots
         if not self.first_bytes < self.requests - 2:
-            raise ConfigError(f"a probe needs 2 small reads and 3 more at least, not {self}")
+            raise ConfigError(f"a probe needs at least 2 small reads and 3 more, not {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What was measured.
+    """Measurements of a bucket.
 
     Attributes:
-        connect_seconds: by how much a connection's first request took longer than others: names, handshakes.
-        connect_range_seconds: the least and the most of that.
-        first_byte_seconds: from a request to its answer: as often as there were answers, those of small reads, and the
-            late ones of all. One that was not waited for counts with the seconds that it was.
-        late: of them, how many were late: a fetcher would ask for them a second time.
-        connection_bytes_per_second: of one transfer alone.
-        is_rate_assumed: whether the objects are too small to tell that rate, and the usual one is taken.
-        observed_alone_bytes_per_second: that reads one after the other brought, first bytes included.
-        total_bytes_per_second: of several together.
-        observed_bytes_per_second: that several reads brought, first bytes included, for half a second if there were
-            enough bytes to ask for.
-        failed_part: of requests, 0 to 1, that failed though they came no faster than the bucket would have them.
-        is_saturated: whether more connections would bring no more; if not, there may be more than the total.
-        connections: that brought it.
-        requests: that were sent.
-        failed: of them, those that ended in an error that may pass.
-        throttled: of these, those that the bucket refused because there were too many.
-        limit: a bucket with the limit on the rate of requests; None if there is none, or none was met.
-        read_bytes: that arrived, late ones aside.
-        seconds: that it took.
+        connect_seconds: median time that a new connection adds to its first request (DNS, handshakes), in seconds.
+        connect_range_seconds: minimum and maximum of that time.
+        first_byte_seconds: times to the first byte, one per response: those of small reads, repeated, and the late
+            ones of all reads. A response that never began counts with the time that it was waited for.
+        late: number of late first bytes; a fetcher would hedge these requests.
+        connection_bytes_per_second: rate of a single transfer, without the time to the first byte.
+        is_rate_assumed: whether that rate is the usual one because the objects are too small to measure it.
+        observed_alone_bytes_per_second: rate of reads in sequence, including the time to the first byte.
+        total_bytes_per_second: rate of several transfers together.
+        observed_bytes_per_second: rate of several connections, including the times to the first byte, over half a
+            second if the limits allow.
+        failed_part: fraction of requests, 0 to 1, that failed although they respected the bucket's request rate.
+        is_saturated: whether more connections would not be faster; if not, ``total_bytes_per_second`` is a lower bound.
+        connections: number of connections with that total rate.
+        requests: number of requests sent.
+        failed: number of requests that ended in a transient error.
+        throttled: number of failed requests that the bucket refused because there were too many.
+        limit: model of a bucket with the request rate limit; None if none was found.
+        read_bytes: bytes received, without those of late reads.
+        seconds: duration of the probe, in seconds.
     """
 
     connect_seconds: float
@@ -136,16 +137,16 @@ class Probe:
 
     @property
     def median_seconds(self) -> float:
-        """The median time to a first byte."""
+        """The median time to the first byte, in seconds."""
         return median(self.first_byte_seconds)
 
     @property
     def slowest_seconds(self) -> float:
-        """The longest time to a first byte."""
+        """The longest time to the first byte, in seconds."""
         return max(self.first_byte_seconds)
 
     def bucket(self) -> BucketModel:
-        """Return a bucket that answers like this one; what all share is its request rate, not its network."""
+        """Return a model of this bucket; its nodes share the request rate, not the network bandwidth."""
         return replace(
             self.limit or BucketModel(),
             first_byte=Recorded(self.first_byte_seconds),
@@ -158,13 +159,14 @@ async def probe(store: Readable, refs: Sequence[ObjectRef], limits: ProbeLimits 
     """Measure a store by reading parts of some of its objects; nothing is verified or kept.
 
     Args:
-        store: where they are.
-        refs: what may be read, not empty; the larger, the better the rates.
-        limits: on requests, bytes and time.
+        store: store to measure.
+        refs: objects that may be read, not all empty; larger objects give better rates.
+        limits: limits of requests, bytes and time.
 
     Raises:
-        DeadlineError: it did not end in time.
-        StoreError: a read failed for good, or every read of a kind failed.
+        ConfigError: all objects are empty.
+        DeadlineError: the probe exceeded its time limit.
+        StoreError: a read failed with an error that is not transient, or every read of a kind failed.
     """
     if not any(ref.size_bytes for ref in refs):
         raise ConfigError(f"there is nothing to read at {store.url}")
@@ -180,7 +182,7 @@ async def probe(store: Readable, refs: Sequence[ObjectRef], limits: ProbeLimits 
         raise DeadlineError(
             f"{store.url} was not measured within {limits.seconds:g} seconds: "
             f"{counted(reader.requests, 'request')} brought {format_bytes(reader.read_bytes)}; "
-            "measure fewer bytes, or plan with figures that are given"
+            "measure fewer bytes, or plan with given figures"
         ) from reader.last
 
 
@@ -191,7 +193,7 @@ class _Prober:
         self._connects: tuple[float, ...] = ()
         self._limit: BucketModel | None = None
         self._asked = self._failed = 0
-        """Requests, and failed ones, before a limit to them was kept."""
+        """Requests, and failed requests, before the probe respected a request rate limit."""
 
     async def run(self) -> Probe:
         reader, loop = self._reader, asyncio.get_running_loop()
@@ -205,11 +207,11 @@ class _Prober:
             total, is_saturated = observed, True
         asked, failed = reader.requests - self._asked, reader.failed - self._failed
         failed_part = failed / max(1, asked)
-        if self._limit is None and reader.throttled and failed_part < _FAILING:  # so much at once was too much
+        if self._limit is None and reader.throttled and failed_part < _FAILING:  # too many requests at once
             await self._press(_RATE_CONNECTIONS, self._limits.requests - reader.requests)
             self._limit = rate_limit_of(reader.sent, median(waits))
             total, is_saturated = max(total, _BELIEVED * alone), False
-        late_seconds = self._late_seconds  # before so many late answers are told at once that they are most of the last
+        late_seconds = self._late_seconds  # before the late responses become the majority of the recent ones
         await reader.leave(min(_LEAVE_SECONDS, (self._limits.seconds - (loop.time() - begun)) / 2))
         told = reader.first_byte_seconds + (reader.patient_seconds if self._limit is None else [])
         late = [wait for wait in told if wait > late_seconds]
@@ -242,7 +244,7 @@ class _Prober:
         return self._reader.late_seconds or math.inf
 
     async def _first_bytes(self) -> list[float]:
-        """Return the times of small reads, one after the other, as fast as the bucket would have requests."""
+        """Return the times of small reads in sequence, at most as fast as the bucket's request rate allows."""
         reader, reads = self._reader, list[TimedRead | None]()
         while len(reads) < self._limits.first_bytes and not reader.throttled:
             reads.append(await reader.read(_SMALL_BYTES))
@@ -256,7 +258,7 @@ class _Prober:
         return [read.done - read.sent for read in self._some(reads)]
 
     async def _rate_limit(self, first_byte_seconds: float) -> BucketModel | None:
-        """Return the limit that the bucket sets to requests: many small ones at once find one, more tell its rate."""
+        """Return the bucket's request limit: many small requests at once find it, more of them measure its rate."""
         reader, left = self._reader, self._limits.requests - self._reader.requests
         for _ in range(_LOOKS):
             if reader.throttled:
@@ -273,12 +275,11 @@ class _Prober:
     async def _press(self, connections: int, requests: int, *, looking: bool = False) -> list[TimedRead]:
         """Send small requests, a few times as fast as the bucket answers them; return each connection's first answer.
 
-        Nothing is sent, and nothing waited for, once they would take too long; nor, while ``looking``, once one was
-        refused.
+        Sending stops at the time limit and, while ``looking``, at the first refusal.
         """
         loop, reader, answered = asyncio.get_running_loop(), self._reader, 0
         begun_seconds, most = loop.time(), reader.requests + requests
-        rng = random.Random(0)  # noqa: S311 - so that pauses do not end together
+        rng = random.Random(0)  # noqa: S311 - jitter of the pauses
 
         async def connection() -> TimedRead | None:
             nonlocal answered
@@ -297,7 +298,7 @@ class _Prober:
         return [read for read in await _on_each(connections, connection) if read is not None]
 
     async def _alone(self) -> list[TimedRead]:
-        """Return the last two of three reads of growing size, one after the other."""
+        """Return the last two of three reads in sequence, of growing size."""
         reads: list[TimedRead] = []
         size_bytes = min(_LARGE_BYTES, self._limits.size_bytes // 16)
         for _ in range(min(_TRIES, self._limits.requests - self._limits.first_bytes)):
@@ -309,10 +310,10 @@ class _Prober:
         return self._some(reads)[-2:]
 
     async def _together(self, alone: float, is_assumed: bool, first_byte_seconds: float) -> tuple[float, bool, int]:
-        """Return the bytes a second of several transfers, whether the link is full, and how many they were.
+        """Return the bytes per second of several transfers, whether the link is full, and the number of connections.
 
-        It is full when they take longer than one alone would; then twice as many keep it full for a while. What large
-        reads have told is not told again, worse, by small ones.
+        The link is full if transfers take longer than one alone; then twice as many connections keep it full for a
+        while. Small reads never replace the result of large ones, which is more precise.
         """
         found, tried_bytes = (alone, False, 1), 0
         for connections in _CONNECTIONS:
@@ -339,9 +340,9 @@ class _Prober:
         return found
 
     async def _observed(self, connections: int, total: float, first_byte_seconds: float) -> tuple[float, bool]:
-        """Return the bytes a second that several connections bring in a while, and whether that tells of a full link.
+        """Return the bytes per second of several connections over some time, and whether they show a full link.
 
-        Short transfers come out of buffers: of them, only what all bring together is to be believed.
+        Short transfers come from buffers: only their sum is reliable.
         """
         loop, reader = asyncio.get_running_loop(), self._reader
         size_bytes = min(_LARGE_BYTES, max(LEAST_PROBE_BYTES, int(total / connections * _READ_SECONDS)))
@@ -365,9 +366,9 @@ class _Prober:
         return observed, is_whole and observed < _MUCH_LESS * connections * size_bytes / each_seconds
 
     def _share(self, reads: int, alone: float, part: float) -> int:
-        """Return how many bytes each of so many reads may ask for at a connection's rate; 0 if few are left.
+        """Return how many bytes each of ``reads`` may request at a connection's rate; 0 if too few are left.
 
-        Together they take at most a part of what is left, unless that is too little to tell anything.
+        Together they use at most the fraction ``part`` of the remaining bytes, unless that is too little to measure.
         """
         left_bytes = max(0, self._limits.size_bytes - self._reader.asked_bytes) // reads
         left_bytes = max(int(part * left_bytes), min(left_bytes, _TELLING_BYTES))
@@ -379,28 +380,28 @@ class _Prober:
         return size_bytes if is_enough else 0
 
     async def _at_once(self, connections: int, reads: int, size_bytes: int) -> list[list[TimedRead]]:
-        """Return the reads of each of several connections, without those that failed or were late."""
+        """Return the reads of each of several connections, without failed and late ones."""
 
         async def connection() -> list[TimedRead | None]:
             return [await self._reader.read(size_bytes) for _ in range(reads)]
 
         found = await _on_each(connections, connection)
-        if not self._connects:  # all of them but one are new
+        if not self._connects:  # all connections but one are new
             firsts = [first for first, *_ in found if first is not None]
             self._connects = tuple(sorted(read.begun - read.sent for read in firsts))
         return [[read for read in each if read is not None] for each in found]
 
     def _sized(self, size_bytes: int, before: Sequence[TimedRead]) -> int:
-        """Return how many bytes to ask for, given how fast those before came."""
+        """Return how many bytes to request, given the rate of the last read."""
         if not before:
             return size_bytes
         return min(size_bytes, max(LEAST_PROBE_BYTES, int(_rate(before[-1], 0.0) * _READ_SECONDS)))
 
     def _some(self, reads: Iterable[TimedRead | None]) -> list[TimedRead]:
-        """Return those that ended well.
+        """Return the successful reads.
 
         Raises:
-            TransientError: none did.
+            TransientError: there are none.
         """
         found = [read for read in reads if read is not None]
         if not found:
@@ -409,14 +410,14 @@ class _Prober:
 
 
 async def _on_each(connections: int, connection: Callable[[], Coroutine[None, None, T]]) -> list[T]:
-    """Return what several connections bring, all at once."""
+    """Run ``connection`` several times at once and return the results."""
     async with task_group() as group:
         tasks = [group.create_task(connection()) for _ in range(connections)]
     return [task.result() for task in tasks]
 
 
 def _seconds(read: TimedRead, first_byte_seconds: float) -> float:
-    """Return how long the bytes took; of a store that does not tell when they begin, without a first byte's time."""
+    """Return the transfer time of a read: without its own first-byte time, or the usual one if that is not reported."""
     waited = read.begun - read.sent or first_byte_seconds
     return max(1e-6, read.done - read.sent - waited)
 
@@ -426,26 +427,26 @@ def _rate(read: TimedRead, first_byte_seconds: float) -> float:
 
 
 def _connection_rate(reads: Sequence[TimedRead], first_byte_seconds: float) -> tuple[float, bool]:
-    """Return the bytes a second of one transfer alone, and whether that is assumed."""
+    """Return the bytes per second of one transfer alone, and whether that is assumed."""
     found = median(_rate(read, first_byte_seconds) for read in reads)
     is_assumed = reads[-1].size_bytes < _TELLING_BYTES and found >= _USUAL_BYTES_PER_SECOND
     return (_USUAL_BYTES_PER_SECOND if is_assumed else found), is_assumed
 
 
 def _observed_rate(reads: Sequence[TimedRead]) -> float:
-    """Return the bytes a second of reads one after the other, first bytes included."""
+    """Return the bytes per second of reads in sequence, including the times to the first byte."""
     return sum(read.size_bytes for read in reads) / max(1e-6, sum(read.done - read.sent for read in reads))
 
 
 def _typical(reads: Sequence[TimedRead], first_byte_seconds: float) -> float:
-    """Return the bytes a second of most reads; infinity if they were too small to tell."""
+    """Return the median bytes per second of reads; infinity if they are too small to measure."""
     if median(read.size_bytes for read in reads) < _TELLING_BYTES:
         return math.inf
     return median(_rate(read, first_byte_seconds) for read in reads)
 
 
 def _slower(reads: Sequence[TimedRead], alone: float, first_byte_seconds: float) -> float:
-    """Return how much longer reads took than one alone, by the factor from which on that says something."""
+    """Return how much longer reads took than one alone, as a multiple of the factor that shows a full link."""
     if median(read.size_bytes for read in reads) >= _TELLING_BYTES:
         return median(_seconds(read, first_byte_seconds) / (read.size_bytes / alone) for read in reads) / _SLOWER
     return (
@@ -459,11 +460,11 @@ def _span(reads: Sequence[TimedRead]) -> float:
 
 
 def _steady(connections: Sequence[Sequence[TimedRead]]) -> float:
-    """Return the bytes a second while at least half of the connections were receiving; 0 if they never were.
+    """Return the bytes per second while at least half of the connections were receiving; 0 if that never was so.
 
-    Connections that begin together wait for first bytes together, and leave the link idle meanwhile; so do the last of
-    them, while they wait for late ones. Half of them fill the link, and share it evenly: of a read's bytes, moments get
-    parts in inverse proportion to how many were receiving then.
+    Connections that start together wait for first bytes together, and the link is idle meanwhile; so it is at the end,
+    while the last ones wait for late responses. Half of the connections are assumed to fill the link and to share it
+    evenly, so a read's bytes are spread over time in inverse proportion to the number of receiving connections.
     """
     half = sum(1 for reads in connections if reads) / 2
     reads = list(chain.from_iterable(connections))
