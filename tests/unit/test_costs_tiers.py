@@ -100,7 +100,7 @@ def test_the_disk_and_the_trainers_memory_are_told_where_they_are_known() -> Non
     assert dollars("disk of each trainer", disk=PRICES.disk("pd-standard")) == pytest.approx(FILL + 10 * 0.04 * 0.1)
     assert found["disk of each trainer"].limit == "the disk's rate; each trainer fills its own"
     assert costs()["disk of each trainer"].limit == "125 MB/s a disk; each trainer fills its own"
-    assert found["memory of each trainer"].limit == "10 GiB that nothing else needs on each trainer, which has 16"
+    assert found["memory of each trainer"].limit == "10 GiB of free memory on each trainer, which has 16 GiB"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_nodes_are_as_many_as_hold_the_shards_and_at_least_one_a_shard() -> None
     assert warm.nodes(WORK) == 12  # 10 GiB and parity have room in 9.2
     shards = 12 * 12_800 * ((8 << 20) / 10 + 768)
     assert warm.nodes(replace(WORK, size_bytes=100 * GB_BYTES)) == math.ceil(shards / ((1536 - 192) << 20)) == 92
-    with pytest.raises(ConfigError, match="has no room"):
+    with pytest.raises(ConfigError, match="has no room for shards; give it at least 256MiB"):
         WarmFunctions(memory_bytes=float(128 << 20)).nodes(WORK)
 
 

@@ -125,7 +125,7 @@ def test_a_file_without_machines_and_disks_is_valid_and_asking_for_them_says_so(
     path = changed(tmp_path, PACKAGED[PACKAGED.index("# Whole machines") :], "")
     prices = Prices.load(path)
     assert prices.function("lambda").dollars_per_request == 0.0000002
-    with pytest.raises(ConfigError, match=r"no prices for the machine g6\.xlarge, which the price file leaves out"):
+    with pytest.raises(ConfigError, match=r"no prices for the machine g6\.xlarge, which the price file omits"):
         prices.machine("g6.xlarge")
     with pytest.raises(ConfigError, match="no prices for disks of the kind gp3"):
         prices.disk("gp3")
@@ -187,7 +187,7 @@ def test_another_file_is_given_by_path_or_by_variable(tmp_path: Path, monkeypatc
         ("above_gb_seconds = 15e9", "above_gb_seconds = 1e9", "tiers of AWS Lambda, x86 are not in rising order"),
         ("above_gb_seconds = 15e9, ", "", r"functions\.lambda\.tiers\[1\] lacks the field 'above_gb_seconds'"),
         ("billing_unit_seconds = 0.1", "billing_unit_seconds = -1", "billing_unit_seconds must be at least 0, not -1"),
-        ("currency", 'overlay = "yes"\ncurrency', "overlay is 'yes', not true or false"),
+        ("currency", 'overlay = "yes"\ncurrency', "overlay must be true or false, not 'yes'"),
         ("[machines.cloud", "[machinery.cloud", "prices has a field 'machinery' that means nothing"),
         ("accelerators = 8", "accelerators = 8.0", r"p5\.48xlarge\.accelerators is of type float, not int"),
         ("accelerators = 8", "accelerators = -8", "accelerators must be at least 0, not -8"),
@@ -195,7 +195,7 @@ def test_another_file_is_given_by_path_or_by_variable(tmp_path: Path, monkeypatc
         ("[disks.gp3]", "[disks.gp3.large]", r"disks\.gp3 has a field 'large' that means nothing"),
         ("2026-11-21", '"today"', "date is of type str, not date"),
         ("2026-11-21", "2026-11-21T00:00:00", "date is of type datetime, not date"),
-        ('"USD"', '"EUR"', "currency 'EUR' is not USD"),
+        ('"USD"', '"EUR"', "currency must be \"USD\", not 'EUR'"),
         (
             "egress_dollars_per_gb = {",
             "egress_dollars_per_gb = 0.0 # {",

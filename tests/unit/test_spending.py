@@ -74,7 +74,7 @@ def test_a_budget_warns_once_at_80_percent_and_raises_at_100() -> None:
 
 def test_each_rank_has_an_equal_part() -> None:
     allowance = Allowance(8.0, 4)
-    with pytest.warns(SpendingWarning, match=r"of \$2, this rank's part of a budget of \$8 for 4 ranks"):
+    with pytest.warns(SpendingWarning, match=r"of \$2, this rank's share of a budget of \$8 for 4 ranks"):
         allowance.check(1.7)
     with pytest.raises(BudgetExceededError):
         allowance.check(2.0)

@@ -1,10 +1,10 @@
-"""What clouds charge: a dated file of list prices, the arithmetic on it, and a limit on dollars.
+"""Cloud prices: a dated file of list prices, the arithmetic on it, and a limit on dollars.
 
-The packaged ``prices.toml`` names its date and its sources. Another file takes its place through :meth:`Prices.load` or
-the variable ``STOKER_PRICES``: whole, or with ``overlay = true`` only in what it has. Local folders and memory cost
-nothing. A custom endpoint is priced as the store that lists it under ``endpoints``, as Cloudflare R2 does; any other as
-the cloud whose protocol it speaks, so an emulator shows what a run would have cost. A file need not have prices of
-everything: what is asked for and missing is an error then.
+The packaged ``prices.toml`` names its date and its sources. :meth:`Prices.load` or the variable ``STOKER_PRICES``
+selects another file, which replaces it or, with ``overlay = true``, only the entries that it contains. Local folders
+and memory cost nothing. A custom endpoint has the prices of the store that lists it under ``endpoints``, like
+Cloudflare R2; any other endpoint has those of the cloud whose protocol it speaks, so a run against an emulator shows
+what it would have cost. A file may be incomplete: looking up a missing price is an error.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from stoker.errors import BudgetExceededError, ConfigError, SpendingWarning
 
 GB_BYTES = 1 << 30
 _MOST_DOLLARS, _MOST_ACCELERATORS = 10**12, 1 << 16
-"""Of one thing; more is a slip of the pen."""
-_FREE_SCHEMES = ("file", "memory", "stoker+https", "stoker+http")  # who serves pays
+"""Maximum price and number of accelerators of one entry; more is a typing error."""
+_FREE_SCHEMES = ("file", "memory", "stoker+https", "stoker+http")  # a served data set is billed to its server
 _CLOUD_STORES = ("s3", "s3express", "gs", "gsrapid")
 _DIRECTORY_BUCKET = "--x-s3"
 _WARN_SHARE = 0.8
 _DOLLARS = re.compile(r"\$?\s*(\d[\d_,]*(?:\.\d+)?|\.\d+)\s*(USD)?", re.ASCII | re.IGNORECASE)
 _MAX_TEXT = 40
 _ROUNDING = 1e-9
-"""Of a billing unit: what lies above a whole number of units by less than this is an error of floating point."""
+"""Fraction of a billing unit up to which an excess over whole units is a floating-point error."""
 
 T = TypeVar("T")
 
@@ -50,12 +50,12 @@ Dollars = Annotated[float, Bound(">=", 0), Bound("<=", _MOST_DOLLARS)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Listed:
-    """Prices as somebody lists them, in dollars.
+    """Base of all list prices, which are in US dollars.
 
     Attributes:
-        name: of what is paid for: a service and storage class, a function, a machine, a kind of disk.
-        region: where these prices hold.
-        source: address of the price list.
+        name: name of the product: a service and storage class, a function, a machine, a kind of disk.
+        region: region of these prices.
+        source: URL of the price list.
     """
 
     name: str
@@ -65,30 +65,30 @@ class _Listed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Storage(_Listed):
-    """What data at rest cost.
+    """Price of data at rest.
 
     Attributes:
-        storage_dollars_per_gb_month: of their size.
+        storage_dollars_per_gb_month: price of stored data, in dollars per GiB and month.
     """
 
     storage_dollars_per_gb_month: Dollars
 
     def storage_dollars(self, size_bytes: float, months: float = 1.0) -> float:
-        """Return what ``size_bytes`` cost."""
+        """Return the cost of storing ``size_bytes`` for ``months``, in dollars."""
         return size_bytes / GB_BYTES * self.storage_dollars_per_gb_month * months
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorePrices(_Storage):
-    """What one storage class costs in one region.
+    """Prices of one storage class in one region.
 
     Attributes:
-        read_dollars_per_gb: retrieval, on top of the request.
-        write_dollars_per_gb: upload, on top of the request.
-        dollars_per_1000_requests: of each operation; a LIST is one page.
-        egress_dollars_per_gb: on top of retrieval, by where the reader is.
-        endpoints: hosts whose stores have these prices; ``*`` stands for any text. A host with a port matches that
-            port only.
+        read_dollars_per_gb: price of retrieval per GiB, in addition to the request.
+        write_dollars_per_gb: price of upload per GiB, in addition to the request.
+        dollars_per_1000_requests: operation → price of 1,000 requests; a LIST is one page.
+        egress_dollars_per_gb: place of the reader → price of egress per GiB, in addition to retrieval.
+        endpoints: hosts whose stores have these prices; ``*`` matches any text. A host with a port matches only that
+            port.
     """
 
     read_dollars_per_gb: Dollars
@@ -107,22 +107,22 @@ class StorePrices(_Storage):
                 raise ConfigError(f"endpoints has {shown(host)}, not a host such as *.example.com or 10.0.0.5:9000")
 
     def request_dollars(self, operation: Operation) -> float:
-        """Return what one request costs."""
+        """Return the price of one request, in dollars."""
         return self.dollars_per_1000_requests[operation] / 1000
 
     def transfer_dollars(self, *, read_bytes: int, written_bytes: int, egress: Egress) -> float:
-        """Return what moving bytes costs, requests aside."""
+        """Return the cost of transferred bytes, without requests, in dollars."""
         out = self.read_dollars_per_gb + self.egress_dollars_per_gb[egress]
         return (read_bytes * out + written_bytes * self.write_dollars_per_gb) / GB_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTier:
-    """A price that holds for the part of a month's use above an amount.
+    """Price of a month's memory use above a threshold.
 
     Attributes:
-        above_gb_seconds: the amount.
-        dollars_per_gb_second: of what is used beyond it.
+        above_gb_seconds: threshold, in GiB-seconds per month.
+        dollars_per_gb_second: price of use above the threshold, per GiB-second.
     """
 
     above_gb_seconds: NotNegative[float]
@@ -131,17 +131,17 @@ class PriceTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionPrices(_Listed):
-    """What a serverless function costs in one region.
+    """Prices of a serverless function in one region.
 
     Attributes:
-        dollars_per_request: of one invocation.
-        dollars_per_gb_second: of configured memory.
-        dollars_per_vcpu_second: of configured processors, where they are billed apart from memory.
-        dollars_per_tmp_gb_second: of a configured ``/tmp`` beyond what is free; None where a function has no disk,
-            and its files are in its memory.
-        free_tmp_gb: of ``/tmp``, that costs nothing.
-        billing_unit_seconds: to a multiple of which the duration of each invocation is rounded up.
-        tiers: prices of memory for a month's use above certain amounts, lowest first.
+        dollars_per_request: price of one invocation.
+        dollars_per_gb_second: price of configured memory, per GiB-second.
+        dollars_per_vcpu_second: price of configured CPUs, per second; 0 where memory includes them.
+        dollars_per_tmp_gb_second: price of ``/tmp`` beyond the free part, per GiB-second; None if a function has no
+            disk and keeps files in memory.
+        free_tmp_gb: free part of ``/tmp``, in GiB.
+        billing_unit_seconds: unit to which the duration of an invocation is rounded up, in seconds; 0 for none.
+        tiers: prices of memory above certain amounts of use per month, lowest threshold first.
     """
 
     dollars_per_request: Dollars
@@ -158,13 +158,13 @@ class FunctionPrices(_Listed):
             raise ConfigError(f"the tiers of {self.name} are not in rising order of above_gb_seconds, from above 0")
 
     def billed_seconds(self, seconds: float) -> float:
-        """Return for how long an invocation that ran for ``seconds`` is billed."""
+        """Return the billed duration of an invocation that ran for ``seconds``, in seconds."""
         if not self.billing_unit_seconds:
             return seconds
         return math.ceil(seconds / self.billing_unit_seconds - _ROUNDING) * self.billing_unit_seconds
 
     def memory_dollars(self, gb_seconds: float) -> float:
-        """Return what a month's use of memory costs, by tiers."""
+        """Return the cost of a month's use of memory, by price tiers, in dollars."""
         dollars, rate, above = 0.0, self.dollars_per_gb_second, 0.0
         for tier in self.tiers:
             dollars += rate * (min(gb_seconds, tier.above_gb_seconds) - min(gb_seconds, above))
@@ -172,17 +172,17 @@ class FunctionPrices(_Listed):
         return dollars + rate * (gb_seconds - min(gb_seconds, above))
 
     def invocation_dollars(self, *, seconds: float, memory_bytes: int, vcpus: float) -> float:
-        """Return what one invocation costs in the first tier; ``seconds`` includes a billed initialisation."""
+        """Return the cost of one invocation in the first price tier; ``seconds`` includes a billed initialisation."""
         rate = memory_bytes / GB_BYTES * self.dollars_per_gb_second + vcpus * self.dollars_per_vcpu_second
         return self.dollars_per_request + self.billed_seconds(seconds) * rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskPrices(_Storage):
-    """What a disk of a machine costs in one region: of its size, whatever is on it.
+    """Prices of a machine's disk in one region; the provisioned size is billed.
 
     Attributes:
-        included_mb_per_second: rate that the price of its size includes; None where it depends on size and machine.
+        included_mb_per_second: throughput that the price includes, in MB/s; None if it depends on size and machine.
     """
 
     included_mb_per_second: NotNegative[float] | None = None
@@ -190,12 +190,12 @@ class DiskPrices(_Storage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachinePrices(_Listed):
-    """What a machine costs in one region, whether it computes or waits.
+    """Price of a machine in one region, computing or idle.
 
     Attributes:
-        dollars_per_hour: of the whole machine.
-        accelerators: that it has.
-        memory_gb: that it has; 0 where it is not listed.
+        dollars_per_hour: price of the whole machine per hour.
+        accelerators: number of its accelerators.
+        memory_gb: its memory, in GiB; 0 if not listed.
     """
 
     dollars_per_hour: Dollars
@@ -204,19 +204,19 @@ class MachinePrices(_Listed):
 
     @property
     def dollars_per_accelerator_hour(self) -> float:
-        """An accelerator's share of the machine; the whole of one that has none."""
+        """Price of one accelerator's share of the machine, or of the whole machine if it has none."""
         return self.dollars_per_hour / max(1, self.accelerators)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePrices(_Listed):
-    """What a managed Redis or Valkey costs in one region: nodes of one size, or data at rest and bytes moved.
+    """Prices of a managed Redis or Valkey in one region, either by node or by stored and transferred data.
 
     Attributes:
-        dollars_per_node_hour: of one node.
-        node_gb: of data that one node holds; 0 where nothing is billed by nodes.
-        dollars_per_gb_hour: of the data held.
-        dollars_per_gb_moved: of the bytes read and written.
+        dollars_per_node_hour: price of one node per hour.
+        node_gb: data that one node holds, in GiB; 0 if nodes are not billed.
+        dollars_per_gb_hour: price of stored data, per GiB and hour.
+        dollars_per_gb_moved: price of data read and written, per GiB.
     """
 
     dollars_per_node_hour: Dollars = 0.0
@@ -225,7 +225,7 @@ class CachePrices(_Listed):
     dollars_per_gb_moved: Dollars = 0.0
 
     def nodes(self, size_bytes: float) -> int:
-        """Return how many nodes hold so many bytes; 0 where nothing is billed by nodes."""
+        """Return the number of nodes that hold ``size_bytes``; 0 if nodes are not billed."""
         return math.ceil(size_bytes / GB_BYTES / self.node_gb) if self.node_gb else 0
 
 
@@ -243,15 +243,20 @@ _FREE = StorePrices(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """A price file.
+    """The prices of a price file.
+
+    Example:
+        >>> from stoker import Operation, Prices
+        >>> f"{1e6 * Prices.load().request_dollars('s3', Operation.GET):.2f} USD"
+        '0.40 USD'
 
     Attributes:
-        date: when its prices were looked up.
-        stores: ``s3``, ``s3express``, ``gs``, ``gsrapid``, and any other name (``r2``, ``minio``) → prices.
-        functions: platform → prices.
-        machines: machine → prices.
+        date: day on which the prices were looked up.
+        stores: ``s3``, ``s3express``, ``gs``, ``gsrapid``, or any other name (``r2``, ``minio``) → prices.
+        functions: name of the platform → prices.
+        machines: type of the machine → prices.
         disks: kind of disk → prices.
-        caches: managed Redis or Valkey → prices.
+        caches: name of the managed Redis or Valkey → prices.
     """
 
     date: datetime.date
@@ -263,9 +268,9 @@ class Prices:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | None = None) -> Prices:
-        """Read a price file: ``path``, else the one that ``STOKER_PRICES`` names, else the packaged one.
+        """Read a price file: ``path``, else the file that ``STOKER_PRICES`` names, else the packaged one.
 
-        What a file with ``overlay = true`` leaves out, down to a single price, is that of the packaged file.
+        A file with ``overlay = true`` takes each price that it does not contain from the packaged file.
 
         Raises:
             ConfigError: the file cannot be read, or a price is missing, unknown or not a non-negative number.
@@ -277,7 +282,7 @@ class Prices:
         try:
             is_overlay = document.pop("overlay", False)
             if not isinstance(is_overlay, bool):
-                raise ConfigError(f"overlay is {shown(is_overlay)}, not true or false")
+                raise ConfigError(f"overlay must be true or false, not {shown(is_overlay)}")
             return _parsed(_overlaid(_packaged_document(), document) if is_overlay else document)
         except ConfigError as error:
             raise ConfigError(f"price file {chosen}: {error}") from None
@@ -285,12 +290,12 @@ class Prices:
     def store(self, store: str | PriceKey) -> StorePrices:
         """Return the prices of a store by its key, or by its URL (``s3://bucket/prefix``), scheme (``s3``) or path.
 
-        A key's name decides; then its endpoint, if a store in the price file lists it; then its URL. A bucket whose
-        name ends in ``--x-s3`` is an S3 directory bucket and is priced as Express One Zone. The name of one of GCS does
-        not tell its class, so Rapid storage is asked for as ``gsrapid``.
+        The key's name takes precedence, then its endpoint if a store in the price file lists it, then its URL. A bucket
+        whose name ends in ``--x-s3`` is an S3 directory bucket, with the prices of Express One Zone. The name of a GCS
+        bucket does not show its storage class: use ``gsrapid`` for Rapid storage.
 
         Raises:
-            ConfigError: there are no prices for such stores.
+            ConfigError: the file has no prices for such stores.
         """
         key = PriceKey(store) if isinstance(store, str) else store
         if key.name in _FREE_SCHEMES:
@@ -308,13 +313,13 @@ class Prices:
             scheme = self._name_of(key.endpoint) or scheme
         if scheme not in self.stores:
             raise ConfigError(
-                f"there are no prices for {scheme}:// stores, only for {', '.join(self.stores)}; a store of your own "
-                "names its prices with an attribute, as prices = 's3', or 'file' for none"
+                f"there are no prices for {scheme}:// stores, only for {', '.join(self.stores)}; give a store class of "
+                "your own an attribute that names its prices, such as prices = 's3', or 'file' for none"
             )
         return self.stores[scheme]
 
     def _name_of(self, endpoint: str) -> str:
-        """Return the name of the store that lists an endpoint; empty if none does."""
+        """Return the name of the store that lists an endpoint, or an empty string."""
         parts = urlsplit(endpoint)
         host = parts.hostname or ""
         hosts = (host, parts.netloc.rpartition("@")[2].lower())
@@ -327,7 +332,7 @@ class Prices:
         """Return the prices of functions on a platform.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: the file has none.
         """
         return _entry(self.functions, platform, "functions on")
 
@@ -335,7 +340,7 @@ class Prices:
         """Return the prices of a machine.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: the file has none.
         """
         return _entry(self.machines, name, "the machine")
 
@@ -343,19 +348,19 @@ class Prices:
         """Return the prices of a kind of disk.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: the file has none.
         """
         return _entry(self.disks, kind, "disks of the kind")
 
     def request_dollars(self, scheme: str, operation: Operation) -> float:
-        """Return what one request costs; ``scheme`` is anything that :meth:`store` takes."""
+        """Return the price of one request, in dollars; ``scheme`` is anything that :meth:`store` accepts."""
         return self.store(scheme).request_dollars(operation)
 
     def dollars(self, reading: Reading) -> float:
-        """Return what a store asks for what a meter counted, at most: requests, retrieval and egress, not storage.
+        """Return the maximum cost of the requests, retrieval and egress that a meter counted, without storage.
 
         Raises:
-            ConfigError: there are no prices for such a store.
+            ConfigError: the file has no prices for such a store.
         """
         store = self.store(reading.key or reading.url)
         billed = {operation: count - reading.not_billed[operation] for operation, count in reading.requests.items()}
@@ -368,13 +373,13 @@ class Prices:
 
 def _entry(table: Mapping[str, T], name: str, what: str) -> T:
     if name not in table:
-        known = f"only for {', '.join(table)}" if table else "which the price file leaves out"
+        known = f"only for {', '.join(table)}" if table else "which the price file omits"
         raise ConfigError(f"there are no prices for {what} {name}, {known}")
     return table[name]
 
 
 def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with the values of ``above``, and below them, table by table, what it leaves out."""
+    """Return a document with the values of ``above`` and, in each table, those of ``below`` that it lacks."""
     merged = dict(below)
     for name, value in above.items():
         under = merged.get(name)
@@ -396,7 +401,7 @@ def _packaged() -> Prices:
 def _parsed(document: dict[str, Any]) -> Prices:
     currency = document.pop("currency", None)
     if currency != "USD":
-        raise ConfigError(f"currency {shown(currency)} is not USD")
+        raise ConfigError(f'currency must be "USD", not {shown(currency)}')
     prices = read_record(Prices, document, "prices")
     for name in prices.stores:
         check_store_name(name)
@@ -404,13 +409,13 @@ def _parsed(document: dict[str, Any]) -> Prices:
 
 
 def parse_dollars(text: float | str) -> float:
-    """Return an amount of US dollars that is more than nothing.
+    """Return a positive amount of US dollars.
 
     Args:
-        text: a number, or text such as ``"5 USD"``, ``"$5"`` or ``"0.25"``.
+        text: number, or text such as ``"5 USD"``, ``"$5"`` or ``"0.25"``.
 
     Raises:
-        ConfigError: it is no such amount.
+        ConfigError: ``text`` is not a positive amount.
     """
     dollars = math.nan
     if isinstance(text, int | float) and not isinstance(text, bool):
@@ -424,11 +429,11 @@ def parse_dollars(text: float | str) -> float:
 
 
 class Allowance:
-    """What one rank of a job may spend.
+    """Spending limit of one rank of a job.
 
     Args:
-        budget_dollars: of the whole job.
-        takers: how many share it evenly.
+        budget_dollars: budget of the whole job, in dollars.
+        takers: number of ranks that share it evenly.
     """
 
     __slots__ = ("_dollars", "_has_warned", "_of")
@@ -436,15 +441,15 @@ class Allowance:
     def __init__(self, budget_dollars: float, takers: int = 1) -> None:
         self._dollars = budget_dollars / takers
         self._of = f"${self._dollars:.6g}" + (
-            f", this rank's part of a budget of ${budget_dollars:.6g} for {takers} ranks" if takers > 1 else ""
+            f", this rank's share of a budget of ${budget_dollars:.6g} for {takers} ranks" if takers > 1 else ""
         )
         self._has_warned = False
 
     def check(self, spent_dollars: float) -> None:
-        """Warn once when 80% are spent.
+        """Warn once when 80% of the limit are spent.
 
         Raises:
-            BudgetExceededError: all of it is spent.
+            BudgetExceededError: the limit is spent.
         """
         if spent_dollars >= self._dollars:
             raise BudgetExceededError(

@@ -1,8 +1,8 @@
-"""What the same reads cost from each place that may hold the data, a bucket or nearer ones, for so many hours.
+"""Compares the cost of the same reads from a bucket and from each kind of tier, over some hours.
 
-Every nearer place is filled from the bucket, by one GET of each object, and stands where the trainers are: what the way
-out of the bucket's region costs is paid once for it, and for each read of the bucket. What data at rest in the bucket
-cost is left out, since the bucket is there in any case.
+Every tier is filled from the bucket by one GET per object, and is in the same region as the trainers: egress from the
+bucket's region is paid once per object for a tier, and for every read of the bucket. Storage in the bucket is not
+included, since the bucket exists in any case.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from stoker._cost.workload import WarmFunctions, Workload
 Priced = TypeVar("Priced", StorePrices, MachinePrices, DiskPrices, CachePrices)
 
 ZONAL_STORES, DISKS = ("s3express", "gsrapid"), ("gp3", "pd-balanced")
-"""Of which those in the region are compared."""
+"""Names in the price file, by preference; only those with prices in the region are compared."""
 SERVER_SHARE = 0.9
-"""Of a server's memory, for objects; the rest is for the system, the process and what is on its way."""
+"""Fraction of a server's memory for objects; the rest is for the system, the process and transfers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierCost:
-    """What a workload costs from one place.
+    """Cost of a workload that reads from one place.
 
     Attributes:
-        place: where the data is.
-        of: what is paid for, as the price list names it; empty where that is nothing of its own.
-        region: of these prices.
-        count: of what is paid for.
-        work: what is read.
-        parts: the lines of the bill; None where the price file has no price.
-        limit: what bounds the place, in a phrase.
+        place: the bucket or kind of tier that holds the data.
+        of: name of the billed product in the price list; empty if there is none.
+        region: region of the prices.
+        count: number of billed products, such as nodes or disks.
+        work: the workload.
+        parts: lines of the bill; None if the price file has no price.
+        limit: what limits this place, as a short phrase.
     """
 
     place: str
@@ -57,26 +57,26 @@ class TierCost:
 
     @property
     def dollars(self) -> float | None:
-        """For the whole workload; None without a price."""
+        """Cost of the whole workload; None without a price."""
         return None if self.parts is None else total_dollars(self.parts)
 
     @property
     def dollars_per_read(self) -> float | None:
-        """The workload's dollars by its reads; None without a price."""
+        """Cost of the workload divided by its reads; None without a price."""
         return None if self.dollars is None else self.dollars / self.work.reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Compares places, at the prices of one region: that of the functions.
+    """Compares the bucket and the tiers at the prices of the functions' region.
 
     Attributes:
-        work: what is read.
-        prices: of everything.
+        work: the workload.
+        prices: all prices.
         store: prices of the bucket.
         functions: prices of the functions.
         disk: prices of the trainers' disks; None for the region's usual kind.
-        trainer: the trainers' machine, whose memory is told; None if it is not known.
+        trainer: prices and memory of the trainers' machine; None if unknown.
         warm: settings of warm functions.
     """
 
@@ -89,7 +89,7 @@ class Comparison:
     warm: WarmFunctions = field(default_factory=WarmFunctions)
 
     def costs(self) -> list[TierCost]:
-        """Return what each place costs: the bucket first, then nearer ones."""
+        """Return the cost of each place: the bucket first, then the tiers."""
         return [
             self._bucket(),
             *self._zonal(),
@@ -109,7 +109,7 @@ class Comparison:
         )
 
     def _zonal(self) -> Iterable[TierCost]:
-        """Yield a bucket of one zone, unless it is the bucket."""
+        """Yield the cost of a zonal bucket, unless the bucket itself is zonal."""
         store = next(iter(self._here(_listed(self.prices.stores, ZONAL_STORES))), None)
         if store is None:
             yield self._unpriced("bucket in one zone")
@@ -122,7 +122,7 @@ class Comparison:
                 *Stored(size_bytes=self.work.size_bytes, months=months).parts(store),
                 *self._read(self.work.reads, store),
             ]
-            limit = "one zone; each byte read is paid for" if store.read_dollars_per_gb else "one zone"
+            limit = "one zone; reads are billed by the byte" if store.read_dollars_per_gb else "one zone"
             yield self._cost("bucket in one zone", tuple(lines), limit, store)
 
     def _disks(self) -> TierCost:
@@ -142,14 +142,14 @@ class Comparison:
         )
 
     def _memory(self) -> TierCost:
-        """Return what memory costs that the trainers have: only what fills it."""
-        limit = f"{self._own_bytes / GB_BYTES:.3g} GiB that nothing else needs on each trainer"
+        """Return the cost of the trainers' own memory: only the reads that fill it."""
+        limit = f"{self._own_bytes / GB_BYTES:.3g} GiB of free memory on each trainer"
         if self.trainer is not None and self.trainer.memory_gb:
-            limit += f", which has {self.trainer.memory_gb:g}"
+            limit += f", which has {self.trainer.memory_gb:g} GiB"
         return self._cost("memory of each trainer", tuple(self._fill(self._own_objects)), limit)
 
     def _servers(self) -> TierCost:
-        """Return what the cheapest machines without accelerators cost whose memory holds everything."""
+        """Return the cost of the cheapest machines without accelerators whose memory holds all objects."""
         fitting = [
             (math.ceil(self.work.size_bytes / (SERVER_SHARE * machine.memory_gb * GB_BYTES)), machine)
             for machine in self._here(self.prices.machines.values())
@@ -168,7 +168,7 @@ class Comparison:
         )
 
     def _cache(self) -> TierCost:
-        """Return what the cheapest managed cache costs that holds everything."""
+        """Return the cost of the cheapest managed cache that holds all objects."""
         caches = self._here(self.prices.caches.values())
         if not caches:
             return self._unpriced("managed Valkey or Redis")
@@ -183,7 +183,7 @@ class Comparison:
         )
 
     def _cache_lines(self, cache: CachePrices) -> list[Part]:
-        """Return the lines of nodes, or of data at rest and bytes that are written once and read."""
+        """Return the lines of a cache that is billed by node, or by stored and transferred data."""
         if nodes := cache.nodes(self.work.size_bytes):
             hours = nodes * self.work.hours
             return [Part("cache nodes", hours, "node-hours", hours * cache.dollars_per_node_hour)]
@@ -196,7 +196,7 @@ class Comparison:
 
     def _warm(self) -> TierCost:
         lines = (*self._fill(self.work.filled), *self.warm.parts(self.work, self.functions))
-        limit = f"{self.warm.shards} functions a read; instances are taken back"
+        limit = f"{self.warm.shards} functions per read; the platform reclaims instances"
         return self._cost("warm functions", lines, limit, self.functions, self.warm.nodes(self.work))
 
     @property
@@ -205,20 +205,20 @@ class Comparison:
 
     @property
     def _own_bytes(self) -> float:
-        """Of what each trainer keeps that keeps what it has read."""
+        """Bytes in each trainer's own cache, which keeps everything that the trainer has read."""
         return min(self.work.size_bytes, self.work.filled_of_each * self.work.object_bytes)
 
     @property
     def _own_objects(self) -> float:
-        """Objects that all trainers read from the bucket, each for itself."""
+        """Number of objects that all trainers read from the bucket, each for its own cache."""
         return self.work.trainers * self.work.filled_of_each
 
     def _here(self, table: Iterable[Priced]) -> list[Priced]:
-        """Return what has prices in the region."""
+        """Return the entries with prices in the functions' region."""
         return [each for each in table if each.region == self.functions.region]
 
     def _fill(self, objects: float) -> list[Part]:
-        """Return the lines of reading so many objects from the bucket once."""
+        """Return the lines of reading ``objects`` objects from the bucket once."""
         parts = self._read(objects, self.store, self.work.egress)
         return [replace(part, name=f"filling: {part.name}") for part in parts]
 
@@ -243,5 +243,5 @@ class Comparison:
 
 
 def _listed(table: Mapping[str, Priced], names: Iterable[str]) -> list[Priced]:
-    """Return the entries of those names that a table has."""
+    """Return the entries of ``names`` that are in the table."""
     return [table[name] for name in names if name in table]

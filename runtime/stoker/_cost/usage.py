@@ -1,7 +1,7 @@
-"""What is used, and what each of it costs: data at rest, requests, machines, functions and a warm tier.
+"""Usage and its cost: data at rest, requests, machines, functions and a warm tier.
 
-DELI's model has disks, machines and two kinds of request. Here are the rest of a bill's lines: every operation, bytes
-that are retrieved or leave the region, machines that wait, functions, and functions that keep data in memory.
+DELI's model has disks, machines and two kinds of request. This module adds the other lines of a bill: every operation,
+retrieval and egress, machines that wait, functions, and functions that keep data in memory.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Part:
     """A line of a bill.
 
     Attributes:
-        name: what is paid for.
-        quantity: how much of it.
-        unit: of the quantity.
-        dollars: for all of it.
+        name: what is billed.
+        quantity: billed amount, in ``unit``.
+        unit: unit of the quantity.
+        dollars: price of the quantity.
 
     Raises:
-        ConfigError: it is more than a number can hold.
+        ConfigError: the quantity or the price is not finite.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Part:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.quantity) or not math.isfinite(self.dollars):
-            raise ConfigError(f"{self.name}: {self.quantity} {self.unit} for ${self.dollars} are beyond counting")
+            raise ConfigError(f"{self.name}: {self.quantity} {self.unit} for ${self.dollars} are not finite")
 
 
 def _rest(name: str, size_bytes: float, months: float, prices: StorePrices | DiskPrices) -> Part:
@@ -49,13 +49,13 @@ def _rest(name: str, size_bytes: float, months: float, prices: StorePrices | Dis
 
 
 def total_dollars(parts: Sequence[Part]) -> float:
-    """Return what all lines come to."""
+    """Return the sum of the lines, in dollars."""
     return math.fsum(part.dollars for part in parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Use(Bounded):
-    """Something that is used; all numbers of it are finite and not negative."""
+    """Base of usage records; all their numbers are finite and not negative."""
 
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)  # super() does not know a class with slots
@@ -63,7 +63,7 @@ class _Use(Bounded):
             value = getattr(self, each.name)
             numbers = value.values() if isinstance(value, Mapping) else [value]
             if any(isinstance(number, int | float) and not 0 <= number < math.inf for number in numbers):
-                raise ConfigError(f"{each.name} is a number from 0, not {value!r}")
+                raise ConfigError(f"{each.name} must be a finite number of at least 0, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,27 +71,27 @@ class Stored(_Use):
     """Data in a bucket.
 
     Attributes:
-        size_bytes: at rest,
-        months: for so long.
+        size_bytes: size of the stored data, in bytes.
+        months: time for which it is stored, in months.
     """
 
     size_bytes: float
     months: float = 1.0
 
     def parts(self, store: StorePrices) -> list[Part]:
-        """Return the lines."""
+        """Return the lines of the bill."""
         return [_rest("data at rest", self.size_bytes, self.months, store)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic(_Use):
-    """Requests to a bucket and the bytes that they move.
+    """Requests to a bucket and the bytes that they transfer.
 
     Attributes:
-        requests: by operation; a LIST is one page.
-        read_bytes: by all reads.
-        written_bytes: by all writes.
-        egress: where the reader is.
+        requests: operation → number of requests; a LIST is one page.
+        read_bytes: bytes read in total.
+        written_bytes: bytes written in total.
+        egress: place of the reader.
     """
 
     requests: Mapping[Operation, float] = field(default_factory=dict)
@@ -100,9 +100,9 @@ class Traffic(_Use):
     egress: Egress = "same_region"
 
     def __add__(self, other: Traffic) -> Traffic:
-        """Return both together, which must have the same reader."""
+        """Return the sum of both; they must have the same ``egress``."""
         if self.egress != other.egress:
-            raise ConfigError(f"egress is {self.egress} of the one and {other.egress} of the other")
+            raise ConfigError(f"cannot add traffic with egress {self.egress} and {other.egress}")
         operations = dict.fromkeys([*self.requests, *other.requests])
         return Traffic(
             requests={each: self.requests.get(each, 0) + other.requests.get(each, 0) for each in operations},
@@ -112,7 +112,7 @@ class Traffic(_Use):
         )
 
     def parts(self, store: StorePrices) -> list[Part]:
-        """Return the lines: one for each operation, and for bytes what is not free."""
+        """Return the lines of the bill: one per operation, and one per price of bytes that is not 0."""
         lines = [
             Part(f"{operation} requests", count, "requests", count * store.request_dollars(operation))
             for operation, count in self.requests.items()
@@ -129,15 +129,15 @@ class Traffic(_Use):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines(_Use):
-    """Machines that train: n nodes for R = t_compute + t_wait, each with a disk of S.
+    """Training machines: n nodes for R = t_compute + t_wait, each with a disk of S.
 
     Attributes:
-        nodes: how many.
-        accelerators: of each that the job has, and pays its share for; None all of the machine's.
-        compute_hours: of each.
-        wait_hours: of each, for data: the accelerator is paid and idle.
-        disk_bytes: of each.
-        disk_months: for so long.
+        nodes: number of machines.
+        accelerators: number of accelerators of each machine that the job uses, and pays the share of; None for all.
+        compute_hours: hours that each machine computes.
+        wait_hours: hours that each machine waits for data, idle but billed.
+        disk_bytes: disk size of each machine, in bytes.
+        disk_months: time for which the disks exist, in months.
     """
 
     nodes: float
@@ -151,13 +151,13 @@ class Machines(_Use):
         """Return the lines of the machines' hours.
 
         Raises:
-            ConfigError: the machine has fewer accelerators.
+            ConfigError: ``accelerators`` is more than the machine has, or less than 1.
         """
         dollars_per_hour = machine.dollars_per_hour
         if self.accelerators is not None:
             if not 1 <= self.accelerators <= machine.accelerators:
                 has = counted(machine.accelerators, "accelerator")
-                raise ConfigError(f"{machine.name}, has {has}, not {self.accelerators}")
+                raise ConfigError(f"the machine {machine.name} has {has}, not {self.accelerators}")
             dollars_per_hour = self.accelerators * machine.dollars_per_accelerator_hour
         return [
             Part(name, self.nodes * hours, "node-hours", self.nodes * hours * dollars_per_hour)
@@ -174,14 +174,14 @@ class Calls(_Use):
     """Calls of functions.
 
     Attributes:
-        calls: how many.
-        seconds: of each, INIT aside.
-        memory_bytes: as configured.
-        vcpus: as configured, where they are billed apart.
-        cold_starts: of the calls, how many start an instance.
-        init_seconds: that a start takes; it is billed.
-        tmp_bytes: of ``/tmp``, as configured.
-        months: over which the calls are spread; prices fall with what is used in a month.
+        calls: number of calls.
+        seconds: duration of each call without initialisation, in seconds.
+        memory_bytes: configured memory, in bytes.
+        vcpus: configured CPUs, if they are billed separately.
+        cold_starts: number of calls that start an instance.
+        init_seconds: billed initialisation time of a cold start, in seconds.
+        tmp_bytes: configured size of ``/tmp``, in bytes.
+        months: time over which the calls are spread, in months; prices fall with the use per month.
     """
 
     calls: float
@@ -194,10 +194,10 @@ class Calls(_Use):
     months: float = 1.0
 
     def parts(self, prices: FunctionPrices, name: str = "functions") -> list[Part]:
-        """Return the lines. Each call is rounded up to what the platform bills by, its INIT with it.
+        """Return the lines of the bill; each call, with its INIT, is rounded up to the platform's billing unit.
 
         Raises:
-            ConfigError: there is a ``/tmp`` where the platform has none.
+            ConfigError: ``tmp_bytes`` is set, but the platform has no ``/tmp``.
         """
         memory_gb, billed_seconds = self.memory_bytes / GB_BYTES, prices.billed_seconds(self.seconds)
         run = self.calls * billed_seconds
@@ -221,27 +221,27 @@ class Calls(_Use):
 
     def _tmp_part(self, prices: FunctionPrices, seconds: float, name: str) -> Part:
         if prices.dollars_per_tmp_gb_second is None:
-            raise ConfigError(f"{prices.name}: there is no price of /tmp, files are in memory; count them in that")
+            raise ConfigError(f"{prices.name}: there is no price of /tmp, files are in memory; add them to its size")
         used = seconds * max(0.0, self.tmp_bytes / GB_BYTES - prices.free_tmp_gb)
         return Part(f"{name}: /tmp", used, "GB-s", used * prices.dollars_per_tmp_gb_second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmTier(_Use):
-    """Functions that keep data in memory because they are called again and again.
+    """Functions that keep data in memory because they are called regularly.
 
-    A. Wang et al., "InfiniCache" (FAST 2020), section 4.3: what is served, and what keeps functions warm.
+    A. Wang et al., "InfiniCache" (FAST 2020), section 4.3: cost of serving, and of keeping functions warm.
 
     Attributes:
-        functions: how many.
-        memory_bytes: of each.
-        hours: for so long.
-        vcpus: of each, where they are billed apart.
-        warm_every_seconds: a function is called at least so often.
-        warm_seconds: of such a call.
-        served_bytes: that they hand out,
-        serve_bytes_per_second: each at this rate,
-        serve_calls: in so many calls.
+        functions: number of functions.
+        memory_bytes: memory of each function, in bytes.
+        hours: time for which they are kept, in hours.
+        vcpus: CPUs of each function, if they are billed separately.
+        warm_every_seconds: maximum time between two calls of a function, in seconds.
+        warm_seconds: duration of a call that keeps a function warm, in seconds.
+        served_bytes: bytes that all functions serve.
+        serve_bytes_per_second: rate at which each function serves.
+        serve_calls: number of calls that serve.
     """
 
     functions: int
@@ -255,7 +255,7 @@ class WarmTier(_Use):
     serve_calls: float = 0.0
 
     def parts(self, prices: FunctionPrices) -> list[Part]:
-        """Return the lines."""
+        """Return the lines of the bill."""
         calls = self.functions * self.hours * 3600 / self.warm_every_seconds
         lines = self._calls(calls, self.warm_seconds, prices, "keeping warm")
         if self.served_bytes or self.serve_calls:
@@ -275,7 +275,7 @@ class WarmTier(_Use):
 
 
 _MANIFESTS, _TRIALS = 2, 1
-"""The manifest and its copy; and the write that a store must refuse if it honours conditions."""
+"""Writes of the manifest and its copy; and the trial write, which a store that honours conditions refuses."""
 
 
 def training_traffic(
@@ -287,24 +287,26 @@ def training_traffic(
     hit_rate: float = 0.0,
     egress: Egress = "same_region",
 ) -> Traffic:
-    """Return the requests of a run whose super-samples are read whole.
+    """Return the requests of a training run that reads super-samples whole.
 
-    An epoch reads every super-sample once, and those that the order cuts between two ranks twice. Retries and hedges
-    are not counted; start-up never lists.
+    An epoch reads every super-sample once, and twice if two ranks share it. Retries and hedges are not counted; a
+    loader never lists.
 
     Args:
-        super_samples: of the data set.
-        size_bytes: of them all.
-        epochs: how many.
-        ranks: that share each epoch; each reads the manifest once.
-        hit_rate: of look-ups behind the first epoch, that a cache answers.
-        egress: where the ranks are.
+        super_samples: number of super-samples of the data set.
+        size_bytes: size of all super-samples, in bytes.
+        epochs: number of epochs.
+        ranks: number of ranks that share each epoch; each reads the manifest once.
+        hit_rate: fraction of reads after the first epoch that a cache serves, 0 to 1.
+        egress: place of the ranks.
 
     Raises:
-        ConfigError: a figure cannot be.
+        ConfigError: ``epochs``, ``ranks`` or ``hit_rate`` is out of range.
     """
     if min(epochs, ranks) < 1 or not 0 <= hit_rate <= 1:
-        raise ConfigError(f"epochs {epochs} and ranks {ranks} are at least 1, and hit_rate {hit_rate} is from 0 to 1")
+        raise ConfigError(
+            f"epochs ({epochs}) and ranks ({ranks}) must be at least 1, and hit_rate ({hit_rate}) from 0 to 1"
+        )
     reads = super_samples + (min(ranks, super_samples) - 1 if super_samples else 0)
     times = 1 + (epochs - 1) * (1 - hit_rate)
     mean_bytes = size_bytes / max(1, super_samples)
@@ -314,9 +316,9 @@ def training_traffic(
 
 
 def packing_traffic(super_samples: int, size_bytes: int, *, egress: Egress = "same_region") -> Traffic:
-    """Return the writes that make a data set in one run: super-samples, pack records, the manifest and its copy.
+    """Return the writes of packing a data set in one run: super-samples, pack records, the manifest and its copy.
 
-    Uploads that end at the same time share a record, so there may be fewer of these.
+    An upper bound: uploads that end at the same time share a pack record.
     """
     writes = super_samples + record_writes(super_samples) + _MANIFESTS + _TRIALS
     return Traffic(requests={Operation.PUT: writes}, written_bytes=size_bytes, egress=egress)

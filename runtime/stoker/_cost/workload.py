@@ -1,4 +1,4 @@
-"""Reads of a data set over some hours, and what functions that keep it in memory are billed for them."""
+"""Reads of a data set over some hours, and the bill of functions that keep it in memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stoker._cost.usage import HOURS_A_MONTH, Calls, Part
 from stoker.errors import ConfigError
 
 NODE_RESERVED_BYTES, SHARD_OVERHEAD_BYTES = 192 << 20, 768
-"""Of a warm function, not for shards; and of each shard besides its bytes."""
+"""Memory of a warm function that is not for shards; and memory of each shard in addition to its bytes."""
 _LONGEST_CALL_SECONDS = 900.0
 _WARM_CALL_SECONDS = 0.002
 _MOST_EXPONENT = 700.0
-"""Of what can be raised to a power."""
+"""Maximum argument of ``math.expm1``, which overflows above 709."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +24,12 @@ class Workload(Bounded):
     """Reads of whole objects, evenly spread over some hours.
 
     Attributes:
-        size_bytes: of all objects.
-        reads: of objects, by all trainers together.
-        hours: that they take.
-        object_bytes: of one object.
-        trainers: machines that share the reads.
-        egress: where the trainers are, seen from the bucket.
+        size_bytes: size of all objects, in bytes.
+        reads: number of object reads by all trainers together.
+        hours: time over which the reads are spread, in hours.
+        object_bytes: size of one object, in bytes.
+        trainers: number of machines that share the reads.
+        egress: place of the trainers relative to the bucket.
     """
 
     size_bytes: Finite[Positive[float]]
@@ -41,42 +41,42 @@ class Workload(Bounded):
 
     @property
     def objects(self) -> int:
-        """How many there are."""
+        """Number of objects."""
         return math.ceil(self.size_bytes / self.object_bytes)
 
     @property
     def read_bytes(self) -> float:
-        """Of all reads."""
+        """Bytes of all reads."""
         return self.reads * self.object_bytes
 
     @property
     def filled(self) -> float:
-        """Objects that are read from the bucket to fill a place that all trainers share."""
+        """Number of reads from the bucket that fill a tier that all trainers share."""
         return min(self.objects, self.reads)
 
     @property
     def filled_of_each(self) -> float:
-        """Objects that each trainer reads from the bucket, at most, to fill a place of its own."""
+        """Maximum number of reads from the bucket by which each trainer fills a tier of its own."""
         return min(self.objects, self.reads / self.trainers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmFunctions(Bounded):
-    """Functions that keep erasure-coded shards in memory, as a warm tier's proxy calls them.
+    """Functions that keep erasure-coded shards in memory, called by the proxy of a warm tier.
 
-    Requests come at random times. A call goes on for as long as the node is asked again within the linger, so nodes
-    that are asked often share it among many reads. A platform that takes instances back is not reckoned with: what is
-    lost is written again, and read from the bucket if too much is lost.
+    Requests are assumed to come at random times. A call lasts while requests follow within ``linger_seconds``, so busy
+    nodes share one call among many reads. Instances that the platform reclaims are not considered: lost shards are
+    written again, or the object is read from the bucket if too many are lost.
 
     Attributes:
-        memory_bytes: of a function.
-        vcpus: of a function, where they are billed apart.
-        linger_seconds: that a node stays after the last request.
-        keep_warm_seconds: after which a node that was not asked is called.
-        data_shards: of an object.
-        parity_shards: of an object.
-        exchange_seconds: of a call, besides what it moves and the linger.
-        bytes_per_second: that a node sends or takes.
+        memory_bytes: memory of a function, in bytes.
+        vcpus: CPUs of a function, if they are billed separately.
+        linger_seconds: time for which a node runs on after its last request, in seconds.
+        keep_warm_seconds: time without a request after which a node is called to keep it warm, in seconds.
+        data_shards: number of data shards of an object.
+        parity_shards: number of parity shards of an object.
+        exchange_seconds: duration of a call in addition to transfers and the linger, in seconds.
+        bytes_per_second: rate at which a node sends or receives.
     """
 
     memory_bytes: Finite[Positive[float]] = float(1536 << 20)
@@ -90,11 +90,11 @@ class WarmFunctions(Bounded):
 
     @property
     def shards(self) -> int:
-        """Of an object, each on a node of its own."""
+        """Number of shards of an object, each on a different node."""
         return self.data_shards + self.parity_shards
 
     def nodes(self, work: Workload) -> int:
-        """Return how many functions hold all objects.
+        """Return the number of functions that hold all objects.
 
         Raises:
             ConfigError: a function's memory has no room for shards.
@@ -102,15 +102,15 @@ class WarmFunctions(Bounded):
         room_bytes = self.memory_bytes - NODE_RESERVED_BYTES
         if room_bytes <= 0:
             raise ConfigError(
-                f"a warm function of {self.memory_bytes / 2**20:g} MiB has no room; give it 256MiB or more"
+                f"a warm function of {self.memory_bytes / 2**20:g} MiB has no room for shards; give it at least 256MiB"
             )
         shard_bytes = work.object_bytes / self.data_shards + SHARD_OVERHEAD_BYTES
         return max(self.shards, math.ceil(work.objects * self.shards * shard_bytes / room_bytes))
 
     def parts(self, work: Workload, prices: FunctionPrices) -> list[Part]:
-        """Return the lines: calls that take and hand out shards, and calls that keep functions warm."""
+        """Return the lines of the bill: calls that receive and send shards, and calls that keep functions warm."""
         nodes, seconds = self.nodes(work), work.hours * 3600
-        rate = work.reads * self.shards / nodes / seconds  # of requests to a node: one for each read, or write, of it
+        rate = work.reads * self.shards / nodes / seconds  # requests per second to a node: one per read or write
         stay_seconds = self.linger_seconds + work.object_bytes / self.data_shards / self.bytes_per_second
         starts = nodes * seconds * rate * math.exp(-rate * stay_seconds)
         awake_seconds = nodes * seconds * -math.expm1(-rate * stay_seconds) + starts * self.exchange_seconds

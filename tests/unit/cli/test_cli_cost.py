@@ -307,7 +307,7 @@ def test_figures_of_a_comparison_are_taken(capsys: pytest.CaptureFixture[str]) -
     assert found["workload"]["trainers"] == 4
     assert found["workload"]["object_bytes"] == 1 << 20
     assert found["tiers"]["disk of each trainer"]["count"] == 4
-    assert found["tiers"]["memory of each trainer"]["limit"].endswith("which has 16")
+    assert found["tiers"]["memory of each trainer"]["limit"].endswith("which has 16 GiB")
     assert found["tiers"]["warm functions"]["of"] == "AWS Lambda, Arm"
     assert found["tiers"]["warm functions"]["count"] == 14
 

@@ -155,7 +155,7 @@ def test_the_state_goes_on_where_the_budget_ended_it_and_every_sample_comes_once
 def test_each_rank_may_spend_its_part_of_the_jobs_budget() -> None:
     with (
         loader(budget="120 USD", rank=1, world_size=2) as half,
-        pytest.raises(BudgetExceededError, match=r"of \$60, this rank's part of a budget of \$120 for 2") as raised,
+        pytest.raises(BudgetExceededError, match=r"of \$60, this rank's share of a budget of \$120 for 2") as raised,
     ):
         delivered(half, [])
     assert raised.value.budget_dollars == 60.0
