@@ -1,10 +1,10 @@
-"""A folder of super-samples that the processes of a machine share, each the only writer of a part of its own.
+"""A folder of super-samples that the processes of a machine share; each process writes only its own part.
 
-Below the user's folder there is one a data set, and below that one an owner, numbered from 0. An owner's folder is
-locked (``flock``) while its owner lives; the kernel frees the lock of a process that dies, so the next one takes the
-folder over with what is in it. A file appears whole, by being renamed, and its name says its size and checksum: what
-is not as its name says is removed by who finds it. No link is followed below the user's folder, and nothing is touched
-whose name is not one of these.
+The user's folder has a subfolder per data set, and that one a subfolder per owner, numbered from 0. An owner holds a
+lock (``flock``) on its subfolder; the kernel releases the lock of a process that dies, and the next owner takes over
+the subfolder with its files. A file is created by a rename, so it is always complete, and its name states its size and
+checksum; the process that finds a mismatch removes the file. Below the user's folder no link is followed, and files
+with other names are not touched.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from stoker._cache.keeper import is_name, size_of
 from stoker.errors import ChecksumError
 
 BLOCK_BYTES = 4096
-"""What a file takes of a disk is counted in these."""
+"""Unit in which the disk space of a file is counted."""
 _PREFIX = "stoker-tier-"
 _WRITING = ".writing"
-_PIECE_BYTES = 1 << 20  # read into a thread's own memory, which stays in the processor's cache, and copied from there
+_PIECE_BYTES = 1 << 20  # read into a buffer per thread, which stays in the CPU cache, and copied from there
 _pieces = threading.local()
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _RESERVE_BYTES, _RESERVE_SHARE = 1 << 30, 20
-"""Of a disk, one part in so many stays free, or a GiB if that is less."""
+"""Free space to leave on a disk: 1/20 of it, but at most 1 GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderConfig:
-    """Whose part of which folder.
+    """Location and division of a shared folder.
 
     Attributes:
-        path: the user's folder; made if it is not there.
-        dataset: id of the data set.
-        owners: how many may write to it at a time.
-        preferred: the number to take if it is free, below ``owners``.
-        share_bytes: what each may hold.
+        path: The user's folder; created if it does not exist.
+        dataset: Id of the data set.
+        owners: Number of parts, each with at most one writing process at a time.
+        preferred: Number of the part to own if it is free, below ``owners``.
+        share_bytes: Maximum size of each part, in bytes.
     """
 
     path: Path
@@ -63,15 +63,15 @@ class FolderConfig:
 
 
 class DiskFolder:
-    """An owner's view of the folder. Blocks: for threads, of which one at a time writes.
+    """One process's view of the folder. Methods block, so they run in threads; only one thread writes at a time.
 
     Args:
-        config: whose part of which folder.
-        fit: is given the names of what the part holds, and returns those that cannot stay.
+        config: Location and division of the folder.
+        fit: Receives the names of the files in this process's part, and returns those that do not fit.
 
     Raises:
-        BlockingIOError: another process is just opening it.
-        OSError: it is no folder of this user's, or cannot be made or locked.
+        BlockingIOError: Another process is opening the folder at the moment.
+        OSError: The folder belongs to another user, or cannot be created or locked.
     """
 
     def __init__(self, config: FolderConfig, fit: Callable[[list[str]], Sequence[str]]) -> None:
@@ -79,7 +79,7 @@ class DiskFolder:
         self._handles: dict[int, int] = {}
         self._opening = threading.Lock()
         self.own: int | None = None
-        """The number of the owner that this process is, None if all are taken: then it only reads."""
+        """Number of the part that this process owns; None if all have an owner, and this process only reads."""
         config.path.mkdir(parents=True, exist_ok=True)
         path = os.open(config.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -97,7 +97,7 @@ class DiskFolder:
     def _begin(self, fit: Callable[[list[str]], Sequence[str]]) -> None:
         preferred, owners = self._config.preferred, self._config.owners
         for number in sorted(range(owners), key=lambda each: (each != preferred, each)):
-            with suppress(OSError):  # it is taken, or is no folder
+            with suppress(OSError):  # it has an owner, or is no folder
                 handle = _opened(self._root, str(number), make=True)
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,12 +112,12 @@ class DiskFolder:
         self._hand_on(fit(_tidied(self._handles[self.own])))
 
     def _take_over(self) -> None:
-        """Move what owners left behind that there are no more into the own part."""
+        """Move the files of parts beyond the present number of owners into this process's part."""
         own = self._own_handle()
         _empty(self._root, lambda name, handle: _move(name, handle, own), from_number=self._config.owners)
 
     def _hand_on(self, surplus: Sequence[str]) -> None:
-        """Move what the own part has no room for to those of owners that are to come, or else remove it."""
+        """Move files that do not fit into this part to parts without an owner, or else remove them."""
         own, left = self._own_handle(), list(surplus)
         for number in range(self._config.owners):
             if number != self.own and left:
@@ -129,25 +129,25 @@ class DiskFolder:
         self.remove(*left)
 
     def _own_handle(self) -> int:
-        assert self.own is not None  # noqa: S101 - who only reads does not write
+        assert self.own is not None  # noqa: S101 - a process without a part never writes
         return self._handles[self.own]
 
     @property
     def has_others(self) -> bool:
-        """Whether there may be others to read from."""
+        """Whether there may be other parts to read from."""
         return self._config.owners > 1 or self.own is None
 
     def read(self, name: str, into: WithdrawableMemory, *, is_own: bool) -> bool:
-        """Fill memory of an object's size, and return whether that was done, and the memory not withdrawn.
+        """Read an object; return False if there is no such file, or the memory was withdrawn meanwhile.
 
         Args:
-            name: of the object.
-            into: the memory.
-            is_own: whether to read what this process has written, or else what others have.
+            name: Name of the object.
+            into: Memory of the object's size.
+            is_own: Whether to read from this process's part; otherwise from the parts of others.
 
         Raises:
-            ChecksumError: there was a file that was damaged; if it is the own one, it is gone.
-            OSError: the disk failed.
+            ChecksumError: The file was damaged; one in this process's part was removed.
+            OSError: The disk failed.
         """
         spoilt: ChecksumError | None = None
         for number in [self.own] if is_own else self._others():
@@ -167,7 +167,7 @@ class DiskFolder:
         return False
 
     def _others(self) -> list[int]:
-        """Return the numbers of the parts that others have, or had; a job of more ranks has more of them."""
+        """Return the numbers of all other parts, including those of earlier jobs with more ranks."""
         numbers = set(range(self._config.owners))
         with suppress(OSError):
             numbers.update(_numbers(self._root))
@@ -181,13 +181,13 @@ class DiskFolder:
             return self._handles.get(number)
 
     def write(self, name: str, data: memoryview, instead_of: Sequence[str]) -> bool:
-        """Write an object into the own part, when what goes for it is gone.
+        """Remove the objects that are evicted for an object, then write it into this process's part.
 
         Returns:
-            False if it would leave too little of the disk free.
+            False if the write would leave too little free space on the disk.
 
         Raises:
-            OSError: it could not be written; nothing of it is left.
+            OSError: The write failed; the partial file was removed.
         """
         own = self._own_handle()
         self.remove(*instead_of)
@@ -208,19 +208,19 @@ class DiskFolder:
         return True
 
     def remove(self, *names: str) -> None:
-        """Remove files from the own part, as far as they are there and are files."""
+        """Remove files from this process's part; missing ones and folders are ignored."""
         for name in names:
             _unlink(name, self._own_handle())
 
     def _has_room(self, size_bytes: int) -> bool:
-        """Return whether the disk has room, once what nobody uses of other data sets is gone if that is needed."""
+        """Return whether the disk has room, after removing unused folders of other data sets if necessary."""
         if self._free_bytes() >= size_bytes:
             return True
         path = os.open(self._config.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for folder in _by_age(path):
                 if folder != self._config.folder:
-                    with suppress(OSError):  # it is in use, or is somebody else's
+                    with suppress(OSError):  # it is in use, or belongs to another user
                         _remove_unused(path, folder)
                     if self._free_bytes() >= size_bytes:
                         return True
@@ -229,19 +229,19 @@ class DiskFolder:
         return False
 
     def _free_bytes(self) -> int:
-        """Return what of the disk may be taken."""
+        """Return the free space on the disk beyond the reserve, in bytes."""
         found = os.fstatvfs(self._root)
         reserve_bytes = min(_RESERVE_BYTES, found.f_blocks * found.f_frsize // _RESERVE_SHARE)
         return found.f_bavail * found.f_frsize - reserve_bytes
 
     def close(self) -> None:
-        """Give the part up; what is in it stays for the next. Idempotent."""
+        """Release the part; its files stay for the next owner. Idempotent."""
         if self.own is not None and self.own in self._handles:
-            fcntl.flock(self._handles[self.own], fcntl.LOCK_UN)  # a child forked meanwhile may have the handle too
+            fcntl.flock(self._handles[self.own], fcntl.LOCK_UN)  # a child forked meanwhile may share the handle
         self.forget_parent()
 
     def forget_parent(self) -> None:
-        """In a forked child: close handles, whose locks are the parent's."""
+        """Close the handles in a forked child; their locks belong to the parent."""
         handles, self._handles = [self._root, *self._handles.values()], {}
         self.own, self._root = None, -1
         for handle in handles:
@@ -250,19 +250,19 @@ class DiskFolder:
 
 
 def taken_bytes(size_bytes: int) -> int:
-    """Return what an object of a size takes of a limit."""
+    """Return the disk space of an object of a size, in bytes: the size rounded up to whole blocks."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def _numbers(root: int) -> list[int]:
-    """Return the numbers of the owners' folders in that of a data set."""
+    """Return the numbers of the owners' folders in a data set's folder."""
     with os.scandir(root) as entries:
         names = [entry.name for entry in entries if entry.name.isascii() and entry.name.isdecimal()]
     return [int(name) for name in names if name == str(int(name[:9]))]
 
 
 def _empty(root: int, dispose: Callable[[str, int], object], from_number: int = 0) -> None:
-    """Dispose of what is in the folders from a number on that have no owner, and remove these."""
+    """Dispose of the files in the folders without an owner, from a number on, and remove these folders."""
     for number in _numbers(root):
         if number >= from_number:
             with suppress(OSError), _part(root, number) as handle:
@@ -272,10 +272,10 @@ def _empty(root: int, dispose: Callable[[str, int], object], from_number: int = 
 
 
 def _opened(parent: int, name: str, *, make: bool = False) -> int:
-    """Open a folder of this user's that nobody else may write to.
+    """Open a folder that belongs to this user and that no other user may write to.
 
     Raises:
-        OSError: it is none.
+        OSError: It is no such folder.
     """
     if make:
         with suppress(FileExistsError):
@@ -284,7 +284,7 @@ def _opened(parent: int, name: str, *, make: bool = False) -> int:
     found = os.fstat(handle)
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         os.close(handle)
-        raise PermissionError(errno.EPERM, "others than this user may write to the folder", name)
+        raise PermissionError(errno.EPERM, "the folder belongs to another user, or others may write to it", name)
     return handle
 
 
@@ -293,21 +293,21 @@ def _locked(handle: int) -> Iterator[None]:
     """Hold a folder's lock.
 
     Raises:
-        BlockingIOError: somebody else has it.
+        BlockingIOError: Another process holds it.
     """
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     try:
         yield
     finally:
-        fcntl.flock(handle, fcntl.LOCK_UN)  # a child forked meanwhile may have the handle too
+        fcntl.flock(handle, fcntl.LOCK_UN)  # a child forked meanwhile may share the handle
 
 
 @contextmanager
 def _part(root: int, number: int, *, make: bool = False) -> Iterator[int]:
-    """Have an owner's folder that has no owner for a while.
+    """Hold the lock of a part that has no owner.
 
     Raises:
-        OSError: it has one, or is none.
+        OSError: The part has an owner, or is no folder.
     """
     handle = _opened(root, str(number), make=make)
     try:
@@ -318,7 +318,7 @@ def _part(root: int, number: int, *, make: bool = False) -> Iterator[int]:
 
 
 def _tidied(handle: int) -> list[str]:
-    """Return the names of the objects in an owner's folder, and remove what is left of unfinished and damaged ones."""
+    """Return the names of the objects in an owner's folder, oldest first, and remove unfinished and damaged files."""
     names: list[str] = []
     with os.scandir(handle) as entries:
         found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
@@ -331,7 +331,7 @@ def _tidied(handle: int) -> list[str]:
 
 
 def _move(name: str, source: int, target: int) -> None:
-    """Move a file from one folder to another, or remove it if that cannot be."""
+    """Move a file from one folder to another, or remove it if that fails."""
     try:
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
     except OSError:
@@ -339,7 +339,7 @@ def _move(name: str, source: int, target: int) -> None:
 
 
 def _unlink(name: str, folder: int) -> None:
-    """Remove a file, if it is there and can be."""
+    """Remove a file; failures are ignored."""
     with suppress(OSError):
         os.unlink(name, dir_fd=folder)
 
@@ -354,7 +354,7 @@ def _read(folder: int, name: str, into: WithdrawableMemory) -> bool:
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or found.st_size != into.nbytes:
-            raise ChecksumError(f"{name} is no file of {into.nbytes} bytes")
+            raise ChecksumError(f"{name} is not a regular file of {into.nbytes} bytes")
         return _filled(handle, name, into)
     finally:
         os.close(handle)
@@ -368,28 +368,28 @@ def _filled(handle: int, name: str, into: WithdrawableMemory) -> bool:
         piece: memoryview = _pieces.memory[: into.nbytes - filled]
         read = os.preadv(handle, [piece], filled)
         if not read:
-            raise ChecksumError(f"{name} has become shorter")
+            raise ChecksumError(f"{name} became shorter while it was read")
         if not into.fill(filled, piece[:read]):
             return False
         checksum = crc32c(piece[:read], checksum)
         filled += read
     if checksum != int(name[:8], 16):
-        raise ChecksumError(f"{name} is damaged")
+        raise ChecksumError(f"{name} is damaged: its checksum does not match its name")
     return True
 
 
 def _by_age(path: int) -> list[str]:
-    """Return the folders of data sets, that written to longest ago first."""
+    """Return the folders of data sets, the one modified longest ago first."""
     with os.scandir(path) as entries:
         found = [(entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in entries]
     return [name for _, name in sorted(found) if name.startswith(_PREFIX) and len(name) == len(_PREFIX) + 16]
 
 
 def _remove_unused(path: int, folder: str) -> None:
-    """Remove what owners that are gone left of a data set.
+    """Remove the folder of a data set that no process uses.
 
     Raises:
-        OSError: it is in use, or is no folder of this user's.
+        OSError: The folder is in use, or belongs to another user.
     """
     root = _opened(path, folder)
     try:

@@ -1,4 +1,4 @@
-"""Super-samples that are kept on a local disk, for all processes of the machine and for the run after this one."""
+"""The disk cache: super-samples on a local disk, for all processes of the machine and for later runs."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from stoker.errors import BudgetError, ChecksumError, StoreError
 _log = logging.getLogger("stoker")
 
 _BEHIND_LEAST, _BEHIND_MOST = 4, 1024
-"""Objects that may wait to be written, however large they are."""
+"""Bounds of the number of objects that wait to be written, whatever their size."""
 _OPENING_TRIES, _OPENING_SECONDS = 100, 0.05
-"""Of a folder that another process is just opening."""
+"""Number of attempts, and the pause between them, while another process is opening the folder."""
 _READ_THREADS, _MOST_LEFT = 8, 2
-"""Threads that read, and those of them that may hang after their reads were cancelled while more are begun."""
+"""Number of reading threads, and of those that may still hang in cancelled reads when another read starts."""
 _LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 30.0, 600.0
-"""For which nothing is written once a disk has failed; twice as long each time, until something is written."""
+"""Bounds of the pause without writes after a disk error; it doubles each time, until a write succeeds."""
 _ENDING_SECONDS = 1.0
-"""For threads that were left, when the tier is closed."""
+"""Time that closing waits for each thread that hangs in a cancelled read."""
 _OF_ONE_NAME = frozenset({errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
-"""What stands in the way of one object and not of others."""
+"""Errors that concern one object and not the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class _Writing:
     """An object that waits to be written.
 
     Attributes:
-        name: its name.
-        slot: of the buffers.
-        size_bytes: of it.
-        instead_of: what goes for it.
+        name: Name of the object.
+        slot: Number of the buffer that holds the object.
+        size_bytes: Size of the object.
+        instead_of: Names of the objects that are evicted for it.
     """
 
     name: str
@@ -56,23 +56,22 @@ class _Writing:
 
 
 class DiskTier:
-    """A :class:`~stoker._cache.keeper.KeepingTier` in one owner's part of a folder, and a reader of the others' parts.
+    """A :class:`~stoker._cache.keeper.KeepingTier` in a folder: writes its own part, and reads the others' parts, too.
 
-    Who stays is decided at once, on the event loop; files are read, written and removed in threads, in that order: a
-    file that is evicted while it is read goes when the reading has ended. A read that is cancelled ends at once, also
-    where the disk hangs. Written files are not forced to the disk,
-    since each is checked when it is read.
+    The event loop decides at once which objects stay; threads read, write and remove files. A file that is evicted
+    while it is read is removed after the read. A cancelled read ends at once, even if the disk hangs. Files are not
+    synced to the disk, since each read verifies the checksum.
 
     Args:
-        config: whose part of which folder.
-        policy: name of the eviction policy, one of :func:`~stoker._cache.eviction.policy_names`.
-        largest_bytes: of the super-samples; what is larger is not kept.
-        behind_bytes: of memory for what waits to be written, or four objects if that is more; what is offered beyond
-            is not kept.
+        config: Folder, and the part of it that this process owns.
+        policy: Name of the eviction policy, one of :func:`~stoker._cache.eviction.policy_names`.
+        largest_bytes: Size of the largest super-sample, in bytes; larger objects are not kept.
+        behind_bytes: Memory for objects that wait to be written, in bytes, or four objects if that is more; objects
+            offered beyond it are not kept. Default: 32 MiB.
 
     Raises:
-        BudgetError: not one super-sample fits.
-        ConfigError: there is no such policy.
+        BudgetError: The limit is smaller than one super-sample.
+        ConfigError: There is no such policy.
     """
 
     is_shared = True
@@ -80,8 +79,8 @@ class DiskTier:
     def __init__(self, config: FolderConfig, policy: str, *, largest_bytes: int, behind_bytes: int = 32 << 20) -> None:
         if config.share_bytes < taken_bytes(largest_bytes):
             raise BudgetError(
-                f"a cache on disk of {format_bytes(config.share_bytes)} a process ({config.owners} share it) holds "
-                f"no super-sample, the largest having {format_bytes(largest_bytes)}: raise its limit, or leave it out"
+                f"a disk cache of {format_bytes(config.share_bytes)} per process ({config.owners} share it) is smaller "
+                f"than the largest super-sample ({format_bytes(largest_bytes)}); raise its limit, or leave it out"
             )
         self.name = f"disk:{config.path}"
         self._config = config
@@ -94,28 +93,28 @@ class DiskTier:
         self._begin()
 
     def _begin(self) -> None:
-        """Have nothing open."""
+        """Reset to the closed state."""
         self._keeper.clear()
         self._folder: DiskFolder | None = None
-        self._opening = asyncio.Lock()  # a call that is cancelled ends when its thread does, beside those after it
+        self._opening = asyncio.Lock()  # the thread of a cancelled call runs on, beside those of later calls
         self._buffers = Ring(self._behind_most, self._largest_bytes)
         self._behind: dict[str, _Writing] = {}
         self._queue: deque[_Writing] = deque()
         self._writer: asyncio.Task[None] | None = None
         self._reading: Counter[str] = Counter()
         self._read_ended = asyncio.Event()
-        self._threads = ThreadPoolExecutor(_READ_THREADS, "stoker-disk-tier")  # reads that hang hold up nothing else
+        self._threads = ThreadPoolExecutor(_READ_THREADS, "stoker-disk-tier")  # own threads, since reads may hang
         self._left: set[threading.Event] = set()
 
     async def follow(self, manifest: Manifest, future: Future) -> None:
-        """Keep what a stretch of the order needs; opens the folder if it is not open, and adopts what is there."""
+        """Keep what a range of positions needs; opens the folder if it is not open, and adopts the files in it."""
         if self._pid != os.getpid():
             self._begin()
             self._pid = os.getpid()
         async with self._opening:
             self._keeper.follow(manifest, future)
             if self._folder is not None and self._folder.own is None:
-                await self._close_folder()  # to try again: an owner may have gone
+                await self._close_folder()  # to try again: an owner may have ended
             if self._folder is None:
                 await self._open(manifest)
 
@@ -123,7 +122,7 @@ class DiskTier:
         fit = partial(self._keeper.adopt, manifest=manifest)
 
         def open_folder(_: threading.Event) -> None:
-            self._folder = DiskFolder(self._config, fit)  # here, so that a call that is cancelled does not lose it
+            self._folder = DiskFolder(self._config, fit)  # set in the thread, so a cancelled call does not lose it
 
         for _ in range(_OPENING_TRIES):
             try:
@@ -135,18 +134,18 @@ class DiskTier:
                 self._warn("is not used", error)
                 return
             if not self.takes_in:
-                _log.info("%s: all of its %d parts are taken; this process only reads", self.name, self._config.owners)
+                _log.info("%s: all %d parts have an owner; this process only reads", self.name, self._config.owners)
             return
         self._warn("is not used", "another process has been opening it for too long")
 
     @property
     def takes_in(self) -> bool:
-        """Whether objects are written now: this process has a part of the folder, and its disk has not just failed."""
+        """Whether objects can be written now: this process owns a part of the folder, and writes are not paused."""
         has_part = self._folder is not None and self._folder.own is not None
         return has_part and asyncio.get_running_loop().time() >= self._resume_seconds
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
-        """Fill memory from what waits to be written, from the own part, or from another owner's."""
+        """Fill memory from the write queue, from this process's part, or from another owner's part."""
         name = name_of(ref)
         is_own = self._keeper.look_up(name)
         if (waiting := self._behind.get(name)) is not None:
@@ -157,7 +156,7 @@ class DiskTier:
         if folder is None or not (is_own or folder.has_others):
             return False
         if len(self._left) >= _MOST_LEFT:
-            raise StoreError(f"{len(self._left)} late reads of {self.name} have not ended yet")
+            raise StoreError(f"{self.name} does not respond: {len(self._left)} cancelled reads have not ended yet")
         self._reading[name] += 1
         try:
             found = await self._read_file(folder, name, into, is_own=is_own)
@@ -173,13 +172,13 @@ class DiskTier:
             if not self._reading[name]:
                 del self._reading[name]
             self._read_ended.set()
-        if is_own and not found:  # somebody else has removed it
+        if is_own and not found:  # another program has removed it
             self._keeper.drop(name)
         self._keeper.counts.hits += found
         return found
 
     async def _read_file(self, folder: DiskFolder, name: str, into: memoryview, *, is_own: bool) -> bool:
-        """Have a thread read a file. When the call is cancelled, the thread goes on without the memory."""
+        """Read a file in a thread. If the call is cancelled, the thread loses access to the memory and ends later."""
         memory = WithdrawableMemory(into)
         try:
             return await in_thread_until_cancelled(
@@ -189,11 +188,11 @@ class DiskTier:
             memory.withdraw()
 
     def holds(self, ref: ObjectRef) -> bool:
-        """Return whether an object is in the own part."""
+        """Return whether an object is in this process's part."""
         return name_of(ref) in self._keeper
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
-        """Copy an object into the line of those that wait to be written, if that is worth it and there is room."""
+        """Copy an object into the write queue, if the policy accepts it and a buffer is free."""
         if not self.takes_in or ref.size_bytes > self._largest_bytes or not self._buffers.free:
             self._keeper.counts.declined += 1
             return
@@ -201,7 +200,7 @@ class DiskTier:
         if evicted is None:
             return
         slot = self._buffers.acquire()
-        assert slot is not None  # noqa: S101 - there was a free one
+        assert slot is not None  # noqa: S101 - a buffer was free
         self._buffers.view(slot, ref.size_bytes)[:] = data
         self._buffers.commit(slot)
         name = name_of(ref)
@@ -229,7 +228,7 @@ class DiskTier:
 
     async def _write(self, writing: _Writing) -> None:
         folder = self._folder
-        assert folder is not None  # noqa: S101 - it is closed after the last writing
+        assert folder is not None  # noqa: S101 - closed only after the last write
         data = self._buffers.view(writing.slot, writing.size_bytes)
         if not self.takes_in or writing.name not in self._keeper:  # evicted before it was written
             await in_thread(lambda _: folder.remove(*writing.instead_of))
@@ -239,7 +238,7 @@ class DiskTier:
             if await in_thread(lambda _: folder.write(writing.name, data, writing.instead_of)):
                 self._pause_seconds = _LEAST_PAUSE_SECONDS
                 return
-            self._warn("takes nothing in for now", "its disk is nearly full")
+            self._warn("accepts no objects for now", "its disk is nearly full")
         except OSError as error:
             if error.errno not in _OF_ONE_NAME:
                 self._pause(error)
@@ -247,10 +246,10 @@ class DiskTier:
         self._keeper.drop(writing.name)
 
     def _pause(self, error: OSError) -> None:
-        """Take nothing in for a while, twice as long as before if nothing could be written in between."""
+        """Pause writes, for twice as long as before if no write succeeded in between."""
         now_seconds = asyncio.get_running_loop().time()
         if now_seconds >= self._resume_seconds:
-            _log.warning("the cache %s takes nothing in for %g s: %s", self.name, self._pause_seconds, error)
+            _log.warning("the cache %s accepts no objects for %g s: %s", self.name, self._pause_seconds, error)
             self._resume_seconds = now_seconds + self._pause_seconds
             self._pause_seconds = min(2 * self._pause_seconds, _MOST_PAUSE_SECONDS)
 
@@ -260,12 +259,12 @@ class DiskTier:
             _log.warning("the cache %s %s: %s", self.name, what, why)
 
     async def flush(self) -> None:
-        """Wait until nothing waits to be written."""
+        """Wait until the write queue is empty."""
         if self._writer is not None:
             await asyncio.wait([self._writer])
 
     async def close(self) -> None:
-        """Write what waits to be written, and give the part up; what is in it stays for the next. Idempotent."""
+        """Write the queued objects, and release the part; its files stay for the next owner. Idempotent."""
         if self._pid == os.getpid():
             async with self._opening:
                 await self.flush()

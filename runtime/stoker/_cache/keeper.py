@@ -1,7 +1,7 @@
-"""What a tier keeps: entries by name, under a policy that knows the order by rows.
+"""The index of a cache: which objects it holds, under a policy that knows when each is needed next.
 
-Names say what the bytes must be, and :func:`rows_of` which row of a manifest has a name. :class:`Future` tells when a
-rank needs each row next: an order that is fixed by a seed tells that before anything is read.
+An object's name determines its bytes, and :func:`rows_of` maps names to rows of a manifest. :class:`Future` forecasts
+when a rank needs each row next, since the seed fixes the order before anything is read.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _NAME = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 def name_of(ref: ObjectRef) -> str:
-    """Return an object's name: its checksum, its size and a hash of its key, 32 hexadecimal digits."""
+    """Return an object's name, 32 hexadecimal digits: its CRC-32C, its size in bytes, and a hash of its key."""
     return f"{ref.crc32c:08x}{ref.size_bytes:08x}{blake2b(ref.key.encode(), digest_size=8).hexdigest()}"
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text could be the name of an object."""
+    """Return whether a text has the form of an object's name."""
     return _NAME.fullmatch(text) is not None
 
 
 def size_of(name: str) -> int:
-    """Return how many bytes the object of a name has."""
+    """Return the size in bytes of the object with a name."""
     return int(name[8:16], 16)
 
 
 def rows_of(names: Iterable[str], manifest: Manifest) -> dict[str, int]:
-    """Return the rows of those names that a manifest has. Looks at no more keys than there are names, mostly."""
+    """Return the row of each name that a manifest has. Usually reads no more keys than there are names."""
     rows = manifest.rows
     prefixes = (rows.crc32c.astype(np.uint64) << np.uint64(32)) | rows.size_bytes.astype(np.uint64)
     index = NameIndex(manifest, name_of, prefixes)
@@ -51,29 +51,30 @@ def rows_of(names: Iterable[str], manifest: Manifest) -> dict[str, int]:
 
 
 NEVER = sys.maxsize
-"""The time of what is not needed again, as far as one looks ahead."""
+"""Time of the next use of an object that is not needed again within the horizon."""
 _NOT_HERE = -1
-"""In an epoch's plan: this rank does not need it, or had it before the run went on from the middle of the epoch."""
+"""In an epoch's plan: this rank does not need the object, or used it before the position that the run resumed from."""
 
 
 class Future:
-    """Tells, of each super-sample, when the rank needs it next. Times are positions of the run, epoch after epoch.
+    """Forecasts when a rank needs each super-sample next. A time is a position of the run, counted over all epochs.
 
-    What was dealt to this rank in one epoch may fall to another one in the next, so epochs are looked through until one
-    needs it. Of a super-sample that is cut at the border of two lanes, an epoch's first use is told. An epoch's plan is
-    made when it is first looked into, and costs 8 bytes a super-sample of the data set.
+    A super-sample of this rank in one epoch may belong to another rank in the next, so the forecast searches epoch
+    after epoch. For a super-sample that two lanes share, an epoch's first use counts. The plan of an epoch is computed
+    at its first use and takes 8 bytes per super-sample of the data set.
 
-    Where the rank, or all that share a cache with it, read everything in each epoch, uses are told as the end of their
-    epoch. A cache has as many hits then whatever of the next epoch it keeps; but by their very times it would keep the
-    first ones, and an epoch would begin with nothing but hits and end with nothing but misses, faster than any network.
+    If the rank, or the ranks that share a cache with it, read the whole data set in each epoch, every use is reported
+    at the end of its epoch. The number of hits is then the same whichever super-samples the cache keeps; but exact
+    times would make it keep the first ones, so that each epoch would begin with hits only and end with misses only,
+    faster than any network delivers.
 
     Args:
-        samples: ``[super-samples]``, samples of each.
-        stretch: what the rank walks.
-        order: gives the order of an epoch; who plans for many ranks has each made once.
-        horizon_epochs: how many epochs to look into beyond the present one.
-        others: how whole epochs are dealt to others whose needs count as the rank's own: those that share a cache with
-            it. They are believed to be where it is.
+        samples: ``[super-samples]``, number of samples of each.
+        stretch: Range of positions that the rank reads.
+        order: Returns the order of an epoch; a caller that plans for many ranks can share the orders.
+        horizon_epochs: Number of epochs to search beyond the present one. Default: 8.
+        others: Sharding of whole epochs among other ranks that share a cache with this one. Their uses count as this
+            rank's own, at this rank's position.
     """
 
     def __init__(
@@ -93,19 +94,19 @@ class Future:
         self._epoch_length = int(np.sum(samples, dtype=np.int64)) + 1
         self._plans: dict[int, NDArray[np.int64]] = {}
         self.present = stretch.epoch * self._epoch_length + stretch.position
-        """The time that has passed: all that is needed up to it was asked for."""
+        """Present time: everything that is needed up to it was requested."""
         self._taking = self.present
 
     def reach(self, epoch: int, position: int) -> None:
-        """Everything before a position of an epoch was asked for. Never goes back."""
+        """Set the present to a position of an epoch, before which everything was requested. Never goes back."""
         self.present = max(self.present, epoch * self._epoch_length + position)
         for passed in [each for each in self._plans if each < self.present // self._epoch_length]:
             del self._plans[passed]
 
     def take(self, super_sample: int, epoch: int, position: int) -> None:
-        """A super-sample was asked for, for its uses before a position of an epoch: the end of a step.
+        """Record that a super-sample was requested for its uses before a position of an epoch, the end of a step.
 
-        Steps are taken from in their order. What a step needs besides, and has not taken yet, is still needed.
+        Steps come in order. The other super-samples of a step count as needed until they are requested, too.
         """
         taking = epoch * self._epoch_length + position
         if taking > self._taking:
@@ -115,7 +116,7 @@ class Future:
         self._taken.add(super_sample)
 
     def next_use(self, super_sample: int) -> int:
-        """Return the time, behind the present, at which a super-sample is needed next; :data:`NEVER` if it is not."""
+        """Return the time after the present at which a super-sample is needed next; :data:`NEVER` if it is not."""
         passed = self._taking if super_sample in self._taken else self.present
         first = passed // self._epoch_length
         for epoch in range(first, first + self._horizon_epochs + 1):
@@ -128,7 +129,7 @@ class Future:
         return NEVER
 
     def _plan(self, epoch: int) -> NDArray[np.int64]:
-        """Return from which position of an epoch the rank needs each super-sample, negative where it does not."""
+        """Return the position in an epoch of the first use of each super-sample, negative if there is none."""
         if epoch not in self._plans:
             self._plans[epoch] = self._planned(epoch)
         return self._plans[epoch]
@@ -150,19 +151,19 @@ class Future:
 
 @dataclass(slots=True, kw_only=True)
 class CacheStatistics:
-    """Counts of one tier in one process, and what it holds.
+    """Counters and size of one tier in one process.
 
     Attributes:
-        look_ups: objects that were asked for.
-        hits: of these, those that were delivered; of a folder that is shared, from whosever part.
-        added: objects that were taken in.
-        evicted: objects that went for others.
-        declined: objects that were not taken in, since all that is there is needed sooner or there was no room to
+        look_ups: Number of objects that were requested.
+        hits: Number of requested objects that were delivered, from any process's part of a shared folder.
+        added: Number of objects that were added.
+        evicted: Number of objects that were evicted.
+        declined: Number of objects that were not added, since all others are needed sooner or there was no room to
             write.
-        damaged: files that were not what their names say, and were removed.
-        objects: held now, in this process's part.
-        used_bytes: what these have.
-        limit_bytes: what they may have.
+        damaged: Number of files that did not match their names and were removed.
+        objects: Number of objects held now, in this process's part.
+        used_bytes: Size of these objects, in bytes.
+        limit_bytes: Maximum size of these objects, in bytes.
     """
 
     look_ups: int = 0
@@ -177,17 +178,18 @@ class CacheStatistics:
 
 
 class Keeper:
-    """Decides what stays, and counts; the bytes are elsewhere. Not thread-safe.
+    """Index of a cache: decides which objects stay, and counts; the data is stored elsewhere. Not thread-safe.
 
-    Objects outlive manifests and futures: what a version does not have, or a run never needs again, goes first.
+    Objects stay when the manifest or the forecast changes; those that the new version lacks, or the run never needs
+    again, are evicted first.
 
     Args:
-        policy: its name.
-        limit_bytes: what all objects together may have.
-        block_bytes: what an object takes is a multiple of this.
+        policy: Name of the eviction policy.
+        limit_bytes: Maximum size of all objects together, in bytes.
+        block_bytes: Unit to which the size of each object is rounded up, in bytes. Default: 1.
 
     Attributes:
-        counts: what was asked for, and what became of it.
+        counts: Counters so far.
     """
 
     def __init__(self, policy: str, limit_bytes: int, block_bytes: int = 1) -> None:
@@ -200,31 +202,31 @@ class Keeper:
         self.counts = CacheStatistics(limit_bytes=limit_bytes)
 
     def follow(self, manifest: Manifest, future: Future) -> None:
-        """Keep by the order of another stretch, over rows of a manifest. Who is resident stays it."""
+        """Use the forecast of another range of positions, over the rows of a manifest. Entries stay."""
         self._rows, self._future = rows_of(self._residents, manifest), future
         before, self._residents = self._residents, Residents[str](self._create_policy(self), self.limit_bytes)
         for name in before:
             self._residents.offer(name, self._taken_bytes(size_of(name)))
 
     def adopt(self, names: Sequence[str], manifest: Manifest) -> list[str]:
-        """Take in what was left by somebody before; return what of it cannot stay."""
+        """Add objects that an earlier owner left; return those that do not fit."""
         self._rows.update(rows_of(names, manifest))
         for name in names:
             self._residents.offer(name, self._taken_bytes(size_of(name)))
         return [name for name in names if name not in self._residents]
 
     def clear(self) -> None:
-        """Let all objects go; the counts stay."""
+        """Remove all objects; the counters stay."""
         for name in list(self._residents):
             self.drop(name)
 
     @property
     def present(self) -> int:
-        """The time that has passed."""
+        """Present time of the forecast, 0 without one."""
         return 0 if self._future is None else self._future.present
 
     def next_use(self, name: str) -> int:
-        """Return when an object is needed next."""
+        """Return the time at which an object is needed next; :data:`NEVER` if that is unknown."""
         row = self._rows.get(name, -1)
         return NEVER if row < 0 or self._future is None else self._future.next_use(row)
 
@@ -232,9 +234,9 @@ class Keeper:
         return name in self._residents
 
     def look_up(self, name: str) -> bool:
-        """Return whether an object is resident, and count this as a use of it.
+        """Return whether the cache holds an object, and count a lookup.
 
-        The policy hears of it before its next decision: by then the future has this use behind it.
+        The policy is informed before its next decision; by then this use lies in the past of the forecast.
         """
         self.counts.look_ups += 1
         if name not in self._residents:
@@ -244,10 +246,10 @@ class Keeper:
         return True
 
     def offer(self, ref: ObjectRef) -> list[str] | None:
-        """Take an object in if that is worth it.
+        """Add an object if the policy accepts it.
 
         Returns:
-            Who goes for it; None if it is not taken in, or is here already.
+            The names of evicted objects; None if the object was not added, or is here already.
         """
         name = name_of(ref)
         if name in self._residents:
@@ -268,7 +270,7 @@ class Keeper:
         return evicted
 
     def drop(self, name: str) -> None:
-        """Let an object go, if it is there."""
+        """Remove an object, if it is there."""
         self._residents.drop(name)
         self._rows.pop(name, None)
 
@@ -281,45 +283,45 @@ class Keeper:
 
 
 class KeepingTier(Tier, Protocol):
-    """A :class:`~stoker.abc.Tier` that decides by the order what to keep.
+    """A :class:`~stoker.abc.Tier` of this machine that the loader manages by the order of the epoch.
 
     It opens at the first :meth:`follow`.
     """
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes of the machine read what this one keeps."""
+        """Whether other processes of the machine can read this tier's objects."""
         ...
 
     async def follow(self, manifest: Manifest, future: Future) -> None:
-        """Keep what a stretch of the order needs; what is held stays, as far as there is room.
+        """Keep what a range of positions needs; objects that are held stay as far as there is room.
 
-        Before anything is read, and again after a close or a fork. Trouble is logged, and costs hits only.
+        Called before the first read, and again after a close or a fork. Failures are logged and cost only hits.
 
         Args:
-            manifest: says which rows the super-samples are.
-            future: of the rank, or of all that share the tier if it is shared; moves on as the run does.
+            manifest: Manifest that maps super-samples to rows.
+            future: Forecast of the rank, or of all ranks that share the tier; advances with the run.
         """
         ...
 
     def statistics(self) -> CacheStatistics:
-        """Return a snapshot; from any thread."""
+        """Return a snapshot; callable from any thread."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nearer:
-    """Places that are nearer than the store.
+    """The chain of tiers between the loader and the store.
 
     Attributes:
-        tiers: of this machine, that keep by the order, the nearest first.
-        warm: behind them, across a network.
+        tiers: Caches of this machine, the nearest first.
+        warm: Shared tier behind them, across a network.
     """
 
     tiers: Sequence[KeepingTier] = ()
     warm: Tier | None = None
 
     async def close(self) -> None:
-        """Release what they hold. Idempotent."""
+        """Close all tiers. Idempotent."""
         for tier in (*self.tiers, *([self.warm] if self.warm is not None else [])):
             await tier.close()

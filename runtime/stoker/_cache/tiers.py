@@ -60,7 +60,7 @@ class MemoryTier:
         if limit_bytes < slot_bytes:
             raise BudgetError(
                 f"a memory cache of {format_bytes(limit_bytes)} per process is smaller than the largest super-sample "
-                f"({format_bytes(slot_bytes)}); raise its limit, or leave the cache out"
+                f"({format_bytes(slot_bytes)}); raise its limit, or leave it out"
             )
         self._ring = Ring(limit_bytes // slot_bytes, slot_bytes)
         self._keeper = Keeper(policy, self._ring.slots * slot_bytes, slot_bytes)

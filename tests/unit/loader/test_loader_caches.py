@@ -183,9 +183,9 @@ def test_full_beyond_memory_goes_past_the_caches() -> None:
     ("cache", "error", "says"),
     [
         ("20GB", ConfigError, "not a cache"),
-        (["memory:?limit=1GB", "memory:?limit=1GB"], ConfigError, "different places"),
-        ("memory:?limit=1KB", BudgetError, "holds no super-sample"),
-        ("disk:/nowhere?limit=1KB", BudgetError, "holds no super-sample"),
+        (["memory:?limit=1GB", "memory:?limit=1GB"], ConfigError, "in the same place"),
+        ("memory:?limit=1KB", BudgetError, "is smaller than the largest super-sample"),
+        ("disk:/nowhere?limit=1KB", BudgetError, "is smaller than the largest super-sample"),
     ],
 )
 def test_a_cache_that_cannot_be_is_refused_when_the_loader_is_made(
