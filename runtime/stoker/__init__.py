@@ -1,9 +1,9 @@
-"""Keeps a GPU fed from a bucket: packs samples into super-samples and reads them in the order training asks for them.
+"""Training data from object storage: pack samples into super-samples, and read them in the order of training.
 
-The loader for PyTorch is the package ``stoker_torch``. Beside the names here, users import :mod:`stoker.errors`,
-:mod:`stoker.images`, :mod:`stoker.fanout`, :mod:`stoker.trace` and, to write a plug-in, :mod:`stoker.abc`.
+The loader for PyTorch is in the package ``stoker_torch``. Other public modules are :mod:`stoker.errors`,
+:mod:`stoker.images`, :mod:`stoker.fanout`, :mod:`stoker.trace` and, for authors of plug-ins, :mod:`stoker.abc`.
 
-A name is loaded when it is first used, so a command or a function that needs little of stoker starts fast.
+Names are imported lazily, on first use, so that commands and functions start fast.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stoker import errors
 from stoker._base.plugins import load_name
 from stoker._version import __version__
-from stoker.errors import *  # noqa: F403 - every error and warning, by the list of their module
+from stoker.errors import *  # noqa: F403 - every error and warning in stoker.errors.__all__
 
 __all__ = [
     "Array",
@@ -73,10 +73,10 @@ if TYPE_CHECKING:
     from stoker._stores import GcsOptions, HttpOptions, S3Options, ServedOptions, StoreOptions, open_store
 
     open = Dataset  # noqa: A001 - nothing in this module opens a file
-else:  # type checkers would take any name for one that __getattr__ has
+else:  # hidden from type checkers: with a module __getattr__ they would accept any name
 
     def __getattr__(name: str) -> Any:
-        if name == "open":  # stoker.open(url)[i] is what people try
+        if name == "open":  # an alias, for stoker.open(url)[i]
             return __getattr__("Dataset")
         return load_name(__name__, name, _NAMES_OF)
 

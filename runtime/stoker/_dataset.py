@@ -1,4 +1,4 @@
-"""Random access: a data set in a bucket as a sequence of samples, read by number."""
+"""Random access to the samples of a data set in a bucket, by sample number."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from stoker.errors import ArgumentError, ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetStatistics:
-    """Counts since the data set was opened, in this process and, of a forked one, in its parent before.
+    """Counts since the data set was opened. A forked process continues the counts of its parent.
 
     Attributes:
-        samples: returned.
-        get_requests: sent, hedges, retries and the manifest's included.
-        read_bytes: that arrived.
-        retries: requests that were tried again.
-        hedges: requests that were sent a second time because they were late.
-        hedge_wins: of these, those that were faster.
-        dollars: what the store asks for the requests and bytes, from the price file.
+        samples: samples returned.
+        get_requests: GET requests sent, including hedges, retries and the manifest's.
+        read_bytes: bytes received.
+        retries: requests sent again after a failure.
+        hedges: duplicate requests sent because the first was late.
+        hedge_wins: hedges that finished before the first request.
+        dollars: price of the requests and bytes, according to the price file.
     """
 
     samples: int
@@ -55,46 +55,52 @@ class DatasetStatistics:
     dollars: float
 
 
-_LOADER = "use stoker_torch.Loader, which makes batches in a shuffled order, or this data set in a DataLoader"
+_LOADER = "use stoker_torch.Loader for shuffled batches, or pass this data set to a torch DataLoader"
 _HINTS = {
     "batch_size": _LOADER,
     "shuffle": _LOADER,
     "num_workers": _LOADER,
-    "mode": "a data set is opened to read; to write, use stoker.Packer",
-    "schema": "it is in the data set; columns= chooses among its columns",
+    "mode": "a data set is opened for reading; to write one, use stoker.Packer",
+    "schema": "the data set has a schema already; to select columns, use columns=",
 }
 
 
 @explain_arguments("stoker.open", _HINTS)
 class Dataset(Closing):
-    """The samples of one version of a data set, by their number in the packed order: a map-style data set.
+    """A map-style data set: random access to the samples of one version, by number in packed order.
 
-    ``dataset[i]`` is sample ``i``, a dictionary of column and value as they were packed: an array, ``bytes`` or
-    ``str``, each with memory of its own. :meth:`samples` reads many at once, which is what a ``DataLoader`` of PyTorch
-    does for each batch. Every value is verified by its checksum.
+    ``dataset[i]`` returns sample ``i`` as a dictionary from column name to the packed value, which owns its memory: an
+    array, ``bytes`` or ``str``. :meth:`samples` reads many samples concurrently; PyTorch's ``DataLoader`` uses it for
+    each batch. Every value is verified by its checksum.
 
-    A sample takes two GETs when it is the first of its super-sample, for the head and for the values, and then one,
-    as long as the head is kept; none where all its columns are small. Values of the same super-sample that lie near
-    each other are read as one, and a super-sample of which nearly everything is asked for is read whole, in one GET.
+    The first sample of a super-sample takes two GETs, one for the head and one for the values; further ones take one
+    GET while the head is cached, or none if all their columns are small. Adjacent values of a super-sample are read
+    in one range, and a super-sample that is needed almost entirely is read whole, in one GET.
 
-    Construction reads the manifest, and nothing else. May be used from several threads; a forked process connects
-    anew, and a pickle is the URL, the settings and the version, opened again where it is loaded. To read everything
-    once, in whatever order, a ``Loader`` takes far fewer requests.
+    The constructor reads only the manifest. A data set may be used from several threads. A forked process opens its
+    own connections. A pickle holds the URL, the settings and the version, and reopens the data set when loaded. To
+    read all samples once, in any order, a ``Loader`` needs far fewer requests.
 
     Args:
-        url: place of the data set: a path, ``file://``, ``s3://``, ``gs://`` or ``memory://``; or a
-            :class:`stoker.abc.Store`, which is used on the data set's own thread and event loop.
-        version: of the manifest; default the newest.
-        columns: which to read, in this order; default all.
-        memory: of each process, for the manifest, heads, and values on their way: bytes or ``"256MB"``. Samples that
-            were returned are the caller's and not counted.
-        options: how to reach the bucket (``S3Options``, ``GcsOptions``).
+        url: location of the data set: a path, ``file://``, ``s3://``, ``gs://`` or ``memory://`` URL; or a
+            :class:`stoker.abc.Store`, which runs on the data set's own thread and event loop.
+        version: version of the manifest, from 1; default the newest.
+        columns: names of the columns to read, in this order; default all.
+        memory: memory per process for the manifest, heads and values in flight, in bytes or as ``"256MB"``. Returned
+            samples belong to the caller and are not counted.
+        options: connection settings of the bucket (``S3Options``, ``GcsOptions``).
         fetch: deadlines, retries, hedges and concurrency.
 
     Raises:
-        ConfigError: a setting is wrong, or there is no such column.
-        NotFoundError: there is no data set at the URL, or it has no such version.
-        BudgetError: the memory is too small; names the figure that fits.
+        ConfigError: a setting is invalid, or a column does not exist.
+        NotFoundError: the URL has no data set, or the data set has no such version.
+        BudgetError: the memory is too small; the message names the smallest size that works.
+
+    Example:
+        >>> with stoker.open("s3://bucket/photos", columns=["image", "label"]) as photos:  # doctest: +SKIP
+        ...     first = photos[0]
+        ...     batch = photos.samples([5, 3, -1])
+        ...     print(len(photos), photos.stats().dollars)
     """
 
     def __init__(
@@ -127,12 +133,12 @@ class Dataset(Closing):
 
     @property
     def manifest(self) -> Manifest:
-        """The pinned version of the data set's index."""
+        """The manifest of the version that is read."""
         return self._manifest
 
     @property
     def schema(self) -> Schema:
-        """The columns that are read, in the order in which samples have them."""
+        """The columns that are read, in the order of each sample's dictionary."""
         return self._schema
 
     def __repr__(self) -> str:
@@ -158,7 +164,7 @@ class Dataset(Closing):
         return self._samples
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield all samples in the packed order; those of a super-sample are read at a time."""
+        """Yield all samples in packed order, reading one super-sample at a time."""
         for start, end in pairwise(accumulate(map(int, self._manifest.rows.samples), initial=0)):
             yield from self.samples(range(start, end))
 
@@ -166,8 +172,8 @@ class Dataset(Closing):
         """Return one sample; a negative index counts from the end.
 
         Raises:
-            IndexError: there is no such sample.
-            StoreError: it could not be had; names the object.
+            IndexError: the index is out of range.
+            StoreError: the sample could not be read; the message names the object.
         """
         try:
             number = operator.index(index)
@@ -178,38 +184,38 @@ class Dataset(Closing):
         return self.samples([number])[0]
 
     def samples(self, indices: ArrayLike) -> list[dict[str, Any]]:
-        """Return samples by number, in the order asked for, any of them more than once.
+        """Return samples by number, in the order of ``indices``, which may repeat.
+
+        Besides the result, at most ``memory`` is used, for any number of indices. A KeyboardInterrupt cancels the call.
 
         Args:
-            indices: a sequence of integers, or an integer array ``[samples]``; negative ones count from the end.
-
-        However many are asked for, no more than ``memory`` is held beside the result. An interrupt ends the reading.
+            indices: sequence of integers, or integer array ``[samples]``; negative indices count from the end.
 
         Raises:
-            IndexError: there is no such sample; nothing was read.
-            ArgumentError: these are no integers.
-            StoreError: bytes could not be had after all retries; names object, and row and column if a value is not
-                what was packed.
-            FormatError: an object is not what the manifest says.
+            IndexError: an index is out of range; nothing was read.
+            ArgumentError: the indices are not integers.
+            StoreError: all retries failed; the message names the object and, for a wrong checksum of a value, row
+                and column.
+            FormatError: an object does not match the manifest.
         """
         return self._thread.run(self._source.read(_numbers(indices, len(self))))
 
-    __getitems__ = samples  # PyTorch's DataLoader asks for a batch by this name
+    __getitems__ = samples  # PyTorch's DataLoader calls this for a batch
 
     def stats(self) -> DatasetStatistics:
-        """Return what was done so far: samples, requests, bytes, retries, hedges, dollars."""
+        """Return the counts so far: samples, requests, bytes, retries, hedges and dollars."""
         return self._source.statistics()
 
     def close(self) -> None:
-        """Close connections, end the thread and free the memory. Idempotent; reading again starts anew.
+        """Close connections, end the thread and free the memory. Idempotent; a later read reopens the data set.
 
-        A call under way in another thread raises StokerError.
+        A concurrent call in another thread raises StokerError.
         """
         self._thread.close()
 
 
 class _Source:
-    """What samples are read from. Apart from the data set, so that the thread can close it when that is garbage."""
+    """The readers of a data set, which do not refer to it: the thread must not keep it from garbage collection."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
@@ -218,10 +224,10 @@ class _Source:
         self._fetched = FetchCounters()
 
     def begin(self, manifest: Manifest, columns: Schema, memory_bytes: int, fetch: FetchConfig) -> None:
-        """Prepare to read; nothing is connected or allocated yet.
+        """Plan the memory; connections and buffers follow with the first read.
 
         Raises:
-            BudgetError: the memory is too small; names the figure that fits.
+            BudgetError: the memory is too small; the message names the smallest size that works.
         """
         memory = SampleMemory.plan(manifest, fetch.hedge_burst if fetch.hedge else 0, memory_bytes)
         self._make = partial(SampleReader, self.store, manifest, columns, memory, fetch, self._fetched)
@@ -230,18 +236,18 @@ class _Source:
         return self._make()
 
     async def read(self, numbers: NDArray[np.int64]) -> list[dict[str, Any]]:
-        """Return samples; on whatever loop and in whatever process, with a reader that belongs there."""
+        """Return samples by number, with the reader of the running event loop and process."""
         found = await self._readers.get().read(numbers)
         self._samples += len(found)
         return found
 
     async def close(self) -> None:
-        """Let go of the running loop's reader and connections."""
+        """Close the running loop's reader and connections."""
         self._readers.take()
         await self.store.close()
 
     def statistics(self) -> DatasetStatistics:
-        """Return a snapshot."""
+        """Return a snapshot of the counts."""
         reading, fetched = self.store.meter.reading(), self._fetched
         return DatasetStatistics(
             samples=self._samples,
@@ -255,7 +261,7 @@ class _Source:
 
 
 def _numbers(indices: ArrayLike, samples: int) -> NDArray[np.int64]:
-    """Return indices as numbers from 0."""
+    """Return indices as sample numbers from 0, ``int64 [samples]``."""
     try:
         found = np.asarray(indices)
     except ValueError:  # sequences of different lengths

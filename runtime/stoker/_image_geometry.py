@@ -1,8 +1,8 @@
-"""Which part of an image is taken, and how it is turned upright.
+"""Random crops of an image, and the orientation in its metadata.
 
-How an image is to be turned is in EXIF, in PNG's "Raw profile type exif", or else in XMP. Pillow decides. What cameras
-write in a JPEG is read here without it, since it takes 100 microseconds, a tenth of what a small JPEG takes to decode;
-everything else is left to it.
+The orientation is in EXIF, in PNG's "Raw profile type exif", or else in XMP. Pillow defines the result. This module
+reads the usual EXIF of a JPEG itself, since Pillow takes 100 microseconds, a tenth of the time to decode a small JPEG;
+it leaves all other cases to Pillow.
 """
 
 from __future__ import annotations
@@ -22,19 +22,23 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 10
 _NUMBERS = 4
-"""Random numbers that an attempt takes."""
+"""Random numbers per attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop:
-    """A random part of an image, chosen as torchvision's ``RandomResizedCrop`` chooses it.
+    """A random crop, with the distribution of torchvision's ``RandomResizedCrop``.
 
     Attributes:
-        scale: least and most of the image's area that the part has, in (0, 1].
-        ratio: least and most of its width divided by its height, before it is resized.
+        scale: minimum and maximum area of the crop, as fractions of the image's area, in (0, 1].
+        ratio: minimum and maximum aspect ratio of the crop (width / height), before it is resized.
 
     Raises:
         ConfigError: a value is out of range.
+
+    Example:
+        >>> RandomResizedCrop(scale=(1.0, 1.0), ratio=(1.0, 1.0)).choose(4, 4, [0.5] * 40)
+        (0, 0, 4, 4)
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
@@ -48,23 +52,23 @@ class RandomResizedCrop:
             except (TypeError, ValueError):
                 low = high = math.nan
             if not (0 < low <= high <= most and math.isfinite(high)):
-                raise ConfigError(f"{name} {values!r} is not (least, most) with 0 < least <= most <= {most:g}")
+                raise ConfigError(f"{name} {values!r} is not (low, high) with 0 < low <= high <= {most:g}")
             object.__setattr__(self, name, (low, high))
 
     @property
     def numbers(self) -> int:
-        """How many random numbers :meth:`choose` takes."""
+        """Number of random numbers that :meth:`choose` needs."""
         return _ATTEMPTS * _NUMBERS
 
     def choose(self, height: int, width: int, uniform: Sequence[float]) -> tuple[int, int, int, int]:
-        """Return a part of an image as ``(top, left, height, width)`` in pixels.
+        """Return a crop as ``(top, left, height, width)``, in pixels.
 
-        The area and the logarithm of the ratio are uniform; what does not fit into the image is drawn again, ten times
-        at most, and then the middle is taken, with the ratio as near to the image's as is allowed.
+        The area and the logarithm of the ratio are uniform. A crop that does not fit into the image is drawn again, in
+        at most ten attempts; then the crop is the largest at the centre, with the allowed ratio nearest to the image's.
 
         Args:
-            height: of the image.
-            width: of the image.
+            height: height of the image, in pixels.
+            width: width of the image, in pixels.
             uniform: ``numbers`` random numbers in [0, 1).
         """
         shortest, longest = (math.log(ratio) for ratio in self.ratio)
@@ -100,22 +104,22 @@ _START_OF_SCAN = 0xDA
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
 _ABSENT = -1
 _MOST_SEGMENTS = 4096
-"""Looked at: 256 MB of metadata, if they are full."""
-# What Pillow raises on damaged metadata; which of them depends on where the damage is.
+"""Maximum JPEG segments to parse: 256 MB of metadata if they are full."""
+# Exceptions that Pillow raises for damaged metadata; the type depends on the position of the damage.
 _DAMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, struct.error, Warning)
 
 
 def orientation_of(image: Image.Image) -> int:
-    """Return the orientation that Pillow finds for an image, 1 to 8; upright if its metadata is damaged."""
+    """Return an image's orientation according to Pillow, 1 to 8; upright (1) if its metadata is damaged."""
     try:
         found = image.getexif().get(_TAG, UPRIGHT)
     except _DAMAGE:
         return UPRIGHT
-    return next((each for each in range(1, 9) if each == found), UPRIGHT)  # fractions are equal to integers, too
+    return next((each for each in range(1, 9) if each == found), UPRIGHT)  # a fraction may equal an integer
 
 
 def jpeg_orientation(data: memoryview) -> int:
-    """Return the same for a JPEG, from the segments before its pixels."""
+    """Return the orientation of a JPEG, 1 to 8, from the segments before its pixels."""
     exif, xmp = _metadata(data)
     found = _plain_orientation(exif)
     if found is None:
@@ -127,7 +131,7 @@ def jpeg_orientation(data: memoryview) -> int:
 
 
 def _by_pillow(info: Mapping[str, bytes]) -> int:
-    from PIL import Image  # where this is called, it is there
+    from PIL import Image  # callers require Pillow
 
     image = Image.Image()
     image.info = {name: value for name, value in info.items() if value}
@@ -135,7 +139,7 @@ def _by_pillow(info: Mapping[str, bytes]) -> int:
 
 
 def _metadata(data: memoryview) -> tuple[bytes, bytes]:
-    """Return the EXIF blocks of a JPEG, joined as Pillow joins them, and its last XMP block."""
+    """Return the EXIF blocks of a JPEG, joined as in Pillow, and its last XMP block."""
     blocks: list[bytes] = []
     xmp = b""
     start = 2
@@ -160,7 +164,7 @@ def _metadata(data: memoryview) -> tuple[bytes, bytes]:
 
 
 def _plain_orientation(exif: bytes) -> int | None:
-    """Return the orientation in an EXIF block that is as usual, ``_ABSENT`` if there is none; else None."""
+    """Return the orientation in an EXIF block, ``_ABSENT`` if it has none, or None if the block is unusual."""
     tiff = exif.removeprefix(_EXIF)
     if not tiff:
         return _ABSENT

@@ -1,7 +1,7 @@
-"""The contracts of plug-ins: stores, tiers, sources, executors, eviction policies and trace sinks.
+"""Protocols for plug-ins: stores, tiers, sources, executors, eviction policies and trace sinks.
 
-A plug-in need not inherit from these protocols: an object that has their methods is one. At run time
-this module imports the standard library alone.
+A plug-in need not inherit from these protocols: an object with their methods implements them. At run time
+this module imports only the standard library. :mod:`stoker.testing` has a contract suite for each kind of plug-in.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-if TYPE_CHECKING:  # what sources and sinks are about lies above this module
+if TYPE_CHECKING:  # these modules lie above this one
     from stoker._base.fetch_record import Fetch
     from stoker._base.recorder import Wait
     from stoker._format.schema import Column
@@ -51,19 +51,23 @@ Buffer = bytes | bytearray | memoryview
 
 # Stores: one small protocol per capability, the same for every store. Keys are relative to the store's root
 # (``s3://bucket/prefix`` + ``data/x``), use ``/`` and never start with it. Byte ranges are half-open ``start, end``.
-# Every method raises a StoreError; those that may succeed on another try are TransientErrors. An adapter does not
+# Methods raise StoreError, or its subclass TransientError if another attempt may succeed. An adapter does not
 # retry: the fetcher does, under its own deadline and budget. Every await may be cancelled.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """What a store says of an object.
+    """Key, size and version tag of one object, as its store reports them.
 
     Attributes:
-        key: relative to the store's root.
-        size_bytes: of the whole object, also when a range was read.
-        tag: the store's identity of this content, to be sent back as a precondition: an ETag without quotes (S3, local,
-            memory) or a decimal generation (GCS). Opaque: compared, never interpreted.
+        key: key of the object, relative to the store's root.
+        size_bytes: size of the whole object, also when only a range was read.
+        tag: version tag of the content, for use as a precondition: an ETag without quotes (S3, local, memory) or a
+            decimal generation (GCS). Opaque: compared, never interpreted.
+
+    Example:
+        >>> ObjectInfo(key="data/0.safetensors", size_bytes=8_388_608, tag="9b2cf535f27731c9").size_bytes
+        8388608
     """
 
     key: str
@@ -73,11 +77,11 @@ class ObjectInfo:
 
 @runtime_checkable
 class RangeReadable(Protocol):
-    """Reading ranges of objects: what every store can do."""
+    """A store that reads byte ranges of objects: the minimum that training needs."""
 
     @property
     def url(self) -> str:
-        """The root as the user wrote it, without secrets; used in messages."""
+        """URL of the store's root as the user wrote it, without secrets, for messages."""
         ...
 
     async def get_range(
@@ -90,96 +94,136 @@ class RangeReadable(Protocol):
         tag: str | None = None,
         begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
-        """Read bytes ``[start, end)`` straight into ``into``, which has exactly ``end - start`` bytes.
+        """Read bytes ``[start, end)`` of an object directly into ``into``.
 
-        With ``tag``, the read is conditional on the object still having it. When the call ends, however it ends
-        (cancellation too), nothing writes to ``into`` any more. ``begun`` is called when the answer begins, by stores
-        whose answers take long enough for that to matter.
+        When the call returns, raises or is cancelled, nothing writes to ``into`` any more.
+
+        Args:
+            key: key of the object, relative to the store's root.
+            start: offset of the first byte.
+            end: offset behind the last byte.
+            into: buffer to fill, of exactly ``end - start`` bytes.
+            tag: precondition: fail if the object no longer has this tag. Default: no condition.
+            begun: called when the first bytes of the response arrive, by stores whose responses are slow enough for
+                that to matter. Default: nothing is called.
 
         Raises:
-            NotFoundError: there is no such object.
-            ObjectChangedError: ``tag`` was given and the object has another.
+            NotFoundError: the object does not exist.
+            ObjectChangedError: the object has another tag than ``tag``.
             RangeBeyondEndError: the object ends before ``end``.
-            TruncatedError: the connection did.
+            TruncatedError: the connection closed before all bytes arrived.
         """
         ...
 
     async def head(self, key: str) -> ObjectInfo:
-        """Return what the store says of an object without its bytes.
+        """Return an object's metadata without reading its bytes.
 
         Raises:
-            NotFoundError: there is no such object.
+            NotFoundError: the object does not exist.
         """
         ...
 
 
 @runtime_checkable
 class Readable(RangeReadable, Protocol):
-    """Reading objects whole, too. Of a plug-in without :meth:`get`, ranges are read instead."""
+    """A store that also reads whole objects. For a plug-in without :meth:`get`, stoker reads ranges instead."""
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return a whole (small) object and what the store says of it.
+        """Return the bytes of a whole (small) object, and its metadata.
 
         Raises:
-            NotFoundError: there is no such object.
+            NotFoundError: the object does not exist.
         """
         ...
 
 
 @runtime_checkable
 class Listable(Protocol):
-    """Listing objects: what packing a folder, ``stoker gc`` and ``rebuild-manifest`` need, and training does not."""
+    """A store that lists objects: needed to pack a folder, by ``stoker gc`` and ``rebuild-manifest``; not to train."""
 
     def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Yield the objects whose key starts with ``prefix``, ascending by UTF-8 key, after ``start_after``."""
+        """Yield objects in ascending order of their UTF-8 keys.
+
+        Args:
+            prefix: prefix of the keys to list. Default: all keys.
+            start_after: key after which the listing starts; exclusive. Default: from the first key.
+        """
         ...
 
 
 @runtime_checkable
 class Writable(Protocol):
-    """Writing objects: whole, atomic, visible at once, and on condition."""
+    """A store that writes whole objects atomically, optionally on a condition, with read-after-write consistency."""
 
     async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
         """Write an object; readers see the old bytes or the new, never a mixture.
 
+        Args:
+            key: key of the object, relative to the store's root.
+            data: all bytes of the object.
+            if_absent: precondition: fail if the object exists. Default: overwrite.
+            if_tag: precondition: fail if the object does not have this tag. Default: no condition.
+
         Raises:
-            PreconditionFailedError: ``if_absent`` and the object exists, or it does not (or no longer) have ``if_tag``.
+            PreconditionFailedError: ``if_absent`` is set and the object exists, or its tag is not ``if_tag``.
         """
         ...
 
 
 @runtime_checkable
 class Deletable(Protocol):
-    """Deleting objects: what ``stoker gc`` and ``rm`` need."""
+    """A store that deletes objects: needed by ``stoker gc`` and ``rm``."""
 
     async def delete(self, key: str) -> None:
-        """Delete an object; deleting one that does not exist is no error."""
+        """Delete an object. It is no error if the object does not exist."""
         ...
 
 
 @runtime_checkable
 class Store(Readable, Listable, Writable, Deletable, Protocol):
-    """A bucket, or a prefix of one. Opened by :func:`stoker.open_store`; closed by whoever opened it.
+    """A bucket, or a prefix of one. :func:`stoker.open_store` opens a store; its caller closes it.
 
-    A plug-in has the methods of those protocols above that it can: what is asked for and missing is an error that names
-    the store, the method and the remedy. Its attribute ``prices``, which loaders need, is the name of the store in the
-    price list whose prices hold, such as ``"s3"``, or ``"file"`` where nothing is charged.
+    A plug-in implements those of the protocols above that it can. If an operation needs a missing method, the error
+    names the store, the method and the remedy. Loaders also need an attribute ``prices``: the name in the price list
+    under which the store is charged, such as ``"s3"``, or ``"file"`` if it is free.
+
+    Example:
+        The least with which a ``Loader`` can train::
+
+            class MyStore:
+                url, prices = "mine://photos", "file"
+
+                async def get_range(self, key, start, end, *, into, tag=None, begun=None):
+                    into[:] = await my_client.read(key, start, end)
+                    return await self.head(key)
+
+                async def head(self, key):
+                    size, version = await my_client.stat(key)
+                    return ObjectInfo(key=key, size_bytes=size, tag=version)
+
+                async def close(self):
+                    await my_client.close()
     """
 
     async def close(self) -> None:
-        """Release connections. Idempotent. The store may be used again afterwards: it reconnects."""
+        """Release connections. Idempotent; a store that is used again reconnects."""
         ...
 
 
 @runtime_checkable
 class Presigner(Protocol):
-    """Lending the right to read: a bucket that can be told to answer whoever has a certain URL."""
+    """A store that signs URLs, with which others can read an object without credentials of their own."""
 
     async def presign(self, key: str, *, seconds: int, tag: str = "") -> str:
-        """Return a URL at which anybody can GET an object, or a range of it, for ``seconds`` from here on.
+        """Return a URL with which anyone can GET an object, or a range of it; keep it secret.
 
-        Nothing is asked of the bucket, so the object need not exist. Where the bucket can tell its versions apart, the
-        URL is of the one that has ``tag``; elsewhere of whatever stands at the key then. The URL is a secret.
+        Signing sends no request, so the object need not exist.
+
+        Args:
+            key: key of the object, relative to the store's root.
+            seconds: lifetime of the URL, from now, in seconds.
+            tag: version to read, if the bucket addresses versions by their tag; otherwise, and by default, the URL
+                reads the object that the key has at the time of the request.
 
         Raises:
             CredentialsError: the credentials in use cannot sign.
@@ -192,19 +236,25 @@ class Presigner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectRef:
-    """One object as a manifest pins it.
+    """A reference to one object, with the size and checksums that a manifest records for it.
+
+    Two references are equal if key, size, CRC-32C and tag are; the other attributes are not compared.
 
     Attributes:
-        key: relative to the store's root.
-        size_bytes: of the whole object.
-        crc32c: of the whole object. With ``size_bytes`` it is the object's identity.
-        tag: the store's ETag or generation when the object was packed, sent back as a precondition; empty if
-            unknown.
-        sha256_128: the first 16 bytes of the SHA-256 of the object, by which those who do not trust each other can
-            name it; None if the manifest does not know it. Refs are compared without it.
-        dataset: id of the data set that it is of; empty if unknown. Refs are compared without it.
-        row: in the manifest that pins it, which is what the order counts in; negative if there is none. No part of
-            the object's identity.
+        key: key of the object, relative to the store's root.
+        size_bytes: size of the whole object.
+        crc32c: CRC-32C of the whole object; together with ``size_bytes``, the object's identity.
+        tag: ETag or generation when the object was packed, for use as a precondition; empty if unknown.
+        sha256_128: first 16 bytes of the object's SHA-256, its name among peers that do not trust each other; None if
+            the manifest has none.
+        dataset: id of the data set that the object belongs to; empty if unknown.
+        row: row of the object in its manifest, which is how the order addresses it; negative if there is none.
+
+    Example:
+        >>> ObjectRef(key="data/0", size_bytes=9, crc32c=0xE3069283) == ObjectRef(
+        ...     key="data/0", size_bytes=9, crc32c=0xE3069283, row=7
+        ... )
+        True
     """
 
     key: str
@@ -217,71 +267,102 @@ class ObjectRef:
 
 
 class Tier(Protocol):
-    """A nearer place, asked before the store. It may lose, lack or spoil anything: the fetcher verifies."""
+    """A cache between the loader and the store, read before the store.
+
+    A tier may miss, lose or corrupt any object: the fetcher verifies every byte and falls back to the store.
+
+    Example:
+        A tier in a dictionary::
+
+            class DictTier:
+                name = "dict"
+
+                def __init__(self):
+                    self.objects = {}
+
+                async def read(self, ref, into):
+                    data = self.objects.get((ref.size_bytes, ref.crc32c))
+                    if data is None:
+                        return False
+                    into[:] = data
+                    return True
+
+                def offer(self, ref, data):
+                    self.objects[ref.size_bytes, ref.crc32c] = bytes(data)
+
+                async def close(self):
+                    self.objects.clear()
+    """
 
     @property
     def name(self) -> str:
-        """What statistics and messages call it."""
+        """Name of the tier in statistics and messages."""
         ...
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
-        """Fill ``into``, which has exactly ``ref.size_bytes`` bytes, and return True; or False if it is not here.
+        """Read an object into ``into``; return whether the tier has it.
 
-        When the call ends, however it ends (cancellation too), nothing writes to ``into`` any more. A read that is late
-        is cancelled, and must end at once: the store fills the same memory then. What cannot stop at once, such as a
-        thread, reads into memory of its own first.
+        When the call returns, raises or is cancelled, nothing writes to ``into`` any more. The fetcher cancels a late
+        read, which must then end at once, because the store fills the same memory. Code that cannot stop at once,
+        such as a thread, must read into memory of its own first.
+
+        Args:
+            ref: object to read.
+            into: buffer to fill, of exactly ``ref.size_bytes`` bytes.
 
         Raises:
-            StoreError: the tier failed; the fetcher goes on to the next place.
+            StoreError: the tier failed; the fetcher continues with the next tier or the store.
         """
         ...
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
-        """Be told of verified bytes that had to be fetched from farther away.
+        """Accept, or ignore, an object that was fetched from a farther tier or the store. Must not block.
 
-        Must not block, and must copy what it keeps: ``data`` is reused after the call.
+        Args:
+            ref: object that was fetched.
+            data: verified bytes of the object. The buffer is reused after the call: copy them to keep them.
         """
         ...
 
     async def close(self) -> None:
-        """Release what the tier holds. Idempotent."""
+        """Release all resources. Idempotent."""
         ...
 
 
 @runtime_checkable
 class PlacedTier(Tier, Protocol):
-    """A tier that reads from several places, of which some may be sick while the others are well."""
+    """A tier that reads from several servers, each of which may fail on its own."""
 
     def place(self, ref: ObjectRef) -> str:
-        """Return where an object is read from, as messages call it: each place has a circuit breaker of its own."""
+        """Return the name of the server that holds an object. Each name has a circuit breaker of its own."""
         ...
 
 
 @runtime_checkable
 class CorrectedTier(Tier, Protocol):
-    """A tier that can be told of its mistakes."""
+    """A tier that drops objects which turned out to be corrupt."""
 
     def reject(self, ref: ObjectRef) -> None:
-        """Be told that what :meth:`read` delivered were not the bytes of the object. Must not block."""
+        """Handle a checksum mismatch: :meth:`read` delivered wrong bytes for this object. Must not block."""
         ...
 
 
 # Sources.
 
 Sample = tuple[str, dict[str, Any]]
-"""How to name a sample in a message, and its values by column."""
+"""A sample's name for messages, and its values by column."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceListing:
-    """The raw objects that the URL of a source stands for; about 300 bytes of memory each.
+    """The raw objects that a source's URL refers to. Takes about 300 bytes of memory per object.
 
     Attributes:
-        url: as the user wrote it.
-        store: where the keys are relative to; it tries again. Whoever asked for the listing closes it.
-        objects: in ascending UTF-8 order of key; those of a brace pattern in the pattern's order.
-        is_folder: whether the URL stands for all that is below it.
-        follows_links: whether links out of a local folder are followed.
+        url: URL as the user wrote it.
+        store: store that the keys are relative to, with retries. The function that requested the listing closes it.
+        objects: objects in ascending UTF-8 order of their keys; those of a brace pattern in the pattern's order.
+        is_folder: whether the URL is a folder or prefix, and ``objects`` everything below it.
+        follows_links: whether symbolic links that lead out of a local folder are followed.
     """
 
     url: str
@@ -293,10 +374,28 @@ class SourceListing:
 
 @runtime_checkable
 class Source(Protocol):
-    """Samples in a fixed order, which can be read from any of them on.
+    """Raw input of a pack: samples in a fixed order, which can be read from any position.
 
-    An entry point of the group ``stoker.sources`` names a coroutine function, ``await open_mine(listing)``, that
-    returns the source of a :class:`SourceListing`; its name is what ``stoker pack --kind`` calls the kind.
+    An entry point in the group ``stoker.sources`` refers to a coroutine function that takes a :class:`SourceListing`
+    and returns a source. The entry point's name is the value of ``stoker pack --kind``.
+
+    Example:
+        One text sample per object::
+
+            class TextFiles:
+                schema = {"text": stoker.Text()}
+
+                def __init__(self, listing):
+                    self.listing = listing
+
+                async def read(self, start=0):
+                    for info in self.listing.objects[start:]:
+                        data, _ = await self.listing.store.get(info.key)
+                        yield info.key, {"text": data.decode()}
+
+
+            async def open_text_files(listing):  # the entry point
+                return TextFiles(listing)
     """
 
     @property
@@ -305,13 +404,16 @@ class Source(Protocol):
         ...
 
     def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
-        """Yield the samples from number ``start`` on, in order, reading a bounded number of bytes ahead.
+        """Yield samples in order, reading a bounded number of bytes ahead.
 
-        Close the generator (``contextlib.aclosing``) when leaving it early: that cancels the reads in flight.
+        Close the generator (``contextlib.aclosing``) if you leave it early: that cancels the reads in flight.
+
+        Args:
+            start: number of the first sample, from 0.
 
         Raises:
-            PackError: an object is damaged or not what the source's kind makes of it; names object and remedy.
-            StoreError: an object could not be read, or is no longer the one that was listed.
+            PackError: an object is damaged, or not of the source's kind. The message names the object and the remedy.
+            StoreError: an object could not be read, or changed since it was listed.
         """
         ...
 
@@ -321,14 +423,18 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of a call that ended well.
+    """Result and resource usage of one successful function call.
 
     Attributes:
-        result: the function's, a JSON object.
-        billed_seconds: that the platform charges for, initialisation included.
-        memory_bytes: that it charges for; 0 if it does not tell.
-        is_cold: whether an instance was started for the call; None if the platform does not tell.
-        vcpus: processors that are charged for apart from memory.
+        result: return value of the function, a JSON object.
+        billed_seconds: duration that the platform charges for, including initialisation.
+        memory_bytes: memory that the platform charges for; 0 if it does not report it.
+        is_cold: whether the call started a new instance (cold start); None if the platform does not report it.
+        vcpus: number of vCPUs that the platform charges for separately from memory; default 0.
+
+    Example:
+        >>> Answer(result={"samples": 100}, billed_seconds=1.5, memory_bytes=1 << 30, is_cold=True).vcpus
+        0.0
     """
 
     result: Mapping[str, Any]
@@ -339,17 +445,33 @@ class Answer:
 
 
 class Executor(Protocol):
-    """Runs functions, many at a time; used inside ``async with``, whose end leaves nothing of its own running.
+    """Runs functions, many concurrently. An async context manager; leaving it ends everything that it started.
 
-    A class that inherits from this one may leave out what has a default here.
+    A subclass inherits the defaults of ``platform``, ``sees_files``, ``heeds`` and :meth:`vcpus`.
 
     Attributes:
-        name: the entry point's.
-        concurrency: calls at once that make sense, at most.
-        platform: whose prices hold, as :class:`stoker.Prices` calls it; default None, where nothing is charged.
-        sees_files: whether its functions have the files of this machine; default False.
-        heeds: those of :class:`ExecutorOptions` that say where its functions are and as whom they are called; a
-            command refuses the others. Default none.
+        name: name of the executor's entry point.
+        concurrency: maximum number of concurrent calls.
+        platform: name of the platform in :class:`stoker.Prices`; None, the default, if calls are free.
+        sees_files: whether the functions can read the files of this machine; default False.
+        heeds: names of the :class:`~stoker.fanout.ExecutorOptions` that the executor reads to locate its functions and
+            to authenticate. A command rejects the others. Default: none.
+
+    Example:
+        An executor that calls plain Python functions::
+
+            class InlineExecutor(Executor):
+                name, concurrency = "inline", 1
+
+                async def __aenter__(self):
+                    return self
+
+                async def __aexit__(self, kind, error, trace):
+                    pass
+
+                async def call(self, function, event):
+                    result = await asyncio.to_thread(FUNCTIONS[function], event)
+                    return Answer(result=result, billed_seconds=0, memory_bytes=0, is_cold=False)
     """
 
     name: str
@@ -359,7 +481,7 @@ class Executor(Protocol):
     heeds: frozenset[str] = frozenset()
 
     async def __aenter__(self) -> Executor:
-        """Make ready to call; nothing is started or connected to before."""
+        """Start what calls need; no process or connection is opened earlier."""
         ...
 
     async def __aexit__(
@@ -369,19 +491,23 @@ class Executor(Protocol):
         ...
 
     def vcpus(self, function: str) -> float:
-        """Return the processors that a call is charged for apart from memory; default 0, as they come with it."""
+        """Return the number of vCPUs charged separately from memory; default 0: memory includes them."""
         return 0.0
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
-        """Run one function to its end, once: whoever calls tries again.
+        """Run a function once and return its result. The caller retries.
 
-        A call that is cancelled, or whose answer is lost, may have run: events must be safe to deliver twice.
+        A function may have run although its call was cancelled or its response lost: events must be idempotent.
+
+        Args:
+            function: name of the function, such as ``"pack"``.
+            event: argument of the function, a JSON object.
 
         Raises:
-            ThrottledError: too many run at once; this one has not.
-            TransientError: it was lost, or ran out of time.
-            FunctionError: the function ended with an error that would come again.
-            StokerError: anything else would meet every other call, too: no such function, no permission.
+            ThrottledError: the platform is at its concurrency limit; the function did not run.
+            TransientError: the call was lost or timed out.
+            FunctionError: the function raised an error that a retry would raise again.
+            StokerError: no call can succeed, for instance because the function or a permission is missing.
         """
         ...
 
@@ -390,75 +516,115 @@ class Executor(Protocol):
 
 
 class EvictionPolicy(Protocol[Key]):
-    """Decides who makes room. It knows which keys are there, by being told, and nothing of their sizes."""
+    """Chooses the entries that a full cache evicts. The cache reports its keys, but not their sizes.
+
+    Example:
+        First in, first out::
+
+            class Fifo:
+                def __init__(self):
+                    self.keys = {}
+
+                def used(self, key):
+                    pass
+
+                def added(self, key):
+                    self.keys[key] = None
+
+                def removed(self, key):
+                    del self.keys[key]
+
+                def victims(self, newcomer):
+                    yield from self.keys
+    """
 
     def used(self, key: Key) -> None:
-        """A look-up found a resident."""
+        """Record a hit on an entry."""
         ...
 
     def added(self, key: Key) -> None:
-        """A key became resident."""
+        """Record that an entry was added."""
         ...
 
     def removed(self, key: Key) -> None:
-        """A resident is none any more, whoever wanted that."""
+        """Record that an entry was removed, by eviction or otherwise."""
         ...
 
     def victims(self, newcomer: Key) -> Iterator[Key]:
-        """Yield residents that may go for a newcomer, the first to go first; ends where staying is worth more.
+        """Yield the entries to evict for a new one, in order of eviction.
 
-        Nobody is added or removed while this is iterated over.
+        The iterator ends if the remaining entries are worth more than the new one. The cache neither adds nor removes
+        entries during the iteration.
         """
         ...
 
 
 class NextUseOracle(Protocol[Asked]):
-    """Tells when a key is needed next; the order of a run tells it for rows."""
+    """Knows when a key is needed next, in positions of a run's order; an eviction policy may use it (Belady)."""
 
     @property
     def present(self) -> int:
-        """The time that has passed."""
+        """The current position."""
         ...
 
     def next_use(self, key: Asked, /) -> int:
-        """Return the time at which a key is needed next, behind the present."""
+        """Return the position, after the present, at which a key is needed next."""
         ...
 
 
-# Trace sinks: one small protocol per capability. A sink is told of what happened, as it happens, from two threads, and
-# must not block. Times of fetches are the event loop's; add ``offset_seconds`` for those of ``time.perf_counter``.
+# Trace sinks: one small protocol per capability. Two threads call a sink's methods, as events happen; the methods must
+# not block. Times of fetches are in loop time; loop time plus ``offset_seconds`` is ``time.perf_counter`` time.
 
 
 class TraceSink(Protocol):
-    """Is told of waits. One that is a :class:`FetchSink` and so on, too, is told of more."""
+    """Receives a record of each batch's wait. A sink that also implements the protocols below receives their events.
+
+    Example:
+        >>> class LongestWait:
+        ...     seconds = 0.0
+        ...
+        ...     def waited(self, wait):
+        ...         self.seconds = max(self.seconds, wait.seconds)
+    """
 
     def waited(self, wait: Wait) -> None:
-        """A batch was yielded."""
+        """Receive the wait of a batch that was just yielded."""
         ...
 
 
 @runtime_checkable
 class FetchSink(Protocol):
-    """Is told of fetches."""
+    """Receives a record of each fetch."""
 
     def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
-        """An item is in the ring."""
+        """Receive a completed fetch: the object is in the ring.
+
+        Args:
+            fetch: record of the fetch; its times are in loop time.
+            offset_seconds: seconds to add to loop time for ``time.perf_counter`` time.
+        """
         ...
 
 
 @runtime_checkable
 class ReleaseSink(Protocol):
-    """Is told when memory of the ring is free again."""
+    """Receives an event when the ring memory of an object is free again."""
 
     def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
-        """The consumer is done with an item, at a moment in loop time."""
+        """Receive the release of an object.
+
+        Args:
+            fetch: record of the object's fetch.
+            now_seconds: time of the release, in loop time, in seconds.
+            offset_seconds: seconds to add to loop time for ``time.perf_counter`` time.
+        """
         ...
 
 
 @runtime_checkable
 class BufferedSink(Protocol):
-    """Holds back what it is told."""
+    """A sink that buffers events."""
 
     def flush(self) -> None:
-        """Write it: nothing more comes for a while."""
+        """Write the buffered events; called when no more are expected for a while."""
         ...

@@ -1,7 +1,17 @@
-"""The errors that stoker raises on purpose, one hierarchy with retryability as a type, and its warnings.
+"""Exceptions and warnings of stoker: one hierarchy, in which :class:`TransientError` marks what a retry may cure.
 
-An error names the object and the values and says the remedy. Adapters translate a foreign library's errors into
-these once, where they meet it; nothing above an adapter sees another library's exception.
+A message names the object, the values and the remedy. An adapter translates the exceptions of the library that it
+wraps; no other exception of a library passes an adapter.
+
+Example:
+    Save the state when the dollars of a job are spent::
+
+        try:
+            for batch in loader:
+                train(batch)
+        except stoker.BudgetExceededError as error:
+            torch.save(loader.state_dict(), "state.pt")
+            print(error.spent_dollars, "of", error.budget_dollars)
 """
 
 from __future__ import annotations
@@ -54,31 +64,31 @@ __all__ = [
 
 
 class StokerError(Exception):
-    """Base of every error that stoker raises on purpose."""
+    """Base class of all exceptions that stoker raises on purpose."""
 
 
 class ConfigError(StokerError, ValueError):
-    """An argument or setting is wrong; nothing was started."""
+    """An argument or setting is invalid. Raised before anything is started."""
 
 
 class ArgumentError(ConfigError, TypeError):
-    """An argument has a name that does not exist, is missing, or is not of a type that is taken."""
+    """An argument is unknown, missing, or of an unsupported type."""
 
 
 class MissingExtraError(StokerError, ImportError):
-    """A feature needs an optional dependency; the message names the extra to install."""
+    """An optional dependency is not installed; the message names the extra to install."""
 
 
 class SchemaError(StokerError, ValueError):
-    """A schema is not valid, or a sample does not match its schema."""
+    """A schema is invalid, or a sample does not match its schema."""
 
 
 class EventError(StokerError, ValueError):
-    """An event is not one that the function takes; the same event will never succeed. Names the field."""
+    """A function's event is invalid, so a retry will never succeed; the message names the field."""
 
 
 class FormatError(StokerError, ValueError):
-    """Bytes are not the super-sample, manifest or pack record that they should be."""
+    """Data is not a valid super-sample, manifest or pack record."""
 
 
 class StateError(StokerError, ValueError):
@@ -86,17 +96,17 @@ class StateError(StokerError, ValueError):
 
 
 class BudgetError(StokerError, ValueError):
-    """The memory budget, or a limit on requests or dollars, is too small; the message names the figure that fits."""
+    """The memory budget, or a limit on requests or dollars, is too small; the message names the smallest that works."""
 
 
 class BudgetExceededError(StokerError):
-    """The dollars that a job may spend are spent. Raised between batches: the loader's state can be saved.
+    """A job has spent its dollar budget. Raised between batches, so that the loader's state can be saved.
 
-    Has nothing to do with :class:`BudgetError`, which is raised before anything is fetched.
+    Unrelated to :class:`BudgetError`, which is raised before anything is fetched.
 
     Attributes:
-        spent_dollars: of this rank, so far.
-        budget_dollars: that this rank had.
+        spent_dollars: dollars that this rank has spent.
+        budget_dollars: dollars that this rank was allowed to spend.
     """
 
     def __init__(self, message: str, *, spent_dollars: float, budget_dollars: float) -> None:
@@ -106,31 +116,31 @@ class BudgetExceededError(StokerError):
 
 
 class RankMismatchError(StokerError):
-    """The ranks of a job disagree on the data set or the order; raised on every rank before the first batch."""
+    """The ranks of a job disagree on the data set or the order. Raised on every rank, before the first batch."""
 
 
 class SampleError(StokerError):
-    """A sample could not be decoded or transformed; names the sample and its super-sample. The cause is chained."""
+    """A sample could not be decoded or transformed; the message names it and its super-sample. The cause is chained."""
 
 
 class SampleTimeoutError(SampleError, TimeoutError):
-    """A user's function did not return within the loader's ``timeout``; names the sample and the function."""
+    """A user function exceeded the loader's ``timeout``; the message names the sample and the function."""
 
 
 class PackError(StokerError):
-    """A pack cannot go on; what was packed before stays and can be resumed."""
+    """A pack cannot continue. Samples packed so far are kept, and the pack can be resumed."""
 
 
 class DatasetExistsError(PackError, FileExistsError):
-    """There already is a data set at the URL."""
+    """A data set already exists at the URL."""
 
 
 class FunctionError(StokerError):
-    """A function ended with an error of its own, and would again: the same event is not tried again.
+    """A function raised an exception that a retry would raise again, so it is not retried.
 
     Attributes:
-        error_type: what the function calls the error: the name of its class.
-        error_message: what the error says.
+        error_type: class name of the function's exception.
+        error_message: message of the function's exception.
     """
 
     def __init__(self, function: str, error_type: str, error_message: str) -> None:
@@ -140,10 +150,10 @@ class FunctionError(StokerError):
 
 
 class FanoutError(StokerError):
-    """Some tasks of a fan-out failed for good, the others were carried out; names them and says how to go on.
+    """Some tasks of a fan-out failed permanently, while the others succeeded; the message says how to continue.
 
     Attributes:
-        failures: name of the task → its last error, in the order of the tasks.
+        failures: last error of each failed task, by task name, in the order of the tasks.
     """
 
     def __init__(self, message: str, failures: Mapping[str, StokerError]) -> None:
@@ -152,7 +162,7 @@ class FanoutError(StokerError):
 
 
 class StoreError(StokerError, OSError):
-    """A store could not do what it was asked; the base of everything an adapter raises. Not retryable by itself."""
+    """A request to a store failed. Base class of all exceptions of store adapters; not retryable by itself."""
 
 
 class NotFoundError(StoreError, FileNotFoundError):
@@ -164,42 +174,42 @@ class BucketNotFoundError(NotFoundError):
 
 
 class PermissionDeniedError(StoreError, PermissionError):
-    """The credentials are valid and do not allow this."""
+    """The credentials are valid but do not permit the operation."""
 
 
 class CredentialsError(StoreError, PermissionError):
-    """Credentials are missing, invalid or expired and could not be refreshed."""
+    """The credentials are missing or invalid, or are expired and could not be refreshed."""
 
 
 class WrongRegionError(StoreError):
-    """The bucket lives in another region than the one that was asked; the message names it if the store told."""
+    """The request went to the wrong region; the message names the right one if the store reports it."""
 
 
 class PreconditionFailedError(StoreError):
-    """A conditional write lost: the object exists already, or changed since it was read."""
+    """The condition of a write does not hold: the object exists already, or changed since it was read."""
 
 
 class ObjectChangedError(StoreError):
-    """An object is not the one the manifest pinned: its size, checksum or ETag/generation differs."""
+    """An object differs from the manifest in its size, checksum, ETag or generation."""
 
 
 class ObjectTruncatedError(ObjectChangedError):
-    """An object is shorter than the manifest says; a second request has confirmed it, and no other will help."""
+    """An object is shorter than in the manifest, as a second request confirmed; a retry does not help."""
 
 
 class FetchError(StoreError):
-    """A super-sample could not be fetched after every allowed attempt; names it, the attempts and the last cause."""
+    """All attempts to fetch a super-sample failed; the message names it, the attempts and the last cause."""
 
 
 class ObjectDamagedError(ObjectChangedError, FetchError):
-    """The bytes of an object are not those that were packed: each reading of them has another checksum than it."""
+    """An object's bytes are not those that were packed: every read of it has a wrong checksum."""
 
 
 class TransientError(StoreError):
-    """May succeed if tried again. Raised from an adapter, it is retried by the fetcher.
+    """A failure that a retry may cure. The fetcher retries an operation whose adapter raises it.
 
     Attributes:
-        retry_after_seconds: how long the store asked to wait, if it said so.
+        retry_after_seconds: delay that the store asked for, in seconds; None if it did not.
     """
 
     def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
@@ -208,48 +218,48 @@ class TransientError(StoreError):
 
 
 class ThrottledError(TransientError):
-    """The store, or the platform of a function, asks to slow down (503 SlowDown, 429)."""
+    """The store, or a function platform, throttles requests (503 SlowDown, 429)."""
 
 
 class ServerError(TransientError):
-    """The store failed inside (500 and what is like it)."""
+    """The store reports an internal error (500 and similar)."""
 
 
 class UnexpectedAnswerError(ServerError):
-    """An answer is not one to what was asked: another range, another format. A proxy on the way may have given it."""
+    """A response does not match its request, for instance in range or format; perhaps a proxy sent it."""
 
 
 class ConnectionLostError(TransientError, ConnectionError):
-    """The connection could not be made, or broke."""
+    """A connection could not be opened, or was lost."""
 
 
 class TruncatedError(TransientError):
-    """The body ended before the bytes that were promised."""
+    """A response body ended before all announced bytes had arrived."""
 
 
 class RangeBeyondEndError(TruncatedError):
-    """The store says that the object ends before the range that was asked for does."""
+    """According to the store, the object ends before the requested range does."""
 
 
 class DeadlineError(TransientError, TimeoutError):
-    """An attempt did not end before its deadline."""
+    """An attempt exceeded its deadline."""
 
 
 class WireError(TransientError):
-    """A peer of the warm tier sent what its protocol does not allow; the connection was closed."""
+    """A peer of the warm tier violated the protocol; the connection was closed."""
 
 
 class LostShardsError(StoreError):
-    """More shards of an object are lost than its code can restore; the bucket has it still."""
+    """More shards of an object are lost than its erasure code can restore; the bucket still has the object."""
 
 
 class ChecksumError(TransientError):
-    """Bytes arrived whole and are not those that were stored: their checksum differs."""
+    """All bytes arrived, but their checksum is wrong."""
 
 
 class CopiedBucketWarning(UserWarning):
-    """Objects have the bytes that the manifest pins under another ETag or generation: the bucket was copied."""
+    """Objects have the manifest's bytes but other ETags or generations, because the bucket was copied."""
 
 
 class SpendingWarning(UserWarning):
-    """Most of a budget is spent."""
+    """Most of a dollar budget is spent."""

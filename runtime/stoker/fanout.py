@@ -1,4 +1,12 @@
-"""Many calls of functions at once: tasks, the driver that sees to their end, and the executors that run them."""
+"""Concurrent calls of serverless functions: tasks, the driver that runs them to completion, and executors.
+
+Example:
+    Call the deployed function ``stoker-thumbnail`` once per task::
+
+        tasks = [Task(name=f"{i:04}", function="thumbnail", event={"part": i}) for i in range(1000)]
+        async with open_executor("lambda", ExecutorOptions(region="us-east-1")) as executor:
+            results = await Driver(executor).run(tasks)
+"""
 
 from __future__ import annotations
 
@@ -34,20 +42,20 @@ _MAX_MESSAGE = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOptions(Bounded):
-    """Where functions run and how they are reached; an executor reads what concerns it and ignores the rest.
+    """Location and credentials of functions. An executor uses the options that apply to it and ignores the others.
 
     Attributes:
-        prefix: deployed functions are called ``{prefix}-{function}``.
-        concurrency: calls at once, at most; None leaves it to the executor.
-        timeout_seconds: that a call may take, more than the function's own limit; None leaves it to the executor.
-        region: of the deployed functions.
-        project: of the deployed functions (Google).
-        endpoint_url: of an emulator or of functions elsewhere; with Ray, the address of the cluster.
-        service_account: in whose name functions are called (Google), where one's own name will not do.
-        memory_bytes: that a deployed function has, where its answers do not tell (Google).
-        vcpus: that a deployed function has, where its answers do not tell (Google).
-        environment: settings for functions that the executor starts itself (local, Ray), over the inherited ones.
-        functions: name → ``module:function``, for functions that the executor starts itself, beside stoker's own.
+        prefix: prefix of deployed functions, whose names are ``{prefix}-{function}``; default ``stoker``.
+        concurrency: maximum number of concurrent calls; None for the executor's default.
+        timeout_seconds: timeout of a call, longer than the function's own limit; None for the executor's default.
+        region: region of the deployed functions.
+        project: project of the deployed functions (Google).
+        endpoint_url: URL of an emulator or of functions elsewhere; with Ray, the address of the cluster.
+        service_account: service account to impersonate (Google), if the caller's own identity may not call functions.
+        memory_bytes: memory of a deployed function, if its responses do not report it (Google).
+        vcpus: number of vCPUs of a deployed function, if its responses do not report it (Google).
+        environment: environment variables that the executor adds for functions it starts itself (local, Ray).
+        functions: ``module:function`` by name, for functions besides stoker's that the executor starts itself.
     """
 
     prefix: str = "stoker"
@@ -69,29 +77,38 @@ class ExecutorOptions(Bounded):
 
 
 Factory = Callable[[ExecutorOptions], Executor]
-"""What an entry point in the group ``stoker.executors`` names."""
+"""Type of the entry points in the group ``stoker.executors``."""
 
 
 def executor_names() -> tuple[str, ...]:
-    """Return the names of the executors that are installed."""
+    """Return the names of the installed executors, such as ``local`` and ``lambda``."""
     return plugin_names(_GROUP)
 
 
 def open_executor(name: str, options: ExecutorOptions) -> Executor:
-    """Return an executor by its name; it starts nothing before it is entered.
+    """Return an executor by name. It starts nothing before ``async with`` enters it.
+
+    Args:
+        name: name of the executor, one of :func:`executor_names`.
+        options: location and credentials of its functions.
 
     Raises:
-        ConfigError: there is none of this name, or the options are not enough for it.
-        MissingExtraError: what it needs is not installed.
+        ConfigError: no executor has this name, or an option that it requires is missing.
+        MissingExtraError: a dependency of the executor is not installed.
     """
     factory: Factory = load_plugin(_GROUP, name, "executor")
     return factory(options)
 
 
 def error_of_function(function: str, error_type: str, error_message: str) -> StokerError:
-    """Return the error that a function's own stands for: transient if it is of a transient class of stoker's.
+    """Convert an exception that a function reported: to its own class if that is a TransientError of stoker.
 
-    A class that stoker does not know is a mistake in the function, or in its platform: it would come again.
+    Other classes indicate a permanent failure of the function or its platform, and become a FunctionError.
+
+    Args:
+        function: name of the function.
+        error_type: class name of the exception.
+        error_message: message of the exception, of which at most 2,000 characters are kept.
     """
     said = error_message[:_MAX_MESSAGE]
     kind = getattr(errors, error_type, None) if error_type.isidentifier() else None

@@ -1,12 +1,11 @@
-"""Decodes images, resized to one size so that they stack into a batch; for training also cropped at random.
+"""Image decoding to a fixed size, so that images stack into a batch, with random crops and flips for training.
 
-JPEG goes through simplejpeg (libjpeg-turbo) where it is installed, everything else, and any JPEG that simplejpeg
-declines (CMYK, stray bytes), through Pillow. Both release the interpreter lock while they work, so a pool of threads
-decodes in parallel, and both give the same pixels up to rounding. A JPEG whose part that is wanted is much larger than
-asked is decoded at 1/2, 1/4 or 1/8 of its sides, so that this part still has at least twice those asked, which leaves
-the resizing filter enough to work on.
+simplejpeg (libjpeg-turbo) decodes JPEG if it is installed; Pillow decodes the other formats, and any JPEG that
+simplejpeg rejects (CMYK, stray bytes). Both release the GIL, so a thread pool decodes in parallel, and both give the
+same pixels up to rounding. If the crop of a JPEG is much larger than the result, the image is decoded at 1/2, 1/4 or
+1/8 of its sides. The reduced crop is at least twice as high and wide as the result, enough for the resizing filter.
 
-The same bytes give the same pixels every time with the same versions of both libraries.
+The same bytes always give the same pixels, with the same versions of both libraries.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _Choose = Callable[[int, int], tuple[int, int, int, int]]
 
 # Formats whose decoders are part of Pillow itself; some of the others start programs (EPS starts Ghostscript).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000", "AVIF")
-# EXIF orientation → (transpose, flip up-down, flip left-right), applied in this order.
+# EXIF orientation → (transpose, flip up-down, flip left-right), in the order of application.
 _TURNS = {
     UPRIGHT: (False, False, False),
     2: (False, False, True),
@@ -55,35 +54,37 @@ _TURNS = {
     7: (True, True, True),
     8: (True, True, False),
 }
-# What Pillow raises on damaged files; which of them depends on the format and on where the damage is.
+# Exceptions that Pillow raises for damaged files; the type depends on the format and the position of the damage.
 _DAMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, RuntimeError, Warning)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageDecoder:
-    """A function from an encoded image to ``uint8 [height, width, channels]``, e.g. ``decode={"image": ...}``.
+    """Decodes an encoded image to ``uint8 [height, width, channels]``; a callable for ``Loader(decode=...)``.
 
-    With ``mean`` and ``std`` the result is ``float32 [channels, height, width]``. For training::
+    With ``mean`` and ``std`` the result is ``float32 [channels, height, width]``.
 
-        ImageDecoder(224, 224, random_crop=RandomResizedCrop(), flip=0.5)
-
-    Its random choices are those of the sample's :class:`~stoker.SampleContext`, which a loader gives it: the same for
-    any number of threads, workers and ranks, and after a resume. All decoders of a sample choose alike, so two columns
-    with images of one size are cropped and mirrored alike.
+    Random crops and flips depend only on the sample's :class:`~stoker.SampleContext`, which the loader passes: they are
+    the same for any number of threads, workers and ranks, and after a resume. All decoders of a sample draw the same
+    random numbers, so two columns with images of equal size are cropped and mirrored alike.
 
     Attributes:
-        height: of the result, in pixels.
-        width: of the result, in pixels.
-        mode: ``RGB`` for 3 channels or ``L`` (grey) for 1.
-        resize: see :func:`decode_image`; of no effect with ``random_crop``.
-        random_crop: chooses a part of the image, which is resized to ``height`` and ``width``. Default: all of it.
-        flip: probability that the result is mirrored left to right.
-        mean: of each channel, where the brightest value is 1; subtracted.
-        std: of each channel; what is left is divided by it.
-        max_pixels: see :func:`decode_image`.
+        height: height of the result, in pixels.
+        width: width of the result, in pixels.
+        mode: ``RGB`` for 3 channels (default) or ``L`` (grey) for 1.
+        resize: ``crop`` (default) or ``stretch``, as in :func:`decode_image`; ignored with ``random_crop``.
+        random_crop: random crop to apply before resizing; default None, the whole image.
+        flip: probability of mirroring the result left to right, from 0 (default) to 1.
+        mean: value to subtract from each channel, which is scaled to [0, 1] first; default None: no normalisation.
+        std: divisor of each channel, after the subtraction; given together with ``mean``.
+        max_pixels: maximum pixels of an image, as in :func:`decode_image`; default 2^26.
 
     Raises:
         ConfigError: a value is out of range.
+
+    Example:
+        >>> train = ImageDecoder(224, 224, random_crop=RandomResizedCrop(), flip=0.5)
+        >>> loader = Loader(url, batch_size=256, decode={"image": train})  # doctest: +SKIP
     """
 
     height: int
@@ -110,15 +111,15 @@ class ImageDecoder:
                 object.__setattr__(self, name, _checked_channels(name, values, self.mode))
 
     def __call__(self, data: Data, context: SampleContext | None = None) -> NDArray[Any]:
-        """Return the decoded image; it owns its memory.
+        """Return the decoded image, in memory of its own.
 
         Args:
-            data: the whole file.
-            context: of the sample; needed where the decoder chooses at random.
+            data: content of the image file.
+            context: context of the sample; required with ``random_crop`` or ``flip``.
 
         Raises:
             ConfigError: the context is missing.
-            SampleError: ``data`` is not an image, is damaged, or is larger than ``max_pixels``.
+            SampleError: ``data`` is not an image, is damaged, or has more than ``max_pixels`` pixels.
         """
         crop, is_mirrored = None, False
         if self.random_crop is not None or self.flip:
@@ -152,23 +153,27 @@ def decode_image(
 ) -> NDArray[np.uint8]:
     """Decode a JPEG, PNG, WebP, GIF (its first frame), BMP, PPM, TIFF, JPEG 2000 or AVIF image.
 
-    The image is turned upright as its EXIF orientation says. CMYK, palette, grey and 16-bit grey images are converted
+    The image is rotated according to its EXIF orientation. CMYK, palette, grey and 16-bit grey images are converted
     to ``mode``; transparency is dropped, not blended.
 
     Args:
-        data: the whole file.
-        size: ``(height, width)`` of the result; default the image's own.
-        mode: ``RGB`` for 3 channels or ``L`` (grey) for 1.
-        resize: ``crop`` keeps the proportions and cuts what is too long equally from both sides; ``stretch`` does not.
-            Both use an antialiased bilinear filter.
-        max_pixels: refuse, before decoding, an image with more than these.
+        data: content of the image file.
+        size: ``(height, width)`` of the result, in pixels; default the image's own.
+        mode: ``RGB`` for 3 channels (default) or ``L`` (grey) for 1.
+        resize: ``crop`` (default) keeps the aspect ratio and cuts the longer dimension equally on both sides;
+            ``stretch`` changes the aspect ratio. Both use an antialiased bilinear filter.
+        max_pixels: maximum pixels of an image; a larger one is rejected before decoding. Default 2^26.
 
     Returns:
         ``uint8 [height, width, channels]``, writable, C-contiguous.
 
     Raises:
         ConfigError: an option is out of range.
-        SampleError: ``data`` is not an image, is damaged, or is too large.
+        SampleError: ``data`` is not an image, is damaged, or has too many pixels.
+
+    Example:
+        >>> decode_image(b"P5 1 2 255 ab", size=(2, 2)).shape
+        (2, 2, 3)
     """
     _check(size, mode, resize, max_pixels)
     return _decoded(data, _Request(size=size, mode=mode, resize=resize, max_pixels=max_pixels))
@@ -197,7 +202,7 @@ def _checked_channels(name: str, values: Sequence[float], mode: Mode) -> tuple[f
 
 
 class _Box(NamedTuple):
-    """A part of an image, in pixels; fractions where the image was shrunk in decoding."""
+    """A rectangle in an image, in pixels; fractional if the image was decoded at reduced size."""
 
     left: float
     top: float
@@ -214,15 +219,15 @@ class _Box(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """What is to be made of an image.
+    """Options of one decoding.
 
     Attributes:
-        size: ``(height, width)`` of the result; None: the image's own.
-        mode: of the result.
-        resize: how to come to the size, where the crop is not random.
-        max_pixels: of the image.
-        crop: chooses a part of the image by its height and width, once it is upright.
-        is_mirrored: whether the result is mirrored left to right, once it is upright.
+        size: ``(height, width)`` of the result; None for the image's own.
+        mode: mode of the result.
+        resize: way to change the aspect ratio, if the crop is not random.
+        max_pixels: maximum pixels of the image.
+        crop: function from height and width of the upright image to a crop; None for the whole image.
+        is_mirrored: whether the upright result is mirrored left to right.
     """
 
     size: tuple[int, int] | None
@@ -233,11 +238,11 @@ class _Request:
     is_mirrored: bool = False
 
     def stored_size(self, orientation: int) -> tuple[int, int] | None:
-        """Return the size of the result before it is turned upright."""
+        """Return the size of the result in the orientation of the file."""
         return self.size if self.size is None or not _TURNS[orientation][0] else self.size[::-1]
 
     def box(self, height: float, width: float, orientation: int) -> _Box:
-        """Return the part of an image that is wanted, as the image is stored."""
+        """Return the crop of an image, in the orientation of the file."""
         if self.crop is not None:
             return self._random_box(self.crop, int(height), int(width), orientation)
         size = self.stored_size(orientation)
@@ -263,7 +268,7 @@ class _Request:
         return _Box(left, top, left + part_width, top + part_height)
 
     def reduction(self, height: int, width: int, orientation: int) -> int:
-        """Return 1, 2, 4 or 8: what divides a JPEG's sides and leaves its part twice as long as asked."""
+        """Return 1, 2, 4 or 8: the largest divisor of a JPEG's sides that leaves its crop twice the result's sides."""
         size = self.stored_size(orientation)
         if size is None:
             return 1
@@ -274,13 +279,13 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A decoded image, before it is resized and turned.
+    """A decoded image, before it is resized and rotated.
 
     Attributes:
-        image: its pixels, perhaps fewer than the file has.
-        box: the part that is wanted, in these pixels. It may end up to 1 before the image does, whose last row and
-            column may be partly padding.
-        orientation: EXIF's.
+        image: decoded pixels; fewer than the file's if it was decoded at reduced size.
+        box: crop, in pixels of ``image``. It may end up to 1 before the image does, whose last row and column may
+            be partly padding.
+        orientation: EXIF orientation, 1 to 8.
     """
 
     image: Image.Image
@@ -310,7 +315,7 @@ def _decoded(data: Data, request: _Request) -> NDArray[np.uint8]:
 
 
 def _fast_jpeg(data: memoryview, request: _Request) -> _Found | None:
-    """Return a JPEG that simplejpeg takes, otherwise None."""
+    """Decode a JPEG with simplejpeg; return None if it does not support the file."""
     if simplejpeg is None or bytes(data[:3]) != b"\xff\xd8\xff":
         return None
     try:
@@ -330,14 +335,14 @@ def _fast_jpeg(data: memoryview, request: _Request) -> _Found | None:
     except ValueError:  # Pillow decides whether such a file is damaged, and says how.
         return None
     box = request.box(height, width, orientation).shrunk(reduction)
-    if request.crop is not None:  # what Pillow has to take over is then little, and its filter sees no more
+    if request.crop is not None:  # so that Pillow copies only the crop, and its filter reads nothing beyond it
         (left, top, right, bottom), box = _cut(box)
         pixels = pixels[top:bottom, left:right]
     return _Found(Image.fromarray(pixels[:, :, 0] if request.mode == "L" else pixels), box, orientation)
 
 
 def _opened(data: memoryview, request: _Request) -> _Found:
-    """Return any image that Pillow takes."""
+    """Decode an image of any format with Pillow."""
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         width, height = image.size
         _check_pixels(width, height, request.max_pixels)
@@ -347,8 +352,8 @@ def _opened(data: memoryview, request: _Request) -> _Found:
             image.draft(None, (width // reduction, height // reduction))
         image.load()
         if reduction == 1:
-            width, height = image.size  # Pillow has turned a TIFF
-        orientation = orientation_of(image)  # some formats have it behind the pixels
+            width, height = image.size  # Pillow rotates a TIFF itself
+        orientation = orientation_of(image)  # some formats store it after the pixels
         box = request.box(height, width, orientation).shrunk(reduction)
         if request.crop is None:
             return _Found(_converted(image, request.mode), box, orientation)
@@ -357,7 +362,7 @@ def _opened(data: memoryview, request: _Request) -> _Found:
 
 
 def _cut(box: _Box) -> tuple[tuple[int, int, int, int], _Box]:
-    """Return the whole pixels that a part touches, and the part in these alone."""
+    """Return the smallest rectangle of whole pixels around a crop, and the crop relative to it."""
     left, top = int(box.left), int(box.top)
     part = (left, top, math.ceil(box.right), math.ceil(box.bottom))
     return part, _Box(box.left - left, box.top - top, box.right - left, box.bottom - top)
@@ -388,11 +393,11 @@ def _resized(found: _Found, size: tuple[int, int]) -> Image.Image:
 
 
 def _normalised(pixels: NDArray[np.uint8], mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:
-    """Return what torchvision's ``ToTensor`` and ``Normalize`` would make of pixels, to the bit."""
+    """Return the result of torchvision's ``ToTensor`` and ``Normalize`` for pixels, bit for bit."""
     height, width, channels = pixels.shape
     values = np.arange(256, dtype=np.float32) / np.float32(255)
     result = np.empty((channels, height, width), np.float32)
     for channel in range(channels):
         table = (values - np.float32(mean[channel])) / np.float32(std[channel])
-        np.take(table, pixels[:, :, channel], out=result[channel], mode="clip")  # as no index is out of range
+        np.take(table, pixels[:, :, channel], out=result[channel], mode="clip")  # no index is out of range
     return result

@@ -1,6 +1,10 @@
-"""What the training loop waited for: sinks that write or export it, and the reader of what was written.
+"""Traces of what the training loop waited for: sinks that write or export them, and a reader of trace files.
 
-OpenTelemetry and Prometheus are imported when a sink of theirs is made.
+OpenTelemetry and Prometheus are imported when one of their sinks is created.
+
+Example:
+    >>> sink = ChromeTrace("trace.json", limit="1GB")  # doctest: +SKIP
+    >>> loader = Loader("s3://bucket/photos", batch_size=256, trace=sink)  # doctest: +SKIP
 """
 
 from stoker._base.fetch_record import Fetch, Phase, Request, Span

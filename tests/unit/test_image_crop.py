@@ -190,7 +190,7 @@ def test_a_decoder_that_chooses_is_a_value_and_needs_a_context() -> None:
     ("make", "message"),
     [
         (lambda: RandomResizedCrop(scale=(0, 1)), r"scale \(0, 1\) is not"),
-        (lambda: RandomResizedCrop(scale=(0.5, 1.1)), "most <= 1"),
+        (lambda: RandomResizedCrop(scale=(0.5, 1.1)), "high <= 1"),
         (lambda: RandomResizedCrop(scale=(0.5, 0.4)), "scale"),
         (lambda: RandomResizedCrop(ratio=(1, math.inf)), "ratio"),
         (lambda: RandomResizedCrop(ratio=(1, 2, 3)), "ratio"),  # type: ignore[arg-type]  # on purpose
