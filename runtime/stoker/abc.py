@@ -1,7 +1,8 @@
 """Protocols for plug-ins: stores, tiers, sources, executors, eviction policies and trace sinks.
 
 A plug-in need not inherit from these protocols: an object with their methods implements them. At run time
-this module imports only the standard library. :mod:`stoker.testing` has a contract suite for each kind of plug-in.
+this module imports only the standard library. The documentation's page on plug-ins has a tested example of each, and
+:mod:`stoker.testing` a contract suite.
 """
 
 from __future__ import annotations
@@ -64,10 +65,6 @@ class ObjectInfo:
         size_bytes: size of the whole object, also when only a range was read.
         tag: version tag of the content, for use as a precondition: an ETag without quotes (S3, local, memory) or a
             decimal generation (GCS). Opaque: compared, never interpreted.
-
-    Example:
-        >>> ObjectInfo(key="data/0.safetensors", size_bytes=8_388_608, tag="9b2cf535f27731c9").size_bytes
-        8388608
     """
 
     key: str
@@ -142,12 +139,7 @@ class Listable(Protocol):
     """A store that lists objects: needed to pack a folder, by ``stoker gc`` and ``rebuild-manifest``; not to train."""
 
     def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Yield objects in ascending order of their UTF-8 keys.
-
-        Args:
-            prefix: prefix of the keys to list. Default: all keys.
-            start_after: key after which the listing starts; exclusive. Default: from the first key.
-        """
+        """Yield the objects whose keys start with ``prefix``, ascending by UTF-8 key, after the key ``start_after``."""
         ...
 
 
@@ -160,7 +152,7 @@ class Writable(Protocol):
 
         Args:
             key: key of the object, relative to the store's root.
-            data: all bytes of the object.
+            data: content of the object.
             if_absent: precondition: fail if the object exists. Default: overwrite.
             if_tag: precondition: fail if the object does not have this tag. Default: no condition.
 
@@ -186,23 +178,6 @@ class Store(Readable, Listable, Writable, Deletable, Protocol):
     A plug-in implements those of the protocols above that it can. If an operation needs a missing method, the error
     names the store, the method and the remedy. Loaders also need an attribute ``prices``: the name in the price list
     under which the store is charged, such as ``"s3"``, or ``"file"`` if it is free.
-
-    Example:
-        The least with which a ``Loader`` can train::
-
-            class MyStore:
-                url, prices = "mine://photos", "file"
-
-                async def get_range(self, key, start, end, *, into, tag=None, begun=None):
-                    into[:] = await my_client.read(key, start, end)
-                    return await self.head(key)
-
-                async def head(self, key):
-                    size, version = await my_client.stat(key)
-                    return ObjectInfo(key=key, size_bytes=size, tag=version)
-
-                async def close(self):
-                    await my_client.close()
     """
 
     async def close(self) -> None:
@@ -215,15 +190,10 @@ class Presigner(Protocol):
     """A store that signs URLs, with which others can read an object without credentials of their own."""
 
     async def presign(self, key: str, *, seconds: int, tag: str = "") -> str:
-        """Return a URL with which anyone can GET an object, or a range of it; keep it secret.
+        """Return a URL with which anyone can GET an object, or a range of it, for the next ``seconds``; it is a secret.
 
-        Signing sends no request, so the object need not exist.
-
-        Args:
-            key: key of the object, relative to the store's root.
-            seconds: lifetime of the URL, from now, in seconds.
-            tag: version to read, if the bucket addresses versions by their tag; otherwise, and by default, the URL
-                reads the object that the key has at the time of the request.
+        Signing sends no request, so the object need not exist. If the bucket addresses versions, the URL reads the
+        version with ``tag``; otherwise it reads the object that the key has at the time of the request.
 
         Raises:
             CredentialsError: the credentials in use cannot sign.
@@ -249,12 +219,6 @@ class ObjectRef:
             the manifest has none.
         dataset: id of the data set that the object belongs to; empty if unknown.
         row: row of the object in its manifest, which is how the order addresses it; negative if there is none.
-
-    Example:
-        >>> ObjectRef(key="data/0", size_bytes=9, crc32c=0xE3069283) == ObjectRef(
-        ...     key="data/0", size_bytes=9, crc32c=0xE3069283, row=7
-        ... )
-        True
     """
 
     key: str
@@ -270,28 +234,6 @@ class Tier(Protocol):
     """A cache between the loader and the store, read before the store.
 
     A tier may miss, lose or corrupt any object: the fetcher verifies every byte and falls back to the store.
-
-    Example:
-        A tier in a dictionary::
-
-            class DictTier:
-                name = "dict"
-
-                def __init__(self):
-                    self.objects = {}
-
-                async def read(self, ref, into):
-                    data = self.objects.get((ref.size_bytes, ref.crc32c))
-                    if data is None:
-                        return False
-                    into[:] = data
-                    return True
-
-                def offer(self, ref, data):
-                    self.objects[ref.size_bytes, ref.crc32c] = bytes(data)
-
-                async def close(self):
-                    self.objects.clear()
     """
 
     @property
@@ -300,15 +242,11 @@ class Tier(Protocol):
         ...
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
-        """Read an object into ``into``; return whether the tier has it.
+        """Read an object into ``into``, of exactly ``ref.size_bytes`` bytes; return whether the tier has it.
 
         When the call returns, raises or is cancelled, nothing writes to ``into`` any more. The fetcher cancels a late
         read, which must then end at once, because the store fills the same memory. Code that cannot stop at once,
         such as a thread, must read into memory of its own first.
-
-        Args:
-            ref: object to read.
-            into: buffer to fill, of exactly ``ref.size_bytes`` bytes.
 
         Raises:
             StoreError: the tier failed; the fetcher continues with the next tier or the store.
@@ -316,11 +254,9 @@ class Tier(Protocol):
         ...
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
-        """Accept, or ignore, an object that was fetched from a farther tier or the store. Must not block.
+        """Accept, or ignore, the verified bytes of an object that was fetched from a farther tier or the store.
 
-        Args:
-            ref: object that was fetched.
-            data: verified bytes of the object. The buffer is reused after the call: copy them to keep them.
+        Must not block. The buffer ``data`` is reused after the call: copy what is to be kept.
         """
         ...
 
@@ -378,24 +314,6 @@ class Source(Protocol):
 
     An entry point in the group ``stoker.sources`` refers to a coroutine function that takes a :class:`SourceListing`
     and returns a source. The entry point's name is the value of ``stoker pack --kind``.
-
-    Example:
-        One text sample per object::
-
-            class TextFiles:
-                schema = {"text": stoker.Text()}
-
-                def __init__(self, listing):
-                    self.listing = listing
-
-                async def read(self, start=0):
-                    for info in self.listing.objects[start:]:
-                        data, _ = await self.listing.store.get(info.key)
-                        yield info.key, {"text": data.decode()}
-
-
-            async def open_text_files(listing):  # the entry point
-                return TextFiles(listing)
     """
 
     @property
@@ -404,12 +322,9 @@ class Source(Protocol):
         ...
 
     def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
-        """Yield samples in order, reading a bounded number of bytes ahead.
+        """Yield samples in order, from number ``start`` on, reading a bounded number of bytes ahead.
 
         Close the generator (``contextlib.aclosing``) if you leave it early: that cancels the reads in flight.
-
-        Args:
-            start: number of the first sample, from 0.
 
         Raises:
             PackError: an object is damaged, or not of the source's kind. The message names the object and the remedy.
@@ -431,10 +346,6 @@ class Answer:
         memory_bytes: memory that the platform charges for; 0 if it does not report it.
         is_cold: whether the call started a new instance (cold start); None if the platform does not report it.
         vcpus: number of vCPUs that the platform charges for separately from memory; default 0.
-
-    Example:
-        >>> Answer(result={"samples": 100}, billed_seconds=1.5, memory_bytes=1 << 30, is_cold=True).vcpus
-        0.0
     """
 
     result: Mapping[str, Any]
@@ -456,22 +367,6 @@ class Executor(Protocol):
         sees_files: whether the functions can read the files of this machine; default False.
         heeds: names of the :class:`~stoker.fanout.ExecutorOptions` that the executor reads to locate its functions and
             to authenticate. A command rejects the others. Default: none.
-
-    Example:
-        An executor that calls plain Python functions::
-
-            class InlineExecutor(Executor):
-                name, concurrency = "inline", 1
-
-                async def __aenter__(self):
-                    return self
-
-                async def __aexit__(self, kind, error, trace):
-                    pass
-
-                async def call(self, function, event):
-                    result = await asyncio.to_thread(FUNCTIONS[function], event)
-                    return Answer(result=result, billed_seconds=0, memory_bytes=0, is_cold=False)
     """
 
     name: str
@@ -516,27 +411,7 @@ class Executor(Protocol):
 
 
 class EvictionPolicy(Protocol[Key]):
-    """Chooses the entries that a full cache evicts. The cache reports its keys, but not their sizes.
-
-    Example:
-        First in, first out::
-
-            class Fifo:
-                def __init__(self):
-                    self.keys = {}
-
-                def used(self, key):
-                    pass
-
-                def added(self, key):
-                    self.keys[key] = None
-
-                def removed(self, key):
-                    del self.keys[key]
-
-                def victims(self, newcomer):
-                    yield from self.keys
-    """
+    """Chooses the entries that a full cache evicts. The cache reports its keys, but not their sizes."""
 
     def used(self, key: Key) -> None:
         """Record a hit on an entry."""
@@ -577,15 +452,7 @@ class NextUseOracle(Protocol[Asked]):
 
 
 class TraceSink(Protocol):
-    """Receives a record of each batch's wait. A sink that also implements the protocols below receives their events.
-
-    Example:
-        >>> class LongestWait:
-        ...     seconds = 0.0
-        ...
-        ...     def waited(self, wait):
-        ...         self.seconds = max(self.seconds, wait.seconds)
-    """
+    """Receives a record of each batch's wait. A sink that also implements the protocols below receives their events."""
 
     def waited(self, wait: Wait) -> None:
         """Receive the wait of a batch that was just yielded."""
@@ -597,12 +464,7 @@ class FetchSink(Protocol):
     """Receives a record of each fetch."""
 
     def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
-        """Receive a completed fetch: the object is in the ring.
-
-        Args:
-            fetch: record of the fetch; its times are in loop time.
-            offset_seconds: seconds to add to loop time for ``time.perf_counter`` time.
-        """
+        """Receive the record of a completed fetch: the object is in the ring."""
         ...
 
 
@@ -611,13 +473,7 @@ class ReleaseSink(Protocol):
     """Receives an event when the ring memory of an object is free again."""
 
     def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
-        """Receive the release of an object.
-
-        Args:
-            fetch: record of the object's fetch.
-            now_seconds: time of the release, in loop time, in seconds.
-            offset_seconds: seconds to add to loop time for ``time.perf_counter`` time.
-        """
+        """Receive the release of a fetched object, at ``now_seconds`` in loop time."""
         ...
 
 
