@@ -1,1 +1,1 @@
-"""What everything stands on: clocks, threads, bounded work, records of events."""
+"""The lowest layer: clocks, threads, concurrency limits, retries, arguments, and records of events."""

@@ -1,1 +1,1 @@
-"""Bytes at rest: columns, super-samples, manifests and their versions."""
+"""The storage format: schemas, super-samples, manifests and manifest versions."""

@@ -1,4 +1,4 @@
-"""Objects as people see them in a terminal and in a notebook: one line, a table of text, a table of HTML."""
+"""Representations of objects for terminals and notebooks: a line, a text table, an HTML table."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from stoker._format.manifest import Manifest
 from stoker._format.schema import Bytes, Column
 
 Rows = Sequence[tuple[str, str]]
-"""Names and values, from top to bottom."""
+"""Rows of a table, each a name and a value."""
 
 _SHOWN_COLUMNS = 6
 
 
 def text_table(title: str, rows: Rows) -> str:
-    """Return a title and, below it, rows with aligned values."""
+    """Return a text table: the title, then one line per row, with aligned values."""
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join([title, *(f"  {name.ljust(width)}  {value}" for name, value in rows)])
 
 
 def html_table(title: str, rows: Rows) -> str:
-    """Return the same for a notebook; every text is escaped."""
+    """Return an HTML table for a notebook; all text is escaped."""
     cells = "".join(
         f'<tr><th style="text-align: left">{escape(name.strip())}</th>'
         f'<td style="text-align: left">{escape(value)}</td></tr>'
@@ -34,14 +34,14 @@ def html_table(title: str, rows: Rows) -> str:
 
 
 def describe_columns(columns: Mapping[str, Column]) -> str:
-    """Return names, types and shapes of one sample's columns: ``image: uint8[32, 32, 3], caption: text``."""
+    """Return names, types and shapes of columns, such as ``image: uint8[32, 32, 3], caption: text``."""
     shown = [f"{name}: {describe_type(column)}" for name, column in list(columns.items())[:_SHOWN_COLUMNS]]
     rest = len(columns) - len(shown)
     return ", ".join([*shown, f"and {counted(rest, 'more column')}"] if rest else shown)
 
 
 def describe_type(column: Column) -> str:
-    """Return the type and shape of one sample's value: ``uint8[32, 32, 3]``, ``uint16[any]``, ``text``."""
+    """Return type and shape of one value of a column, such as ``uint8[32, 32, 3]``, ``uint16[any]`` or ``text``."""
     if isinstance(column, Bytes):  # Text too
         return column.kind
     shape = ([] if column.is_fixed else ["any"]) + list(map(str, column.shape))
@@ -49,7 +49,7 @@ def describe_type(column: Column) -> str:
 
 
 def describe_manifest(manifest: Manifest, columns: Mapping[str, Column]) -> str:
-    """Return how large a data set is, and what of each sample is read."""
+    """Return the size of a data set and the columns that are read, as a line of text."""
     return (
         f"{counted(manifest.samples, 'sample')} ({describe_columns(columns)}) in "
         f"{counted(len(manifest), 'super-sample')}, {format_bytes(manifest.size_bytes)}"
@@ -57,7 +57,7 @@ def describe_manifest(manifest: Manifest, columns: Mapping[str, Column]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as dictionaries, lists, strings and numbers, fit for JSON; properties are left out."""
+    """Convert a value to dictionaries, lists, strings and numbers, for JSON; properties are omitted."""
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):

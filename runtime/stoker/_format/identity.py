@@ -1,8 +1,8 @@
-"""Identities of super-samples, by which caches and shared tiers name them: 128 bits each, of two kinds.
+"""128-bit identities of super-samples, under which caches and shared tiers store them. There are two kinds.
 
-The **strong** identity is the beginning of the SHA-256 of the object's bytes: whoever holds the bytes can check it, and
-nobody can make other bytes that have it. Manifests of earlier releases do not know it. The **weak** identity tells the
-objects of one data set apart, by what their manifest says of each; it says nothing of who wrote the bytes.
+The **strong** identity is the first 128 bits of the SHA-256 of the object's bytes. It can be verified from the bytes
+and cannot be forged. Manifests of earlier releases lack it. The **weak** identity is a hash of the object's manifest
+entry. It distinguishes the objects of a data set, but does not authenticate their bytes.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from stoker._base.threads import in_thread
 from stoker.abc import ObjectRef
 
 IDENTITY_BYTES = 16
-_AT_ONCE_BYTES = 64 << 10  # 35 µs; a thread takes 100
+_AT_ONCE_BYTES = 64 << 10  # hashed in 35 µs; starting work in a thread takes 100 µs
 _WEAK_LABEL = b"stoker weak identity 1"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What names one super-sample.
+    """The identity of one super-sample.
 
     Attributes:
         value: 16 bytes.
-        strong: whether they are those of the SHA-256 of the object's bytes.
+        strong: whether this is a strong identity: the first bytes of the object's SHA-256.
     """
 
     value: bytes
@@ -32,21 +32,21 @@ class Identity:
 
 
 def sha256_128(data: bytes | bytearray | memoryview) -> bytes:
-    """Return the first 16 bytes of the SHA-256 of an object; about 1.8 GB/s a core, without the interpreter's lock."""
+    """Return the first 16 bytes of an object's SHA-256; about 1.8 GB/s per core, with the GIL released."""
     return hashlib.sha256(data).digest()[:IDENTITY_BYTES]
 
 
 async def hashed(data: bytes | bytearray | memoryview) -> bytes:
-    """Return :func:`sha256_128` of an object, computed in a thread unless handing it over would take longer."""
+    """Return :func:`sha256_128` of an object, computed in a thread if it is larger than 64 KiB."""
     return sha256_128(data) if len(data) <= _AT_ONCE_BYTES else await in_thread(lambda _: sha256_128(data))
 
 
 def identity_of(dataset: str, ref: ObjectRef) -> Identity:
-    """Return the strong identity of an object where the manifest knows it, else the weak one.
+    """Return the strong identity of an object if its manifest has it, otherwise the weak one.
 
     Args:
         dataset: id of the data set.
-        ref: of the object, as the manifest gives it.
+        ref: reference to the object, from the manifest.
     """
     if ref.sha256_128 is not None:
         return Identity(ref.sha256_128, strong=True)
@@ -54,14 +54,14 @@ def identity_of(dataset: str, ref: ObjectRef) -> Identity:
 
 
 def weak_identity(dataset: str, key: str, tag: str, size_bytes: int, crc32c: int) -> bytes:
-    """Return 16 bytes that differ where any of the arguments does.
+    """Return a hash of the arguments, 16 bytes.
 
     Args:
         dataset: id of the data set.
-        key: of the object, relative to the store's root.
-        tag: its ETag or generation, ``""`` if unknown.
-        size_bytes: of the object.
-        crc32c: checksum of the object.
+        key: key of the object, relative to the store's root.
+        tag: ETag or generation of the object, ``""`` if unknown.
+        size_bytes: size of the object.
+        crc32c: CRC-32C of the object.
     """
     found = hashlib.sha256(_WEAK_LABEL)
     for text in (dataset, key, tag, str(size_bytes), str(crc32c)):

@@ -1,13 +1,13 @@
-"""The manifest: a data set's index, one row per super-sample, itself a safetensors file.
+"""The manifest: the index of a data set, a safetensors file with one row per super-sample.
 
-Rows are columns of integers, about 52 bytes a super-sample, and are never copied out of the buffer they were read into:
-a manifest of a million super-samples opens in milliseconds. Object keys are computed, not stored: the rows of one pack
-run stand together, and row ``i`` of a run has the key ``data/<run>/<number>``.
+The rows are stored as columns of integers, about 52 bytes per super-sample, and are views of the file's buffer: a
+manifest of a million super-samples opens in milliseconds. Object keys are computed, not stored: the rows of a pack run
+are consecutive, and row ``i`` of a run has the key ``data/<run>/<number>``.
 
-An object's identity is its size and CRC-32C; among those who do not trust each other, the first 128 bits of its
-SHA-256, which manifests of earlier releases lack. Its ETag or generation is kept beside them, to be sent as a
-precondition; three encodings keep it small: 16 raw bytes (ETags of 32 hexadecimal digits), an integer (generations), or
-text.
+An object's identity is its size and CRC-32C; among parties that do not trust each other, the first 128 bits of its
+SHA-256, which manifests of earlier releases lack. A row also has the object's ETag or generation, for use as a
+precondition, in one of three compact encodings: 16 raw bytes (ETags of 32 hexadecimal digits), an integer
+(generations), or text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stoker.errors import ChecksumError, FormatError, SchemaError
 POINTER_KEY = "manifest.safetensors"
 MAX_VERSION = 999_999_999
 PREFIX_DIGITS = 16
-"""Of a name in hexadecimal digits: by these :class:`NameIndex` finds it."""
+"""Length of the prefix of a hexadecimal name by which :class:`NameIndex` is sorted."""
 _HEX_TAG = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _UNKNOWN = bytes(IDENTITY_BYTES)
@@ -42,23 +42,23 @@ _ROW_FIELDS = ("size_bytes", "samples", "head_bytes", "head_crc32c", "crc32c")
 
 
 def object_key(run: str, number: int) -> str:
-    """Return the key of a run's super-sample; the run's hash in front spreads the keys over a bucket's partitions."""
+    """Return the key of a run's super-sample. The run's hash comes first, to spread keys over bucket partitions."""
     return f"data/{run}/{number:08d}"
 
 
 def version_key(version: int) -> str:
-    """Return the key of an immutable version of the manifest."""
+    """Return the key of a version of the manifest."""
     return f"manifests/{version:08d}.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class PackRun:
-    """Consecutive rows that one pack run wrote.
+    """Consecutive rows of one pack run.
 
     Attributes:
-        run: its id, 16 hexadecimal digits.
+        run: id of the pack run, 16 hexadecimal digits.
         first_number: number of the first row's super-sample within the run.
-        rows: how many rows.
+        rows: number of rows.
     """
 
     run: str
@@ -67,8 +67,8 @@ class PackRun:
 
 
 def pack_runs(places: Iterable[tuple[str, int]]) -> tuple[PackRun, ...]:
-    """Return places, each a run and a number within it, as intervals of runs, in order."""
-    # Numbers of one run that follow each other have a constant difference to their position.
+    """Group places, each a run and a number within it, into intervals of consecutive numbers, in order."""
+    # Consecutive numbers of a run have a constant difference from their position.
     groups = groupby(enumerate(places), key=lambda item: (item[1][0], item[1][1] - item[0]))
     intervals = ([place for _, place in group] for _, group in groups)
     return tuple(PackRun(*interval[0], len(interval)) for interval in intervals)
@@ -76,17 +76,17 @@ def pack_runs(places: Iterable[tuple[str, int]]) -> tuple[PackRun, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Rows of a manifest, column-wise; ``uint32 [rows]`` each.
+    """Rows of a manifest, by column.
 
     Attributes:
-        size_bytes: of the object.
-        samples: in it.
-        head_bytes: of its head.
-        head_crc32c: checksum of its head.
-        crc32c: checksum of the object.
+        size_bytes: size of each object, ``uint32 [rows]``.
+        samples: samples in each object, ``uint32 [rows]``.
+        head_bytes: size of each object's head, ``uint32 [rows]``.
+        head_crc32c: CRC-32C of each head, ``uint32 [rows]``.
+        crc32c: CRC-32C of each object, ``uint32 [rows]``.
         tags: ETags (``uint8 [rows, 16]`` or text) or generations (``int64 [rows]``).
-        sha256_128: the first bytes of the SHA-256 of each object, ``uint8 [rows, 16]``, zeros where it is not known;
-            None where none is.
+        sha256_128: first 16 bytes of each object's SHA-256, ``uint8 [rows, 16]``, with zeros if unknown; None if all
+            are unknown.
     """
 
     size_bytes: NDArray[np.uint32]
@@ -99,7 +99,7 @@ class Rows:
 
     @classmethod
     def of(cls, packed: Sequence[Packed]) -> Rows:
-        """Return the rows of packed super-samples, in the order given."""
+        """Create rows from packed super-samples, in the given order."""
         columns = {name: np.array([getattr(item, name) for item in packed], "<u4") for name in _ROW_FIELDS}
         hashes = np.frombuffer(b"".join([item.sha256_128 or _UNKNOWN for item in packed]), np.uint8)
         return cls(
@@ -112,23 +112,23 @@ class Rows:
         return len(self.samples)
 
     def tag(self, row: int) -> str:
-        """Return the ETag or generation of a row, ``""`` if there is none."""
+        """Return the ETag or generation of a row's object, ``""`` if unknown."""
         if isinstance(self.tags, tuple):
             return self.tags[row]
         return self.tags[row].tobytes().hex() if self.tags.ndim == 2 else str(self.tags[row])
 
     def strong_identity(self, row: int) -> bytes | None:
-        """Return the first 16 bytes of the SHA-256 of a row's object, None if it is not known."""
+        """Return the first 16 bytes of the SHA-256 of a row's object, None if unknown."""
         found = _UNKNOWN if self.sha256_128 is None else self.sha256_128[row].tobytes()
         return None if found == _UNKNOWN else found
 
     @property
     def strong_identities(self) -> int:
-        """How many rows have a strong identity."""
+        """Number of rows with a strong identity."""
         return 0 if self.sha256_128 is None else int(self.sha256_128.any(axis=1).sum())
 
     def followed_by(self, *others: Rows) -> Rows:
-        """Return these rows and then the others."""
+        """Return these rows followed by others."""
         parts = (self, *others)
         columns = {name: np.concatenate([getattr(rows, name) for rows in parts]) for name in _ROW_FIELDS}
         arrays = [rows.tags for rows in parts if isinstance(rows.tags, np.ndarray)]
@@ -145,13 +145,13 @@ class Rows:
         return Rows(**columns, tags=tags, sha256_128=np.concatenate(hashes) if is_known else None)
 
     def kept(self, keep: NDArray[np.bool_]) -> Rows:
-        """Return the rows where ``keep``, ``bool [rows]``, is true."""
+        """Return the rows for which ``keep``, ``bool [rows]``, is true."""
         columns = {name: getattr(self, name)[keep] for name in _ROW_FIELDS}
         tags = _compact(list(compress(self.tags, keep))) if isinstance(self.tags, tuple) else self.tags[keep]
         return Rows(**columns, tags=tags, sha256_128=None if self.sha256_128 is None else self.sha256_128[keep])
 
     def packed(self, row: int, ordinal: int) -> Packed:
-        """Return one row as a record."""
+        """Return one row as a record with the given ordinal."""
         numbers = {name: int(getattr(self, name)[row]) for name in _ROW_FIELDS}
         return Packed(ordinal=ordinal, tag=self.tag(row), sha256_128=self.strong_identity(row), **numbers)
 
@@ -176,14 +176,14 @@ class Manifest:
 
     Attributes:
         dataset: id of the data set.
-        version: from 1, rising by one with every commit.
-        schema: its columns.
-        rows: its super-samples.
-        runs: which pack runs wrote them, in order of the rows. Numbers may be missing between two intervals of one run,
-            where a compaction took the place of some; none may stand in two.
+        version: version number, from 1; each commit increments it.
+        schema: columns of the data set.
+        rows: super-samples of the data set.
+        runs: pack runs that wrote the rows, in order of the rows. Intervals of a run may have gaps between them, from
+            a compaction, but must not overlap.
 
     Raises:
-        FormatError: the runs do not account for the rows, or have a number twice.
+        FormatError: the runs do not match the number of rows, or overlap.
     """
 
     dataset: str
@@ -203,7 +203,7 @@ class Manifest:
 
     @classmethod
     def of(cls, dataset: str, schema: Schema, packed: Iterable[tuple[str, Packed]], version: int = 1) -> Manifest:
-        """Return a manifest of super-samples, each with its pack run, in the order given."""
+        """Create a manifest from super-samples, each with its pack run, in the given order."""
         places = list(packed)
         rows, runs = Rows.of([each for _, each in places]), pack_runs((run, each.ordinal) for run, each in places)
         return cls(dataset=dataset, version=version, schema=schema, rows=rows, runs=runs)
@@ -213,12 +213,12 @@ class Manifest:
 
     @property
     def samples(self) -> int:
-        """How many samples the data set has."""
+        """Number of samples in the data set."""
         return int(self.rows.samples.sum(dtype=np.int64))
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes all super-samples have."""
+        """Total size of the super-samples."""
         return int(self.rows.size_bytes.sum(dtype=np.int64))
 
     @property
@@ -227,7 +227,7 @@ class Manifest:
         return int(self.rows.size_bytes.max())
 
     def place(self, row: int) -> tuple[str, int]:
-        """Return the pack run of a row, and its number within that."""
+        """Return a row's pack run, and its number within the run."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of a manifest with {len(self)}")
         index = bisect_right(self._run_ends, row)
@@ -239,7 +239,7 @@ class Manifest:
         return object_key(*self.place(row))
 
     def ref(self, row: int) -> ObjectRef:
-        """Return what pins the object of a row: key, size, checksum and tag."""
+        """Return a reference to the object of a row: its key, size, checksums and tag."""
         return ObjectRef(
             key=self.key(row),
             size_bytes=int(self.rows.size_bytes[row]),
@@ -251,7 +251,7 @@ class Manifest:
         )
 
     def packed(self) -> Iterator[tuple[str, Packed]]:
-        """Yield the pack run of each super-sample, and what is known of it, in order of the rows."""
+        """Yield the pack run and the record of each super-sample, in order of the rows."""
         numbers = ((run.run, run.first_number + number) for run in self.runs for number in range(run.rows))
         for row, (run, number) in enumerate(numbers):
             yield run, self.rows.packed(row, number)
@@ -261,7 +261,7 @@ class Manifest:
         return replace(self, version=self.version + 1, rows=self.rows.followed_by(rows), runs=(*self.runs, *runs))
 
     def without(self, dropped: Iterable[PackRun]) -> Manifest:
-        """Return the same version without some rows, which need not be there; perhaps without any."""
+        """Return the same version without the rows of some runs; rows that do not exist are ignored."""
         numbers: dict[str, list[tuple[int, int]]] = {}
         for run in dropped:
             numbers.setdefault(run.run, []).append((run.first_number, run.first_number + run.rows))
@@ -278,7 +278,7 @@ class Manifest:
 
     @property
     def file_bytes(self) -> int:
-        """Size of what :meth:`to_bytes` returns, without making it."""
+        """Size of the result of :meth:`to_bytes`, computed without it."""
         arrays = self._arrays()
         header = tensorfile.encode_header({**self._metadata(), "crc32c": "0" * 8}, tensorfile.tensors_of(arrays))
         return len(header) + sum(array.nbytes for array in arrays.values())
@@ -292,7 +292,7 @@ class Manifest:
         return tensorfile.encode_header(metadata, tensors) + data
 
     def _metadata(self) -> dict[str, str]:
-        """Return what the header says besides the checksum."""
+        """Return the header's metadata without the checksum."""
         return {
             "stoker_manifest": FORMAT,
             "dataset": self.dataset,
@@ -301,7 +301,7 @@ class Manifest:
         }
 
     def _arrays(self) -> _Arrays:
-        """Return the file's tensors, in order."""
+        """Return the file's tensors, in order of the file."""
         arrays: _Arrays = {
             "run_id": np.array([int(run.run, 16) for run in self.runs], "<u8"),
             "run_first_number": np.array([run.first_number for run in self.runs], "<u4"),
@@ -323,7 +323,7 @@ class Manifest:
 
         Raises:
             FormatError: the bytes are not a manifest.
-            ChecksumError: they were one and are damaged.
+            ChecksumError: the manifest is damaged.
         """
         header = tensorfile.parse_header(data, len(data))
         if header.metadata.get("stoker_manifest") != FORMAT:
@@ -347,19 +347,19 @@ class Manifest:
             raise FormatError(f"the manifest's schema is not valid: {str(error)[:200]}") from None
         if not len(manifest):
             raise FormatError("the manifest has no super-sample")
-        # A value has 4 bytes of checksum in the head, so no row can claim more samples than its object has room for.
+        # The head has 4 bytes of checksum per value, which bounds the samples that a row can claim.
         if (manifest.rows.samples * (4.0 * len(manifest.schema)) > manifest.rows.head_bytes).any():
             raise FormatError("the manifest has a super-sample with more samples than its head can describe")
         return manifest
 
 
 class NameIndex:
-    """Which object of a manifest has which name. Takes 12 bytes a row.
+    """Finds the objects of a manifest by name. Takes 12 bytes per row.
 
     Args:
-        manifest: is referred to.
-        name_of: returns an object's name, of at least 16 hexadecimal digits.
-        prefixes: ``[rows]``, uint64: the first 16 digits of each row's name; rows may have the same.
+        manifest: manifest with the objects; kept by reference.
+        name_of: function that returns an object's name, of at least 16 hexadecimal digits.
+        prefixes: first 16 digits of each row's name, ``uint64 [rows]``; may have duplicates.
     """
 
     def __init__(self, manifest: Manifest, name_of: Callable[[ObjectRef], str], prefixes: NDArray[np.uint64]) -> None:
@@ -368,7 +368,7 @@ class NameIndex:
         self._prefixes = prefixes[self._order]
 
     def find(self, name: str) -> ObjectRef | None:
-        """Return the object of a name, None if the manifest has none."""
+        """Return the object with this name, or None."""
         wanted = np.uint64(int(name[:PREFIX_DIGITS], 16))
         first, end = (int(np.searchsorted(self._prefixes, wanted, side)) for side in ("left", "right"))
         refs = map(self._manifest.ref, self._order[first:end].tolist())
@@ -379,7 +379,7 @@ _Arrays = dict[str, NDArray[Any]]
 
 
 def _checksum(metadata: Mapping[str, str], tensors: Sequence[tensorfile.Tensor], data: bytes | memoryview) -> str:
-    """Return the CRC-32C of what the header says, and then of the data section: 8 hexadecimal digits."""
+    """Return the CRC-32C of the header's metadata and tensor names, then of the data section: 8 hexadecimal digits."""
     said = [{name: text for name, text in sorted(metadata.items()) if name != "crc32c"}, [t.name for t in tensors]]
     return f"{crc32c(data, crc32c(json.dumps(said, separators=(',', ':')).encode())):08x}"
 
@@ -417,7 +417,7 @@ def _parsed_text_tags(arrays: _Arrays, count: int) -> tuple[str, ...]:
         found = tuple(str(tag, "ascii") for tag in tags)
     except UnicodeDecodeError:
         raise FormatError("the manifest has a tag that is not printable ASCII") from None
-    if not all(map(str.isprintable, found)):  # they are sent as headers
+    if not all(map(str.isprintable, found)):  # tags are sent in HTTP headers
         raise FormatError("the manifest has a tag that is not printable ASCII")
     return found
 

@@ -1,7 +1,7 @@
-"""What a sample is: named, typed columns, and how a value of each becomes bytes.
+"""Schemas: named, typed columns, and the encoding of their values.
 
-A column is of fixed size (:class:`Array`) or ragged (:class:`Bytes`, :class:`Text`, :class:`Ragged`). A value is
-checked against its column when it is packed: nothing is cast silently, so what training reads is what was written.
+A column is of fixed size (:class:`Array`) or ragged (:class:`Bytes`, :class:`Text`, :class:`Ragged`). Packing checks
+each value against its column and never casts silently, so training reads exactly the values that were written.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from stoker.errors import ConfigError, FormatError, SchemaError
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MAX_COLUMNS = 1024
-_SCHEMAS_KEPT = 8  # a data set has one, which each of its objects and records repeats; with its classes it may be large
-MAX_DIMENSIONS = 31  # with that of the samples, what numpy 1 can hold
-MAX_ROW_BYTES = (1 << 31) - 1  # the largest element that numpy can copy as one
+_SCHEMAS_KEPT = 8  # each object and record repeats its data set's schema, which may be large with its classes
+MAX_DIMENSIONS = 31  # numpy 1 allows 32, and batches add one for the samples
+MAX_ROW_BYTES = (1 << 31) - 1  # the largest element that numpy can copy
 
 
 def _shown(value: object) -> str:
-    """Return the beginning of a value that may come from anywhere, for a message."""
+    """Return at most 200 ASCII characters of an untrusted value, for a message."""
     return ascii(value)[:200]
 
 
 class Column:
-    """A typed column of a schema.
+    """A typed column of a schema; the base class of :class:`Array`, :class:`Ragged`, :class:`Bytes`, :class:`Text`.
 
     Attributes:
-        dtype: the element type.
-        shape: of one sample's value for a fixed column, of one element for a ragged one.
+        kind: name of the column type in manifests: ``array``, ``ragged``, ``bytes`` or ``text``.
+        dtype: element type.
+        shape: shape of one sample's value for a fixed column, of one element for a ragged column.
     """
 
     __slots__ = ()
@@ -47,16 +48,16 @@ class Column:
 
     @property
     def is_fixed(self) -> bool:
-        """True if every sample's value has the same number of bytes."""
+        """Whether the values of all samples have the same number of bytes."""
         return isinstance(self, Array)
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one sample's value (fixed), or of one element of it (ragged)."""
+        """Size of one sample's value (fixed), or of one element (ragged), in bytes."""
         return self.dtype.size_bytes * math.prod(self.shape)
 
     def encode(self, value: object) -> bytes:
-        """Return the bytes of ``value``.
+        """Encode a value of one sample as bytes.
 
         Raises:
             SchemaError: the value does not fit the column; the message does not name the column.
@@ -83,8 +84,8 @@ def _checked_shape(shape: object, dtype: DType) -> tuple[int, ...]:
 
 
 def _as_holder(value: object, dtype: DType) -> np.ndarray[Any, Any]:
-    """Return ``value`` as an array in ``dtype``'s holder type, without changing any value."""
-    if type(value) is np.ndarray and value.dtype == dtype.holder:  # nearly all values; numpy's dtype names are slow
+    """Convert ``value`` to an array of ``dtype``'s holder type, without changing any number."""
+    if type(value) is np.ndarray and value.dtype == dtype.holder:  # the usual case; numpy's dtype names are slow
         return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -105,10 +106,10 @@ def _as_holder(value: object, dtype: DType) -> np.ndarray[Any, Any]:
 
 
 def _from_python(value: object, dtype: DType) -> np.ndarray[Any, Any]:
-    """Return plain Python numbers (nested lists of them) in ``dtype``, refusing what would change them."""
+    """Convert Python numbers, or nested lists of them, to ``dtype``; reject numbers that would change."""
     if dtype.is_bits:
         raise SchemaError(f"a {dtype.name} value must be a tensor, or an array of its bits ({dtype.holder.name})")
-    if type(value) is int and dtype.holder.kind in "iu":  # most labels; the general way below takes 8 µs
+    if type(value) is int and dtype.holder.kind in "iu":  # most labels; the general case below takes 8 µs
         try:
             data = value.to_bytes(dtype.size_bytes, "little", signed=dtype.holder.kind == "i")
         except OverflowError:
@@ -127,7 +128,7 @@ def _from_python(value: object, dtype: DType) -> np.ndarray[Any, Any]:
         if low < limits.min or high > limits.max:
             raise SchemaError(f"value {low if low < limits.min else high} does not fit {dtype.name}")
     try:
-        with np.errstate(over="raise"):  # rounding is what a float is for; becoming infinite is not
+        with np.errstate(over="raise"):  # floats may round, but must not become infinite
             return array.astype(dtype.holder)
     except FloatingPointError:
         raise SchemaError(f"a value is too large for {dtype.name}") from None
@@ -135,12 +136,16 @@ def _from_python(value: object, dtype: DType) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Array(Column):
-    """A column of arrays that all have the same dtype and shape; ``Array("int64")`` is a scalar.
+    """A column of arrays of one dtype and shape; ``Array("int64")`` is a column of scalars.
 
     Attributes:
-        dtype: a numpy or torch dtype, or its name, such as ``"float32"`` or ``"bfloat16"``.
-        shape: of one sample's value.
-        classes: what the integers of a label column stand for, if they are class indices.
+        dtype: numpy or torch dtype, or its name, such as ``"float32"`` or ``"bfloat16"``.
+        shape: shape of one sample's value; default a scalar.
+        classes: class names of a label column, by index; default None.
+
+    Example:
+        >>> Array("uint8", (2, 2)).encode([[72, 101], [108, 108]])
+        b'Hell'
     """
 
     dtype: DType
@@ -155,7 +160,7 @@ class Array(Column):
         object.__setattr__(self, "shape", _checked_shape(shape, self.dtype))
         try:
             "".join(classes or ()).encode()
-        except (TypeError, UnicodeEncodeError):  # as half of a surrogate pair, which JSON can spell, makes it
+        except (TypeError, UnicodeEncodeError):  # for instance a lone surrogate, which JSON can contain
             raise SchemaError(f"classes must be strings of valid Unicode, not {_shown(classes)}") from None
         object.__setattr__(self, "classes", None if classes is None else tuple(classes))
 
@@ -177,11 +182,16 @@ class Array(Column):
 
 @dataclass(frozen=True, slots=True)
 class Ragged(Column):
-    """A column of arrays whose first dimension varies: ``Ragged("uint16")`` tokens, ``Ragged("float32", (4,))`` boxes.
+    """A column of arrays whose first dimension varies, such as tokens or bounding boxes.
 
     Attributes:
-        dtype: as for :class:`Array`.
-        shape: of one element; a value has shape ``(any, *shape)``.
+        dtype: numpy or torch dtype, or its name, such as ``"uint16"``.
+        shape: shape of one element; a value has the shape ``(any, *shape)``. Default: elements are scalars.
+
+    Example:
+        >>> tokens, boxes = Ragged("uint16"), Ragged("float32", (4,))
+        >>> tokens.decode(memoryview(tokens.encode([1, 2, 3]))).tolist()
+        [1, 2, 3]
     """
 
     dtype: DType
@@ -209,7 +219,12 @@ class Ragged(Column):
 
 @dataclass(frozen=True, slots=True)
 class Bytes(Column):
-    """A column of byte strings of any length, such as encoded images."""
+    """A column of byte strings of any length, such as encoded images.
+
+    Example:
+        >>> Schema({"image": Bytes(), "label": Array("int64")})["image"].encode(b"GIF89a")
+        b'GIF89a'
+    """
 
     kind = "bytes"
     dtype, shape = dtype_of("uint8"), ()
@@ -231,7 +246,12 @@ class Bytes(Column):
 
 @dataclass(frozen=True, slots=True)
 class Text(Bytes):
-    """A column of strings, stored as UTF-8."""
+    """A column of strings, stored as UTF-8.
+
+    Example:
+        >>> Text().encode("a cat")
+        b'a cat'
+    """
 
     kind = "text"
 
@@ -257,10 +277,20 @@ class Text(Bytes):
 
 
 class Schema(Mapping[str, Column]):
-    r"""The columns of a data set, in order. Immutable; equal if names, order and types are.
+    r"""The columns of a data set, in order: an immutable mapping from name to column.
+
+    Two schemas are equal if names, order and types are.
+
+    Args:
+        columns: columns by name, at least one.
 
     Raises:
         SchemaError: there is no column, or a name is not ``[A-Za-z_]\w*`` (ASCII), or starts with ``__``.
+
+    Example:
+        >>> schema = Schema({"image": Array("uint8", (32, 32, 3)), "label": Array("int64", classes=("cat", "dog"))})
+        >>> [len(value) for value in schema.encode({"image": np.zeros((32, 32, 3), "uint8"), "label": 1})]
+        [3072, 8]
     """
 
     __slots__ = ("_columns",)
@@ -305,10 +335,10 @@ class Schema(Mapping[str, Column]):
         return f"Schema({self._columns!r})"
 
     def chosen(self, names: Sequence[str] | None) -> dict[str, Column]:
-        """Return the columns of these names, in this order; all if None.
+        """Return the named columns in the given order, or all columns for None.
 
         Raises:
-            ConfigError: there is no such column, or none is named.
+            ConfigError: a column does not exist, or ``names`` is empty.
         """
         if names is None:
             return dict(self._columns)
@@ -320,15 +350,15 @@ class Schema(Mapping[str, Column]):
         return {name: self._columns[name] for name in names}
 
     def encode(self, sample: Mapping[str, object], where: str = "sample") -> list[bytes]:
-        """Return the bytes of each column of ``sample``, in the schema's order.
+        """Encode a sample as the bytes of each column, in the schema's order.
 
         Args:
-            sample: column name → value; every column, and no other.
-            where: how to name the sample in an error.
+            sample: values by column name, for exactly the columns of the schema.
+            where: name of the sample in error messages.
 
         Raises:
-            SchemaError: it is no mapping, or a column is missing, unknown or does not fit; names the
-                sample, the column and the remedy.
+            SchemaError: the sample is not a mapping, a column is missing or unknown, or a value does not fit; the
+                message names the sample, the column and the remedy.
         """
         if not isinstance(sample, Mapping):
             raise SchemaError(
@@ -353,16 +383,16 @@ class Schema(Mapping[str, Column]):
         return encoded
 
     def to_json(self) -> str:
-        """Return the schema as canonical JSON: the same schema gives the same text everywhere."""
+        """Return the schema as canonical JSON: equal schemas give the same text on every machine."""
         columns = [{"name": name, **column.to_json()} for name, column in self._columns.items()]
         return json.dumps(columns, separators=(",", ":"), ensure_ascii=True)
 
     @classmethod
     def from_json(cls, text: str) -> Schema:
-        """Return the schema that :meth:`to_json` wrote; of the same text mostly the same object.
+        """Parse the result of :meth:`to_json`, which may be untrusted. Recent results are cached.
 
         Raises:
-            SchemaError: the text, which may come from anywhere, is not a schema.
+            SchemaError: the text is not a schema.
         """
         return _parsed(text)
 
@@ -382,8 +412,8 @@ def _parsed(text: str) -> Schema:
             raise SchemaError(f"the schema has a bad or repeated column name {_shown(name)}")
         columns[name] = _column_from_json(item)
     schema = Schema(columns)
-    if schema.to_json() != text:  # repeated keys too: another reader might believe the first
-        raise SchemaError("the schema is not spelled as the format says")
+    if schema.to_json() != text:  # also rejects duplicate keys, of which another reader might use the first
+        raise SchemaError("the schema is not canonical JSON: written again, it gives another text")
     return schema
 
 

@@ -1,1 +1,1 @@
-"""The ring, and how the memory of a rank is divided."""
+"""The ring buffer, and the memory budget of a rank."""

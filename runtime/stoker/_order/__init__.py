@@ -1,1 +1,1 @@
-"""Which rank reads which sample when: pure arithmetic."""
+"""The order of samples, its sharding over ranks and workers, and the steps of a rank: pure arithmetic."""
