@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # The tests start many interpreters: without cached bytecode each of them would compile every module of stoker again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench fuzz soak clean
+.PHONY: demo test lint docs bench fuzz soak clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "stoker needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
@@ -28,10 +28,14 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/vulture
 
+# The documentation as a site in .site; every warning is an error.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 # Many tests wait for other processes, so one more than there are cores keeps these busy; more than four would be noise to
 # each other. The tests of a file stay together. Files run in their order, not the one with the most tests first: the few
 # long tests of tests/e2e are then done early, and the many short ones of tests/unit keep all processes busy to the end.
-test: lint
+test: lint docs
 	$(BIN)/python -m pytest -n $$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))') --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP)
@@ -53,4 +57,4 @@ fuzz: $(FUZZ)/.installed
 	PYTHONPATH=$(FUZZ):tests $(BIN)/python -m fuzz $(if $(READER),'$(READER)') $(INPUT) --seconds $(SECONDS)
 
 clean:
-	rm -rf $(VENV) .fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .site .fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis

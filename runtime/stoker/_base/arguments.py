@@ -286,4 +286,5 @@ def _described(config: object) -> str:
     """Return the descriptions of the attributes of a config class and its bases as those of arguments."""
     bases = config.__mro__ if isinstance(config, type) else ()
     texts = [inspect.cleandoc(base.__doc__ or "").partition("\nAttributes:\n")[2] for base in reversed(bases)]
-    return "Args:\n" + "\n".join(text.partition("\n\n")[0] for text in texts if text)
+    arguments = "\n".join(text.partition("\n\n")[0] for text in texts if text)
+    return f"Take the settings by name.\n\nArgs:\n{arguments}"  # a first line, so that tools keep the indentation
