@@ -187,7 +187,7 @@ async def warm_functions(objects: Objects, core: int | None, *, code: Code) -> A
         await running.put(offered)
 
         async def read(number: int, into: memoryview) -> None:
-            if not await running.proxy.read(offered[number].name, into):
+            if not await running.proxy.objects.read(offered[number].name, into):
                 raise RuntimeError("the warm tier has lost an object")
 
         yield Place(name=f"warm functions, {code}", read=read, server_seconds=running.node_seconds)

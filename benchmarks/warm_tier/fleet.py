@@ -74,7 +74,7 @@ class Fleet:
     async def put(self, objects: Sequence[Object]) -> None:
         """Put objects away, and wait until all are."""
         for each in objects:
-            self.proxy.offer(each.name, memoryview(each.data))
+            self.proxy.objects.offer(each.name, memoryview(each.data))
             await self.quiet()
         assert self.proxy.statistics().stored >= len(objects), self.proxy.statistics()
 

@@ -35,7 +35,7 @@ async def memory(reads: int, samples: int = 10) -> list[Memory]:
     async with fleet(patient(Code(4, 2))) as running:
         await running.put(objects)
         for number in range(1, reads + 1):
-            if not await running.proxy.read(objects[number % OBJECTS].name, into):
+            if not await running.proxy.objects.read(objects[number % OBJECTS].name, into):
                 raise RuntimeError(f"a read failed: {running.proxy.statistics()}")
             if number % (reads // samples) == 0:
                 found.append(Memory(reads=number, resident_bytes=process.memory_info().rss))

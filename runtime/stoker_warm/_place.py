@@ -107,7 +107,7 @@ class WarmPlace:
 
     def drop(self, key: str) -> None:
         """Forget an object."""
-        self._proxy.drop(object_name(key))
+        self._proxy.objects.drop(object_name(key))
 
     @asynccontextmanager
     async def reading(self, key: str) -> AsyncIterator[memoryview | None]:
@@ -141,7 +141,7 @@ class WarmPlace:
         async with self._budget.hold(size_of(name)):
             try:
                 data = await create_buffer(size_of(name))
-                found.set_result(data if await self._proxy.read(name, data) else None)
+                found.set_result(data if await self._proxy.objects.read(name, data) else None)
             except Exception as error:  # noqa: BLE001 - those who wait for it get it
                 found.set_exception(error)
             await asyncio.get_running_loop().create_future()

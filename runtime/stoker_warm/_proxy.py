@@ -57,7 +57,7 @@ class Proxy:
         config: the tier's settings.
         listener: where nodes dial.
         bill: what it has cost so far.
-        objects: what nodes hold.
+        objects: reads, keeps and writes them.
 
     Raises:
         MissingExtraError: what the code needs is not installed.
@@ -164,18 +164,6 @@ class Proxy:
             self._directory.lost(node.number)
         finally:
             await node.stop()
-
-    async def read(self, name: str, into: memoryview) -> bool:
-        """Fill ``into`` with an object, if it is here; see :meth:`ShardedObjects.read`."""
-        return await self.objects.read(name, into)
-
-    def offer(self, name: str, data: memoryview) -> None:
-        """Put an object away some time, if there is room for a copy until then. Never blocks."""
-        self.objects.offer(name, data)
-
-    def drop(self, name: str) -> None:
-        """Forget an object, also one that is being written: its bytes are wrong."""
-        self.objects.drop(name)
 
     # What nodes need.
 

@@ -126,7 +126,7 @@ class WarmTier:
         """Fill ``into`` with an object, if it is there; begins to start the proxy if it does not run."""
         proxy = self.proxy
         if proxy is not None:
-            return await proxy.read(self._name(ref), into)
+            return await proxy.objects.read(self._name(ref), into)
         loop = asyncio.get_running_loop()
         if self._opening is None and loop.time() >= self._retry_at_seconds:
             self._opening = loop.create_task(self._open())
@@ -135,12 +135,12 @@ class WarmTier:
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Keep an object that came from the bucket, if the proxy runs."""
         if self.proxy is not None:
-            self.proxy.offer(self._name(ref), data)
+            self.proxy.objects.offer(self._name(ref), data)
 
     def reject(self, ref: ObjectRef) -> None:
         """Forget an object whose bytes were wrong."""
         if self.proxy is not None:
-            self.proxy.drop(self._name(ref))
+            self.proxy.objects.drop(self._name(ref))
 
     async def close(self) -> None:
         """Close what was opened. Idempotent; a read opens it anew."""

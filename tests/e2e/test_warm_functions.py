@@ -96,7 +96,7 @@ def test_nodes_with_another_secret_than_the_proxy_hold_nothing_and_no_log_has_a_
     async def check() -> None:
         async with warm_cloud(CONFIG, secret=other) as warm:
             name, data = next(iter(OBJECTS.items()))
-            warm.proxy.offer(name, memoryview(data))
+            warm.proxy.objects.offer(name, memoryview(data))
             await until(lambda: all(figures.errors for figures in warm.cloud.statistics().values()))
             assert await warm.read(name) is None
             found = warm.proxy.statistics()

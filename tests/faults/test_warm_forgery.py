@@ -259,7 +259,7 @@ def test_what_a_relay_changes_on_the_way_to_a_node_is_found_when_it_is_read() ->
             for end in tier.platform.instances[f"warm-{node}"][0].ends:
                 end._other.tamper = tampered
         for name, _ in OBJECTS:
-            tier.proxy.drop(name)
+            tier.proxy.objects.drop(name)
         await tier.put((NAME, DATA))
         assert tier.believed() == tier.held()
         assert not await tier.kept(NAME, DATA)

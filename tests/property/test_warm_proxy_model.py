@@ -71,7 +71,7 @@ class WarmTierMachine(RuleBasedStateMachine):
         name, data = OBJECTS[which]
 
         async def offer() -> None:
-            self.tier.proxy.offer(name, memoryview(data))
+            self.tier.proxy.objects.offer(name, memoryview(data))
 
         self.runner.run(offer())
         self.offered.add(name)
@@ -92,7 +92,7 @@ class WarmTierMachine(RuleBasedStateMachine):
         name, _ = OBJECTS[which]
 
         async def drop() -> None:
-            self.tier.proxy.drop(name)
+            self.tier.proxy.objects.drop(name)
 
         self.runner.run(drop())
         if name in self.offered:

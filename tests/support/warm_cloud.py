@@ -94,14 +94,14 @@ class WarmCloud:
         """Offer objects, and wait until all are away."""
         stored = self.proxy.statistics().stored
         for name, data in offered.items():
-            self.proxy.offer(name, memoryview(data))
+            self.proxy.objects.offer(name, memoryview(data))
         await until(lambda: not self.proxy.statistics().pending_bytes)
         assert self.proxy.statistics().stored == stored + len(offered), self.proxy.statistics()
 
     async def read(self, name: str) -> bytes | None:
         """Return an object, or None if the tier has it not."""
         into = bytearray(size_of(name))
-        return bytes(into) if await self.proxy.read(name, memoryview(into)) else None
+        return bytes(into) if await self.proxy.objects.read(name, memoryview(into)) else None
 
     async def read_all(self, names: Iterable[str]) -> dict[str, bytes | None]:
         """Return objects by their names, read at once."""

@@ -334,14 +334,14 @@ class Tier:
     async def kept(self, name: str, data: bytes) -> bool:
         """Return whether an object can be read, and check that what is read are its bytes."""
         into = bytearray(len(data))
-        found = await self.proxy.read(name, memoryview(into))
+        found = await self.proxy.objects.read(name, memoryview(into))
         assert not found or into == data
         return found
 
     async def put(self, *objects: tuple[str, bytes]) -> None:
         """Put objects away, and wait until they are."""
         for name, data in objects:
-            self.proxy.offer(name, memoryview(data))
+            self.proxy.objects.offer(name, memoryview(data))
         while self.proxy.objects.under_way:  # noqa: ASYNC110 - tests ask as everybody can
             await asyncio.sleep(0.01)
 

@@ -42,16 +42,16 @@ class _Keeper:
     """Whichever proxy there is."""
 
     def __init__(self, run: WarmRun) -> None:
-        self.run, self.config, self.start = run, run.config, run.tier.proxy.start
+        self.run, self.config, self.start, self.objects = run, run.config, run.tier.proxy.start, self
 
     async def read(self, name: str, into: memoryview) -> bool:
-        return await self.run.tier.proxy.read(name, into)
+        return await self.run.tier.proxy.objects.read(name, into)
 
     def offer(self, name: str, data: memoryview) -> None:
-        self.run.tier.proxy.offer(name, data)
+        self.run.tier.proxy.objects.offer(name, data)
 
     def drop(self, name: str) -> None:
-        self.run.tier.proxy.drop(name)
+        self.run.tier.proxy.objects.drop(name)
 
     async def close(self) -> None:
         pass
@@ -150,14 +150,14 @@ class WarmRun:
                 self.counts["found"] += 1
             else:
                 self.counts["not found"] += 1
-                self.tier.proxy.offer(name, memoryview(bytearray(data)))
+                self.tier.proxy.objects.offer(name, memoryview(bytearray(data)))
             self._poison(into)
             await asyncio.sleep(rng.choice([0.0, 0.01, self.config.linger_seconds, rng.uniform(0.0, 3.0)]))
 
     async def _read_once(self, name: str, into: bytearray) -> bool:
         loop = asyncio.get_running_loop()
         begun_seconds = loop.time()
-        found = await self.tier.proxy.read(name, memoryview(into))
+        found = await self.tier.proxy.objects.read(name, memoryview(into))
         assert loop.time() - begun_seconds <= self.config.read_seconds + 0.01, "a read took too long"
         return found
 

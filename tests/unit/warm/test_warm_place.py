@@ -36,13 +36,13 @@ async def filled(tier: Tier, keys: Sequence[str] = KEYS) -> WarmPlace:
 
 def counting_reads(tier: Tier) -> list[str]:
     """Return a list to which each object is added that is read from the nodes."""
-    found, read = list[str](), tier.proxy.read
+    found, read = list[str](), tier.proxy.objects.read
 
     async def counted(name: str, into: memoryview) -> bool:
         found.append(name)
         return await read(name, into)
 
-    tier.proxy.read = counted  # type: ignore[method-assign]  # to look inside
+    tier.proxy.objects.read = counted  # type: ignore[method-assign]  # to look inside
     return found
 
 
@@ -144,7 +144,7 @@ def test_a_read_that_fails_fails_for_all_who_wait_for_it() -> None:
                 await asyncio.sleep(1.0)
                 raise StoreError("it is broken")
 
-            tier.proxy.read = failing  # type: ignore[method-assign]  # as nothing does on purpose
+            tier.proxy.objects.read = failing  # type: ignore[method-assign]  # as nothing does on purpose
             found = await asyncio.gather(*(read(place, KEYS[0]) for _ in range(3)), return_exceptions=True)
             assert [type(each) for each in found] == [StoreError] * 3
             await asyncio.sleep(0.01)

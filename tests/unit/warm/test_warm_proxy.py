@@ -84,7 +84,7 @@ def test_shards_without_bytes_are_written_again_too(size_bytes: int) -> None:
 def test_an_offer_is_copied_and_never_blocks() -> None:
     async def test(tier: Tier) -> None:
         memory = bytearray(DATA)
-        tier.proxy.offer(NAME, memoryview(memory))
+        tier.proxy.objects.offer(NAME, memoryview(memory))
         memory[:] = bytes(len(memory))
         await asyncio.sleep(3.0)
         assert await tier.kept(NAME, DATA)
@@ -95,7 +95,7 @@ def test_an_offer_is_copied_and_never_blocks() -> None:
 def test_copies_that_wait_are_bounded_and_what_is_more_is_declined() -> None:
     async def test(tier: Tier) -> None:
         for name, data in OBJECTS:
-            tier.proxy.offer(name, memoryview(data))
+            tier.proxy.objects.offer(name, memoryview(data))
         assert statistics(tier, "pending_bytes", "declined") == [6001, 4]
         await asyncio.sleep(3.0)
         assert statistics(tier, "pending_bytes", "stored", "declined") == [0, 2, 4]
@@ -106,10 +106,10 @@ def test_copies_that_wait_are_bounded_and_what_is_more_is_declined() -> None:
 def test_the_same_object_is_written_once() -> None:
     async def test(tier: Tier) -> None:
         for _ in range(5):
-            tier.proxy.offer(NAME, memoryview(DATA))
+            tier.proxy.objects.offer(NAME, memoryview(DATA))
         assert statistics(tier, "pending_bytes") == [3000]
         await asyncio.sleep(3.0)
-        tier.proxy.offer(NAME, memoryview(DATA))
+        tier.proxy.objects.offer(NAME, memoryview(DATA))
         assert statistics(tier, "pending_bytes", "stored", "declined") == [0, 1, 0]
 
     check(test)
@@ -234,7 +234,7 @@ def test_what_is_to_go_from_a_node_that_is_asked_for_a_list_is_not_believed_agai
     async def test(tier: Tier) -> None:
         await tier.put(*OBJECTS[:2])
         proxy = tier.proxy
-        proxy.drop(NAME)
+        proxy.objects.drop(NAME)
         await proxy._learn(proxy._nodes[0])
         assert not await tier.kept(NAME, DATA)
         await tier.put(OBJECTS[2])
@@ -248,7 +248,7 @@ def test_writers_at_once_do_not_delete_what_the_other_has_just_put_there() -> No
         await tier.put(*OBJECTS)
         for turn in range(30):
             for name, _ in OBJECTS[turn % 3 :]:
-                tier.proxy.drop(name)
+                tier.proxy.objects.drop(name)
             await tier.put(*OBJECTS[::-1])
         assert tier.believed() == tier.held()
 
@@ -258,8 +258,8 @@ def test_writers_at_once_do_not_delete_what_the_other_has_just_put_there() -> No
 def test_an_object_that_is_dropped_is_not_found_again_and_goes_from_its_nodes() -> None:
     async def test(tier: Tier) -> None:
         await tier.put(*OBJECTS[:2])
-        tier.proxy.drop(NAME)
-        tier.proxy.drop(named(99, 10)[0])  # of which nothing is known
+        tier.proxy.objects.drop(NAME)
+        tier.proxy.objects.drop(named(99, 10)[0])  # of which nothing is known
         assert not await tier.kept(NAME, DATA)
         await tier.put(OBJECTS[2])  # which has the nodes told
         assert [await tier.kept(*each) for each in OBJECTS[:3]] == [False, True, True]
@@ -273,9 +273,9 @@ def test_an_object_that_is_dropped_is_not_found_again_and_goes_from_its_nodes() 
 @pytest.mark.parametrize("delay_seconds", [0.0, 0.0005, 0.001, 0.0011, 0.0015, 0.002, 0.011, 0.012, 0.013])
 def test_an_object_that_is_dropped_while_it_is_written_is_not_kept(delay_seconds: float) -> None:
     async def test(tier: Tier) -> None:
-        tier.proxy.offer(NAME, memoryview(DATA))
+        tier.proxy.objects.offer(NAME, memoryview(DATA))
         await asyncio.sleep(delay_seconds)
-        tier.proxy.drop(NAME)
+        tier.proxy.objects.drop(NAME)
         await asyncio.sleep(2.0)
         assert statistics(tier, "objects", "pending_bytes") == [0, 0]
         assert not await tier.kept(NAME, DATA)
@@ -289,9 +289,9 @@ def test_an_object_that_is_dropped_while_it_is_written_is_not_kept(delay_seconds
 def test_an_object_that_is_dropped_while_it_waits_to_be_written_is_not_kept() -> None:
     async def test(tier: Tier) -> None:
         for name, data in OBJECTS[:2]:
-            tier.proxy.offer(name, memoryview(data))
+            tier.proxy.objects.offer(name, memoryview(data))
         await asyncio.sleep(0.0005)  # the first is on its way, and it is not the second's turn
-        tier.proxy.drop(OBJECTS[1][0])
+        tier.proxy.objects.drop(OBJECTS[1][0])
         await asyncio.sleep(2.0)
         assert statistics(tier, "objects", "stored", "pending_bytes") == [1, 1, 0]
         assert [await tier.kept(*each) for each in OBJECTS[:2]] == [True, False]
@@ -307,7 +307,7 @@ def test_an_object_that_is_dropped_while_it_is_read_is_not_written_again() -> No
         reading = asyncio.ensure_future(tier.kept(NAME, DATA))
         await asyncio.sleep(0.0005)
         assert not reading.done()
-        tier.proxy.drop(NAME)
+        tier.proxy.objects.drop(NAME)
         assert await reading
         await asyncio.sleep(2.0)
         assert statistics(tier, "objects") == [0]
@@ -318,9 +318,9 @@ def test_an_object_that_is_dropped_while_it_is_read_is_not_written_again() -> No
 
 def test_an_offer_that_nobody_could_begin_to_write_is_not_counted_for_ever() -> None:
     async def test(tier: Tier) -> None:
-        tier.proxy.offer(NAME, memoryview(DATA))
+        tier.proxy.objects.offer(NAME, memoryview(DATA))
         await tier.proxy.close()
-        tier.proxy.offer(NAME, memoryview(DATA))
+        tier.proxy.objects.offer(NAME, memoryview(DATA))
         assert statistics(tier, "pending_bytes", "declined") == [0, 1]
         assert not await tier.kept(NAME, DATA)
 
@@ -363,7 +363,7 @@ def test_nothing_is_written_to_memory_whose_reader_has_left() -> None:
         await tier.put((NAME, DATA))
         for delay_seconds in [at * 0.0002 for at in range(100)]:
             into = bytearray(len(DATA))
-            reading = asyncio.ensure_future(tier.proxy.read(NAME, memoryview(into)))
+            reading = asyncio.ensure_future(tier.proxy.objects.read(NAME, memoryview(into)))
             await asyncio.sleep(delay_seconds)
             reading.cancel()
             await asyncio.wait([reading])

@@ -130,7 +130,7 @@ def test_an_object_is_told_apart_by_its_bytes_not_by_its_key() -> None:
 def test_an_object_of_which_the_tier_has_other_bytes_is_forgotten_and_comes_from_the_bucket_once() -> None:
     async def test(bench: Bench) -> None:
         ref, proxy = REFS[0], bench.tier.proxy
-        proxy.drop(warm_name(ref))
+        proxy.objects.drop(warm_name(ref))
         await bench.tier.put((warm_name(ref), BODIES[ref.key][::-1]))  # which its MACs cannot tell: they are of these
         before = len(bench.store.sent_seconds)
         for _ in range(3):
