@@ -1,8 +1,8 @@
-"""The command line: ``stoker pack``, ``info``, ``verify``, ``head`` and what other packages contribute.
+"""The command line: ``stoker pack``, ``info``, ``head``, ``verify`` and the commands of other packages.
 
-A package adds a command by an entry point of the group ``stoker.commands`` that names a :class:`Command`. Such
-a package may also use the modules ``flags`` (options of buckets, sizes, counts and functions) and ``output`` (tables,
-numbers and JSON). A command's module is imported when the command is used.
+A package adds a command by an entry point of the group ``stoker.commands`` that names a :class:`Command`. It may use
+the modules ``flags`` (options for buckets, sizes, counts and functions) and ``output`` (tables, numbers and JSON). A
+command's module is imported when the command is used.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ __all__ = ["BUCKET_TITLE", "Command", "CommandParser", "main"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command.
+    """A command of the command line.
 
     Attributes:
-        name: the word behind ``stoker``.
-        help: one line.
-        configure: adds the command's arguments to its parser.
-        run: does it and returns the exit code; a :class:`~stoker.errors.StokerError` is reported for it.
+        name: name of the command, the word after ``stoker``.
+        help: description of the command, one line.
+        configure: function that adds the command's arguments to its parser.
+        run: function that runs the command and returns its exit code. A :class:`~stoker.errors.StokerError` that it
+            raises is printed as one line.
 
     Example:
         An entry point ``hello = "my_package.hello:command"`` of the group ``stoker.commands`` adds ``stoker hello``::
@@ -54,11 +55,11 @@ class Command:
         """Return a command whose module is imported when the command is used, not when it is listed.
 
         Args:
-            module: dotted name of the module, which has the functions ``configure`` and ``run``; or, where several
-                commands share one, ``module:NAME``, whose functions are ``configure_NAME`` and ``run_NAME``. What runs
-                may be a coroutine function.
-            name: the word behind ``stoker``.
-            help: one line.
+            module: dotted name of the module that has the functions ``configure`` and ``run``. If several commands
+                share a module: ``module:NAME``, with the functions ``configure_NAME`` and ``run_NAME``. The function
+                that runs may be a coroutine function.
+            name: name of the command, the word after ``stoker``.
+            help: description of the command, one line.
         """
         place, _, shared = module.partition(":")
 
@@ -74,7 +75,7 @@ class Command:
 
 
 def _awaited(code: Coroutine[None, None, int]) -> int:
-    import asyncio  # the list of commands need not load it
+    import asyncio  # not needed to list the commands
 
     return asyncio.run(code)
 
@@ -82,44 +83,53 @@ def _awaited(code: Coroutine[None, None, int]) -> int:
 _COMMANDS = {
     name: Command.of_module(f"stoker.cli.{module}", name=name, help=text)
     for name, module, text in (
-        ("pack", "pack", "pack samples into a data set, or resume a pack that was cut off"),
+        ("pack", "pack", "pack samples into a data set, or resume an interrupted pack"),
         ("info", "info", "show a data set's versions, size, columns and pack runs"),
         ("head", "info:head", "show the first samples of a data set"),
-        ("verify", "maintenance:verify", "check every checksum of a data set; exit code 1 if one is bad"),
+        ("verify", "maintenance:verify", "check every checksum of a data set; exit code 1 if one is wrong"),
         (
             "rebuild-manifest",
             "maintenance:rebuild",
-            "make a manifest of the super-samples that are there; exit code 1 if some are lost or damaged",
+            "restore a lost manifest from the super-samples; exit code 1 if some are lost or damaged",
         ),
-        ("compact", "maintenance:compact", "pack the small super-samples of a data set again"),
-        ("gc", "maintenance:gc", "list or delete what no version of a data set needs"),
-        ("rm", "maintenance:rm", "delete a data set, after asking"),
+        ("compact", "maintenance:compact", "merge the small super-samples of a data set into larger ones"),
+        ("gc", "maintenance:gc", "list or delete the objects that no version of a data set needs"),
+        ("rm", "maintenance:rm", "delete a data set, after confirmation"),
         (
             "doctor",
             "info:doctor",
-            "look for what is wrong between here and a data set; exit code 1 if there is a problem",
+            "diagnose problems between this machine and a data set; exit code 1 if there is one",
         ),
-        ("cost", "cost", "reckon what data, requests, machines and functions cost"),
-        ("cache", "cache", "fill a disk cache before a training"),
-        ("trace", "trace", "say what a run waited for, from its trace"),
-        ("tier", "tier", "run a server that holds super-samples in memory for trainers on other machines"),
-        ("token", "token", "make a token with which a client reads data sets over HTTPS"),
+        ("cost", "cost", "estimate the cost of data, requests, machines and functions"),
+        ("cache", "cache", "fill a disk cache before training"),
+        ("trace", "trace", "show what a training run waited for, from its trace"),
+        ("tier", "tier", "run a server that keeps super-samples in memory for trainers on other machines"),
+        ("token", "token", "create a token with which a client reads data sets over HTTPS"),
     )
 }
 _ORDER = (
     *("pack", "info", "head", "verify", "rebuild-manifest", "shuffle", "compact", "gc", "rm", "plan", "doctor", "cost"),
     *("allocate", "cache", "simulate", "trace", "tier", "warm", "token"),
 )
-"""In which commands are listed; those that are not named here follow."""
+"""Order in which the help lists commands; all others follow."""
 _GROUP = "stoker.commands"
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code: 0, 1 on failure, 2 on wrong usage, 130 when interrupted."""
+    """Run a command line and return its exit code: 0, 1 on failure, 2 on wrong usage, 130 when interrupted.
+
+    Args:
+        argv: arguments after the program's name; default those of this process.
+
+    Example:
+        >>> from stoker.cli import main
+        >>> main(["info", "memory://nothing"])
+        1
+    """
     arguments = sys.argv[1:] if argv is None else list(argv)
-    if isinstance(sys.stdout, TextIOWrapper):  # names may hold what a terminal's encoding lacks
+    if isinstance(sys.stdout, TextIOWrapper):  # names may contain characters that a terminal's encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.WARNING, format="stoker: %(message)s")
     parser = _parser(arguments)
@@ -128,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
-        warnings.filterwarnings("default", ".* has no effect: ", DeprecationWarning)  # of who wrote the command
+        warnings.filterwarnings("default", ".* has no effect: ", DeprecationWarning)  # the user can act on these
         try:
             code: int = options.run(options)
             sys.stdout.flush()
@@ -141,17 +151,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"stoker: {options.when_interrupted}", file=sys.stderr)
             return _INTERRUPTED
         except BrokenPipeError:
-            # Whoever read our output has gone; the interpreter's own flush at exit must not fail on it again.
+            # The reader of our output has closed the pipe; the interpreter's flush at exit must not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return _BROKEN_PIPE
         return code
 
 
 def _parser(arguments: Sequence[str]) -> ArgumentParser:
-    """Return a parser of every command, or of the one alone that is asked for, which has its arguments then."""
+    """Return a parser of the command that ``arguments`` name, or of all commands if they name none."""
     parser = CommandParser(
         prog="stoker",
-        description="Packs training data into super-samples in a bucket, and looks after them.",
+        description="Packs training data into super-samples in a bucket, and maintains data sets.",
         epilog="URL is a path, or a file://, s3://, gs://, memory:// or, to read, stoker+https:// URL.",
     )
     parser.add_argument("--version", action="version", version=f"stoker {__version__}")
@@ -170,7 +180,7 @@ def _parser(arguments: Sequence[str]) -> ArgumentParser:
 
 
 def _command(name: str) -> Command | None:
-    """Return the command of a name, if there is one, and load no other."""
+    """Return the command with this name, None if there is none; loads no other command."""
     if name in _COMMANDS:
         return _COMMANDS[name]
     point = _contributed().get(name)
@@ -178,14 +188,14 @@ def _command(name: str) -> Command | None:
 
 
 def _commands() -> list[Command]:
-    """Return our own commands and those that other packages contribute, in the order of the help."""
+    """Return the built-in commands and those of other packages, in the order of the help."""
     found = {name: _loaded(point) for name, point in _contributed().items()} | _COMMANDS
     first = [found.pop(name) for name in _ORDER if name in found]
     return [*first, *found.values()]
 
 
 def _contributed() -> dict[str, EntryPoint]:
-    """Return the entry points by name; of several, the first that is found, but this distribution's before all."""
+    """Return the entry points by name; of several with one name, this distribution's, else the first found."""
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=_GROUP):
         if point.name not in points or (point.dist is not None and point.dist.name == "stoker"):
@@ -198,7 +208,7 @@ def _loaded(point: EntryPoint) -> Command:
         command = point.load()
         if not isinstance(command, Command):
             raise TypeError(f"{point.value} is not a stoker.cli.Command")
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with another package must not break our commands
+    except Exception as error:  # noqa: BLE001 - no error in another package may break our commands
         return Command(
             name=point.name,
             help=f"(cannot be loaded: {type(error).__name__})",
@@ -222,29 +232,29 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 BUCKET_TITLE = "how to reach"
-"""What the titles of groups begin with that many commands have; they stand last."""
+"""Start of the titles of the groups of bucket options, which the help shows last."""
 _OF_ALL = ("help", "debug", "version")
 
 
 class CommandParser(ArgumentParser):
-    """Parses the arguments of one command; parsers of its actions are of the same class."""
+    """Parser of one command's arguments; the parsers of its actions have the same class."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"formatter_class": _Formatter, **settings})
 
     def format_help(self) -> str:
-        """Return the help, the options of buckets last."""
+        """Return the help text, with the bucket options last."""
         self._action_groups.sort(key=lambda group: (group.title or "").startswith(BUCKET_TITLE))
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        """End the process with code 2; the error is the first line, and what to write and where to read on follow."""
+        """Exit with code 2; print the error first, then the usage and how to show the help."""
         self.exit(2, f"{self.prog}: error: {message}\n{self.format_usage()}{self.prog} --help tells more\n")
 
 
 class _Formatter(HelpFormatter):
     def add_usage(self, usage: str | None, actions: Iterable[Action], groups: Any, prefix: str | None = None) -> None:
-        """Show what must be given; the options are listed below."""
+        """Show the required arguments only; the options are listed below."""
         listed = list(actions)
         needed = [each for each in listed if each.required or not each.option_strings]
         words = [*(["[options]"] if len(needed) < len(listed) else []), *map(self._written, needed)]
@@ -259,5 +269,5 @@ class _Formatter(HelpFormatter):
         return f"{action.option_strings[0]} {value}".strip()
 
     def add_arguments(self, actions: Iterable[Action]) -> None:
-        """List what all commands have behind the others."""
+        """List the options that all commands share after the others."""
         super().add_arguments(sorted(actions, key=lambda action: action.dest in _OF_ALL))

@@ -1,4 +1,4 @@
-"""``python -m stoker.cli``: the same as ``stoker``."""
+"""Runs ``python -m stoker.cli`` like ``stoker``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""``stoker cache``: fills a disk cache before a training, so that its first epoch reads it.
+"""``stoker cache``: fills a disk cache before training, so that the first epoch reads from it.
 
 After H. Zhao and others, "SiloD", EuroSys 2023.
 """
@@ -33,39 +33,39 @@ from stoker.cli.output import counted
 from stoker.errors import ConfigError, StokerError
 
 _AT_ONCE = 4
-"""As many as may wait to be written, whatever their size: a tier declines what is beyond."""
+"""Concurrent fetches: the number of objects of any size that may wait to be written; a tier declines more."""
 _HEDGE_SLOTS = 2
 _BATCH_SIZE = 1024
 _number = whole_number_to((1 << 64) - 1)
 _DESCRIPTION = (
-    "Read super-samples into a disk cache, those first that a training needs first, until the limit is reached. What "
-    "the cache has already is checked and stays, so a run that was interrupted goes on. Exits with 1 if the cache does "
-    "not hold all that fits."
+    "Read super-samples into a disk cache, in the order in which training needs them, until the limit is reached. "
+    "Super-samples that the cache has are checked and kept, so an interrupted run resumes. The exit code is 1 if the "
+    "cache lacks super-samples that fit."
 )
 
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION", required=True)
-    warm = actions.add_parser("warm", help="fill a disk cache before a training", description=_DESCRIPTION)
-    cache = "disk:PATH?limit=SIZE, as it is given to the Loader"
+    warm = actions.add_parser("warm", help="fill a disk cache before training", description=_DESCRIPTION)
+    cache = "the cache, disk:PATH?limit=SIZE, as given to the Loader"
     warm.add_argument("--cache", required=True, metavar="SPEC", help=cache)
-    seed = "of the training: where not all fits, its order says what is first (default: 0)"
+    seed = "seed of the training; matters if the data set is larger than the limit (default: 0)"
     warm.add_argument("--seed", type=_number, default=0, metavar="N", help=seed)
-    warm.add_argument("--epoch", type=_number, default=0, metavar="N", help="that is read first (default: 0)")
-    rate = "read no more from the bucket, such as 1Gbit (default: no bound)"
+    warm.add_argument("--epoch", type=_number, default=0, metavar="N", help="epoch to begin with (default: 0)")
+    rate = "maximum rate of reads from the bucket, such as 1Gbit (default: unlimited)"
     warm.add_argument("--max-rate", type=rate_from(1.0), metavar="RATE", help=rate)
     warm.add_argument("--quiet", action="store_true", help="show no progress")
     add_dataset(warm)
 
 
 async def run(args: Namespace) -> int:
-    """Have a disk cache hold what a run needs first, as much as fits; say what it holds, and return the exit code.
+    """Fill a disk cache with the super-samples that a run needs first, print what it holds, and return the exit code.
 
     Raises:
         ConfigError: the cache is in memory.
-        BudgetError: it has no room for a super-sample.
-        StokerError: another process writes to it, or a super-sample could not be read; those before it are kept.
+        BudgetError: the cache has no room for a super-sample.
+        StokerError: another process writes to the cache, or a super-sample could not be read; earlier ones are kept.
     """
     spec = CacheSpec.parse(args.cache)
     config = FetchConfig(max_bytes_per_second=args.max_rate)
@@ -90,8 +90,8 @@ async def run(args: Namespace) -> int:
     )
     if len(held) < len(rows):
         print(
-            f"{len(rows) - len(held):,} that fit into the limit were not taken in: the disk is full or failed; "
-            "free some of it and run the command again",
+            f"{len(rows) - len(held):,} that fit into the limit were not cached: the disk is full or failed; "
+            "free some space and run the command again",
             file=sys.stderr,
         )
     return 1 if len(held) < len(rows) else 0
@@ -99,17 +99,17 @@ async def run(args: Namespace) -> int:
 
 @asynccontextmanager
 async def _opened_tier(manifest: Manifest, spec: CacheSpec, stretch: Stretch) -> AsyncGenerator[DiskTier, None]:
-    """Yield the cache that a loader would open, which keeps the super-samples of a stretch by their first use."""
+    """Yield the cache that a loader would open; it keeps the super-samples that ``stretch`` needs first."""
     if spec.path is None:
-        raise ConfigError("a cache in memory ends with its process and cannot be filled ahead: name a disk:PATH")
+        raise ConfigError("a cache in memory ends with its process and cannot be filled ahead; use disk:PATH")
     (tier,) = made_tiers([spec], manifest, Sharers())
     assert isinstance(tier, DiskTier)  # noqa: S101 - the path says so
     try:
         await tier.follow(manifest, Future(manifest.rows.samples, stretch))
         if not tier.takes_in:
             raise StokerError(
-                f"{tier.name} cannot be filled: another process writes to it, or it is no folder that this user can "
-                "write to and lock; stop the process, or let it fill the cache itself"
+                f"{tier.name} cannot be filled: another process writes to it, or this user cannot write to the folder "
+                "or lock it; stop the process, or let it fill the cache itself"
             )
         yield tier
     finally:
@@ -119,7 +119,7 @@ async def _opened_tier(manifest: Manifest, spec: CacheSpec, stretch: Stretch) ->
 async def _fill(
     store: Readable, manifest: Manifest, tier: DiskTier, rows: Sequence[int], config: FetchConfig, progress: Progress
 ) -> int:
-    """Have the tier take in super-samples; return how many came from the bucket. Checksums of the others are right."""
+    """Read super-samples into the tier and return how many came from the bucket; the others' checksums were checked."""
     ring = Ring(_AT_ONCE + _HEDGE_SLOTS, manifest.largest_bytes)
     fetcher = Fetcher(store, ring=ring, rng=random.Random(), config=config, tiers=[tier])  # noqa: S311 - jitter
 
@@ -134,7 +134,7 @@ async def _fill(
 
 
 def _rows_that_fit(manifest: Manifest, stretch: Stretch, limit_bytes: int) -> list[int]:
-    """Return the super-samples that a stretch uses first and that fit together on a disk, by their rows."""
+    """Return the rows of the super-samples that ``stretch`` uses first and that fit into ``limit_bytes`` together."""
     queue = StepQueue(Steps(manifest.rows.samples, stretch))
     rows: dict[int, None] = {}
     left_bytes = limit_bytes

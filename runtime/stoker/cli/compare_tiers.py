@@ -1,4 +1,4 @@
-"""``stoker cost --compare-tiers``: what the same reads cost from each place that may hold the data."""
+"""``stoker cost --compare-tiers``: compares the cost of the same reads from each place that can hold the data."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FIGURES = (
     *("compare_tiers", "size", "gets", "hours", "object_size", "epochs", "nodes", "store", "egress"),
     *("disk", "machine", "function", "function_vcpus", "warm_memory", "linger"),
 )
-"""Those that the comparison takes."""
+"""Names of the figures that the comparison takes."""
 _NEEDED = {"size": "size_bytes", "gets": "reads", "hours": "hours"}
-"""Figure → the workload's field; a data set has the first two."""
+"""Required figure → field of the workload; a data set gives the first two."""
 _OBJECT_BYTES = 8 << 20
 _PAGE = "docs/tiers.md"
 _HEADER = ("place", "", "dollars", "a read", "what limits it")
@@ -36,21 +36,21 @@ def comparison(
     size_bytes: int,
     traffic: Traffic,
 ) -> Comparison:
-    """Return the comparison of places for the figures that are given.
+    """Return the comparison of places for the given figures.
 
     Args:
-        given: figures by name.
-        prices: of everything.
+        given: figure → value.
+        prices: the price list.
         store: prices of the bucket.
-        super_samples: of a data set; 0 where there is none.
-        size_bytes: of it.
-        traffic: requests that are given and that a data set takes.
+        super_samples: number of super-samples of the data set; 0 without a data set.
+        size_bytes: size of the data set in bytes; 0 without a data set.
+        traffic: requests to the bucket, as given and as the data set requires.
 
     Raises:
-        ConfigError: a figure is missing, or means nothing here.
+        ConfigError: a figure is missing or not applicable.
     """
     if unused := [name for name in given if name not in FIGURES]:
-        raise ConfigError(f"{unused[0]} means nothing with compare_tiers, which takes {', '.join(FIGURES[1:])}")
+        raise ConfigError(f"{unused[0]} has no effect with compare_tiers, which takes {', '.join(FIGURES[1:])}")
     size_bytes = given.get("size", size_bytes)
     work = {
         "size_bytes": size_bytes,
@@ -62,7 +62,7 @@ def comparison(
     }
     for figure, name in _NEEDED.items():
         if not work[name]:
-            raise ConfigError(f"compare_tiers needs {figure}, more than 0")
+            raise ConfigError(f"compare_tiers needs {figure} greater than 0")
     warm = {"memory_bytes": given.get("warm_memory"), "linger_seconds": given.get("linger")}
     return Comparison(
         work=Workload(**work),
@@ -78,7 +78,7 @@ def comparison(
 
 
 def _functions_beside(store: StorePrices, prices: Prices) -> FunctionPrices:
-    """Return the first functions in a bucket's region, else AWS Lambda."""
+    """Return the first function platform in the bucket's region, else AWS Lambda."""
     beside = (each for each in prices.functions.values() if each.region == store.region)
     return next(beside, None) or prices.function("lambda")
 

@@ -1,4 +1,4 @@
-"""``stoker cost``: what a run costs, from figures, from a data set's manifest, or from both."""
+"""``stoker cost``: estimates what a run costs, from figures, from a data set's manifest, or from both."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BUCKET = "URL size gets puts lists read written"
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
-    where = "of a data set whose size and super-samples are to be reckoned with"
+    where = "a data set that gives the size and the number of super-samples"
     parser.add_argument("url", metavar="URL", nargs="?", help=where)
     add_version(parser)
     parser.add_argument("--json", action="store_true", help="write JSON")
@@ -53,7 +53,7 @@ def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
     given, prices = _figures(args, has_dataset=args.url is not None), Prices.load()
     if args.url is None and not given:
-        raise ConfigError("there is nothing to reckon: give the URL of a data set, or figures (--gets, --machine, …)")
+        raise ConfigError("there is nothing to estimate: give the URL of a data set, or figures (--gets, --machine, …)")
     if given["compare_tiers"]:
         print(report(_compared(args, given, prices), as_json=args.json))
         return 0
@@ -77,14 +77,14 @@ def run(args: Namespace) -> int:
 
 
 async def _read(args: Namespace) -> tuple[int, int, PriceKey]:
-    """Return how many super-samples a data set has, their bytes, and by what the prices of its store are found."""
+    """Return a data set's number of super-samples, its size in bytes and the price key of its store."""
     async with opened(args) as store:
         manifest = await read_manifest(store, args.at)
         return len(manifest), manifest.size_bytes, price_key(store)
 
 
 class _Figures(dict[str, Any]):
-    """The figures that are given, by name; one that is not is 0."""
+    """Figure → value; a missing figure is 0."""
 
     def __missing__(self, name: str) -> int:
         return 0
@@ -94,7 +94,7 @@ _Priced = StorePrices | MachinePrices | DiskPrices | FunctionPrices
 
 
 def _reckoned(args: Namespace, given: _Figures, prices: Prices) -> Iterator[tuple[Sequence[Part], _Priced]]:
-    """Yield the lines of each thing that is paid for, with the prices that they are reckoned with."""
+    """Yield the cost parts of each billed resource, with the prices that apply."""
     if args.url is not None or _OF_BUCKET & given.keys():
         super_samples, size_bytes, store = _bucket(args, given, prices)
         stored = Stored(size_bytes=given.get("size", size_bytes), months=given.get("months", 1.0))
@@ -120,7 +120,7 @@ def _reckoned(args: Namespace, given: _Figures, prices: Prices) -> Iterator[tupl
 
 
 def _bucket(args: Namespace, given: _Figures, prices: Prices) -> tuple[int, int, StorePrices]:
-    """Return super-samples and bytes of the data set, if there is one, and the prices of its bucket."""
+    """Return the data set's number of super-samples and bytes (0 without a data set), and the prices of its bucket."""
     super_samples, size_bytes, key = (0, 0, PriceKey("s3")) if args.url is None else asyncio.run(_read(args))
     name = given.get("store") or args.prices
     return super_samples, size_bytes, prices.store(replace(key, name=name) if name else key)
@@ -133,7 +133,7 @@ def _compared(args: Namespace, given: _Figures, prices: Prices) -> Comparison:
 
 
 def _traffic(given: _Figures, prices: Prices, super_samples: int, size_bytes: int) -> Traffic:
-    """Return the requests that are given and those that a data set takes, by a rank for each accelerator."""
+    """Return the given requests plus those of reading the data set, with one rank per accelerator."""
     egress = given.get("egress", "same_region")
     traffic = Traffic(
         requests={Operation.GET: given["gets"], Operation.PUT: given["puts"], Operation.LIST: given["lists"]},
@@ -154,10 +154,10 @@ def _traffic(given: _Figures, prices: Prices, super_samples: int, size_bytes: in
 
 
 def _function_parts(given: _Figures, prices: FunctionPrices) -> list[Part]:
-    """Return the lines of calls and of a warm tier; of processors that are billed apart, a function has one."""
+    """Return the cost parts of calls and of a warm tier; by default a function has 1 vCPU if these are billed apart."""
     vcpus = float(given.get("function_vcpus", 1)) if prices.dollars_per_vcpu_second else 0.0
     if given["function_vcpus"] and not prices.dollars_per_vcpu_second:
-        raise ConfigError(f"function_vcpus means nothing to {prices.name}: processors come with the memory")
+        raise ConfigError(f"function_vcpus has no effect for {prices.name}, which bills processors with the memory")
     calls = Calls(
         calls=given["calls"],
         seconds=given["call_seconds"],
@@ -189,7 +189,7 @@ def _dollars(dollars: float) -> str:
 
 
 _number = number_from(0.0, 1e15)
-"""Reads any figure that is no size, no share and no count of what there is one of at least."""
+"""Parses a number, for figures that are neither a size nor a share nor a positive count."""
 
 
 def _share(text: str) -> float:
@@ -207,9 +207,13 @@ def _egress(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """A flag, ``--a-name``, and a key of the file, ``a_name``; its kind is what reads it, and its metavar.
+    """A figure of the estimate: a flag ``--a-name`` and a key ``a_name`` of the file.
 
-    Without a kind it is a switch. It means nothing without one of those that it needs, where there are any.
+    Attributes:
+        name: key of the figure.
+        kind: parser of the value, and metavar; None for a switch.
+        help: description of the figure.
+        needs: names of figures, separated by blanks; at least one of them must be given too.
     """
 
     name: str
@@ -221,10 +225,10 @@ class _Figure:
 _COUNT, _NUMBER, _SHARE, _NAME = (positive, "N"), (_number, "N"), (_share, "SHARE"), (str, "NAME")
 _SIZE, _HOURS, _SECONDS = (size, "SIZE"), (_number, "H"), (_number, "S")
 _GROUPS: dict[str, tuple[_Figure, ...]] = {
-    "the data set (read from its manifest where there is a URL)": (
+    "the data set (size from the manifest at URL)": (
         _Figure("epochs", _COUNT, "epochs that read it (default: 1)", "URL"),
-        _Figure("hit_rate", _SHARE, "of look-ups behind the first epoch that a cache answers (default: 0)", "URL"),
-        _Figure("packing", None, "count the writes that make it, too", "URL"),
+        _Figure("hit_rate", _SHARE, "cache hit rate after the first epoch (default: 0)", "URL"),
+        _Figure("packing", None, "include the requests that pack it", "URL"),
     ),
     "the bucket": (
         _Figure(
@@ -234,72 +238,77 @@ _GROUPS: dict[str, tuple[_Figure, ...]] = {
             _BUCKET,
         ),
         _Figure(
-            "egress", (_egress, "WHERE"), "of the reader: same_region (the default), other_region or internet", _BUCKET
+            "egress",
+            (_egress, "WHERE"),
+            "location of the reader: same_region (default), other_region, internet",
+            _BUCKET,
         ),
-        _Figure("size", _SIZE, "at rest (default: the data set's)"),
-        _Figure("months", _NUMBER, "for which data and disks are kept (default: 1)", "URL size disk_size"),
-        _Figure("gets", _NUMBER, "GET requests, beside the data set's"),
-        _Figure("puts", _NUMBER, "PUT requests, beside the data set's"),
-        _Figure("lists", _NUMBER, "pages of listings"),
-        _Figure("read", _SIZE, "read, beside the data set's"),
-        _Figure("written", _SIZE, "written, beside the data set's"),
+        _Figure("size", _SIZE, "stored data (default: the data set's size)"),
+        _Figure("months", _NUMBER, "months of storage of data and disks (default: 1)", "URL size disk_size"),
+        _Figure("gets", _NUMBER, "GET requests in addition to the data set's"),
+        _Figure("puts", _NUMBER, "PUT requests in addition to the data set's"),
+        _Figure("lists", _NUMBER, "LIST requests (pages)"),
+        _Figure("read", _SIZE, "data read in addition to the data set's"),
+        _Figure("written", _SIZE, "data written in addition to the data set's"),
     ),
     "the machines": (
         _Figure(
             "machine",
             _NAME,
-            "with the accelerator: g6.xlarge, p5.48xlarge, cloud-run-l4, …",
+            "machine type: g6.xlarge, p5.48xlarge, cloud-run-l4, …",
             "compute_hours wait_hours compare_tiers",
         ),
         _Figure(
             "nodes",
             _COUNT,
-            "machines that share each epoch, a rank an accelerator (default: 1)",
+            "machines that share each epoch, with one rank per accelerator (default: 1)",
             "URL machine disk compare_tiers",
         ),
-        _Figure("accelerators", _COUNT, "of each machine that the job has (default: all)", "machine"),
-        _Figure("compute_hours", _HOURS, "that each machine computes", "machine"),
-        _Figure("wait_hours", _HOURS, "that each waits for data", "machine"),
-        _Figure("stall", _SHARE, "of its hours that each waits, instead of --wait-hours", "compute_hours"),
-        _Figure("disk", (str, "KIND"), "of disk in each: gp3, pd-standard, pd-balanced", "disk_size compare_tiers"),
-        _Figure("disk_size", _SIZE, "of each disk", "disk"),
+        _Figure("accelerators", _COUNT, "accelerators of each machine that the job uses (default: all)", "machine"),
+        _Figure("compute_hours", _HOURS, "hours of computation per machine", "machine"),
+        _Figure("wait_hours", _HOURS, "hours of waiting for data per machine", "machine"),
+        _Figure("stall", _SHARE, "share of the hours that a machine waits, instead of --wait-hours", "compute_hours"),
+        _Figure(
+            "disk", (str, "KIND"), "disk of each machine: gp3, pd-standard, pd-balanced", "disk_size compare_tiers"
+        ),
+        _Figure("disk_size", _SIZE, "size of each disk", "disk"),
     ),
     "functions": (
         _Figure("function", (str, "PLATFORM"), "lambda (the default), lambda-arm or cloud-run", _FUNCTIONS),
-        _Figure("calls", _NUMBER, "calls"),
-        _Figure("call_seconds", _SECONDS, "that each runs", "calls"),
-        _Figure("function_memory", _SIZE, "of a function (default: 1769MiB)", "calls"),
-        _Figure("function_vcpus", _NUMBER, "of a function, where they are billed apart (default: 1)", _FUNCTIONS),
+        _Figure("calls", _NUMBER, "number of calls"),
+        _Figure("call_seconds", _SECONDS, "duration of a call", "calls"),
+        _Figure("function_memory", _SIZE, "memory of a function (default: 1769MiB)", "calls"),
+        _Figure("function_vcpus", _NUMBER, "vCPUs of a function, if billed apart (default: 1)", _FUNCTIONS),
         _Figure(
-            "function_tmp", _SIZE, "of /tmp of a function; Lambda gives 512 MB for nothing (default: that)", "calls"
+            "function_tmp", _SIZE, "size of a function's /tmp (default: 512 MB, which are free on Lambda)", "calls"
         ),
-        _Figure("cold_starts", _NUMBER, "of the calls, how many start an instance", "calls"),
-        _Figure("init_seconds", _SECONDS, "that a start takes", "cold_starts"),
+        _Figure("cold_starts", _NUMBER, "calls that start an instance", "calls"),
+        _Figure("init_seconds", _SECONDS, "duration of a cold start", "cold_starts"),
     ),
     "a warm tier (on the same platform)": (
         _Figure("warm_functions", _COUNT, "functions that keep data in memory", "warm_hours"),
-        _Figure("warm_hours", _HOURS, "for so long", "warm_functions"),
-        _Figure("warm_memory", _SIZE, "of each (default: 1536MiB)", "warm_functions compare_tiers"),
-        _Figure("served", _SIZE, "that they serve, at 75 MB/s each", "warm_functions"),
-        _Figure("serve_calls", _NUMBER, "calls that serve it", "served"),
+        _Figure("warm_hours", _HOURS, "hours that they keep it", "warm_functions"),
+        _Figure("warm_memory", _SIZE, "memory of each (default: 1536MiB)", "warm_functions compare_tiers"),
+        _Figure("served", _SIZE, "data that they serve, at 75 MB/s each", "warm_functions"),
+        _Figure("serve_calls", _NUMBER, "calls that serve the data", "served"),
         _Figure("back_up_every", (number_from(0.001, 1e15), "S"), SUPPRESS),
         _Figure("back_up_seconds", _SECONDS, SUPPRESS),
     ),
     "where data is kept (with --size, --gets and --hours, or a data set, --epochs and --hours)": (
-        _Figure("compare_tiers", None, "what the same reads cost from a bucket, disks, memory, servers, functions, …"),
-        _Figure("hours", _HOURS, "for which it is kept, and in which it is read", "compare_tiers"),
-        _Figure("object_size", (size_from(1), "SIZE"), "of a super-sample (default: 8MiB)", "compare_tiers"),
-        _Figure("linger", (number_from(0.01, 900), "S"), "of a warm function (default: 0.25)", "compare_tiers"),
+        _Figure("compare_tiers", None, "compare the same reads from a bucket, disks, memory, servers, functions, …"),
+        _Figure("hours", _HOURS, "hours in which the data is kept and read", "compare_tiers"),
+        _Figure("object_size", (size_from(1), "SIZE"), "size of a super-sample (default: 8MiB)", "compare_tiers"),
+        _Figure("linger", (number_from(0.01, 900), "S"), "linger of a warm function (default: 0.25)", "compare_tiers"),
     ),
 }
 _FIGURES = {figure.name: figure for group in _GROUPS.values() for figure in group}
 _REMOVED = ("back_up_every", "back_up_seconds")
-"""Figures of earlier releases, which are accepted with a warning."""
+"""Figures of earlier releases, accepted with a warning."""
 
 
 def _add_figures(parser: ArgumentParser) -> None:
-    """Add a flag for each figure, and the file."""
-    where = "TOML file with any of these figures, its keys named as the flags are, with underscores; flags come first"
+    """Add a flag for each figure, and the file of figures."""
+    where = "TOML file of figures, with the flags' names and underscores as keys; flags override it"
     parser.add_argument("--figures", type=Path, metavar="FILE", help=where)
     for title, group in _GROUPS.items():
         section = parser.add_argument_group(title)
@@ -312,10 +321,10 @@ def _add_figures(parser: ArgumentParser) -> None:
 
 
 def _figures(args: Namespace, *, has_dataset: bool) -> _Figures:
-    """Return the figures that are given, by name; flags go before the file.
+    """Return the given figures by name; flags override the file.
 
     Raises:
-        ConfigError: the file cannot be read, or has what is no figure; or a figure means nothing without another one.
+        ConfigError: the file cannot be read, a key or value in it is invalid, or a figure needs another one.
     """
     flags = {name: value for name in _FIGURES if (value := getattr(args, name)) is not None}
     given = _Figures({**(_of_file(args.figures) if args.figures else {}), **flags})
@@ -327,9 +336,9 @@ def _figures(args: Namespace, *, has_dataset: bool) -> _Figures:
     for name in given:
         needed = _FIGURES[name].needs.split()
         if needed and not there & set(needed):
-            raise ConfigError(f"{name} means nothing without {' or '.join(needed)}")
+            raise ConfigError(f"{name} has no effect without {' or '.join(needed)}")
     if {"stall", "wait_hours"} <= given.keys():
-        raise ConfigError("stall and wait_hours say the same; give one of them")
+        raise ConfigError("stall and wait_hours both give the waiting time; give one of them")
     return given
 
 
@@ -339,11 +348,11 @@ def _of_file(path: Path) -> dict[str, Any]:
         figure = _FIGURES.get(name)
         if figure is None:
             known = ", ".join(name for name in _FIGURES if name not in _REMOVED)
-            raise ConfigError(f"{path} has {shown(name)}, which is no figure; there are {known}")
+            raise ConfigError(f"{path} has the unknown figure {shown(name)}; the figures are {known}")
         if figure.kind is None and not isinstance(value, bool):
-            raise ConfigError(f"{path}: {name} is true or false, not {shown(value)}")
+            raise ConfigError(f"{path}: {name} must be true or false, not {shown(value)}")
         try:
             found[name] = value if figure.kind is None else figure.kind[0](str(value))
-        except (ArgumentTypeError, ValueError) as error:  # ValueError: it is an integer of thousands of digits
+        except (ArgumentTypeError, ValueError) as error:  # ValueError: an integer of thousands of digits
             raise ConfigError(f"{path}: {name}: {error}") from None
     return found

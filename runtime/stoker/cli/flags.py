@@ -1,6 +1,6 @@
-"""Arguments that several commands share: how to reach a store, which version, how many bytes, a number in bounds.
+"""Arguments that several commands share: options of a store, versions, sizes, and numbers within bounds.
 
-Commands whose work functions do share those of where functions run, how they are found, and what they have to reach.
+Commands that run their work in functions share the options of where the functions run and how to find them.
 """
 
 from __future__ import annotations
@@ -33,44 +33,55 @@ _OPTIONS = {
     "function_account": "service_account",
     "workers": "concurrency",
 }
-"""Options of commands → those of executors."""
+"""Option of a command → option of an executor."""
 
 
 def add_written_dataset(parser: ArgumentParser) -> None:
     """Add the URL of a data set that the command writes to."""
-    parser.add_argument("url", type=writable, metavar="URL", help="of the data set: a path, or an s3:// or gs:// URL")
+    parser.add_argument("url", type=writable, metavar="URL", help="the data set: a path, or an s3:// or gs:// URL")
 
 
 def add_dataset(parser: ArgumentParser) -> None:
-    """Add the URL of a data set, its version, and how to reach it."""
-    parser.add_argument("url", metavar="URL", help="of the data set: a path, or an s3://, gs:// or stoker+https:// URL")
+    """Add the URL of a data set, its version, and the options of its store."""
+    parser.add_argument("url", metavar="URL", help="the data set: a path, or an s3://, gs:// or stoker+https:// URL")
     add_version(parser)
     add_store_options(parser)
 
 
 def add_version(parser: ArgumentParser) -> None:
-    """Add which version of a data set."""
+    """Add the version of a data set."""
     parser.add_argument("--at", type=positive, metavar="N", help="version of the data set (default: the newest)")
 
 
 def add_store_options(parser: ArgumentParser, *, prefix: str = "", of: str = "") -> None:
-    """Add how to reach a bucket; what is left out comes from the standard environment variables and files."""
+    """Add the options of a store; the defaults come from the standard environment variables and files.
+
+    Args:
+        parser: parser of the command.
+        prefix: start of the options' names, such as ``source-``.
+        of: name of the store in the title of the group (default: ``the bucket``).
+    """
     title = f"{BUCKET_TITLE} {of or 'the bucket'}"
-    group = parser.add_argument_group(title, "otherwise as AWS_* or GOOGLE_* variables and configuration files say")
+    group = parser.add_argument_group(title, "defaults: the AWS_* or GOOGLE_* variables and configuration files")
     name = f"--{prefix}"
-    group.add_argument(f"{name}endpoint-url", metavar="URL", help="of an S3- or GCS-compatible service")
-    group.add_argument(f"{name}region", metavar="NAME", help="of the bucket, or the function (s3, stoker+https)")
+    group.add_argument(f"{name}endpoint-url", metavar="URL", help="endpoint of an S3- or GCS-compatible service")
+    group.add_argument(f"{name}region", metavar="NAME", help="region of the bucket or the function (s3, stoker+https)")
     group.add_argument(f"{name}anonymous", action="store_true", help="send no credentials")
     group.add_argument(f"{name}requester-pays", action="store_true", help="agree to pay for the requests (s3)")
-    prices = "of a store in the price file, for this bucket (default: by its endpoint, else s3 or gs)"
+    prices = "store in the price file whose prices apply (default: by the endpoint, else s3 or gs)"
     group.add_argument(f"{name}prices", metavar="NAME", help=prices)
     group.add_argument(f"{name}user-project", metavar="ID", help="project that pays for the requests (gs)")
     kinds = get_args(Auth)
-    group.add_argument(f"{name}auth", choices=kinds, help="whose identity the function is shown (stoker+https)")
+    group.add_argument(f"{name}auth", choices=kinds, help="kind of credentials for the function (stoker+https)")
 
 
 def store_options(args: Namespace, url: str, *, prefix: str = "") -> StoreOptions | None:
     """Return the options for the store at ``url``, None if it takes none or none were given.
+
+    Args:
+        args: parsed arguments of the command.
+        url: URL of the store.
+        prefix: start of the options' names in ``args``, such as ``source_``.
 
     Raises:
         ConfigError: an option is given that this kind of store does not have.
@@ -101,17 +112,17 @@ async def opened(args: Namespace, url: str = "", *, prefix: str = "") -> AsyncIt
 
 
 def size_from(least_bytes: int, most_bytes: int = MOST_BYTES) -> Callable[[str], int]:
-    """Return what reads a number of bytes from ``least_bytes`` to ``most_bytes``, for ``add_argument(type=...)``."""
+    """Return a parser of sizes from ``least_bytes`` to ``most_bytes``, for ``add_argument(type=...)``."""
     return _bounded(parse_bytes, least_bytes, most_bytes, format_bytes)
 
 
 def rate_from(least: float) -> Callable[[str], float]:
-    """Return what reads at least so many bytes a second, in bytes or in bits, for ``add_argument(type=...)``."""
+    """Return a parser of rates, in bytes or bits, of at least ``least`` bytes/s, for ``add_argument(type=...)``."""
     return _bounded(parse_rate, least, float(MOST_BYTES), lambda rate: f"{rate:,.4g} B/s")
 
 
 def number_from(least: float, most: float) -> Callable[[str], float]:
-    """Return what reads a number from ``least`` to ``most``, for ``add_argument(type=...)``."""
+    """Return a parser of numbers from ``least`` to ``most``, for ``add_argument(type=...)``."""
     return _bounded(_number, least, most, lambda number: f"{number:,.15g}")
 
 
@@ -138,15 +149,15 @@ def _bounded(
 
 
 size = size_from(0)
-"""Reads any number of bytes, for ``add_argument(type=...)``."""
+"""Parses a size in bytes, for ``add_argument(type=...)``."""
 super_sample_size = size_from(1, MAX_SUPER_SAMPLE_BYTES)
-"""Reads how large a super-sample may be, for ``add_argument(type=...)``."""
+"""Parses the maximum size of a super-sample, for ``add_argument(type=...)``."""
 
 
 def writable(text: str) -> str:
     """Return the URL of a data set to write to, for ``add_argument(type=...)``."""
     if text.startswith("stoker+"):
-        raise ArgumentTypeError(f"what a function serves is read-only: {text}; write to the bucket behind it")
+        raise ArgumentTypeError(f"a function serves this data set read-only: {text}; write to the bucket behind it")
     return text
 
 
@@ -160,7 +171,7 @@ def positive(text: str) -> int:
 
 
 def whole_number_to(most: int) -> Callable[[str], int]:
-    """Return what reads a whole number from 0 to ``most``, for ``add_argument(type=...)``."""
+    """Return a parser of whole numbers from 0 to ``most``, for ``add_argument(type=...)``."""
     return _bounded(_whole_number, 0, most, str)
 
 
@@ -171,37 +182,37 @@ def _whole_number(text: str) -> int:
 
 
 def add_function_options(add: Callable[..., object], name: str) -> None:
-    """Add where functions run, and how they are found.
+    """Add the options of where functions run and how to find them.
 
     Args:
         add: ``add_argument`` of a group.
-        name: of the function that the command calls most.
+        name: name of the function that the command calls most.
     """
-    add("--on", metavar="WHERE", help="local (processes of this machine), lambda, gcf, ray, or another")
-    add("--workers", type=positive, metavar="N", help="functions at once, at most (default: what WHERE can take)")
-    add("--function-prefix", metavar="NAME", help=f"functions are called NAME-{name} and so on (default: stoker)")
-    add("--function-region", metavar="NAME", help="where they are deployed (lambda, gcf)")
-    add("--function-project", metavar="ID", help="where they are deployed (gcf)")
-    add("--function-url", metavar="URL", help="of an emulator, of functions elsewhere, of a Ray cluster")
-    add("--function-account", metavar="EMAIL", help="service account to call them as (gcf)")
+    add("--on", metavar="WHERE", help="platform: local (processes of this machine), lambda, gcf, ray or a plug-in's")
+    add("--workers", type=positive, metavar="N", help="maximum of concurrent calls (default: what WHERE permits)")
+    add("--function-prefix", metavar="NAME", help=f"start of the functions' names: NAME-{name}, … (default: stoker)")
+    add("--function-region", metavar="NAME", help="region of the functions (lambda, gcf)")
+    add("--function-project", metavar="ID", help="project of the functions (gcf)")
+    add("--function-url", metavar="URL", help="endpoint of an emulator, of other functions or of a Ray cluster")
+    add("--function-account", metavar="EMAIL", help="service account that calls the functions (gcf)")
 
 
 def check_function_options(args: Namespace, *more: str) -> None:
-    """Raise ConfigError if options of functions, or ``more``, are given and nothing says where functions run."""
+    """Raise ConfigError if options of functions, or those in ``more``, are given without ``--on``."""
     needless = [name for name in (*more, *_OPTIONS) if getattr(args, name) is not None]
     if needless and not args.on:
         raise ConfigError(f"--{needless[0].replace('_', '-')} goes with --on, which says where functions run")
 
 
 def chosen_executor(args: Namespace, dataset: Location, source: Location | None = None) -> Executor:
-    """Return the executor that ``--on`` names, for functions that write a data set, and read a source.
+    """Return the executor that ``--on`` names, for functions that write a data set and read a source.
 
     Raises:
-        ConfigError: there is none of the name, the options are not enough for it, or mean nothing to it or to its
-            functions; or they cannot reach a place.
-        MissingExtraError: what it needs is not installed.
+        ConfigError: there is no such executor, its options are missing or not applicable, or its functions cannot reach
+            the data set or the source.
+        MissingExtraError: a library that it needs is not installed.
     """
-    from stoker.fanout import ExecutorOptions, open_executor  # other commands need not load it
+    from stoker.fanout import ExecutorOptions, open_executor  # other commands do not need it
 
     environment = {"STOKER_DATASETS": f"data={url_for_functions(dataset)}", **_reached(args, dataset)}
     if source is not None:
@@ -211,17 +222,17 @@ def chosen_executor(args: Namespace, dataset: Location, source: Location | None 
     for name, option in _OPTIONS.items():
         if option in given.keys() - {"concurrency"} - executor.heeds:
             flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{flag} means nothing to --on {args.on}; leave it out, or name another place")
+            raise ConfigError(f"{flag} has no effect with --on {args.on}; leave it out, or choose another platform")
     for location in filter(None, (source, dataset)):
         _check_reach(executor, location)
     return executor
 
 
 def _reached(args: Namespace, location: Location, prefix: str = "") -> dict[str, str]:
-    """Return the environment variables that say what the options say of how to reach a bucket.
+    """Return the environment variables that pass the options of a bucket on to functions.
 
     Raises:
-        ConfigError: there is no variable for an option, or source and data set would need different ones.
+        ConfigError: there is no variable for an option, or source and data set need different values of one.
     """
     if location.scheme not in _ENDPOINTS:
         return {}
@@ -237,12 +248,12 @@ def _reached(args: Namespace, location: Location, prefix: str = "") -> dict[str,
 
 
 def url_for_functions(location: Location) -> str:
-    """Return the URL of a place wherever a function runs: without blanks, which separate URLs in a setting."""
+    """Return the URL of a location for a function: without blanks, which separate URLs in a setting."""
     return Path(location.bucket).as_uri() if location.scheme == "file" else location.url
 
 
 def _check_reach(executor: Executor, location: Location) -> None:
-    """Raise ConfigError if functions cannot reach a place."""
+    """Raise ConfigError if functions cannot reach a location."""
     if location.scheme == "memory":
         raise ConfigError(f"{location.url} is in the memory of this process; functions cannot reach it")
     if location.scheme == "file" and not executor.sees_files:

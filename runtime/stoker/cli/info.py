@@ -88,7 +88,7 @@ def _identities(strong: int, count: int) -> str:
 def configure_head(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_dataset(parser)
-    parser.add_argument("-n", type=positive, default=5, metavar="N", help="how many samples (default: 5)")
+    parser.add_argument("-n", type=positive, default=5, metavar="N", help="number of samples (default: 5)")
 
 
 def run_head(args: Namespace) -> int:
@@ -107,8 +107,8 @@ _SIGN_WIDTH, _NAME_WIDTH = 6, 19
 
 def configure_doctor(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("url", metavar="URL", help="of the data set: a path, or an s3://, gs:// or stoker+https:// URL")
-    parser.add_argument("--write", action="store_true", help="also write, and delete, a small object below URL/doctor/")
+    parser.add_argument("url", metavar="URL", help="the data set: a path, or an s3://, gs:// or stoker+https:// URL")
+    parser.add_argument("--write", action="store_true", help="also write and delete a small object below URL/doctor/")
     parser.add_argument("--json", action="store_true", help="write JSON")
     add_store_options(parser)
 
@@ -133,7 +133,7 @@ async def run_doctor(args: Namespace) -> int:
 
 
 def _shown(finding: Finding, url: str, commands: set[str]) -> list[str]:
-    """Return a finding as lines; a command that is among those shown is not shown again."""
+    """Return the lines of a finding; leave out its command if ``commands`` has it already, else add it there."""
     margin = " " * (_SIGN_WIDTH + _NAME_WIDTH)
     lines = _wrapped(finding.text, f"{_SIGNS[finding.level]:<{_SIGN_WIDTH}}{finding.check:<{_NAME_WIDTH}}", margin)
     if finding.advice:

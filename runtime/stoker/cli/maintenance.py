@@ -1,4 +1,4 @@
-"""Commands that look after a data set: ``stoker verify``, ``compact``, ``gc``, ``rebuild-manifest`` and ``rm``."""
+"""Commands that maintain a data set: ``stoker verify``, ``compact``, ``gc``, ``rebuild-manifest`` and ``rm``."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from stoker.errors import ConfigError
 def configure_verify(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_dataset(parser)
-    parser.add_argument("--deep", action="store_true", help="check every value on its own checksum too")
-    at_once = "super-samples read at once (default: 4)"
+    parser.add_argument("--deep", action="store_true", help="also check the checksum of every value")
+    at_once = "concurrent reads of super-samples (default: 4)"
     parser.add_argument("--concurrency", type=positive, default=4, metavar="N", help=at_once)
     parser.add_argument("--quiet", action="store_true", help="list bad super-samples only")
     parser.add_argument("--json", action="store_true", help="write JSON")
@@ -70,7 +70,7 @@ async def run_verify(args: Namespace) -> int:
 def configure_compact(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_written_dataset(parser)
-    wanted = "how large a super-sample should be: those below half of it are packed again (default: 8MiB)"
+    wanted = "target size; super-samples below half of it are merged (default: 8MiB)"
     parser.add_argument("--super-sample-bytes", type=super_sample_size, default=8 << 20, metavar="SIZE", help=wanted)
     parser.add_argument("--json", action="store_true", help="write JSON")
     add_store_options(parser)
@@ -92,10 +92,10 @@ async def run_compact(args: Namespace) -> int:
     if done.objects_before:
         print(
             f"{counted(done.objects_before, 'super-sample')} became {done.objects_after:,}: version {version}; when no "
-            "training runs on an older one, the old ones go with: stoker gc --keep-versions 1 --delete"
+            "training reads an older version, delete the old ones with: stoker gc --keep-versions 1 --delete"
         )
         if left:
-            print(f"{counted(left, 'small super-sample')} left for another time: run it again")
+            print(f"{counted(left, 'small super-sample')} left: run the command again")
     else:
         print(f"nothing to gain in version {version}")
     print(bill.line(), file=sys.stderr)
@@ -105,10 +105,10 @@ async def run_compact(args: Namespace) -> int:
 def configure_gc(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_written_dataset(parser)
-    parser.add_argument("--delete", action="store_true", help="delete what is listed")
-    newest = "only the newest N versions are needed (default: all); no training may run on an older one"
+    parser.add_argument("--delete", action="store_true", help="delete the listed objects (default: only list them)")
+    newest = "keep only the newest N versions (default: all); no training may read an older one"
     parser.add_argument("--keep-versions", type=positive, metavar="N", help=newest)
-    run = "an unfinished run, or a whole job, that nobody will finish, by the id that is listed; may be repeated"
+    run = "also delete this unfinished run or job, by the id that is listed; may be repeated"
     parser.add_argument("--abandoned", action="append", default=[], metavar="ID", help=run)
     parser.add_argument("--json", action="store_true", help="write JSON")
     add_store_options(parser)
@@ -151,7 +151,7 @@ def _show_garbage(report: GarbageReport) -> None:
 
 
 def _left_alone(unfinished: Iterable[Unfinished]) -> Iterator[str]:
-    """Yield what is protected, and what becomes of it: a job in one line, and all that functions take in in another."""
+    """Yield a line for each protected run and job, and one for all other runs of functions: its content and remedy."""
     jobs: dict[str, list[int]] = defaultdict(list)
     for each in unfinished:
         record, objects = each.record, counted(each.objects, "super-sample")
@@ -177,9 +177,9 @@ def _left_alone(unfinished: Iterable[Unfinished]) -> Iterator[str]:
 def configure_rebuild(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_written_dataset(parser)
-    orphans = "take in super-samples that no manifest and no finished pack tells of, too, after reading them whole"
+    orphans = "also add super-samples that no manifest and no finished pack lists, after reading them completely"
     parser.add_argument("--adopt", action="store_true", help=orphans)
-    whole = "read every super-sample whole, and leave out those that are damaged (default: only their heads)"
+    whole = "read every super-sample completely and leave out damaged ones (default: read their heads only)"
     parser.add_argument("--verify", action="store_true", help=whole)
     add_store_options(parser)
 
@@ -213,7 +213,7 @@ _SHOWN_OTHERS = 5
 def configure_rm(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_written_dataset(parser)
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
     add_store_options(parser)
     parser.set_defaults(when_interrupted="interrupted; run the same command again to delete the rest")
@@ -223,7 +223,7 @@ async def run_rm(args: Namespace) -> int:
     """Run the command and return its exit code."""
     if not args.yes and not (sys.stdin is not None and sys.stdin.isatty()):
         raise ConfigError("stoker rm asks before it deletes, and there is no terminal to ask at; give --yes")
-    if links := [folder for folder in _own_folders(args.url) if folder.is_symlink()]:  # there may be another's files
+    if links := [folder for folder in _own_folders(args.url) if folder.is_symlink()]:  # may lead to other data
         raise ConfigError(
             f"{printable(str(links[0]))} is a link to another folder, whose files would be deleted; remove the link "
             "first, or name the data set that it leads to"
@@ -264,7 +264,7 @@ def _is_confirmed(what: str) -> bool:
 
 
 def _own_folders(url: str) -> list[Path]:
-    """Return the folders, and links to folders, that a local data set has, the outer ones first."""
+    """Return the folders of a local data set, and links to folders in it, outer ones first."""
     location = parse_url(url)
     if location.scheme != "file":
         return []
@@ -273,7 +273,7 @@ def _own_folders(url: str) -> list[Path]:
 
 
 def _remove_empty_folders(url: str) -> None:
-    """Remove the local folders that the data set leaves behind empty, and no others."""
+    """Remove those local folders of the data set that are empty."""
     if folders := _own_folders(url):
         folders.insert(0, folders[0].parent)
     for folder in reversed(folders):

@@ -1,6 +1,6 @@
-"""What commands print: values as people read them, tables, JSON, and the bill of requests.
+"""The output of commands: readable values, tables, JSON, and the cost of requests.
 
-What comes from a bucket may hold anything, so control characters are escaped.
+Control characters are escaped, because text from a bucket may contain any bytes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SHOWN_CLASSES = 5
 
 
 def json_text(document: object) -> str:
-    """Return a document as JSON, which has neither infinity nor NaN: such a number is ``null``."""
+    """Return a document as JSON; infinity and NaN, which JSON lacks, become ``null``."""
     return json.dumps(_finite(document), indent=2, allow_nan=False)
 
 
@@ -59,7 +59,7 @@ def _finite(value: object) -> object:
 
 
 def shortened(text: str) -> str:
-    """Return the beginning of the text, printable, in quotes."""
+    """Return the first 60 characters of a text, printable and in quotes."""
     rest = len(text) - _TEXT_CHARACTERS
     return f'"{printable(text[:_TEXT_CHARACTERS])}"' + (f"… and {rest:,} more" if rest > 0 else "")
 
@@ -72,7 +72,13 @@ def say(args: Namespace, *lines: str) -> None:
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "  ", right: Collection[int] = ()) -> str:
-    """Return rows as lines with aligned columns, those that ``right`` numbers to the right."""
+    """Return rows as lines with aligned columns.
+
+    Args:
+        rows: cells of each row.
+        indent: start of each line.
+        right: indices of the columns to align to the right.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     signs = [">" if number in right else "<" for number in range(len(widths))]
     form = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
@@ -80,12 +86,12 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ", right: Collection[i
 
 
 def bad_object(bad: BadObject) -> str:
-    """Return an object and what is wrong with it, its key only once."""
+    """Return an object's key and its problem, without repeating the key."""
     return f"{bad.key}: {bad.problem.removeprefix(f'{bad.key} ')}"
 
 
 def describe(column: Column) -> str:
-    """Return what a column holds."""
+    """Return a column's type and the first of its classes."""
     text = describe_type(column)
     if isinstance(column, Array) and column.classes is not None:
         shown = ", ".join(map(printable, column.classes[:_SHOWN_CLASSES]))
@@ -113,7 +119,13 @@ def preview(column: Column, value: Any) -> str:
 
 
 def sample_lines(source: Source, number: int, found: Sample | None) -> list[str]:
-    """Return a sample of a source as lines, so that one sees what is packed; none if there is no such sample."""
+    """Return a sample of a source as lines for the user to check, none if there is no sample.
+
+    Args:
+        source: source of the sample.
+        number: index of the sample.
+        found: the sample, None if there is none.
+    """
     if found is None:
         return []
     where, sample = found
@@ -127,10 +139,10 @@ def _class_name(column: Column, number: int) -> str:
 
 
 class RequestBill:
-    """Counts the requests of the stores that it is given.
+    """Counts the requests to stores, and their cost.
 
     Raises:
-        ConfigError: the price file is not right.
+        ConfigError: the price file is invalid.
     """
 
     def __init__(self) -> None:
@@ -138,23 +150,23 @@ class RequestBill:
         self._stores: list[ObjectStore] = []
 
     def metered(self, store: Store) -> ObjectStore:
-        """Return the store, counting."""
+        """Return the store, wrapped to count its requests."""
         self._stores.append(metered(store))
         return self._stores[-1]
 
     def line(self) -> str:
-        """Return ``12 requests to stores (10 GET, 2 LIST), $0.000054``, without a price where nothing is charged."""
+        """Return ``12 requests to stores (10 GET, 2 LIST), $0.000054``, without a price if they are free."""
         counts, dollars = self.to_dict().values()
         each = ", ".join(f"{count:,} {operation.upper()}" for operation, count in counts.items())
         price = f", {format_dollars(dollars)}" if dollars else ""
         return f"{counted(sum(counts.values()), 'request')} to stores{f' ({each})' if each else ''}{price}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return ``requests``, by operation, and ``dollars``, for them and what they moved, within the region."""
+        """Return ``requests`` by operation, and ``dollars`` for them and their traffic within the region."""
         counts, dollars = Counter[str](), 0.0
         for store in self._stores:
             reading = store.meter.reading()
             counts.update({str(operation): count for operation, count in reading.requests.items()})
-            with suppress(ConfigError):  # of a store that the price list does not know
+            with suppress(ConfigError):  # the price list does not have this store
                 dollars += self._prices.dollars(reading)
         return {"requests": dict(+counts), "dollars": dollars}

@@ -1,4 +1,4 @@
-"""``stoker pack``: from a source to a data set, in this process, or with ``--on`` by many functions at once."""
+"""``stoker pack``: packs a source into a data set, in this process or with ``--on`` in many functions at once."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from stoker.fanout import Driver, FanoutConfig
 _OWN_FOLDERS = ("data", "epochs", "manifests", "packs")
 _IN_THIS_PROCESS = {
     "concurrency": "functions upload as their memory allows",
-    "json": "with --on, the account is a text",
+    "json": "with --on, the summary is text",
     "overwrite": "functions create a data set or append to one",
     "single_writer": "functions need conditional writes",
 }
-"""Options that mean nothing with ``--on``, and why."""
+"""Option that has no effect with ``--on`` → reason."""
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -38,31 +38,31 @@ def configure(parser: ArgumentParser) -> None:
     add(
         "source",
         metavar="SRC",
-        help="a folder (of images in class folders, of files, of .tar files), an .npy, .npz or .tar file, or several "
-        "WebDataset tars as 'train-{000..099}.tar'; a path, or an s3:// or gs:// URL",
+        help="the raw data: a folder (of images in class folders, of files, of .tar files), an .npy, .npz or .tar "
+        "file, or several WebDataset tars as 'train-{000..099}.tar'; a path, or an s3:// or gs:// URL",
     )
-    add("url", type=flags.writable, metavar="DST", help="where the data set is to be: a path, or an s3:// or gs:// URL")
-    add("--kind", choices=KINDS, help="what SRC is (default: its names tell)")
-    add("--strict", action="store_true", help="a tar without an end marker, which may be cut off, is an error")
-    links = "pack what symbolic links in a local SRC lead to outside of it (default: such links are an error)"
+    add("url", type=flags.writable, metavar="DST", help="the new data set: a path, or an s3:// or gs:// URL")
+    add("--kind", choices=KINDS, help="kind of SRC (default: detected from the file names)")
+    add("--strict", action="store_true", help="fail on a tar without an end marker, which may be truncated")
+    links = "follow symbolic links that lead out of a local SRC (default: such links are an error)"
     add("--follow-links", action="store_true", help=links)
     modes = parser.add_mutually_exclusive_group()
-    modes.add_argument("--append", action="store_true", help="add to the data set that is there")
-    replaced = "replace the data set that is there; its earlier versions stay"
+    modes.add_argument("--append", action="store_true", help="add the samples to the existing data set")
+    replaced = "replace the existing data set; its earlier versions stay readable"
     modes.add_argument("--overwrite", action="store_true", help=replaced)
-    limit = "limit of a super-sample, at most 32MiB (default: 8MiB)"
+    limit = "maximum size of a super-sample, at most 32MiB (default: 8MiB)"
     add("--super-sample-bytes", type=flags.super_sample_size, metavar="SIZE", help=limit)
-    add("--concurrency", type=flags.positive, metavar="N", help="uploads at once (default: 8)")
-    alone = "nobody else writes to DST meanwhile, so its store needs no conditional writes"
+    add("--concurrency", type=flags.positive, metavar="N", help="concurrent uploads (default: 8)")
+    alone = "nothing else writes to DST meanwhile: permit a store without conditional writes"
     add("--single-writer", action="store_true", help=alone)
     add("--quiet", action="store_true", help="show no progress and no summary")
     add("--json", action="store_true", help="write the summary as JSON")
     group = parser.add_argument_group("packing in many functions at once", "see docs/fan-out.md")
     flags.add_function_options(group.add_argument, "pack")
-    group.add_argument("--part-bytes", type=flags.size, metavar="SIZE", help="of a part, raw (default: 256MiB)")
+    group.add_argument("--part-bytes", type=flags.size, metavar="SIZE", help="raw data per call (default: 256MiB)")
     flags.add_store_options(parser, of="DST, and SRC unless --source-… says otherwise")
     flags.add_store_options(parser, prefix="source-", of="SRC")
-    parser.set_defaults(when_interrupted="interrupted; what was packed stays: resume by running the same command again")
+    parser.set_defaults(when_interrupted="interrupted; packed samples stay: resume by running the same command again")
 
 
 async def run(args: Namespace) -> int:
@@ -142,7 +142,7 @@ def _amount(done: PackProgress) -> Amount:
 
 
 def _check_apart(source: str, destination: str) -> None:
-    """Refuse a data set inside its own source, and a source where the data set keeps its objects."""
+    """Raise ConfigError for a data set inside its own source, or a source inside the data set's own folders."""
     src, dst = parse_url(source).place, parse_url(destination).place
     if dst.startswith(src):
         raise ConfigError(f"DST {destination} lies inside SRC {source}, which would change while it is packed; move it")
@@ -151,7 +151,7 @@ def _check_apart(source: str, destination: str) -> None:
 
 
 def _check_fanout_options(args: Namespace) -> None:
-    """Raise for options that do not go together, or are not enough: a source may take minutes to be listed."""
+    """Raise ConfigError for missing or conflicting options, before the source is listed, which may take minutes."""
     flags.check_function_options(args, "part_bytes")
     if not args.on:
         return
@@ -164,10 +164,10 @@ def _check_fanout_options(args: Namespace) -> None:
 
 
 async def _pack_on(args: Namespace, source: ObjectSource, store: Store) -> None:
-    """Plan the job, let functions carry it out, and commit it.
+    """Plan the job, run it in functions and commit it.
 
     Raises:
-        FanoutError: some parts failed; nothing is committed, and the same command goes on with what is missing.
+        FanoutError: some parts failed; nothing is committed, and the same command packs the missing parts.
         StokerError: the job cannot be planned, or functions cannot be called.
     """
     dst = parse_url(args.url)
@@ -193,11 +193,11 @@ async def _pack_on(args: Namespace, source: ObjectSource, store: Store) -> None:
         case {"version": int(version), "samples": int(samples)}:
             say(args, f"{args.url}: version {version} has {counted(samples, 'sample')}")
         case _:
-            raise FunctionError("commit", "TypeError", "it tells no version; deploy the functions of this stoker")
+            raise FunctionError("commit", "TypeError", "the result has no version; deploy this stoker's functions")
 
 
 def _say_notes(notes: Sequence[str], *, quiet: bool) -> None:
-    """Print what is to be known of a source; with ``quiet`` only the warnings."""
+    """Print the notes of a source; with ``quiet`` only the warnings."""
     for note in notes:
         if not quiet or note.startswith("warning:"):
             print(printable(note), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``stoker tier``: runs a server of a shared tier, and makes what it and its clients need."""
+"""``stoker tier``: runs a server of a shared tier, and creates the secrets and tokens that it needs."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ from stoker.errors import ConfigError
 
 _PORT = 7412
 _HOST = re.compile(r"[\w.-]*|[0-9A-Fa-f:.]+", re.ASCII)
-"""A name or an address; empty for none."""
-_EPILOG = f"The secret stands in the variable {VARIABLE}; several tenants' secrets are separated by commas."
+"""A host name or an address; may be empty."""
+_EPILOG = f"The secret is read from the variable {VARIABLE}; commas separate the secrets of several tenants."
 
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = _EPILOG
     actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION", required=True)
-    actions.add_parser("secret", help=f"make a secret for {VARIABLE}, and print it")
+    actions.add_parser("secret", help=f"create a secret for {VARIABLE} and print it")
     token = actions.add_parser("token", help="print the bearer token of requests, for nginx, curl or Prometheus")
-    token.add_argument("--metrics", action="store_true", help="the one that is good for GET /metrics alone")
-    status = actions.add_parser("status", help="say what a server holds, and what it was asked", epilog=_EPILOG)
-    status.add_argument("url", metavar="URL", help="of the server, as it was printed when it began")
+    token.add_argument("--metrics", action="store_true", help="print the token that permits GET /metrics only")
+    status = actions.add_parser("status", help="show what a server holds and its counters", epilog=_EPILOG)
+    status.add_argument("url", metavar="URL", help="URL of the server, as it printed it at its start")
     status.add_argument("--json", action="store_true", help="write JSON")
-    text = "hold super-samples in memory for trainers on other machines, until SIGTERM or Ctrl-C"
+    text = "keep super-samples in memory for trainers on other machines, until SIGTERM or Ctrl-C"
     serve = actions.add_parser("serve", help=text, description=f"{text}. Prints the URL for trainers.", epilog=_EPILOG)
-    serve.add_argument("--memory", type=size_from(1), required=True, metavar="SIZE", help="for objects, such as 32GB")
+    serve.add_argument("--memory", type=size_from(1), required=True, metavar="SIZE", help="memory for objects: 32GB, …")
     add_endpoint(serve)
-    disk = "for what has no room in memory: FOLDER?limit=SIZE; kept for the next server"
+    disk = "disk for objects that do not fit into memory: FOLDER?limit=SIZE; the next server reuses it"
     serve.add_argument("--disk", metavar="SPEC", help=disk)
-    data = "data set from which to read what trainers ask for and nobody has offered; may be given several times"
+    data = "data set from which to read objects that trainers request and none has offered; may be repeated"
     serve.add_argument("--read-through", action="append", default=[], metavar="URL", help=data)
     add_store_options(serve, of="the data sets' bucket")
 
 
 def add_endpoint(parser: ArgumentParser) -> None:
-    """Add where a server listens for trainers."""
-    listen = f"where trainers connect (default: 127.0.0.1:{_PORT}); off loopback with TLS"
+    """Add the options of the address on which a server listens."""
+    listen = f"address to listen on (default: 127.0.0.1:{_PORT}); with TLS unless it is a loopback address"
     parser.add_argument("--listen", default=f"127.0.0.1:{_PORT}", metavar="HOST:PORT", help=listen)
-    advertise = "by which trainers reach it, if that is not the HOST of --listen"
+    advertise = "host for the URL of the server (default: the HOST of --listen)"
     parser.add_argument("--advertise", default="", metavar="HOST", help=advertise)
-    chain = "PEM (default: one that is made for this process, known by its fingerprint in the URL)"
+    chain = "PEM file (default: a new certificate, verified by its fingerprint in the URL)"
     parser.add_argument("--certificate", type=Path, metavar="FILE", help=chain)
-    parser.add_argument("--key", type=Path, metavar="FILE", help="PEM, of the certificate, without a passphrase")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="PEM file of the certificate's key, unencrypted")
 
 
 async def run(args: Namespace) -> int:
@@ -84,7 +84,7 @@ async def run(args: Namespace) -> int:
 
 
 def _rows_of(counts: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return the rows of a table."""
+    """Return the rows of the table of a server's counters."""
 
     def of(name: str, place: str = "") -> int:
         return int(counts.get(f'place_{name}{{place="{place}"}}' if place else f"{name}_total", 0))
@@ -106,11 +106,11 @@ def _rows_of(counts: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 async def _serve(args: Namespace) -> None:
-    """Serve until a signal comes.
+    """Serve until a signal arrives.
 
     Raises:
-        ConfigError: an argument is not right, or the address or the folder cannot be used.
-        StoreError: a data set that is to be read through cannot be read.
+        ConfigError: an argument is invalid, or the address or the folder cannot be used.
+        StoreError: a data set of ``--read-through`` cannot be read.
     """
     secrets, endpoint = TierSecret.parse_all(os.environ), endpoint_of(args)
     lift_file_limit()
@@ -122,7 +122,7 @@ async def _serve(args: Namespace) -> None:
         server = TierServer(secrets, ObjectMemory(args.memory), _folder(args.disk, secrets, sources), sources)
         url = await stack.enter_async_context(listening(server, endpoint))
         ended = end_signal()
-        print(f"{url}\nholds up to {format_bytes(args.memory)} for Loader(tier=...) with this URL", flush=True)
+        print(f"{url}\nkeeps up to {format_bytes(args.memory)}; use it as Loader(tier=URL)", flush=True)
         await ended.wait()
     logging.getLogger("stoker.tier.server").info("the tier server has ended")
 
@@ -130,12 +130,12 @@ async def _serve(args: Namespace) -> None:
 def lift_file_limit() -> None:
     """Let this process open as many files as the system allows: each trainer has up to 32 connections."""
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # where the system takes less than it says
+    with suppress(ValueError, OSError):  # some systems refuse the limit that they report
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
 
 
 def end_signal() -> asyncio.Event:
-    """Return an event that SIGINT or SIGTERM sets from here on."""
+    """Return an event that SIGINT and SIGTERM set from now on."""
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -143,34 +143,34 @@ def end_signal() -> asyncio.Event:
 
 
 def endpoint_of(args: Namespace) -> Endpoint:
-    """Return where a server is to listen for trainers.
+    """Return the endpoint of a server from the arguments of :func:`add_endpoint`.
 
     Raises:
-        ConfigError: an argument is not right.
+        ConfigError: an argument is invalid.
     """
     try:
         address = Address.parse(args.listen)
     except ConfigError as error:
         raise ConfigError(f"--listen: {error}") from None
     if (args.certificate is None) != (args.key is None):
-        raise ConfigError("--certificate and --key go together")
+        raise ConfigError("--certificate and --key go together; give both or neither")
     if not _HOST.fullmatch(args.advertise):
-        raise ConfigError(f"--advertise is a name or an address, such as tier.internal, not {args.advertise!r:.80}")
+        raise ConfigError(f"--advertise must be a host, such as tier.internal, not {args.advertise!r:.80}")
     tls = None if args.key is None else given_tls(args.certificate, args.key)
     return Endpoint(address=address, advertised=args.advertise, tls=tls)
 
 
 def _folder(spec: str | None, secrets: Sequence[TierSecret], sources: Sequence[ReadThrough]) -> ObjectFolder | None:
-    """Return what a text ``FOLDER?limit=SIZE`` says; None if there is none."""
+    """Return the disk folder for a spec ``FOLDER?limit=SIZE``, None if there is no spec."""
     if spec is None:
         return None
     try:
         disk = CacheSpec.parse(f"disk:{spec}")
         if "policy=" in spec.partition("?")[2]:
-            raise ConfigError("a server has no policy=")
+            raise ConfigError("a server takes no policy=")
     except ConfigError as error:
         raise ConfigError(
-            f"--disk is FOLDER?limit=SIZE, such as /mnt/nvme/tier?limit=200GB, not {spec!r:.200}: {error}"
+            f"--disk must be FOLDER?limit=SIZE, such as /mnt/nvme/tier?limit=200GB, not {spec!r:.200}: {error}"
         ) from None
     assert disk.path is not None  # noqa: S101 - it is a disk
     return ObjectFolder(disk.path, disk.limit_bytes, partial(is_sound, secrets, sources))

@@ -1,4 +1,4 @@
-"""``stoker token``: lets a client without cloud credentials read data sets for a while."""
+"""``stoker token``: creates tokens that let clients without cloud credentials read data sets for a limited time."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _hours = number_from(1e-6, 366 * 24)
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.epilog = f"The keys stand in the variable {_KEYS}, as of the function that serves; the first of them signs."
+    parser.epilog = f"The keys are read from the variable {_KEYS}, as in the serving function; the first key signs."
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--dataset", action="append", metavar="NAME", help="that may be read; may be given several times")
-    what.add_argument("--new-key", metavar="ID", help=f"make a key for {_KEYS} instead, and print it")
-    parser.add_argument("--hours", type=_hours, metavar="N", help="that the token holds (default: 24)")
+    what.add_argument("--dataset", action="append", metavar="NAME", help="data set to permit; may be repeated")
+    what.add_argument("--new-key", metavar="ID", help=f"create a key for {_KEYS} and print it instead of a token")
+    parser.add_argument("--hours", type=_hours, metavar="N", help="validity of the token in hours (default: 24)")
 
 
 def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
     if args.new_key is not None:
         if args.hours is not None:
-            raise ConfigError("--hours is of a token; a key of --new-key holds until it is taken out")
+            raise ConfigError(f"--hours is for tokens; a key of --new-key is valid until it is removed from {_KEYS}")
         print(key_text(args.new_key, secrets.token_bytes(LEAST_KEY_BYTES)))
         return 0
     keys = os.environ.get(_KEYS)
     if not keys:
-        raise ConfigError(f"{_KEYS} is not set; a key for it is made by: stoker token --new-key ID")
+        raise ConfigError(f"{_KEYS} is not set; create a key for it with: stoker token --new-key ID")
     now_seconds = int(time.time())
     grant = Grant(
         datasets=tuple(args.dataset),

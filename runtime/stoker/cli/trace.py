@@ -1,4 +1,4 @@
-"""``stoker trace``: what a run waited for, from the trace that its loader wrote."""
+"""``stoker trace``: shows what a run waited for, from the trace that its loader wrote."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from stoker.cli.flags import positive
 from stoker.cli.output import counted, printable, table
 from stoker.errors import ConfigError
 
-_FILE = "a trace, from Loader(url, trace=FILE) or stoker simulate --trace FILE; .gz, too"
+_FILE = "a trace, plain or .gz, written by Loader(url, trace=FILE) or stoker simulate --trace FILE"
 
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     what = parser.add_subparsers(title="what to do", metavar="WHAT", required=True, dest="what")
-    view = what.add_parser("view", help="print what was waited for, and the worst waits with object and phase")
-    view.add_argument("--worst", type=positive, default=WORST_WAITS, metavar="N", help="how many waits (default: 10)")
-    picture = what.add_parser("picture", help="draw batches, the fill of the ring, and fetches over time")
+    view = what.add_parser("view", help="print the time waited by phase, and the worst waits with object and phase")
+    view.add_argument("--worst", type=positive, default=WORST_WAITS, metavar="N", help="number of waits (default: 10)")
+    picture = what.add_parser("picture", help="draw batches, the ring's fill level and fetches over time")
     for each in (view, picture):
         each.add_argument("trace", metavar="FILE", type=Path, help=_FILE)
-    picture.add_argument("--out", required=True, type=Path, metavar="FILE", help="a picture: .png or .html")
-    begin = "first second of the trace to show (default: its beginning, or around the worst wait of a long one)"
+    picture.add_argument("--out", required=True, type=Path, metavar="FILE", help="picture to write: .png or .html")
+    begin = "first second to show (default: the start of the trace; for a long trace, near its worst wait)"
     picture.add_argument("--begin", type=float, metavar="SECOND", help=begin)
-    picture.add_argument("--seconds", type=float, metavar="N", help="how many (default: all, or some 500 fetches)")
-    rank = "which one of a simulated run's, from 0 (default: the one with the worst wait)"
+    picture.add_argument("--seconds", type=float, metavar="N", help="seconds to show (default: all, or ~500 fetches)")
+    rank = "rank of a simulated run, from 0 (default: the one with the worst wait)"
     picture.add_argument("--rank", type=int, metavar="N", help=rank)
 
 
@@ -48,7 +48,7 @@ def _view(args: Namespace) -> int:
     if summary.requests:
         print(_requests(summary))
     if summary.is_full:
-        print("the trace reached its limit: what came later is not in it")
+        print("the trace reached its limit: later events are not in it")
     return 0
 
 
@@ -93,7 +93,7 @@ def _requests(summary: Summary) -> str:
 
 def _picture(args: Namespace) -> int:
     if not args.trace.is_file():
-        raise ConfigError(f"the trace {args.trace} is not a file, which is read twice for a picture")
+        raise ConfigError(f"the trace {args.trace} is not a file; a picture reads it twice, so save it to a file")
     summary, process, name = Summary.of(read_trace(args.trace)), None, printable(args.trace.name)
     if len(summary.names) > 1 or args.rank is not None:
         process = _process(summary, args.rank)
@@ -107,14 +107,14 @@ def _picture(args: Namespace) -> int:
 
 
 def _process(summary: Summary, rank: int | None) -> int:
-    """Return the process of a rank, by default the one that had the worst wait."""
+    """Return the process of a rank, by default the process with the worst wait."""
     if rank is None:
         worst = summary.worst()
         return worst[0][0] if worst else next(iter(summary.names))
     for process, name in summary.names.items():
         if name == f"rank {rank}":
             return process
-    raise ConfigError(f"the trace has no rank {rank}, but {', '.join(map(printable, summary.names.values()))}")
+    raise ConfigError(f"the trace has no rank {rank}; it has {', '.join(map(printable, summary.names.values()))}")
 
 
 def _of(path: Path, process: int | None) -> Iterator[Told]:

@@ -99,7 +99,7 @@ def test_a_disk_that_is_full_is_exit_code_one(
 
     monkeypatch.setattr(os, "write", fail)
     assert warm(data, f"disk:{tmp_path / 'cache'}?limit=10MB", "--quiet") == 1
-    assert "that fit into the limit were not taken in: the disk is full or failed" in capsys.readouterr().err
+    assert "that fit into the limit were not cached: the disk is full or failed" in capsys.readouterr().err
     assert len(files(tmp_path / "cache")) == 5
 
 

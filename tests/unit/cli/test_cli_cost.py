@@ -122,7 +122,7 @@ def test_cloud_run_has_one_processor_unless_told_otherwise(capsys: pytest.Captur
     assert bill(capsys, *asked)["total"] == pytest.approx(0.1137, abs=1e-4)
     assert bill(capsys, *asked, "--function-vcpus", 2)["functions: processors"] == pytest.approx(8000 * 0.000024)
     refused = shown(capsys, "--calls", 10, "--function-vcpus", 2, code=2)
-    assert "function_vcpus means nothing to AWS Lambda, x86" in refused
+    assert "function_vcpus has no effect for AWS Lambda, x86" in refused
 
 
 def test_tmp_of_functions_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,14 +143,14 @@ def test_a_file_has_the_same_figures_and_flags_come_first(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cost = 1", "'cost', which is no figure; there are epochs"),
+        ("cost = 1", "the unknown figure 'cost'; the figures are epochs"),
         ("gets = -1", "gets: '-1' is not from 0 to 1e+15"),
         ("gets = true", "gets: 'True' is not a number"),
         ("gets = nan", "gets: 'nan' is not from 0 to"),
         ("gets = 0x" + "f" * 5000, "job.toml: gets: Exceeds the limit"),
         ("nodes = 1.5", "nodes: '1.5' is not a positive whole number"),
         ("nodes = 99999999999999999999", "has more than 18 digits"),
-        ('packing = "yes"', "packing is true or false, not 'yes'"),
+        ('packing = "yes"', "packing must be true or false, not 'yes'"),
         ('size = "much"', "size: 'much' is not a number of bytes"),
         ('egress = "moon"', "egress: 'moon' is not one of same_region"),
         ("gets = [1]", "is not a number"),
@@ -168,21 +168,24 @@ def test_a_wrong_file_is_refused_with_the_place(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "nothing to reckon"),
+        ([], "nothing to estimate"),
         (["--figures", "/nowhere/job.toml"], "cannot be read"),
-        (["--epochs", "3"], "epochs means nothing without URL"),
-        (["--machine", "g6.xlarge"], "machine means nothing without compute_hours or wait_hours"),
-        (["--compute-hours", "1"], "compute_hours means nothing without machine"),
+        (["--epochs", "3"], "epochs has no effect without URL"),
+        (["--machine", "g6.xlarge"], "machine has no effect without compute_hours or wait_hours"),
+        (["--compute-hours", "1"], "compute_hours has no effect without machine"),
         (["--machine", "abacus", "--compute-hours", "1"], "no prices for the machine abacus, only for g6.xlarge"),
         (["--machine", "g6.xlarge", "--compute-hours", "1", "--accelerators", "2"], "has 1 accelerator, not 2"),
-        (["--machine", "g6.xlarge", "--compute-hours", "1", "--stall", "0.1", "--wait-hours", "1"], "say the same"),
+        (
+            ["--machine", "g6.xlarge", "--compute-hours", "1", "--stall", "0.1", "--wait-hours", "1"],
+            "both give the waiting time",
+        ),
         (["--store", "floppy", "--gets", "1"], "no prices for a store named floppy, only for s3"),
         (["--function", "abacus", "--calls", "1"], "no prices for functions on abacus"),
-        (["--store", "gs"], "store means nothing without URL or size or gets"),
-        (["--egress", "internet", "--calls", "1"], "egress means nothing without URL or size or gets"),
-        (["--months", "2", "--gets", "1"], "months means nothing without URL or size or disk_size"),
-        (["--nodes", "2", "--gets", "1"], "nodes means nothing without URL or machine or disk"),
-        (["--disk", "gp3"], "disk means nothing without disk_size"),
+        (["--store", "gs"], "store has no effect without URL or size or gets"),
+        (["--egress", "internet", "--calls", "1"], "egress has no effect without URL or size or gets"),
+        (["--months", "2", "--gets", "1"], "months has no effect without URL or size or disk_size"),
+        (["--nodes", "2", "--gets", "1"], "nodes has no effect without URL or machine or disk"),
+        (["--disk", "gp3"], "disk has no effect without disk_size"),
     ],
 )
 def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
@@ -316,10 +319,10 @@ def test_figures_of_a_comparison_are_taken(capsys: pytest.CaptureFixture[str]) -
     ("arguments", "message"),
     [
         (("--compare-tiers", "--size", "1GB", "--gets", 1), "compare_tiers needs hours"),
-        (("--compare-tiers", "--size", "1GB", "--hours", 1), "compare_tiers needs gets, more than 0"),
-        (("--compare-tiers", "--gets", 1, "--hours", 1), "compare_tiers needs size, more than 0"),
-        ((*COMPARED, "--puts", 1), "puts means nothing with compare_tiers"),
-        (("--gets", 1, "--hours", 1), "hours means nothing without compare_tiers"),
+        (("--compare-tiers", "--size", "1GB", "--hours", 1), "compare_tiers needs gets greater than 0"),
+        (("--compare-tiers", "--gets", 1, "--hours", 1), "compare_tiers needs size greater than 0"),
+        ((*COMPARED, "--puts", 1), "puts has no effect with compare_tiers"),
+        (("--gets", 1, "--hours", 1), "hours has no effect without compare_tiers"),
         ((*COMPARED, "--warm-memory", "128MiB"), "has no room"),
     ],
 )

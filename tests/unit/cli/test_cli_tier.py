@@ -31,6 +31,6 @@ def test_a_disk_that_is_no_folder_with_a_limit_is_an_error_that_says_what_is_rig
     spec = spec.replace("FOLDER", str(tmp_path / "tier"))
     assert cli.main(["tier", "serve", "--memory", "1MB", "--listen", "127.0.0.1:0", "--disk", spec]) == 2
     said = capsys.readouterr().err
-    assert "--disk is FOLDER?limit=SIZE" in said
+    assert "--disk must be FOLDER?limit=SIZE" in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "tier").exists()

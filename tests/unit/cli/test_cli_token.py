@@ -68,4 +68,4 @@ def test_wrong_usage_of_token_is_2(arguments: list[str]) -> None:
 
 def test_a_new_key_has_no_hours(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["token", "--new-key", "first", "--hours", "3"]) == 2
-    assert "--hours is of a token" in capsys.readouterr().err
+    assert "--hours is for tokens" in capsys.readouterr().err

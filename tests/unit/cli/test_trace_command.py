@@ -231,7 +231,7 @@ def test_a_rank_of_a_simulated_run_is_drawn(
     for args in ([], ["--rank", "15"]):
         assert main(["trace", "picture", str(simulated), "--out", str(tmp_path / "t.png"), *args]) == 0
     assert main(["trace", "picture", str(simulated), "--out", str(tmp_path / "t.png"), "--rank", "16"]) == 2
-    assert "no rank 16, but rank 0, rank 1" in capsys.readouterr().err
+    assert "no rank 16; it has rank 0, rank 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("names", [["scale"], ["all"], ["a.toml", "b.toml"]])
