@@ -1,4 +1,7 @@
-"""What a fan-out runs and how much at once: tasks, limits on calls, which calls are late. Time is given, not read."""
+"""Tasks and settings of a fan-out, its limit on concurrent calls and its detection of late calls.
+
+Nothing here reads a clock: callers pass the time.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,20 @@ from stoker._base.retry import RetryPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One piece of work: a function and its event, which may be delivered more than once.
+    """One call of a function; the event may be delivered more than once, so the function must be idempotent.
 
-    It is done when the function's result has the state ``complete`` or none. After ``packing`` it is called again.
+    A task is complete if the function's result has the state ``complete`` or no state. After the state ``packing``, the
+    function is called again.
+
+    Example:
+        >>> from stoker.fanout import Task
+        >>> task = Task(name="part 0", function="pack", event={"part": 0}, size_bytes=256 << 20)
 
     Attributes:
-        name: what to call it in messages; no two tasks of a fan-out share one.
-        function: to run.
-        event: what it gets, a JSON object.
-        size_bytes: how much work it is, for the progress shown.
+        name: name in messages, unique in the fan-out.
+        function: name of the function to call.
+        event: event to call it with, a JSON object.
+        size_bytes: amount of work, in bytes, for the progress display.
     """
 
     name: str
@@ -33,17 +41,23 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FanoutConfig(Bounded):
-    """How many calls run at once, and what is done about those that fail or are late.
+    """Concurrency of a fan-out, and its handling of failed and late calls.
+
+    A late call gets a second one; the first answer wins.
+
+    Example:
+        >>> from stoker.fanout import FanoutConfig
+        >>> config = FanoutConfig(start=4, most=200)
 
     Attributes:
-        start: calls at once at first; while nothing throttles, their number doubles every ``ramp_seconds``.
-        most: calls at once, at most; None is what the executor holds sensible.
-        ramp_seconds: see ``start``.
-        retry: of calls that were lost or ended with a transient error. A throttled call does not count as an attempt.
-        throttled_seconds: the run ends when nothing else but throttles has come for so long.
-        late_factor: a call is late after this many times the median of those that ended well.
-        late_fraction: late calls, at most, of all that get a second one beside them.
-        late_burst: second calls that are free besides.
+        start: initial limit of concurrent calls; it doubles every ``ramp_seconds`` until the platform throttles.
+        most: maximum number of concurrent calls; None for the executor's own limit.
+        ramp_seconds: time between two increases of the limit, in seconds.
+        retry: policy for calls that were lost or failed with a transient error; throttled calls are not attempts.
+        throttled_seconds: time after which a run fails if every call is throttled, in seconds.
+        late_factor: multiple of the median duration of successful calls after which a call is late.
+        late_fraction: maximum number of second calls, as a fraction of the first ones.
+        late_burst: number of second calls allowed in excess of ``late_fraction``.
     """
 
     start: AtLeastOne[int] = 8
@@ -57,27 +71,26 @@ class FanoutConfig(Bounded):
 
 
 _STEPS = 8
-"""After a throttle, the limit comes back to where it was in so many periods."""
+"""Number of periods in which the limit returns to its value before a throttled call."""
 _PAUSE_PERIODS = 30
-"""For so long the limit stays where it was before more was refused."""
+"""Number of periods for which the limit stays just below the value at which calls were throttled."""
 
 
 class Ramp:
-    """The limit on calls at once: few at first, more while the platform takes them, half when it throttles.
+    """Limit of concurrent calls: it starts low, grows while the platform accepts calls, and halves on a throttle.
 
-    In the manner of TCP (Jacobson, "Congestion Avoidance and Control", SIGCOMM 1988): doubling until the first
-    throttle, then growth by steps; with a pause at the last number that was taken before more is tried (Ha, Rhee and
-    Xu, "CUBIC", SIGOPS 2008). Unlike the limit on requests, which follows throughput because requests share a link, it
-    grows with time alone: functions share nothing but their platform's limit, a call may take a quarter of an hour, and
-    a throttled one is refused at once.
+    Like TCP (Jacobson, "Congestion Avoidance and Control", SIGCOMM 1988), it doubles until the first throttle and then
+    grows by steps, with a pause at the last accepted number of calls (Ha, Rhee and Xu, "CUBIC", SIGOPS 2008). The limit
+    on requests follows throughput, because requests share a link; this one grows with time alone: functions share only
+    their platform's limit, a call may take 15 minutes, and a throttled call is refused at once.
 
     Args:
-        start: the limit at first.
-        most: which it never exceeds.
-        period_seconds: between one growth and the next.
+        start: initial limit.
+        most: maximum limit.
+        period_seconds: time between two increases, in seconds.
 
     Attributes:
-        limit: calls that may run at once now.
+        limit: current maximum number of concurrent calls.
     """
 
     __slots__ = ("_cut_seconds", "_grown_seconds", "_most", "_period_seconds", "_step", "_taken", "limit")
@@ -86,13 +99,13 @@ class Ramp:
         self.limit = min(start, most)
         self._most = most
         self._period_seconds = period_seconds
-        self._step: int | None = None  # none before the first throttle: double
-        self._taken: int | None = None  # the most that were known to be taken at once, until more is tried
-        self._grown_seconds: float | None = None  # when the calls filled the limit first, or it grew last
+        self._step: int | None = None  # None before the first throttle: double
+        self._taken: int | None = None  # the largest number of calls known to be accepted, until more is tried
+        self._grown_seconds: float | None = None  # when the calls reached the limit, or it last grew
         self._cut_seconds = float("-inf")
 
     def grow(self, in_flight: int, now_seconds: float) -> None:
-        """Raise the limit if a period has passed in which it was reached: what is not used says nothing."""
+        """Raise the limit if it was reached throughout a period; an unused limit shows nothing."""
         if in_flight < self.limit or self.limit >= self._most:
             self._grown_seconds = None
         elif self._grown_seconds is None:
@@ -109,9 +122,12 @@ class Ramp:
         return None if self._grown_seconds is None else self._grown_seconds + self._wait_seconds()
 
     def throttled(self, sent_seconds: float, in_flight: int, now_seconds: float) -> None:
-        """A call sent at ``sent_seconds`` was refused; one cut answers all that were sent before it.
+        """Halve the limit for a refused call, once for all calls that were sent before the cut.
 
-        ``in_flight``: calls that run, the refused one included.
+        Args:
+            sent_seconds: time at which the refused call was sent.
+            in_flight: number of calls in flight, including the refused one.
+            now_seconds: current time.
         """
         if sent_seconds < self._cut_seconds:
             return
@@ -123,29 +139,29 @@ class Ramp:
         self._grown_seconds = None
 
     def _wait_seconds(self) -> float:
-        """Return how long the limit must be reached before it grows."""
+        """Return for how many seconds the limit must be reached before it grows."""
         is_at_the_most_taken = self._taken is not None and self.limit >= self._taken
         return self._period_seconds * (_PAUSE_PERIODS if is_at_the_most_taken else 1)
 
 
 _LEAST_CALLS = 3
-"""So many must have ended well before their median says what is late."""
+"""Minimum number of successful calls before their median decides which calls are late."""
 _REMEMBERED_CALLS = 256
 _LEAST_SECONDS = 1.0
-"""Nothing is late before: what is over so soon is not worth a second call."""
+"""Minimum time before a call is late: a shorter one is not worth a second call."""
 
 
 class Stragglers:
-    """What calls take, and what may be spent on late ones.
+    """Durations of calls, and the budget of second calls for late ones.
 
     Backup tasks after Dean and Ghemawat, "MapReduce: Simplified Data Processing on Large Clusters" (OSDI 2004, section
-    3.6): only once nothing waits to be started, since until then an instance is better used by a task that nobody has.
-    A budget that calls fill bounds what an outage can cost, as with hedged reads.
+    3.6): only once no task waits to be started, since until then an instance is better used for a new task. As with
+    hedged reads, each first call adds to the budget of second ones, which bounds the cost of an outage.
 
     Args:
-        factor: a call is late after this many times the median.
-        fraction: second calls, at most, of all first ones.
-        burst: second calls that are free besides.
+        factor: multiple of the median duration after which a call is late.
+        fraction: maximum number of second calls, as a fraction of the first ones.
+        burst: number of second calls allowed in excess of that.
     """
 
     __slots__ = ("_burst", "_calls", "_factor", "_fraction", "_seconds", "_spent")
@@ -157,19 +173,19 @@ class Stragglers:
         self._spent = 0
 
     def observe(self, seconds: float) -> None:
-        """A call ended well after so long."""
+        """Record the duration of a successful call."""
         self._seconds.append(seconds)
 
     def earn(self) -> None:
-        """A call was started that is no second one."""
+        """Count a first call."""
         self._calls += 1
 
     def late_seconds(self) -> float | None:
-        """Return after how long a call is late and a second one allowed; None while that is not known or not so."""
+        """Return the time after which a call may get a second one; None if that is unknown or the budget is spent."""
         if len(self._seconds) < _LEAST_CALLS or self._spent + 1 > self._burst + self._fraction * self._calls:
             return None
         return max(_LEAST_SECONDS, self._factor * median(self._seconds))
 
     def spend(self) -> None:
-        """A second call is started."""
+        """Count a second call."""
         self._spent += 1

@@ -1,4 +1,4 @@
-"""Carries out many tasks over an executor: retries, second calls for late ones, and as much at once as is taken."""
+"""Runs many tasks with an executor: retries, second calls for late ones, concurrency that the platform accepts."""
 
 from __future__ import annotations
 
@@ -29,17 +29,25 @@ from stoker.errors import (
     TransientError,
 )
 
-_NAMED_ERRORS, _NAMED_TASKS = 10, 3  # that a message names: different ones, and tasks with the same one
+_NAMED_ERRORS, _NAMED_TASKS = 10, 3  # in a message: different errors, and tasks with the same error
 
 
 class Driver:
-    """Runs tasks over an executor that the caller has entered; one run after the other counts on one report.
+    """Runs tasks with an executor that the caller has entered; successive runs add to one report.
+
+    Example:
+        ```python
+        async with open_executor("lambda", ExecutorOptions(region="us-east-1")) as executor:
+            driver = Driver(executor, FanoutConfig(most=200))
+            results = await driver.run(tasks)
+        print(driver.report.dollars)
+        ```
 
     Args:
-        executor: what performs the calls.
-        config: how many at once, and how patiently.
-        prices: what the report reckons with; by default the packaged ones.
-        on_progress: is told how many tasks are done, and their bytes, of the run under way.
+        executor: executor of the calls.
+        config: concurrency, retries and late calls; default ``FanoutConfig()``.
+        prices: prices for the report; default the packaged ones.
+        on_progress: called with the number of completed tasks of the current run, and their bytes.
 
     Raises:
         ConfigError: there are no prices for the executor's platform.
@@ -66,18 +74,19 @@ class Driver:
 
     @property
     def report(self) -> Report:
-        """What all runs so far did and cost, one that was cut off included."""
+        """Counts and cost of all runs so far, including interrupted ones."""
         return self._tally.report(self._results, self._failed, self._seconds)
 
     async def run(self, tasks: Sequence[Task]) -> list[Mapping[str, Any]]:
-        """Carry out tasks and return their results, in the order of the tasks.
+        """Run tasks and return their results, in the order of the tasks.
 
-        A task that fails for good does not keep the others from being carried out. When this returns or raises, or is
-        cancelled, no call is under way any more; what the cloud goes on with on its own is safe to be done twice.
+        A task that fails does not stop the others. When this returns, raises or is cancelled, no call is in flight; the
+        platform may still finish calls that were sent, which is safe because tasks are idempotent.
 
         Raises:
+            ConfigError: two tasks have the same name.
             FanoutError: some tasks failed; names them.
-            StokerError: what would meet every call, such as a function that is not there; the rest was given up.
+            StokerError: an error that would meet every call, such as a missing function; all other calls are cancelled.
         """
         if len({task.name for task in tasks}) < len(tasks):
             raise ConfigError("two tasks of a fan-out have the same name; give each its own")
@@ -96,15 +105,15 @@ class Driver:
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """A task, and how far it has come.
+    """A task and its progress.
 
     Attributes:
-        number: among the tasks.
-        task: what is to be done.
-        attempts: that failed since the task came further.
-        throttles: likewise.
-        partial: its last result, if there is work left.
-        calls: under way; two if the first is late.
+        number: index of the task.
+        task: the task.
+        attempts: number of failed calls since the task last made progress.
+        throttles: number of throttled calls since the task last made progress.
+        partial: last result, if it says that work is left.
+        calls: calls in flight; two if the first is late.
     """
 
     number: int
@@ -117,7 +126,7 @@ class _Work:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call under way: of which task, since when, whether it is the second beside a late one, and what performs it."""
+    """A call in flight: its task, start time, whether it is a second call for a late one, and its asyncio task."""
 
     work: _Work
     since_seconds: float
@@ -126,18 +135,18 @@ class _Call:
 
 
 class _Run:
-    """Carries out tasks.
+    """One run of :class:`Driver`.
 
-    A task waits to be started, or until its back-off has passed, or it runs in one call, two if the first is late; then
-    it is done or has failed. Whichever call ends first decides: the other one of the task is given up.
+    A task waits to be started, or for the end of its back-off, or runs in one call, or in two if the first is late;
+    then it is done or has failed. The call that ends first decides, and the task's other call is cancelled.
 
     Args:
-        tasks: what is to be carried out.
-        config: how.
-        ramp: how many calls may run at once.
-        tally: where everything is counted.
-        executor: performs the calls.
-        on_progress: is told how many tasks are done, and their bytes.
+        tasks: tasks to run.
+        config: retries and late calls.
+        ramp: limit of concurrent calls.
+        tally: counters of the report.
+        executor: executor of the calls.
+        on_progress: called with the number of completed tasks, and their bytes.
     """
 
     def __init__(
@@ -154,19 +163,19 @@ class _Run:
         self._late = Stragglers(factor=config.late_factor, fraction=config.late_fraction, burst=config.late_burst)
         self._random = random.Random(config.retry.seed)  # noqa: S311 - jitter is no secret
         self._fresh = deque(_Work(number, task) for number, task in enumerate(tasks))
-        self._delayed: list[tuple[float, int, _Work]] = []  # a heap: when, and the task's number
-        self._watched: dict[_Call, None] = {}  # the oldest first: calls that may yet get a second one
+        self._delayed: list[tuple[float, int, _Work]] = []  # a heap: due time, and the task's number
+        self._watched: dict[_Call, None] = {}  # calls that may get a second one, oldest first
         self._in_flight = 0
-        self._starving_seconds: float | None = None  # since when there were only throttles
+        self._starving_seconds: float | None = None  # time since which every call was throttled
         self._changed = asyncio.Event()
         self._done_bytes = 0
         self.results: dict[int, Mapping[str, Any]] = {}
-        """Number of a task → its last result, of the tasks that are done."""
+        """Task number → last result, for completed tasks."""
         self.failures: dict[int, StokerError] = {}
-        """Number of a task → its last error, of the tasks that have failed."""
+        """Task number → last error, for failed tasks."""
 
     async def to_its_end(self) -> None:
-        """Return when every task is done or has failed."""
+        """Run until every task is done or has failed."""
         now_seconds = asyncio.get_running_loop().time()
         async with task_group() as group:
             while self._fresh or self._delayed or self._in_flight:
@@ -175,7 +184,7 @@ class _Run:
                 now_seconds = await self._wait_until(self._next_due_seconds())
 
     async def _wait_until(self, due_seconds: float | None) -> float:
-        """Wait until a call has ended or something is due; return the time, not before that at which it is due."""
+        """Wait until a call ends or until ``due_seconds``; return the time, at least ``due_seconds`` if that passed."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(due_seconds):
@@ -186,7 +195,7 @@ class _Run:
         return loop.time()
 
     def _next_due_seconds(self) -> float | None:
-        """Return when calls may be due again, if none ends before; None if none is due without that."""
+        """Return when the next call is due if no call ends before; None if none is due until a call ends."""
         if self._in_flight >= self._ramp.limit:
             return self._ramp.next_growth_seconds()
         whens = (self._delayed[0][0] if self._delayed else None, self._late_since())
@@ -203,7 +212,7 @@ class _Run:
                 return
 
     def _next(self, now_seconds: float) -> _Call | None:
-        """Return the next call: of a task that has waited long enough, a fresh one, or one that is late."""
+        """Return the next call: for a task whose back-off has passed, a new task, or a late call."""
         if self._delayed and self._delayed[0][0] <= now_seconds:
             return self._called(heapq.heappop(self._delayed)[2], now_seconds)
         if self._fresh:
@@ -218,7 +227,7 @@ class _Run:
         return self._called(late.work, now_seconds, is_second=True)
 
     def _late_since(self) -> float | None:
-        """Return when the oldest call that has no second one is late; None if it may get none."""
+        """Return when the oldest call without a second one becomes late; None if it may not get one."""
         late_seconds = self._late.late_seconds() if self._watched and not self._fresh else None
         return None if late_seconds is None else next(iter(self._watched)).since_seconds + late_seconds
 
@@ -243,7 +252,7 @@ class _Run:
         self._changed.set()
 
     def _answered(self, call: _Call, answer: Answer, now_seconds: float) -> None:
-        """Take in what a call brought, and give up the other one of its task."""
+        """Handle the answer of a call, and cancel the other call of its task."""
         self._tally.answered(answer)
         if not self._ended(call):
             return
@@ -258,7 +267,7 @@ class _Run:
             if self._on_progress is not None:
                 self._on_progress(Amount(count=len(self.results), size_bytes=self._done_bytes))
         elif result == work.partial:
-            stuck = TransientError("it stopped before its deadline without having come further")
+            stuck = TransientError("the function stopped before its deadline without progress")
             self._try_again(work, stuck, now_seconds)
         else:
             work.partial, work.attempts, work.throttles = result, 0, 0
@@ -266,7 +275,7 @@ class _Run:
             heapq.heappush(self._delayed, (now_seconds, work.number, work))
 
     def _failed(self, call: _Call, error: TransientError | FunctionError, now_seconds: float) -> None:
-        """Take in how a call failed."""
+        """Handle the error of a call."""
         if isinstance(error, ThrottledError):
             self._tally.counts["throttled"] += 1
             self._ramp.throttled(call.since_seconds, self._in_flight, now_seconds)
@@ -278,7 +287,7 @@ class _Run:
         if isinstance(error, FunctionError):
             self.failures[call.work.number] = error
             self._give_up(call.work, now_seconds)
-        elif call.work.calls:  # its other call may yet bring a result
+        elif call.work.calls:  # the task's other call may still succeed
             return
         elif isinstance(error, ThrottledError):
             self._wait_out(call.work, error, now_seconds)
@@ -286,7 +295,7 @@ class _Run:
             self._try_again(call.work, error, now_seconds)
 
     def _ended(self, call: _Call) -> bool:
-        """Count a call as under way no more; return whether it was, and not given up just before it ended."""
+        """Remove a call from those in flight; return False if it was cancelled just before it ended."""
         if call not in call.work.calls:
             return False
         call.work.calls.remove(call)
@@ -295,7 +304,7 @@ class _Run:
         return True
 
     def _give_up(self, work: _Work, now_seconds: float) -> None:
-        """End the calls of a task that are under way."""
+        """Cancel the calls of a task that are in flight."""
         for call in list(work.calls):
             self._ended(call)
             self._tally.in_vain(now_seconds - call.since_seconds)
@@ -311,7 +320,7 @@ class _Run:
         self._delay(work, work.attempts, error, now_seconds)
 
     def _wait_out(self, work: _Work, error: ThrottledError, now_seconds: float) -> None:
-        """Delay a throttled task; all that wait fail if there has been nothing but throttles for too long."""
+        """Delay a throttled task; fail all waiting tasks if every call was throttled for too long."""
         if self._starving_seconds is None or self._in_flight:
             self._starving_seconds = now_seconds
         if now_seconds - self._starving_seconds >= self._config.throttled_seconds:
@@ -341,8 +350,8 @@ async def _answer(executor: Executor, task: Task) -> Answer:
         this = asyncio.current_task()
         if this is not None and this.cancelling():
             raise
-        # Nobody here has cancelled it; as a cancelled task it would end without a word to the board.
-        raise ConnectionLostError(f"the executor {executor.name} gave up the call") from None
+        # The executor cancelled it, not this run; a cancelled task would end without being handled.
+        raise ConnectionLostError(f"the executor {executor.name} cancelled the call") from None
 
 
 def _failed(tasks: Sequence[Task], errors: Mapping[int, StokerError]) -> FanoutError:
@@ -355,8 +364,8 @@ def _failed(tasks: Sequence[Task], errors: Mapping[int, StokerError]) -> FanoutE
         named.append(f"and {more} more")
     others = "; the others are done and stay so" if len(failures) < len(tasks) else ""
     return FanoutError(
-        f"{len(failures)} of {counted(len(tasks), 'task')} failed{others}: run the same command again when the cause "
-        f"is removed ({'; '.join(named)})",
+        f"{len(failures)} of {counted(len(tasks), 'task')} failed{others}: run the same command again once the cause "
+        f"is fixed ({'; '.join(named)})",
         failures,
     )
 

@@ -1,7 +1,7 @@
-"""A pack as a fan-out: the parts of a source as tasks, and one commit of all of them at the end.
+"""Packing as a fan-out: one task for each part of a source, and one commit of all parts at the end.
 
-The job's id is a hash of what is packed and how it is cut. So the same command, run again, is the same job with the
-same parts, and what an earlier one has packed is found by each function and not packed again.
+The job's id is a hash of the source and of the settings that divide it into parts. So the same command, run again, is
+the same job with the same parts, and each function finds the parts that an earlier run has packed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MAX_PARTS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobConfig(Bounded):
-    """What becomes of a source.
+    """Settings of a pack job.
 
     Attributes:
         dataset: URL of the data set, as functions reach it.
-        append: add to the data set that is there; otherwise there must be none.
-        super_sample_bytes: limit of a super-sample's data.
-        part_bytes: raw bytes of a part, at most, unless one object alone has more.
+        append: whether to append to an existing data set; if not, there must be none.
+        super_sample_bytes: maximum data of a super-sample, in bytes.
+        part_bytes: maximum raw data of a part, in bytes, unless a single object is larger.
     """
 
     dataset: str
@@ -53,12 +53,12 @@ class JobConfig(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackJob:
-    """What is to be done, and in which order.
+    """The tasks of a pack job.
 
     Attributes:
-        id: of the job, 16 hexadecimal digits.
-        tasks: one for each part, in order of the samples; any order of doing them will do.
-        commit: what makes one version of the data set out of all parts, once they are packed.
+        id: id of the job, 16 hexadecimal digits.
+        tasks: one task per part, in the order of the samples; they may run in any order.
+        commit: task that makes one version of the data set out of all parts, to run after all others.
     """
 
     id: str
@@ -67,12 +67,12 @@ class PackJob:
 
 
 async def plan_job(source: ObjectSource, store: Readable, config: JobConfig) -> PackJob:
-    """Return what packs ``source`` into the data set at ``store``.
+    """Return the job that packs ``source`` into the data set at ``store``.
 
     Raises:
         ConfigError: there are too many parts.
-        DatasetExistsError: there is a data set, and ``append`` was not said.
-        NotFoundError: ``append`` was said, and there is none.
+        DatasetExistsError: the data set exists, and ``append`` is False.
+        NotFoundError: the data set does not exist, and ``append`` is True.
         SchemaError: the data set has other columns.
         StoreError: the data set cannot be read.
     """
@@ -97,7 +97,7 @@ async def plan_job(source: ObjectSource, store: Readable, config: JobConfig) -> 
     parts = tuple(split(source, common, config.part_bytes))
     if len(parts) > MAX_PARTS:
         raise ConfigError(
-            f"the source has {len(parts)} parts, more than the {MAX_PARTS} that one commit takes; make parts larger "
+            f"the source has {len(parts)} parts, more than the {MAX_PARTS} that one commit allows; make parts larger "
             "(--part-bytes)"
         )
     commit = {

@@ -1,4 +1,4 @@
-"""What a fan-out did and what it cost."""
+"""Counts and cost of a fan-out."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ _COUNTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The account of a fan-out.
+    """Counts and cost of a fan-out, from :attr:`Driver.report`.
 
     Attributes:
-        tasks: that are done.
-        failed: tasks that are not, and will not be.
-        calls: made, second and throttled ones included.
-        continued: calls made because the one before had stopped at its deadline with work left.
-        retries: calls made because the one before had failed.
-        throttled: calls that the platform refused because too many ran.
-        second_calls: made beside late ones.
-        second_calls_won: of them, those that ended first.
-        cold_starts: calls that an instance was started for, as far as the platform tells.
-        in_vain: calls that failed, were lost, or were given up for another's answer; nothing tells what they are
-            charged, so the dollars hold the time until then at the memory of the others.
-        seconds: from start to end.
-        billed_seconds: of all calls that were answered.
-        gb_seconds: of memory, of the same.
-        dollars: for functions; None where nothing is charged.
-        requests: to stores, as the results say that name ``requests``.
-        request_dollars: for them.
-        samples: in the super-samples, as the results say that name ``objects``.
-        objects: super-samples written.
-        size_bytes: of the super-samples.
+        tasks: completed tasks.
+        failed: failed tasks.
+        calls: calls sent, including second and throttled ones.
+        continued: calls sent because the previous one stopped at its deadline with work left.
+        retries: calls sent because the previous one failed.
+        throttled: calls that the platform refused because too many were running.
+        second_calls: second calls for late ones.
+        second_calls_won: second calls that ended before the first.
+        cold_starts: calls that started an instance, as far as the platform reports it.
+        in_vain: calls that failed, were lost, or were cancelled for another's answer. Their bill is unknown, so
+            ``dollars`` includes their duration at the largest memory of the other calls.
+        seconds: duration of the fan-out, in seconds.
+        billed_seconds: billed duration of all answered calls, in seconds.
+        gb_seconds: billed memory of all answered calls, in GiB-seconds.
+        dollars: cost of the functions; None if the platform bills nothing.
+        requests: requests to stores, from the field ``requests`` of the results.
+        request_dollars: cost of these requests.
+        samples: samples in the written super-samples.
+        objects: super-samples written, from the field ``objects`` of the results.
+        size_bytes: size of the written super-samples, in bytes.
     """
 
     tasks: int
@@ -68,7 +68,7 @@ class Report:
     size_bytes: int
 
     def lines(self) -> tuple[str, ...]:
-        """Return the report as lines for people; what did not happen is left out."""
+        """Return the report as lines of text; counts of 0 are left out."""
         happened = {
             "failed": self.failed,
             "retried": self.retries,
@@ -93,24 +93,24 @@ class Report:
 
 
 class Tally:
-    """Counts while a fan-out runs.
+    """Counters of a running fan-out.
 
     Args:
-        prices: of the platform; None where nothing is charged.
-        stores: the price list that stores' requests are priced by; by default none are.
+        prices: prices of the platform; None if it bills nothing.
+        stores: prices of requests to stores; None for no prices.
 
     Attributes:
-        counts: of calls and requests, by the names that they have in the report.
+        counts: name of a field of :class:`Report` → number of calls or requests.
     """
 
     def __init__(self, prices: FunctionPrices | None, stores: Prices | None = None) -> None:
         self._prices, self._stores = prices, stores
         self.counts: dict[str, int] = dict.fromkeys(_COUNTED, 0)
         self._billed_seconds = self._gb_seconds = self._dollars = self._vain_seconds = self._request_dollars = 0.0
-        self._memory_bytes, self._vcpus = 0, 0.0  # the largest seen, for calls that tell nothing
+        self._memory_bytes, self._vcpus = 0, 0.0  # the largest of all answers, for calls without one
 
     def answered(self, answer: Answer) -> None:
-        """A call was answered: what it is charged is known."""
+        """Count an answered call, whose bill is known."""
         self.counts["cold_starts"] += bool(answer.is_cold)
         self._billed_seconds += answer.billed_seconds
         self._gb_seconds += answer.billed_seconds * answer.memory_bytes / GB_BYTES
@@ -123,24 +123,24 @@ class Tally:
             )
 
     def _count_requests(self, requests: object) -> None:
-        """Add what a function says that it asked of stores; what is no such account adds nothing."""
+        """Add the requests to stores that a function reports; anything malformed adds nothing."""
         for url, counts in requests.items() if isinstance(requests, Mapping) else ():
             for operation, count in counts.items() if isinstance(counts, Mapping) else ():
                 if operation not in _OPERATIONS or type(count) is not int or count <= 0:
                     continue
                 self.counts["requests"] += count
-                with suppress(ConfigError):  # of a store that the price list does not know
+                with suppress(ConfigError):  # a store without prices
                     if self._stores is not None:
                         dollars = self._stores.request_dollars(str(url), Operation(operation))
                         self._request_dollars += count * dollars
 
     def in_vain(self, seconds: float) -> None:
-        """A call ended after so long, or was given up, and what it is charged is not known."""
+        """Count a call that failed or was cancelled after ``seconds``, whose bill is unknown."""
         self.counts["in_vain"] += 1
         self._vain_seconds += seconds
 
     def report(self, results: Iterable[Mapping[str, Any]], failed: int, seconds: float) -> Report:
-        """Return the account; ``results`` of the tasks that are done, ``seconds`` that all of it took."""
+        """Return the report; ``results`` are those of completed tasks, ``seconds`` is the total duration."""
         done = list(results)
         written = [result for result in done if "objects" in result]
         return Report(
@@ -165,6 +165,6 @@ class Tally:
 
 
 def _summed(results: list[Mapping[str, Any]], name: str) -> int:
-    """Return the sum of a field; a function that has none, or anything but a number there, adds nothing."""
+    """Return the sum of a field; results without an integer there add nothing."""
     values = (result.get(name) for result in results)
     return sum(value for value in values if type(value) is int)

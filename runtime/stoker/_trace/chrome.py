@@ -1,10 +1,10 @@
-"""Writes a trace as a timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Writes traces as timelines that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-The format is the JSON Array Format of the Trace Event Format (Chromium project), an open one: a list of events, whose
-closing bracket may be missing. So what a killed run has written is a trace. Times are microseconds.
+The format is the JSON Array Format of the Trace Event Format (Chromium project): a list of events, whose closing
+bracket may be missing, so the file of a killed run is a valid trace. Times are in microseconds.
 
-Rows: the training loop with every wait and what it was for; the slots of the ring with what they are filled with and
-how long it is held; the requests, as many rows as were under way at once.
+Rows: the training loop, with every wait and its cause; the slots of the ring, with the object in each slot and how long
+it is held; the requests, in as many rows as were in flight at once.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _BUFFER_BYTES = 64 << 10
 _FLUSH_SECONDS = 1.0
 _END = b"\n]\n"
 _FULL_BYTES = 4096
-"""Kept for the last words of a trace that has reached its limit."""
+"""Reserved for the last events of a trace that reaches its limit."""
 
 
 class EventFile:
-    """Is begun, gone on with, and ended; what it holds is JSON after each, but for the bracket at its end.
+    """A trace file; after every write it is valid JSON, but for the closing bracket.
 
-    At most a second's events are in memory. A file that cannot be written to any more ends the trace, with a warning,
-    and nothing else. A forked child writes nothing.
+    At most one second of events is buffered in memory. If the file can no longer be written to, the trace ends with a
+    warning. A forked child writes nothing.
 
     Args:
-        path: of the file, which is written anew; another trace that is being written under this name loses the name,
-            and goes on in the file that it has.
-        limit: the most that is written, bytes or ``"64MB"``; what comes behind is left out, and the last event says so.
-        clock: seconds, of any kind that go on.
+        path: path of the file, which is replaced; another trace that is being written there continues in the unlinked
+            file.
+        limit: maximum size, in bytes or as ``"64MB"``; later events are left out, and the last event says so.
+        clock: returns a monotonic time in seconds.
 
     Attributes:
-        lock: to be held by whoever adds events.
+        lock: lock that callers hold while they add events.
 
     Raises:
         ConfigError: the file cannot be written to, or the limit is too small.
@@ -62,11 +62,13 @@ class EventFile:
         self.path, self.lock = Path(path), threading.Lock()
         self._limit_bytes = parse_bytes(limit)
         if self._limit_bytes < 4 * _FULL_BYTES:
-            raise ConfigError(f"a trace needs limit={4 * _FULL_BYTES} bytes at least, not {self._limit_bytes}")
+            raise ConfigError(f"limit={self._limit_bytes} is too small: a trace needs at least {4 * _FULL_BYTES} bytes")
         try:
             self._file = _opened_anew(self.path)
         except OSError as error:
-            raise ConfigError(f"the trace {self.path} cannot be written to: {error.strerror}; name another") from None
+            raise ConfigError(
+                f"the trace {self.path} cannot be written to: {error.strerror}; choose another path"
+            ) from None
         self._clock = clock
         self._pid = os.getpid()
         self._waiting: list[str] = []
@@ -76,16 +78,16 @@ class EventFile:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process made it, and did not come of a fork since."""
+        """Whether this process created it, rather than inherited it by a fork."""
         return os.getpid() == self._pid
 
     def add(self, events: str) -> None:
-        """Write events, lines with a comma and a line's end between them: ASCII, so that characters are bytes."""
+        """Write events: ASCII lines, separated by a comma and a line feed, so that one character is one byte."""
         if self._is_over:
             return
         if self._whole_bytes + self._waiting_bytes + len(events) + 2 > self._limit_bytes - _FULL_BYTES:
             size = format_bytes(self._limit_bytes)
-            _log.warning("the trace %s is full: what comes behind its %s is left out", self.path, size)
+            _log.warning("the trace %s is full: everything after the first %s is left out", self.path, size)
             self._put(f'{{"name":"the trace is full: {size}","ph":"i","s":"g","ts":0,"pid":0,"tid":0}}')
             self._is_over = True
             self._write_waiting()
@@ -97,13 +99,13 @@ class EventFile:
             self._write_waiting()
 
     def flush(self) -> None:
-        """Write what is in memory."""
+        """Write the buffered events."""
         if self.is_ours:
             with self.lock:
                 self._write_waiting()
 
     def close(self) -> None:
-        """Write what is in memory, and end the list. Idempotent; what is added later goes on behind it."""
+        """Write the buffered events and end the list. Idempotent; events added later continue the list."""
         if not self.is_ours:
             return
         with self.lock:
@@ -139,7 +141,7 @@ class EventFile:
         file = self.path.open("r+b", buffering=0)
         if file.seek(0, os.SEEK_END) != self._whole_bytes + len(_END):
             file.close()
-            raise FileExistsError(errno.EEXIST, "another file is in its place")
+            raise FileExistsError(errno.EEXIST, "another file has replaced it")
         self._file = file
         self._file.seek(self._whole_bytes)
 
@@ -149,7 +151,7 @@ class EventFile:
             left = left[self._file.write(left) :]
 
     def _give_up(self, error: OSError) -> None:
-        """Leave whole lines behind, if that much is possible yet."""
+        """End the trace after an error; cut the file behind the last complete line, if possible."""
         self._is_over = True
         _log.warning("the trace %s ends here: %s", self.path, error.strerror)
         if not self._file.closed:
@@ -158,8 +160,8 @@ class EventFile:
 
 
 def _opened_anew(path: Path) -> BinaryIO:
-    """Open a new file, so that two who write under one name, whom nobody told their ranks, do not mix their lines."""
-    for _ in range(3):  # others may do the same at this moment
+    """Open a new file, so that two processes that trace to the same path do not mix their lines."""
+    for _ in range(3):  # another process may do the same at this moment
         if path.is_file() and not path.is_symlink():
             with suppress(OSError):
                 path.unlink()
@@ -169,22 +171,22 @@ def _opened_anew(path: Path) -> BinaryIO:
 
 
 LOOP_ROW, SLOT_ROWS, REQUEST_ROWS = 1, 1_000, 1_000_000
-"""The row of the training loop, and the first of slots and requests."""
+"""Row number of the training loop, of the first slot and of the first request."""
 MOST_RANKS = 16
-"""Of a simulation that are traced: more than a person looks at, and a file would be full of their first seconds."""
+"""Maximum number of ranks of a simulation to trace: more would fill the file with their first seconds."""
 
 
 class ProcessTrace:
-    """A :class:`~stoker.abc.TraceSink` that writes the rows of one process into a file, which it leaves open.
+    """A :class:`~stoker.abc.TraceSink` that writes the rows of one process into a file, which it does not close.
 
-    Thread-safe, and silent in a forked child.
+    Thread-safe. A forked child writes nothing.
 
     Args:
-        file: where events go.
-        process: its number in the timeline.
-        name: of the process in the timeline.
-        origin_seconds: the moment from which times are told, on the clock of waits.
-        label: what else is to be said of the process.
+        file: file of the events.
+        process: number of the process in the timeline.
+        name: name of the process in the timeline.
+        origin_seconds: time 0 of the trace, on the clock of the waits.
+        label: additional label of the process; default none.
     """
 
     def __init__(self, file: EventFile, process: int, name: str, origin_seconds: float, label: str = "") -> None:
@@ -219,7 +221,7 @@ class ProcessTrace:
             self._file.add(",\n".join(events))
 
     def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
-        """Write how long an item was held."""
+        """Write how long a slot held an item."""
         if not self._file.is_ours:
             return
         with self._file.lock:
@@ -231,7 +233,7 @@ class ProcessTrace:
             self._file.add(",\n".join(events))
 
     def waited(self, wait: Wait) -> None:
-        """Write what was waited for a batch."""
+        """Write the wait for a batch, and its causes."""
         if not self._file.is_ours:
             return
         with self._file.lock:
@@ -248,11 +250,10 @@ class ProcessTrace:
             self._file.add(",\n".join(events))
 
     def flush(self) -> None:
-        """Write what is in memory."""
+        """Write the buffered events."""
         self._file.flush()
 
-    # Events. They are formatted by hand, which takes a fifth of the time that a dictionary and its encoder do, and
-    # written together.
+    # Events. Formatting them by hand takes a fifth of the time of a dictionary and a JSON encoder.
 
     def _request(self, request: Request, shift: float, events: list[str]) -> None:
         sent, ended = request.sent_seconds + shift, request.ended_seconds + shift
@@ -275,11 +276,11 @@ class ProcessTrace:
             events.append(self._lasting(row, "request", '"transfer"', begun, ended, args))
 
     def _slot_row(self, fetch: Fetch, events: list[str]) -> int:
-        assert fetch.slot is not None  # noqa: S101 - sinks are told of what is in the ring
+        assert fetch.slot is not None  # noqa: S101 - sinks get fetches of items in the ring
         return self._row(SLOT_ROWS + fetch.slot, f"slot {fetch.slot}", events)
 
     def _row(self, row: int, name: str, events: list[str]) -> int:
-        """Name a row of the timeline, the first time."""
+        """Return a row of the timeline; name it when it is first used."""
         if row not in self._rows:
             self._rows.add(row)
             events.append(self._described(row, "thread_name", "name", quoted(name)))
@@ -290,15 +291,15 @@ class ProcessTrace:
         return f'{{"name":"{what}","ph":"M","pid":{self._process},"tid":{row},"args":{{"{key}":{value}}}}}'
 
     def _counted(self, at_seconds: float) -> str:
-        """Return how many items are ready."""
+        """Return a counter event with the number of ready items."""
         return (
             f'{{"name":"ready","cat":"ring","ph":"C","pid":{self._process},"tid":0,"ts":{at_seconds * 1e6:.3f},'
             f'"args":{{"items":{self._ready}}}}}'
         )
 
     def _lasting(self, row: int, category: str, name: str, begin: float, end: float, args: str) -> str:
-        """Return something that took time; ``name`` and what is between the braces of ``args`` are JSON."""
-        # Moments are rounded, not durations: so what ends with what it lies in ends with it here, too.
+        """Return an event with a duration; ``name`` is JSON, ``args`` the members of a JSON object."""
+        # Round times, not durations, so that an event that ends with its parent still does.
         begin_ns, end_ns = round(begin * 1e9), round(end * 1e9)
         return (
             f'{{"name":{name},"cat":"{category}","ph":"X","pid":{self._process},"tid":{row},'
@@ -307,17 +308,23 @@ class ProcessTrace:
 
 
 class ChromeTrace(ProcessTrace, Closing):
-    """The trace of this process: a file and the rows in it.
+    """A trace of this process in a file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-    At most a second's events are in memory. A file that cannot be written to any more ends the trace, with a warning,
-    and nothing else.
+    At most one second of events is buffered in memory. If the file can no longer be written to, the trace ends with a
+    warning.
+
+    Example:
+        ```python
+        with ChromeTrace("trace.json") as trace:
+            loader = Loader("s3://bucket/train", batch_size=256, trace=trace)
+        ```
 
     Args:
-        path: of the file, which is written anew; another trace that is being written under this name loses the name,
-            and goes on in the file that it has.
-        limit: the most that is written, bytes or ``"64MB"``; what comes behind is left out, and the trace says so.
-        name: of the process in the timeline.
-        clock: seconds, the one that waits are measured with.
+        path: path of the file, which is replaced; another trace that is being written there continues in the unlinked
+            file.
+        limit: maximum size, in bytes or as ``"64MB"``; later events are left out, and the trace says so.
+        name: name of the process in the timeline.
+        clock: returns a time in seconds; must be the clock that measures the waits.
 
     Raises:
         ConfigError: the file cannot be written to, or the limit is too small.
@@ -338,11 +345,11 @@ class ChromeTrace(ProcessTrace, Closing):
 
     @property
     def path(self) -> Path:
-        """Of the file."""
+        """Path of the file."""
         return self._file.path
 
     def close(self) -> None:
-        """Write what is in memory, and end the list. Idempotent; what is told later goes on behind it."""
+        """Write the buffered events and end the list. Idempotent; later events continue the list."""
         self._file.close()
 
 
@@ -350,13 +357,13 @@ class ChromeTrace(ProcessTrace, Closing):
 def rank_traces(
     path: str | os.PathLike[str], *, limit: int | str = "64MB"
 ) -> Iterator[Callable[[int], Sequence[TraceSink]]]:
-    """Trace ranks that are simulated in one file, the first :data:`MOST_RANKS`, each as a process.
+    """Trace the first :data:`MOST_RANKS` ranks of a simulation in one file, each as a process.
 
-    Yields what returns the sinks of a rank: none of a rank that has no place. Times are virtual, from the run's begin.
+    Yields a function that returns the sinks of a rank, none for later ranks. Times are virtual, from the run's start.
 
     Args:
-        path: of the file, which is written anew.
-        limit: the most that is written, bytes or ``"64MB"``; what comes behind is left out, and the trace says so.
+        path: path of the file, which is replaced.
+        limit: maximum size, in bytes or as ``"64MB"``; later events are left out, and the trace says so.
 
     Raises:
         ConfigError: the file cannot be written to, or the limit is too small.

@@ -1,7 +1,7 @@
-"""What a trace comes to, and a picture of it.
+"""Summarizes a trace and draws a section of it.
 
-The summary takes memory that does not grow with the trace. The picture shows a stretch of it over time: the training
-loop's waits, the fill of the ring, and what every slot was filled with.
+The summary's memory does not grow with the trace. The picture shows a section of the trace over time: the training
+loop's waits, the fill of the ring, and the contents of every slot.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _LEAST, _MOST = 1e-9, 1e18
 
 
 class Quantiles:
-    """Counts positive numbers in classes that grow by a factor, so that any quantile is right within half a percent.
+    """A quantile sketch of positive numbers with a relative error of at most half a percent.
 
     C. Masson, J. Rim, H. Lee, "DDSketch: A Fast and Fully-Mergeable Quantile Sketch with Relative-Error Guarantees",
-    VLDB 2019, section 2. What lies outside 1e-9 to 1e18 counts as the nearer of them.
+    VLDB 2019, section 2. Numbers are clipped to 1e-9 to 1e18.
     """
 
     __slots__ = ("_classes", "count")
@@ -50,7 +50,7 @@ class Quantiles:
         self.count += 1
 
     def quantile(self, share: float) -> float:
-        """Return what ``share``, 0 to 1, of the numbers are not above; there must be one."""
+        """Return the quantile at ``share``, 0 to 1; at least one number must have been added."""
         rank = math.ceil(share * self.count)
         for place in sorted(self._classes):
             rank -= self._classes[place]
@@ -60,24 +60,24 @@ class Quantiles:
 
 
 class Summary:
-    """Sums up what is told.
+    """Summary of a trace.
 
     Args:
-        most_worst: waits that are kept.
+        most_worst: maximum number of longest waits to keep.
 
     Attributes:
-        names: of processes, by their number.
-        batches: that were waited for.
-        waited_seconds: for them, of all processes together.
-        phases: the seconds of each phase, and how many batches had it.
-        fetches: into the ring.
-        first_bytes: seconds until answers began.
-        rates: bytes a second of transfers that came whole.
-        requests: that were sent.
-        lost: of these, those that failed or were overtaken by a hedge.
-        is_full: whether the trace reached its limit before the run ended.
-        begin_seconds: when the first thing that was recorded began; infinite if there is none.
-        end_seconds: when the last one ended.
+        names: process number → name of the process.
+        batches: number of batches.
+        waited_seconds: time that all processes together waited for batches, in seconds.
+        phases: phase → seconds waited, and number of batches that had such a wait.
+        fetches: number of fetches into the ring.
+        first_bytes: quantiles of the time to the first byte, in seconds.
+        rates: quantiles of the rate of complete transfers, in bytes per second.
+        requests: number of requests.
+        lost: number of requests that failed or lost to a hedge.
+        is_full: whether the trace reached its size limit before the run ended.
+        begin_seconds: start of the first recorded event; infinite if there is none.
+        end_seconds: end of the last recorded event; minus infinity if there is none.
     """
 
     def __init__(self, most_worst: int = WORST_WAITS) -> None:
@@ -96,7 +96,7 @@ class Summary:
 
     @classmethod
     def of(cls, told: Iterable[Told], most_worst: int = WORST_WAITS) -> Summary:
-        """Sum up all of a trace."""
+        """Return the summary of a trace."""
         summary = cls(most_worst)
         for process, what in told:
             match what:
@@ -117,11 +117,11 @@ class Summary:
 
     @property
     def seconds(self) -> float:
-        """How long what was recorded took."""
+        """Time from the first recorded event to the last, in seconds."""
         return max(0.0, self.end_seconds - self.begin_seconds)
 
     def worst(self) -> list[tuple[int, Wait]]:
-        """Return the longest waits with their processes, the worst first, of those that took time."""
+        """Return the longest waits that are not 0 with their processes, the longest first."""
         return [(process, wait) for seconds, _, process, wait in sorted(self._worst, reverse=True) if seconds]
 
     def _add_wait(self, process: int, wait: Wait) -> None:
@@ -165,7 +165,7 @@ COLOURS = {
     Phase.START: "#b08968",
     Phase.OTHER: "#b9b9b9",
 }
-"""Of the phases, so that those that are often neighbours differ most."""
+"""Colours of the phases, chosen so that phases that are often adjacent differ most."""
 _READY, _FILLING, _TRAINING = "#cfe3d4", "#9db4c0", "#ececec"
 _READY_NAME, _FILLING_NAME, _TRAINING_NAME = "ready, or in use", "filling", "training"
 _LOOP_TITLE = "training loop: what it waits for"
@@ -175,29 +175,34 @@ _TIME_TITLE = "seconds since the trace began"
 _BOX_HEIGHT = 0.8
 _FILL_HEADROOM = 1.25
 _MOST_FETCHES, _MOST_BATCHES = 500, 5_000
-"""Shown, unless more is asked for: beyond it, they are narrower than what can be told apart."""
+"""Default maximum of fetches and batches in a picture; more would be too narrow to distinguish."""
 _MOST_DRAWN = 20_000
-"""Waits, fetches and slots in use that are ever drawn; they are in memory then."""
+"""Maximum number of waits, fetches and slots in use to draw, all of which are held in memory."""
 _ROUNDED_SECONDS = 1e-6
 _LABELLED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The stretch of a trace that is drawn, in seconds since it began."""
+    """A section of a trace to draw.
+
+    Attributes:
+        begin_seconds: start, in seconds since the trace began.
+        end_seconds: end, in seconds since the trace began.
+    """
 
     begin_seconds: float
     end_seconds: float
 
     @classmethod
     def of(cls, summary: Summary, begin_seconds: float | None, seconds: float | None) -> Section:
-        """Return the stretch that is asked for, by default all, or of a long trace what is around its worst wait.
+        """Return the requested section; by default the whole trace or, if it is long, the part around its longest wait.
 
         Raises:
-            ConfigError: there is nothing in it.
+            ConfigError: the trace or the section is empty.
         """
         if not summary.batches and not summary.fetches:
-            raise ConfigError("there is nothing in the trace to draw")
+            raise ConfigError("the trace has no waits or fetches to draw")
         first, last = summary.begin_seconds, summary.end_seconds
         if seconds is None:
             fetches, batches = max(1, summary.fetches), max(1, summary.batches)
@@ -207,18 +212,20 @@ class Section:
                 begin_seconds = max(first, worst[0][1].spans[0].begin_seconds - seconds / 4)
         begin_seconds = first if begin_seconds is None else begin_seconds
         if not seconds > 0 or not begin_seconds < last:
-            raise ConfigError(f"the trace is from second {first:.3f} to {last:.3f}: name a stretch of it")
+            raise ConfigError(f"the trace is from second {first:.3f} to {last:.3f}: name a section of it")
         return cls(begin_seconds, min(last, begin_seconds + seconds))
 
     def has(self, begin_seconds: float, end_seconds: float) -> bool:
-        """Return whether something that lasted from one moment to another can be seen."""
+        """Return whether an interval overlaps the section."""
         return end_seconds > self.begin_seconds and begin_seconds < self.end_seconds
 
     def cut(self, told: Iterable[Told]) -> Recording:
-        """Keep what can be seen of one process. What never was released, as at the end of a killed run, is held on.
+        """Return the events of one process that overlap the section.
+
+        Slots that were never released, as at the end of a killed run, count as held to the end of the section.
 
         Raises:
-            ConfigError: it is too much to draw.
+            ConfigError: there are too many events to draw.
         """
         recording = Recording.of(islice((each for each in told if self._has(each.what)), _MOST_DRAWN + 1))
         if len(recording.waits) + len(recording.fetches) + len(recording.held) > _MOST_DRAWN:
@@ -239,7 +246,7 @@ class Section:
 
 
 def _unreleased(recording: Recording, end_seconds: float) -> list[Held]:
-    """Return for how long what was fetched, and not told to be released, was held: until its slot was used again."""
+    """Return the intervals in which fetched items without a release event were held: until the slot's next fetch."""
     released = {(each.slot, round(each.begin_seconds / _ROUNDED_SECONDS)) for each in recording.held}
     until: dict[int, float] = {}
     held: list[Held] = []
@@ -252,7 +259,7 @@ def _unreleased(recording: Recording, end_seconds: float) -> list[Held]:
 
 
 def ring_fill(recording: Recording) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the moments at which the ring's fill changed, and from each on how many slots were filling and ready."""
+    """Return the times at which the ring's fill changed, and the numbers of filling and ready slots after each."""
     changes: list[tuple[float, int, int]] = []
     for filled in recording.fetches:
         changes += (filled.begin_seconds, 1, 0), (filled.end_seconds, -1, 0)
@@ -265,15 +272,15 @@ def ring_fill(recording: Recording) -> tuple[NDArray[np.float64], NDArray[np.int
 
 
 def draw(recording: Recording, path: Path, section: Section, title: str) -> None:
-    """Draw a stretch of a trace into a ``.png`` (matplotlib) or an ``.html`` page that needs no network (plotly).
+    """Draw a section of a trace into a ``.png`` (matplotlib) or an ``.html`` page that needs no network (plotly).
 
     Raises:
-        ConfigError: the name ends otherwise, or the file cannot be written to.
-        MissingExtraError: what draws is not installed.
+        ConfigError: the path has another suffix, or the file cannot be written to.
+        MissingExtraError: matplotlib or plotly is not installed.
     """
     suffix = path.suffix.lower()
     if suffix not in (".png", ".html"):
-        raise ConfigError(f"a picture is a .png or an .html file, not {path}")
+        raise ConfigError(f"a picture must be a .png or an .html file, not {path}")
     try:
         with needs_extra("drawing", "plan"):
             if suffix == ".png":
@@ -286,12 +293,12 @@ def draw(recording: Recording, path: Path, section: Section, title: str) -> None
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Stretches of time of one colour, each on a row.
+    """Intervals of one colour, drawn as boxes on rows.
 
     Attributes:
-        name: in the legend.
-        colour: of all boxes.
-        boxes: begin and end in seconds, row, and the object's name, empty where there is none.
+        name: name in the legend.
+        colour: colour of all boxes.
+        boxes: start and end in seconds, row, and the object's name or an empty string.
     """
 
     name: str
@@ -300,13 +307,13 @@ class _Layer:
 
 
 def _loop_layers(recording: Recording, section: Section) -> list[_Layer]:
-    """Return what the training loop did, lowest first: training wherever it did not wait."""
+    """Return the layers of the training loop, lowest first: training, and the waits on top of it."""
     spans = [(0, span) for wait in recording.waits for span in wait.spans]
     return [_Layer(_TRAINING_NAME, _TRAINING, [(section.begin_seconds, section.end_seconds, 0, "")]), *_by_phase(spans)]
 
 
 def _slot_layers(recording: Recording, slots: Sequence[int]) -> list[_Layer]:
-    """Return what each slot held and how it was filled, lowest first; a slot's row is its place among the slots."""
+    """Return the layers of the slots, lowest first: held, then phases of fetches; rows are indices into ``slots``."""
     row_of = {slot: row for row, slot in enumerate(slots)}
     held = [(each.begin_seconds, each.end_seconds, row_of[each.slot], "") for each in recording.held]
     spans = [(row_of[each.slot], span) for each in recording.fetches for span in each.spans]
@@ -329,7 +336,7 @@ def _slots(recording: Recording) -> list[int]:
 
 
 def _labels(recording: Recording, section: Section) -> Iterator[tuple[float, str]]:
-    """Yield what names the longest waits, and the second it is centred on; labels keep their distance."""
+    """Yield time and text of the labels of the longest waits, which do not overlap."""
     width, labelled = section.end_seconds - section.begin_seconds, list[float]()
     for wait in heapq.nlargest(_LABELLED, recording.waits, key=lambda wait: wait.seconds):
         middle = (max(section.begin_seconds, wait.spans[0].begin_seconds) + wait.spans[-1].end_seconds) / 2
@@ -371,7 +378,7 @@ def _draw_png(recording: Recording, path: Path, section: Section, title: str) ->
 
 
 def _legend(*layers: _Layer) -> dict[str, str]:
-    """Return the colour of each name, in the order of the legend: phases, then what is no wait."""
+    """Return the colour of each name, in the order of the legend: phases first."""
     colours = {layer.name: layer.colour for layer in layers}
     last = [name for name in (_READY_NAME, _TRAINING_NAME) if name in colours]
     phases = [str(phase) for phase in COLOURS if str(phase) in colours]
@@ -387,7 +394,7 @@ def _draw_fill(axes: Any, recording: Recording) -> None:
 
 
 def _draw_boxes(axes: Any, layers: Sequence[_Layer]) -> None:
-    """Draw layers, each in one go."""
+    """Draw each layer as one collection."""
     from matplotlib.collections import PolyCollection
 
     half = _BOX_HEIGHT / 2
@@ -399,7 +406,7 @@ def _draw_boxes(axes: Any, layers: Sequence[_Layer]) -> None:
 
 
 def html_figure(recording: Recording, section: Section, title: str) -> Any:
-    """Return the plotly figure of a page; it has the layout, the names and the colours of the picture."""
+    """Return the plotly figure of a page, with the layout, names and colours of the PNG picture."""
     from plotly.subplots import make_subplots
 
     slots = _slots(recording)
@@ -431,7 +438,7 @@ def html_figure(recording: Recording, section: Section, title: str) -> Any:
 
 
 def _add_fill(figure: Any, recording: Recording) -> int:
-    """Add the ring's fill, and return the largest one."""
+    """Add the ring's fill, and return its maximum."""
     from plotly import graph_objects
 
     moments, filling, ready = ring_fill(recording)
@@ -451,10 +458,10 @@ def _add_fill(figure: Any, recording: Recording) -> int:
 
 
 def _bars(layer: _Layer, *, legendrank: int, showlegend: bool) -> Any:
-    """Return a layer's boxes.
+    """Return a layer's boxes as a bar trace.
 
-    Their colour is a hair less than opaque: plotly widens opaque bars to a whole pixel each, and thousands of short
-    waits would look like one long one.
+    Their opacity is slightly below 1: plotly widens opaque bars to a whole pixel each, and thousands of short waits
+    would look like one long wait.
     """
     from plotly import graph_objects
 
@@ -482,11 +489,11 @@ _BUNDLE = "plotly-basic.min.js"
 
 
 def page(figure: Any, title: str) -> str:
-    """Return an HTML page of a plotly figure of bars and lines, with all the script that it needs.
+    """Return an HTML page with a plotly figure of bars and lines, and the script that it needs.
 
     Args:
-        figure: a ``plotly.graph_objects.Figure``.
-        title: of the page, as plain text.
+        figure: ``plotly.graph_objects.Figure`` to show.
+        title: title of the page, as plain text.
     """
     script = resources.files("stoker._trace").joinpath(_BUNDLE).read_text("utf-8")
     body = figure.to_html(include_plotlyjs=False, full_html=False, default_width="100%")

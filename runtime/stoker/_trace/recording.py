@@ -1,7 +1,7 @@
-"""Reads a trace back: what the training loop waited for, what was fetched when, and how requests were answered.
+"""Reads a trace file: waits of the training loop, fetches, and responses to requests.
 
-A trace is read as a stream (:func:`read_trace`), value by value (:func:`read_values`); whoever wants all of it, or a
-stretch, puts it into a :class:`Recording`.
+:func:`read_trace` reads a trace as a stream of events, from the stream of JSON values that :func:`read_values` yields.
+A :class:`Recording` holds all of a trace, or a section, in memory.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from stoker._trace.chrome import SLOT_ROWS
 from stoker.errors import ConfigError
 
 _MOST_PROCESSES, _MOST_ROWS, _MOST_SPANS = 1_000, 10_000, 100_000
-"""Of a file, of a process, and of a batch: more has none that stoker wrote, and they are held while it is read."""
+"""Maximum numbers per file, process and batch, which bound memory; traces that stoker writes have fewer."""
 _NAME_CHARACTERS = 100
 _MOST_BYTES = (1 << 62) - 1
 _LONGEST = 1e15
-"""Of times, in microseconds: thirty years."""
+"""Maximum time, in microseconds: about 30 years."""
 
 
 class Filled(NamedTuple):
-    """A time in which a slot of the ring was being filled.
+    """An interval in which a slot of the ring was filled.
 
     Attributes:
-        slot: of the ring.
-        object: the key that it was filled with.
-        begin_seconds: since the trace began.
-        end_seconds: since the trace began.
-        spans: what was done.
+        slot: number of the slot.
+        object: key of the object.
+        begin_seconds: start, in seconds since the trace began.
+        end_seconds: end, in seconds since the trace began.
+        spans: phases of the fetch.
     """
 
     slot: int
@@ -50,12 +50,12 @@ class Filled(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A time in which a slot of the ring was ready, or in use.
+    """An interval in which a slot of the ring was ready or in use.
 
     Attributes:
-        slot: of the ring.
-        begin_seconds: since the trace began.
-        end_seconds: since the trace began.
+        slot: number of the slot.
+        begin_seconds: start, in seconds since the trace began.
+        end_seconds: end, in seconds since the trace began.
     """
 
     slot: int
@@ -64,15 +64,15 @@ class Held(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """How a request was answered.
+    """The response to a request.
 
     Attributes:
-        sent_seconds: when it was sent, since the trace began.
-        first_byte_seconds: until the answer began; where it never did, until the request was given up.
-        transfer_seconds: from there to its end; 0 if it never began.
-        size_bytes: that were asked for.
-        is_begun: whether the answer began.
-        is_whole: whether all of it came.
+        sent_seconds: time at which the request was sent, in seconds since the trace began.
+        first_byte_seconds: time until the response began, or until the request ended without one, in seconds.
+        transfer_seconds: time from the first byte to the end, in seconds; 0 without a response.
+        size_bytes: number of bytes requested.
+        is_begun: whether the response began.
+        is_whole: whether the response was complete.
     """
 
     sent_seconds: float
@@ -84,21 +84,25 @@ class Answer(NamedTuple):
 
 
 class Named(NamedTuple):
-    """What a process is called, before anything else is told of it."""
+    """The name of a process; the first event of the process.
+
+    Attributes:
+        name: name of the process.
+    """
 
     name: str
 
 
 class Full(NamedTuple):
-    """The trace reached its limit before the run ended."""
+    """Event: the trace reached its size limit before the run ended."""
 
 
 class Told(NamedTuple):
-    """Something that a trace tells.
+    """An event of a trace.
 
     Attributes:
-        process: that did it: a loader's file has one, that of a simulation one a rank.
-        what: it is. A wait comes when its batch is complete; that of a file that is cut off may lack some of its spans.
+        process: number of the process: a loader's file has one process, a simulation's one per rank.
+        what: the event. A wait is yielded once its batch is complete; in a truncated file the last may lack spans.
     """
 
     process: int
@@ -107,14 +111,14 @@ class Told(NamedTuple):
 
 @dataclass(slots=True)
 class Recording:
-    """What a trace tells, or a part of it, in the order of the file.
+    """A trace, or a section of it, in memory, in the order of the file.
 
     Attributes:
-        waits: one a batch.
-        fetches: slots being filled.
-        held: slots that were ready.
-        answers: to requests.
-        is_full: whether the trace reached its limit.
+        waits: waits of the training loop, one per batch.
+        fetches: intervals in which slots were filled.
+        held: intervals in which slots were ready or in use.
+        answers: responses to requests.
+        is_full: whether the trace reached its size limit.
     """
 
     waits: list[Wait] = field(default_factory=list)
@@ -125,7 +129,7 @@ class Recording:
 
     @classmethod
     def of(cls, told: Iterable[Told]) -> Recording:
-        """Keep all that is told. That takes several times the memory of the file."""
+        """Return a recording of all events, which takes several times the size of the file in memory."""
         recording = cls()
         kept: dict[type, list[Any]] = {Wait: recording.waits, Filled: recording.fetches, Held: recording.held}
         kept[Answer] = recording.answers
@@ -136,9 +140,15 @@ class Recording:
 
 
 def read_trace(path: Path) -> Iterator[Told]:
-    """Yield what a :class:`~stoker.trace.ChromeTrace` has written, to the end or not, in the file's order.
+    """Yield the events of a file that a :class:`~stoker.trace.ChromeTrace` has written, in the file's order.
 
-    Memory does not grow with the file, which may be compressed with gzip, be cut off at its end, or be a pipe.
+    Memory use does not grow with the file, which may be compressed with gzip, truncated, or a pipe.
+
+    Example:
+        ```python
+        waits = [event.what for event in read_trace(Path("trace.json")) if isinstance(event.what, Wait)]
+        longest = max(waits, key=lambda wait: wait.seconds)
+        ```
 
     Raises:
         ConfigError: the file cannot be read, or is not such a trace.
@@ -156,14 +166,14 @@ def read_trace(path: Path) -> Iterator[Told]:
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is not a trace that stoker wrote: {type(error).__name__}: {error}") from None
     if not processes:
-        raise ConfigError(f"{path} is not a trace: there is nothing in it")
+        raise ConfigError(f"{path} is not a trace: it has no events")
     for number, process in processes.items():
         for what in process.ended():
             yield Told(number, what)
 
 
 class _Process:
-    """Puts the events of one process together: a wait has several, and so has a request."""
+    """Combines the events of one process: a wait has several, and so has a request."""
 
     __slots__ = ("_batch", "_begun", "_epoch", "_spans")
 
@@ -173,7 +183,7 @@ class _Process:
         self._begun: dict[int, tuple[float, float]] = {}
 
     def told(self, event: Mapping[str, Any]) -> Iterator[Wait | Filled | Held | Answer | Named | Full]:
-        """Yield what is complete with an event."""
+        """Yield the records that an event completes."""
         match event["ph"]:
             case "X":
                 yield from self._lasting(event)
@@ -183,7 +193,7 @@ class _Process:
                 yield Named(_text(event["args"]["name"])[:_NAME_CHARACTERS])
 
     def ended(self) -> Iterator[Wait]:
-        """Yield the wait that is complete, since no more of it comes."""
+        """Yield the current wait, which no later event extends."""
         if self._spans:
             yield Wait(batch=self._batch, epoch=self._epoch, spans=tuple(self._spans))
             self._spans.clear()
@@ -197,7 +207,7 @@ class _Process:
             case "wait":
                 args = event["args"]
                 if args["batch"] != self._batch:
-                    raise ValueError("a wait is for another batch than the last one")
+                    raise ValueError("a wait belongs to another batch than the batch event before it")
                 self._spans.append(Span(Phase(args["phase"]), *_times(event), _text(args["object"])))
                 _bounded(self._spans, _MOST_SPANS, "spans of a batch")
             case "fetch":
@@ -210,14 +220,14 @@ class _Process:
                 yield from self._request(event)
 
     def _request(self, event: Mapping[str, Any]) -> Iterator[Answer]:
-        """Yield an answer with its last event; its first byte's, if it has one, comes before it in the same row."""
+        """Yield a response with its last event; the event of its first byte, if any, precedes it in the same row."""
         (begin, end), row, args = _times(event), _whole(event["tid"]), event["args"]
         size_bytes, is_whole = _whole(args["bytes"], 0, _MOST_BYTES), bool(args["whole"])
         match event["name"]:
             case "first_byte":
                 self._begun[row] = begin, end - begin
                 _bounded(self._begun, _MOST_ROWS, "rows of requests")
-            case "transfer" if row in self._begun:  # else the store did not tell
+            case "transfer" if row in self._begun:  # otherwise the store does not report first bytes
                 yield Answer(*self._begun.pop(row), end - begin, size_bytes, is_begun=True, is_whole=is_whole)
             case "no_answer":
                 yield Answer(begin, end - begin, 0.0, size_bytes, is_begun=False, is_whole=False)
@@ -232,7 +242,7 @@ def _spans(told: Any, begin: float, key: str) -> Iterator[Span]:
 def _times(event: Mapping[str, Any]) -> tuple[float, float]:
     begin, seconds = _time(event["ts"]) / 1e6, _time(event["dur"]) / 1e6
     if seconds < 0:
-        raise ValueError(f"an event takes {seconds} s")
+        raise ValueError(f"an event has a negative duration, {seconds} s")
     return begin, begin + seconds
 
 
@@ -244,7 +254,7 @@ def _time(value: Any) -> float:
 
 def _whole(value: Any, least: float = -math.inf, most: float = math.inf) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"{value!r:.40} is not a whole number that can be")
+        raise ValueError(f"{value!r:.40} is not an integer, or out of range")
     return value
 
 
@@ -261,23 +271,23 @@ def _bounded(held: Any, most: int, what: str) -> None:
 
 _CHUNK_BYTES = 64 << 10
 _MOST_CHARACTERS = 1 << 20
-"""Of a value. The largest that stoker writes, a fetch whose path has hundreds of spans, has a thirtieth of it."""
+"""Maximum length of a value, 30 times that of the longest that stoker writes, a fetch with hundreds of spans."""
 _GZIP = b"\x1f\x8b"
 _BETWEEN = re.compile(r"[\s,]*")
 _LIST_OF_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _LONGEST_PART = len("u00e9")
-"""Of an escape, or a word, that may be cut off."""
+"""Maximum length of an escape sequence or literal, which the end of the text may cut."""
 
 
 def read_values(path: Path) -> Iterator[Any]:
-    """Yield the values of a list: of a file that is cut off in the middle of one, those before it.
+    """Yield the values of a JSON list; of a truncated file, all complete values.
 
-    The list is a JSON array, the one that an object has as ``traceEvents``, or values that stand one behind the other,
-    one a line for example. What follows its end is not looked at. The file may be compressed with gzip, and may be a
-    pipe: it is read once, in order.
+    The list is a JSON array, the member ``traceEvents`` of an object, or a sequence of values, such as one per line.
+    Anything behind its end is ignored. The file may be compressed with gzip, and may be a pipe: it is read once, in
+    order.
 
     Raises:
-        ConfigError: the file cannot be read, or has something else in it.
+        ConfigError: the file cannot be read, or does not contain such a list.
     """
     try:
         with path.open("rb") as file:
@@ -291,7 +301,7 @@ def read_values(path: Path) -> Iterator[Any]:
 
 
 def _reader(file: BufferedReader) -> Callable[[], str]:
-    """Return what reads the next part of a text, which is empty at its end alone."""
+    """Return a function that reads the next part of the text, which is empty only at the end."""
     source = gzip.GzipFile(fileobj=file) if file.peek(2).startswith(_GZIP) else file
     decoder = codecs.getincrementaldecoder("utf-8")()
 
@@ -300,7 +310,7 @@ def _reader(file: BufferedReader) -> Callable[[], str]:
         while not text:
             try:
                 data = source.read1(_CHUNK_BYTES)
-            except EOFError:  # a compressed file that is cut off
+            except EOFError:  # a truncated gzip file
                 break
             if not data:
                 break
@@ -336,7 +346,7 @@ def _values(read: Callable[[], str]) -> Iterator[Any]:
             yield value
             at = end
             continue
-        more = _more(read, len(text) - at)  # what ends where the text does may go on in what follows
+        more = _more(read, len(text) - at)  # a value that ends with the text may continue in the next part
         if not more:
             if is_whole:
                 yield value
@@ -345,7 +355,7 @@ def _values(read: Callable[[], str]) -> Iterator[Any]:
 
 
 def _begun(read: Callable[[], str]) -> tuple[str, int]:
-    """Return the begin of a text, and where in it the first value may be."""
+    """Return the start of the text, and the position of the first value in it."""
     text = read().lstrip()
     while text.startswith("{") and len(text) < _MOST_CHARACTERS:
         if found := _LIST_OF_EVENTS.search(text):
@@ -357,7 +367,7 @@ def _begun(read: Callable[[], str]) -> tuple[str, int]:
 
 
 def _more(read: Callable[[], str], kept_characters: int) -> str:
-    """Return what follows: as much again as is kept, so that a long value is not begun too often."""
+    """Return the next parts, at least as long as the kept text, so that a long value is not parsed too often."""
     if kept_characters > _MOST_CHARACTERS:
         raise ValueError(f"a value has more than {_MOST_CHARACTERS:,} characters")
     parts = [read()]
@@ -367,5 +377,5 @@ def _more(read: Callable[[], str], kept_characters: int) -> str:
 
 
 def _is_cut(text: str, error: json.JSONDecodeError) -> bool:
-    """Return whether what was not understood is the begin of a value that goes on behind the text."""
+    """Return whether a value failed to parse only because the text ends within it."""
     return error.msg.startswith("Unterminated string") or error.pos >= len(text) - _LONGEST_PART

@@ -1,8 +1,8 @@
-"""Waits and fetches as OpenTelemetry spans and metrics, and as Prometheus metrics. Needs the extra ``telemetry``.
+"""Exports waits and fetches as OpenTelemetry spans and metrics, and as Prometheus metrics.
 
-OpenTelemetry needs an SDK that the user set up. Its spans have keys of objects, relative to the data set. Metrics have
-phases, outcomes and names of tiers only: no keys, whose number has no bound. No URL, and so no signature and no
-credential, is in either.
+Needs the extra ``telemetry``. OpenTelemetry also needs an SDK that the application sets up. Spans contain keys of
+objects, relative to the data set. Metrics have only phases, outcomes and names of tiers as labels: the number of keys
+is unbounded. Neither contains URLs, and so no signatures or credentials.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def _counted(fetch: Fetch) -> tuple[float, int, int, int]:
-    """Return a fetch's seconds, the requests that brought what was asked for, the others, and the bytes brought."""
+    """Return a fetch's duration in seconds, its numbers of successful and other requests, and the bytes received."""
     sizes = [request.size_bytes for request in fetch.requests if request.is_whole]
     return fetch.ready_seconds - fetch.issued_seconds, len(sizes), len(fetch.requests) - len(sizes), sum(sizes)
 
@@ -37,17 +37,22 @@ _SCOPE = "stoker"
 
 
 class OpenTelemetrySink:
-    """A :class:`~stoker.abc.TraceSink` that makes spans and metrics of what it is told.
+    """A :class:`~stoker.abc.TraceSink` that exports OpenTelemetry spans and metrics.
 
-    A wait is a span ``stoker.wait`` with one below it for each phase; a fetch is a span ``stoker.fetch``, likewise.
+    A wait is a span ``stoker.wait`` with a child span per phase; a fetch is a span ``stoker.fetch`` with such children.
     Counters: ``stoker.wait.time`` (s, by ``stoker.phase``), ``stoker.batches``, ``stoker.read`` (By),
     ``stoker.requests`` (by ``stoker.outcome``); histogram ``stoker.fetch.duration`` (s).
 
+    Example:
+        ```python
+        loader = Loader("s3://bucket/train", batch_size=256, trace=OpenTelemetrySink())
+        ```
+
     Args:
-        tracer_provider: default the global one.
-        meter_provider: default the global one.
-        least_wait_seconds: waits that are shorter are counted, but make no span.
-        clock: seconds, the one that waits are measured with.
+        tracer_provider: provider of the spans; default the global one.
+        meter_provider: provider of the metrics; default the global one.
+        least_wait_seconds: minimum duration of a wait that becomes a span, in seconds; all waits count in metrics.
+        clock: returns a time in seconds; must be the clock that measures the waits.
 
     Raises:
         MissingExtraError: opentelemetry is not installed.
@@ -65,7 +70,7 @@ class OpenTelemetrySink:
         with needs_extra("OpenTelemetrySink", "telemetry"):
             from opentelemetry import metrics, trace
         if not least_wait_seconds >= 0:
-            raise ConfigError(f"least_wait_seconds is at least 0, not {least_wait_seconds}")
+            raise ConfigError(f"least_wait_seconds must be at least 0, not {least_wait_seconds}")
         self._context_of = trace.set_span_in_context
         self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
         meter = metrics.get_meter(_SCOPE, meter_provider=meter_provider)
@@ -78,7 +83,7 @@ class OpenTelemetrySink:
         self._epoch_seconds = time.time() - clock()
 
     def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
-        """Make a span of a fetch, and count it."""
+        """Export a fetch as a span, and count it."""
         seconds, answered, lost, read_bytes = _counted(fetch)
         self._fetches.record(seconds)
         self._read.add(read_bytes)
@@ -94,7 +99,7 @@ class OpenTelemetrySink:
         self._span("stoker.fetch", begin, end, attributes, spans)
 
     def waited(self, wait: Wait) -> None:
-        """Count a wait, and make a span of one that is not short."""
+        """Count a wait, and export it as a span unless it is shorter than ``least_wait_seconds``."""
         self._batches.add(1)
         for span in wait.spans:
             self._waits.add(max(0.0, span.seconds), {"stoker.phase": str(span.phase)})
@@ -123,24 +128,32 @@ class OpenTelemetrySink:
 
 
 _BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Of fetches, in seconds."""
+"""Histogram buckets of fetch durations, in seconds."""
 
 
 class PrometheusSink(Closing):
-    """A :class:`~stoker.abc.TraceSink` that counts, and serves the counts.
+    """A :class:`~stoker.abc.TraceSink` that counts waits and fetches as Prometheus metrics and can serve them.
+
+    Example:
+        ```python
+        with PrometheusSink(port=9464) as sink:
+            loader = Loader("s3://bucket/train", batch_size=256, trace=sink)
+        ```
 
     Args:
-        port: to serve ``/metrics`` on; 0 for any that is free (see :attr:`port`), None to serve nothing, where the
-            registry is served by somebody else.
-        address: of the interface. The default is for this machine alone: metrics are served without a password.
-        registry: the counts are entered into it; default one of its own.
+        port: TCP port that serves ``/metrics``; 0 for any free port (see :attr:`port`), None to serve nothing because
+            the application serves the registry.
+        address: address of the network interface. The default is reachable only from this machine, since metrics are
+            served without a password.
+        registry: registry of the metrics; default a new one.
 
     Attributes:
-        port: that is served on, None if none is.
+        registry: registry of the metrics.
+        port: port in use; None if nothing is served.
 
     Raises:
         MissingExtraError: prometheus_client is not installed.
-        ConfigError: the port cannot be had.
+        ConfigError: the port is not available.
     """
 
     def __init__(
@@ -170,7 +183,7 @@ class PrometheusSink(Closing):
         self._requests = Counter("stoker_requests", requests, ["outcome"], registry=registry)
         self._tiers = Counter("stoker_tier_reads", tiers, ["tier", "outcome"], registry=registry)
         self._ready = Gauge("stoker_ready_items", ready, registry=registry)
-        for phase in Phase:  # a count that is there at zero can be asked for its rate
+        for phase in Phase:  # a counter needs an initial 0 for its rate to be computed
             self._waits.labels(phase=str(phase))
 
     def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
@@ -185,17 +198,17 @@ class PrometheusSink(Closing):
         self._ready.inc()
 
     def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
-        """Count an item less."""
+        """Decrease the number of ready items."""
         self._ready.dec()
 
     def waited(self, wait: Wait) -> None:
-        """Count a batch, and what was waited for it."""
+        """Count a batch, and the wait for it by phase."""
         self._batches.inc()
         for span in wait.spans:
             self._waits.labels(phase=str(span.phase)).inc(max(0.0, span.seconds))
 
     def close(self) -> None:
-        """Serve no more. Idempotent; a forked child, which serves nothing, has nothing to end."""
+        """Stop serving. Idempotent; does nothing in a forked child, which does not serve."""
         server, self._server = self._server, None
         if server is not None and self._pid == os.getpid():
             server[0].shutdown()

@@ -68,7 +68,7 @@ def test_an_empty_trace_is_viewed_and_cannot_be_drawn(tmp_path: Path, capsys: py
     assert main(["trace", "view", str(tmp_path / "t.json")]) == 0
     assert "0 batches in 0.000 s" in capsys.readouterr().out
     assert main(["trace", "picture", str(tmp_path / "t.json"), "--out", str(tmp_path / "t.png")]) == 2
-    assert "nothing in the trace to draw" in capsys.readouterr().err
+    assert "the trace has no waits or fetches to draw" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["t.png", "t.html"])
@@ -266,5 +266,5 @@ def test_a_long_trace_is_shown_around_its_worst_wait(tmp_path: Path) -> None:
 
 
 def test_a_section_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="nothing in the trace"):
+    with pytest.raises(ConfigError, match="no waits or fetches to draw"):
         Section.of(Summary(), None, None)

@@ -222,7 +222,7 @@ def test_a_function_that_stopped_at_its_deadline_is_called_again_until_it_is_com
 def test_a_function_that_stops_again_and_again_without_coming_further_fails() -> None:
     outcome, _, executor = run(lambda number, _: taking(10, number, state="packing", samples=7), 1)
     assert isinstance(outcome, FanoutError)
-    assert "without having come further" in str(outcome)
+    assert "stopped before its deadline without progress" in str(outcome)
     assert executor.calls[0] == 1 + RETRY.attempts
 
 

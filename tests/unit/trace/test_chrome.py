@@ -165,7 +165,7 @@ def test_of_two_that_write_to_one_name_each_has_a_file_of_its_own_and_the_later_
     first.close()
     first.waited(wait(7))
     first.close()  # goes on in what is no longer there
-    assert "ends here: another file is in its place" in caplog.text
+    assert "ends here: another file has replaced it" in caplog.text
     second.close()
     assert [each.batch for each in Recording.of(read_trace(path)).waits] == [0, 2, 4]
 
