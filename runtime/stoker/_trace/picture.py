@@ -184,12 +184,7 @@ _LABELLED = 3
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of a trace to draw.
-
-    Attributes:
-        begin_seconds: start, in seconds since the trace began.
-        end_seconds: end, in seconds since the trace began.
-    """
+    """A section of a trace to draw, from ``begin_seconds`` to ``end_seconds`` since the trace began."""
 
     begin_seconds: float
     end_seconds: float
@@ -220,9 +215,7 @@ class Section:
         return end_seconds > self.begin_seconds and begin_seconds < self.end_seconds
 
     def cut(self, told: Iterable[Told]) -> Recording:
-        """Return the events of one process that overlap the section.
-
-        Slots that were never released, as at the end of a killed run, count as held to the end of the section.
+        """Return one process's events that overlap the section; slots that were never released are held to its end.
 
         Raises:
             ConfigError: there are too many events to draw.
