@@ -216,17 +216,14 @@ class Node:
         elif not self.membership.is_listed:
             self._found(Contents.UNKNOWN)  # it could not be found out so far
 
-    async def stop(self) -> None:
-        """Tell it to return, unless it sleeps: it would find that on its socket when it is called next."""
-        connection = self._connection
-        if connection is not None and connection.is_open and self.membership.state is not State.SLEEPING:
-            with suppress(StokerError):
-                await connection.request(Kind.STOP, timeout=self._config.ping_seconds)
-
     async def close(self) -> None:
         """Tell it to return, and end its connection; what it holds, it holds. Idempotent."""
         self._is_closed = True
-        await self.stop()
+        connection = self._connection
+        # One that sleeps would find on its socket that it is to return when it is called next.
+        if connection is not None and connection.is_open and self.membership.state is not State.SLEEPING:
+            with suppress(StokerError):
+                await connection.request(Kind.STOP, timeout=self._config.ping_seconds)
         if self._waking_up is not None:
             self._waking_up.cancel()
             await asyncio.wait([self._waking_up])

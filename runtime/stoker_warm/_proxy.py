@@ -1,8 +1,7 @@
 """The proxy: puts objects as shards into nodes, and reads them from whichever nodes are first.
 
-It runs beside the trainer. Nodes dial out to it, so it listens. A read asks for all shards of an object at once and
-takes the first that restore it (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2); late ones are thrown away.
-What nodes have lost is written again from the bytes that have just been read. Nothing here is ever the only copy.
+It runs beside the trainer, or for several trainers. Nodes dial out to it, so it listens, calls them when they are
+needed and to keep them warm, learns what they hold, and has the bill. Nothing here is ever the only copy.
 """
 
 from __future__ import annotations
@@ -147,8 +146,8 @@ class Proxy:
             "bill": self.bill.to_json(asyncio.get_running_loop().time() - self._begun_seconds),
         }
 
-    async def down(self) -> list[str]:
-        """Call all nodes, and have them drop what they hold, and return; return what went wrong."""
+    async def forget(self) -> list[str]:
+        """Call all nodes, and have them drop what they hold; return what went wrong."""
         return _described(await at_nodes(self._nodes, self._empty))
 
     async def _wake(self, node: Node) -> None:
@@ -159,11 +158,8 @@ class Proxy:
             await self._learn(node)
 
     async def _empty(self, node: Node) -> None:
-        try:
-            await node.forget()
-            self._directory.lost(node.number)
-        finally:
-            await node.stop()
+        await node.forget()
+        self._directory.lost(node.number)
 
     # What nodes need.
 

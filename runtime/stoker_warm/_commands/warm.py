@@ -316,7 +316,7 @@ async def _bench(args: Namespace) -> int:
 
 async def _down(args: Namespace) -> int:
     async with _proxy_of(Fleet.parse(args.url), tier_secret_of_environment()) as proxy:
-        problems = await proxy.down()
+        problems = await proxy.forget()
     for problem in problems:
         print(printable(problem))
     return 1 if problems else 0

@@ -99,8 +99,8 @@ class Kept:
         self.asked.append("wake" if wakes else "status")
         return {**self.told}
 
-    async def down(self) -> list[str]:
-        self.asked.append("down")
+    async def forget(self) -> list[str]:
+        self.asked.append("forget")
         return list(self.told["problems"])
 
     async def close(self) -> None:
@@ -217,7 +217,7 @@ def test_down_says_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     for problems, code in (([], 0), (["warm-3: is gone"], 1)):
         with keeping(monkeypatch, Kept({**TOLD, "problems": problems})) as found:
             assert cli.main(["warm", "down", FLEET, "--forget"]) == code
-            assert found[0] == "down"
+            assert found[0] == "forget"
 
 
 def test_the_bench_writes_and_reads_objects_of_its_own(

@@ -439,6 +439,21 @@ def test_the_meter_agrees_with_the_platform() -> None:
     check(test)
 
 
+def test_nodes_forget_what_they_hold_on_request_and_the_proxy_names_those_that_do_not_come() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS)
+        assert await tier.proxy.forget() == []
+        assert (tier.held(), tier.believed()) == ({}, {})
+        tier.platform.mood = Mood(failed=1.0)
+        await asyncio.sleep(60.0)
+        assert await tier.proxy.forget() == [f"warm-{number}: warm-{number} cannot be called" for number in range(3)]
+        tier.platform.mood = Mood()
+        status = await tier.proxy.status(wakes=True)
+        assert (status["absent"], status["problems"], status["nodes"]["gone"]) == (0, [], 0)
+
+    check(test)
+
+
 def test_a_proxy_that_was_never_started_can_be_closed() -> None:
     async def main() -> None:
         await Tier(WarmConfig(nodes=3, code=Code(2, 1))).proxy.close()
