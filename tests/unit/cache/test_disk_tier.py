@@ -287,7 +287,9 @@ def test_while_a_disk_stays_full_the_pauses_grow_to_ten_minutes(
         await tier.close()
 
     run_virtual(check())
-    pauses = [float(str(record.getMessage()).partition(" objects for ")[2].partition(" s")[0]) for record in caplog.records]
+    pauses = [
+        float(str(record.getMessage()).partition(" objects for ")[2].partition(" s")[0]) for record in caplog.records
+    ]
     assert pauses == [30.0, 60.0, 120.0, 240.0, 480.0, *[600.0] * 5]
 
 
