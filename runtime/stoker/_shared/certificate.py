@@ -1,4 +1,4 @@
-"""Certificates of shared tiers: given ones, and ephemeral ones that clients know by their fingerprint."""
+"""TLS certificates of tier servers: from files, or ephemeral ones that clients verify by their fingerprint."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from stoker._base.plugins import needs_extra
 from stoker.errors import ConfigError
 
 _LIFE = timedelta(days=3650)
-"""Of an ephemeral certificate, which ends with its process: clients look at its fingerprint alone."""
+"""Validity of an ephemeral certificate, which is lost with its process; clients verify only its fingerprint."""
 _SKEW = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """What a server shows.
+    """The certificate of a server.
 
     Attributes:
-        context: with certificate and key; TLS 1.3.
+        context: TLS 1.3 context with the certificate and its key.
         fingerprint: SHA-256 of the certificate, 64 hexadecimal digits.
     """
 
@@ -32,23 +32,23 @@ class ServerTls:
 
 
 def given_tls(chain: Path, key: Path) -> ServerTls:
-    """Return what shows the certificate in PEM files.
+    """Load a certificate from PEM files.
 
     Args:
-        chain: the certificate, the server's own first.
-        key: its private key, without a passphrase.
+        chain: Certificate chain, the server's own certificate first.
+        key: Private key, without a passphrase.
 
     Raises:
-        ConfigError: the files cannot be used.
+        ConfigError: The files cannot be used.
     """
     return ServerTls(server_context(chain, key), fingerprint_of(chain))
 
 
 def server_context(chain: Path, key: Path) -> ssl.SSLContext:
-    """Return how to listen with a certificate and its key; see :func:`given_tls`.
+    """Return a TLS 1.3 server context with a certificate and its key; see :func:`given_tls`.
 
     Raises:
-        ConfigError: the files cannot be used.
+        ConfigError: The files cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -63,7 +63,7 @@ def fingerprint_of(chain: Path) -> str:
     """Return the SHA-256 of the first certificate in a PEM file, 64 hexadecimal digits.
 
     Raises:
-        ConfigError: the file cannot be read, or holds none.
+        ConfigError: The file cannot be read, or holds no certificate.
     """
     try:
         text = chain.read_text("ascii")
@@ -79,13 +79,13 @@ def _refuse_passphrase() -> str:
 
 
 def ephemeral_tls(extra: str = "tier") -> ServerTls:
-    """Return what shows a certificate that is made for this process and signed by itself.
+    """Create a self-signed certificate for this process.
 
     Args:
-        extra: of stoker's distribution, with which the package that makes it comes.
+        extra: Extra of stoker that installs the package cryptography, for the error message.
 
     Raises:
-        MissingExtraError: that package is not installed.
+        MissingExtraError: The package cryptography is not installed.
     """
     with _ephemeral_files(extra) as (chain, key):
         return given_tls(chain, key)
@@ -93,12 +93,12 @@ def ephemeral_tls(extra: str = "tier") -> ServerTls:
 
 @contextmanager
 def _ephemeral_files(extra: str) -> Iterator[tuple[Path, Path]]:
-    """Yield a certificate and its key; OpenSSL reads both from files, which only this user may read."""
+    """Yield the files of a new certificate and its key, which OpenSSL needs; only this user may read them."""
     with needs_extra("a certificate for TLS, where --certificate and --key give none,", extra):
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
-    from tempfile import TemporaryDirectory  # others need not load it
+    from tempfile import TemporaryDirectory  # imported only if needed
 
     key = ec.generate_private_key(ec.SECP256R1())
     name, now = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stoker tier")]), datetime.now(UTC)

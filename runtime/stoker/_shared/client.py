@@ -1,9 +1,9 @@
-"""A shared tier over HTTP/1.1, as a loader sees it: objects that servers hold in their memory.
+"""The client of a shared tier: reads and offers objects over HTTP/1.1 that servers hold in memory.
 
-``https://10.0.0.9:7412?fingerprint=…`` is a server; several, separated by commas, divide the objects among them by
+``https://10.0.0.9:7412?fingerprint=…`` is the URL of a server. Several, separated by commas, divide the objects by
 rendezvous hashing (D. Thaler, C. Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM Transactions
-on Networking 6, 1998): one that comes or goes moves its own share only. Bytes are received straight into the caller's
-memory. Servers are told names that are computed with the secret, and never keys.
+on Networking 6, 1998): adding or removing a server moves only that server's share. Bytes are received straight into the
+caller's memory. Servers see names that are computed with the secret, never keys.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ from stoker.errors import (
 
 _HTTP = HttpOptions(max_connections=32, connect_timeout_seconds=3.0, read_timeout_seconds=15.0)
 _PENDING_BYTES = 64 << 20
-"""Copies of objects that wait to be offered, beside the loader's memory; more are not offered."""
+"""Memory for copies of objects that wait to be offered, beside the loader's budget; further objects are not offered."""
 _PIECE_BYTES = 256 << 10
 _OFFERS = 4
 _OFFER_SECONDS = 60.0
 _PAUSE_SECONDS = 5.0
-"""After an offer that was not taken, before the next one."""
+"""Pause between an offer that a server did not accept and the next one."""
 _DONE = (200, 201, 204)
 _NO_ROOM = 507
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _EXAMPLE = "write for example https://10.0.0.9:7412?fingerprint=…, as `stoker tier serve` prints it"
-_REFUSED: Rule = (StoreError, "the tier server, or a proxy before it, refuses this; check the URL, and what is between")
-_FAILED: Rule = (ServerError, "the tier server, or a proxy before it, failed; its log tells why")
-_BUSY: Rule = (ThrottledError, "the tier server, or a proxy before it, has too much to do")
+_REFUSED: Rule = (StoreError, "the tier server, or a proxy before it, refuses the request; check the URL and the proxy")
+_FAILED: Rule = (ServerError, "the tier server, or a proxy before it, failed; see its log")
+_BUSY: Rule = (ThrottledError, "the tier server, or a proxy before it, is overloaded")
 _RULES: dict[str, Rule] = {
     **{str(status): _REFUSED for status in range(300, 500)},
     **{str(status): _FAILED for status in range(500, 600)},
     "429": _BUSY,
     "503": _BUSY,
-    "401": (CredentialsError, f"the tier server does not know this tenant; check that {VARIABLE} is the server's"),
+    "401": (CredentialsError, f"the tier server does not know this tenant; set {VARIABLE} to the server's secret"),
 }
 
 _log = logging.getLogger("stoker.tier.client")
@@ -73,11 +73,16 @@ _log = logging.getLogger("stoker.tier.client")
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where one server is.
+    """Address of one tier server.
 
     Attributes:
-        origin: scheme, host and port.
-        fingerprint: of its certificate; empty for one that an authority has signed, and without TLS.
+        origin: Scheme, host and port.
+        fingerprint: SHA-256 of the server's certificate, 64 hexadecimal digits; empty if an authority has signed it, or
+            without TLS.
+
+    Example:
+        >>> ServerAddress.parse("http://127.0.0.1:7412").origin
+        'http://127.0.0.1:7412'
     """
 
     origin: str
@@ -85,10 +90,10 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, url: str) -> ServerAddress:
-        """Return what a URL says.
+        """Parse the URL of a server.
 
         Raises:
-            ConfigError: it is not a server's, or others could listen in on the way.
+            ConfigError: The URL is malformed, or its traffic would cross a network without TLS.
         """
         try:
             parts = urlsplit(url)
@@ -100,34 +105,36 @@ class ServerAddress:
             raise ConfigError(f"the URL of a tier holds a user or password; the secret belongs in {VARIABLE}")
         origin = f"{parts.scheme}://{parts.netloc}"
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.path not in ("", "/"):
-            raise ConfigError(f"{origin} with the path {parts.path!r:.80} is no tier server; {_EXAMPLE}")
+            raise ConfigError(f"{origin} with the path {parts.path!r:.80} is not a tier server's URL; {_EXAMPLE}")
         if settings.keys() - {"fingerprint"} or parts.fragment:
-            raise ConfigError(f"{origin}: of a tier server only fingerprint= can be said, not {', '.join(settings)}")
+            raise ConfigError(
+                f"{origin}: the URL of a tier server takes only the setting fingerprint=, not {', '.join(settings)}"
+            )
         if parts.scheme == "http" and not is_this_machine(parts.hostname):
-            raise ConfigError(f"{origin}: others could read and change what goes over the network; use https://")
+            raise ConfigError(f"{origin}: unencrypted traffic could be read and changed on the network; use https://")
         return cls(origin, _fingerprint_of(settings, origin))
 
 
 def _fingerprint_of(settings: Mapping[str, str], origin: str) -> str:
-    """Return the fingerprint that a URL has, empty if it has none.
+    """Return the fingerprint in the settings of a URL, empty if there is none.
 
     Raises:
-        ConfigError: it is none, or there is no certificate.
+        ConfigError: The fingerprint is malformed, or the URL is not https.
     """
     fingerprint = settings.get("fingerprint", "")
     if fingerprint and (origin.startswith("http://") or not _FINGERPRINT.fullmatch(fingerprint)):
         raise ConfigError(
-            f"{origin}: fingerprint is the SHA-256 of the certificate that https:// shows, 64 hexadecimal digits"
+            f"{origin}: fingerprint= must be the SHA-256 of an https:// server's certificate, 64 hexadecimal digits"
         )
     return fingerprint
 
 
 class SharedTier:
-    """A :class:`~stoker.abc.Tier` of servers that machines share. Nothing is connected to before the first read.
+    """A :class:`~stoker.abc.Tier` on servers that several machines share. It connects at the first read.
 
     Args:
-        servers: at least one.
-        secret: of the tenant.
+        servers: Addresses of the servers, at least one.
+        secret: The tenant's secret.
     """
 
     name = "shared"
@@ -137,32 +144,34 @@ class SharedTier:
         self._sides = PerLoop(lambda: _Side(self._servers, secret))
 
     def place(self, ref: ObjectRef) -> str:
-        """Return which server holds an object if one does; empty if there is only one."""
+        """Return the origin of the server that is responsible for an object; empty if there is only one server."""
         return self._server(self._name(ref)).origin if len(self._servers) > 1 else ""
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
-        """Fill ``into`` with an object, if its server has it.
+        """Read an object into ``into``; return False if its server does not have it.
 
         Raises:
-            StoreError: the server cannot be reached, or does not answer as it should.
+            StoreError: The server cannot be reached, or sent an invalid response.
         """
         name = self._name(ref)
         return await self._sides.get().read(self._server(name), name, into)
 
     async def read_ranges(self, parts: Sequence[tuple[ObjectRef, int, memoryview]]) -> list[bool]:
-        """Fill memory with ranges of objects, by one request a server for up to 1,024 parts or 256 MiB.
+        """Read ranges of objects, by one request per server for up to 1,024 ranges or 256 MiB.
 
-        The bytes are not verified: checksums are of whole objects. When the call ends, however it ends, nothing writes
-        to the memory any more.
+        The bytes are not verified, since checksums are of whole objects. When the call has ended, even by an error or
+        cancellation, nothing writes to the memory any more.
 
         Args:
-            parts: an object, where its range begins, in bytes, and memory of the range's size, at least one byte.
+            parts: For each range: the object, the offset of the range in bytes, and memory of the range's size, at
+                least one byte.
 
         Returns:
-            Of each part, in their order, whether its server has the object; the memory of others is left as it is.
+            For each range, in the order of ``parts``, whether its server has the object; the memory of other ranges is
+            unchanged.
 
         Raises:
-            StoreError: a server cannot be reached, or does not answer as it should; parts of others may be filled.
+            StoreError: A server cannot be reached, or sent an invalid response; ranges on other servers may be filled.
         """
         asked: dict[ServerAddress, list[int]] = {}
         wanted = [PartInto(self._name(ref), start, into) for ref, start, into in parts]
@@ -182,18 +191,18 @@ class SharedTier:
         return found
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
-        """Have an object kept, if a server can tell that its bytes are right and there is memory for a copy."""
+        """Offer an object to its server, if the server can verify it (by SHA-256) and there is memory for a copy."""
         if ref.sha256_128 is not None:
             name = self._name(ref)
             self._sides.get().offer(self._server(name), name, self._secret.group(ref.dataset), data)
 
     def reject(self, ref: ObjectRef) -> None:
-        """Have the server forget an object whose bytes were wrong."""
+        """Have the server delete an object whose bytes were wrong."""
         name = self._name(ref)
         self._sides.get().reject(self._server(name), name)
 
     async def close(self) -> None:
-        """Close the running loop's connections; what waits to be offered is dropped. Idempotent."""
+        """Close the running loop's connections; pending offers are dropped. Idempotent."""
         if (side := self._sides.take()) is not None:
             await side.close()
 
@@ -209,7 +218,7 @@ class SharedTier:
 
 
 class _Side:
-    """Connections, and offers under way, of one event loop."""
+    """Connections and pending offers of one event loop."""
 
     def __init__(self, servers: Sequence[ServerAddress], secret: TierSecret) -> None:
         self._headers = {"Authorization": f"Bearer {secret.token}"}
@@ -287,7 +296,7 @@ class _Side:
                 await self._send(server, call)
 
     async def _send(self, server: ServerAddress, call: Call) -> None:
-        """Have a server do something that nobody waits for."""
+        """Send a request in the background; a failure pauses offers to the server and is logged."""
         try:
             async with asyncio.timeout(_OFFER_SECONDS):
                 reply = await self._connections[server].writer.read(call)
@@ -302,12 +311,12 @@ class _Side:
             self._put_off(server, str(_error_of(call, reply)))
 
     def _put_off(self, server: ServerAddress, why: str) -> None:
-        """Offer nothing to a server for a while: each offer costs a copy. Say why when it begins."""
+        """Pause offers to a server, since each offer costs a copy; log the reason of the first pause."""
         self._offers_from_seconds[server] = asyncio.get_running_loop().time() + _PAUSE_SECONDS
         if server not in self._refusing:
             self._refusing.add(server)
             _log.warning(
-                "the tier server %s takes no objects, and is offered one every %g s at most: %s",
+                "the tier server %s accepts no objects, so it is offered at most one every %g s: %s",
                 server.origin,
                 _PAUSE_SECONDS,
                 why,
@@ -319,10 +328,10 @@ class _Side:
 
 
 class _Copies:
-    """Memory for copies, which is used again: taking fresh pages costs several times as much as the copy.
+    """A pool of buffers for copies: allocating fresh pages costs several times as much as the copy.
 
     Args:
-        limit_bytes: of all together, those that are not used included.
+        limit_bytes: Maximum size of all buffers together, including unused ones, in bytes.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -331,7 +340,7 @@ class _Copies:
         self._spare: list[bytearray] = []
 
     def take(self, size_bytes: int) -> bytearray | None:
-        """Return memory of that size or up to twice as much; None if that would exceed the limit."""
+        """Return a buffer of at least this size and at most twice it; None if that would exceed the limit."""
         for number, buffer in enumerate(self._spare):
             if size_bytes <= len(buffer) <= 2 * size_bytes:
                 return self._spare.pop(number)
@@ -343,29 +352,31 @@ class _Copies:
         return bytearray(size_bytes)
 
     def give_back(self, buffer: bytearray) -> None:
-        """Keep memory for the next copy."""
+        """Return a buffer to the pool."""
         self._spare.append(buffer)
 
 
 async def read_metrics(server: ServerAddress, secret: TierSecret) -> dict[str, float]:
-    """Return the counts of a server by their names, without the prefix ``stoker_tier_``.
+    """Return the metrics of a server by name, without the prefix ``stoker_tier_``.
 
     Raises:
-        StoreError: it cannot be asked.
+        StoreError: The server cannot be reached, or sent an invalid response.
     """
     text = (await ask_server(server, secret, METRICS_PATH)).decode("utf-8", "replace")
     said = (line.rpartition(" ") for line in text.splitlines() if line[:1] != "#")
     try:
         return {name.removeprefix(METRIC_PREFIX): float(value) for name, _, value in said}
     except ValueError:
-        raise UnexpectedAnswerError(f"{server.origin}: these are not the metrics of a tier server") from None
+        raise UnexpectedAnswerError(
+            f"{server.origin}: the response does not hold the metrics of a tier server; check the URL"
+        ) from None
 
 
 async def ask_server(server: ServerAddress, secret: TierSecret, path: str) -> bytes:
-    """Return what a server answers to the token of metrics.
+    """Return the body of a server's response to a GET with the metrics token.
 
     Raises:
-        StoreError: it cannot be asked, or does not answer as it should.
+        StoreError: The server cannot be reached, or sent an invalid response.
     """
     url = f"{server.origin}{path}"
     headers = {"Authorization": f"Bearer {secret.metrics_token}"}
@@ -381,7 +392,7 @@ async def ask_server(server: ServerAddress, secret: TierSecret, path: str) -> by
 
 
 async def _pieces(data: memoryview) -> AsyncIterator[memoryview]:
-    """Yield what is sent at a time."""
+    """Yield the data in pieces to send."""
     for start in range(0, len(data), _PIECE_BYTES):
         yield data[start : start + _PIECE_BYTES]
 
@@ -391,17 +402,17 @@ def _error_of(call: Call, reply: Reply) -> StoreError:
 
 
 def shared_tier_at(url: str, *, store: Readable, processes: int = 1) -> SharedTier:
-    """Return the tier of the servers at URLs separated by commas; the secret stands in ``STOKER_TIER_SECRET``.
+    """Return the tier of one or several servers, with the secret in ``STOKER_TIER_SECRET``.
 
     Args:
-        url: of the servers.
-        store: not used: what servers lack is read by the loader, or by servers that read through.
-        processes: not used: any number of processes may share a tier.
+        url: URLs of the servers, separated by commas.
+        store: Not used: the loader, or a server that reads through, reads missing objects.
+        processes: Not used: any number of processes may share a tier.
 
     Raises:
-        ConfigError: a URL is not right, or there is no secret.
+        ConfigError: A URL is malformed, or there is no secret.
     """
     servers = [ServerAddress.parse(each.strip()) for each in url.split(",")]
     if len({server.origin for server in servers}) < len(servers):
-        raise ConfigError("a tier server is given twice")
+        raise ConfigError("the same tier server is given twice; give each once")
     return SharedTier(servers, TierSecret.parse(os.environ.get(VARIABLE, "")))

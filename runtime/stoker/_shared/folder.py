@@ -1,4 +1,4 @@
-"""Objects of a tier server in files, which other web servers can serve, too."""
+"""Objects of a tier server in files, which any other web server can serve, too."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _TENANT = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _OBJECTS = "objects"
 _PARTIAL = ".partial"
 _MAX_WRITING_BYTES = 128 << 20
-"""In memory on their way to disk, of one tenant."""
+"""Maximum size of one tenant's objects in memory that wait to be written to disk."""
 
 
 class ObjectFolder(ObjectPlace[Path]):
     """Objects in files ``FOLDER/<tenant>/objects/<name>``, which any web server can serve.
 
-    A file has its name when it is whole. What an earlier process has left is taken over, and checked before it is read
-    for the first time. One process at a time uses a folder, and holds a lock on it.
+    A file is renamed to its name when it is complete. Files of an earlier process are kept, and verified before their
+    first read. A lock ensures that only one process at a time uses a folder.
 
     Args:
-        folder: is created if it does not exist.
-        limit_bytes: of all files together.
-        is_sound: returns whether bytes are those of the object with a key; called in a thread.
-        clock: monotonic, in seconds.
+        folder: Folder of the files; created if it does not exist.
+        limit_bytes: Maximum size of all files together, in bytes.
+        is_sound: Returns whether bytes are those of the object with a key; called in a thread.
+        clock: Monotonic clock, in seconds. Default: :func:`time.monotonic`.
 
     Raises:
-        ConfigError: the folder cannot be used, or another process uses it.
+        ConfigError: The folder cannot be used, or another process uses it.
     """
 
     name = "disk"
@@ -65,9 +65,9 @@ class ObjectFolder(ObjectPlace[Path]):
             raise ConfigError(f"the folder {folder} cannot be used for objects: {what}") from None
 
     def _take_over(self) -> None:
-        """Keep the files of an earlier process as far as there is room, the newest first, and remove its others.
+        """Keep an earlier process's files as far as there is room, the newest first, and remove the others.
 
-        What has no name that a server gives is somebody else's, and stays.
+        Files whose names do not come from a server are not touched.
         """
         files = [(file, file.lstat()) for file in self._folder.glob(f"*/{_OBJECTS}/*") if self._is_own(file)]
         for file, found in sorted(files, key=lambda each: each[1].st_mtime, reverse=True):
@@ -86,14 +86,14 @@ class ObjectFolder(ObjectPlace[Path]):
 
     @asynccontextmanager
     async def reading(self, key: str) -> AsyncIterator[Path | None]:
-        """Yield an object's file; None if it is not here, or somebody else has damaged or removed it."""
+        """Yield an object's file; None if it is not here, or another program has damaged or removed it."""
         entry = self._entries.get(key)
         async with super().reading(key) as file:
             if file is None or await self._is_usable(key, file):
                 yield file
                 return
-        if self._entries.get(key) is entry:  # nobody else has found out meanwhile
-            _log.warning("the file of %s is damaged or gone, and is forgotten", key)
+        if self._entries.get(key) is entry:  # no other reader has dropped it meanwhile
+            _log.warning("the file of %s is damaged or missing, and was dropped", key)
             self.drop(key)
         yield None
 
@@ -116,7 +116,7 @@ class ObjectFolder(ObjectPlace[Path]):
             return False
 
     def close(self) -> None:
-        """Let others use the folder; its files stay. Idempotent."""
+        """Release the folder's lock; its files stay. Idempotent."""
         super().close()
         if self._lock >= 0:
             os.close(self._lock)
@@ -127,7 +127,7 @@ class ObjectFolder(ObjectPlace[Path]):
         try:
             return await in_thread(lambda _: self._write_file(file, data))
         except asyncio.CancelledError:
-            file.unlink(missing_ok=True)  # its room is given back
+            file.unlink(missing_ok=True)  # the caller gives its room back
             raise
 
     def _write_file(self, file: Path, data: memoryview) -> Path:

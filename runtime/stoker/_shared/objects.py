@@ -1,11 +1,11 @@
-"""What a tier server holds: whole objects, in memory or elsewhere, each place within a limit that it never exceeds.
+"""The storage of a tier server: whole objects, in memory or elsewhere, each storage within a fixed limit.
 
-The objects of a data set that somebody reads stay, since each of them is needed once an epoch, and a cache that is
-smaller than the epoch has as many hits whichever of them it keeps, but none if each makes way for the next (H. Zhao and
-others, "SiloD", EuroSys 2023, uniform caching). Those of a data set that nobody reads any more leave for others.
+Objects of a data set in use are not evicted: each is needed once per epoch, so a cache that is smaller than the epoch
+has the same number of hits whichever objects it keeps, but none if each replaces the one before (H. Zhao and others,
+"SiloD", EuroSys 2023, uniform caching). Objects of an idle data set are evicted for others.
 
-Tenants share a place fairly: where there is no room, the tenant that holds most loses objects to one that holds less
-than an equal share, and the objects of a tenant that are being written take at most half of a memory.
+Tenants share a storage fairly: if there is no room, the tenant with most bytes loses objects to one with less than an
+equal share. The objects that a tenant is writing take at most half of a memory.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from stoker._cache.eviction import Lru, Residents
 from stoker._memory.ring import populate
 
 IDLE_SECONDS = 600.0
-"""A data set of which nothing was read for so long is not in use."""
+"""A data set is idle if none of its objects was read for this time."""
 STALE_SECONDS = 86_400.0
-"""An object that was not read for so long is not needed, even if its data set is: it may be of an earlier version."""
+"""An object is stale if it was not read for this time, even in a data set in use: it may belong to an old version."""
 _FULL_SECONDS = 1.0
-"""After a search for objects that may leave has found too little, before the next for that tenant."""
+"""Pause after a search for victims that did not free enough, before the next search for the same tenant."""
 _MAPPED_BYTES = 1 << 20
-"""From which size on an object has a mapping of its own, which goes back to the system whole when it leaves."""
+"""Minimum size of an object with its own memory mapping, which is returned to the system as a whole."""
 _MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)  # where there is one, as on Linux
 
 Data = TypeVar("Data")
 
 
 async def create_buffer(size_bytes: int) -> memoryview:
-    """Return memory for one object; that of a large one is taken in a thread, and in huge pages where there are some.
+    """Return memory for one object. Large ones are faulted in by a thread, with huge pages if the system has them.
 
-    Taking pages costs up to ten times as much as filling them.
+    Page faults cost up to ten times as much as filling the pages.
 
     Raises:
-        MemoryError: the system has none.
+        MemoryError: The system has no memory.
     """
     if size_bytes < _MAPPED_BYTES:
         return memoryview(bytearray(size_bytes))
@@ -51,10 +51,10 @@ async def create_buffer(size_bytes: int) -> memoryview:
         mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(
-            f"no memory for an object of {size_bytes} bytes: {error}; if the machine has some, raise vm.max_map_count"
+            f"no memory for an object of {size_bytes} bytes: {error}; if memory is free, raise vm.max_map_count"
         ) from None
     if _MADV_HUGEPAGE is not None:
-        with suppress(OSError):  # the kernel has none
+        with suppress(OSError):  # the kernel has no huge pages
             mapping.madvise(_MADV_HUGEPAGE)
     memory = memoryview(mapping)
     await in_thread(lambda _: populate(memory))
@@ -70,9 +70,9 @@ class _Group:
 
 @dataclass(slots=True, eq=False)
 class _Entry(Generic[Data]):
-    """One object: where its bytes are, None until they are there; how many read them now, and when that began last.
+    """One object: its data (None until it is complete), its number of readers, and the time of the last read.
 
-    One that was dropped while it was read is found no more, and leaves with its last reader.
+    An object that is dropped while it is read is no longer found, and is removed after its last reader.
     """
 
     data: Data | None
@@ -85,16 +85,16 @@ class _Entry(Generic[Data]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceStatistics:
-    """Counts of one place, and what it holds.
+    """Counters and size of one storage.
 
     Attributes:
-        hits: reads of objects that were here.
-        added: objects that were taken in.
-        declined: objects that were not, for lack of room.
-        evicted: objects that left for others.
-        objects: held now, those that are still being written among them.
-        used_bytes: what these have.
-        limit_bytes: what they may have.
+        hits: Number of reads of objects that were here.
+        added: Number of objects that were added.
+        declined: Number of objects that were not added for lack of room.
+        evicted: Number of objects that were evicted.
+        objects: Number of objects held now, including those that are being written.
+        used_bytes: Size of these objects, in bytes.
+        limit_bytes: Maximum size of these objects, in bytes.
     """
 
     hits: int
@@ -111,15 +111,15 @@ def _tenant_of(key: str) -> str:
 
 
 class ObjectPlace(ABC, Generic[Data]):
-    """Objects by key, ``<tenant>/<name>``, within a limit. Lives on one event loop.
+    """Objects by key, ``<tenant>/<name>``, within a limit. Used by one event loop.
 
     Args:
-        limit_bytes: of all objects together.
-        max_writing_bytes: of one tenant's objects that are being written, unless it is a single one.
-        clock: monotonic, in seconds.
+        limit_bytes: Maximum size of all objects together, in bytes.
+        max_writing_bytes: Maximum size of the objects that one tenant is writing; a single object may be larger.
+        clock: Monotonic clock, in seconds. Default: :func:`time.monotonic`.
 
     Attributes:
-        name: of the place, in metrics.
+        name: Name of the storage in metrics.
     """
 
     name: str
@@ -138,14 +138,14 @@ class ObjectPlace(ABC, Generic[Data]):
         return key in self._entries
 
     def reserve(self, key: str, size_bytes: int, group: str) -> bool:
-        """Make room for an object that is not here; return whether there is some.
+        """Reserve room for an object that is not here; return False if there is none.
 
-        :meth:`keep` or :meth:`give_up` follows.
+        The caller calls :meth:`keep` or :meth:`give_up` afterwards.
 
         Args:
-            key: of the object.
-            size_bytes: of the object.
-            group: of the objects of its data set.
+            key: Key of the object.
+            size_bytes: Size of the object.
+            group: Id of the group of its data set's objects.
         """
         tenant, now_seconds = _tenant_of(key), self._clock()
         has_room = self._residents.used + size_bytes <= self._residents.capacity
@@ -167,7 +167,7 @@ class ObjectPlace(ABC, Generic[Data]):
         return True
 
     def _make_room(self, key: str, size_bytes: int) -> list[str] | None:
-        """Return whose objects have left for another; None if there is no room for it."""
+        """Return the keys of the objects evicted for another one; None if there is no room for it."""
         self._policy.newcomer_bytes = size_bytes
         return self._residents.offer(key, size_bytes)
 
@@ -176,26 +176,26 @@ class ObjectPlace(ABC, Generic[Data]):
         return not writing_bytes or writing_bytes + size_bytes <= self._max_writing_bytes
 
     async def keep(self, key: str, data: memoryview) -> None:
-        """Keep the bytes of an object for which there is room; they are the caller's no more.
+        """Store the bytes of an object with reserved room, and take ownership of them.
 
         Raises:
-            OSError: they cannot be kept.
+            OSError: The bytes cannot be stored.
         """
         self._entries[key].data = await self._write(key, data)
         self._writing_bytes[_tenant_of(key)] -= len(data)
         self._added += 1
 
     def give_up(self, key: str) -> None:
-        """Give back the room of an object of which nothing was kept."""
+        """Give back the reserved room of an object that was not stored."""
         entry = self._entries.get(key)
         if entry is not None and entry.data is None:
             self._writing_bytes[_tenant_of(key)] -= entry.size_bytes
             self._forget(key)
 
     def drop(self, key: str) -> None:
-        """Forget an object, if it is here, and not being written: its writer has the room.
+        """Remove an object, if it is here and not being written.
 
-        Nobody finds it from here on; where it is read, its room is free when the last reader has ended.
+        Later reads do not find it; its room is free once its present readers have ended.
         """
         entry = self._entries.get(key)
         if entry is not None and entry.data is not None:
@@ -203,7 +203,7 @@ class ObjectPlace(ABC, Generic[Data]):
             self._forget_unread(key, entry)
 
     def _forget_unread(self, key: str, entry: _Entry[Data]) -> None:
-        """Forget an object that was dropped, unless somebody reads it."""
+        """Remove an object that was dropped, unless it is being read."""
         if entry.is_dropped and not entry.readers and self._entries.get(key) is entry:
             self._forget(key)
 
@@ -213,7 +213,7 @@ class ObjectPlace(ABC, Generic[Data]):
 
     @asynccontextmanager
     async def reading(self, key: str) -> AsyncIterator[Data | None]:
-        """Yield where an object's bytes are, which stay there meanwhile; None if they are not here."""
+        """Yield an object's data, which stays valid meanwhile; None if the object is not here."""
         entry = self._entries.get(key)
         if entry is None or entry.data is None or entry.is_dropped:
             yield None
@@ -241,11 +241,11 @@ class ObjectPlace(ABC, Generic[Data]):
         )
 
     def close(self) -> None:
-        """Release what is held. Idempotent."""
+        """Release all objects. Idempotent."""
         self._entries.clear()
 
     def _put(self, key: str, data: Data | None, group_name: str, size_bytes: int) -> None:
-        """Have an object in the group of that name, which is in use now."""
+        """Add an entry to the group of that name, and mark the group as in use."""
         now_seconds = self._clock()
         group = self._groups.get(group_name)
         if group is None:
@@ -259,37 +259,37 @@ class ObjectPlace(ABC, Generic[Data]):
         return bool(entry.readers) or entry.data is None
 
     def is_unused(self, key: str) -> bool:
-        """Return whether nobody needs an object: its data set is idle, or it is stale."""
+        """Return whether an object can be evicted freely: its data set is idle, or it is stale."""
         entry, now_seconds = self._entries[key], self._clock()
         is_idle = now_seconds - entry.group.read_seconds >= IDLE_SECONDS
         return is_idle or now_seconds - entry.read_seconds >= STALE_SECONDS
 
     def is_recent(self, key: str) -> bool:
-        """Return whether an object was read lately."""
+        """Return whether an object was read within the idle time."""
         return self._clock() - self._entries[key].read_seconds < IDLE_SECONDS
 
     def size_of(self, key: str) -> int:
-        """Return how many bytes an object has."""
+        """Return the size of an object in bytes."""
         return self._entries[key].size_bytes
 
     @abstractmethod
     async def _write(self, key: str, data: memoryview) -> Data:
-        """Return where an object's bytes are from here on."""
+        """Store an object's bytes, and return their new location."""
 
     @abstractmethod
     def _remove(self, key: str, data: Data | None) -> None:
-        """Give back where an object's bytes were, if they were anywhere."""
+        """Free the storage of an object's bytes, if it has any."""
 
 
 class _FairShare:
-    """Which objects of a place leave for another: those that nobody needs, then those of whoever holds most.
+    """Eviction policy with fair shares: first unused objects, then those of the tenant with most bytes.
 
-    An object in use stays. Of one tenant, the least recently used object leaves first. A tenant with an object more
-    than an equal share among those that hold something takes nothing from others; so one that has less than its share
-    finds, where there is no room, another that has more.
+    Objects that are being read or written stay. The least recently used object of a tenant goes first. A tenant evicts
+    others' objects only if it stays within an equal share among all tenants with objects; so if there is no room, a
+    tenant below its share always finds another one above.
 
     Attributes:
-        newcomer_bytes: size of the object for which there is to be room.
+        newcomer_bytes: Size of the object to make room for.
     """
 
     def __init__(self, place: ObjectPlace[Any]) -> None:
@@ -299,17 +299,17 @@ class _FairShare:
         self.newcomer_bytes = 0
 
     def used(self, key: str) -> None:
-        """Have an object leave as the last of its tenant's."""
+        """Move an object to the end of its tenant's queue."""
         self._orders[_tenant_of(key)].used(key)
 
     def added(self, key: str) -> None:
-        """Count an object of ``newcomer_bytes`` among its tenant's."""
+        """Add an object of ``newcomer_bytes`` to its tenant's queue."""
         tenant = _tenant_of(key)
         self._orders.setdefault(tenant, Lru()).added(key)
         self._held_bytes[tenant] += self.newcomer_bytes
 
     def removed(self, key: str) -> None:
-        """Count an object no more."""
+        """Remove an object from its tenant's queue."""
         tenant = _tenant_of(key)
         self._orders[tenant].removed(key)
         self._held_bytes[tenant] -= self._place.size_of(key)
@@ -317,7 +317,7 @@ class _FairShare:
             del self._held_bytes[tenant], self._orders[tenant]
 
     def victims(self, newcomer: str) -> Iterator[str]:
-        """Yield the objects that may leave for another: those that nobody needs first."""
+        """Yield the objects that may be evicted, unused ones first."""
         left = dict(self._held_bytes)
         gone = set[str]()
         for key in self._unused(newcomer):
@@ -338,7 +338,7 @@ class _FairShare:
                     yield key
 
     def _of_largest(self, left: dict[str, int], gone: set[str]) -> Iterator[str]:
-        """Yield objects, each of the tenant that holds most when the ones before have left."""
+        """Yield objects, each of the tenant that holds most bytes after the evictions before."""
         keys = {tenant: self._orders[tenant].victims("") for tenant in left}
         while left:
             largest = max(left, key=lambda tenant: left[tenant])
@@ -351,7 +351,7 @@ class _FairShare:
 
 
 class ObjectMemory(ObjectPlace[memoryview]):
-    """Objects in memory: the buffers that they were received into."""
+    """Objects in memory, in the buffers that received them."""
 
     name = "memory"
 
@@ -362,4 +362,4 @@ class ObjectMemory(ObjectPlace[memoryview]):
         return data
 
     def _remove(self, key: str, data: memoryview | None) -> None:
-        """Nothing: the memory goes with the last reference to it."""
+        """Do nothing: the memory is freed with its last reference."""

@@ -1,9 +1,8 @@
-"""What servers and clients of a shared tier agree on: paths, headers, and the form of batch reads.
+"""The protocol of shared tiers: paths, headers, and the format of batch reads.
 
-A batch read has names and ranges in one request, and their bytes in one stream. The request has a line
-``<name> <start> <end>`` for each part, the end exclusive. The answer has for each, in the same order, a head of eight
-bytes, which is a signed number in network order, and as many bytes of the object as it says; -1 says that the object is
-not here, and nothing of it follows.
+A batch read requests many ranges at once. The request has a line ``<name> <start> <end>`` per range, the end exclusive.
+The response has, for each range in the same order, its length as a signed 64-bit integer in network byte order,
+followed by that many bytes of the object; the length -1 means that the server does not have the object.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from stoker.errors import TruncatedError, UnexpectedAnswerError
 OBJECTS_PATH, BATCH_PATH, METRICS_PATH = "/objects/", "/objects", "/metrics"
 METRIC_PREFIX = "stoker_tier_"
 GROUP_HEADER = "Stoker-Group"
-"""Header of a PUT: which data set the object is of; see :meth:`~stoker._shared.secret.TierSecret.group`."""
+"""Header of a PUT with the group of the object's data set; see :meth:`~stoker._shared.secret.TierSecret.group`."""
 MAX_PARTS = 1024
 MAX_REQUEST_BYTES = 64 * MAX_PARTS
 MAX_BATCH_BYTES = 256 << 20
-"""Of the parts of one request, unless it is a single one."""
+"""Maximum size of the ranges of one request together; a single range may be larger."""
 HEAD = Struct(">q")
 MISSING = -1
 
@@ -39,7 +38,7 @@ class Part(NamedTuple):
 
 
 class PartInto(NamedTuple):
-    """A range of the object with a name, and the memory of its size that it goes into."""
+    """A range of the object with a name: its offset, and the memory of its size to receive it."""
 
     name: str
     start: int
@@ -47,15 +46,15 @@ class PartInto(NamedTuple):
 
 
 def encode_request(parts: Iterable[PartInto]) -> bytes:
-    """Return the body of a request."""
+    """Return the body of a batch request."""
     return "".join(f"{name} {start} {start + into.nbytes}\n" for name, start, into in parts).encode()
 
 
 def parse_request(body: bytes) -> list[Part]:
-    """Return what a request asks for.
+    """Parse the body of a batch request.
 
     Raises:
-        ValueError: it is none, too large, or asks for what no object of a name has.
+        ValueError: The body is malformed or too large, or a range exceeds its object.
     """
     lines = body.splitlines(keepends=True)
     if not 0 < len(lines) <= MAX_PARTS:
@@ -73,7 +72,7 @@ def parse_request(body: bytes) -> list[Part]:
 
 
 def split(parts: Iterable[PartInto]) -> Iterator[list[PartInto]]:
-    """Yield the parts of one request after the other."""
+    """Split ranges into requests within the limits."""
     batch, batch_bytes = list[PartInto](), 0
     for part in parts:
         if batch and (len(batch) == MAX_PARTS or batch_bytes + part.into.nbytes > MAX_BATCH_BYTES):
@@ -86,11 +85,11 @@ def split(parts: Iterable[PartInto]) -> Iterator[list[PartInto]]:
 
 
 class BatchAnswer:
-    """Puts the parts of a stream where they belong.
+    """Parses the response to a batch request, and copies each range to its memory.
 
     Args:
-        address: of the server, for messages.
-        parts: that were asked for.
+        address: URL of the server, for messages.
+        parts: The requested ranges.
     """
 
     def __init__(self, address: str, parts: Sequence[PartInto]) -> None:
@@ -100,10 +99,10 @@ class BatchAnswer:
         self._found: list[bool] = []
 
     def take(self, data: bytes | bytearray) -> None:
-        """Take the next bytes of the stream.
+        """Receive the next bytes of the stream.
 
         Raises:
-            UnexpectedAnswerError: they are not what was asked for.
+            UnexpectedAnswerError: The stream does not fit the request.
         """
         rest = memoryview(data)
         while rest:
@@ -123,23 +122,25 @@ class BatchAnswer:
         self._head.clear()
         number = len(self._found)
         if number == len(self._memories):
-            raise UnexpectedAnswerError(f"{self._address}: the tier server sends more than {number} parts asked for")
+            raise UnexpectedAnswerError(
+                f"{self._address}: the tier server sent more than the {number} ranges asked for"
+            )
         wanted = self._memories[number]
         if length not in (MISSING, wanted.nbytes):
             raise UnexpectedAnswerError(
-                f"{self._address}: the tier server sends {length} bytes for a part of {wanted.nbytes}"
+                f"{self._address}: the tier server sent {length} bytes for a range of {wanted.nbytes}"
             )
         self._found.append(length != MISSING)
         self._left = wanted if length != MISSING else self._left
 
     def finish(self) -> list[bool]:
-        """Return of each part whether it came; called when the stream has ended.
+        """Return for each range whether the server has its object; called at the end of the stream.
 
         Raises:
-            TruncatedError: the stream ended before.
+            TruncatedError: The stream ended too early.
         """
         if self._left or self._head or len(self._found) < len(self._memories):
             raise TruncatedError(
-                f"{self._address}: the tier server's stream ended in part {len(self._found)} of {len(self._memories)}"
+                f"{self._address}: the tier server's stream ended in range {len(self._found)} of {len(self._memories)}"
             )
         return self._found

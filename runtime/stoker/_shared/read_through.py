@@ -1,6 +1,6 @@
-"""Data sets that a tier server reads from, under the names that tenants ask by.
+"""Data sets that a tier server reads missing objects from, by the names in the tenants' requests.
 
-Clients send no keys: the server computes the name of each super-sample from the manifest, for each tenant.
+Clients send names and no keys: the server computes the name of each super-sample in the manifest, for each tenant.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from stoker.abc import ObjectRef, Readable
 from stoker.errors import ChecksumError, StokerError
 
 _REFRESH_SECONDS = 30.0
-"""Between two looks for a newer version of a data set, at least."""
+"""Minimum time between two checks for a newer version of a data set."""
 
 _log = logging.getLogger("stoker.tier.server")
 
 
 class ReadThrough:
-    """One data set, of which the newest version is read. Lives on one event loop.
+    """The newest version of one data set. Used by one event loop.
 
     Args:
-        store: of the data set; closed by whoever opened it.
-        secrets: of the tenants.
+        store: Store of the data set; the caller closes it.
+        secrets: The tenants' secrets.
 
     Attributes:
-        breaker: permits reads of the bucket.
+        breaker: Circuit breaker of reads from the bucket.
     """
 
     def __init__(self, store: Readable, secrets: Sequence[TierSecret]) -> None:
@@ -48,11 +48,11 @@ class ReadThrough:
         self._next_seconds = float("-inf")
 
     async def refresh(self) -> None:
-        """Read the newest manifest, if it is another one, and compute the names of what it has.
+        """Read the newest manifest, if it has changed, and compute the names of its super-samples.
 
         Raises:
-            StoreError: it cannot be read.
-            FormatError: it is none.
+            StoreError: The manifest cannot be read.
+            FormatError: The object is not a manifest.
         """
         tag = (await self._store.head(POINTER_KEY)).tag
         if tag == self._tag:
@@ -64,7 +64,7 @@ class ReadThrough:
         self._manifest, self._tag = manifest, tag
 
     def look_for_newer(self) -> None:
-        """Begin to look for a newer version, if that was not done lately."""
+        """Start to check for a newer version in the background, at most once every 30 s."""
         loop = asyncio.get_running_loop()
         if loop.time() >= self._next_seconds and (self._refreshing is None or self._refreshing.done()):
             self._next_seconds = loop.time() + _REFRESH_SECONDS
@@ -74,44 +74,44 @@ class ReadThrough:
         try:
             await self.refresh()
         except StokerError as error:
-            _log.warning("%s: no newer version could be looked for: %s", self._store.url, error)
+            _log.warning("%s: the check for a newer version failed: %s", self._store.url, error)
 
     async def close(self) -> None:
-        """End what was begun. Idempotent."""
+        """Cancel the check for a newer version. Idempotent."""
         if self._refreshing is not None:
             await end_tasks([self._refreshing])
 
     def find(self, secret: TierSecret, name: str) -> ObjectRef | None:
-        """Return what a tenant calls by a name; None if the data set does not have it."""
+        """Return the super-sample that has a name for a tenant; None if the data set does not have it."""
         names = self._names.get(secret.tenant)
         return None if names is None else names.find(name)
 
     def is_object(self, key: str, data: memoryview) -> bool:
-        """Return whether bytes are an object of the data set, of the key ``<tenant>/<name>``; from any thread."""
+        """Return whether bytes are the data set's object with the key ``<tenant>/<name>``; callable from any thread."""
         tenant, _, name = key.partition("/")
         names = self._names.get(tenant)
         ref = None if names is None else names.find(name)
         return ref is not None and (len(data), crc32c(data)) == (ref.size_bytes, ref.crc32c)
 
     def group(self, secret: TierSecret) -> str:
-        """Return what tells the data set's objects from those of others."""
+        """Return the group of the data set's objects for a tenant; see :meth:`TierSecret.group`."""
         return secret.group(self._manifest.dataset) if self._manifest is not None else ""
 
     async def read(self, ref: ObjectRef, into: memoryview) -> None:
-        """Read an object, and verify it.
+        """Read an object, and verify its checksum.
 
         Raises:
-            StoreError: it could not be read.
-            ChecksumError: it is not what the manifest says.
+            StoreError: The object could not be read.
+            ChecksumError: The checksum differs from that in the manifest.
         """
         await self._store.get_range(ref.key, 0, ref.size_bytes, into=into, tag=ref.tag or None)
         found = await asyncio.to_thread(crc32c, into)
         if found != ref.crc32c:
-            raise ChecksumError(f"{ref.key} has crc32c {found:08x}, its manifest says {ref.crc32c:08x}")
+            raise ChecksumError(f"{ref.key} has crc32c {found:08x}, but its manifest says {ref.crc32c:08x}")
 
 
 def is_sound(secrets: Sequence[TierSecret], sources: Sequence[ReadThrough], key: str, data: memoryview) -> bool:
-    """Return whether bytes are the object of a key ``<tenant>/<name>``, by their SHA-256 or a source's manifest."""
+    """Return whether bytes belong to the key ``<tenant>/<name>``, by their SHA-256 or a source's manifest."""
     return is_object_of(secrets, key, data) or any(source.is_object(key, data) for source in sources)
 
 

@@ -1,8 +1,8 @@
-"""A tenant's secret of shared tiers, and what is derived from it: the names of objects, tokens of requests, and keys.
+"""A tenant's secret of shared tiers, and the values derived from it: object names, request tokens, and MAC keys.
 
-Each derivation is an HMAC-SHA256 with a label of its own, so a token tells nothing of names. A name is the HMAC of an
-object's identity: who lacks the secret can neither compute the name of an object that they know, nor make a server keep
-other bytes under it.
+Each derivation is an HMAC-SHA256 with its own label, so a token reveals nothing about names. A name is the HMAC of an
+object's identity: without the secret one can neither compute the name of a known object, nor make a server store other
+bytes under it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _MIN_BYTES = 32
 
 
 class Secret:
-    """A secret of at least 32 bytes, which stands in a variable of the environment. Never shown.
+    """A secret of at least 32 bytes, from an environment variable. ``repr`` does not show it.
 
     Attributes:
-        variable: of the environment.
-        owner: what it is the secret of, for messages.
-        remedy: how one is made, and who gets it, for messages.
+        variable: Name of the environment variable.
+        owner: The component that the secret belongs to, for messages.
+        remedy: How to create and distribute the secret, for messages.
 
     Raises:
-        ConfigError: it is too short.
+        ConfigError: The secret is too short.
     """
 
     __slots__ = ("_key",)
@@ -52,12 +52,12 @@ class Secret:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the secret of a text in base64url, or base64 as other tools write it, with or without padding.
+        """Parse a secret in base64url, or base64 as other tools write it, with or without padding.
 
-        White space around it is ignored: a stored output of a command ends with a line break.
+        Surrounding white space is ignored: the stored output of a command ends with a line break.
 
         Raises:
-            ConfigError: it is empty, not one, or too short.
+            ConfigError: The text is empty, malformed, or too short.
         """
         text = text.strip()
         if not text:
@@ -69,24 +69,24 @@ class Secret:
         return cls(key)
 
     def reveal(self) -> str:
-        """Return it as base64url, for an environment and nothing else."""
+        """Return the secret as base64url, to be set as an environment variable."""
         return base64.urlsafe_b64encode(self._key).rstrip(b"=").decode()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(…)"
 
     def __reduce__(self) -> str:
-        raise TypeError("a secret is not pickled; pass it through the environment")
+        raise TypeError("a secret cannot be pickled; pass it through the environment")
 
 
 class TierSecret(Secret):
     """The secret that a tenant's trainers share with the servers of a tier.
 
     Attributes:
-        tenant: tells tenants apart, in folders and metrics; 16 hexadecimal digits that tell nothing of the secret.
-        token: of requests for objects.
-        metrics_token: of requests for metrics, and good for nothing else.
-        shards_key: of the MACs of shards that nodes of a warm tier hold; 32 bytes.
+        tenant: Id of the tenant in folders and metrics: 16 hexadecimal digits that reveal nothing about the secret.
+        token: Bearer token of requests for objects.
+        metrics_token: Bearer token of requests for metrics, valid for nothing else.
+        shards_key: Key of the MACs of the shards in a warm tier, 32 bytes.
     """
 
     __slots__ = ("_names_key", "metrics_token", "shards_key", "tenant", "token")
@@ -104,25 +104,25 @@ class TierSecret(Secret):
 
     @classmethod
     def parse_all(cls, environment: Mapping[str, str]) -> tuple[TierSecret, ...]:
-        """Return the secrets of all tenants of a server, which the environment separates by commas.
+        """Parse the secrets of all tenants of a server, separated by commas in the environment variable.
 
         Raises:
-            ConfigError: there is none, one is not right, or two are the same.
+            ConfigError: There is no secret, one is malformed, or two are equal.
         """
         found = tuple(cls.parse(text) for text in environment.get(VARIABLE, "").split(","))
         if len({each.tenant for each in found}) < len(found):
-            raise ConfigError(f"{VARIABLE} holds a secret twice; each tenant has one of its own")
+            raise ConfigError(f"{VARIABLE} holds the same secret twice; give each tenant its own")
         return found
 
     def name(self, ref: ObjectRef) -> str:
-        """Return the name under which servers keep an object: 32 hexadecimal digits.
+        """Return the name under which servers store an object: 32 hexadecimal digits.
 
         Digits 9 to 16 are the object's size, as in the names of :mod:`stoker._cache.keeper`; the others are the HMAC.
         """
         return self._name(identity_of(ref.dataset, ref), ref.size_bytes)
 
     def is_name_of(self, name: str, data: memoryview) -> bool:
-        """Return whether a name is that of the object with these bytes, by their SHA-256."""
+        """Return whether a name belongs to these bytes, by their SHA-256."""
         return hmac.compare_digest(name, self._name(Identity(sha256_128(data), strong=True), len(data)))
 
     def _name(self, identity: Identity, size_bytes: int) -> str:
@@ -131,7 +131,7 @@ class TierSecret(Secret):
         return f"{digest[:8]}{size}{digest[8:24]}"
 
     def group(self, dataset: str) -> str:
-        """Return what tells a server which objects are of one data set, and nothing else of it."""
+        """Return an id that groups a data set's objects on a server, and reveals nothing else about it."""
         return self._derive(f"group:{dataset}").hex()[:16]
 
     def _derive(self, label: str) -> bytes:
@@ -139,6 +139,6 @@ class TierSecret(Secret):
 
 
 def is_object_of(secrets: Sequence[TierSecret], key: str, data: memoryview) -> bool:
-    """Return whether bytes are those of the object with a key, ``<tenant>/<name>``, of one of the tenants."""
+    """Return whether bytes belong to the key ``<tenant>/<name>`` of one of the tenants, by their SHA-256."""
     tenant, _, name = key.partition("/")
     return any(secret.tenant == tenant and secret.is_name_of(name, data) for secret in secrets)

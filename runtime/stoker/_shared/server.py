@@ -1,12 +1,11 @@
-"""The server of a shared tier: HTTP/1.1, what ``stoker tier serve`` runs.
+"""The HTTP/1.1 server of a shared tier, run by ``stoker tier serve``.
 
-``GET /objects/<name>`` answers with an object, or a range of it, and ``POST /objects`` with ranges of many (see
-:mod:`stoker._shared.protocol`); ``PUT`` offers one, ``DELETE`` has it forgotten. A
-request carries a tenant's token, and each tenant sees its own objects only. What is PUT under a name that is not that
-of its bytes is refused, so nobody can spoil an object, not even a tenant its own.
+``GET /objects/<name>`` returns an object or a range of it, and ``POST /objects`` ranges of many objects (see
+:mod:`stoker._shared.protocol`); ``PUT`` offers an object, ``DELETE`` removes it. A request carries a tenant's token,
+and each tenant sees its own objects only. The server rejects a PUT whose bytes do not match the name, so no client can
+corrupt an object, not even its own.
 
-``GET /metrics`` tells counts, in Prometheus's text format, to a token of its own; ``GET /health`` tells everybody that
-the server runs.
+``GET /metrics`` returns counters in Prometheus's text format, and needs the metrics token; ``GET /health`` needs none.
 """
 
 from __future__ import annotations
@@ -50,24 +49,24 @@ from stoker.errors import ChecksumError, NotFoundError, ObjectChangedError, Stok
 _BEARER = re.compile(r"[Bb]earer +([0-9a-f]{64})", re.ASCII)
 _GROUP = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="stoker tier"'}
-_SLICE_BYTES = 256 << 10  # a reader that stands still holds one beside the object
+_SLICE_BYTES = 256 << 10  # buffered per reader that stalls, in addition to the object
 _TRANSFER_SECONDS, _LEAST_BYTES_PER_SECOND = 30.0, 1 << 20
 _FETCH_SECONDS = 0.05
-"""How long a read waits for an object that is read from its bucket. After that the client is better off reading it
-from there itself; the object is fetched nevertheless, for those who ask next."""
+"""How long a request waits for an object that the server reads from its bucket. After that the client is faster if it
+reads the bucket itself; the server completes the read for later requests."""
 _QUIET_SECONDS = 5.0
-"""After the log was told of an object that could not be read through, until the next: each read may ask for one."""
+"""Minimum time between two log messages about failed reads from buckets, of which each request may cause one."""
 _SOURCE_SECONDS = 5.0
-"""What a source may take to an object, and a second more a MiB; one that is slower three times rests for a while."""
+"""Time limit of a read from a bucket, plus a second per MiB; after three late reads the circuit breaker opens."""
 
 _log = logging.getLogger("stoker.tier.server")
 
 
 class Place(Protocol):
-    """Where objects are; see :class:`~stoker._shared.objects.ObjectPlace`.
+    """Storage of a server's objects; see :class:`~stoker._shared.objects.ObjectPlace`.
 
     Attributes:
-        name: in metrics.
+        name: Name of the storage in metrics.
     """
 
     name: str
@@ -84,17 +83,17 @@ class Place(Protocol):
 
 @dataclass(slots=True)
 class ServerStatistics:
-    """Counts of one server.
+    """Counters of one server.
 
     Attributes:
-        requests: for objects, of tenants.
-        misses: reads of objects that were not here, and did not come in time.
-        sent_bytes: of objects.
-        received_bytes: of objects.
-        refused: offers of bytes that are not the name's.
-        unauthorized: requests without a valid token.
-        fetched: objects that were read from a bucket.
-        fetch_failures: objects that could not be read from a bucket.
+        requests: Number of requests for objects with a valid token.
+        misses: Number of reads of objects that were neither here nor read from a bucket in time.
+        sent_bytes: Bytes of objects sent.
+        received_bytes: Bytes of objects received.
+        refused: Number of offers whose bytes did not match the name.
+        unauthorized: Number of requests without a valid token.
+        fetched: Number of objects read from a bucket.
+        fetch_failures: Number of objects that could not be read from a bucket.
     """
 
     requests: int = 0
@@ -108,17 +107,17 @@ class ServerStatistics:
 
 
 class TierServer:
-    """Answers requests for objects. Lives on one event loop.
+    """Handles the HTTP requests of a tier server. Used by one event loop.
 
     Args:
-        secrets: of the tenants.
-        memory: holds objects; or another place with its methods.
-        folder: holds those for which there is no room there; None for no such place.
-        sources: data sets from which objects are read that nobody has offered.
+        secrets: The tenants' secrets.
+        memory: First storage of objects.
+        folder: Storage of objects that do not fit into ``memory``; None for no such storage.
+        sources: Data sets to read missing objects from.
 
     Attributes:
-        stats: counts so far.
-        admit: called with each connection over which a valid token has come.
+        stats: Counters so far.
+        admit: Called with the protocol of each connection that has sent a valid token.
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class TierServer:
         self.admit: Callable[[Any], object] = lambda _: None
 
     def application(self) -> web.Application:
-        """Return what a web server runs."""
+        """Return the aiohttp application."""
         app = web.Application(middlewares=[_end_broken_transfers])
         path = OBJECTS_PATH + "{name}"
         app.router.add_get(path, self._get)
@@ -148,7 +147,7 @@ class TierServer:
         return app
 
     async def close(self) -> None:
-        """End the reads from buckets, and release what is held. Idempotent."""
+        """Cancel the reads from buckets, and release all objects. Idempotent."""
         await end_tasks(self._fetches.values())
         for source in self._sources:
             await source.close()
@@ -164,11 +163,11 @@ class TierServer:
             response = await self._respond(request, key)
         if response is None:
             self.stats.misses += 1
-            raise web.HTTPNotFound(text="it is not here\n")
+            raise web.HTTPNotFound(text="this server does not have the object\n")
         return response
 
     async def _respond(self, request: web.Request, key: str) -> web.StreamResponse | None:
-        """Send an object from where it is; None if it is not here."""
+        """Send an object from the storage that holds it; None if none does."""
         for place in self._places.values():
             async with place.reading(key) as found:
                 if isinstance(found, Path):
@@ -213,7 +212,7 @@ class TierServer:
         if (size_bytes := request.content_length or 0) > MAX_REQUEST_BYTES:
             raise web.HTTPRequestEntityTooLarge(MAX_REQUEST_BYTES, size_bytes)
         async with asyncio.timeout(_TRANSFER_SECONDS):
-            body = await request.read()  # of unknown length: no more than aiohttp's default of 1 MiB
+            body = await request.read()  # if its length is unknown, at most 1 MiB, aiohttp's default
         try:
             parts = parse_request(body)
         except ValueError as error:
@@ -228,7 +227,7 @@ class TierServer:
         return response
 
     async def _send_part(self, response: web.StreamResponse, secret: TierSecret, part: Part) -> None:
-        """Send a part of a batch, or that its object is not here; that is read through for those who ask next."""
+        """Send a range of a batch, or a miss; a missing object is read from its bucket for later requests."""
         key = f"{secret.tenant}/{part.name}"
         for place in self._places.values():
             async with place.reading(key) as found:
@@ -245,7 +244,7 @@ class TierServer:
         await response.write(HEAD.pack(MISSING))
 
     async def _is_fetched(self, secret: TierSecret, key: str) -> bool:
-        """Have an object read from the bucket that it is in, if that is known; return whether it has come in time."""
+        """Read an object from its bucket, if that is known; return whether the read has ended in time."""
         fetch = self._fetches.get(key) or self._begin_fetch(secret, key)
         if fetch is None:
             return False
@@ -253,7 +252,7 @@ class TierServer:
         return fetch.done()
 
     def _begin_fetch(self, secret: TierSecret, key: str) -> asyncio.Task[None] | None:
-        """Begin to read an object from its bucket; None if that is not known, or rests."""
+        """Start to read an object from its bucket; None if that is not known, or its circuit breaker is open."""
         name, loop = key.rpartition("/")[2], asyncio.get_running_loop()
         found = ((source, ref) for source in self._sources if (ref := source.find(secret, name)) is not None)
         source, ref = next(found, (None, None))
@@ -269,7 +268,7 @@ class TierServer:
         return fetch
 
     async def _fetch(self, source: ReadThrough, permit: Permit, ref: ObjectRef, secret: TierSecret, key: str) -> None:
-        """Read an object from its bucket, once for all who ask."""
+        """Read an object from its bucket, once for all concurrent requests."""
         outcome = Outcome.UNDECIDED
         try:
             async with self._reserved(key, ref.size_bytes, f"{secret.tenant}/{source.group(secret)}") as place:
@@ -282,7 +281,7 @@ class TierServer:
                     await place.keep(key, data)
                     self.stats.fetched += 1
         except (NotFoundError, ObjectChangedError, ChecksumError) as error:
-            outcome = Outcome.UNDECIDED  # of the bucket: it answers
+            outcome = Outcome.UNDECIDED  # the bucket itself responds
             self._fetch_failed(ref, error)
         except (StokerError, OSError, MemoryError) as error:
             self._fetch_failed(ref, error)
@@ -294,29 +293,29 @@ class TierServer:
         now_seconds = asyncio.get_running_loop().time()
         if now_seconds >= self._quiet_until_seconds:
             self._quiet_until_seconds = now_seconds + _QUIET_SECONDS
-            _log.warning("%s could not be read through: %s", ref.key, error or "it did not come in time")
+            _log.warning("%s could not be read from its bucket: %s", ref.key, error or "the read took too long")
 
     # Offers.
 
     async def _expect(self, _: web.Request) -> None:
-        """Leave it to the handler to ask for the body: when there is room for it."""
+        """Do nothing: the handler sends ``100 Continue`` once there is room for the body."""
 
     def _offered(self, request: web.Request) -> tuple[TierSecret, str, int]:
-        """Return who offers an object, its key and its size.
+        """Return the tenant's secret, the key and the size of an offered object.
 
         Raises:
-            HTTPException: it is not wanted, or here.
+            HTTPException: The offer is invalid, or the server has the object.
         """
         secret, key = self._asked(request)
         size_bytes = request.content_length
         if size_bytes is None:
-            raise web.HTTPLengthRequired(text="Content-Length is needed\n")
+            raise web.HTTPLengthRequired(text="the header Content-Length is required\n")
         if not 0 < size_bytes <= MAX_OBJECT_BYTES:
             raise web.HTTPRequestEntityTooLarge(MAX_OBJECT_BYTES, size_bytes)
         if size_bytes != size_of(request.match_info["name"]):
             raise self._refusal()
         if self._holds(key):
-            raise web.HTTPOk(text="it is here\n")
+            raise web.HTTPOk(text="the server has the object\n")
         return secret, key, size_bytes
 
     async def _put(self, request: web.Request) -> web.Response:
@@ -327,11 +326,11 @@ class TierServer:
             group = f"{secret.tenant}/{group if _GROUP.fullmatch(group) else ''}"
             async with self._reserved(key, size_bytes, group) as place, asyncio.timeout(_seconds_for(size_bytes)):
                 if place is None:
-                    raise web.HTTPInsufficientStorage(text="there is no room\n")
+                    raise web.HTTPInsufficientStorage(text="there is no room for the object\n")
                 data = await self._buffer(size_bytes)
                 if is_held_back:
                     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                    request.writer.output_size = 0  # of the answer, which has not begun
+                    request.writer.output_size = 0  # counts the final response, which has not begun
                     is_held_back = False
                 await self._receive(request, data)
                 if not await in_thread(lambda _: secret.is_name_of(key.rpartition("/")[2], data)):
@@ -339,37 +338,37 @@ class TierServer:
                 await self._keep(place, key, data)
         except web.HTTPException as refusal:
             if is_held_back:
-                refusal.force_close()  # the body may come nevertheless, and is no request
+                refusal.force_close()  # the client may send the body anyway, which would be parsed as a request
             raise
-        return web.Response(status=201, text="it is here\n")
+        return web.Response(status=201, text="the object was stored\n")
 
     async def _buffer(self, size_bytes: int) -> memoryview:
         try:
             return await create_buffer(size_bytes)
         except MemoryError as error:
             _log.warning("%s", error)
-            raise web.HTTPInsufficientStorage(text="there is no memory\n") from None
+            raise web.HTTPInsufficientStorage(text="there is no memory for the object\n") from None
 
     async def _keep(self, place: Place, key: str, data: memoryview) -> None:
         try:
             await place.keep(key, data)
         except OSError as error:
-            _log.warning("the disk does not take an object: %s", error)
-            raise web.HTTPInsufficientStorage(text="the disk does not take it\n") from None
+            _log.warning("an object could not be written to disk: %s", error)
+            raise web.HTTPInsufficientStorage(text="the object could not be written to disk\n") from None
 
     def _holds(self, key: str) -> bool:
-        """Return whether an object is here, or on its way."""
+        """Return whether an object is here, or is being received."""
         return any(key in place for place in self._places.values())
 
     def _refusal(self) -> web.HTTPException:
         self.stats.refused += 1
-        return web.HTTPUnprocessableEntity(text="these are not the bytes of this name\n")
+        return web.HTTPUnprocessableEntity(text="the bytes do not match the name\n")
 
     @asynccontextmanager
     async def _reserved(self, key: str, size_bytes: int, group: str) -> AsyncIterator[Place | None]:
-        """Yield a place with room for an object, None if there is none, or it comes from somebody else already.
+        """Reserve room for an object, and yield its storage; None if there is no room, or the object is here already.
 
-        The room of an object that is not kept is given back.
+        The room is given back on exit if the object was not kept.
         """
         place = None
         if not self._holds(key):
@@ -383,7 +382,7 @@ class TierServer:
     async def _receive(self, request: web.Request, data: memoryview) -> None:
         done = 0
         async for chunk in request.content.iter_any():
-            data[done : done + len(chunk)] = chunk  # no more than announced: the parser sees to that
+            data[done : done + len(chunk)] = chunk  # the parser ensures that no more than announced arrives
             done += len(chunk)
         if done < len(data):
             raise web.HTTPBadRequest(text="the body is shorter than announced\n")
@@ -395,14 +394,14 @@ class TierServer:
             place.drop(key)
         return web.Response(status=204)
 
-    # What every request goes through.
+    # Authorization and metrics.
 
     def _asked(self, request: web.Request) -> tuple[TierSecret, str]:
-        """Return who asks, and the key of the object.
+        """Return the tenant's secret, and the key of the requested object.
 
         Raises:
-            HTTPUnauthorized: the token is nobody's.
-            HTTPNotFound: the path is not that of an object.
+            HTTPUnauthorized: The request has no valid token.
+            HTTPNotFound: The path does not end with the name of an object.
         """
         secret = self._known(request, lambda each: each.token)
         self.stats.requests += 1
@@ -412,18 +411,18 @@ class TierServer:
         return secret, f"{secret.tenant}/{name}"
 
     def _known(self, request: web.Request, token_of: Callable[[TierSecret], str]) -> TierSecret:
-        """Return whose token a request carries.
+        """Return the secret of the tenant whose token a request carries.
 
         Raises:
-            HTTPUnauthorized: it is nobody's.
+            HTTPUnauthorized: The request has no valid token.
         """
         match = _BEARER.fullmatch(request.headers.get("Authorization", ""))
         token = match[1] if match else ""
-        # All are compared, each in constant time, so that the time taken tells nothing.
+        # Compares all, each in constant time, so the duration reveals nothing.
         found = [secret for secret in self._secrets if hmac.compare_digest(token_of(secret), token)]
         if not found:
             self.stats.unauthorized += 1
-            raise web.HTTPUnauthorized(text="a valid token is needed\n", headers=_CHALLENGE)
+            raise web.HTTPUnauthorized(text="a valid token is required\n", headers=_CHALLENGE)
         self.admit(request.protocol)
         return found[0]
 
@@ -432,7 +431,7 @@ class TierServer:
         return web.Response(text="\n".join([*self._metric_lines(), ""]))
 
     def statistics(self) -> dict[str, PlaceStatistics]:
-        """Return a snapshot of each place, by its name."""
+        """Return a snapshot of each storage, by its name."""
         return {name: place.statistics() for name, place in self._places.items()}
 
     def _metric_lines(self) -> Iterator[str]:
@@ -450,10 +449,10 @@ class TierServer:
 
 
 async def _pieces(found: memoryview | Path, part: Part) -> AsyncIterator[memoryview]:
-    """Yield the bytes of a part from where its object is.
+    """Yield the bytes of a range from the storage of its object.
 
     Raises:
-        ConnectionAbortedError: somebody has damaged or removed the file; no answer can go on.
+        ConnectionAbortedError: The file was damaged or removed meanwhile, so the response cannot continue.
     """
     for start in range(part.start, part.end, _SLICE_BYTES):
         end = min(part.end, start + _SLICE_BYTES)
@@ -476,7 +475,7 @@ def _read_file(file: Path, start: int, end: int) -> memoryview:
 
 
 class _FileResponse(web.FileResponse):
-    """A file that the handler may send itself: aiohttp prepares a response again that was prepared."""
+    """A file response that the handler can prepare itself; aiohttp would prepare it a second time."""
 
     async def prepare(self, request: web.BaseRequest) -> Any:
         return None if self.prepared else await super().prepare(request)
@@ -486,7 +485,7 @@ class _FileResponse(web.FileResponse):
 async def _end_broken_transfers(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Close the connection of a transfer that takes too long, or that the peer has broken off: no answer can follow."""
+    """Close the connection of a transfer that times out or that the peer aborts, since no response can follow."""
     try:
         return await handler(request)
     except (ConnectionError, TimeoutError):
@@ -496,5 +495,5 @@ async def _end_broken_transfers(
 
 
 def _seconds_for(size_bytes: int) -> float:
-    """Return how long a transfer may take, so that a peer that stands still does not hold memory."""
+    """Return the time limit of a transfer, so that a stalled peer does not hold memory."""
     return _TRANSFER_SECONDS + size_bytes / _LEAST_BYTES_PER_SECOND

@@ -1,4 +1,4 @@
-"""A tier server at an address: TLS off loopback, few connections without a valid token, a graceful end."""
+"""Runs a tier server at an address: TLS off loopback, a bound on unauthenticated connections, graceful shutdown."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from stoker._shared.server import TierServer
 from stoker.errors import ConfigError
 
 _MAX_GUESTS = 1024
-"""Connections at a time over which no valid token has come; for one more, the first of them is closed. More than those
-of 32 trainers that begin together."""
+"""Maximum number of connections that have not sent a valid token yet; beyond it, the oldest one is closed. More than
+those of 32 trainers that start together."""
 _GUEST_SECONDS = 10.0
 _STOP_SECONDS = 10.0
-"""What transfers may take to end when the server stops."""
+"""Time for transfers to end when the server stops."""
 
 _log = logging.getLogger("stoker.tier.http")
 _log.addFilter(lambda record: not _is_of_stranger(record))
 
 
 def _is_of_stranger(record: logging.LogRecord) -> bool:
-    """Return whether a message tells of a request that is not HTTP: anybody can send many, and it quotes them."""
+    """Return whether a log record quotes a request that is not HTTP; any client could fill the log with these."""
     return record.exc_info is not None and isinstance(record.exc_info[1], HttpProcessingError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a server listens.
+    """The address and certificate of a tier server.
 
     Attributes:
-        address: port 0 is any that is free.
-        advertised: the host that clients connect to, if it is another.
-        tls: what it shows; None off loopback is an ephemeral certificate, and on loopback no TLS.
+        address: Address to listen on; port 0 selects a free port.
+        advertised: Host that clients connect to, if it differs from that of ``address``.
+        tls: Certificate of the server. None selects no TLS on loopback, and an ephemeral certificate elsewhere.
 
     Raises:
-        ConfigError: clients cannot connect to the host, and are told no other.
+        ConfigError: The host is a wildcard address, and there is no advertised host.
     """
 
     address: Address
@@ -51,21 +51,23 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         if self.address.is_everywhere and not self.advertised:
-            raise ConfigError(f"nobody can connect to {self.address.host}: say where they can with --advertise")
+            raise ConfigError(
+                f"clients cannot connect to {self.address.host}; give the server's name or address with --advertise"
+            )
 
     def url(self, port: int, tls: ServerTls | None) -> str:
-        """Return what to give to trainers."""
+        """Return the URL for trainers."""
         address = Address(self.advertised or self.address.host, port)
         return f"http://{address}" if tls is None else f"https://{address}?fingerprint={tls.fingerprint}"
 
 
 @asynccontextmanager
 async def listening(server: TierServer, endpoint: Endpoint) -> AsyncIterator[str]:
-    """Listen, and yield the URL for trainers; at the end let nobody in, and wait a while for transfers to end.
+    """Listen, and yield the URL for trainers; on exit, refuse new connections and wait up to 10 s for transfers.
 
     Raises:
-        ConfigError: the address cannot be used.
-        MissingExtraError: it needs TLS, and no certificate can be made.
+        ConfigError: The address cannot be used.
+        MissingExtraError: TLS is needed, and the package that creates certificates is not installed.
     """
     tls = endpoint.tls
     if tls is None and not endpoint.address.is_local:
@@ -73,7 +75,7 @@ async def listening(server: TierServer, endpoint: Endpoint) -> AsyncIterator[str
     runner = web.AppRunner(
         server.application(),
         access_log=None,
-        auto_decompress=False,  # of no use to anybody, and more bytes than were announced
+        auto_decompress=False,  # no client compresses, and a decompressed body may exceed its announced length
         shutdown_timeout=_STOP_SECONDS,
         lingering_time=1.0,
         logger=_log,
