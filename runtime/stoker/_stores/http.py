@@ -1,13 +1,13 @@
-"""One HTTP/1.1 exchange without I/O: what is asked, the bytes to send, and where each byte that arrives is to be put.
+"""One HTTP/1.1 exchange without I/O: the request, the bytes to send, and the destination of each received byte.
 
-A request is neither retried nor redirected here, and a body is never decompressed: what arrives is what is stored. A
-read that ends early, cancellation included, closes its connection. Two transports carry reads, alike in all they
-deliver and raise: :mod:`stoker._stores.http_direct`, and :mod:`stoker._stores.http_session` where there is a proxy.
+Requests are neither retried nor redirected here, and bodies are never decompressed: objects are read as stored. A read
+that ends early, also by cancellation, closes its connection. Two transports return the same results and errors:
+:mod:`stoker._stores.http_direct`, and :mod:`stoker._stores.http_session`, which supports proxies.
 
-A range whose length is announced is received straight into the memory it is for. h11 parses everything else: heads,
-refusals, whole objects, bodies in chunks.
+A range of known length is received straight into its destination. h11 parses everything else: heads, error responses,
+whole objects, chunked bodies.
 
-A refusal becomes a typed error that names the object, what happened and the remedy.
+An error response becomes a typed error that names the object, the cause and the remedy.
 """
 
 from __future__ import annotations
@@ -44,25 +44,30 @@ from stoker.errors import (
 )
 
 MAX_ERROR_BYTES = 64 << 10
-"""What is read of a refusal's body."""
+"""Maximum number of bytes to read from the body of an error response."""
 
-_MAX_WHOLE_BYTES = 256 << 20  # what is read whole is small: a manifest of eight million super-samples fits
+_MAX_WHOLE_BYTES = 256 << 20  # a manifest of eight million super-samples fits
 _SECRET_HEADERS = ("authorization", "x-amz-security-token")
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)
 _MAX_HEAD_BYTES = 64 << 10
-_FIRST_BYTES = 16 << 10  # most heads are shorter, and what comes with them of a body is copied several times
+_FIRST_BYTES = 16 << 10  # most heads are shorter, and body bytes that arrive with a head are copied several times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A request, signed and percent-encoded; ``address`` is the object's URL for messages.
+    """An HTTP request, signed and percent-encoded.
 
     Attributes:
-        data: the body to send.
-        sink: takes the body of the answer, in pieces, where it goes to many places; may raise a StokerError.
+        method: HTTP method.
+        url: Percent-encoded URL.
+        headers: Headers, including the signature.
+        address: URL of the object, for messages.
+        data: Body to send; None for none.
+        sink: Receives the response body in pieces, if it has several destinations; may raise a StokerError.
 
     Raises:
-        ConfigError: a header has what HTTP cannot carry; it may be a secret and is not repeated.
+        ConfigError: A header has characters that HTTP does not allow; the message does not show it, since it may be a
+            secret.
     """
 
     method: str
@@ -76,14 +81,21 @@ class Call:
         for name, value in self.headers.items():
             if not (value.isascii() and value.isprintable() and value == value.strip()):
                 raise ConfigError(
-                    f"{self.address}: HTTP cannot carry what stands in header {name}; "
-                    "look for line ends, blanks and letters beyond ASCII in the credentials"
+                    f"{self.address}: the header {name} has characters that HTTP does not allow; "
+                    "check the credentials for line ends, surrounding blanks and non-ASCII characters"
                 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer. ``body`` is empty where it went into the caller's memory; of a refusal it is the first 64 KiB."""
+    """An HTTP response.
+
+    Attributes:
+        status: Status code.
+        headers: Headers.
+        body: Body; empty if it was received into a destination, at most the first 64 KiB of an error response.
+        size_bytes: Size of the whole object, even if the response has only a range of it.
+    """
 
     status: int
     headers: Mapping[str, str]
@@ -92,12 +104,12 @@ class Reply:
 
     @property
     def refused(self) -> bool:
-        """Whether the store did not do what it was asked."""
+        """Whether the response is an error."""
         return self.status not in (200, 206)
 
     @property
     def document(self) -> dict[str, Any]:
-        """The JSON object that the body is; an empty one if it is none."""
+        """The body as a JSON object; empty if it is not one."""
         try:
             found = json.loads(self.body)
         except (ValueError, RecursionError):
@@ -107,9 +119,13 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where bytes ``[start, end)`` of an object go: ``into``, of exactly that size.
+    """Memory that receives the bytes ``[start, end)`` of an object.
 
-    ``begun`` is called when an answer begins that has them.
+    Attributes:
+        into: Memory of exactly that size.
+        start: Offset of the first byte in the object.
+        end: Offset after the last byte.
+        begun: Called when a response with these bytes begins.
     """
 
     into: memoryview
@@ -118,34 +134,33 @@ class Destination:
     begun: Callable[[], None] | None = None
 
     def begin(self) -> None:
-        """Tell whoever wants to know that the answer has begun."""
+        """Call ``begun``: the response has begun."""
         if self.begun is not None:
             self.begun()
 
 
 class HttpReader(Protocol):
-    """Performs reads over the connections of one event loop."""
+    """Sends requests over the connections of one event loop."""
 
     async def read(self, call: Call, destination: Destination | None = None) -> Reply:
-        """Perform a call; put the bytes of its range where they are to go, or return the whole answer.
+        """Send a request, and receive the response, into ``destination`` if that is given.
 
-        Of a whole answer ``size_bytes`` is the object's, from whichever header tells it. When the call ends, however it
-        ends, nothing writes to the destination any more.
+        When the call has ended, even by an error or cancellation, nothing writes to the destination any more.
 
         Raises:
-            TruncatedError: fewer bytes came than were asked for, or more.
-            UnexpectedAnswerError: the store sent another range, or ignored it.
-            StoreError: the answer did not come, is not HTTP, or is too large to be read whole.
+            TruncatedError: The response has fewer or more bytes than the range.
+            UnexpectedAnswerError: The store sent another range, or ignored it.
+            StoreError: There was no response, it is not valid HTTP, or it is too large.
         """
         ...
 
     async def close(self) -> None:
-        """Close the connections; calls in progress break."""
+        """Close the connections; calls in progress fail."""
         ...
 
 
 def without_secrets(body: bytes, headers: Mapping[str, str]) -> bytes:
-    """Return an answer without what some endpoints and proxies echo: the secrets in the request's headers."""
+    """Return a response body with the secrets of the request's headers masked; some endpoints and proxies echo them."""
     for name, value in headers.items():
         if name.lower() in _SECRET_HEADERS:
             body = body.replace(value.rpartition("Signature=")[2].rpartition(" ")[2].encode(), b"***")
@@ -153,10 +168,10 @@ def without_secrets(body: bytes, headers: Mapping[str, str]) -> bytes:
 
 
 class Receipt:
-    """What is received for one call: the head is checked, and the body put where it is to go.
+    """Receives the response to one request: checks the head, and copies the body to its destination.
 
-    Each transport gives it the head, the pieces of the body and their end. What it raises is a StokerError: the answer
-    is not of what was asked, or too large to be read whole.
+    A transport passes the head, the pieces of the body, and the end. Methods raise a StokerError if the response does
+    not match the request, or is too large.
     """
 
     def __init__(self, call: Call, destination: Destination | None = None) -> None:
@@ -167,7 +182,7 @@ class Receipt:
 
     @property
     def is_enough(self) -> bool:
-        """Whether the rest of the body may be left: of a refusal the beginning will do."""
+        """Whether the rest of the body can be skipped, since enough of an error response was read."""
         return self._refused and len(self._body) >= MAX_ERROR_BYTES
 
     @property
@@ -175,12 +190,12 @@ class Receipt:
         return bool(self._status) and self._status not in (200, 206)
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """Take the head; tell the destination, if the answer has its bytes.
+        """Receive the head; call :meth:`Destination.begin` if the response has its bytes.
 
         Raises:
-            RangeBeyondEndError: the object ends before the range does.
-            TruncatedError: the answer ends before the range does, and not the object.
-            UnexpectedAnswerError: the answer is about another range, or about none.
+            RangeBeyondEndError: The object ends before the range does.
+            TruncatedError: The response ends before the range does, although the object does not.
+            UnexpectedAnswerError: The response has another range, or none.
         """
         self._status, self._headers = status, headers
         if self._destination is not None and not self._refused:
@@ -188,7 +203,7 @@ class Receipt:
             self._destination.begin()
 
     def take(self, data: bytes | bytearray) -> None:
-        """Take a piece of the body."""
+        """Receive a piece of the body."""
         destination, address = self._destination, self._call.address
         if self._call.sink is not None and not self._refused:
             self._call.sink(data)
@@ -205,10 +220,10 @@ class Receipt:
         self._done = done
 
     def finish(self) -> Reply:
-        """Return the answer, whose body has ended.
+        """Return the response at the end of its body.
 
         Raises:
-            TruncatedError: bytes of the range are missing.
+            TruncatedError: Bytes of the range are missing.
         """
         body, destination = bytes(self._body), self._destination
         if self._refused:
@@ -221,16 +236,16 @@ class Receipt:
         return Reply(status=self._status, headers=self._headers, body=body, size_bytes=self._size_bytes)
 
     def _object_bytes(self) -> int:
-        """Return the size of the object that the answer is about."""
+        """Return the size of the whole object, from the headers."""
         if match := _CONTENT_RANGE.fullmatch(self._headers.get("Content-Range", "")):
             return int(match[3])
         return self._content_length() or 0 if self._call.method == "HEAD" else len(self._body)
 
     def _checked_range(self, start: int, end: int) -> int:
-        """Return the whole object's size, having checked that the answer is about the range that was asked for."""
+        """Check that the response has the requested range, and return the size of the whole object."""
         address = self._call.address
         if self._status == 200:
-            # A server may ignore the range; that is no harm where the range is the whole object.
+            # A server may ignore the range; that is harmless if the range is the whole object.
             if start == 0 and self._content_length() == end:
                 return end
             raise UnexpectedAnswerError(
@@ -253,16 +268,17 @@ class Receipt:
 
 
 class Answer(Receipt):
-    """What comes back for one call over a connection of our own.
+    """The sans-I/O state of one exchange on a direct connection.
 
-    Bytes are received into :meth:`buffer`, and each time :meth:`received` is told how many; both raise a StokerError
-    where the answer is not one, or not of what was asked. After that, or once it is whole, it takes no more.
+    The transport receives bytes into :meth:`buffer`, and reports their number to :meth:`received`. Both raise a
+    StokerError if the response is invalid or does not match the request; after that, or once the response is complete,
+    neither may be called again.
 
     Attributes:
-        request: the bytes to send.
-        begun: whether anything has arrived.
-        reply: the answer, once it is whole.
-        is_last: whether the connection cannot carry another exchange after this one.
+        request: Bytes to send.
+        begun: Whether any bytes have arrived.
+        reply: The response, once it is complete.
+        is_last: Whether the connection must be closed after this exchange.
     """
 
     def __init__(self, call: Call, destination: Destination | None = None) -> None:
@@ -293,13 +309,13 @@ class Answer(Receipt):
         return bool(self._status)
 
     def buffer(self, scratch: memoryview) -> memoryview:
-        """Return where the next bytes go: what is left of the destination, or the beginning of ``scratch``."""
+        """Return the memory for the next bytes: the rest of the destination, or the beginning of ``scratch``."""
         if self._direct is not None:
             return self._direct[self._done :]
         return scratch if self.begun else scratch[:_FIRST_BYTES]
 
     def received(self, count: int, scratch: memoryview) -> bool:
-        """Take note of ``count`` bytes in the buffer; return whether the answer is whole."""
+        """Process ``count`` bytes in the buffer; return whether the response is complete."""
         self.begun = True
         if self._direct is not None:
             self._done += count
@@ -307,7 +323,7 @@ class Answer(Receipt):
         return self._parse(bytes(scratch[:count]))
 
     def ended(self) -> bool:
-        """Take note of the end of the connection; return whether the answer is whole with it."""
+        """Process the end of the connection; return whether it completes the response."""
         if self._direct is not None or not self._status:
             return False
         self._is_over = True
@@ -331,19 +347,19 @@ class Answer(Receipt):
         return False
 
     def _can_go_on(self) -> bool:
-        """Whether the connection is as it was before the exchange: open, and with nothing behind the answer."""
+        """Whether the connection can be used again: it is open, and nothing followed the response."""
         leftover, _ = self._machine.trailing_data
         return not self._is_over and self._machine.their_state is h11.DONE and not leftover
 
     def _malformed(self, error: h11.RemoteProtocolError) -> StokerError:
-        """Return our error for what h11 says; not its text, which may quote what a stranger sent."""
+        """Return the error for invalid HTTP, without h11's message, which may quote the response."""
         if self._status and "closed connection" in str(error):
             got = self._done if self._destination is not None and not self._refused else len(self._body)
             return TruncatedError(f"{self._call.address}: the connection ended after {got} bytes of the body")
-        return ServerError(f"{self._call.address}: the answer is not valid HTTP ({type(error).__name__})")
+        return ServerError(f"{self._call.address}: the response is not valid HTTP ({type(error).__name__})")
 
     def _begun_at(self, response: h11.Response) -> memoryview | None:
-        """Take the head; return where the body goes, if it goes straight to its destination."""
+        """Process the head; return the destination if the body can be received straight into it."""
         headers = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers)
         self.begin(response.status_code, headers)
         if self._destination is None or self._refused:
@@ -367,7 +383,7 @@ class Answer(Receipt):
 
 
 def _host(parts: SplitResult) -> str:
-    """Return the host as signers sign it: in small letters, without the port that the scheme implies."""
+    """Return the host as signatures have it: in lower case, without the scheme's default port."""
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
     return host if parts.port in (None, {"http": 80, "https": 443}[parts.scheme]) else f"{host}:{parts.port}"
@@ -395,7 +411,7 @@ _BY_STATUS: dict[int, Rule] = {
     505: _UNSUPPORTED,
 }
 """Every other status from 500 on counts as 500: Cloudflare, and so R2, has 520 to 530, others 507 and 529."""
-_UNKNOWN: Rule = (StoreError, "the store refused")
+_UNKNOWN: Rule = (StoreError, "the store refused the request")
 _MAX_TEXT = 300
 
 
@@ -409,16 +425,16 @@ def error_of(
     region: str = "",
     writing: bool = False,
 ) -> StoreError:
-    """Return the error for a refusal: by the store's own code or status where ``rules`` has it, else by status.
+    """Return the error for an error response: by the store's code or status if ``rules`` has it, else by status.
 
     Args:
-        address: of the object or bucket, for the message.
-        reply: the refusal.
-        rules: code or status → what it means to this store.
-        code: the store's name for what happened, or empty.
-        text: the store's explanation, or empty.
-        region: where the store says that the bucket is, or empty.
-        writing: a precondition that failed is then a lost race, not a changed object.
+        address: URL of the object or bucket, for the message.
+        reply: The error response.
+        rules: Code or status → error class and remedy of this store.
+        code: The store's error code, or empty.
+        text: The store's explanation, or empty.
+        region: Region of the bucket according to the store, or empty.
+        writing: Whether the request was a write: a failed precondition then means another writer, not a changed object.
     """
     status = reply.status
     known = rules.get(code) or rules.get(str(status))
@@ -427,16 +443,16 @@ def error_of(
         kind, remedy = _LOST
     code, text, region = (printable(said[:_MAX_TEXT]) for said in (code, text, region))
     said = ": ".join(filter(None, (f"{status} {code}".strip(), text)))
-    message = f"{address}: {remedy.format(region=region or '(not told)')} ({said})"
+    message = f"{address}: {remedy.format(region=region or '(unknown)')} ({said})"
     if issubclass(kind, TransientError):
         return kind(message, retry_after_seconds=retry_after_seconds(reply.headers))
     return kind(message)
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """Return how long a ``Retry-After`` header asks to wait, in seconds; None if there is none or it says nothing.
+    """Return the delay in a ``Retry-After`` header, in seconds; None if it is missing or malformed.
 
-    A date counts from the answer's own ``Date``, so that this machine's clock does not matter.
+    A date counts from the response's own ``Date``, so this machine's clock does not matter.
     """
     said = {name.lower(): value for name, value in headers.items()}
     wanted = said.get("retry-after")
@@ -451,7 +467,7 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
 
 
 def parse_date(header: str | None) -> datetime | None:
-    """Return the time in a ``Date`` header, None if there is none or it is not one; HTTP's dates are in UTC."""
+    """Return the time in a ``Date`` header, in UTC; None if it is missing or malformed."""
     try:
         found = parsedate_to_datetime(header) if header else None
     except (ValueError, OverflowError):

@@ -1,7 +1,7 @@
-"""HTTP whose bodies are received straight into the caller's memory: one copy, from the socket.
+"""HTTP transport that receives bodies straight into the caller's memory, by one copy from the socket.
 
-A range costs about 0.1 CPU seconds per GB. What arrives is taken in pieces as large as the kernel has them, so that the
-interpreter lock changes hands seldom: a training loop in another thread loses little.
+A range costs about 0.1 CPU seconds per GB. Data is received in pieces as large as the kernel has them, so the GIL is
+released and acquired rarely, and a training loop in another thread is hardly slowed down.
 """
 
 from __future__ import annotations
@@ -24,25 +24,29 @@ from stoker._stores.options import HttpOptions, trusted, without_authorities
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError, StoreError, TruncatedError
 
 CHECK = "check the address, and whether a server is running there"
-"""What to do where no connection could be made."""
-_ADDRESSES_SECONDS = 10.0  # a bucket's addresses change every few seconds; one look-up serves a burst of connections
-_NEXT_ADDRESS_SECONDS = 0.25  # RFC 8305: how long an address has before the next one is tried beside it
-# More than asyncio decrypts at a time (256 KiB, and what was left of a record): what does not fit here is lost if the
-# server closes right behind its answer.
+"""Remedy in messages of failed connections."""
+_ADDRESSES_SECONDS = 10.0  # a bucket's addresses change every few seconds; one lookup serves a burst of connections
+_NEXT_ADDRESS_SECONDS = 0.25  # RFC 8305: delay before the next address is tried in parallel
+# More than asyncio decrypts at a time (256 KiB and the rest of a record): data that does not fit is lost if the server
+# closes right after its response.
 _SCRATCH_BYTES = 320 << 10
-_IDLE_SECONDS = 15.0  # shorter than what S3 and its like keep a silent connection for
+_IDLE_SECONDS = 15.0  # shorter than S3 and similar services keep an idle connection open
 
 
 class Dialer:
-    """Makes connections to the endpoint ``url`` from one event loop; over TLS, verified by ``context``, if it is given.
+    """Opens connections to one endpoint from one event loop.
 
-    With a ``fingerprint``, the certificate must have that SHA-256, in hexadecimal digits.
+    Each connection starts with the next of the endpoint's addresses: a bucket has many servers, so a retry after a
+    late response reaches another one.
 
-    Each connection begins with another of the endpoint's addresses than the one before it: a bucket has many servers,
-    and a late one is best answered by another.
+    Args:
+        url: URL of the endpoint.
+        context: TLS context that verifies the certificate; None for no TLS.
+        timeout_seconds: Time limit of one connection, including its TLS handshake.
+        fingerprint: SHA-256 that the certificate must have, in hexadecimal digits; empty for any.
 
     Raises:
-        ConfigError: the URL has no host.
+        ConfigError: The URL has no host.
     """
 
     def __init__(
@@ -58,12 +62,12 @@ class Dialer:
         self._known_until_seconds = 0.0
 
     async def connect(self, protocol: Callable[[], _Connection], address: str) -> _Connection:
-        """Return a protocol with a connection of its own; ``address`` is the object's URL for messages.
+        """Open a connection, and return its protocol; ``address`` is the object's URL, for messages.
 
         Raises:
-            DeadlineError: there was none in time.
-            StoreError: the endpoint's certificate is not trusted.
-            ConnectionLostError: there was none for another reason.
+            DeadlineError: Connecting took too long.
+            StoreError: The endpoint's certificate is not trusted.
+            ConnectionLostError: The connection failed for another reason.
         """
         loop = asyncio.get_running_loop()
         made = protocol()
@@ -77,10 +81,12 @@ class Dialer:
                         lambda: made, sock=connected, ssl=self._context, server_hostname=name
                     )
                 except asyncio.CancelledError:
-                    made.abort()  # asyncio would take leave over TLS, and wait for the server to do so
+                    made.abort()  # asyncio would shut down TLS, and wait for the server to do so
                     raise
         except TimeoutError:
-            raise DeadlineError(f"{address}: no connection to {self._host} could be made in time") from None
+            raise DeadlineError(
+                f"{address}: connecting to {self._host} took more than {self._timeout_seconds:g} s; {CHECK}"
+            ) from None
         except ssl.SSLCertVerificationError as error:
             raise StoreError(f"{address}: the endpoint's certificate is not trusted ({error.verify_message})") from None
         except OSError as error:
@@ -88,7 +94,7 @@ class Dialer:
             raise ConnectionLostError(f"{address}: the connection could not be made; {CHECK} ({what})") from None
         if self._fingerprint and _fingerprint_of(transport) != self._fingerprint:
             made.abort()
-            raise StoreError(f"{address}: the server shows another certificate than the one with the given fingerprint")
+            raise StoreError(f"{address}: the server's certificate does not have the given fingerprint; check the URL")
         return made
 
     async def _next_addresses(self, loop: asyncio.AbstractEventLoop) -> list[AddrInfoType]:
@@ -114,12 +120,12 @@ def _fingerprint_of(transport: asyncio.BaseTransport) -> str:
 
 
 class DirectReader:
-    """An :class:`~stoker._stores.http.HttpReader` with connections of its own, to one endpoint, in one event loop.
+    """An :class:`~stoker._stores.http.HttpReader` with a pool of direct connections to one endpoint.
 
-    A connection is used again for ``_IDLE_SECONDS``, the one used last first. No proxy.
+    Idle connections are used again for 15 s, the last used one first. Proxies are not supported.
 
     Raises:
-        ConfigError: the environment names certificates that cannot be used.
+        ConfigError: The environment names certificates that cannot be used.
     """
 
     def __init__(self, options: HttpOptions, url: str, *, ca_bundle: str | None = None, fingerprint: str = "") -> None:
@@ -132,11 +138,11 @@ class DirectReader:
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
         self._is_closed = False
-        # One for all: what is received there is taken out before the loop turns to another connection.
+        # Shared by all connections: its data is processed before the event loop turns to another connection.
         self._made = partial(_Connection, memoryview(bytearray(_SCRATCH_BYTES)))
 
     async def read(self, call: Call, destination: Destination | None = None) -> Reply:
-        """Receive an answer, a range straight into its destination."""
+        """Receive a response, a range straight into its destination."""
         async with self._permits:
             connection = self._kept()
             if connection is not None:
@@ -146,22 +152,22 @@ class DirectReader:
                 except ConnectionLostError:
                     if answer.begun:
                         raise
-                    # The server had hung up before it saw the request: reads may be sent again.
+                    # The server closed the connection before it saw the request: reads may be repeated.
             if self._is_closed:
                 raise ConnectionLostError(f"{call.address}: the store was closed")
             connection = await self._dialer.connect(self._made, call.address)
             return await self._exchanged(connection, call, Answer(call, destination))
 
     async def close(self) -> None:
-        """Close the connections for good; calls in progress break, one that is connecting when it has connected."""
+        """Close the connections for good; calls in progress fail, pending ones when connected."""
         self._is_closed = True
         for connection in (*self._idle, *self._busy):
             connection.abort()
         self._idle.clear()
-        await asyncio.sleep(0)  # sockets are closed in the loop's next turn
+        await asyncio.sleep(0)  # sockets close in the loop's next iteration
 
     def _kept(self) -> _Connection | None:
-        """Return an idle connection that is still good; those that are not are closed."""
+        """Return a usable idle connection, and close unusable ones; None if there is none."""
         now_seconds = asyncio.get_running_loop().time()
         while self._idle:
             connection = self._idle.pop()
@@ -182,15 +188,15 @@ class DirectReader:
             connection.abort()
         else:
             self._idle.append(connection)
-        assert answer.reply is not None  # noqa: S101 - an exchange that returns is whole
+        assert answer.reply is not None  # noqa: S101 - exchange() returns only with a complete response
         return answer.reply
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """A connection, which carries one exchange at a time.
+    """A connection for one exchange at a time.
 
     Attributes:
-        heard_seconds: when something was last heard, in loop time.
+        heard_seconds: Loop time of the last received data.
     """
 
     def __init__(self, scratch: memoryview) -> None:
@@ -207,7 +213,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether another exchange can be tried: it is open, and the server has neither spoken unasked nor hung up."""
+        """Whether the connection can be used again: it is open, and the server has neither sent data nor closed it."""
         return self._is_open and not self._poll.poll(0)
 
     @property
@@ -215,13 +221,13 @@ class _Connection(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def exchange(self, answer: Answer, address: str, patience_seconds: float) -> None:
-        """Send a request and receive its answer; if that does not succeed, the connection is closed.
+        """Send a request and receive its response; a failure closes the connection.
 
         Raises:
-            ConnectionLostError: the connection broke before the answer's body began.
-            TruncatedError: it broke later.
-            DeadlineError: nothing was heard for ``patience_seconds``.
-            StokerError: the answer is not one, or not of what was asked.
+            ConnectionLostError: The connection broke before the response's body began.
+            TruncatedError: The connection broke later.
+            DeadlineError: Nothing was received for ``patience_seconds``.
+            StokerError: The response is invalid, or does not match the request.
         """
         if self._transport is None or not self._is_open:
             raise ConnectionLostError(f"{address}: the connection was closed")
@@ -248,7 +254,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _end(self, error: StokerError | None) -> None:
-        """Receive nothing more for the exchange under way, and wake whoever waits for it."""
+        """End the present exchange with an error or None, and wake its caller."""
         self._answer = None
         if self._watch is not None:
             self._watch.cancel()
@@ -258,18 +264,18 @@ class _Connection(asyncio.BufferedProtocol):
             self._over.set_result(None)
 
     def _look_again(self, patience_seconds: float) -> None:
-        """End the exchange if nothing was heard for so long, else look when that might be so."""
+        """End the exchange if nothing was received for ``patience_seconds``, else check again when that may be so."""
         left_seconds = self.heard_seconds + patience_seconds - self._loop.time()
         if left_seconds > 0:
             self._watch = self._loop.call_later(left_seconds, self._look_again, patience_seconds)
         else:
-            self._fail(DeadlineError(f"{self._address}: the store was silent for {patience_seconds:g} s"))
+            self._fail(DeadlineError(f"{self._address}: the store sent nothing for {patience_seconds:g} s"))
 
     def _fail(self, error: StokerError) -> None:
         self._end(error)
         self.abort()
 
-    # What the event loop calls.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -280,7 +286,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         answer = self._answer
-        if answer is None:  # it speaks without being asked
+        if answer is None:  # the server sends data without a request
             self.abort()
             return
         self.heard_seconds = self._loop.time()
@@ -310,4 +316,4 @@ class _Connection(asyncio.BufferedProtocol):
         if answer.is_in_body:
             self._fail(TruncatedError(f"{self._address}: the connection ended before the object did{why}"))
         else:
-            self._fail(ConnectionLostError(f"{self._address}: the connection broke before an answer came{why}"))
+            self._fail(ConnectionLostError(f"{self._address}: the connection broke before a response came{why}"))

@@ -1,7 +1,7 @@
-"""Objects over HTTP: what S3, Google Cloud Storage and served data sets share.
+"""Base classes of the stores over HTTP: S3, Google Cloud Storage and served data sets.
 
-Credentials are renewed before their end, and described for diagnostics; where they expired under way, they are renewed
-and the request is sent once more. Every request takes the same way, and a listing goes on from page to page.
+Credentials are renewed before they expire, and described for diagnostics. If they expire during a request, they are
+renewed and the request is sent once more. Listings are read page by page.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from stoker.errors import CredentialsError, StoreError, UnexpectedAnswerError
 
 _C = TypeVar("_C")
 
-_AGAIN_SECONDS = 10.0  # between two attempts to renew credentials that last
-_SLACK_SECONDS = 10.0  # credentials are not used this close to their end: clocks differ, and requests take time
+_AGAIN_SECONDS = 10.0  # pause between two attempts to renew credentials that are still valid
+_SLACK_SECONDS = 10.0  # credentials are not used this close to expiry: clocks differ, and requests take time
 
 _log = logging.getLogger("stoker.store.renewal")
 
 
 class ExpiredCredentialsError(CredentialsError):
-    """Credentials have expired; others may be had where these came from."""
+    """Credentials have expired; their source may have new ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whose credentials requests carry; nothing of it is secret.
+    """The credentials in use, for diagnostics; holds no secrets.
 
     Attributes:
-        kind: where they come from.
-        expires: when they end, None if they do not or nobody knows.
-        is_renewed: whether they are renewed by themselves before that.
+        kind: Source of the credentials.
+        expires: Time of expiry; None if there is none, or it is unknown.
+        is_renewed: Whether the credentials are renewed automatically before that.
     """
 
     kind: str
@@ -49,53 +49,53 @@ class Identity:
 
 
 class Credentials(Protocol[_C]):
-    """Where credentials come from."""
+    """A source of credentials."""
 
     async def current(self) -> _C:
-        """Return credentials, refreshed if they say themselves that they are about to expire.
+        """Return valid credentials, renewed if they are about to expire.
 
         Raises:
-            CredentialsError: there are none, or they were refused.
-            TransientError: where they come from failed, and there are none that last.
+            CredentialsError: There are no credentials, or they were refused.
+            TransientError: The source failed, and there are no valid credentials.
         """
         ...
 
     async def renew(self, used: _C) -> _C:
-        """Look afresh, unless that was done since ``used`` were taken; return ``used`` if there are no others."""
+        """Fetch credentials anew, unless that was done after ``used`` were; return ``used`` if there are no others."""
         ...
 
     async def identity(self) -> Identity:
-        """Return whose they are; raises as :meth:`current` does."""
+        """Describe the credentials; raises like :meth:`current`."""
         ...
 
 
 class ReadyCredentials(Generic[_C]):
-    """Credentials that are given and stay, or none."""
+    """Fixed credentials, or none."""
 
     def __init__(self, given: _C, kind: str, expires: datetime | None = None) -> None:
         self._given = given
         self._identity = Identity(kind=kind, expires=expires)
 
     async def current(self) -> _C:
-        """Return what was given."""
+        """Return the fixed credentials."""
         return self._given
 
     async def renew(self, used: _C) -> _C:
-        """Return the same: there are no others."""
+        """Return the same credentials: there are no others."""
         return used
 
     async def identity(self) -> Identity:
-        """Return whose they are."""
+        """Describe the credentials."""
         return self._identity
 
 
 class RenewedCredentials(ABC, Generic[_C]):
-    """Credentials that are renewed before their end; where that fails, they are used while they last.
+    """Credentials that are renewed before they expire; if that fails, they are used as long as they are valid.
 
-    Lives in one event loop. While one call renews them, the others use those that last.
+    Used by one event loop. While one call renews them, other calls use the old ones as long as they are valid.
 
     Attributes:
-        margin_seconds: time before their end from which on they are renewed.
+        margin_seconds: Time before expiry at which renewal starts.
     """
 
     margin_seconds: ClassVar[float]
@@ -108,22 +108,22 @@ class RenewedCredentials(ABC, Generic[_C]):
 
     @abstractmethod
     async def fetch(self) -> tuple[_C, float]:
-        """Return credentials, new ones if they can be had, and their life in seconds."""
+        """Return credentials, new ones if possible, and their remaining life in seconds."""
 
     @abstractmethod
     async def identity(self) -> Identity:
-        """Return whose they are."""
+        """Describe the credentials."""
 
     @property
     def life_seconds(self) -> float:
-        """How long the credentials may still be used; 0 if there are none."""
+        """Remaining time that the credentials may be used, in seconds; 0 if there are none."""
         return max(0.0, self._ends_at_seconds - asyncio.get_running_loop().time())
 
     async def current(self) -> _C:
-        """Return credentials that have not ended.
+        """Return valid credentials.
 
         Raises:
-            StoreError: there are none, and none can be had.
+            StoreError: There are none, and fetching new ones failed.
         """
         held = self._held
         if held is not None and (self._are_fresh() or (self._lock.locked() and self.life_seconds > 0)):
@@ -134,12 +134,12 @@ class RenewedCredentials(ABC, Generic[_C]):
             return self._held
 
     async def renew(self, used: _C) -> _C:
-        """Return others than were used, unless there are others by now."""
+        """Return other credentials than ``used``, fetched anew unless that has happened meanwhile."""
         self.drop(used)
         return await self.current()
 
     def drop(self, used: _C) -> None:
-        """Use credentials no more, since they were refused; nothing if there are others by now."""
+        """Discard credentials that were refused; does nothing if they were replaced meanwhile."""
         if used == self._held:
             self._held = None
             self._ends_at_seconds = 0.0
@@ -154,13 +154,13 @@ class RenewedCredentials(ABC, Generic[_C]):
         except StoreError as error:
             if held is None or self.life_seconds <= 0:
                 raise
-            _log.warning("credentials could not be renewed, those in use last %.0f s: %s", self.life_seconds, error)
+            _log.warning("credentials could not be renewed; the old ones last %.0f s: %s", self.life_seconds, error)
             self._renew_at_seconds = loop.time() + min(_AGAIN_SECONDS, self.life_seconds)
             return held
         self.were_fetched = True
         self._ends_at_seconds = loop.time() + life_seconds - _SLACK_SECONDS
         fresh_seconds = life_seconds - self.margin_seconds
-        if found == held:  # there are no others yet
+        if found == held:  # the source has no new ones yet
             fresh_seconds = max(fresh_seconds, min(_AGAIN_SECONDS, self.life_seconds))
         self._renew_at_seconds = loop.time() + fresh_seconds
         return found
@@ -168,13 +168,13 @@ class RenewedCredentials(ABC, Generic[_C]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a bucket answers.
+    """The endpoint of a bucket, for diagnostics.
 
     Attributes:
-        address: its URL, without credentials.
-        asked_region: that requests are signed for; empty where regions do not matter.
-        region: that it says it lives in; empty if it does not say.
-        date: what it takes the time to be, to the second; None if it does not say.
+        address: URL, without credentials.
+        asked_region: Region that requests are signed for; empty if regions do not matter.
+        region: Region that the bucket reports; empty if it reports none.
+        date: Time of the bucket's clock, to the second; None if it reports none.
     """
 
     address: str
@@ -188,40 +188,40 @@ class Access(Protocol):
 
     @property
     def credentials(self) -> Credentials[Any]:
-        """Whose requests these are."""
+        """Source of the credentials."""
         ...
 
     @property
     def reader(self) -> HttpReader:
-        """What performs reads."""
+        """Transport of reads."""
         ...
 
     @property
     def writer(self) -> HttpReader:
-        """What performs all else."""
+        """Transport of all other requests."""
         ...
 
     async def endpoint(self) -> Endpoint:
-        """Return what the bucket's address answers to whoever asks.
+        """Return region and clock of the bucket's endpoint, which it reports even without credentials.
 
         Raises:
-            StoreError: it does not answer.
+            StoreError: The endpoint does not respond.
         """
         ...
 
     def call(self, asked: Asked, place: str, proof: Any, address: str) -> Call:
-        """Return a request with the proof of who asks.
+        """Return a signed HTTP request.
 
         Args:
-            asked: what for.
-            place: the key within the bucket, empty for the bucket; or the path that ``asked`` has.
-            proof: the credentials in use.
-            address: of what is asked for, for messages.
+            asked: The operation on the object or bucket.
+            place: Key within the bucket, empty for the bucket itself; or the path of ``asked``.
+            proof: Credentials to sign with.
+            address: URL of the object or bucket, for messages.
         """
         ...
 
     async def close(self) -> None:
-        """Close the connections; those of calls in progress break."""
+        """Close the connections; calls in progress fail."""
         ...
 
 
@@ -230,17 +230,17 @@ _A = TypeVar("_A", bound=Access)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of an object, or of the bucket.
+    """An operation on an object or on the bucket.
 
     Attributes:
-        method: of HTTP.
-        key: relative to the store's root; None for the bucket.
-        range: as the header has it; empty for the whole object.
-        tag: that the object must have; None for any.
-        is_new: whether there must be no such object.
-        body: to write; None to write nothing.
-        query: parameters of the URL, if it has any.
-        path: where it is served, with its parameters, if the key does not tell.
+        method: HTTP method.
+        key: Key relative to the store's root; None for the bucket.
+        range: Value of the header ``Range``; empty for the whole object.
+        tag: Tag that the object must have; None for any.
+        is_new: Whether the object must not exist yet.
+        body: Data to write; None to write nothing.
+        query: Query parameters of the URL; None for none.
+        path: Path of a served object with its parameters; empty if the key determines it.
     """
 
     method: str
@@ -254,23 +254,23 @@ class Asked:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The header of the range."""
+        """Header of the range, if there is one."""
         return {"Range": self.range} if self.range else {}
 
     @property
     def only_reads(self) -> bool:
-        """Whether it leaves the bucket as it is."""
+        """Whether the operation does not change the bucket."""
         return self.method in ("GET", "HEAD")
 
 
 class HttpObjects(ObjectStore, Generic[_A]):
-    """A store whose objects are read over HTTP; a cancelled read closes its connection.
+    """A store over HTTP; a cancelled read closes its connection.
 
-    Connections are made on first use, one pool per event loop; no fork shares them.
+    Each event loop has its own pool of connections, created at its first use and never shared with forked processes.
 
     Args:
-        location: of the store.
-        access: makes connections and credentials for the running loop.
+        location: Location of the store.
+        access: Creates the connections and credentials of the running loop.
     """
 
     def __init__(self, location: Location, access: Callable[[], _A]) -> None:
@@ -279,18 +279,18 @@ class HttpObjects(ObjectStore, Generic[_A]):
         self._access = PerLoop(access)
 
     async def identity(self) -> Identity:
-        """Return whose credentials are used, renewed first if they are about to expire.
+        """Describe the credentials in use, after renewing them if they are about to expire.
 
         Raises:
-            CredentialsError: there are none.
+            CredentialsError: There are no credentials.
         """
         return await self._access.get().credentials.identity()
 
     async def endpoint(self) -> Endpoint:
-        """Return what the bucket's address answers to whoever asks; nothing is read or written for it.
+        """Return region and clock that the bucket's endpoint reports; no object is read or written.
 
         Raises:
-            StoreError: it does not answer.
+            StoreError: The endpoint does not respond.
         """
         return await self._access.get().endpoint()
 
@@ -313,10 +313,10 @@ class HttpObjects(ObjectStore, Generic[_A]):
         return self._info(key, reply) or await self._head(key)
 
     async def _ask(self, asked: Asked, destination: Destination | None = None) -> Reply:
-        """Send a request, once more if the credentials had to be renewed.
+        """Send a request, and once more if the credentials had expired and were renewed.
 
         Raises:
-            StoreError: it was refused, or there was no answer.
+            StoreError: The request was refused, or there was no response.
         """
         access, address, place = self._access.get(), self.url, asked.path
         if asked.key is not None:
@@ -337,14 +337,14 @@ class HttpObjects(ObjectStore, Generic[_A]):
 
     @abstractmethod
     async def _refusal(self, access: _A, asked: Asked, proof: Any, address: str, reply: Reply) -> StoreError:
-        """Return the error for a refusal."""
+        """Return the error for an error response."""
 
     @abstractmethod
     def _info(self, key: str, reply: Reply) -> ObjectInfo | None:
-        """Return what an answer says of an object; None if it leaves out the tag, so that it must be asked for.
+        """Return size and tag of an object from a response; None if it lacks the tag, so another request is needed.
 
         Raises:
-            UnexpectedAnswerError: it leaves out what it must say.
+            UnexpectedAnswerError: The response lacks a required header.
         """
 
 
@@ -352,31 +352,31 @@ class BucketObjects(HttpObjects[_A]):
     """A bucket, whose listings come in pages.
 
     Attributes:
-        nonsense: what to say of an answer that cannot be understood.
+        nonsense: Message for a response that cannot be parsed.
     """
 
-    nonsense = "the answer makes no sense"
+    nonsense = "the response is malformed"
 
     async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
         first, after = self._at.within_bucket(prefix), self._at.within_bucket(start_after) if start_after else ""
         token = ""
         while True:
             infos, following = await self._page(first, after, token)
-            for info in infos:  # a bucket may list the key itself after which it is to list
+            for info in infos:  # some buckets include the key that the listing starts after
                 if info.key.encode() > start_after.encode():
                     yield info
             if not following:
                 return
-            if following == token:  # this would go on for ever
+            if following == token:  # would repeat for ever
                 raise UnexpectedAnswerError(f"{self.url}: {self.nonsense}")
             token = following
 
     @abstractmethod
     async def _page(self, prefix: str, after: str, token: str) -> tuple[list[ObjectInfo], str]:
-        """Return a page of a listing and the token of the next one, empty if there is none.
+        """Return a page of a listing, and the token of the next page, empty if there is none.
 
         Args:
-            prefix: that keys in the bucket begin with.
-            after: key in the bucket after which the listing begins; empty for the first.
-            token: of the page; empty for the first.
+            prefix: Prefix of keys within the bucket.
+            after: Key within the bucket after which the listing starts; empty for the first.
+            token: Token of the page; empty for the first.
         """

@@ -1,6 +1,6 @@
-"""HTTP through aiohttp: everything that writes, lists or asks for metadata; and reads, where there is a proxy.
+"""HTTP transport over aiohttp, for writes, listings and metadata, and for reads through a proxy.
 
-Reads cost 0.2 to 0.3 CPU seconds per GB: each piece is received into memory of its own and copied from there.
+Reads cost 0.2 to 0.3 CPU seconds per GB: each piece is received into new memory, and copied from there.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from stoker.errors import (
     TruncatedError,
 )
 
-_MIN_SENT_BYTES_PER_SECOND = 8 << 10  # a body sent more slowly never arrives; several share a link, which may be slow
+_MIN_SENT_BYTES_PER_SECOND = 8 << 10  # time limit of sending a body; several requests may share a slow link
 _CONDITIONS = ("If-None-Match", "If-Match")
-_MAX_AHEAD_BYTES = 256 << 10  # of interim answers, which could go on for ever
+_MAX_AHEAD_BYTES = 256 << 10  # maximum size of interim responses, which could go on for ever
 _HEAD_END, _LAST_CHUNK = b"\r\n\r\n", b"0\r\n\r\n"
 
-# The first row that matches counts.
+# The first matching row applies.
 _ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[StokerError], str], ...] = (
     (aiohttp.InvalidURL, ConfigError, "the endpoint is not a valid URL"),
     (
@@ -51,10 +51,10 @@ _ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[StokerE
     (
         (aiohttp.ClientHttpProxyError, aiohttp.ClientProxyConnectionError),
         ConnectionLostError,
-        "the proxy would not connect; check HTTPS_PROXY and NO_PROXY",
+        "the proxy refused the connection; check HTTPS_PROXY and NO_PROXY",
     ),
     (aiohttp.ClientPayloadError, TruncatedError, "the connection ended before the object did"),
-    (aiohttp.ClientResponseError, ServerError, "the answer is not valid HTTP"),
+    (aiohttp.ClientResponseError, ServerError, "the response is not valid HTTP"),
     (aiohttp.ClientConnectorError, ConnectionLostError, f"the connection could not be made; {CHECK}"),
     ((aiohttp.ClientError, OSError), ConnectionLostError, "the connection broke"),
 )
@@ -65,11 +65,11 @@ def open_session(
 ) -> aiohttp.ClientSession:
     """Return a session for requests to the endpoint ``url`` in the running loop, through the environment's proxy.
 
-    No connection is made before the first request. ``trust_env`` stays off: it would look into ~/.netrc in a thread
-    for each request, and put what it finds there in the place of our signature.
+    The first request connects. ``trust_env`` stays off: it would read ~/.netrc in a thread for each request, and
+    replace our signature by the credentials in that file.
 
     Raises:
-        ConfigError: the environment names a proxy or certificates that cannot be used.
+        ConfigError: The environment names a proxy or certificates that cannot be used.
     """
     verify: ssl.SSLContext | aiohttp.Fingerprint | bool = True
     if fingerprint:
@@ -96,9 +96,9 @@ def open_session(
 
 
 async def _send_conditions_once(request: ClientRequest, handler: ClientHandlerType) -> aiohttp.ClientResponse:
-    """Keep aiohttp from sending a conditional write again, as it does a PUT whose connection broke before the answer.
+    """Keep aiohttp from repeating a conditional PUT whose connection broke before the response.
 
-    The second would find what the first has written, and its 412 would look as if somebody else had been faster.
+    The second request would find the object of the first, and its 412 would look like another writer's.
     """
     try:
         return await handler(request)
@@ -106,25 +106,25 @@ async def _send_conditions_once(request: ClientRequest, handler: ClientHandlerTy
         raise
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
         if request.method == "PUT" and any(name in request.headers for name in _CONDITIONS):
-            raise aiohttp.ClientConnectionError(str(error)) from error  # the class that it does not retry
+            raise aiohttp.ClientConnectionError(str(error)) from error  # a class that aiohttp does not retry
         raise
 
 
 class Connections:
-    """Connections to the endpoint ``url`` from one event loop.
+    """Connections to one endpoint from one event loop.
 
     Args:
-        options: connections and their limits.
-        url: of the endpoint.
-        ca_bundle: file or folder of the authorities that are trusted; default the environment's.
-        fingerprint: SHA-256, in hexadecimal digits, of the only certificate that is taken, whoever has signed it.
+        options: Connection limits.
+        url: URL of the endpoint.
+        ca_bundle: File or folder of trusted authorities. Default: those of the environment.
+        fingerprint: SHA-256, in hexadecimal digits, of the only accepted certificate, whatever its signature.
 
     Attributes:
-        reader: performs reads: directly, unless the options or a proxy forbid it.
-        writer: performs all else.
+        reader: Transport of reads: direct, unless the options or a proxy prevent it.
+        writer: Transport of all other requests.
 
     Raises:
-        ConfigError: the environment names certificates that cannot be used.
+        ConfigError: The environment names certificates that cannot be used.
     """
 
     def __init__(self, options: HttpOptions, url: str, *, ca_bundle: str | None = None, fingerprint: str = "") -> None:
@@ -135,22 +135,22 @@ class Connections:
         self.reader: HttpReader = reader or self.writer
 
     async def close(self) -> None:
-        """Close the connections; those of calls in progress break."""
+        """Close the connections; calls in progress fail."""
         await self.reader.close()
         await self._session.close()
 
 
 class SessionReader:
-    """An :class:`~stoker._stores.http.HttpReader`, for writes too, over a session that somebody else closes."""
+    """An :class:`~stoker._stores.http.HttpReader`, also for writes, over a session that the caller closes."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
     async def read(self, call: Call, destination: Destination | None = None) -> Reply:
-        """Receive an answer, and copy a range into its destination as it arrives.
+        """Receive a response, and copy a range into its destination as it arrives.
 
-        The client has no limit of its own for what comes before a body is sent, such as the server's leave to send it,
-        nor behind an interim answer.
+        The timeout here also covers waiting for ``100 Continue`` and for the response after interim ones, for which
+        aiohttp has none.
         """
         times = self._session.timeout
         with _translated(call.address):
@@ -160,7 +160,7 @@ class SessionReader:
                     call.method,
                     URL(call.url, encoded=True),
                     headers={**call.headers, "Accept-Encoding": "identity"},
-                    data=BytesIO(call.data) if isinstance(call.data, bytes) else call.data,  # which is sent in pieces
+                    data=BytesIO(call.data) if isinstance(call.data, bytes) else call.data,  # BytesIO: sent in pieces
                     allow_redirects=False,
                     trace_request_ctx=until_head,
                 ) as response,
@@ -173,24 +173,24 @@ class SessionReader:
                         receipt.take(chunk)
                     return receipt.finish()
                 except BaseException:
-                    response.close()  # there may be bytes on their way: the connection is of no use to anybody else
+                    response.close()  # bytes may still arrive, so the connection cannot be used again
                     raise
 
     async def close(self) -> None:
-        """Nothing: the session is not this one's."""
+        """Do nothing: the session belongs to the caller."""
 
 
 async def _allow_for_body(
     _session: aiohttp.ClientSession, context: SimpleNamespace, sent: aiohttp.TraceRequestChunkSentParams
 ) -> None:
-    """Put off the time until the answer must be there by what a part of the body may take."""
+    """Extend the timeout of the response by the time that a sent piece of the body may take."""
     until_head: asyncio.Timeout | None = context.trace_request_ctx
     if until_head is not None and (due_seconds := until_head.when()) is not None and not until_head.expired():
         until_head.reschedule(due_seconds + len(sent.chunk) / _MIN_SENT_BYTES_PER_SECOND)
 
 
 def _socket(silence_seconds: float, address: AddrInfoType) -> socket.socket:
-    """Return a socket whose connection breaks if nothing that was sent is acknowledged for so long."""
+    """Return a socket whose connection fails if sent data is not acknowledged for ``silence_seconds``."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -200,21 +200,21 @@ def _socket(silence_seconds: float, address: AddrInfoType) -> socket.socket:
 
 @contextmanager
 def _translated(address: str) -> Iterator[None]:
-    """Turn the HTTP client's errors into ours; ours pass unchanged."""
+    """Translate errors of aiohttp; a StokerError passes unchanged."""
     try:
         yield
     except StokerError:
         raise
     except (aiohttp.ClientError, OSError) as error:
         kind, what = next((kind, what) for types, kind, what in _ERRORS if isinstance(error, types))
-        # Of an answer only the status: the rest is what a stranger sent.
+        # Only the status of a response: the rest is untrusted text.
         said = error.status if isinstance(error, aiohttp.ClientResponseError) else error
-        # Not chained: the client's error holds the request with all that signs it, and a proxy's password.
+        # Not chained: aiohttp's error holds the request with its signature, and a proxy's password.
         raise kind(f"{address}: {what} ({type(error).__name__}: {said})") from None
 
 
 class StrictConnector(aiohttp.TCPConnector):
-    """Makes connections that carry one answer for each request, and nothing else."""
+    """Creates connections that close on any data beyond one response per request."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -222,28 +222,28 @@ class StrictConnector(aiohttp.TCPConnector):
 
 
 class _OneAnswer(ResponseHandler):
-    """Closes its connection if anything comes that was not asked for, with an answer or after it."""
+    """Closes its connection if unexpected data arrives, with a response or after it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self._is_asked = False
-        self._heads: list[Any] = []  # interim ones, the answer's, and what must not be there
-        self._ahead = b""  # what came until the answer's head was whole
-        self._behind_bytes = 0  # that came later
+        self._heads: list[Any] = []  # of interim responses, of the final one, and unexpected ones
+        self._ahead = b""  # received until the final head was complete
+        self._behind_bytes = 0  # number of bytes received after that
 
     def set_response_params(self, **parameters: Any) -> None:
-        """Expect an answer."""
+        """Expect a response."""
         self._is_asked, self._payload, self._ahead, self._behind_bytes = True, None, b"", 0
         self._heads.clear()
         super().set_response_params(**parameters)
 
     def feed_data(self, data: Any, *size: Any) -> None:
-        """Take note of a head; interim ones come before the answer's."""
+        """Record a head; interim ones come before the final one."""
         self._heads.append(data[0])
         super().feed_data(data, *size)
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what belongs to the answer that is awaited."""
+        """Process data of the expected response."""
         if not self._is_asked:
             if data:
                 self._hang_up()
@@ -261,7 +261,7 @@ class _OneAnswer(ResponseHandler):
                 self._hang_up()
 
     def _hang_up(self) -> None:
-        """Close the connection, which may have been given back already; the answer is there, or too much before it."""
+        """Close the connection, which may be back in the pool already."""
         self.force_close()
         self.abort()
 
@@ -270,7 +270,7 @@ class _OneAnswer(ResponseHandler):
         return any(head.code >= 200 for head in self._heads)
 
     def _has_more(self, data: bytes, body_bytes: int) -> bool:
-        """Return whether anything stands behind the answer that ``data`` ended; ``body_bytes`` are its body's."""
+        """Return whether data follows the response that ends in ``data``, whose body has ``body_bytes``."""
         if any(head.code >= 200 for head in self._heads[:-1]):
             return True
         if self._heads[-1].chunked:

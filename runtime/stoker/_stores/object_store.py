@@ -1,4 +1,4 @@
-"""What every store is here: requests that are checked and counted before an adapter, or a plug-in, sends them.
+"""Base classes of stores, which check and count requests before an adapter or plug-in sends them.
 
 The smallest adapter is a store in this process's memory, for tests and demonstrations.
 """
@@ -32,7 +32,7 @@ from stoker.errors import (
 _PAGE_KEYS = 1000
 _VERBS = {
     "get_range": "read ranges of objects",
-    "head": "say what it has of an object",
+    "head": "report size and tag of objects",
     "list": "list objects",
     "put": "write objects",
     "delete": "delete objects",
@@ -40,14 +40,14 @@ _VERBS = {
 
 
 class ObjectStore:
-    """A store of ours. Its public methods check what they are given, and count requests, failed ones too.
+    """Base class of built-in stores. Public methods check their arguments, and count requests, including failed ones.
 
-    An adapter implements the methods with an underscore, of which each sends requests; what it leaves out is an error
-    when somebody asks for it.
+    An adapter implements methods with an underscore, which send the requests. A method that it does not implement
+    raises a PermissionDeniedError.
 
     Attributes:
-        url: the root as the user wrote it, without secrets.
-        meter: counts requests and bytes.
+        url: Root URL as the user wrote it, without secrets.
+        meter: Counter of requests and bytes.
     """
 
     def __init__(self, url: str) -> None:
@@ -58,7 +58,7 @@ class ObjectStore:
         return f"<{type(self).__name__} {self.meter!r}>"
 
     def price_key(self) -> PriceKey:
-        """Return by what the store's prices are found."""
+        """Return the key of the store's prices in the price file."""
         return PriceKey(self.url)
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
@@ -91,7 +91,7 @@ class ObjectStore:
             return await self._head(key)
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Yield the objects under ``prefix``; each page of 1,000 keys is a request, and so is an empty answer."""
+        """Yield the objects under ``prefix``; each page of 1,000 keys counts as a request, and so does an empty one."""
         async with aclosing(self._list(prefix, start_after)) as found:
             for number in itertools.count():
                 with self.meter.request(Operation.LIST) if number % _PAGE_KEYS == 0 else nullcontext():
@@ -114,7 +114,7 @@ class ObjectStore:
             await self._delete(key)
 
     async def close(self) -> None:
-        """Release connections; the store may be used again."""
+        """Close connections; the store may be used again."""
 
     async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
         info = await self._head(key)
@@ -140,7 +140,7 @@ class ObjectStore:
         raise self._lacks("delete", key)
 
     def _lacks(self, method: str, key: str) -> StoreError:
-        """Return the error for a method that this store has not."""
+        """Return the error for a method that this store does not implement."""
         return PermissionDeniedError(
             f"{self.url}/{printable(key)}: this store cannot {_VERBS[method]}: {self._name} has no {method}(); give "
             "the URL of a store that can"
@@ -152,13 +152,13 @@ class ObjectStore:
 
 
 class MeteredStore(ObjectStore):
-    """Any store, such as a plug-in's, as one of ours.
+    """Wraps any store, such as a plug-in's: checks keys, counts requests, and translates errors.
 
-    Keys are checked here, and what else such a store has (``presign`` …) is handed on.
+    Other attributes of the wrapped store (``presign`` …) remain accessible.
 
     Args:
-        store: does the work. Of what :class:`stoker.abc.Store` has it needs what it is asked for, and no ``get``.
-        meter: counts; several stores may share one.
+        store: Store to wrap. It needs only those methods of :class:`stoker.abc.Store` that are called, and no ``get``.
+        meter: Counter of requests, which several stores may share. Default: a new one.
     """
 
     def __init__(self, store: Any, meter: Meter | None = None) -> None:
@@ -167,16 +167,16 @@ class MeteredStore(ObjectStore):
         self.meter = meter or self.meter
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "wrapped":  # copying asks before there is one
+        if name.startswith("_") or name == "wrapped":  # copy() asks before the attribute is set
             raise AttributeError(name)
         return getattr(self.wrapped, name)
 
     def price_key(self) -> PriceKey:
-        """Return by what the store's prices are found."""
+        """Return the key of the store's prices in the price file."""
         return price_key(self.wrapped)
 
     async def close(self) -> None:
-        """Close the store, if it can be closed."""
+        """Close the wrapped store, if it has a method ``close``."""
         if hasattr(self.wrapped, "close"):
             await self.wrapped.close()
 
@@ -216,8 +216,8 @@ class MeteredStore(ObjectStore):
         with self._method("put", key) as put:
             if not conditions.keys() <= inspect.signature(put).parameters.keys():
                 raise StoreError(
-                    f"{self.url}/{printable(key)}: this store cannot write on condition, so another writer might go "
-                    f"unnoticed: put() of {self._name} takes no if_absent and if_tag; write to a store that keeps them"
+                    f"{self.url}/{printable(key)}: this store cannot write conditionally, so another writer might go "
+                    f"unnoticed: put() of {self._name} takes no if_absent and if_tag; use a store that supports them"
                 )
             info: ObjectInfo = await put(key, data, **conditions)
         return info
@@ -228,7 +228,7 @@ class MeteredStore(ObjectStore):
 
     @contextmanager
     def _method(self, name: str, key: str) -> Iterator[Callable[..., Any]]:
-        """Yield a method of the store; what it raises that no store may becomes an error that names the object."""
+        """Yield a method of the wrapped store; unexpected exceptions become a StoreError that names the object."""
         if name != "list":
             check_key(key)
         found: Callable[..., Any] | None = getattr(self.wrapped, name, None)
@@ -248,9 +248,9 @@ class MeteredStore(ObjectStore):
 
 
 def price_key(store: RangeReadable) -> PriceKey:
-    """Return by what a store's prices are found: the user's choice, its endpoint or its URL.
+    """Return the key of a store's prices: the user's choice, its endpoint or its URL.
 
-    A store of the user's own may have an attribute ``prices``: the name of a store in the price file.
+    A user's own store may have an attribute ``prices``, the name of a store in the price file.
     """
     if isinstance(store, ObjectStore):
         return store.price_key()
@@ -258,12 +258,12 @@ def price_key(store: RangeReadable) -> PriceKey:
 
 
 def metered(store: RangeReadable, *, egress: Egress = "same_region", meter: Meter | None = None) -> ObjectStore:
-    """Return the same store, over the same connections, with a meter of its own, or with ``meter``.
+    """Return a view of a store that shares its connections and has another meter.
 
     Args:
-        store: does the work; its own meter counts no more of it.
-        egress: where its reader is.
-        meter: counts, where several stores share one.
+        store: Store to view; its own meter does not count requests of the view.
+        egress: Location of the reader relative to the store. Default: ``"same_region"``.
+        meter: Meter to use, for several stores that share one. Default: a new one.
     """
     counted = copy(store) if isinstance(store, ObjectStore) else MeteredStore(store)
     counted.meter = meter or Meter(store.url, egress=egress, key=partial(price_key, store))
@@ -272,7 +272,7 @@ def metered(store: RangeReadable, *, egress: Egress = "same_region", meter: Mete
 
 @dataclass(slots=True)
 class _Bucket:
-    """Objects by key within the bucket. A tag is the number of the write, so no two contents ever share one."""
+    """Objects by key within the bucket. A tag is the number of the write, so no two writes share one."""
 
     objects: dict[str, tuple[bytes, str]] = field(default_factory=dict)
     writes: int = 0
@@ -283,7 +283,7 @@ _lock = threading.Lock()  # held for a few dictionary operations; loops in sever
 
 
 class MemoryStore(ObjectStore):
-    """``memory://name/prefix``: named, and shared by all who open the same name. The first object makes the bucket."""
+    """A store in this process's memory, ``memory://name/prefix``; stores with the same name share their objects."""
 
     def __init__(self, location: Location, _options: None = None) -> None:
         super().__init__(location.url)
@@ -295,7 +295,7 @@ class MemoryStore(ObjectStore):
     async def _get_range(
         self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
     ) -> ObjectInfo:
-        """Copy at once: nobody is told that it begins."""
+        """Copy a range; ``begun`` is not called, since the copy takes no time."""
         data, info = await self._read(key)
         check_found(self._at.object_url(key), info, start, end, tag)
         into[:] = memoryview(data)[start:end]
