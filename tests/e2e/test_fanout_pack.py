@@ -234,4 +234,4 @@ def test_a_commit_that_tells_nothing_is_a_typed_error(
 
     monkeypatch.setattr("stoker.fanout.open_executor", lambda *_: Foreign(unused))
     assert main(["pack", str(files(tmp_path / "in", 3)), str(tmp_path / "out"), "--on", "foreign"]) == 1
-    assert "deploy the functions of this stoker" in capsys.readouterr().err
+    assert "deploy this stoker's functions" in capsys.readouterr().err

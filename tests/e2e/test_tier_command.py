@@ -164,8 +164,8 @@ def test_the_disk_outlives_a_server(dataset: Path, tmp_path: Path) -> None:
     [
         (["--listen", "nowhere"], "HOST:PORT"),
         (["--listen", "0.0.0.0:0"], "--advertise"),
-        (["--advertise", "https://tier.internal"], "a name or an address"),
-        (["--advertise", "tier.internal:7412"], "a name or an address"),
+        (["--advertise", "https://tier.internal"], "must be a host, such as"),
+        (["--advertise", "tier.internal:7412"], "must be a host, such as"),
         (["--certificate", "a.pem"], "go together"),
         (["--certificate", "a.pem", "--key", "b.pem"], "cannot be used"),
         (["--disk", "tier"], "limit=SIZE"),

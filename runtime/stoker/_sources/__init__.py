@@ -1,4 +1,4 @@
-"""Where samples come from: folders of files or images, numpy files, WebDataset tars; each at any store URL.
+"""Sources of samples at any store URL: folders of files or images, NumPy files and WebDataset tars.
 
 Another package adds a kind by an entry point of the group ``stoker.sources``; see :class:`stoker.abc.Source`.
 """
@@ -32,7 +32,7 @@ _BY_SUFFIX = dict(zip(ARCHIVES, ("npy", "npz", "webdataset"), strict=True))
 
 
 class _Kinds(Collection[str]):
-    """The kinds of sources, built-in ones first. Plug-ins are looked for only where a kind is none of these."""
+    """The kinds of sources, built-in ones first; plug-ins are searched only for a kind that is not built in."""
 
     def __contains__(self, kind: object) -> bool:
         return kind in _BUILT_IN or kind in plugin_names(_GROUP)
@@ -57,20 +57,20 @@ async def open_source(
     follow_links: bool = False,
     wrap: Callable[[Store], Store] | None = None,
 ) -> ObjectSource:
-    """List what is at a path or store URL and return it as samples; the caller closes it.
+    """List the objects at a path or store URL and return them as a source of samples; the caller closes it.
 
     Args:
         url: a folder, an ``.npy``, ``.npz`` or ``.tar`` file, or several tars as ``train-{000..009}.tar``. For
-            the kinds of plug-ins, whatever has a suffix is a file.
-        kind: one of ``KINDS``; by default what :func:`detect_kind` says.
-        options: how to reach the store.
-        strict: raise where a tar has no end marker, so that it may be cut off, instead of noting it.
-        follow_links: take in what links in a local folder lead to outside of it.
-        wrap: returns the store to read through, given the source's own: one that counts, say.
+            a plug-in's kind, a URL with any suffix is a file.
+        kind: one of ``KINDS``; by default the result of :func:`detect_kind`.
+        options: options of the store.
+        strict: whether a tar without an end marker, which may be truncated, is an error instead of a note.
+        follow_links: whether links that lead out of a local folder are followed.
+        wrap: function that wraps the source's store, for example to count requests.
 
     Raises:
-        ConfigError: the kind is unknown, cannot be told, or not that of what is there; or links lead out of the folder.
-        PackError: there is nothing to pack, or it is damaged.
+        ConfigError: the kind is unknown, unclear or does not fit the objects, or links lead out of the folder.
+        PackError: there is nothing to pack, or the data is damaged.
         StoreError: the store cannot be read.
     """
     if kind is not None and kind not in KINDS:
@@ -108,19 +108,19 @@ async def _opened(listing: SourceListing, said: str | None, *, strict: bool) -> 
 
 
 async def _open_plugin(listing: SourceListing, kind: str) -> ObjectSource:
-    """Return the source that an entry point makes of a listing."""
+    """Return the source that a plug-in opens for a listing."""
     opener: Callable[[SourceListing], Awaitable[object]] = load_plugin(_GROUP, kind, "source")
     source = await opener(listing)
     if not isinstance(source, Source):
         raise ConfigError(
-            f"the plug-in of sources of kind {kind} returned a {type(source).__name__}, which has no 'schema' and "
-            "'read'; have it return a stoker.abc.Source"
+            f"the plug-in for sources of kind {kind} returned a {type(source).__name__}, which lacks 'schema' or "
+            "'read'; it must return a stoker.abc.Source"
         )
     return _PluginSource(kind, source, listing)
 
 
 class _PluginSource(ObjectSource):
-    """A plug-in's source, and what follows from its objects."""
+    """A plug-in's source with the properties that follow from its objects, such as the fingerprint."""
 
     def __init__(self, kind: str, source: Source, listing: SourceListing) -> None:
         super().__init__(kind, Schema(source.schema), listing, listing.objects)
@@ -131,14 +131,14 @@ class _PluginSource(ObjectSource):
 
 
 def detect_kind(listing: SourceListing) -> str:
-    """Return the kind of what is listed.
+    """Return the kind of the listed objects.
 
-    A file's suffix says it. A folder is ``webdataset`` if it has nothing but ``.tar`` files; ``image-folder`` if it has
-    sub-folders with nothing but images in them (files beside the sub-folders do not matter); ``files`` if it has
-    neither images in sub-folders nor files whose names are those of tables, arrays or archives.
+    A file's kind follows from its suffix. A folder is ``webdataset`` if it has ``.tar`` files only; ``image-folder`` if
+    its sub-folders have images only (files beside the sub-folders are ignored); ``files`` if it has neither images in
+    sub-folders nor files with the names of tables, arrays or archives.
 
     Raises:
-        ConfigError: none of this is so, or the folder is a data set.
+        ConfigError: no kind fits, or the folder is a data set.
     """
     keys = [item.key for item in listing.objects]
     if not listing.is_folder:
@@ -166,7 +166,7 @@ def _kind_of_folder(listing: SourceListing, keys: Sequence[str]) -> str:
 
 
 def _check_no_containers(listing: SourceListing, found: Mapping[str, str]) -> None:
-    """Raise ConfigError if some files are containers of samples, by key."""
+    """Raise ConfigError if ``found``, key → kind of container, has any file that holds many samples."""
     if found:
         first, kind = next(iter(found.items()))
         what = f"it holds {counted(len(found), 'file')} with many samples each (first: {first}, {kind})"
@@ -174,9 +174,9 @@ def _check_no_containers(listing: SourceListing, found: Mapping[str, str]) -> No
 
 
 async def _containers(store: Readable, objects: Iterable[ObjectInfo]) -> dict[str, str]:
-    """Return key → kind of those files that begin like containers.
+    """Return key → kind of the files that are containers by their first bytes.
 
-    Only the first and the largest file of each suffix are looked at: at most 64 small reads.
+    Reads the first and the largest file of each suffix only: at most 64 small reads.
 
     Raises:
         StoreError: the store could not be read.
@@ -202,5 +202,5 @@ async def _containers(store: Readable, objects: Iterable[ObjectInfo]) -> dict[st
 
 def _unclear(listing: SourceListing, what: str, remedy: str) -> ConfigError:
     return ConfigError(
-        f"{listing.url}: {what}, so its kind is unclear; say --kind files to pack each file as it is, or {remedy}"
+        f"{listing.url}: {what}, so its kind is unclear; use --kind files to pack each file as it is, or {remedy}"
     )

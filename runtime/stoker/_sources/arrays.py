@@ -1,6 +1,6 @@
-"""numpy files: one row, one sample. Rows are read by ranges, never a whole array; nothing is ever unpickled.
+"""NumPy files as sources: each row is a sample. Rows are read in ranges, never a whole array; nothing is unpickled.
 
-An ``.npz`` is several arrays in a zip: stored ones are read by ranges of rows, compressed ones as a stream.
+An ``.npz`` file is a zip of several arrays: uncompressed ones are read in ranges of rows, compressed ones as a stream.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from stoker.errors import PackError, SchemaError
 
 _PREFIX_BYTES = 12
 _MAX_HEADER_BYTES = 10_000  # numpy's own limit
-BLOCK_BYTES = MAX_AHEAD_BYTES // MAX_READS  # of all columns: each reads MAX_READS blocks ahead
-_MAX_DIMENSIONS = 33  # rows of the 32 that a column can have
+BLOCK_BYTES = MAX_AHEAD_BYTES // MAX_READS  # for all columns together: each column reads MAX_READS blocks ahead
+_MAX_DIMENSIONS = 33  # the rows, and the 32 dimensions that a column can have
 _TAIL_BYTES = 64 << 10  # a zip's directory ends within its last 22 bytes and a comment of at most 64 KiB
 _MAX_DIRECTORY_BYTES = 4 << 20
 _MIN_SPAN_BYTES = 4 << 10
@@ -42,12 +42,12 @@ _DESCR = re.compile(r"[<>|=][A-Za-z]\d{1,4}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ArrayHeader:
-    """What the header of an ``.npy`` file says.
+    """Header of an ``.npy`` file.
 
     Attributes:
-        dtype: of the elements, of any byte order.
-        shape: rows first.
-        header_bytes: where the elements start in the file.
+        dtype: dtype of the elements, in any byte order.
+        shape: shape of the array; the first dimension is the rows.
+        header_bytes: offset of the elements in the file.
     """
 
     dtype: np.dtype[Any]
@@ -56,26 +56,26 @@ class ArrayHeader:
 
     @property
     def row_bytes(self) -> int:
-        """Size of one row."""
+        """Size of one row, in bytes."""
         return self.dtype.itemsize * math.prod(self.shape[1:])
 
     @property
     def column(self) -> Array:
-        """The column that holds a row as a sample's value."""
+        """Column type of a row."""
         return Array(self.dtype.newbyteorder("="), self.shape[1:])
 
     def rows(self, data: bytes | bytearray) -> NDArray[Any]:
-        """Return the rows whose bytes are ``data``, as a view of it."""
+        """Return a view of ``data`` as rows."""
         return np.frombuffer(data, self.dtype).reshape(-1, *self.shape[1:])
 
 
 async def _read_header(
     read_range: Callable[[int, int], Awaitable[bytearray]], array_bytes: int, where: str
 ) -> ArrayHeader:
-    """Return the header of an ``.npy`` file of ``array_bytes``, whose bytes are read from the first on.
+    """Return the header of an ``.npy`` file of ``array_bytes``; ``read_range`` is called with consecutive ranges.
 
     Raises:
-        PackError: it is damaged, its array does not account for the file's size, or its rows cannot be samples.
+        PackError: the header is damaged, its array does not fit the file's size, or its rows cannot be samples.
     """
     prefix = await read_range(0, min(_PREFIX_BYTES, array_bytes))
     major = prefix[6] if len(prefix) == _PREFIX_BYTES and prefix[:6] == b"\x93NUMPY" else 0
@@ -84,12 +84,12 @@ async def _read_header(
     start = 10 if major == 1 else 12
     length = int.from_bytes(prefix[8:start], "little")
     if length > _MAX_HEADER_BYTES:
-        raise PackError(f"{where} says that its header has {length} bytes; more than {_MAX_HEADER_BYTES} is no array's")
+        raise PackError(f"{where} has a header of {length} bytes, more than {_MAX_HEADER_BYTES}; the file is damaged")
     end = start + length
-    # A store may still hold a view of what it has read into, which then cannot grow.
+    # The prefix cannot grow in place while the store still holds a view of it.
     data = prefix + await read_range(len(prefix), max(len(prefix), min(end, array_bytes)))
     try:
-        # literal_eval reads constants only; what it costs is bounded by the length of the header.
+        # literal_eval reads constants only; the length of the header bounds its cost.
         fields = ast.literal_eval(data[start:end].decode("latin-1").strip())
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise PackError(f"{where} has a damaged .npy header: {str(error)[:200]}") from None
@@ -97,7 +97,7 @@ async def _read_header(
         raise PackError(f"{where} has a damaged .npy header: it does not give descr, fortran_order and shape")
     header = ArrayHeader(_dtype(fields["descr"], where), _shape(fields["shape"], where), end)
     if fields["fortran_order"] and len(header.shape) > 1:
-        raise PackError(f"{where} is in Fortran order, so rows lie apart; save numpy.ascontiguousarray of it")
+        raise PackError(f"{where} is in Fortran order, so rows are not contiguous; save numpy.ascontiguousarray of it")
     _check(header, array_bytes, where)
     return header
 
@@ -131,8 +131,8 @@ def _shape(shape: object, where: str) -> tuple[int, ...]:
 def _check(header: ArrayHeader, array_bytes: int, where: str) -> None:
     if header.header_bytes + header.shape[0] * header.row_bytes != array_bytes:
         raise PackError(
-            f"{where} has {array_bytes - header.header_bytes} bytes of data, its shape {header.shape} of "
-            f"{header.dtype} needs another number: the file is damaged or cut off"
+            f"{where} has {array_bytes - header.header_bytes} bytes of data, which do not fit its shape "
+            f"{header.shape} of {header.dtype}: the file is damaged or truncated"
         )
     if len(header.shape) > _MAX_DIMENSIONS:
         raise PackError(f"{where} has {len(header.shape)} dimensions; reshape it to at most {_MAX_DIMENSIONS}")
@@ -142,11 +142,17 @@ def _check(header: ArrayHeader, array_bytes: int, where: str) -> None:
 
 
 Blocks = Callable[[int, int], AsyncGenerator[NDArray[Any], None]]
-"""``blocks(start, rows)`` yields the rows from ``start`` on, ``rows`` at a time."""
+"""Function ``blocks(start, rows)`` that yields the rows from ``start`` on, in blocks of ``rows``."""
 
 
 class ArraySource(ObjectSource):
-    """Rows of arrays of one length as samples, in order: of kind ``npy`` or ``npz``, with a column for each array."""
+    """Rows of one or several arrays of equal length as samples, in order; each array is a column.
+
+    Args:
+        kind: ``npy`` or ``npz``.
+        listing: listing of the file.
+        columns: column name → header of the array and reader of its rows.
+    """
 
     def __init__(self, kind: str, listing: SourceListing, columns: dict[str, tuple[ArrayHeader, Blocks]]) -> None:
         try:
@@ -160,10 +166,10 @@ class ArraySource(ObjectSource):
         self._block_rows = max(1, BLOCK_BYTES // max(1, sum(header.row_bytes for header, _ in columns.values())))
 
     def take_only(self, start: int, end: int) -> None:
-        """Leave out all rows but ``[start, end)``.
+        """Restrict the source to the rows ``[start, end)``.
 
         Raises:
-            PackError: there are fewer.
+            PackError: the array has fewer rows.
         """
         if end > self._end:
             raise PackError(f"{self.root}/{self.objects[0].key} has {self._end} rows, not {end}: it was replaced")
@@ -187,7 +193,7 @@ class ArraySource(ObjectSource):
 async def _plain(
     store: Readable, item: ObjectInfo, start: int, array_bytes: int, where: str
 ) -> tuple[ArrayHeader, Blocks]:
-    """Return the header of an uncompressed array that starts at ``start`` in an object, and what reads its rows."""
+    """Return the header and the row reader of an uncompressed array that starts at offset ``start`` of an object."""
     header = await _read_header(lambda first, last: read(store, item, start + first, start + last), array_bytes, where)
     base, row_bytes = start + header.header_bytes, header.row_bytes
 
@@ -205,7 +211,7 @@ async def open_npy(listing: SourceListing) -> ArraySource:
     """Return the rows of one ``.npy`` file as samples with the column ``x``.
 
     Raises:
-        PackError: the file is not an ``.npy`` file, or not one whose rows can be samples.
+        PackError: the file is not an ``.npy`` file, or its rows cannot be samples.
     """
     item, store = listing.objects[0], listing.store
     return ArraySource("npy", listing, {"x": await _plain(store, item, 0, item.size_bytes, listing.url)})
@@ -215,7 +221,7 @@ async def open_npz(listing: SourceListing) -> ArraySource:
     """Return the rows of the arrays in an ``.npz`` file as samples, a column for each array.
 
     Raises:
-        PackError: the file is damaged, or its arrays are not of one length or cannot be samples.
+        PackError: the file is damaged, or its arrays differ in length or cannot be samples.
     """
     item, store = listing.objects[0], listing.store
     columns: dict[str, tuple[ArrayHeader, Blocks]] = {}
@@ -237,7 +243,7 @@ async def open_npz(listing: SourceListing) -> ArraySource:
 
 
 async def _directory(store: Readable, item: ObjectInfo, where: str) -> list[zipfile.ZipInfo]:
-    """Return what the zip's directory says, having read only the end of the file."""
+    """Return the entries of the zip's directory; reads only the end of the file."""
     start = max(0, item.size_bytes - _TAIL_BYTES - 22)
     while item.size_bytes - start <= _MAX_DIRECTORY_BYTES:
         tail = _Tail(bytes(await read(store, item, start)), start)
@@ -252,11 +258,11 @@ async def _directory(store: Readable, item: ObjectInfo, where: str) -> list[zipf
 
 
 class _TooShort(Exception):  # noqa: N818 - a request for more, not an error
-    """Bytes before the tail are needed, from the offset given."""
+    """Bytes before the tail are needed, from the offset in ``args[0]`` on."""
 
 
 class _Tail(io.BytesIO):
-    """The last bytes of a file, at their true offsets; so ``zipfile`` parses a directory without the file."""
+    """The last bytes of a file at their original offsets, so that ``zipfile`` parses a directory without the rest."""
 
     def __init__(self, data: bytes, start: int) -> None:
         super().__init__(data)
@@ -274,7 +280,7 @@ class _Tail(io.BytesIO):
 async def _column(
     store: Readable, item: ObjectInfo, info: zipfile.ZipInfo, where: str, span_bytes: int
 ) -> tuple[ArrayHeader, Blocks]:
-    """Return an array's header, and what reads its rows, with a compressed one in spans of ``span_bytes``."""
+    """Return an array's header and its row reader; a compressed array is read in spans of ``span_bytes``."""
     if info.flag_bits & 1:
         raise PackError(f"{where} is encrypted; save it again with numpy.savez")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -296,7 +302,7 @@ async def _column(
 
 
 async def _data_start(store: Readable, item: ObjectInfo, info: zipfile.ZipInfo, where: str) -> int:
-    """Return where a member's data starts in the zip, having checked that it lies within."""
+    """Return the offset of a member's data in the zip, after a check that the data lies within the file."""
     offset = info.header_offset
     if not 0 <= offset <= item.size_bytes - _LOCAL_HEADER.size:
         raise PackError(f"{where} is damaged: it starts outside of the file")
@@ -310,7 +316,7 @@ async def _data_start(store: Readable, item: ObjectInfo, info: zipfile.ZipInfo, 
 async def _inflated_blocks(
     inflated: Callable[[], aclosing[_Inflater]], header: ArrayHeader, first: int, rows: int
 ) -> AsyncGenerator[NDArray[Any], None]:
-    """Yield the rows from ``first`` on, ``rows`` at a time; those before have to be decompressed as well."""
+    """Yield the rows from ``first`` on, in blocks of ``rows``; earlier rows must be decompressed too."""
     async with inflated() as data:
         await data.read(header.header_bytes)
         for row, end in spans(0, first, rows):
@@ -323,7 +329,7 @@ async def _inflated_blocks(
 
 
 class _Inflater:
-    """Decompresses a stream as far as it is asked to, so a small file cannot blow up memory."""
+    """Decompresses a stream on demand, so that a small file cannot exhaust memory."""
 
     def __init__(self, stream: ByteStream, crc32: int, where: str) -> None:
         self._stream = stream
@@ -334,7 +340,7 @@ class _Inflater:
         """Return the next ``count`` bytes.
 
         Raises:
-            PackError: the stream is damaged or ends before them.
+            PackError: the stream is damaged or ends too early.
         """
         data = bytearray()
         while len(data) < count:
@@ -350,7 +356,7 @@ class _Inflater:
         return data
 
     def check(self) -> None:
-        """Raise PackError unless all that was read has the checksum of the zip's directory."""
+        """Raise PackError unless the bytes read so far have the checksum from the zip's directory."""
         if self._crc32 != self._expected:
             raise PackError(f"{self._where} is damaged: its checksum differs from the zip's")
 

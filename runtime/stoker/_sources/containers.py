@@ -1,6 +1,7 @@
-"""Files that hold many samples, or an archive of them: known by their names, or by how they begin.
+"""Detects files that hold many samples, such as tables and archives, by their names or first bytes.
 
-``files`` makes one sample of each file. Of a table or an archive that is rarely wanted, so it is said, not guessed.
+The kind ``files`` makes one sample of each file, which is rarely intended for a table or an archive, so the user must
+ask for it.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ _JSON_LINES = re.compile(rb"\s*\{[^\n]*\}[ \t\r]*\n\s*\{")
 
 
 def named_like(key: str) -> str | None:
-    """Return what a file's name says that it is, such as ``CSV table``; None if it is no known container."""
+    """Return the kind of container that a file is by its name, such as ``CSV table``; None if it is none."""
     name = _NUMBERED.sub("", key.rpartition("/")[2].lower())
     if match := _IDX.search(name):
         return _SUFFIXES[match[1]]
@@ -81,11 +82,11 @@ def named_like(key: str) -> str | None:
 
 
 def begins_like(beginning: bytes, key: str = "") -> str | None:
-    """Return what a file's first :data:`BEGINNING_BYTES` say that it is, None if it is no known container.
+    """Return the kind of container that a file is by its first bytes; None if it is none.
 
     Args:
-        beginning: of the file; all of it if it is shorter.
-        key: its name, since documents of some kinds are zip archives.
+        beginning: first :data:`BEGINNING_BYTES` of the file, or all of a shorter file.
+        key: name of the file, to recognize documents that are zip archives.
     """
     for magic, known in _BEGINNINGS.items():
         if beginning.startswith(magic):
@@ -93,7 +94,7 @@ def begins_like(beginning: bytes, key: str = "") -> str | None:
             return None if is_document else known
     if beginning.startswith(_GZIP):
         inner = _inflated(beginning)
-        # Not looked into again: some files decompress to themselves.
+        # Not examined recursively: some gzip files decompress to themselves.
         kind = None if inner.startswith(_GZIP) else begins_like(inner)
         return None if kind is None else f"compressed {kind}"
     if beginning[257:262] == b"ustar":
@@ -110,7 +111,7 @@ def begins_like(beginning: bytes, key: str = "") -> str | None:
 
 
 def remedy_for(kind: str) -> str:
-    """Return what to do with a container instead of making one sample of it."""
+    """Return the advice for a container that should not become one sample."""
     if kind == "tar archive":
         return "give its name the suffix .tar"
     if kind.startswith("NumPy"):
@@ -119,7 +120,7 @@ def remedy_for(kind: str) -> str:
         return "unpack it (of a compressed tar, make a plain .tar)"
     if kind in ("bzip2 file", "xz file", "Zstandard file"):
         return "decompress it"
-    return "read its rows and write them with stoker.Packer, or say the --kind of a plug-in that does (docs/plugins.md)"
+    return "read its rows and write them with stoker.Packer, or use the --kind of a plug-in (docs/plugins.md)"
 
 
 def _inflated(beginning: bytes) -> bytes:
@@ -130,7 +131,7 @@ def _inflated(beginning: bytes) -> bytes:
 
 
 def _begins_with_record(beginning: bytes) -> bool:
-    """Return whether the file begins with a TFRecord's length and the masked CRC-32C of that."""
+    """Return whether the file begins with a TFRecord's length and the masked CRC-32C of the length."""
     if len(beginning) < 12:
         return False
     checksum = crc32c(beginning[:8])

@@ -1,4 +1,4 @@
-"""One file, one sample: folders of files, and folders of images with a sub-folder for each class."""
+"""Folders as sources: each file is a sample; image folders have a sub-folder for each class."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SHOWN_FOLDERS = 5
 
 
 def is_image(key: str) -> bool:
-    """Return whether the key ends like that of an image."""
+    """Return whether the key has the suffix of an image."""
     return key.lower().endswith(IMAGE_SUFFIXES)
 
 
 def belongs(kind: str, key: str) -> bool:
-    """Return whether a file is a sample of a folder of this kind."""
+    """Return whether a file is a sample of a folder of this kind (``files`` or ``image-folder``)."""
     return kind == "files" or ("/" in key and is_image(key))
 
 
@@ -37,11 +37,11 @@ class FolderSource(ObjectSource):
     """Files as samples, in ascending UTF-8 order of their path below the folder.
 
     Args:
-        kind: ``files``: a sample has ``data`` and ``path``; or ``image-folder``: it has ``image`` (the file's bytes),
-            ``label`` (the number of the top sub-folder among the schema's classes) and ``path``.
-        schema: the columns of every sample.
-        listing: where the files are.
-        kept: those that are samples.
+        kind: ``files``, whose samples have ``data`` and ``path``, or ``image-folder``, whose samples have ``image``
+            (the file's bytes), ``label`` (the index of the top sub-folder among the schema's classes) and ``path``.
+        schema: columns of every sample.
+        listing: listing of the folder.
+        kept: files that are samples.
 
     Attributes:
         follows_links: whether links out of a local folder are followed.
@@ -59,7 +59,7 @@ class FolderSource(ObjectSource):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Which files were left out."""
+        """Note about the files that were left out."""
         count = len(self._listing.objects) - len(self.objects)
         if not count:
             return ()
@@ -84,35 +84,35 @@ class FolderSource(ObjectSource):
         name = _class_of(key)
         if name not in self._labels:
             raise PackError(
-                f"{self._listing.url}/{key} is of class {name!r}, which is none of the data set's "
+                f"{self._listing.url}/{key} is of class {name!r}, which is not among the data set's "
                 f"{counted(len(self._labels), 'class', 'classes')}; pack a data set with all classes, or move it away"
             )
         return {"image": data, "label": self._labels[name], "path": key}
 
 
 def open_files(listing: SourceListing) -> FolderSource:
-    """Return every file as a sample with ``data`` and ``path``."""
+    """Return a source whose samples are the files of a folder, with ``data`` and ``path``."""
     return FolderSource("files", files_schema(), listing, listing.objects)
 
 
 def files_schema() -> Schema:
-    """Return the columns of files."""
+    """Return the columns of the kind ``files``."""
     return Schema({"data": Bytes(), "path": Text()})
 
 
 def images_schema(classes: Iterable[str]) -> Schema:
-    """Return the columns of images of these classes."""
+    """Return the columns of the kind ``image-folder`` with these class names."""
     return Schema({"image": Bytes(), "label": Array("int64", classes=tuple(classes)), "path": Text()})
 
 
 def open_image_folder(listing: SourceListing, *, is_said: bool = False) -> FolderSource:
-    """Return every image below a sub-folder as a sample with ``image`` (its bytes), ``label`` and ``path``.
+    """Return a source whose samples are the images in sub-folders, with ``image`` (bytes), ``label`` and ``path``.
 
-    The label is the number of the top sub-folder among their sorted names, which stand in the schema.
+    The label is the index of the top sub-folder among their sorted names, which the schema lists as classes.
 
     Args:
-        listing: what the folder has.
-        is_said: whether the user has said that it is a folder of images; else its names tell.
+        listing: listing of the folder.
+        is_said: whether the user named the kind; otherwise it was detected from the file names.
 
     Raises:
         PackError: there is no image in a sub-folder.
@@ -129,7 +129,7 @@ def open_image_folder(listing: SourceListing, *, is_said: bool = False) -> Folde
 
 
 def _check_classes_on_top(listing: SourceListing, keys: Sequence[str], *, is_said: bool) -> None:
-    """Raise ConfigError if top sub-folders are splits with class folders below them, or none has an image itself."""
+    """Raise ConfigError if top sub-folders are splits above class folders, or if none contains an image directly."""
     tops = {_class_of(key) for key in keys}
     direct = {_class_of(key) for key in keys if key.count("/") == 1}
     splits = {top: key for key in keys if (top := _class_of(key)).lower() in _SPLITS and top not in direct}
@@ -140,7 +140,7 @@ def _check_classes_on_top(listing: SourceListing, keys: Sequence[str], *, is_sai
     shown = ", ".join(f"{listing.url.rstrip('/')}/{folder}" for folder in wrong[:_SHOWN_FOLDERS])
     more = f" and {len(wrong) - _SHOWN_FOLDERS:,} more" if len(wrong) > _SHOWN_FOLDERS else ""
     other = (
-        "" if len(splits) == len(tops) else f", or say --kind image-folder if {min(tops - splits.keys())} is a class"
+        "" if len(splits) == len(tops) else f", or use --kind image-folder if {min(tops - splits.keys())} is a class"
     )
     raise ConfigError(
         f"{listing.url}: its classes seem to be sub-folders of its sub-folders ({above[wrong[0]]}), so labels would be "

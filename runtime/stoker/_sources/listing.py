@@ -1,9 +1,9 @@
-"""Raw objects: which ones a source's URL stands for, and reading them.
+"""Raw objects of a source: listing those that a URL names, and reading them.
 
-A URL stands for everything below a folder, one object, or those of a brace pattern.
+A URL names all objects below a folder, one object, or the objects of a brace pattern.
 
-In a local folder, a link that leads out of it is an error, unless it is to be followed. Links to files and folders
-inside are followed like everything else, and no folder is entered again below itself.
+In a local folder, a link that leads out of the folder is an error, unless links are followed. Links to files and
+folders inside are always followed, and each folder is entered once.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ ARCHIVES = (".npy", ".npz", ".tar")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(\d{1,18})\.\.(\d{1,18})", re.ASCII)
 _MAX_NAMES = 100_000
-STREAM_SPAN_BYTES = 4 << 20  # of a stream that is read to its end
-PEEK_SPAN_BYTES = 64 << 10  # of one of which only the beginning is wanted
+STREAM_SPAN_BYTES = 4 << 20  # for streams that are read to the end
+PEEK_SPAN_BYTES = 64 << 10  # for streams of which only the beginning is read
 
 
 def check_fits(what: str, size_bytes: int, remedy: str) -> None:
-    """Raise PackError if a sample is larger than a super-sample; ``what`` names it and ends before the number."""
+    """Raise PackError if a sample is larger than a super-sample; its message is ``what``, the size and ``remedy``."""
     if size_bytes > MAX_SUPER_SAMPLE_BYTES:
         raise PackError(
-            f"{what} {size_bytes} bytes; a sample has to fit a super-sample of at most {MAX_SUPER_SAMPLE_BYTES}: "
+            f"{what} {size_bytes} bytes; a sample must fit into a super-sample of at most {MAX_SUPER_SAMPLE_BYTES}: "
             f"{remedy}"
         )
 
 
 def fingerprint_of(kind: str, schema: Schema, objects: Iterable[ObjectInfo]) -> str:
-    """Return the hash of a source: 64 hexadecimal digits, others if any object changed."""
+    """Return the hash of a source, 64 hexadecimal digits; it differs if any key, size or tag differs."""
     digest = hashlib.sha256(f"{kind}\n{schema.to_json()}\n".encode())
     for item in objects:
         digest.update(json.dumps([item.key, item.size_bytes, item.tag]).encode())
@@ -58,21 +58,21 @@ def fingerprint_of(kind: str, schema: Schema, objects: Iterable[ObjectInfo]) -> 
 
 
 class ObjectSource(ABC):
-    """A source that raw objects are: what the kinds have in common.
+    """Base class of sources that read raw objects.
 
     Args:
-        kind: as ``stoker pack --kind`` names it.
-        schema: the columns of every sample.
-        listing: where the objects are; closed with the source.
-        objects: those that samples are in, in order of the samples.
+        kind: name of the kind, as in ``stoker pack --kind``.
+        schema: columns of every sample.
+        listing: listing of the source; its store is closed with the source.
+        objects: objects with samples, in order of the samples.
 
     Attributes:
-        kind: as given.
-        schema: as given.
-        objects: as given.
+        kind: name of the kind.
+        schema: columns of every sample.
+        objects: objects with samples, in order of the samples.
         fingerprint: hash of kind, schema, and relative key, size and tag of every object.
-        size_bytes: of all objects.
-        samples: how many samples there are, None if only reading them tells.
+        size_bytes: total size of the objects.
+        samples: number of samples; None if it is unknown before all are read.
     """
 
     samples: int | None = None
@@ -90,7 +90,7 @@ class ObjectSource(ABC):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of the source, such as files that were left out; more once it was read."""
+        """Notes for the user, such as files that were left out; reading may add more."""
         return ()
 
     @abstractmethod
@@ -110,24 +110,23 @@ async def list_source(
     any_suffix: bool = False,
     wrap: Callable[[Store], Store] | None = None,
 ) -> SourceListing:
-    """List what a URL stands for.
+    """List the objects that a URL names.
 
-    A URL that ends in ``.npy``, ``.npz`` or ``.tar``, or in any suffix for sources that take others, is one object, or
-    several with braces (``{000..009}``, ``{a,b}``); any other, and a local folder of any name, stands for all below it.
-    Hidden objects (a part of the key
-    starts with a dot) and the empty objects that stand for folders are left out.
+    A URL that ends in ``.npy``, ``.npz`` or ``.tar`` (with ``any_suffix``: in any suffix) names one object, or several
+    with braces (``{000..009}``, ``{a,b}``). Any other URL, and a local folder of any name, names all objects below it,
+    without hidden ones (a part of the key starts with a dot) and the empty objects that represent folders.
 
     Args:
-        url: of the source.
-        options: of its store.
-        follow_links: take in what links in a local folder lead to outside of it.
-        any_suffix: whether an object of any suffix may be one.
-        wrap: returns the store to read through, given the source's own.
+        url: URL of the source.
+        options: options of its store.
+        follow_links: whether links that lead out of a local folder are followed.
+        any_suffix: whether a URL with any suffix names an object.
+        wrap: function that wraps the source's store.
 
     Raises:
-        ConfigError: the URL is malformed; or a local folder has links to what is not below it.
-        NotFoundError: an object that it names does not exist.
-        PackError: there is nothing; or links lead to nothing.
+        ConfigError: the URL is malformed, or a local folder has links that lead out of it.
+        NotFoundError: a named object does not exist.
+        PackError: there are no objects, or links are broken.
         StoreError: the store cannot be read.
     """
     location = parse_url(url)
@@ -151,7 +150,7 @@ async def list_source(
 
 
 async def listed_between(store: RetryingStore, after: str, until: str) -> list[ObjectInfo]:
-    """Return the objects of a folder whose keys lie behind ``after``, up to ``until``; hidden ones left out."""
+    """Return a folder's objects, without hidden ones, whose keys lie after ``after``, up to and including ``until``."""
     found = []
     end = until.encode()
     async for item in store.list(start_after=after):
@@ -166,7 +165,7 @@ async def listed_between(store: RetryingStore, after: str, until: str) -> list[O
 
 
 def _is_folder(location: Location, *, any_suffix: bool) -> bool:
-    """Return whether the URL stands for all that is below it."""
+    """Return whether the URL names all objects below it."""
     name = location.url.lower().rpartition("/")[2]
     is_archive = "." in name.lstrip(".") if any_suffix else name.endswith(ARCHIVES)
     if location.scheme != "file":
@@ -180,19 +179,19 @@ def _is_folder(location: Location, *, any_suffix: bool) -> bool:
 
 
 def _address(location: Location) -> str:
-    """Return the URL, for a local one the absolute path, in the form whose parts are names of objects."""
+    """Return the URL of a location, for a local one its absolute path, without URL escapes."""
     return location.bucket if location.scheme == "file" else f"{location.scheme}://{location.bucket}/{location.prefix}"
 
 
 def _root_and_names(location: Location) -> tuple[str, list[str]]:
-    """Return the folder that the named objects are in, and their keys below it."""
+    """Return the folder of the named objects, and their keys below it."""
     address = _address(location)
     static = address if location.scheme == "file" and Path(address).exists() else address.partition("{")[0]
     root = static.rpartition("/")[0]
     pattern = address[len(root) + 1 :]
     names = [pattern] if static == address else list(islice(_expanded(pattern), _MAX_NAMES + 1))
     if len(names) > _MAX_NAMES:
-        raise ConfigError(f"{location.url} stands for more than {_MAX_NAMES} objects; use a folder instead")
+        raise ConfigError(f"{location.url} names more than {_MAX_NAMES} objects; use a folder instead")
     return root or "/", names
 
 
@@ -200,7 +199,7 @@ async def _below(store: RetryingStore, location: Location, *, follow_links: bool
     if location.scheme == "file":
         await asyncio.to_thread(_check_links, Path(location.bucket), follow=follow_links)
     found = [item async for item in store.list() if is_wanted(item)]
-    if location.scheme == "file" and not follow_links:  # a link may have come since
+    if location.scheme == "file" and not follow_links:  # a link may have been added meanwhile
         found = await asyncio.to_thread(_without_links_out, Path(location.bucket), found)
     if not found:
         if container := named_like(location.prefix.rstrip("/")):
@@ -208,13 +207,13 @@ async def _below(store: RetryingStore, location: Location, *, follow_links: bool
                 f"there is no folder {location.url}, and a file ({container}) cannot be packed as it is; "
                 f"{remedy_for(container)}"
             )
-        raise PackError(f"{location.url} holds no files to pack (hidden ones do not count); check the URL")
+        raise PackError(f"{location.url} has no files to pack (hidden files are ignored); check the URL")
     return found
 
 
 async def _named(store: RetryingStore, url: str, names: list[str]) -> list[ObjectInfo]:
     wanted = set(names)
-    common = os.path.commonprefix(names)  # noqa: RUF071 - a beginning of keys, be it no folder
+    common = os.path.commonprefix(names)  # noqa: RUF071 - a prefix of keys, which need not be a folder
     found = {item.key: item async for item in store.list(common) if item.key in wanted}
     if missing := [name for name in names if name not in found]:
         raise NotFoundError(
@@ -224,12 +223,12 @@ async def _named(store: RetryingStore, url: str, names: list[str]) -> list[Objec
 
 
 def is_wanted(item: ObjectInfo) -> bool:
-    """Return whether an object is raw material: neither hidden nor an empty one that stands for a folder."""
+    """Return whether an object can hold samples: it is neither hidden nor an empty object that represents a folder."""
     return not item.key.endswith("/") and not any(part.startswith(".") for part in item.key.split("/"))
 
 
 def _expanded(pattern: str) -> Iterator[str]:
-    """Yield the names of a brace pattern, the first braces varying slowest."""
+    """Yield the names of a brace pattern; the first braces vary slowest."""
     match = _BRACES.search(pattern)
     if match is None:
         yield pattern
@@ -247,17 +246,15 @@ def _numbers(first: str, last: str) -> Iterator[str]:
 
 
 def _check_links(root: Path, *, follow: bool) -> None:
-    """Raise for links below ``root`` that would be left out of a pack, or take in what contains the folder itself.
-
-    Hidden links and what lies in hidden folders do not matter.
+    """Check the links below ``root``, without hidden links and links in hidden folders.
 
     Args:
         root: the folder.
-        follow: whether links out of the folder are to be followed; then those in the folders that they lead to count.
+        follow: whether links out of the folder are followed; then links in the folders behind them are checked too.
 
     Raises:
         ConfigError: links lead out of the folder, and ``follow`` is false.
-        PackError: links lead to nothing that can be read; or one leads to a folder that contains ``root``.
+        PackError: links lead to missing or unreadable files, or one leads to a folder that contains ``root``.
     """
     real_root = root.resolve()
     outside: list[Path] = []
@@ -271,25 +268,25 @@ def _check_links(root: Path, *, follow: bool) -> None:
                 raise PackError(f"{path} is a link to {real}, which contains {root} itself; remove the link")
     if broken:
         raise PackError(
-            f"{root} has {counted(len(broken), 'link')} to what does not exist or cannot be read (first: "
+            f"{root} has {counted(len(broken), 'link')} to files that are missing or unreadable (first: "
             f"{_shown(broken, root)}); restore the files or remove the links"
         )
     if outside and not follow:
         raise ConfigError(
             f"{root} has {counted(len(outside), 'link')} out of it (first: {_shown(outside, root)}), so those files "
-            "would be left out; say --follow-links to pack what they lead to, or remove them"
+            "would be left out; use --follow-links to pack them, or remove the links"
         )
 
 
 def _links(root: Path, real_root: Path, *, follow: bool) -> Iterator[tuple[Path, Path]]:
-    """Yield the links below a folder, and below what they lead to if that is inside or followed; and their real paths.
+    """Yield the links below a folder and their real paths; enters linked folders that lie inside or are followed.
 
-    Hidden ones are passed over. A folder is entered behind the yield of the link to it, and once.
+    Hidden entries are skipped. A linked folder is entered after its link was yielded, and once.
     """
     pending, seen = [(root, real_root)], {real_root}
     while pending:
         folder, real_folder = pending.pop()
-        with suppress(OSError), os.scandir(folder) as entries:  # gone, or not to be read, which the listing tells
+        with suppress(OSError), os.scandir(folder) as entries:  # missing or unreadable: the listing reports it
             for entry in entries:
                 is_link = entry.is_symlink()
                 if entry.name.startswith(".") or not (is_link or entry.is_dir()):
@@ -311,7 +308,7 @@ def _shown(paths: list[Path], root: Path) -> str:
 
 
 def _without_links_out(root: Path, found: list[ObjectInfo]) -> list[ObjectInfo]:
-    """Leave out what links lead to outside of ``root``."""
+    """Return the objects without those that lie outside of ``root`` behind links."""
     real_root = root.resolve()
 
     @cache
@@ -325,25 +322,25 @@ def _without_links_out(root: Path, found: list[ObjectInfo]) -> list[ObjectInfo]:
 
 
 async def read(store: Readable, item: ObjectInfo, start: int = 0, end: int | None = None) -> bytearray:
-    """Return bytes ``[start, end)`` of an object that was listed before, by default all of them.
+    """Return the bytes ``[start, end)`` of a listed object, by default all of them.
 
     Raises:
-        ObjectChangedError: the object is not the one that was listed.
-        StoreError: it could not be read.
+        ObjectChangedError: the object has changed since it was listed.
+        StoreError: the object could not be read.
     """
     data = bytearray((item.size_bytes if end is None else end) - start)
-    if data or not item.size_bytes:  # of an empty object, too, it is asked whether it is still there and empty
+    if data or not item.size_bytes:  # an empty object is read too, to check that it still exists and is empty
         await store.get_range(item.key, start, start + len(data), into=memoryview(data), tag=item.tag)
     return data
 
 
 def spans(start: int, end: int, span_bytes: int) -> Iterable[tuple[int, int]]:
-    """Return the half-open ranges of at most ``span_bytes`` that ``[start, end)`` consists of."""
+    """Return consecutive half-open ranges of at most ``span_bytes`` each that cover ``[start, end)``."""
     return ((at, min(at + span_bytes, end)) for at in range(start, end, span_bytes))
 
 
 class ByteStream:
-    """Bytes ``[start, end)`` of an object one after the other, fetched ahead by ranged reads of ``span_bytes``."""
+    """Reads the bytes ``[start, end)`` of an object sequentially, fetched ahead by ranged reads of ``span_bytes``."""
 
     def __init__(
         self,
@@ -365,11 +362,11 @@ class ByteStream:
 
     @property
     def remaining(self) -> int:
-        """How many bytes are left."""
+        """Number of bytes left."""
         return self._end - self.position
 
     async def read_some(self) -> memoryview:
-        """Return the next bytes, as many as there are at hand; nothing at the end."""
+        """Return the bytes left of the current range, or the next range; empty at the end."""
         if not self._span:
             self._span = memoryview(await anext(self._spans, b""))
         some, self._span = self._span, memoryview(b"")
@@ -390,12 +387,12 @@ class ByteStream:
         return bytes(data)
 
     async def skip(self, count: int) -> None:
-        """Pass over the next ``count`` bytes, which must be there."""
+        """Skip the next ``count`` bytes, which must exist."""
         while count:
             count -= len(self._take(await self.read_some(), count))
 
     def _take(self, some: memoryview, count: int) -> memoryview:
-        """Return the first ``count`` of some bytes just read; the rest goes back."""
+        """Return the first ``count`` of ``some``, the bytes just read, and keep the rest for the next read."""
         self._span = some[count:]
         self.position -= len(self._span)
         return some[:count]

@@ -1,8 +1,8 @@
-"""Parts of a source: cut where it is known whole, opened where one of them is packed.
+"""Parts of a source: the planner splits a source into parts, and functions open and pack them.
 
-A part is raw objects that become one pack run, wherever that is packed. What says so travels as JSON. The id of the run
-is a hash of the part, so the same part, packed again or at the same time by another function, writes the same bytes to
-the same keys.
+A part is a group of raw objects that becomes one pack run, in any process. It is sent to functions as JSON. The id of
+the run is a hash of the part, so a function that packs the same part again, or at the same time as another, writes the
+same bytes to the same keys.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _ID = "[0-9a-f]{16}"
 _MAX_OBJECTS = 100_000
 _MAX_SCHEMA_CHARACTERS = 1 << 20
 MAX_PART_OBJECTS = 20_000  # at 1,000 reads a second a part takes a third of a minute
-_MAX_NAMED_OBJECTS = 500  # more than these are named by the first and last of them: events are limited to 1 MB or less
+_MAX_NAMED_OBJECTS = 500  # larger groups are sent as a slice of keys: events are limited to 1 MB or less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySlice:
-    """The raw objects whose keys lie between two others.
+    """A range of raw objects in key order.
 
     Attributes:
-        after: the key before the first; empty to begin with the first of all.
-        until: the last key.
-        objects: how many there are.
-        fingerprint: hash of their keys, sizes and tags, so that a source that changed is found.
+        after: exclusive lower bound of the keys; empty to begin with the first object.
+        until: inclusive upper bound of the keys.
+        objects: number of objects.
+        fingerprint: hash of their keys, sizes and tags, which detects a changed source.
     """
 
     after: str
@@ -60,21 +60,21 @@ class KeySlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one pack run is made of.
+    """The raw objects of one pack run.
 
     Attributes:
         dataset: URL of the data set.
-        dataset_id: its id, 16 hexadecimal digits.
+        dataset_id: id of the data set, 16 hexadecimal digits.
         source: URL of the folder that the raw objects' keys are relative to.
-        kind: of the source, as ``stoker pack --kind`` names it.
-        schema: the columns of every sample; names all classes where there are any.
-        super_sample_bytes: limit of a super-sample's data.
-        objects: the raw objects, in order of the samples; or
-        keys: which ones they are.
-        rows: of an array, half-open; None for all.
-        job: the fan-out that it belongs to, 16 hexadecimal digits; empty where it is committed by itself.
-        is_remembered: whether the record is to name the raw objects, so that one that is delivered again is not added
-            again. For objects that are a sample each, and for one object alone.
+        kind: kind of the source, as in ``stoker pack --kind``.
+        schema: columns of every sample, with all class names.
+        super_sample_bytes: maximum size of a super-sample's data, in bytes.
+        objects: raw objects in order of the samples; empty if ``keys`` is given.
+        keys: range of the raw objects, instead of ``objects``.
+        rows: half-open range of an array's rows; None for all rows.
+        job: id of the fan-out job, 16 hexadecimal digits; empty if the run is committed by itself.
+        is_remembered: whether the record lists the raw objects, so that an object that is delivered twice is added
+            once. Only for objects that are one sample each, and for a single object.
     """
 
     dataset: str
@@ -91,17 +91,17 @@ class Part:
 
     @property
     def identity(self) -> str:
-        """SHA-256 of the part, where its data set lies aside."""
+        """SHA-256 of the part without the URL of its data set, 64 hexadecimal digits."""
         what = {name: value for name, value in self.to_json().items() if name != "dataset"}
         return hashlib.sha256(json.dumps([FORMAT, what], sort_keys=True).encode()).hexdigest()
 
     @property
     def run(self) -> str:
-        """Id of the pack run that it becomes."""
+        """Id of the part's pack run, 16 hexadecimal digits."""
         return self.identity[:16]
 
     def record(self) -> PackRecord:
-        """Return the record with which its run begins."""
+        """Return the initial record of the part's run."""
         identity = self.identity
         sources = source_hashes(self.source, self.objects) if self.is_remembered else no_sources()
         return PackRecord(
@@ -114,7 +114,7 @@ class Part:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the part as an event: plain JSON values."""
+        """Return the part as the event of a function, as JSON values."""
         event: dict[str, Any] = {
             "dataset": self.dataset,
             "dataset_id": self.dataset_id,
@@ -135,10 +135,10 @@ class Part:
 
     @classmethod
     def from_json(cls, event: object) -> Part:
-        """Return the part that an event is.
+        """Return the part that an event describes.
 
         Raises:
-            EventError: it is none.
+            EventError: the event is invalid.
         """
         fields = Fields(event, "pack event")
         part = cls(
@@ -164,17 +164,17 @@ class Part:
         if len({item.key for item in self.objects}) < len(self.objects):
             raise EventError("the pack event has an object twice")
         if self.is_remembered and len(self.objects) != 1 and self.kind not in ("files", "image-folder"):
-            raise EventError("the pack event is 'remembered': only objects that are a sample each can be, or one alone")
+            raise EventError("the pack event is 'remembered', which needs objects of one sample each, or one object")
         if self.keys is not None and self.kind not in ("files", "image-folder"):
             raise EventError(f"the pack event has a 'slice' of kind {self.kind}; name the objects")
         if self.rows is not None and (self.kind != "npy" or len(self.objects) != 1):
-            raise EventError("the pack event has 'rows', which only one npy object has")
+            raise EventError("the pack event has 'rows', which is only for a single npy object")
         if self.kind in ("npy", "npz") and len(self.objects) != 1:
             raise EventError(f"the pack event has {len(self.objects)} objects of kind {self.kind}; give one")
 
 
 def source_hashes(source: str, objects: Iterable[ObjectInfo]) -> NDArray[np.uint8]:
-    """Return what names each raw object and its content, ``uint8 [objects, 16]``."""
+    """Return a hash of each raw object's source, key and tag, ``uint8 [objects, 16]``."""
     names = [json.dumps([source, item.key, item.tag]).encode() for item in objects]
     hashes = b"".join(hashlib.blake2b(name, digest_size=SOURCE_BYTES).digest() for name in names)
     return np.frombuffer(hashes, np.uint8).reshape(-1, SOURCE_BYTES)
@@ -206,7 +206,7 @@ def _key(key: str) -> str:
     try:
         check_key(key)
     except ConfigError as error:
-        raise EventError(f"the pack event has a key that no store takes: {error}") from None
+        raise EventError(f"the pack event has an invalid key: {error}") from None
     return key
 
 
@@ -225,21 +225,21 @@ def _key_slice(fields: Fields) -> KeySlice:
     )
     fields.end()
     if found.after.encode() >= found.until.encode():
-        raise EventError(f"the pack event's slice ends with {found.until!r}, not after {found.after!r}")
+        raise EventError(f"the pack event's slice ends with {found.until!r}, which is not after {found.after!r}")
     return found
 
 
 def split(source: ObjectSource, part: Part, part_bytes: int) -> Iterator[Part]:
-    """Yield the parts that ``source`` consists of, in order of its samples; the same ones every time.
+    """Yield the parts of ``source`` in order of its samples, the same ones every time.
 
     Args:
-        source: as a whole.
-        part: what all of them have in common; its objects do not matter.
-        part_bytes: how large the raw objects of a part are together, at most; an object that is larger is a part
-            alone, unless it is an array, which is cut between its rows.
+        source: source to split.
+        part: template with the common attributes; its objects are ignored.
+        part_bytes: maximum total size of a part's raw objects, in bytes. A larger object becomes a part of its own,
+            except that an array is split between its rows.
 
     Raises:
-        ConfigError: the source is of a plug-in's kind, which functions do not have.
+        ConfigError: the source's kind belongs to a plug-in, which functions do not have.
     """
     if source.kind not in PART_KINDS:
         raise ConfigError(
@@ -255,7 +255,7 @@ def split(source: ObjectSource, part: Part, part_bytes: int) -> Iterator[Part]:
     after = ""
     sizes = attrgetter("size_bytes")
     for group in grouped(source.objects, sizes, most_bytes=part_bytes, most_items=MAX_PART_OBJECTS):
-        # Whoever opens a slice lists it again, and follows no links out of the folder.
+        # Opening a slice lists its objects again without following links out of the folder.
         can_be_slice = isinstance(source, FolderSource) and not source.follows_links
         if can_be_slice and len(group) > _MAX_NAMED_OBJECTS:
             fingerprint = fingerprint_of(source.kind, source.schema, group)
@@ -269,7 +269,7 @@ def split(source: ObjectSource, part: Part, part_bytes: int) -> Iterator[Part]:
 def grouped(
     items: Iterable[T], size_bytes: Callable[[T], int], *, most_bytes: int, most_items: int
 ) -> Iterator[list[T]]:
-    """Yield consecutive items in groups of at most so many, and so many bytes; one that is larger is alone."""
+    """Yield groups of consecutive items, each of at most ``most_items`` and ``most_bytes``; larger items are alone."""
     group: list[T] = []
     group_bytes = 0
     for item in items:
@@ -283,16 +283,16 @@ def grouped(
 
 
 async def open_part(part: Part, store: RetryingStore) -> ObjectSource:
-    """Return the samples of a part.
+    """Return the source of a part's samples.
 
     Args:
-        part: what to open.
-        store: of the folder that its raw objects are in; stays the caller's.
+        part: part to open.
+        store: store of the folder with the raw objects; the caller closes it.
 
     Raises:
-        PackError: the raw objects are not those that the part was cut from, or damaged.
-        SchemaError: they have other columns.
-        StoreError: they could not be read.
+        PackError: the raw objects have changed since the part was planned, or are damaged.
+        SchemaError: the raw objects have other columns.
+        StoreError: the raw objects could not be read.
     """
     objects = part.objects if part.keys is None else await _listed(part, part.keys, store)
     listing = SourceListing(part.source, store, tuple(objects), is_folder=False)
@@ -324,7 +324,7 @@ async def _listed(part: Part, keys: KeySlice, store: RetryingStore) -> Sequence[
 
 
 def _check_schema(part: Part, found: Schema) -> None:
-    if dict(found) != dict(part.schema):  # values have names: files of a tar may come in another order
+    if dict(found) != dict(part.schema):  # the order may differ, since the files of a tar may come in any order
         raise SchemaError(
             f"the samples of {part.source}/{part.objects[0].key} have {schema_difference(part.schema, found)}; all raw "
             "objects of a data set must have the same columns"

@@ -1,8 +1,8 @@
-"""WebDataset: tars in which the files with one base name, one behind the other, are a sample.
+"""WebDataset tars as sources: consecutive files with the same base name are a sample.
 
-Tars are read as a stream. Nothing is extracted: a member is a name and bytes, whatever it claims. Headers are parsed by
-the standard library's ``tarfile``; this module follows the rules of POSIX.1-2001 pax and of GNU for long names, and
-bounds what a header can make it allocate.
+Tars are read as a stream. Nothing is extracted to disk: a member is only a name and bytes. The standard library's
+``tarfile`` parses headers; this module applies the rules of POSIX.1-2001 pax and of GNU for long names, and bounds the
+memory that a header can make it allocate.
 """
 
 from __future__ import annotations
@@ -34,9 +34,15 @@ _EXTENSIONS = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 class WebDataset(ObjectSource):
     """The samples of one or more tars, in the order of the tars and of their members.
 
-    A column is a file's extension (all behind the first dot of the name, in lower case, other dots as ``_``): ``.cls``
-    is an ``int64``, ``.txt`` and ``.json`` are text, any other is bytes; ``key`` is the name before the extension.
-    Hidden files and those without an extension belong to no sample.
+    Each file extension is a column (everything after the first dot of the name, in lower case, other dots as ``_``):
+    ``.cls`` is an ``int64``, ``.txt`` and ``.json`` are text, any other is bytes; the column ``key`` is the name before
+    the extension. Hidden files and files without an extension are skipped.
+
+    Args:
+        listing: listing of the source.
+        tars: tars to read.
+        schema: columns of every sample.
+        strict: whether a tar without an end marker is an error.
     """
 
     def __init__(self, listing: SourceListing, tars: tuple[ObjectInfo, ...], schema: Schema, *, strict: bool) -> None:
@@ -46,7 +52,7 @@ class WebDataset(ObjectSource):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Which files of the folder were left out, and which tars, as far as they were read, have no end marker."""
+        """Notes about files that were left out, and about tars read so far that have no end marker."""
         notes = []
         if left_out := len(self._listing.objects) - len(self.objects):
             notes.append(f"{left_out} of {len(self._listing.objects)} files were left out: not .tar")
@@ -54,11 +60,11 @@ class WebDataset(ObjectSource):
             where = (
                 f"{len(self._without_end):,} of {counted(len(self.objects), 'tar')} (first: {min(self._without_end)})"
             )
-            notes.append(f"warning: no end marker in {where}: if they were cut off, samples are missing")
+            notes.append(f"warning: no end marker in {where}: if they are truncated, samples are missing")
         return tuple(notes)
 
     async def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
-        """Yield the samples from number ``start`` on; a tar has no index, so those before are read as well."""
+        """Yield the samples from number ``start`` on; a tar has no index, so earlier samples are read too."""
         number = 0
         for tar in self.objects:
             on_no_end = partial(self._note_no_end, tar.key)
@@ -74,10 +80,10 @@ class WebDataset(ObjectSource):
                     number += 1
 
     async def check_ends(self) -> None:
-        """Note which tars do not end with zeros, from their last bytes, without reading the tars.
+        """Note the tars that do not end with zeros; reads only their last bytes.
 
         Raises:
-            PackError: one does not, and the source is strict.
+            PackError: a tar does not end with zeros, and the source is strict.
         """
 
         async def check(tar: ObjectInfo) -> None:
@@ -89,29 +95,29 @@ class WebDataset(ObjectSource):
     def _note_no_end(self, key: str) -> None:
         if self._strict:
             raise PackError(
-                f"{self.root}/{key} has no end marker, so it may be cut off; make it again, or pack without --strict"
+                f"{self.root}/{key} has no end marker, so it may be truncated; create it again or pack without --strict"
             )
         self._without_end.add(key)
 
 
 async def open_webdataset(listing: SourceListing, *, strict: bool = False) -> WebDataset:
-    """Return the samples of the tars that are listed, having read the first sample.
+    """Return a source of the listed tars, with the columns of their first sample.
 
     Args:
-        listing: has the tars.
-        strict: raise where a tar is found to have no end marker, instead of noting it.
+        listing: listing of the tars.
+        strict: whether a tar without an end marker is an error instead of a note.
 
     Raises:
         PackError: there is no tar or no sample, or the first tar is damaged.
     """
     tars = tuple(item for item in listing.objects if not listing.is_folder or item.key.lower().endswith(".tar"))
     if not tars:
-        raise PackError(f"{listing.url} holds no .tar files; check the URL, or say another --kind")
+        raise PackError(f"{listing.url} has no .tar files; check the URL, or use another --kind")
     for tar in tars:
         async with aclosing(_samples(listing, tar, span_bytes=PEEK_SPAN_BYTES)) as samples:
             async for where, sample in samples:
                 return WebDataset(listing, tars, _schema(where, sample), strict=strict)
-    raise PackError(f"{listing.url} holds no samples: no file in it has a name with an extension")
+    raise PackError(f"{listing.url} has no samples: no file in it has a name with an extension")
 
 
 def _schema(where: str, sample: dict[str, Any]) -> Schema:
@@ -178,12 +184,12 @@ def _integer(data: bytes, where: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A regular file in a tar. Its bytes have to be read, if at all, before the next member is asked for.
+    """A regular file in a tar. Its content can be read only until the next member is requested.
 
     Attributes:
-        name: its path, as it stands there.
-        size_bytes: of its content.
-        stream: stands at its content.
+        name: path of the file, as the tar has it.
+        size_bytes: size of the content.
+        stream: stream of the tar, positioned at the content.
     """
 
     name: str
@@ -198,15 +204,15 @@ class Member:
 async def members(
     stream: ByteStream, where: str, *, on_no_end: Callable[[], object] = lambda: None
 ) -> AsyncGenerator[Member, None]:
-    """Yield the regular files of a tar in its order; folders, links and devices are passed over.
+    """Yield the regular files of a tar in its order; skips folders, links and devices.
 
     Args:
         stream: the tar's bytes.
-        where: what to call the tar in an error.
-        on_no_end: called where the bytes end at a member's border without the block of zeros that ends a tar.
+        where: name of the tar in error messages.
+        on_no_end: called if the bytes end after a member without the block of zeros that ends a tar.
 
     Raises:
-        PackError: the tar is damaged, cut off, compressed, or has a sparse file.
+        PackError: the tar is damaged, truncated or compressed, or has a sparse file.
     """
     overrides: dict[str, str] = {}
     while stream.remaining:
@@ -257,9 +263,9 @@ def _size(said: int | str, where: str) -> int:
 
 
 async def _extension(stream: ByteStream, header: tarfile.TarInfo, size_bytes: int, where: str) -> dict[str, str]:
-    """Return what a pax or GNU extension says of the next member."""
+    """Return the attributes of the next member from a pax or GNU extension."""
     if header.type in (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK):
-        return {}  # passed over: what it could say of all members, or of a link's target, is of no interest here
+        return {}  # attributes of all members and link targets are not needed
     if size_bytes > _MAX_EXTENDED_BYTES:
         raise PackError(f"{where} has an extended header of {size_bytes} bytes; make the tar again")
     data = await stream.read(size_bytes)
@@ -272,7 +278,7 @@ async def _extension(stream: ByteStream, header: tarfile.TarInfo, size_bytes: in
 
 
 def _pax_records(data: bytes) -> list[tuple[str, str]]:
-    """Return the records, each ``<length> <key>=<value>`` and a newline; a bad one is a ValueError."""
+    """Return the records, each ``<length> <key>=<value>`` and a newline; raise ValueError for a malformed one."""
     records, start = [], 0
     while start < len(data) and data[start]:
         digits, _, _ = data[start : start + 20].partition(b" ")

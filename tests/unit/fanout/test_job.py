@@ -116,7 +116,7 @@ def test_where_there_is_a_data_set_only_append_goes_and_with_its_own_columns() -
     asyncio.run(pack(store, numbered(6)))
     with pytest.raises(DatasetExistsError, match="stoker pack --append"):
         planned(raw(), store)
-    with pytest.raises(SchemaError, match="not as those of the data set"):
+    with pytest.raises(SchemaError, match="do not have the columns of the data set"):
         planned(raw(), store, append=True)
     with pytest.raises(NotFoundError, match="no data set"):
         planned(raw(), append=True)
@@ -144,7 +144,7 @@ def test_an_unfinished_pack_of_something_else_is_mentioned(caplog: pytest.LogCap
     asyncio.run(_left_unfinished(store))
     with caplog.at_level(logging.WARNING):
         planned(raw(), store)
-    assert "unfinished pack of another source" in caplog.text
+    assert "unfinished pack with another source" in caplog.text
 
 
 async def _left_unfinished(store: Store) -> None:

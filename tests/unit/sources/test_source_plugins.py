@@ -153,7 +153,7 @@ def test_a_plug_in_that_returns_no_source_is_named(json_lines: ModuleType, monke
 
     monkeypatch.setattr(json_lines, "open_json_lines", open_nothing)
     put_all("memory://z", {"a.jsonl": b"{}"})
-    with pytest.raises(ConfigError, match="returned a SimpleNamespace, which has no 'schema' and 'read'"):
+    with pytest.raises(ConfigError, match="returned a SimpleNamespace, which lacks 'schema' or 'read'"):
         look("memory://z", "json-lines")
 
 
