@@ -1,16 +1,16 @@
-"""Super-samples: many samples in one object, a valid safetensors file, readable by column and by row.
+"""Super-samples: many samples in one object, a valid safetensors file that is readable by column and by row.
 
-Layout of the data section, the same function of schema and sample count for every writer:
+The schema, the sample count and the ragged lengths determine the layout of the data section, for every writer:
 
 1. ``NAME.offsets`` ``I64 [n + 1]`` of every ragged column, in elements;
-2. small columns, fixed and at most ``SMALL_ROW_BYTES`` a row, and among them ``__crc32c__`` ``U32 [n, columns]``: the
-   CRC-32C of every value, so that any run of rows of any column verifies;
-3. large columns: the other fixed ones, then the elements of the ragged ones.
+2. small columns (fixed, at most ``SMALL_ROW_BYTES`` a row), including ``__crc32c__`` ``U32 [n, columns]``: the CRC-32C
+   of every value, with which any range of rows of any column can be verified;
+3. large columns: the other fixed columns, then the elements of the ragged columns.
 
-Wider element types come first (in 3, within the fixed and within the ragged), ``__crc32c__`` before others of 4 bytes,
-and then the schema's order: so views are aligned wherever the sizes allow. Header, 1 and 2 are the **head**: one ranged
-read of it opens an object, after which a run of samples is one byte range per column. The chunk head is DIESEL's (chunk
-metadata in the chunk itself).
+In 2, and in each half of 3, wider element types come first, ``__crc32c__`` before other types of 4 bytes; ties are in
+the schema's order. Views are therefore aligned wherever the sizes permit. The header, 1 and 2 form the **head**: one
+ranged read of it opens an object; a range of samples is then one byte range per column. Chunk metadata inside the chunk
+is DIESEL's design.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CRC32C = re.compile(r"[0-9a-f]{8}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a super-sample comes from; stored in its head, so that a lost manifest can be rebuilt.
+    """The data set and pack run of a super-sample; stored in its head, so that a lost manifest can be rebuilt.
 
     Attributes:
         dataset: id of the data set.
@@ -56,17 +56,17 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """What a manifest must know of a super-sample.
+    """The manifest entry of a super-sample.
 
     Attributes:
-        ordinal: its number within the pack run.
-        size_bytes: of the whole object.
-        samples: how many it holds.
-        head_bytes: how many bytes, from the start of the object, its head has.
-        head_crc32c: checksum of the head.
-        crc32c: checksum of the whole object.
+        ordinal: number of the super-sample within the pack run, from 0.
+        size_bytes: size of the whole object.
+        samples: number of samples.
+        head_bytes: size of the head, which starts the object.
+        head_crc32c: CRC-32C of the head.
+        crc32c: CRC-32C of the whole object.
         tag: ETag or generation of the stored object, ``""`` until it is stored.
-        sha256_128: the first 16 bytes of the SHA-256 of the whole object, None where nobody has computed it.
+        sha256_128: first 16 bytes of the SHA-256 of the whole object, None if not computed.
     """
 
     ordinal: int
@@ -83,17 +83,17 @@ _Entry = tuple[str, DType, tuple[int, ...]]
 
 
 def is_small(column: Column) -> bool:
-    """Return whether the values of such a column lie in the head."""
+    """Return whether the head contains the values of a column."""
     return column.is_fixed and column.element_bytes <= SMALL_ROW_BYTES
 
 
 def _layout(schema: Schema, samples: int, elements: Mapping[str, int]) -> tuple[tensorfile.Tensor, ...]:
-    """Return the tensors of a super-sample.
+    """Return the tensors of a super-sample, in order of the file.
 
     Args:
-        schema: its columns.
-        samples: how many rows.
-        elements: how many elements each ragged column has in all.
+        schema: columns of the super-sample.
+        samples: number of samples.
+        elements: total number of elements of each ragged column, by name.
     """
     offsets = [(f"{name}.offsets", DTYPES["int64"], (samples + 1,)) for name, c in schema.items() if not c.is_fixed]
     small: list[_Entry] = [(CHECKSUMS, DTYPES["uint32"], (samples, len(schema)))]
@@ -108,10 +108,10 @@ def _layout(schema: Schema, samples: int, elements: Mapping[str, int]) -> tuple[
 
 
 class SuperSampleBuilder:
-    """Collects samples and makes one super-sample of them.
+    """Collects samples and encodes them as one super-sample.
 
     Args:
-        schema: the columns of every sample.
+        schema: columns of every sample.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -125,31 +125,31 @@ class SuperSampleBuilder:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the data section if it were finished now; the header adds a few hundred bytes."""
+        """Size of the data section with the samples so far; the header adds a few hundred bytes."""
         return self._value_bytes + self._bookkeeping_bytes(len(self))
 
     def size_with(self, values: list[bytes]) -> int:
-        """Return what ``size_bytes`` would be after ``add(values)``."""
+        """Return the value of ``size_bytes`` after ``add(values)``."""
         return self._value_bytes + sum(map(len, values)) + self._bookkeeping_bytes(len(self) + 1)
 
     def _bookkeeping_bytes(self, samples: int) -> int:
         return 8 * self._ragged * (samples + 1) + 4 * len(self.schema) * samples
 
     def add(self, values: list[bytes]) -> None:
-        """Append one sample: the bytes of each column in the schema's order, as :meth:`Schema.encode` gives them."""
+        """Append one sample: the bytes of each column in the schema's order, from :meth:`Schema.encode`."""
         for column, value in zip(self._values, values, strict=True):
             column.append(value)
         self._value_bytes += sum(map(len, values))
 
     def finish(self, origin: Origin, *, is_last: bool = False) -> tuple[bytes, Packed]:
-        """Return the object's bytes and its manifest entry, and start anew, empty.
+        """Return the object's bytes and its manifest entry, and reset the builder.
 
         Args:
-            origin: where the samples come from.
-            is_last: whether the pack run ends with it; its head says so.
+            origin: data set and pack run, for the head.
+            is_last: whether this is the last super-sample of the pack run; recorded in the head.
 
         Raises:
-            SchemaError: there is no sample.
+            SchemaError: the builder is empty.
         """
         samples = len(self)
         if not samples:
@@ -176,7 +176,7 @@ class SuperSampleBuilder:
         )
 
     def _take_data(self, samples: int) -> tuple[bytes, tuple[tensorfile.Tensor, ...]]:
-        """Return the data section and what lies where in it, and begin anew."""
+        """Return the data section and its tensors, and reset the builder."""
         parts = dict(zip(self.schema, self._values, strict=True))
         elements = {}
         for name, column in self.schema.items():
@@ -194,26 +194,27 @@ class SuperSampleBuilder:
 
 
 def _head_end(schema: Schema, tensors: Iterable[tensorfile.Tensor]) -> int:
-    """Return how much of the data section belongs to the head."""
+    """Return the size of the head's part of the data section."""
     large = {name for name, column in schema.items() if not is_small(column)}
     return max((tensor.end for tensor in tensors if tensor.name not in large), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The head of a super-sample: what is needed to find and verify any value in it.
+    """The parsed head of a super-sample, which locates and verifies any value in it.
 
     Attributes:
-        schema: its columns.
-        origin: where it comes from.
-        samples: how many rows it has.
-        size_bytes: of the whole object.
-        head_bytes: of the head itself.
-        data_crc32c: checksum of the data section.
-        is_last: whether the pack run ended with it.
-        starts: column name → offset in the object of its first value.
-        offsets: ragged column name → ``int64 [samples + 1]``, in elements.
-        checksums: ``uint32 [samples, columns]``.
+        schema: columns of the super-sample.
+        origin: data set and pack run of the super-sample.
+        samples: number of samples.
+        size_bytes: size of the whole object.
+        head_bytes: size of the head.
+        header_bytes: size of the safetensors header; offset of the data section.
+        data_crc32c: CRC-32C of the data section.
+        is_last: whether this is the last super-sample of its pack run.
+        starts: offset in the object of each tensor, by name.
+        offsets: row offsets of each ragged column, by name: ``int64 [samples + 1]``, in elements.
+        checksums: CRC-32C of each value, ``uint32 [samples, columns]``.
     """
 
     schema: Schema
@@ -230,11 +231,11 @@ class Head:
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview, size_bytes: int) -> Head:
-        """Return the head at the start of ``data``; the arrays are views of it.
+        """Parse the head at the start of ``data``; its arrays are views of ``data``.
 
         Args:
-            data: at least the head; more does not matter.
-            size_bytes: of the whole object.
+            data: beginning of the object, at least its head.
+            size_bytes: size of the whole object.
 
         Raises:
             FormatError: the bytes are not the head of a super-sample of that size.
@@ -274,13 +275,13 @@ class Head:
 
     @staticmethod
     def bytes_needed(data: bytes | bytearray | memoryview, size_bytes: int) -> int:
-        """Return how many bytes, from the start of the object, are needed to tell more than ``data`` does.
+        """Return how many bytes from the start of the object must be read to continue parsing.
 
-        That is the size of the head, or of the header where that is cut off.
+        This is the size of the head, or of the header if ``data`` ends before the header does.
 
         Args:
-            data: the beginning of an object, at least 8 bytes.
-            size_bytes: of the whole object.
+            data: beginning of the object, at least 8 bytes.
+            size_bytes: size of the whole object.
 
         Raises:
             FormatError: the bytes are not the beginning of a super-sample of that size.
@@ -292,27 +293,27 @@ class Head:
         return header.header_bytes + _head_end(_metadata(header.metadata)[0], header.tensors)
 
     def row_range(self, name: str, start: int, end: int) -> tuple[int, int]:
-        """Return the byte range in the object of column ``name`` of rows ``[start, end)``."""
+        """Return the byte range of column ``name`` for rows ``[start, end)``, relative to the object."""
         column, base = self.schema[name], self.starts[name]
         if not column.is_fixed:
             start, end = int(self.offsets[name][start]), int(self.offsets[name][end])
         return base + start * column.element_bytes, base + end * column.element_bytes
 
     def row_ranges(self, name: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return first byte and end in the object of each row's value of column ``name``, ``int64 [rows]``."""
+        """Return start and end offset in the object of each row's value of column ``name``, ``int64 [rows]`` each."""
         column, base = self.schema[name], self.starts[name]
         starts, ends = (rows, rows + 1) if column.is_fixed else (self.offsets[name][rows], self.offsets[name][rows + 1])
         return base + starts * column.element_bytes, base + ends * column.element_bytes
 
     def is_in_head(self, name: str) -> bool:
-        """Return whether the values of column ``name`` lie in the head."""
+        """Return whether the head contains the values of column ``name``."""
         return is_small(self.schema[name])
 
     def verify_rows(self, name: str, start: int, data: memoryview) -> None:
-        """Check the values of column ``name`` from row ``start`` on, as far as ``data`` goes, each on its checksum.
+        """Verify values of column ``name`` by their checksums, from row ``start`` to the end of ``data``.
 
         Raises:
-            ChecksumError: a value is not the one that was packed; names column and row.
+            ChecksumError: a value is not the one that was packed; the message names column and row.
         """
         column, index = self.schema[name], list(self.schema).index(name)
         borders = np.arange(self.samples + 1 - start) if column.is_fixed else self.offsets[name][start:]
@@ -327,7 +328,7 @@ class Head:
 
 
 def _metadata(metadata: Mapping[str, str]) -> tuple[Schema, Origin, bool, int]:
-    """Return what a header says beside where things lie: schema, origin, whether it is the last, and the checksum."""
+    """Parse a header's metadata: schema, origin, whether it is the last of its run, CRC-32C of the data section."""
     if metadata.get("stoker") != FORMAT:
         found = metadata.get("stoker")
         raise FormatError(
@@ -366,14 +367,14 @@ def _check_offsets(name: str, offsets: NDArray[np.int64], elements: int) -> None
 
 
 class SuperSample:
-    """A whole super-sample in memory. Its columns are views of the buffer: they live as long as it does.
+    """A whole super-sample in memory. Its columns are views of the buffer.
 
     Attributes:
-        head: what it says of itself.
+        head: parsed head.
     """
 
     def __init__(self, data: bytes | bytearray | memoryview) -> None:
-        """Open the object whose bytes are ``data``, without copying or verifying them.
+        """Parse the object ``data`` without copying or verifying it.
 
         Raises:
             FormatError: the bytes are not a super-sample.
@@ -385,20 +386,20 @@ class SuperSample:
         return self.head.samples
 
     def verify(self) -> None:
-        """Check the data section against the checksum in the header.
+        """Verify the data section by the checksum in the header.
 
         Raises:
-            ChecksumError: it differs.
+            ChecksumError: the checksum is wrong.
         """
         found = crc32c(self._data[self.head.header_bytes :])
         if found != self.head.data_crc32c:
             raise ChecksumError(f"data section has crc32c {found:08x}, its header says {self.head.data_crc32c:08x}")
 
     def verify_values(self) -> None:
-        """Check every value against its own checksum.
+        """Verify every value by its own checksum.
 
         Raises:
-            ChecksumError: one differs.
+            ChecksumError: a checksum is wrong.
         """
         for name in self.head.schema:
             start, end = self.head.row_range(name, 0, len(self))
@@ -407,14 +408,15 @@ class SuperSample:
     def column(self, name: str) -> NDArray[Any]:
         """Return all values of a column as one view.
 
-        A fixed column is ``[samples, *shape]``; a ragged one all its elements, to be cut by ``head.offsets``.
+        The shape is ``[samples, *shape]`` for a fixed column, and ``[elements, *shape]`` for a ragged one, whose rows
+        ``head.offsets`` delimits.
         """
         column = self.head.schema[name]
         start, end = self.head.row_range(name, 0, len(self))
         return np.frombuffer(self._data[start:end], column.dtype.holder).reshape(-1, *column.shape)
 
     def encoded(self, row: int) -> list[bytes]:
-        """Return the bytes of each column of one sample, as :meth:`Schema.encode` gives them."""
+        """Return the bytes of each column of one sample, as :meth:`Schema.encode` does."""
         return list(map(bytes, self._values(row)))
 
     def _values(self, row: int) -> list[memoryview]:
@@ -422,10 +424,10 @@ class SuperSample:
         return [self._data[start:end] for start, end in ranges]
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        """Return one sample, column name → value; the values own their memory.
+        """Return the values of one sample by column name; they own their memory.
 
         Raises:
-            IndexError: there is no such row.
+            IndexError: the row is out of range.
         """
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of a super-sample with {len(self)}")

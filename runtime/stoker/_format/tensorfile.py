@@ -1,13 +1,13 @@
-"""The safetensors framing that super-samples, manifests and pack records share, and its element types.
+"""The safetensors framing of super-samples, manifests and pack records, and its element types.
 
-A file is ``u64 header length · JSON header · data``. The header maps tensor name → dtype, shape, ``data_offsets``, and
-``__metadata__`` to a map of strings. This module reads and writes the header only; it never touches the data. Written
-headers are padded with spaces so that the data starts at a multiple of 8 bytes. Read ones come from anywhere, so
-whatever they claim is checked against the size of the object before anything is believed or allocated.
+A file is ``u64 header length · JSON header · data``. The header maps each tensor name to dtype, shape and
+``data_offsets``, and ``__metadata__`` to a map of strings. Headers are written with trailing spaces, so that the data
+starts at a multiple of 8 bytes. Headers that are read are untrusted: every claim is checked against the size of the
+object before anything is allocated.
 
-Element types are those that torch and safetensors share. numpy has no bfloat16 and no float8: such columns are held as
-their bits (``uint16``, ``uint8``) and keep their true type in the schema and in the header of every super-sample.
-Complex types are refused: safetensors readers disagree on them.
+The element types are those of both torch and safetensors. numpy has no bfloat16 and no float8: arrays hold the bits of
+such columns (``uint16``, ``uint8``), while the schema and the header of every super-sample have the true type. Complex
+types are not supported, because safetensors readers disagree on them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class DType:
     """An element type.
 
     Attributes:
-        name: as numpy and torch spell it, e.g. ``"float32"``, ``"bfloat16"``.
-        code: as safetensors spells it, e.g. ``"F32"``.
-        holder: the numpy dtype that holds its bits, little-endian.
-        is_bits: True if numpy has no such type and ``holder`` only carries the bits.
+        name: name in numpy and torch, such as ``"float32"`` or ``"bfloat16"``.
+        code: name in safetensors, such as ``"F32"``.
+        holder: numpy dtype that holds the bits, little-endian.
+        is_bits: whether numpy lacks this type, so that ``holder`` only carries its bits.
     """
 
     name: str
@@ -48,7 +48,7 @@ class DType:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of one element."""
+        """Size of one element in bytes."""
         return self.holder.itemsize
 
 
@@ -75,15 +75,15 @@ DTYPES: dict[str, DType] = {
 
 
 def dtype_of(name: object) -> DType:
-    """Return the element type called ``name``: a name in :data:`DTYPES`, a numpy or Python type, or a torch dtype.
+    """Return the element type for a name in :data:`DTYPES`, a numpy or Python type, or a torch dtype.
 
     Raises:
-        SchemaError: there is no such type, or it is one that cannot be stored.
+        SchemaError: the type does not exist, or cannot be stored.
     """
     if isinstance(name, DType):
         return name
     text = str(name).removeprefix("torch.")
-    # numpy takes None for float64, and runs a parser over strings: neither is what was meant.
+    # np.dtype would convert None to float64, and parse strings such as "i4,f8": neither is intended here.
     if text not in DTYPES and name is not None and not isinstance(name, str):
         with contextlib.suppress(TypeError, ValueError):
             text = np.dtype(name).name  # type: ignore[call-overload]
@@ -101,13 +101,13 @@ _BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Where one tensor lies.
+    """Name, type, shape and position of one tensor in a file.
 
     Attributes:
-        name: unique within the file.
-        dtype: its element type.
-        shape: its dimensions, any of them may be 0.
-        start: offset of its first byte in the data section.
+        name: name, unique within the file.
+        dtype: element type.
+        shape: dimensions, each from 0.
+        start: offset of the first byte in the data section.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Tensor:
 
     @property
     def end(self) -> int:
-        """Offset behind its last byte in the data section."""
+        """Offset behind the last byte in the data section."""
         return self.start + self.dtype.size_bytes * math.prod(self.shape)
 
 
@@ -126,9 +126,9 @@ class Header:
     """A parsed header.
 
     Attributes:
-        metadata: the strings of ``__metadata__``.
-        tensors: in order of their bytes, without holes.
-        header_bytes: where the data section starts in the file.
+        metadata: strings of ``__metadata__``.
+        tensors: tensors in order of their positions, without gaps.
+        header_bytes: size of length prefix and header; offset of the data section in the file.
     """
 
     metadata: Mapping[str, str]
@@ -137,7 +137,7 @@ class Header:
 
 
 def laid_out(tensors: Iterable[tuple[str, DType, tuple[int, ...]]]) -> tuple[Tensor, ...]:
-    """Return the tensors one behind the other, in the order given."""
+    """Return consecutive tensors for names, types and shapes, in the given order."""
     placed: list[Tensor] = []
     end = 0
     for name, dtype, shape in tensors:
@@ -147,12 +147,12 @@ def laid_out(tensors: Iterable[tuple[str, DType, tuple[int, ...]]]) -> tuple[Ten
 
 
 def tensors_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[Tensor, ...]:
-    """Return the tensors that hold arrays, in the order given."""
+    """Return consecutive tensors for arrays, in the given order."""
     return laid_out((name, dtype_of(array.dtype), array.shape) for name, array in arrays.items())
 
 
 def arrays_of(header: Header, data: bytes | bytearray | memoryview) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a whole file, in order, as views of its bytes."""
+    """Return the arrays of a whole file by name, in order, as views of ``data``."""
     return {
         tensor.name: np.frombuffer(
             data,
@@ -165,22 +165,22 @@ def arrays_of(header: Header, data: bytes | bytearray | memoryview) -> dict[str,
 
 
 def ragged(name: str, pieces: Sequence[bytes]) -> dict[str, NDArray[Any]]:
-    """Return pieces of bytes as two arrays: where each begins and the last ends, and all of them."""
+    """Encode byte strings as two arrays: ``NAME.offsets``, ``int64 [pieces + 1]``, and the concatenation ``NAME``."""
     offsets = np.cumsum([0, *map(len, pieces)], dtype="<i8")
     return {f"{name}.offsets": offsets, name: np.frombuffer(b"".join(pieces), np.uint8)}
 
 
 def ragged_pieces(name: str, arrays: Mapping[str, NDArray[Any]], count: int, what: str) -> list[memoryview]:
-    """Return the pieces that :func:`ragged` made arrays of, as views of them.
+    """Return the byte strings that :func:`ragged` encoded, as views.
 
     Args:
-        name: of the array that has all of them.
-        arrays: of a file that comes from outside.
-        count: how many there must be.
-        what: the pieces are, for messages.
+        name: name of the array with the concatenation.
+        arrays: arrays of an untrusted file, by name.
+        count: expected number of byte strings.
+        what: description of the byte strings, for messages.
 
     Raises:
-        FormatError: the arrays are none of so many pieces.
+        FormatError: the arrays do not encode ``count`` byte strings.
     """
     offsets, data = arrays[f"{name}.offsets"], arrays[name]
     is_bytes = data.dtype == np.uint8 and data.ndim == 1
@@ -214,10 +214,10 @@ def encode_header(metadata: Mapping[str, str], tensors: Iterable[Tensor]) -> byt
 
 
 def parse_length(data: bytes | bytearray | memoryview, object_bytes: int) -> int:
-    """Return where the data section starts, from the first 8 bytes of an object of ``object_bytes``.
+    """Return the offset of the data section, from the first 8 bytes of an object of ``object_bytes`` bytes.
 
     Raises:
-        FormatError: there are fewer bytes, or the header cannot fit the object.
+        FormatError: ``data`` has fewer than 8 bytes, or the header does not fit into the object.
     """
     if len(data) < PREFIX_BYTES:
         raise FormatError(f"{len(data)} bytes are too few for a safetensors file")
@@ -228,14 +228,15 @@ def parse_length(data: bytes | bytearray | memoryview, object_bytes: int) -> int
 
 
 def parse_header(data: bytes | bytearray | memoryview, object_bytes: int) -> Header:
-    """Return the header at the start of ``data``, checked against the size of the whole object.
+    """Parse the header at the start of ``data``, and check it against the size of the whole object.
 
     Args:
-        data: at least prefix and header; more does not matter.
-        object_bytes: size of the whole object, of which ``data`` may be only the head.
+        data: beginning of the object, at least the length prefix and the header.
+        object_bytes: size of the whole object.
 
     Raises:
-        FormatError: not a safetensors header; or its tensors overlap, leave holes or do not end with the object.
+        FormatError: the bytes are not a safetensors header, or the tensors overlap, leave gaps or do not end with the
+            object.
     """
     header_bytes = parse_length(data, object_bytes)
     if len(data) < header_bytes:
@@ -267,12 +268,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         raise ValueError("a key is repeated")
     for text in (*entries, *entries.values()):
         if isinstance(text, str) and not text.isascii():
-            text.encode()  # an escaped lone surrogate is no Unicode; UnicodeEncodeError is a ValueError
+            text.encode()  # an escaped lone surrogate raises UnicodeEncodeError, a ValueError
     return entries
 
 
 def _natural(digits: str) -> int:
-    if digits.startswith("-"):  # "-0" too: no safetensors reader takes it for a size
+    if digits.startswith("-"):  # also "-0", which safetensors readers reject
         raise ValueError(f"{digits[:80]} is negative")
     return int(digits)
 
@@ -290,7 +291,7 @@ def _tensor(name: str, entry: object) -> Tensor:
         raise FormatError(f"tensor {name[:80]!r} has unknown dtype {str(entry['dtype'])[:80]!r}")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
         raise FormatError(f"tensor {name[:80]!r} has a bad shape")
-    if math.prod(filter(None, shape)) >= MAX_SIZE:  # even an empty tensor's strides must be numbers
+    if math.prod(filter(None, shape)) >= MAX_SIZE:  # the strides of an empty tensor must not overflow either
         raise FormatError(f"tensor {name[:80]!r} has a shape that overflows")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
         raise FormatError(f"tensor {name[:80]!r} has bad data_offsets")

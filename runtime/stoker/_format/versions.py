@@ -1,9 +1,9 @@
-"""The versions of a data set's manifest in its store, and how a new one is committed.
+"""Versions of a data set's manifest in its store, and their atomic commit.
 
-``manifests/<n>.safetensors`` is written once, and only where no version n is yet: whoever writes it has won that
-number, and whoever lost builds again on top of the winner. ``manifest.safetensors``, the pointer, is a byte copy of the
-newest version and only moves forward. A writer that dies between the two leaves the pointer behind; the next writer
-finds the newer version by asking for the numbers that follow, and its commit moves the pointer past it.
+A conditional write creates ``manifests/<n>.safetensors`` only if it does not exist. Of concurrent writers, one wins the
+number; the others rebuild their version on top of it. ``manifest.safetensors``, the pointer, is a byte copy of the
+newest version and only moves forward. If a writer dies between the two writes, the pointer is stale: the next writer
+finds the newer version by reading the numbers that follow, and its commit advances the pointer.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from stoker.errors import (
 T = TypeVar("T")
 
 LARGE_BYTES = 8 << 20
-MAX_MANIFEST_BYTES = 1 << 30  # of thirty million super-samples
-_LATE_SECONDS = 0.08  # a manifest that takes longer is worth a second request, which tells whether it is large
-_LEAST_BYTES_PER_SECOND = 10e6  # a manifest that comes more slowly is read a second time, too
+MAX_MANIFEST_BYTES = 1 << 30  # thirty million super-samples
+_LATE_SECONDS = 0.08  # after this time, a second request asks for the size of the manifest
+_LEAST_BYTES_PER_SECOND = 10e6  # a slower transfer is hedged, too
 _PARALLEL_READS = 8
 _VERSION_KEY = re.compile(r"manifests/([0-9]{8,9})\.safetensors", re.ASCII)
 
@@ -46,19 +46,19 @@ class _Stored:
 
 
 async def read_manifest(store: Readable, version: int | None = None) -> Manifest:
-    """Return a version of a data set's manifest, by default the newest.
+    """Read a version of a data set's manifest, by default the newest.
 
-    A small manifest is one GET, and up to three if it is late; a large one (over 8 MiB) parallel ranged reads. Nothing
-    is listed, unless the pointer is missing. Transient errors are retried.
+    A small manifest takes one GET, or up to three if it is late; a large one (over 8 MiB) is read in parallel ranges.
+    The bucket is listed only if the pointer is missing. Transient errors are retried.
 
     Args:
-        store: where the data set is; a :class:`~stoker._base.retry.RetryingReader` counts the hedges.
-        version: default the newest.
+        store: store of the data set; a :class:`~stoker._base.retry.RetryingReader` counts the hedges.
+        version: version number, from 1; default the newest.
 
     Raises:
         NotFoundError: there is no data set, or it has no such version.
-        FormatError: what is there is not a manifest.
-        ChecksumError: it is damaged.
+        FormatError: the object is not a manifest.
+        ChecksumError: the manifest is damaged.
     """
     reader = store if isinstance(store, RetryingReader) else RetryingReader(store)
     if version is None:
@@ -71,10 +71,10 @@ async def read_manifest(store: Readable, version: int | None = None) -> Manifest
 
 
 async def newest_manifest(store: Readable) -> Manifest | None:
-    """Return the newest complete version, also where the pointer stayed behind it; None if there is no data set.
+    """Return the newest complete version, even if the pointer is stale; None if there is no data set.
 
     Raises:
-        FormatError: a manifest is not one.
+        FormatError: an object is not a manifest.
         ChecksumError: a manifest is damaged.
     """
     found = await _newest(RetryingReader(store))
@@ -82,18 +82,18 @@ async def newest_manifest(store: Readable) -> Manifest | None:
 
 
 async def commit(store: Store, build: Callable[[Manifest | None], Manifest]) -> Manifest:
-    """Commit the version that ``build`` makes of the newest one, and return it.
+    """Commit the version that ``build`` derives from the newest one, and return it.
+
+    If the call is cancelled, it has committed nothing, or a version that the next writer's commit makes visible.
 
     Args:
-        store: where the data set is.
-        build: gets the newest version (None: there is none) and returns its successor, or the very same object if
-            there is nothing to commit. Called again, on top of the winner, each time another writer was first.
-
-    Cancelled, it has either committed nothing or a version that the next writer's commit makes visible.
+        store: store of the data set.
+        build: function from the newest version (None if there is none) to its successor, or to the same object if
+            there is nothing to commit. Called again with the winner's version each time another writer wins.
 
     Raises:
-        StoreError: the store says both that the next version exists and that it does not.
-        Exception: what ``build`` raises; nothing was committed.
+        StoreError: the store reports both that the next version exists and that it does not.
+        Exception: an exception of ``build``; nothing was committed.
     """
     retrying = RetryingStore(store)
     lost = 0
@@ -116,10 +116,10 @@ async def commit(store: Store, build: Callable[[Manifest | None], Manifest]) -> 
 
 
 async def publish(store: Store, manifest: Manifest) -> Manifest:
-    """Write a version where there is none of its number yet, and let the pointer follow.
+    """Write a version unless its number exists, and advance the pointer.
 
     Raises:
-        PreconditionFailedError: there is a version of that number; nothing was written.
+        PreconditionFailedError: a version with this number exists; nothing was written.
     """
     data = manifest.to_bytes()
     await RetryingStore(store).put(version_key(manifest.version), data, if_absent=True)
@@ -128,7 +128,7 @@ async def publish(store: Store, manifest: Manifest) -> Manifest:
 
 
 async def advance(store: Store, manifest: Manifest, data: bytes | bytearray | None = None) -> None:
-    """Make the pointer a copy of ``manifest`` unless it is one of a newer version; a damaged one is replaced."""
+    """Replace the pointer by a copy of ``manifest``, unless it is a valid copy of this or a newer version."""
     retrying = RetryingStore(store)
     content = manifest.to_bytes() if data is None else data
     while True:
@@ -148,7 +148,7 @@ async def advance(store: Store, manifest: Manifest, data: bytes | bytearray | No
 
 
 async def check_bucket(store: Readable, lacking: str) -> None:
-    """Raise BucketNotFoundError if the bucket, or folder, does not exist: the reason why something is ``lacking``."""
+    """Raise BucketNotFoundError if the bucket or folder does not exist, as the reason that ``lacking`` is missing."""
     try:
         async for _ in RetryingReader(store).list("manifests/"):
             return
@@ -157,7 +157,7 @@ async def check_bucket(store: Readable, lacking: str) -> None:
 
 
 async def list_versions(store: Readable) -> list[int]:
-    """Return the numbers of the versions that are there, rising."""
+    """Return the numbers of the existing versions, ascending."""
     try:
         keys = [info.key async for info in RetryingReader(store).list("manifests/")]
     except NotFoundError:  # the bucket itself does not exist: a local folder before its first object
@@ -173,7 +173,7 @@ def _version_of(data: bytes) -> int:
 
 
 async def _read_newest(reader: RetryingReader[Readable]) -> _Stored:
-    """Return what the pointer holds; without one, the newest version that a crash left behind."""
+    """Read the pointer or, if it is missing after a crash, the newest listed version."""
     try:
         return await _read(reader, POINTER_KEY)
     except BucketNotFoundError as error:
@@ -196,7 +196,7 @@ async def _newest_listed(reader: RetryingReader[Readable]) -> _Stored | None:
 
 
 async def _newest(reader: RetryingReader[Readable]) -> _Stored | None:
-    """Return the newest complete version: the pointer's, or one that follows it without a gap."""
+    """Return the newest complete version: the pointer's, or the last that follows it without a gap."""
     try:
         newest = await _read(reader, POINTER_KEY)
     except NotFoundError:
@@ -218,7 +218,7 @@ async def _read_version(reader: RetryingReader[Readable], version: int) -> _Stor
 async def _read(reader: RetryingReader[Readable], key: str) -> _Stored:
     try:
         return await _read_once(reader, key)
-    except (ChecksumError, FormatError, ObjectChangedError):  # damaged on its way, or replaced between two ranges
+    except (ChecksumError, FormatError, ObjectChangedError):  # damaged in transit, or replaced between two ranges
         return await _read_once(reader, key)
 
 
@@ -234,7 +234,7 @@ async def _read_once(reader: RetryingReader[Readable], key: str) -> _Stored:
 
 
 async def _fetch(reader: RetryingReader[Readable], key: str) -> bytes | bytearray:
-    """Read an object; once it is late, read it in parts if it is large, and else a second time."""
+    """Read an object. If it is late, read it in parallel ranges if it is large, and hedge the request otherwise."""
     async with _begun(reader.get(key)) as whole:
         await asyncio.wait({whole}, timeout=_LATE_SECONDS)
         info = None if whole.done() else await _looked_up(reader, key, whole)
@@ -250,7 +250,7 @@ async def _fetch(reader: RetryingReader[Readable], key: str) -> bytes | bytearra
 
 
 async def _looked_up(reader: RetryingReader[Readable], key: str, whole: asyncio.Task[Any]) -> ObjectInfo | None:
-    """Return what the store says of an object, None if ``whole`` is done first, or if the store does not say."""
+    """Return an object's metadata; None if ``whole`` finishes first, or the request fails."""
     async with _begun(_prompt(reader, lambda: reader.head(key))) as looking:
         await asyncio.wait({whole, looking}, return_when=asyncio.FIRST_COMPLETED)
         try:
@@ -260,7 +260,7 @@ async def _looked_up(reader: RetryingReader[Readable], key: str, whole: asyncio.
 
 
 async def _prompt(reader: RetryingReader[Readable], send: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Send a request, and once more if it is late."""
+    """Send a request, and a hedge if it is late."""
     async with _begun(send()) as request:
         await asyncio.wait({request}, timeout=_LATE_SECONDS)
         return request.result() if request.done() else await _hedged(reader, request, send)
@@ -269,7 +269,7 @@ async def _prompt(reader: RetryingReader[Readable], send: Callable[[], Coroutine
 async def _hedged(
     reader: RetryingReader[Readable], late: asyncio.Task[T], send: Callable[[], Coroutine[Any, Any, T]]
 ) -> T:
-    """Send a request beside one that is late; the first that ends decides."""
+    """Hedge a late request: send it again, and return the result of the first that ends."""
     reader.hedges += 1
     async with _begun(send()) as again:
         await asyncio.wait({late, again}, return_when=asyncio.FIRST_COMPLETED)
@@ -278,7 +278,7 @@ async def _hedged(
 
 @asynccontextmanager
 async def _begun(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """Have work done beside the block; what is left of it behind the block is cancelled, and has ended."""
+    """Run a coroutine as a task during the block; at the end of the block, cancel it and wait for it to end."""
     task = asyncio.ensure_future(work)
     try:
         yield task

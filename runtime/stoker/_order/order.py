@@ -1,28 +1,28 @@
-"""The order: the exact sequence of samples of an epoch, known ahead, the same on every machine.
+"""The order: the exact sequence of an epoch's samples, computed in advance, identical on every machine.
 
-The epoch's super-samples, permuted, are laid end to end and cut into ``lanes`` parts equal to ±1 sample, the longer
-ones first. Position ``p`` of the epoch is place ``p // lanes`` of lane ``p % lanes``. A lane is a row of **pieces**
-(whole super-samples, but for those among them that a cut divides, at most ``lanes - 1`` in the epoch) and is delivered
-in **blocks**, each the permuted union of parts of consecutive pieces:
+The epoch's super-samples are permuted, concatenated, and cut into ``lanes`` parts of equal length ±1 sample, the longer
+ones first. Position ``p`` of the epoch is place ``p // lanes`` of lane ``p % lanes``. A lane is a sequence of
+**pieces**: whole super-samples, except for those that a cut divides (at most ``lanes - 1`` in the epoch). It is
+delivered in **blocks**, each the permuted union of parts of consecutive pieces:
 
-- ``none``: super-samples in the packed order; block ``i`` is piece ``i`` as it was packed.
-- ``block``: block ``i`` is pieces ``[i w, (i + 1) w)``, ``w`` the window (DIESEL's chunk-based shuffle).
-- ``window``: every piece is permuted by itself; part ``g`` of the ``G`` parts of piece ``i``, its places
-  ``[⌊g n / G⌋, ⌊(g + 1) n / G⌋)`` of ``n``, goes to block ``i + g``: ``G`` pieces are in memory at any time, and no
-  sample is kept from its neighbours by a group's border. ``G`` is the window, but at most half of the lane's pieces
-  (rounded down), and at least 1.
-- ``full``: one keyed permutation of all samples (see :mod:`stoker._order.random_words`); lanes and pieces play no part.
+- ``none``: super-samples in packed order; block ``i`` is piece ``i`` in packed order.
+- ``block``: block ``i`` is pieces ``[i w, (i + 1) w)``, where ``w`` is the window (DIESEL's chunk-based shuffle).
+- ``window``: each piece is permuted by itself and cut into ``G`` parts; part ``g`` of piece ``i``, its places
+  ``[⌊g n / G⌋, ⌊(g + 1) n / G⌋)`` of ``n``, goes to block ``i + g``. So ``G`` pieces are in memory at any time, and no
+  group borders separate neighbours. ``G`` is the window, but at most half of the lane's pieces (rounded down), and at
+  least 1.
+- ``full``: one keyed permutation of all samples (see :mod:`stoker._order.random_words`), without lanes and pieces.
 
-A permutation of ``n`` things is drawn by :func:`stoker._order.random_words.permutation`: what it has at place ``k`` is
-delivered at place ``k``. With the streams (purpose, index, part):
+:func:`stoker._order.random_words.permutation` draws each permutation; its element ``k`` is delivered at place ``k``.
+The streams (purpose, index, part) are:
 
 - ``(SUPER_SAMPLES, 0, 0)`` permutes the manifest's super-samples (``block`` and ``window``);
-- ``(ROWS, super-sample, first row)`` a piece's rows (``window`` with ``G > 1``), the super-sample by its number in the
-  manifest and the row by its number in the super-sample;
-- ``(BLOCK, block, lane)`` a block (``block`` and ``window``), whose union before that is in the order of its pieces;
-- ``(FULL, 0, 0)`` gives the round keys of ``full``, which maps a position to a sample's number in the packed order.
+- ``(ROWS, super-sample, first row)`` permutes a piece's rows (``window`` with ``G > 1``), with the super-sample's number in
+  the manifest, and the row's number in the super-sample;
+- ``(BLOCK, block, lane)`` permutes a block (``block`` and ``window``), starting from the order of its pieces;
+- ``(FULL, 0, 0)`` is the round keys of ``full``, which maps a position to a sample's number in packed order.
 
-Any place is found in O(super-samples), and only blocks that are asked for are computed.
+Any place is located in O(super-samples), and blocks are computed on demand.
 """
 
 from __future__ import annotations
@@ -49,16 +49,21 @@ MAX_LANES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderConfig(Bounded):
-    """What, with the manifest's version and the epoch, fixes the order.
+    """Settings that determine the order, together with the manifest's version and the epoch.
 
     Attributes:
-        seed: 0 to 2**64 - 1; has no effect on ``none``.
-        shuffle: one of ``none``, ``block``, ``window``, ``full``.
-        window: how many super-samples are mixed at a time, per lane.
-        lanes: into how many parts an epoch is cut; fixed for a run, whatever the number of ranks.
+        seed: seed from 0 (default) to 2**64 - 1; ignored by shuffle ``none``.
+        shuffle: ``none``, ``block``, ``window`` (default) or ``full``.
+        window: number of super-samples that are mixed at a time, per lane; default 8.
+        lanes: number of parts into which an epoch is cut, 1 (default) to 65,536; fixed for a run, for any number of
+            ranks.
 
     Raises:
         ConfigError: a value is out of range.
+
+    Example:
+        >>> OrderConfig(seed=17, shuffle="block", window=16).lanes
+        1
     """
 
     seed: Annotated[int, Bound(">=", 0), Bound("<", 1 << 64)] = 0
@@ -69,12 +74,12 @@ class OrderConfig(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The samples of one delivery block, in their order.
+    """The samples of one delivery block, in order of delivery.
 
     Attributes:
-        pieces: of the lane, that may have samples here.
-        which: ``int64 [samples]``, index of each sample's piece, counted from ``pieces.start``.
-        rows: ``int64 [samples]``, each sample's row in its super-sample.
+        pieces: pieces of the lane that may have samples in this block.
+        which: index of each sample's piece, relative to ``pieces.start``, ``int64 [samples]``.
+        rows: row of each sample in its super-sample, ``int64 [samples]``.
     """
 
     pieces: range
@@ -86,9 +91,13 @@ class Order:
     """The order of one epoch.
 
     Args:
-        samples: samples of each super-sample, in the manifest's order.
+        samples: number of samples in each super-sample, in the manifest's order, integer ``[super-samples]``.
         config: seed, shuffle, window and lanes.
-        epoch: from 0.
+        epoch: number of the epoch, from 0.
+
+    Example:
+        >>> Order(np.array([2, 2]), OrderConfig(shuffle="none"), epoch=0).at(1, 4)
+        array([1, 2, 3])
     """
 
     def __init__(self, samples: NDArray[np.integer], config: OrderConfig, epoch: int) -> None:
@@ -106,15 +115,15 @@ class Order:
 
     @property
     def lanes(self) -> int:
-        """Into how many lanes the epoch is cut; ``full`` has one."""
+        """Number of lanes of the epoch; 1 for ``full``."""
         return 1 if self.config.shuffle == "full" else self.config.lanes
 
     def lane_samples(self, lane: int) -> int:
-        """Return how many samples a lane has: the positions ``p`` with ``p % lanes == lane``."""
+        """Return the number of samples in a lane: the positions ``p`` with ``p % lanes == lane``."""
         return (self.samples - lane + self.lanes - 1) // self.lanes
 
     def lane(self, lane: int) -> Lane:
-        """Return one lane (not for ``full``)."""
+        """Return one lane, by number from 0; not for ``full``."""
         if lane not in self._lanes:
             base, extra = divmod(self.samples, self.lanes)
             start = lane * base + min(lane, extra)
@@ -128,24 +137,24 @@ class Order:
         return self._lanes[lane]
 
     def feistel(self) -> FeistelPermutation:
-        """Return the permutation behind ``full``: position → sample, counted in the packed order."""
+        """Return the permutation of ``full``, from position to sample number in packed order."""
         keys = words(FeistelPermutation.ROUNDS, seed=self.config.seed, purpose=Purpose.FULL, epoch=self.epoch)
         return FeistelPermutation(self.samples, keys)
 
     def locate(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the super-sample and the row of samples given by their number in the packed order."""
+        """Return super-sample and row, ``int64 [samples]`` each, of samples given by number in packed order."""
         super_samples = np.searchsorted(self._packed_starts, samples, "right") - 1
         return super_samples, samples - self._packed_starts[super_samples]
 
     def sample_ids(self, super_samples: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the samples' numbers in the packed order: the inverse of :meth:`locate`."""
+        """Return samples given by super-sample and row as numbers in packed order: the inverse of :meth:`locate`."""
         ids: NDArray[np.int64] = self._packed_starts[super_samples] + rows
         return ids
 
     def at(self, start: int, end: int) -> NDArray[np.int64]:
-        """Return the samples at positions ``[start, end)`` by their number in the packed order, ``int64 [end-start]``.
+        """Return the samples at positions ``[start, end)`` as numbers in packed order, ``int64 [end-start]``.
 
-        This is the canonical sequence. It is meant for tests and tools: a loader walks lanes.
+        This is the canonical sequence, for tests and tools; a loader iterates over lanes.
         """
         if self.config.shuffle == "full":
             return self.feistel()(np.arange(start, end))
@@ -159,18 +168,18 @@ class Order:
 
 
 def _permutation(order: Order, count: int, purpose: Purpose, index: int = 0, part: int = 0) -> NDArray[np.int64]:
-    """Return a permutation of ``range(count)``, drawn for a purpose in an epoch."""
+    """Return the permutation of ``range(count)`` for a purpose in an epoch."""
     return permutation(count, seed=order.config.seed, purpose=purpose, epoch=order.epoch, index=index, part=part)
 
 
 class Lane:
-    """One lane of an epoch; made by :meth:`Order.lane`.
+    """One lane of an epoch; created by :meth:`Order.lane`.
 
     Attributes:
-        super_samples: ``int64 [pieces]``, each piece's super-sample.
-        row_starts: ``int64 [pieces]``, the first row of each piece.
-        row_ends: ``int64 [pieces]``, the row behind its last.
-        block_ends: ``int64 [blocks]``, the place in the lane behind each block's last sample.
+        super_samples: super-sample of each piece, ``int64 [pieces]``.
+        row_starts: first row of each piece, ``int64 [pieces]``.
+        row_ends: row behind the last of each piece, ``int64 [pieces]``.
+        block_ends: place in the lane behind the last sample of each block, ``int64 [blocks]``.
     """
 
     def __init__(self, order: Order, lane: int, super_samples: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
@@ -194,15 +203,15 @@ class Lane:
         return sizes
 
     def __len__(self) -> int:
-        """Return how many pieces the lane has."""
+        """Return the number of pieces."""
         return len(self.super_samples)
 
     def block_of(self, place: int) -> int:
-        """Return the block that holds a place of the lane."""
+        """Return the block that contains a place of the lane."""
         return int(np.searchsorted(self.block_ends, place, "right"))
 
     def first_places(self) -> NDArray[np.int64]:
-        """Return from which place of the lane each piece is needed, ``int64 [pieces]``: its first block's."""
+        """Return the place of the lane from which each piece is needed, ``int64 [pieces]``: its first block's start."""
         begins = np.concatenate([[0], self.block_ends])
         places: NDArray[np.int64] = begins[np.arange(len(self.super_samples)) // self._group]
         return places
@@ -215,7 +224,7 @@ class Lane:
         return range(max(0, block - self._parts + 1), min(block + 1, count))
 
     def block(self, block: int) -> Block:
-        """Return the samples of a block, in order; the last one asked for is kept."""
+        """Return the samples of a block, in order; the most recent block is cached."""
         if self._latest is None or self._latest[0] != block:
             self._latest = block, self._make_block(block)
         return self._latest[1]
@@ -236,7 +245,7 @@ class Lane:
         return Block(pieces, which, rows)
 
     def _rows_of(self, piece: int, block: int) -> NDArray[np.int64]:
-        """Return the rows of a piece that go to a block, before the block is permuted."""
+        """Return the rows of a piece that belong to a block, before the permutation of the block."""
         start, count = int(self.row_starts[piece]), int(self._counts[piece])
         if self._parts == 1:
             return np.arange(start, start + count)
@@ -245,7 +254,7 @@ class Lane:
         return start + rows[part * count // self._parts : (part + 1) * count // self._parts]
 
     def _row_permutation(self, piece: int) -> NDArray[np.int64]:
-        """Return a piece's own permutation; those of the pieces now in the window are kept."""
+        """Return the permutation of a piece's rows; those of the pieces in the window are cached."""
         if piece in self._row_permutations:
             return self._row_permutations[piece]
         index, part = int(self.super_samples[piece]), int(self.row_starts[piece])
@@ -256,7 +265,7 @@ class Lane:
         return drawn
 
     def sample_ids(self, start: int, count: int) -> NDArray[np.int64]:
-        """Return the samples at ``count`` places (at least 1) from ``start`` on, by number in the packed order."""
+        """Return the samples at places ``[start, start + count)``, ``count >= 1``, as numbers in packed order."""
         found: list[NDArray[np.int64]] = []
         block = self.block_of(start)
         begin = int(self.block_ends[block - 1]) if block else 0
@@ -269,34 +278,35 @@ class Lane:
 
 
 EPOCHS_FOLDER = "epochs/"
-"""Below a data set; all that is in it can be made again, and nothing else is ever deleted."""
+"""Folder of materialized epochs in a data set; they can be recreated, and nothing outside is ever deleted."""
 MAX_EPOCH = 99_999_999
-"""So that keys of epochs are as long as each other, and stand in their order in a listing."""
+"""Keys of epochs have eight digits, so that listings are in order of the epochs."""
 MAX_SLICES = 1 << 16
 
 
 def even_slices(at_least: int, lanes: int) -> int:
-    """Return the least number of slices, of so many at least, that have whole lanes each, or equal parts of one."""
+    """Return the smallest number of slices from ``at_least`` on with whole lanes, or equal parts of one lane, each."""
     if at_least > lanes:
         return -(-at_least // lanes) * lanes
     return next(count for count in range(max(1, at_least), lanes + 1) if lanes % count == 0)
 
 
 class EpochLayout:
-    """Where the samples of a materialized epoch of a run lie: pure arithmetic.
+    """The layout of a materialized epoch of a run: pure arithmetic.
 
-    The epoch is a data set of its own. Its rows, laid end to end, are the places of lane 0, then those of lane 1, and
-    so on, so that order ``none`` with as many lanes delivers at position ``p`` what ``full`` delivers there::
+    The epoch is a data set of its own. Its rows are the places of lane 0, followed by those of lane 1, and so on. With
+    the same number of lanes, order ``none`` of the epoch then delivers the same samples as ``full``, at position ``p``
+    the row::
 
         row(p) = start(p mod lanes) + ⌊p / lanes⌋,    start(l) = l · ⌊N / lanes⌋ + min(l, N mod lanes)
 
-    and row ``r`` is sample number ``F(p)`` of the data set that it was made of (see :mod:`stoker._order.random_words`).
+    Row ``row(p)`` is sample number ``F(p)`` of the original data set (see :mod:`stoker._order.random_words`).
 
     Args:
-        manifest: the pinned version of the data set that the samples come from.
-        seed: of the order.
-        lanes: into how many parts the epoch is cut.
-        epoch: from 0.
+        manifest: manifest of the original data set.
+        seed: seed of the order.
+        lanes: number of lanes of the epoch.
+        epoch: number of the epoch, from 0.
 
     Raises:
         ConfigError: seed, lanes or epoch is out of range.
@@ -310,49 +320,50 @@ class EpochLayout:
         self.samples = self.order.samples
         run = [FORMAT, manifest.dataset, manifest.version, seed, lanes]
         self.run_folder = f"{EPOCHS_FOLDER}{_digest(run)}/"
-        """Of all epochs of the run: they have the data set, its version, the seed and the lanes in common."""
+        """Folder of all epochs of the run, which share the data set, its version, the seed and the lanes."""
         self.folder = self.folder_of(epoch)
-        """Of this epoch."""
+        """Folder of this epoch."""
         self.dataset = _digest([*run, epoch])
-        """The id of the epoch's data set."""
+        """Id of the epoch's data set."""
         base, extra = divmod(self.samples, lanes)
         numbers = np.arange(lanes + 1)
         self.lane_starts: NDArray[np.int64] = numbers * base + np.minimum(numbers, extra)
-        """The first row of each lane, and the row behind the last: ``int64 [lanes + 1]``."""
+        """First row of each lane, and the row behind the last, ``int64 [lanes + 1]``."""
 
     def folder_of(self, epoch: int) -> str:
-        """Return the folder of another epoch of the run."""
+        """Return the folder of any epoch of the run."""
         return f"{self.run_folder}{epoch:08d}/"
 
     def run_id(self, *what: object) -> str:
-        """Return the id of a run that packs a part of the epoch; the same part is the same run."""
+        """Return the id of the pack run for a part of the epoch; equal parts give equal ids."""
         return _digest([self.dataset, *what])
 
     def positions(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return which positions rows are, ``int64 [n]``."""
+        """Return the positions of rows, ``int64 [n]``."""
         lanes = np.searchsorted(self.lane_starts, rows, "right") - 1
         positions: NDArray[np.int64] = (rows - self.lane_starts[lanes]) * self.lanes + lanes
         return positions
 
     def samples_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers, in the packed order, of the samples that are at rows, ``int64 [n]``."""
+        """Return the samples at rows, as numbers in the original's packed order, ``int64 [n]``."""
         return self._permutation(self.positions(rows))
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the rows at which samples are that are given by their numbers: the inverse of :meth:`samples_of`."""
+        """Return the rows of samples given by number, ``int64 [n]``: the inverse of :meth:`samples_of`."""
         places, lanes = np.divmod(self._permutation.inverse(samples), self.lanes)
         rows: NDArray[np.int64] = self.lane_starts[lanes] + places
         return rows
 
     def slice_starts(self, slices: int) -> NDArray[np.int64]:
-        """Return the first row of each slice, and the row behind the last: ``int64 [slices + 1]``.
+        """Return the first row of each slice, and the row behind the last, ``int64 [slices + 1]``.
 
         Raises:
-            ConfigError: there cannot be so many slices; see :func:`even_slices`.
+            ConfigError: the number of slices is out of range or uneven; see :func:`even_slices`.
         """
         if not 1 <= slices <= MAX_SLICES or (slices % self.lanes and self.lanes % slices):
             raise ConfigError(
-                f"{slices} slices are not 1 to {MAX_SLICES} with whole lanes, or equal parts, of {self.lanes}"
+                f"{slices} slices do not divide {self.lanes} lanes evenly: give at most {MAX_SLICES}, a multiple or a "
+                f"divisor of {self.lanes}"
             )
         if slices <= self.lanes:
             return self.lane_starts[:: self.lanes // slices]
@@ -362,7 +373,7 @@ class EpochLayout:
         return np.append(starts.ravel(), self.samples)
 
     def lanes_within(self, start: int, stop: int) -> list[int]:
-        """Return how rows ``[start, stop)`` fall to lanes: the number of rows of each lane that has any, in order."""
+        """Return the number of rows in ``[start, stop)`` of each lane that has any, in order of the lanes."""
         counts = np.diff(np.clip(self.lane_starts, start, stop))
         return [int(count) for count in counts if count]
 

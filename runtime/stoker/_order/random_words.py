@@ -1,20 +1,22 @@
-"""Randomness that is the same on every machine, forever: words, a permutation that is computed, a sample's own numbers.
+"""Reproducible randomness: random words, a computed permutation, and random numbers per sample.
 
-**Words** are those of Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11), addressed by
-what they are for. The generator is counter-based, so the words for any (seed, purpose, epoch, index) are found without
-drawing those before them. Only raw 64-bit words are used, never a library's shuffle, whose result may change between
-releases. Word ``4 i + j`` of a stream is word ``j`` of the block with key ``(seed, purpose)`` and counter
-``(i + 1, epoch, index, part)``, least significant word first.
+All of it is identical on every machine and in every release.
+
+**Random words** come from Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11). The
+generator is counter-based: the words for any (seed, purpose, epoch, index) are computed without their predecessors.
+Only raw 64-bit words are used, never a library's shuffle, whose result may change between releases. Word ``4 i + j`` of
+a stream is word ``j`` of the block with key ``(seed, purpose)`` and counter ``(i + 1, epoch, index, part)``, least
+significant word first.
 
 **The permutation** of ``[0, n)`` is a Feistel network with cycle walking (Black and Rogaway, "Ciphers with Arbitrary
-Finite Domains", CT-RSA 2002, sections 4 and 2): a network permutes ``[0, 4**h)``, the smallest such range that holds
-``[0, n)``; a value that lands outside is permuted again until it lands inside, fewer than four times on average.
+Finite Domains", CT-RSA 2002, sections 4 and 2): the network permutes ``[0, 4**h)``, the smallest such range that
+contains ``[0, n)``; a value outside ``[0, n)`` is permuted again until it is inside, fewer than four times on average.
 ``left`` is the high ``h`` bits (``h`` at least 1) and ``right`` the low ones. A round maps ``(left, right)`` to
-``(right, left ^ (mix(right ^ key) & (2**h - 1)))``, with ``mix`` the finaliser of SplitMix64 (Steele, Lea, Flood,
-OOPSLA 2014); there are 12, each with a 64-bit key of its own.
+``(right, left ^ (mix(right ^ key) & (2**h - 1)))``, where ``mix`` is the finaliser of SplitMix64 (Steele, Lea, Flood,
+OOPSLA 2014). There are 12 rounds, each with a 64-bit key of its own.
 
-**A sample's numbers** depend on (seed, epoch, sample) and nothing else, so random augmentation is the same for any
-number of threads, worker processes and ranks, for any batch size, and for a run that was resumed.
+**A sample's numbers** depend only on (seed, epoch, sample), so random augmentation is the same for any number of
+threads, worker processes and ranks, for any batch size, and after a resume.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from numpy.typing import NDArray
 
 
 class Purpose(enum.IntEnum):
-    """What a stream of words is for; streams of different purposes are independent."""
+    """The purpose of a stream of words. Streams of different purposes are independent."""
 
     SUPER_SAMPLES = 1
     ROWS = 2
@@ -41,18 +43,18 @@ def words(count: int, *, seed: int, purpose: Purpose, epoch: int, index: int = 0
     """Return ``count`` raw words, ``uint64 [count]``.
 
     Args:
-        count: how many.
-        seed: of the run, 0 to 2**64 - 1.
-        purpose: what for.
-        epoch: from 0.
-        index: which of the epoch's objects of this purpose.
-        part: which part of that object.
+        count: number of words.
+        seed: seed of the run, 0 to 2**64 - 1.
+        purpose: purpose of the stream.
+        epoch: number of the epoch, from 0.
+        index: number of the object of this purpose in the epoch; default 0.
+        part: number of the part of that object; default 0.
     """
     return bit_generator(seed=seed, purpose=purpose, epoch=epoch, index=index, part=part).random_raw(count)
 
 
 def bit_generator(*, seed: int, purpose: Purpose, epoch: int, index: int = 0, part: int = 0) -> np.random.Philox:
-    """Return a generator that stands at the first word of a stream; arguments as for :func:`words`."""
+    """Return a generator at the first word of a stream; see :func:`words` for the arguments."""
     key = np.array([seed, purpose], np.uint64)
     counter = np.array([0, epoch, index, part], np.uint64)
     return np.random.Philox(key=key, counter=counter)
@@ -61,7 +63,7 @@ def bit_generator(*, seed: int, purpose: Purpose, epoch: int, index: int = 0, pa
 def permutation(
     count: int, *, seed: int, purpose: Purpose, epoch: int, index: int = 0, part: int = 0
 ) -> NDArray[np.int64]:
-    """Return a uniform permutation of ``range(count)``: the stable argsort of that many words (ties by index)."""
+    """Return a uniform permutation of ``range(count)``: the stable argsort of ``count`` words (ties by index)."""
     drawn = words(count, seed=seed, purpose=purpose, epoch=epoch, index=index, part=part)
     return np.argsort(drawn, kind="stable")
 
@@ -77,7 +79,7 @@ class FeistelPermutation:
 
     Args:
         count: size of the range, at least 1.
-        keys: one 64-bit word a round, ``uint64 [ROUNDS]``.
+        keys: round keys, ``uint64 [ROUNDS]``.
     """
 
     ROUNDS = 12
@@ -88,11 +90,11 @@ class FeistelPermutation:
         self._half_bits = max(1, ((count - 1).bit_length() + 1) // 2)
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where each of ``positions`` (``int64 [n]``, each in ``[0, count)``) goes, ``int64 [n]``."""
+        """Return the images of ``positions`` (``int64 [n]``, each in ``[0, count)``), ``int64 [n]``."""
         return self._walked(positions, self._keys)
 
     def inverse(self, images: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return which positions go to ``images`` (``int64 [n]``, each in ``[0, count)``), ``int64 [n]``."""
+        """Return the positions of ``images`` (``int64 [n]``, each in ``[0, count)``), ``int64 [n]``."""
         return self._walked(images, self._keys[::-1], is_inverse=True)
 
     def _walked(
@@ -106,7 +108,7 @@ class FeistelPermutation:
         return values.astype(np.int64)
 
     def _network(self, values: NDArray[np.uint64], keys: NDArray[np.uint64], *, is_inverse: bool) -> NDArray[np.uint64]:
-        """Return the images of values. A network whose halves change places undoes itself, key after key."""
+        """Return the images of values. The inverse is the same network with halves swapped and keys reversed."""
         bits = np.uint64(self._half_bits)
         mask = np.uint64((1 << self._half_bits) - 1)
         left, right = (values & mask, values >> bits) if is_inverse else (values >> bits, values & mask)
@@ -116,7 +118,7 @@ class FeistelPermutation:
 
 
 class Stream(enum.IntEnum):
-    """The parts of a sample's random words; those of different parts are independent."""
+    """Independent streams of a sample's random words."""
 
     NUMPY = 0
     TORCH = 1
@@ -125,19 +127,22 @@ class Stream(enum.IntEnum):
 
 @dataclass(slots=True, kw_only=True)
 class SampleContext:
-    """One sample in one epoch, as ``decode`` and ``transform`` functions with a parameter ``context`` get it.
+    """Random numbers of one sample in one epoch.
 
-    ::
-
-        def augment(sample, context):
-            if context.generator().random() < 0.5:
-                sample["image"] = sample["image"].flip(-1)
-            return sample
+    The loader passes it to ``decode`` and ``transform`` functions that have a parameter ``context``.
 
     Attributes:
-        seed: of the order.
-        epoch: from 0.
-        sample: number in the packed order, from 0: what ``"__id__"`` gives.
+        seed: seed of the order.
+        epoch: number of the epoch, from 0.
+        sample: number of the sample in packed order, from 0, equal to its ``"__id__"``.
+
+    Example:
+        A ``transform`` that flips half of the images::
+
+            def augment(sample, context):
+                if context.generator().random() < 0.5:
+                    sample["image"] = sample["image"].flip(-1)
+                return sample
     """
 
     seed: int
@@ -147,29 +152,29 @@ class SampleContext:
     _torch_generator: Any = field(default=None, init=False, repr=False, compare=False)
 
     def generator(self) -> np.random.Generator:
-        """Return the sample's numpy generator: the same object at each call, so draws follow one another."""
+        """Return the sample's numpy generator. Every call returns the same object, so draws continue a sequence."""
         if self._generator is None:
             self._generator = np.random.Generator(self._bits(Stream.NUMPY))
         return self._generator
 
     def torch_generator(self) -> Any:
-        """Return the sample's ``torch.Generator``, of the CPU: the same object at each call."""
+        """Return the sample's ``torch.Generator`` for the CPU. Every call returns the same object."""
         if self._torch_generator is None:
-            import torch  # the rest of the runtime works without
+            import torch  # optional: the rest of the runtime does not need it
 
             self._torch_generator = torch.Generator()
             self._torch_generator.manual_seed(int(self._bits(Stream.TORCH).random_raw()))
         return self._torch_generator
 
     def uniform(self, count: int, *, stream: int) -> NDArray[np.float64]:
-        """Return numbers in [0, 1), ``float64 [count]``: always the same, whatever else is drawn.
+        """Return uniform random numbers in [0, 1), ``float64 [count]``; every call returns the same numbers.
 
-        Unlike what generators return, they do not depend on the version of a library: each is the upper 53 bits of a
-        word of the order's generator.
+        Unlike the draws of a generator, they do not depend on the version of a library: each is the upper 53 bits of a
+        Philox word.
 
         Args:
-            count: how many.
-            stream: which; numbers of different streams are independent. From 16 on they are the caller's.
+            count: number of random numbers.
+            stream: number of the stream; different streams are independent. Callers use streams from 16 on.
         """
         return (self._bits(stream).random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -1,9 +1,9 @@
-"""The steps of a rank: which super-samples each batch needs, from when to when, worked out just ahead of use.
+"""The steps of a rank: the super-samples that each batch needs, and for how long, planned just ahead of use.
 
-:class:`Steps` walks the order through the partition, over as many epochs as the run has, and gives every super-sample
-that the rank must hold an **item** number, in order of first use. A step is a few **segments**, each the part of one
-delivery block that falls into the batch; a segment names the items it needs, and those that nobody needs behind it.
-Only borders of blocks are looked at here; which rows a block holds is computed when the batch is made.
+:class:`Steps` iterates over the rank's part of the order, for all epochs of the run, and gives each super-sample that
+the rank must hold an **item** number, in order of first use. A step consists of **segments**, each the part of one
+delivery block in the batch. A segment has the items that it needs, and the items that can be released after it. The
+plan uses only the borders of blocks; the rows of a block are computed when the batch is gathered.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from stoker._order.sharding import Dealing, LaneSlice
 Ref = TypeVar("Ref")
 Rows = tuple[NDArray[np.int64], NDArray[np.int64]]
 OrderSource = Callable[[NDArray[np.integer], OrderConfig, int], Order]
-"""Gives the order of an epoch."""
+"""Function from samples per super-sample, config and epoch to the order of the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive samples of a batch that come from one set of items.
+    """Consecutive samples of a batch that are read from one set of items.
 
     Attributes:
-        items: numbers of the items it needs.
-        picks: computes ``(which, rows)``, ``int64 [samples]`` each: each sample's index into ``items``, and row.
-        passed: numbers of items of earlier segments that other ranks' slices have passed by: free to go at once.
-        done: numbers of the items that no later segment needs.
+        items: numbers of the items that the segment needs.
+        picks: function that computes ``(which, rows)``, ``int64 [samples]`` each: index into ``items``, and row.
+        passed: numbers of items that can be released before the segment, because other ranks read the rest of them.
+        done: numbers of items that can be released after the segment.
     """
 
     items: tuple[int, ...]
@@ -48,13 +48,13 @@ class PlannedStep(Generic[Ref]):
     """One batch of this rank.
 
     Attributes:
-        number: of the step in the run, from 0.
-        epoch: it belongs to.
-        end: position of the epoch behind it, over all ranks.
-        is_last: whether the rank's epoch ends with it.
-        segments: in order.
-        repeated: samples that all ranks together repeat in it.
-        first_uses: ``(item, what it is)`` of every item that is first needed here, in order.
+        number: number of the step in the run, from 0.
+        epoch: epoch of the step.
+        end: position of the epoch behind the step, over all ranks.
+        is_last: whether this is the rank's last step of the epoch.
+        segments: segments in order of delivery.
+        repeated: number of samples that all ranks together repeat in this step.
+        first_uses: ``(item, reference)`` of every item that this step is the first to use, in order.
     """
 
     number: int
@@ -68,14 +68,14 @@ class PlannedStep(Generic[Ref]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """A stretch of a rank's order.
+    """A range of a rank's order: from a position of an epoch to the end of another epoch.
 
     Attributes:
         order: seed, shuffle, window and lanes.
-        partition: how the first epoch is dealt to the rank.
-        epoch: the first.
-        position: where in that epoch to start, as the partition counts.
-        end_epoch: the epoch to stop before; None goes on forever.
+        partition: the rank's part of the first epoch.
+        epoch: first epoch; default 0.
+        position: start position in the first epoch, as ``partition`` counts; default 0.
+        end_epoch: epoch before which to stop; None, the default, never stops.
     """
 
     order: OrderConfig
@@ -86,12 +86,12 @@ class Stretch:
 
 
 class StepSource(ABC, Generic[Ref]):
-    """The steps of one rank, one epoch after the other, planned just ahead of their use.
+    """The steps of one rank, epoch after epoch, planned just ahead of use.
 
     Args:
-        samples: ``[super-samples]``, samples of each.
-        stretch: what to walk.
-        order: gives the order of an epoch; who walks for many ranks has each made once.
+        samples: number of samples in each super-sample, integer ``[super-samples]``.
+        stretch: range of the rank's order.
+        order: function that returns the order of an epoch. Callers that plan for many ranks pass a cached one.
     """
 
     def __init__(self, samples: NDArray[np.integer], stretch: Stretch, order: OrderSource = Order) -> None:
@@ -99,7 +99,7 @@ class StepSource(ABC, Generic[Ref]):
         self._steps = self._walk_epochs(samples, stretch, order)
 
     def next(self) -> PlannedStep[Ref] | None:
-        """Return the next step, or None behind the last."""
+        """Return the next step, or None after the last."""
         return next(self._steps, None)
 
     def _walk_epochs(
@@ -115,12 +115,12 @@ class StepSource(ABC, Generic[Ref]):
 
     @abstractmethod
     def _walk(self, order: Order, dealing: Dealing, position: int) -> Iterator[PlannedStep[Ref]]:
-        """Yield the steps of one epoch from a position on, not numbered yet."""
+        """Yield the steps of one epoch from a position on, all with number 0."""
 
 
 @dataclass(slots=True)
 class _LaneItems:
-    """The items of one lane that are held now: piece → item number."""
+    """The items of one lane that are held at present: item number by piece."""
 
     lane: Lane
     held: dict[int, int] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class Steps(StepSource[int]):
             )
 
     def _segments(self, held: _LaneItems, part: LaneSlice, others: list[int]) -> Iterator[Segment]:
-        """Cut a slice of a lane at the borders of its blocks; the items of others go with the first segment."""
+        """Cut a slice of a lane at block borders; the first segment releases ``others``, the items of other lanes."""
         lane, place = held.lane, part.start
         while place < part.end:
             block = lane.block_of(place)
@@ -183,7 +183,7 @@ class Steps(StepSource[int]):
             others, place = [], end
 
     def _walk_full(self, order: Order, dealing: Dealing, position: int) -> Iterator[PlannedStep[int]]:
-        """Walk ``full`` with every super-sample held to the end of the epoch."""
+        """Yield the steps of ``full``, which holds every super-sample to the end of the epoch."""
         permuted = order.feistel()
         held: dict[int, int] = {}
         for step, is_last in dealing.walk(position):
@@ -202,10 +202,10 @@ class Steps(StepSource[int]):
 
 
 def _drop_others(lanes: dict[int, _LaneItems], kept: int | None = None) -> list[int]:
-    """Drop what is held of all lanes but one, and return the items.
+    """Drop the held items of all lanes except ``kept``, and return them.
 
-    A step that is stray is not cut where the others are and may touch other lanes. It is walked one lane at a
-    time, so that it needs no more memory than they; the little that is dropped too early is fetched again.
+    A short step is cut differently and may read other lanes. It reads one lane at a time, so that it needs no more
+    memory than other steps; an item that is dropped too early is fetched again.
     """
     return [item for lane, held in lanes.items() if lane != kept for item in held.drop_before(len(held.lane))]
 
