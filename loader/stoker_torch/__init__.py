@@ -1,4 +1,4 @@
-"""Trains PyTorch models from a bucket: the loader, and what makes other data sets and loaders wait less."""
+"""PyTorch front of stoker: the loader, a data set for DataLoader, and sample caches for existing data sets."""
 
 from stoker.errors import MissingExtraError
 

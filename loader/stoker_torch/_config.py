@@ -1,4 +1,4 @@
-"""Settings of loaders: name, type, default, description and check of each in one place."""
+"""Settings of loaders: the name, type, default, description and check of each one."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from stoker_torch._user_functions import asks_for_context
 
 
 def checked_integer(name: str, value: object, least: int) -> int:
-    """Return a setting that is an integer as Python's: numpy's would not go into a state as JSON.
+    """Return the setting as Python's ``int``, since numpy's integers cannot go into a state as JSON.
 
     Raises:
-        ConfigError: it is none, or less than ``least``.
+        ConfigError: the value is not an integer, or less than ``least``.
     """
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} {value!r} is not an integer of at least {least}")
@@ -40,18 +40,21 @@ def checked_integer(name: str, value: object, least: int) -> int:
 @explain_arguments("Budget")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a run may cost, as ``Loader(budget=Budget(dollars=5, egress="internet"))``.
+    """Limits of the price of a run.
 
     Attributes:
-        dollars: limit of the whole job for what the store asks: ``"5 USD"`` or a number; default no limit. Each rank
-            has an equal part. A loader warns at 80% of it and raises ``BudgetExceededError`` at 100%, between two
-            batches. Counts begin when the loader is made.
-        max_dollars_per_epoch: refuse an order whose requests and bytes would cost more, over all ranks.
-        egress: where the bucket is for this machine, as dollars depend on it: ``"same_region"``, ``"other_region"`` or
-            ``"internet"``.
+        dollars: limit of the store's price for the whole job: ``"5 USD"`` or a number; default no limit. Each rank has
+            an equal part. A loader warns at 80% of its part and raises ``BudgetExceededError`` at 100%, between two
+            batches. Counting begins when the loader is constructed.
+        max_dollars_per_epoch: limit of the planned price of an epoch, over all ranks; construction fails above it.
+        egress: location of the bucket relative to this machine, which decides the price of a byte:
+            ``"same_region"``, ``"other_region"`` or ``"internet"``.
 
     Raises:
         ConfigError: a value is out of range.
+
+    Example:
+        >>> loader = Loader(url, batch_size=64, budget=Budget(dollars=5, egress="internet"))
     """
 
     dollars: float | str | None = None
@@ -72,7 +75,7 @@ class Budget:
 
     @classmethod
     def of(cls, budget: float | str | Budget | None) -> Budget:
-        """Return what a setting says: a budget, or its dollars.
+        """Return the budget of a setting, which is a budget or a number of dollars.
 
         Raises:
             ConfigError: it is neither.
@@ -83,18 +86,21 @@ class Budget:
 @explain_arguments("WorkerOptions")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """Threads that run functions of the user, as ``Loader(workers=WorkerOptions(threads=8, timeout_seconds=300))``.
+    """Settings of the threads that run the user's functions.
 
     Attributes:
-        threads: how many; default the number of cores, and one in a worker process of a ``DataLoader``.
-        timeout_seconds: of waiting for a batch; then ``SampleTimeoutError`` names the sample and the function that has
-            not returned. Default 0: without a limit, as torch's ``DataLoader`` has it. What the bucket may take is
-            ``fetch``'s.
-        max_bad_samples: samples of the run that may fail in ``decode`` or ``transform``; each is replaced by another of
-            its batch and counted. Default none. What fails on a whole batch is always an error.
+        threads: number of threads; default the number of cores, and 1 in a worker process of a ``DataLoader``.
+        timeout_seconds: longest wait for the functions of a batch; after it, ``SampleTimeoutError`` names the sample
+            and the function that has not returned. Default 0: no limit, as in torch's ``DataLoader``. Time limits of
+            the bucket are in ``fetch``.
+        max_bad_samples: number of samples of the run that may fail in ``decode`` or ``transform``; each is replaced by
+            another sample of its batch and counted. Default 0. An error of a whole batch is always raised.
 
     Raises:
         ConfigError: a value is out of range.
+
+    Example:
+        >>> loader = Loader(url, batch_size=64, workers=WorkerOptions(threads=8, timeout_seconds=300))
     """
 
     threads: int | None = None
@@ -111,7 +117,7 @@ class WorkerOptions:
 
     @classmethod
     def of(cls, workers: int | WorkerOptions | None) -> WorkerOptions:
-        """Return what a setting says: options, or their number of threads.
+        """Return the options of a setting, which is options or a number of threads.
 
         Raises:
             ConfigError: it is neither.
@@ -127,14 +133,14 @@ MOVED_SETTINGS = {
     "max_dollars_per_epoch": MovedArgument("budget", Budget, "max_dollars_per_epoch", "dollars"),
     "egress": MovedArgument("budget", Budget, "egress", "dollars"),
 }
-"""Settings of earlier releases that are deprecated."""
+"""Deprecated settings → where each one is now."""
 
 
 LoaderShuffle = Shuffle | Literal["materialized"]
 
 _MINIMA = {"batch_size": 1, "seed": 0, "window": 1, "lanes": 1, "rank": 0, "world_size": 1, "limit": 1, "version": 1}
 _MINIMA |= {"epochs": 1}
-"""The integer settings, and the least that each may be."""
+"""The integer settings → the minimum of each."""
 _FLAGS = ("drop_last", "evaluation", "with_ids", "pin_memory", "reuse_buffers")
 
 _HINTS = {
@@ -175,60 +181,68 @@ _STREAM_HINTS = _HINTS | {
 @explain_arguments("StreamDataset", _STREAM_HINTS, MOVED_SETTINGS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """The settings of a :class:`~stoker_torch.StreamDataset`, which a :class:`~stoker_torch.Loader` has, too.
+    """The settings that a :class:`~stoker_torch.StreamDataset` and a :class:`~stoker_torch.Loader` have in common.
 
     Attributes:
-        batch_size: samples a batch and rank; for a ``StreamDataset`` default None, which yields samples.
+        batch_size: samples per batch and rank. Default for a ``StreamDataset``: None, which yields single samples.
         shuffle: ``"window"``, ``"block"``, ``"full"``, ``"none"``, or ``"materialized"``: the sequence of ``"full"``,
-            read from objects that ``stoker shuffle`` made of the epoch, and as ``"full"`` where there are none. As a
-            DataLoader's, True is the default and False is ``"none"``.
-        seed: number that, with the manifest's version and the epoch, fixes the order on every machine.
-        window: super-samples that are mixed at a time, per lane.
-        lanes: parts that the order is cut into; default the world size, for a ``StreamDataset`` the workers of all
-            ranks. A multiple of every world size that the run may have keeps each rank to super-samples of its own.
-        memory: budget of this rank, for the manifest and the ring: bytes, ``"512MB"``, or ``"node:4GB"``, which is
-            divided by ``LOCAL_WORLD_SIZE``. Batches that were handed out are the caller's and not counted.
-        cache: places on this machine that keep super-samples which are needed again, over epochs and, on a disk, runs:
-            ``"disk:/mnt/nvme/stoker?limit=20GB"``, ``"memory:?limit=2GB"``, or a sequence of such, the nearest first;
-            with ``&policy=`` ``next-use`` (default), ``uniform``, ``lru`` or ``fifo``. A disk's limit is the machine's,
-            one in memory the rank's, or the machine's as ``limit=node:8GB``, beside ``memory``.
-        tier: place between this machine and the bucket that machines share, and that is asked before the bucket:
-            ``"https://10.0.0.9:7412?fingerprint=…"``, as ``stoker tier serve`` prints it, or a sequence of such (the
-            secret is in ``STOKER_TIER_SECRET``); ``"warm://10.0.0.5:7411"``, a proxy of warm functions that
-            trainers share, or one in this process: ``"warm+lambda://stoker?listen=10.0.0.9:7411"`` (the secret is in
-            ``STOKER_WARM_SECRET``); the URL of another plug-in; or a :class:`stoker.abc.Tier`, which is used on the
-            loader's own thread and event loop and closed by the caller, after the loader. Default none.
+            read from objects that ``stoker shuffle`` wrote for the epoch; without such objects, it reads as ``"full"``
+            does. As in a DataLoader, True is the default and False is ``"none"``.
+        seed: number that fixes the order on every machine, together with the manifest's version and the epoch.
+        window: number of super-samples that are mixed at a time, per lane.
+        lanes: number of parts that the order is cut into; default the world size, for a ``StreamDataset`` the number
+            of workers of all ranks. If it is a multiple of every world size that the run may have, no super-sample is
+            read by two ranks.
+        memory: memory budget of this rank, for the manifest and the ring: bytes, ``"512MB"``, or ``"node:4GB"``, which
+            is divided by ``LOCAL_WORLD_SIZE``. Batches that were yielded belong to the caller and are not counted.
+        cache: caches on this machine, which keep super-samples for later epochs and, on a disk, later runs:
+            ``"disk:/mnt/nvme/stoker?limit=20GB"``, ``"memory:?limit=2GB"``, or a sequence of these, nearest first;
+            ``&policy=`` is ``next-use`` (default), ``uniform``, ``lru`` or ``fifo``. The limit of a disk is for the
+            machine, that of memory for the rank (``limit=node:8GB``: for the machine) and not part of ``memory``.
+        tier: shared tier between the machines and the bucket, which is read before the bucket:
+            ``"https://10.0.0.9:7412?fingerprint=…"``, as ``stoker tier serve`` prints it, or a sequence of such URLs
+            (secret in ``STOKER_TIER_SECRET``); ``"warm://10.0.0.5:7411"``, a proxy of warm functions that several
+            trainers share, or ``"warm+lambda://stoker?listen=10.0.0.9:7411"``, a proxy in this process (secret in
+            ``STOKER_WARM_SECRET``); the URL of a plug-in; or a :class:`stoker.abc.Tier`, which is used on the
+            loader's own thread and event loop, and which the caller closes after the loader. Default none.
         warm: another name of ``tier``.
         rank: number of this rank, given together with ``world_size``; default torch.distributed's, else ``RANK``, else
             0.
         world_size: number of ranks; default torch.distributed's, else ``WORLD_SIZE``, else 1.
-        drop_last: leave out the last global batch of an epoch if it is not full; else it is divided evenly.
-        evaluation: deliver every sample exactly once, with no repeats and no drops; ranks may differ by one batch, so
-            do not use it with collective operations in the loop.
+        drop_last: whether to leave out the last global batch of an epoch if it is not full. Default False: the ranks
+            share its samples evenly.
+        evaluation: whether to deliver every sample exactly once, without repeats and drops; the ranks may then differ
+            by one batch, so do not use it with collective operations in the loop.
         columns: names of the columns to deliver; default all.
-        limit: number of samples of every epoch's order to deliver, its first ones; default all.
-        version: version of the manifest; default the newest when the loader is made.
-        epochs: number of epochs of the run: nothing is fetched beyond, and a loop behind the last one is empty.
-        decode: column → function of one value (``bytes``, ``str`` or a tensor), run in the pool. Results that are
-            numbers, or tensors or arrays of one shape, make a tensor as torch's ``default_collate`` makes it (of
-            Python's floats ``float64``); others make a list.
-        transform: function of one sample, a dictionary of values after ``decode``, run in the pool. It, and a function
-            of ``decode``, is also given a :class:`~stoker.SampleContext` (the epoch, the sample's number, and random
-            generators of its own) if it has a parameter ``context``.
+        limit: number of samples to deliver per epoch, the first ones of its order; default all.
+        version: version of the manifest; default the newest one at construction.
+        epochs: number of epochs of the run: nothing is fetched beyond them, and a loop after the last one is empty.
+            Default unknown.
+        decode: column → function of one value (``bytes``, ``str`` or a tensor), run in the worker threads. If the
+            results are numbers, or tensors or arrays of one shape, they become a tensor as in torch's
+            ``default_collate`` (Python floats become ``float64``), else a list.
+        transform: function of one sample, a dictionary of values after ``decode``, run in the worker threads. It, like
+            a function of ``decode``, also gets a :class:`~stoker.SampleContext` (the epoch, the sample's number, and
+            random generators for this sample) if it has a parameter ``context``.
         collate: function of the list of a batch's samples; default torch's ``default_collate``.
-        batch_transform: function of a whole batch, run in the pool; the last thing done to it.
-        workers: threads of the pool that runs those four, or a :class:`WorkerOptions` with their time limit and the
-            number of samples that may fail; default the number of cores, and one in a worker process.
-        with_ids: add ``"__id__"``, ``int64 [samples]``: each sample's number in the packed order.
-        schedule: how far ahead to fetch; default as far as the memory goes.
-        fetch: deadlines, retries, hedges and concurrency.
+        batch_transform: function of a whole batch, run last, in the worker threads.
+        workers: number of worker threads that run these four functions, or a :class:`WorkerOptions` that adds a time
+            limit and the number of samples that may fail; default the number of cores, and 1 in a worker process.
+        with_ids: whether to add ``"__id__"``, ``int64 [samples]``: each sample's number in the packed order.
+        schedule: how far ahead to fetch; default as far as the memory allows.
+        fetch: deadlines, retries, hedges and concurrency of fetches.
         options: how to reach the bucket (``S3Options``, ``GcsOptions``).
         budget: dollars that the whole job may spend (``"5 USD"`` or a number, for a ``Loader`` only), or a
-            :class:`Budget` with the limit of an epoch's plan and where the bucket is; default no limit of the run, and
-            1 dollar for an epoch's plan.
+            :class:`Budget`, which adds the limit of an epoch's plan and the location of the bucket; default no limit
+            for the run, and 1 dollar for an epoch's plan.
 
     Raises:
-        ConfigError: a value is out of range, or two of them do not go together.
+        ConfigError: a value is out of range, or two settings contradict each other.
+
+    Example:
+        >>> config = StreamConfig(shuffle="block", memory="1GB", columns=["image", "label"])
+        >>> config.memory_bytes()
+        1000000000
     """
 
     batch_size: int | None = None
@@ -330,7 +344,7 @@ class StreamConfig:
             return getattr(moved.options.of(getattr(self, moved.setting)), moved.field)
 
     def feed_config(self, *, rank: int, world_size: int, lanes: int) -> PipelineConfig:
-        """Return what a rank's feed is to deliver and how."""
+        """Return the settings of a rank's batch pipeline."""
         shuffle: Shuffle = "full" if self.shuffle == "materialized" else self.shuffle
         return PipelineConfig(
             order=OrderConfig(seed=self.seed, shuffle=shuffle, window=self.window, lanes=lanes),
@@ -350,7 +364,7 @@ class StreamConfig:
         )
 
     def memory_bytes(self) -> int:
-        """Return the budget of one rank in bytes.
+        """Return the memory budget of one rank, in bytes.
 
         Raises:
             ConfigError: it is not a size.
@@ -360,32 +374,32 @@ class StreamConfig:
         return parse_bytes(self.memory.removeprefix("node:"), "memory") // _ranks_here()
 
     def caches(self) -> tuple[CacheSpec, ...]:
-        """Return what ``cache`` says, the nearest first.
+        """Return the caches that ``cache`` names, nearest first.
 
         Raises:
-            ConfigError: it is not right.
+            ConfigError: ``cache`` is not valid.
         """
         return CacheSpec.parse_all(self.cache)
 
     def shared_tier(self, store: Readable, processes: int) -> Tier | None:
-        """Return the tier that ``tier`` names or is, for one of so many processes; nothing is connected to yet.
+        """Return the tier that ``tier`` names or is, without a connection yet.
 
         Args:
-            store: of the data set, for tiers that read from it what they lack.
-            processes: that read, in the whole job.
+            store: store of the data set, from which some tiers read the objects that they lack.
+            processes: number of processes of the whole job that read.
 
         Raises:
-            ConfigError: it is not right, there is no secret, or several processes would each have a proxy.
+            ConfigError: ``tier`` is not valid, there is no secret, or several processes would each start a proxy.
         """
         tier = self.warm if self.tier is None else self.tier
         if isinstance(tier, list | tuple):
             tier = ",".join(tier)
         return open_tier(tier, store=store, processes=processes) if isinstance(tier, str) else cast("Tier | None", tier)
 
-    warm_tier = shared_tier  # its name in earlier releases
+    warm_tier = shared_tier  # deprecated alias
 
     def sharers(self, feed: PipelineConfig) -> Sharers:
-        """Return who shares the caches of the machine with the process that has a feed."""
+        """Return the processes that share the caches of this machine with the process of a batch pipeline."""
         workers = feed.workers or 1
         ranks = _ranks_here()
         return Sharers(ranks=ranks, workers=workers, number=_local_rank(feed.rank, ranks) * workers + feed.worker)
@@ -394,17 +408,22 @@ class StreamConfig:
 @explain_arguments("Loader", _LOADER_HINTS, MOVED_SETTINGS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderConfig(StreamConfig):
-    """The settings of a :class:`~stoker_torch.Loader`: those of a :class:`StreamConfig`, and some besides.
+    """The settings of a :class:`~stoker_torch.Loader`: those of a :class:`StreamConfig` and a few more.
 
     Attributes:
-        pin_memory: put batches, as they are yielded, into page-locked memory; of no effect without a CUDA device.
-        reuse_buffers: gather into buffers of earlier batches that nobody holds any more. Copies to a GPU must be
-            started on the stream that is current where the loop asks for batches.
-        trace: file into which a timeline of waits, fetches and requests is written (with several ranks, ``trace.json``
-            becomes ``trace.rank3.json``); or a sink of :mod:`stoker.trace`, or several, which whoever made them closes.
+        pin_memory: whether to yield batches in page-locked memory; no effect without a CUDA device.
+        reuse_buffers: whether to gather into the buffers of earlier batches that are no longer referenced. Copies to a
+            GPU must then be started on the stream that is current when the loop asks for batches.
+        trace: file to write a timeline of waits, fetches and requests to (with several ranks, ``trace.json`` becomes
+            ``trace.rank3.json``); or one or several sinks of :mod:`stoker.trace`, which the caller closes.
 
     Raises:
-        ConfigError: a value is out of range, or two of them do not go together.
+        ConfigError: a value is out of range, or two settings contradict each other.
+
+    Example:
+        >>> config = LoaderConfig(batch_size=64, shuffle="window", epochs=90)
+        >>> config.batch_size
+        64
     """
 
     batch_size: int
@@ -417,10 +436,10 @@ class LoaderConfig(StreamConfig):
         self.sinks()
 
     def sinks(self) -> tuple[TraceSink, ...]:
-        """Return what ``trace`` names besides a file.
+        """Return the sinks in ``trace``; none if it is a file.
 
         Raises:
-            ConfigError: it is neither a file nor a sink.
+            ConfigError: ``trace`` is neither a file nor a sink.
         """
         if self.trace is None:
             return ()
@@ -441,11 +460,11 @@ class LoaderConfig(StreamConfig):
 @explain_arguments("StreamDataset", _STREAM_HINTS, MOVED_SETTINGS)
 @dataclass(frozen=True, slots=True)
 class StreamArguments(StreamConfig):
-    """What a :class:`~stoker_torch.StreamDataset` is constructed with.
+    """The arguments of a :class:`~stoker_torch.StreamDataset`: a URL and the settings.
 
     Attributes:
-        url: place of the data set: a path, ``file://``, ``s3://`` or ``gs://``; ``memory://`` is of one process and
-            those that it forks. Or a :class:`stoker.abc.Store`; worker processes that are spawned get a pickle of it.
+        url: location of the data set: a path, ``file://``, ``s3://`` or ``gs://``; ``memory://`` exists in one process
+            and those forked from it. Or a :class:`stoker.abc.Store`, which is pickled for spawned worker processes.
     """
 
     url: str | os.PathLike[str] | RangeReadable = field(kw_only=False)
@@ -454,10 +473,10 @@ class StreamArguments(StreamConfig):
 @explain_arguments("Loader", _LOADER_HINTS, MOVED_SETTINGS)
 @dataclass(frozen=True, slots=True)
 class LoaderArguments(LoaderConfig):
-    """What a :class:`~stoker_torch.Loader` is constructed with.
+    """The arguments of a :class:`~stoker_torch.Loader`: a URL and the settings.
 
     Attributes:
-        url: place of the data set: a path, ``file://``, ``s3://``, ``gs://`` or ``memory://``. Or a
+        url: location of the data set: a path, ``file://``, ``s3://``, ``gs://`` or ``memory://``. Or a
             :class:`stoker.abc.Store`, which is used on the loader's own thread and event loop.
     """
 
@@ -465,10 +484,13 @@ class LoaderArguments(LoaderConfig):
 
 
 def _ranks_here() -> int:
-    """Return how many ranks this machine has."""
+    """Return the number of ranks on this machine."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if not ranks.isdecimal() or not int(ranks):
-        raise ConfigError(f"what is of a node is divided by LOCAL_WORLD_SIZE, which is {ranks!r}")
+        raise ConfigError(
+            f"a size of a node ('node:4GB') is divided by LOCAL_WORLD_SIZE, which is {ranks!r}: set it to an integer "
+            "of at least 1"
+        )
     return int(ranks)
 
 
@@ -478,7 +500,7 @@ def _local_rank(rank: int, ranks: int) -> int:
 
 
 def _local_ranks(rank: int, world_size: int) -> range:
-    """Return the ranks of this machine: launchers number them one after the other."""
+    """Return the ranks of this machine: launchers number them consecutively."""
     ranks = _ranks_here()
     first = rank - _local_rank(rank, ranks)
     return range(max(0, first), min(world_size, first + ranks))

@@ -1,4 +1,4 @@
-"""Figures of a loader: what an epoch will take, worked out before anything is fetched, and what was done so far."""
+"""Figures of a loader: the plan of an epoch, computed before anything is fetched, and the statistics so far."""
 
 from __future__ import annotations
 
@@ -22,24 +22,29 @@ from stoker.errors import BudgetError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPlan:
-    """An epoch of one rank, as planned. Its text is one line.
+    """The plan of one epoch on one rank; ``str(plan)`` is one line.
 
     Attributes:
-        samples: of the epoch, over all ranks.
-        steps: batches of this rank.
-        super_samples: of the data set.
-        shuffle: kind of order.
+        samples: samples of the epoch, over all ranks.
+        steps: batches of the epoch on this rank.
+        super_samples: super-samples of the data set.
+        shuffle: name of the shuffle, as in :class:`StreamConfig`.
         window: super-samples mixed at a time, per lane.
-        lanes: into how many parts the order is cut.
-        lanes_read: by this rank.
-        get_requests: of this rank, hedges and retries aside.
-        read_bytes: of this rank.
-        dollars: what the store asks for these, from the price file.
-        amplification: bytes that all ranks together read over the data set's size.
-        memory_bytes: of the ring and the manifest, and where there are groups, of heads and hedge buffers.
-        slots: super-samples, or groups of samples, that the ring holds.
-        by_groups: whether it holds groups of samples, read by ranges.
-        takers: how many share the epoch: ranks, or the workers of all ranks.
+        lanes: number of parts that the order is cut into.
+        lanes_read: number of lanes that this rank reads.
+        get_requests: expected GET requests of this rank, without hedges and retries.
+        read_bytes: expected bytes read by this rank.
+        dollars: price of these requests and bytes, from the price file.
+        amplification: bytes read by all ranks together, divided by the size of the data set.
+        memory_bytes: memory of the ring and the manifest; if the ring holds groups, also of heads and hedge buffers.
+        slots: number of super-samples, or groups of samples, that the ring holds.
+        by_groups: whether the ring holds groups of samples, read by ranges, instead of whole super-samples.
+        takers: number of readers that share the epoch: ranks, or the workers of all ranks.
+
+    Example:
+        >>> loader = Loader("s3://bucket/dataset", batch_size=64)
+        >>> print(loader.plan)
+        >>> loader.plan.dollars * 90  # the price of 90 epochs on this rank
     """
 
     samples: int
@@ -60,9 +65,12 @@ class LoaderPlan:
 
     @classmethod
     def of(cls, feed: BatchPipeline, prices: Prices, egress: Egress = "same_region") -> LoaderPlan:
-        """Return the plan of a feed whose reader is at ``egress``.
+        """Return the plan of a batch pipeline; its requests and bytes are expected values.
 
-        Requests and bytes are expected values.
+        Args:
+            feed: pipeline of the epoch.
+            prices: prices of the stores.
+            egress: where this machine is, seen from the bucket, which decides the price of a transferred byte.
         """
         manifest, partition, order = feed.manifest, feed.partition, feed.config.order
         expected = feed.opened.forecast()
@@ -87,10 +95,10 @@ class LoaderPlan:
         )
 
     def check_dollars(self, most_dollars: float) -> None:
-        """Refuse an epoch that would cost more, over all ranks.
+        """Check that the epoch costs at most ``most_dollars`` over all ranks.
 
         Raises:
-            BudgetError: it would; names the figures.
+            BudgetError: it costs more; the message has the figures.
         """
         dollars = self.dollars * self.takers
         if dollars > most_dollars:
@@ -112,43 +120,49 @@ class LoaderPlan:
 
 
 _SHOWN_SECONDS = 0.001
-"""Phases in which the loop waited less are left out of the table."""
+"""The table leaves out phases in which the loop waited less than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoaderStatistics:
-    """Counts since the loader was made. Its text is a table, :meth:`to_dict` has everything as plain values.
+    """Counts since the loader was constructed; ``str()`` makes a table, :meth:`to_dict` plain values.
 
-    A loaded state with other lanes or of another version begins the counts of fetching anew. A forked child counts on
-    from its parent's figures, but for retries and hedges, which begin at zero when it fetches; the parent knows nothing
-    of its children. A spawned process makes a loader of its own, with counts of its own.
+    Loading a state with other lanes or of another version resets the counts of fetching. A forked child continues from
+    its parent's figures, except for retries and hedges, which begin at zero when it fetches; the parent does not see
+    the counts of its children. A spawned process constructs its own loader, with its own counts.
 
     Attributes:
-        batches: yielded.
-        samples: yielded.
-        repeated_samples: that all ranks together delivered a second time, to give each rank one in a last batch.
-        bad_samples: that failed in ``decode`` or ``transform`` and were replaced.
-        wait_seconds: time that the training loop waited for batches: for the bucket and for the pool.
-        bucket_wait_seconds: of it, time that it waited for super-samples.
-        waits: ``wait_seconds`` by phase: what the loop waited for (:class:`~stoker.trace.Phase`).
-        worst_waits: the ten batches that it waited longest for, the longest first, with what each waited for.
-        loop_seconds: time between the beginning of the first iteration and the last batch yielded.
-        construction_seconds: that constructing the loader took: opening the store and reading the manifest.
-        first_batch_seconds: from the beginning of the first iteration to the first batch, None before it.
-        look_ups: super-samples that a batch asked for when it first needed them.
-        misses: of these, those that were not in memory yet.
-        get_requests: sent, hedges and retries included.
-        read_bytes: that arrived.
-        retries: requests that were tried again.
-        hedges: requests that were sent a second time because they were late.
-        hedge_wins: of these, those that were faster.
-        tier_hits: super-samples that came from a nearer place than the bucket, by its name: ``"warm"``, and ``caches``.
-        tier_late: super-samples for which such a place was late, so that the bucket was asked as well or instead.
-        tier_states: of each such place's circuit breaker: ``"closed"`` where it is read, ``"open"`` where it is left
-            alone for 5 s since it was late or failed three times in a row, ``"half-open"`` or ``"probing"`` where one
-            read tries it.
-        caches: look-ups, hits, evictions and what is held, by name: ``"memory"``, ``"disk:/mnt/nvme/stoker"``.
-        dollars: what the store asks for the requests and bytes, from the price file.
+        batches: batches yielded.
+        samples: samples yielded.
+        repeated_samples: samples that all ranks together delivered twice, so that each rank has one in a last batch.
+        bad_samples: samples that failed in ``decode`` or ``transform`` and were replaced.
+        wait_seconds: time that the training loop waited for batches: for the bucket and for the worker threads.
+        bucket_wait_seconds: part of ``wait_seconds`` that the loop waited for super-samples.
+        waits: ``wait_seconds`` by phase (:class:`~stoker.trace.Phase`).
+        worst_waits: the ten batches with the longest waits, longest first, each with its phases.
+        loop_seconds: time from the beginning of the first iteration to the last batch yielded.
+        construction_seconds: time that constructing the loader took: opening the store and reading the manifest.
+        first_batch_seconds: time from the beginning of the first iteration to the first batch; None before it.
+        look_ups: super-samples looked up in memory, each when a batch first needed it.
+        misses: look-ups of super-samples that were not in memory yet.
+        get_requests: GET requests sent, including hedges and retries.
+        read_bytes: bytes received.
+        retries: requests that were retried.
+        hedges: second requests that were sent because the first was late.
+        hedge_wins: hedges that were faster than the first request.
+        tier_hits: super-samples read from a tier instead of the bucket, by the tier's name: ``"warm"``, or a name of
+            ``caches``.
+        tier_late: super-samples for which a tier was late, so that the bucket was read as well or instead, by name.
+        tier_states: state of each tier's circuit breaker, by name: ``"closed"`` (the tier is read), ``"open"`` (it is
+            not read for 5 s, after it was late or failed three times in a row), ``"half-open"`` or ``"probing"`` (one
+            read tests it).
+        caches: statistics of each cache of this machine, by name: ``"memory"``, ``"disk:/mnt/nvme/stoker"``.
+        dollars: price of the requests and bytes, from the price file.
+
+    Example:
+        >>> statistics = loader.stats()
+        >>> print(f"{statistics.stall:.1%} of the loop's time was spent waiting")
+        >>> json.dumps(statistics.to_dict())
     """
 
     batches: int
@@ -177,7 +191,7 @@ class LoaderStatistics:
 
     @property
     def stall(self) -> float:
-        """The share of the loop's time that it waited, 0 to 1."""
+        """Fraction of the loop's time that it waited for batches, 0 to 1."""
         return self.wait_seconds / self.loop_seconds if self.loop_seconds else 0.0
 
     @property
@@ -186,7 +200,7 @@ class LoaderStatistics:
         return self.samples / self.loop_seconds if self.loop_seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every figure by its name, with ``stall`` and ``samples_per_second``: plain values, fit for JSON."""
+        """Return every attribute, ``stall`` and ``samples_per_second`` as plain values, fit for JSON."""
         rates = {"stall": self.stall, "samples_per_second": self.samples_per_second}
         return {**plain(self), **rates}
 
@@ -210,7 +224,7 @@ class LoaderStatistics:
         return f"{_shown(self.wait_seconds)} of {_shown(self.loop_seconds)} (stall {self.stall:.1%})"
 
     def _rows(self) -> Rows:
-        """Return what is most often wanted; of what did not happen, only what a reader looks for."""
+        """Return the rows of the table; figures that are zero get a row only if a reader looks for them."""
         phases = sorted(self.waits.items(), key=lambda each: -each[1])
         rows = [("waited", self._waited())]
         rows += [(f"  {phase}", _shown(seconds)) for phase, seconds in phases if seconds >= _SHOWN_SECONDS]
@@ -237,7 +251,11 @@ class LoaderStatistics:
         return rows
 
     def idle_dollars(self, dollars_per_hour: float) -> float:
-        """Return what an accelerator at that price cost while the loop waited; :class:`~stoker.Prices` has some."""
+        """Return the price of the time that an accelerator waited.
+
+        Args:
+            dollars_per_hour: price of the accelerator; :class:`~stoker.Prices` has some.
+        """
         return self.wait_seconds / 3600 * dollars_per_hour
 
 
@@ -247,16 +265,16 @@ def _shown(seconds: float) -> str:
 
 @dataclass(slots=True)
 class LoopStatistics:
-    """What a training loop was given, and how long it waited, in seconds of ``time.perf_counter``.
+    """Counts the batches that a training loop got and the time that it waited, by ``time.perf_counter``.
 
     Attributes:
-        recorder: is told of what is noted here, and says what was waited for.
-        construction_seconds: that constructing the loader took.
-        batches: yielded.
-        samples: yielded.
-        wait_seconds: on beginning iterations, and between asking for a batch and yielding it, in all.
-        loop_seconds: from the beginning of the first iteration to the last batch.
-        first_batch_seconds: from the beginning of the first iteration to the first batch.
+        recorder: receives each wait, and splits waits into phases.
+        construction_seconds: time that constructing the loader took.
+        batches: batches yielded.
+        samples: samples yielded.
+        wait_seconds: total time of beginning iterations, and from each request for a batch to its yield.
+        loop_seconds: time from the beginning of the first iteration to the last batch.
+        first_batch_seconds: time from the beginning of the first iteration to the first batch; None before it.
     """
 
     recorder: Recorder
@@ -267,17 +285,26 @@ class LoopStatistics:
     loop_seconds: float = 0.0
     first_batch_seconds: float | None = None
     _first_asked: float = math.inf
-    _beginning: float = 0.0  # spent on beginning iterations that have not yielded yet
+    _beginning: float = 0.0  # seconds spent on beginning iterations that have not yielded yet
 
     def begun(self, asked: float) -> None:
-        """Note an iteration that was asked for and has begun, which may have to read something first."""
+        """Record the beginning of an iteration, which may read something first.
+
+        Args:
+            asked: when the loop asked for the iteration, in seconds of ``time.perf_counter``.
+        """
         now = time.perf_counter()
         self._first_asked = min(self._first_asked, asked)
         self._beginning += now - asked
         self.recorder.begun(asked, now)
 
     def yielded(self, batch: Batch, asked: float) -> None:
-        """Note a batch that was asked for and is being yielded."""
+        """Record a batch that is being yielded.
+
+        Args:
+            batch: the batch.
+            asked: when the loop asked for it, in seconds of ``time.perf_counter``.
+        """
         self.batches += 1
         self.samples += len(batch)
         now = time.perf_counter()
@@ -289,7 +316,7 @@ class LoopStatistics:
         self.recorder.yielded(batch.epoch, asked, now)
 
     def snapshot(self, feed: BatchPipeline, reading: Reading, prices: Prices, bad_samples: int) -> LoaderStatistics:
-        """Return what was counted here, by a feed and by a store's meter."""
+        """Return the counts of this object, of a batch pipeline and of a store's meter."""
         fetcher, counters = feed.opened.fetcher, feed.counters
         fetched = fetcher.stats
         return LoaderStatistics(

@@ -38,16 +38,16 @@ _log = logging.getLogger("stoker")
 
 
 class RunCursor(Cursor):
-    """Where a loader's run is: a position of an epoch, over all ranks.
+    """The position of a loader's run: an epoch, and a position in it over all ranks.
 
     Args:
-        resources: have the feed.
+        resources: open data set with the batch pipeline.
 
     Attributes:
-        place: epoch and position; one value, so that a signal's handler never sees half a change.
-        is_fresh: whether the next iteration begins at the place, or behind what was abandoned there.
+        place: epoch and position; one value, so that a signal handler never sees half a change.
+        is_fresh: whether the next iteration begins at ``place``, and not with the epoch after it.
         is_resumed: whether a state was loaded.
-        is_share_over: whether this rank has come to the end of its share of the epoch; others may have a batch more.
+        is_share_over: whether this rank has delivered its share of the epoch; other ranks may have one batch more.
     """
 
     def __init__(self, resources: LoaderResources) -> None:
@@ -57,23 +57,24 @@ class RunCursor(Cursor):
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the epoch was begun and left."""
+        """Whether the loop began the epoch and left it before its end."""
         return not self.is_fresh and self.place[1] > 0
 
     def begin(self) -> None:
-        """Have an iteration begin: with the next epoch, if this one was abandoned."""
+        """Begin an iteration: of the next epoch if this one was abandoned."""
         if self.is_abandoned:
             self.place = (self.place[0] + 1, 0)
         self.is_fresh = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch."""
+        """Set the position to the start of an epoch."""
         self.place, self.is_fresh, self.is_share_over = (epoch, 0), True, False
 
     def resume(self, epoch: int, position: int) -> None:
-        """Go where a state was taken; at an epoch's end, to the start of the next one.
+        """Set the position to that of a state; at an epoch's end, to the start of the next epoch.
 
-        Whether anything is left is asked for rank 0, which has as much as any: all ranks must go to the same place.
+        Rank 0, which has at least as many batches as any rank, decides whether the epoch is over, since all ranks must
+        go to the same position.
         """
         self.place = (epoch, position) if not position or self._is_left(position) else (epoch + 1, 0)
         self.is_fresh, self.is_resumed, self.is_share_over = True, True, False
@@ -83,25 +84,25 @@ class RunCursor(Cursor):
         return replace(feed.config.dealing(feed.manifest.samples), rank=0).steps_from(position) > 0
 
     def seek(self) -> None:
-        """Have the feed deliver from the place on, unless it does."""
+        """Start the batch pipeline at ``place``, unless it is there already."""
         feed = self._resources.feed
         if feed.place != self.place:
             feed.start(*self.place)
             self._resources.register_finalizer(self)
 
     def commit(self, batch: Batch) -> None:
-        """Go behind a batch; behind the last one of all ranks, to the next epoch."""
+        """Set the position to the end of a batch; after the last batch of all ranks, to the next epoch."""
         self.place, self.is_share_over = (batch.epoch, batch.end), batch.is_last
         if batch.is_last and not (self._resources.config.evaluation and self._is_left(batch.end)):
             self.end()
 
     def end(self) -> None:
-        """Go to the next epoch, if this rank has come to the end of its share."""
+        """Go to the next epoch if this rank has delivered its share."""
         if self.is_share_over:
             self.place, self.is_share_over = (self.place[0] + 1, 0), False
 
     def fail(self) -> None:
-        """Have the next iteration go on at the place."""
+        """Make the next iteration continue at ``place``."""
         self.is_fresh = True
 
 
@@ -109,22 +110,30 @@ class Loader(Closing):
     """Iterates over a packed data set; each ``for`` is one epoch, each batch a dictionary of tensors.
 
     ``batch[name]`` is a tensor ``[samples, *shape]`` of the column's dtype, or a :class:`RaggedColumn`. Batches own
-    their memory. The order is fixed by (manifest version, seed, epoch, shuffle, window, lanes), the same on every
-    machine; over all ranks an epoch delivers every sample exactly once, and every rank the same number of batches.
+    their memory. (manifest version, seed, epoch, shuffle, window, lanes) fixes the order, which is the same on every
+    machine. Over all ranks an epoch delivers every sample exactly once, and every rank gets the same number of batches.
 
-    Fetching starts with the first iteration, runs on a thread of its own and goes on across epochs; leaving a loop
-    early (``break``) abandons the epoch, and the next iteration is the next epoch. Behind an error of the loader's own,
-    the next iteration goes on at the batch that could not be had. With ``epochs=E``, a loop behind the last epoch is
-    empty and warns each time; it raises where that epoch was abandoned by a ``break`` or ``next()`` and no state was
-    loaded. :meth:`state_dict` gives the place
-    behind the batch yielded last. Construction reads the manifest, and nothing else.
+    Fetching starts with the first iteration, runs on its own thread and continues across epochs. Leaving a loop early
+    (``break``) abandons the epoch: the next iteration is the next epoch. After an error of the loader itself, the next
+    iteration continues at the batch that failed. With ``epochs=E``, a loop after the last epoch is empty and warns each
+    time; it raises if a ``break`` or ``next()`` abandoned that epoch and no state was loaded. :meth:`state_dict` is
+    the position after the last batch yielded. Construction reads only the manifest.
 
-    Its arguments are the URL of a data set and the settings of a :class:`LoaderConfig`.
+    The arguments are the URL of a data set and the settings of a :class:`LoaderConfig`.
 
     Raises:
         ConfigError: a setting is wrong.
         NotFoundError: there is no data set at the URL.
-        BudgetError: the memory is too small, or the order would cost more than the limit; names the figure that fits.
+        BudgetError: the memory is too small, or the order would cost more than the limit; the message has the figure
+            that fits.
+
+    Example:
+        >>> loader = Loader("s3://bucket/dataset", batch_size=64, epochs=2)
+        >>> for epoch in range(2):
+        ...     for batch in loader:
+        ...         train_step(batch["image"], batch["label"])
+        >>> state = loader.state_dict()  # load_state_dict(state) resumes on any number of ranks
+        >>> loader.close()
     """
 
     @takes_settings(LoaderArguments)
@@ -154,7 +163,7 @@ class Loader(Closing):
             resources.close()
             raise
         self._cursor = RunCursor(resources)
-        resources.register_finalizer(self._cursor)  # which an iteration has, too, when the loader is garbage
+        resources.register_finalizer(self._cursor)  # an iteration holds it, too, and may outlive the loader
         self._empty_loops = 0
         self._iteration: weakref.ref[Iteration] | None = None
         self._statistics = LoopStatistics(self._recorder)
@@ -170,7 +179,7 @@ class Loader(Closing):
 
     @property
     def plan(self) -> LoaderPlan:
-        """What an epoch takes: steps, lanes, bytes, GETs, dollars and memory; its text is one line."""
+        """The plan of an epoch: steps, lanes, bytes, GETs, dollars and memory; ``str()`` makes one line."""
         return self._resources.plan()
 
     def _columns(self) -> dict[str, Column]:
@@ -209,16 +218,16 @@ class Loader(Closing):
     def __getitem__(self, index: object) -> NoReturn:
         raise TypeError(
             "a Loader has no samples by number: iterate over the Loader itself, in place of a DataLoader, or give the "
-            "DataLoader a StreamDataset(url); samples by number are in stoker.open(url)"
+            "DataLoader a StreamDataset(url); for samples by number, use stoker.open(url)"
         )
 
     def __len__(self) -> int:
-        """Return how many batches a whole epoch has on this rank."""
+        """Return the number of batches of a whole epoch on this rank."""
         return self._resources.feed.partition.steps_from(0)
 
     @property
     def remaining(self) -> int:
-        """How many batches the current epoch has left on this rank."""
+        """Number of batches that are left of the current epoch on this rank."""
         return self._resources.feed.partition.steps_from(self._cursor.place[1])
 
     def _create_feed(self, manifest: Manifest, lanes: int) -> BatchPipeline:
@@ -237,18 +246,18 @@ class Loader(Closing):
     # Iterating.
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch, or go on where a loaded state says. An older iteration ends.
+        """Begin the next epoch, or continue at a loaded state. An earlier iteration ends.
 
         Raises:
-            ConfigError: torch.distributed, initialized since the loader was made, says that this is another rank; or
-                the iteration before this one abandoned the last of ``epochs``.
-            RankMismatchError: under torch.distributed, the ranks disagree on the data set, the order or the place.
-            BudgetExceededError: ``budget`` is spent; the next batch raises it where that happens during an epoch.
+            ConfigError: torch.distributed, initialized after the loader was constructed, has another rank for this
+                process; or the previous iteration abandoned the last of ``epochs``.
+            RankMismatchError: under torch.distributed, the ranks disagree on the data set, the order or the position.
+            BudgetExceededError: ``budget`` is spent; during an epoch, the next batch raises it.
         """
         if self.config.rank is None:
             confirm_rank(self.rank, self.world_size)
         resources, cursor = self._resources, self._cursor
-        resources.check_spending()  # the place stays where it is for a state to be saved
+        resources.check_spending()  # raises before the position changes, so that the state can still be saved
         self._leave()
         cursor.end()
         epoch = cursor.place[0] + cursor.is_abandoned
@@ -265,10 +274,10 @@ class Loader(Closing):
         return iteration
 
     def _tell_over(self, epoch: int, *, raises: bool) -> None:
-        """Warn, each time, of a loop behind the last epoch.
+        """Warn that a loop began after the last epoch.
 
         Raises:
-            ConfigError: ``raises``.
+            ConfigError: ``raises`` is true.
         """
         self._empty_loops += 1
         left, position = self._cursor.place
@@ -276,18 +285,18 @@ class Loader(Closing):
         if raises:
             raise ConfigError(
                 f"{over}, since the loop before this one left epoch {left} at position {position} (by "
-                f"next(iter(loader)) or a break). Give epochs={epoch + 1} or none at all; or call set_epoch("
-                f"{left}) to begin that epoch again, or load_state_dict(loader.state_dict()) to go on with it"
+                f"next(iter(loader)) or a break). Set epochs={epoch + 1} or leave it out; or call set_epoch("
+                f"{left}) to begin that epoch again, or load_state_dict(loader.state_dict()) to continue it"
             )
         warnings.warn(
-            f"{over}. This loop, number {self._empty_loops} behind the last epoch, is empty: give epochs= as many "
-            "epochs as are looped over, or none at all; or call set_epoch() to begin an epoch again",
+            f"{over}. This loop, number {self._empty_loops} after the last epoch, is empty: set epochs= to the number "
+            "of epochs that the training loops over, or leave it out; or call set_epoch() to begin an epoch again",
             UserWarning,
             stacklevel=3,
         )
 
     def _leave(self) -> None:
-        """End the iteration that is under way, if any."""
+        """End the current iteration, if any."""
         iteration = None if self._iteration is None else self._iteration()
         if iteration is not None:
             iteration.close()
@@ -295,13 +304,13 @@ class Loader(Closing):
         self._resources.leave()
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the one that the next iteration begins.
+        """Set the epoch of the next iteration.
 
-        It begins at its start, but where a state was just loaded that is of this epoch: that goes on at its place.
-        Costs nothing where it names the epoch that comes next anyway: what was fetched ahead is kept.
+        The iteration begins at the start of the epoch, or at the position of a state of this epoch that was just
+        loaded. If ``epoch`` comes next anyway, nothing that was fetched ahead is lost.
 
         Raises:
-            ConfigError: it is not a number from 0.
+            ConfigError: ``epoch`` is not an integer of at least 0.
         """
         epoch = checked_integer("epoch", epoch, 0)
         if self._cursor.is_fresh and epoch == self._cursor.place[0]:
@@ -317,21 +326,21 @@ class Loader(Closing):
         return RunState.of_config(self.config, self.manifest, lanes, epoch=epoch, position=position)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place behind the batch yielded last, with all that fixes the order: plain values, fit for JSON.
+        """Return the position after the last batch yielded, and everything that fixes the order, as plain values.
 
-        The state of any rank is the state of all. At an epoch's end it is the start of the next one; with
-        ``evaluation=True`` a rank that has a batch less than others says so when its loop has ended.
+        The state is fit for JSON, and the same on every rank. At an epoch's end it is the start of the next epoch; with
+        ``evaluation=True``, a rank with one batch less than others gets there when its loop has ended.
         """
         return self._state().to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next iteration go on where the state was taken, on any world size and batch size.
+        """Make the next iteration continue where the state was taken, with any world size and batch size.
 
-        The state's manifest version and lanes are taken over.
+        The loader adopts the state's manifest version and lanes.
 
         Raises:
             StateError: the state is of another data set or order than this loader's settings.
-            NotFoundError: the manifest version is gone.
+            NotFoundError: the manifest version was deleted.
         """
         loaded = RunState.from_dict(state)
         mine = self._state()
@@ -343,7 +352,10 @@ class Loader(Closing):
         if (loaded.version, loaded.lanes) != (mine.version, mine.lanes):
             feed = self._create_feed(manifest, loaded.lanes)
         if loaded.position > feed.partition.samples:
-            raise StateError(f"the state's position {loaded.position} is behind {feed.partition.samples} samples")
+            raise StateError(
+                f"the state's position {loaded.position} is beyond the {feed.partition.samples} samples of an epoch; "
+                "load a state of this data set"
+            )
         self._leave()
         if feed is not self._resources.feed:
             self._resources.feed.stop()
@@ -353,7 +365,7 @@ class Loader(Closing):
     # The end.
 
     def stats(self) -> LoaderStatistics:
-        """Return what was done so far: waits, requests, bytes, retries, hedges, dollars."""
+        """Return the statistics so far: waits, requests, bytes, retries, hedges, dollars."""
         resources = self._resources
         bad_samples = 0 if resources.pool is None else resources.pool.bad_samples
         reading = resources.store.meter.reading()
@@ -361,7 +373,7 @@ class Loader(Closing):
         return replace(found, hedges=found.hedges + resources.manifest_hedges)
 
     def close(self) -> None:
-        """End fetching and threads and close connections. Idempotent; iterating again starts anew."""
+        """End fetching, threads and connections. Idempotent; a new iteration starts them again."""
         self._leave()
         self._resources.close()
         if self._resources.pool is not None:

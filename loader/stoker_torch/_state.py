@@ -1,15 +1,15 @@
-"""Where a run is: plain values that any world size, batch size and number of workers can go on from.
+"""State of a run: plain values from which any world size, batch size and number of workers can resume.
 
-A loader's state is a position; that of a stream data set says how far each lane has come.
+A loader's state is one position; that of a stream data set is a position per lane.
 
-It is saved when the platform takes the machine away. Before a machine is reclaimed its processes get SIGTERM, and
-SIGKILL once the grace time is over:
+The state is saved when the platform reclaims the machine. Its processes then get SIGTERM, and SIGKILL after the grace
+time:
 
 - Google Cloud Run, services and jobs: 10 s.
 - Kubernetes: ``terminationGracePeriodSeconds``, 30 s unless set; less where a spot node itself has less.
 - Amazon ECS and Fargate: ``stopTimeout``, 30 s unless set; docker stop: 10 s.
 - AWS Lambda: 0.3 s, and the signal is sent only where an external extension is registered (Python 3.12 and newer).
-- EC2 and Compute Engine send none to a process: a notice agent or the container runtime has to.
+- EC2 and Compute Engine send processes no signal: a notice agent or the container runtime has to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stoker_torch._config import StreamConfig
 _FORMAT = 1
 _LEAST = {"seed": 0, "version": 1, "window": 1, "lanes": 1, "limit": 1}
 _SAME_SEQUENCE = {"full", "materialized"}
-"""Shuffles of which a position is the same sample."""
+"""Shuffles with the same sequence, so that a state of one can be loaded by the other."""
 _END = 1 << 64  # numbers of the order are counted in words of 64 bits
 
 
@@ -42,8 +42,8 @@ def checked_integer(state: Mapping[str, Any], name: str, least: int = 0) -> int:
     """Return an integer of a state.
 
     Raises:
-        StateError: it is none, or too small.
-        KeyError: there is none of the name.
+        StateError: the value is not an integer, or less than ``least``.
+        KeyError: the state has no such name.
     """
     number = state[name]
     if type(number) is not int or not least <= number < _END:
@@ -53,16 +53,16 @@ def checked_integer(state: Mapping[str, Any], name: str, least: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceState:
-    """What fixes the order of every epoch.
+    """The values that fix the order of every epoch.
 
     Attributes:
         dataset: id of the data set.
-        version: of the manifest.
-        seed: of the order.
-        shuffle: of the order.
-        window: of the order.
-        lanes: of the order.
-        limit: of every epoch, None if there is none.
+        version: version of the manifest.
+        seed: seed of the order.
+        shuffle: name of the shuffle.
+        window: super-samples mixed at a time, per lane.
+        lanes: number of parts that the order is cut into.
+        limit: number of samples delivered per epoch, None for all.
     """
 
     dataset: str
@@ -77,16 +77,23 @@ class SourceState:
 
     @classmethod
     def of_config(cls, config: StreamConfig, manifest: Manifest, lanes: int, **place: Any) -> Self:
-        """Return what a loader's settings fix, with what they leave to be found out, and the place of a state."""
+        """Return a state with a loader's settings.
+
+        Args:
+            config: settings of the loader.
+            manifest: pinned manifest, which has the data set's id and the version.
+            lanes: number of lanes in use.
+            **place: attributes of the subclass: the position.
+        """
         fixed = {name: getattr(config, name) for name in ("seed", "shuffle", "window", "limit")}
         return cls(dataset=manifest.dataset, version=manifest.version, lanes=lanes, **fixed, **place)
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Return the state that ``to_dict`` gave.
+        """Return the state that ``to_dict`` wrote.
 
         Raises:
-            StateError: it is not one.
+            StateError: ``state`` is not such a state.
         """
         try:
             source = _source_of(state)
@@ -99,22 +106,26 @@ class SourceState:
 
     @staticmethod
     def _place_of(state: Mapping[str, Any], lanes: int) -> dict[str, Any]:
-        """Return what a state says besides its source; may raise what missing and odd values do."""
+        """Return the position in a state, as attributes; errors of missing and invalid values are the caller's."""
         raise NotImplementedError
 
     def compared(self, config: StreamConfig) -> dict[str, Any]:
-        """Return what all ranks must have alike, in the order in which they compare it."""
+        """Return the values that must be equal on all ranks, in the order in which they are compared."""
         return asdict(self) | {name: getattr(config, name) for name in self._ALIKE}
 
     def source_dict(self, **rest: Any) -> dict[str, Any]:
-        """Return the state as plain values; ``sources`` has room for more than one data set."""
+        """Return the state as plain values, with ``rest``; ``sources`` has room for more than one data set."""
         return {"format": _FORMAT, **rest, "sources": [_values(self)]}
 
     def check(self, mine: SourceState, config: StreamConfig) -> None:
-        """Check that this state can be loaded where ``config`` holds, and without it ``mine`` would.
+        """Check that this state can be loaded by a loader.
+
+        Args:
+            mine: current state of the loader.
+            config: settings of the loader.
 
         Raises:
-            StateError: it is of another data set or order.
+            StateError: this state is of another data set or order.
         """
         for name in ("dataset", "seed", "shuffle", "window", "limit"):
             found, wanted = getattr(self, name), getattr(mine, name)
@@ -132,7 +143,7 @@ class SourceState:
 
 
 def _values(source: SourceState) -> dict[str, Any]:
-    """Return the values as they are; ``asdict`` copies them, however deep."""
+    """Return the values by name, without the deep copy that ``asdict`` makes."""
     return {each.name: getattr(source, each.name) for each in fields(SourceState)}
 
 
@@ -140,10 +151,10 @@ def _source_of(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a state's only source.
 
     Raises:
-        StateError: a value is out of range, or the format is another.
-        KeyError: something is missing.
-        TypeError: something is of another type.
-        ValueError: there is not one source.
+        StateError: a value is out of range, or the state has another format.
+        KeyError: a value is missing.
+        TypeError: a value has a wrong type.
+        ValueError: the number of sources is not one.
     """
     if type(state["format"]) is not int or state["format"] != _FORMAT:
         raise StateError(f"state of format {shown(state['format'])}: this version of stoker reads {_FORMAT}")
@@ -160,11 +171,11 @@ def _source_of(state: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState(SourceState):
-    """A position and all that fixes the order behind it.
+    """The state of a :class:`~stoker_torch.Loader`: a position, and the values that fix the order.
 
     Attributes:
-        epoch: from 0.
-        position: of the epoch, over all ranks: so many samples were delivered.
+        epoch: number of the epoch, from 0.
+        position: number of samples of the epoch that all ranks together have delivered.
     """
 
     epoch: int
@@ -183,13 +194,14 @@ class RunState(SourceState):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState(SourceState):
-    """How far lanes have come in an epoch, and all that fixes the order behind it.
+    """The state of a :class:`~stoker_torch.StreamDataset`: a position per lane, and the values that fix the order.
 
     Attributes:
-        epoch: from 0.
-        delivered: lane → places of it that were delivered; only of lanes that whoever took the state has.
-        repeated: how many samples they delivered a second time.
-        is_complete: whether nothing of the epoch is left for whoever took the state.
+        epoch: number of the epoch, from 0.
+        delivered: lane → number of its samples that were delivered; only the lanes of the worker or process that took
+            the state.
+        repeated: number of samples that these lanes delivered twice.
+        is_complete: whether the worker or process that took the state has delivered its share of the epoch.
     """
 
     epoch: int
@@ -199,7 +211,7 @@ class StreamState(SourceState):
     _OWNER = "StreamDataset"
 
     def behind_end(self) -> StreamState:
-        """Return the start of the next epoch, where all lanes have come to the end of this one; else this state."""
+        """Return the start of the next epoch if all lanes have come to the end of this one; else this state."""
         if not self.is_complete or len(self.delivered) < self.lanes:
             return self
         return replace(
@@ -223,36 +235,43 @@ class StreamState(SourceState):
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one state of the states that the workers or ranks of one run took at one time.
+    """Merge the states that the workers or ranks of one run took at one time into one state.
 
-    A :class:`~stoker_torch.StreamDataset` that loads it before its DataLoader is iterated over goes on with any number
-    of workers and ranks that divides the lanes. The samples that are left are delivered once; where the new ranks have
-    not equally many of them left, those with fewer repeat their last one to make up. Where all have come to the end of
-    an epoch, the merged state is the start of the next one, as a :class:`~stoker_torch.Loader` says it.
+    A :class:`~stoker_torch.StreamDataset` that loads it before the first iteration of its DataLoader resumes with any
+    number of workers and ranks that divides the number of lanes. The remaining samples are delivered once; if they do
+    not divide evenly among the new ranks, the ranks with fewer repeat their last sample. If all workers have come to
+    the end of an epoch, the merged state is the start of the next one, as in a :class:`~stoker_torch.Loader`.
 
     Args:
-        states: of stream data sets, or of torchdata's ``StatefulDataLoader``, in which they are found.
+        states: states of stream data sets, or of torchdata's ``StatefulDataLoader``, which contain them.
 
     Raises:
-        StateError: there is none, or they are not of one run and time.
+        StateError: there is no state, or the states are not of one run and time.
+
+    Example:
+        >>> merged = merge_states(torch.load(f"state-{rank}.pt") for rank in range(8))
+        >>> dataset.load_state_dict(merged)
     """
     found = [StreamState.from_dict(each) for state in states for each in _found(state)]
     if not found:
-        raise StateError("there is no state of a StreamDataset to merge")
+        raise StateError("there is no state of a StreamDataset to merge; give the state_dict() of each worker or rank")
     bare = [replace(state, delivered={}, repeated=0, is_complete=False) for state in found]
     if any(each != bare[0] for each in bare):
-        raise StateError("the states are of different epochs or runs, and cannot be merged")
+        raise StateError("the states are of different epochs or runs, and cannot be merged; take all at one time")
     delivered: dict[int, int] = {}
     for lane, places in (each for state in found for each in state.delivered.items()):
         if delivered.setdefault(lane, places) != places:
-            raise StateError(f"lane {lane} has come to {delivered[lane]} and to {places} in states to be merged")
+            raise StateError(
+                f"lane {lane} is at position {delivered[lane]} in one state and at {places} in another; merge states "
+                "that were taken at one time"
+            )
     is_complete = all(state.is_complete for state in found)
     merged = replace(bare[0], delivered=dict(sorted(delivered.items())), is_complete=is_complete)
     return merged.behind_end().to_dict()
 
 
 def _found(state: object) -> Iterator[Mapping[str, Any]]:
-    """Yield the states of stream data sets in a state."""
+    """Yield the states of stream data sets that a nested state contains."""
     if not isinstance(state, Mapping):
         return
     if "sources" in state and "lanes" in state:
@@ -265,10 +284,10 @@ def _found(state: object) -> Iterator[Mapping[str, Any]]:
 
 
 class Stateful(Protocol):
-    """Anything with a position, such as a loader."""
+    """An object with a state that can be saved, such as a loader."""
 
     def state_dict(self) -> Any:
-        """Return the position after the last batch that was yielded; takes no lock that the caller may hold."""
+        """Return the position after the last batch yielded; must not take a lock that the caller may hold."""
         ...
 
 
@@ -280,55 +299,71 @@ def save_on_sigterm(
     grace_seconds: float = 10.0,
     wait_seconds: float = 0.0,
 ) -> Preemption:
-    """Hand ``loader.state_dict()`` to ``callback``, once, when one of ``signals`` arrives.
+    """Call ``callback(loader.state_dict())`` once, when one of ``signals`` arrives.
 
-    The callback runs in the main thread, between two of its instructions. By default that is at once, so the last
-    batch yielded may not have reached the model yet. To save a model that agrees with the position, let training go on
-    to the end of its step: call :meth:`Preemption.checkpoint` after each step and give ``wait_seconds``. If no
-    checkpoint comes within that time (training waits for data, say), or a second signal does, the state is handed over
-    where it is. Signals that come while the callback runs are ignored.
+    The callback runs in the main thread, between two of its instructions. By default it runs at once, so the last batch
+    yielded may not have reached the model yet. To save a model that matches the position, let training finish its step:
+    call :meth:`Preemption.checkpoint` after each step and set ``wait_seconds``. If no checkpoint comes within that time
+    (for example, while training waits for data), or a second signal arrives, the state is saved at its current
+    position. Signals that arrive while the callback runs are ignored.
 
-    Under torch.distributed all ranks have to leave at the same step, or some would wait for one that is gone. So let
-    each add :attr:`Preemption.is_requested` to something that a step reduces over all ranks anyway; where the sum is
-    not zero all save and leave, whichever of them got the signal.
+    Under torch.distributed all ranks have to leave at the same step, or some would wait for a rank that has ended. Add
+    :attr:`Preemption.is_requested` to a value that each step reduces over all ranks; if the sum is not zero, all ranks
+    save and leave, whichever of them got the signal.
 
-    Then the signal goes on to the handler that was there before; if that is the default, it ends the process. An
-    exception from the callback goes up through the training loop instead, so ``raise SystemExit`` unwinds it in order.
-    A forked child only passes signals on: worker processes are ended with SIGTERM every day.
+    Afterwards the previous handler gets the signal; the default handler ends the process. An exception from the
+    callback goes up through the training loop instead, so ``raise SystemExit`` unwinds it in order. A forked child only
+    passes signals on, since worker processes are commonly ended with SIGTERM.
 
     Args:
-        loader: whose position to save.
-        callback: gets the state; its return value is ignored.
-        signals: which signals mean that the end is near.
-        grace_seconds: from the signal to SIGKILL on this platform; :attr:`Preemption.remaining_seconds` counts it down.
-        wait_seconds: how much of it training may use to come to a checkpoint.
+        loader: loader whose position is saved.
+        callback: function of the state; its return value is ignored.
+        signals: signals that announce the end of the machine.
+        grace_seconds: time from the signal to SIGKILL on this platform; :attr:`Preemption.remaining_seconds` counts it
+            down.
+        wait_seconds: part of the grace time that training may use to reach a checkpoint.
 
     Returns:
         The active hook: a context manager, ended by its exit or by :meth:`Preemption.close`.
 
     Raises:
-        ConfigError: this is not the main thread, where alone Python can handle signals; or a value is out of range.
+        ConfigError: this is not the main thread, the only one where Python handles signals; or a value is out of range.
+
+    Example:
+        >>> with save_on_sigterm(loader, lambda state: torch.save(state, "state.pt"), wait_seconds=5) as preemption:
+        ...     for batch in loader:
+        ...         train_step(batch)
+        ...         preemption.checkpoint()
     """
     if not 0 <= wait_seconds < grace_seconds:
-        raise ConfigError(f"wait_seconds {wait_seconds} is not in [0, grace_seconds = {grace_seconds})")
+        raise ConfigError(
+            f"wait_seconds {wait_seconds} is not in [0, grace_seconds = {grace_seconds}): the callback needs the rest"
+        )
     if threading.current_thread() is not threading.main_thread():
-        raise ConfigError("signals can be watched from the main thread only; call save_on_sigterm there")
+        raise ConfigError("Python handles signals in the main thread only: call save_on_sigterm there")
     return Preemption(lambda: callback(loader.state_dict()), tuple(signals), grace_seconds, wait_seconds)
 
 
 class Preemption(Closing):
-    """An active hook; made by :func:`save_on_sigterm`."""
+    """The active hook of :func:`save_on_sigterm`, which constructs it.
+
+    Example:
+        >>> preemption = save_on_sigterm(loader, save, wait_seconds=5)
+        >>> if preemption.is_requested:
+        ...     print(f"{preemption.remaining_seconds:.1f} s left")
+        >>> preemption.close()
+    """
 
     def __init__(self, save: Callable[[], object], signals: tuple[int, ...], grace: float, wait: float) -> None:
         self._save = save
         self._grace_seconds, self._wait_seconds = grace, wait
         self._process, self._main_thread = os.getpid(), threading.get_ident()
-        self._signal: int | None = None  # the one that arrived first
+        self._signal: int | None = None  # the first one that arrived
         self._arrived_at = 0.0
         self._is_over = False
         # A handler may interrupt any line below, so these are locks for their atomic acquire.
-        self._claim = _thread.allocate_lock()  # taken by the one call that hands the state over
-        self._pending = _thread.allocate_lock()  # held until then; the reminder waits for it
+        self._claim = _thread.allocate_lock()  # acquired by the only call that saves the state
+        self._pending = _thread.allocate_lock()  # held until then; the reminder thread waits for it
         self._pending.acquire()
         self._previous: dict[int, Any] = {}
         try:
@@ -341,30 +376,33 @@ class Preemption(Closing):
     def _install(self, number: int) -> None:
         try:
             if signal.getsignal(number) is None:
-                raise ConfigError(f"signal {number} has a handler that is not Python's and could not be put back")
+                raise ConfigError(
+                    f"signal {number} has a handler that was not installed by Python and could not be restored; remove "
+                    "it, or leave the signal out of signals="
+                )
             self._previous[number] = signal.signal(number, self._handle)
         except (ValueError, OSError) as error:
-            raise ConfigError(f"signal {number} cannot be watched: {error}") from None
+            raise ConfigError(f"signal {number} cannot be handled: {error}") from None
 
     @property
     def is_requested(self) -> bool:
-        """True once a signal has arrived."""
+        """Whether a signal has arrived."""
         return self._signal is not None
 
     @property
     def remaining_seconds(self) -> float:
-        """What is left of the grace time, all of it before the signal."""
+        """Seconds that are left of the grace time; before a signal, the whole grace time."""
         if not self.is_requested:
             return self._grace_seconds
         return max(0.0, self._arrived_at + self._grace_seconds - time.monotonic())
 
     def checkpoint(self) -> None:
-        """Say that model and position agree now: where a signal has arrived, this hands the state over."""
+        """Mark a point where model and position match; if a signal has arrived, save the state."""
         if self._signal is not None and not self._is_over and os.getpid() == self._process:
             self._hand_over(self._signal, None)
 
     def close(self) -> None:
-        """Put back the previous handlers, except where somebody has replaced this one since. Idempotent."""
+        """Restore the previous handlers, except if this one was replaced in the meantime. Idempotent."""
         self._is_over = True
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._handle:
@@ -379,13 +417,13 @@ class Preemption(Closing):
         if is_first:
             self._signal, self._arrived_at = number, time.monotonic()
         if is_first and self._wait_seconds:
-            # threading.Thread takes locks that the interrupted main thread may hold; the bare call takes none.
+            # threading.Thread takes locks that the interrupted main thread may hold; start_new_thread takes none.
             _thread.start_new_thread(self._remind, (number,))
         else:
             self._hand_over(number, frame)
 
     def _remind(self, number: int) -> None:
-        """Deliver the signal again, from a thread of its own, unless the state is handed over in time."""
+        """Send the signal again, from a separate thread, unless the state is saved in time."""
         if not self._pending.acquire(timeout=self._wait_seconds):
             signal.pthread_kill(self._main_thread, number)
 
@@ -410,5 +448,5 @@ class Preemption(Closing):
         elif previous == signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-            # Still here: the kernel spares a container's first process, and some signals do no harm by default.
+            # Still alive: the kernel does not end a container's first process, and ignores some signals by default.
             raise SystemExit(128 + number)

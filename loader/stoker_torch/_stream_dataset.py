@@ -23,12 +23,12 @@ from stoker_torch._state import SourceState, StreamState
 from stoker_torch._stream_reader import MAX_EPOCH, EpochBoard, ShareCursor, StreamReader, Turn, Worker, samples_of
 
 _OF_PROCESS = ("_manifest", "_reader", "_iteration", "_cursor")
-"""What a data set has open in its process, and leaves behind where it is pickled."""
+"""Attributes that are open in one process, and are left out of a pickle."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A state that was loaded: for a turn of all processes, or in a worker for the one that it begins next."""
+    """A state that was loaded, for one turn of all processes; in a worker, for the turn that it begins next (None)."""
 
     state: StreamState
     turn: Turn | None
@@ -37,42 +37,46 @@ class _Loaded:
 class StreamDataset(IterableDataset[Any]):
     """Iterates over a packed data set in a ``DataLoader``, with any number of workers; each ``for`` is one epoch.
 
-    ``DataLoader(StreamDataset(url), batch_size=64, num_workers=4)``: over all ranks and workers an epoch delivers every
-    sample exactly once. Each worker reads **lanes** of its own, whole parts of the order, so that no super-sample is
-    fetched by two; each fetches ahead on a thread of its own, into its part of the rank's memory. The order within a
-    worker is fixed by (manifest version, seed, epoch, shuffle, window, lanes). ``lanes`` defaults to the workers of all
-    ranks, and must be a multiple of their number.
+    Over all ranks and workers an epoch delivers every sample exactly once. Each worker reads its own **lanes**, whole
+    parts of the order, so that no super-sample is fetched by two workers. Each fetches ahead on its own thread, into
+    its part of the rank's memory. (manifest version, seed, epoch, shuffle, window, lanes) fixes a worker's order.
+    ``lanes`` defaults to the number of workers of all ranks, and must be a multiple of it.
 
     With ``batch_size=None`` it yields samples: dictionaries of column → tensor, ``bytes`` or ``str``, after ``decode``
-    and ``transform``, or what ``transform`` returns. With ``batch_size=`` it yields batches as a
+    and ``transform``, or the results of ``transform``. With ``batch_size=`` it yields batches as a
     :class:`~stoker_torch.Loader` does, for ``DataLoader(dataset, batch_size=None)``; that saves the collating, and a
     worker's last batch may be smaller.
 
-    All ranks yield the same number of samples or batches: where a worker of one rank has a sample less than the same
-    worker of another, it delivers its last one again (so less than one a rank and epoch, and none on a single rank);
-    ``drop_last=True`` drops instead, and ``evaluation=True`` does neither.
+    All ranks yield the same number of samples or batches: if a worker of one rank has a sample less than the same
+    worker of another, it repeats its last one (less than one repeat per rank and epoch, none on a single rank).
+    ``drop_last=True`` drops samples instead; ``evaluation=True`` neither repeats nor drops.
 
-    Leaving a loop early abandons the epoch; the next iteration is the next one, also in worker processes that a
-    DataLoader makes anew each time. Behind an error, the next iteration goes on at the place where the data set is read
-    in the process of the loop (``num_workers=0``); worker processes begin the next epoch, as behind a ``break``, since
-    what they had read ahead is lost with them: load a state to go on. With ``epochs=E``, an iteration behind the last
-    epoch is empty, and warns each time; it never raises, since no process knows whether the loop left the last epoch
-    early. The manifest version is pinned when the data set is made, and nothing that it
-    opened then is kept open. Under torch.distributed construction is a collective operation: the ranks compare what
-    they were given; a data set for one rank alone is made with ``rank=0, world_size=1``. Counts of requests and waits
-    are each process's own and not collected. So there is no ``trace``: whether the training loop waits is known where
-    the DataLoader's queue is, and nowhere else. And there is no ``budget``: a DataLoader makes its workers anew each
-    epoch, and none knows what another has spent; ``max_dollars_per_epoch`` holds.
+    Leaving a loop early abandons the epoch: the next iteration is the next epoch, also in worker processes that a
+    DataLoader starts again. After an error with ``num_workers=0``, the next iteration continues at the same position;
+    worker processes begin the next epoch, as after a ``break``, since the samples that they read ahead are lost: load a
+    state to continue. With ``epochs=E``, an iteration after the last epoch is empty and warns each time; it never
+    raises, since no process knows whether the loop left the last epoch early.
 
-    Its arguments are the URL of a data set and the settings of a :class:`StreamConfig`. ``memory`` is the rank's and
-    divided by its workers; ``workers`` are threads a process, and samples that may fail are counted by process, too.
-    Unless there is a ``batch_size``, ``collate`` and ``batch_transform`` have no place.
+    Construction pins the manifest version, and leaves nothing open. Under torch.distributed it is a collective
+    operation, in which the ranks compare their settings; for one rank alone, give ``rank=0, world_size=1``. Counts of
+    requests and waits belong to each process and are not collected. There is no ``trace``, since only the DataLoader's
+    queue knows whether the training loop waits. There is no ``budget``, since workers, which a DataLoader starts again
+    for each epoch, do not know what the others spent; ``max_dollars_per_epoch`` works.
+
+    The arguments are the URL of a data set and the settings of a :class:`StreamConfig`. ``memory`` is for the rank and
+    is divided by its workers; ``workers`` is the number of threads of each process, and each process counts its own bad
+    samples. ``collate`` and ``batch_transform`` need a ``batch_size``.
 
     Raises:
         ConfigError: a setting is wrong.
         NotFoundError: there is no data set at the URL.
-        BudgetError: the memory is too small even for one worker; iterating raises it where it is for several.
+        BudgetError: the memory is too small for one worker; iterating raises it if it is too small for several.
         RankMismatchError: the ranks disagree on the data set or the settings.
+
+    Example:
+        >>> dataset = StreamDataset("s3://bucket/dataset")
+        >>> for sample in DataLoader(dataset, batch_size=64, num_workers=4):
+        ...     train_step(sample["image"], sample["label"])
     """
 
     _manifest: Manifest | None = None
@@ -93,7 +97,7 @@ class StreamDataset(IterableDataset[Any]):
         try:
             self.plan.check_dollars(self._budget.max_dollars_per_epoch)
         finally:
-            self.close()  # a worker is best forked where no thread runs
+            self.close()  # it is safer to fork workers while no thread runs
         source = SourceState.of_config(self.config, self.manifest, self._lanes or 0)
         compare_ranks(source.compared(self.config), self.world_size)
 
@@ -101,14 +105,14 @@ class StreamDataset(IterableDataset[Any]):
         if self._budget.dollars is not None:
             raise ConfigError(
                 "budget is for a Loader: worker processes do not know what the others spend, nor what those of earlier "
-                "epochs spent; max_dollars_per_epoch bounds what is planned: budget=Budget(max_dollars_per_epoch=…)"
+                "epochs spent; to limit the planned price of an epoch, use budget=Budget(max_dollars_per_epoch=…)"
             )
         for name in ("collate", "batch_transform"):
             if self.batch_size is None and getattr(self.config, name) is not None:
                 raise ConfigError(f"{name} is for batches: give batch_size=, or the DataLoader a collate_fn")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a spawned worker needs: no connection goes with it."""
+        """Return the attributes that a spawned worker needs, without connections."""
         self._check_dealing()
         check_picklable(self.config.url, "a store")
         check_picklable(self.config.tier or self.config.warm, "a tier")
@@ -118,13 +122,13 @@ class StreamDataset(IterableDataset[Any]):
         return f"<StreamDataset {self.url} rank {self.rank} of {self.world_size}>"
 
     def __len__(self) -> int:
-        """Return how many samples an epoch has on this rank, whatever the number of workers is.
+        """Return the number of samples of an epoch on this rank, for any number of workers.
 
-        A DataLoader's ``len()``, which comes from it, does not count that each of several workers ends with a batch of
-        its own; under frameworks that trust it a worker warns.
+        A DataLoader's ``len()`` is computed from it, and does not count that each of several workers ends with its own
+        incomplete batch; under frameworks that rely on ``len()`` a worker warns.
 
         Raises:
-            TypeError: it yields batches, whose number depends on the workers.
+            TypeError: the data set yields batches, whose number depends on the workers.
         """
         if self.batch_size is not None:
             raise TypeError("how many batches a StreamDataset has depends on the number of workers: it has no len()")
@@ -143,11 +147,11 @@ class StreamDataset(IterableDataset[Any]):
 
     @property
     def plan(self) -> LoaderPlan:
-        """What an epoch of this process takes: of the rank, where that is no worker; its text is one line."""
+        """The plan of an epoch in this process (outside workers: of the rank); ``str()`` makes one line."""
         return self._opened(Worker.here()).resources.plan()
 
     def _opened(self, worker: Worker) -> StreamReader:
-        """Return the reader of this process."""
+        """Return the reader of this process; open it if there is none for this worker, version and lanes."""
         lanes = self._lanes or self.world_size * worker.count
         if self._reader is not None:
             if self._manifest is not None and self._reader.is_for(self._manifest, worker, lanes):
@@ -169,9 +173,9 @@ class StreamDataset(IterableDataset[Any]):
     # Iterating.
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch, or go on where a loaded state says. An older iteration in the same process ends."""
+        """Begin the next epoch, or continue at a loaded state. An earlier iteration in the same process ends."""
         worker = Worker.here()
-        if not worker.is_child:  # where an iterator that nobody uses, as StatefulDataLoader makes one, skips no epoch
+        if not worker.is_child:  # begun lazily: StatefulDataLoader makes iterators that it never uses
             return self._values(None)
         try:
             return self._values(self._begin(worker))
@@ -179,7 +183,7 @@ class StreamDataset(IterableDataset[Any]):
             return self._values(error)
 
     def _values(self, begun: Iteration | Exception | None) -> Iterator[Any]:
-        """Yield an iteration's values; an error makes the next one go on at its place, if this is no worker."""
+        """Yield the values of an iteration; after an error outside a worker, the next one continues at its position."""
         if isinstance(begun, Exception):
             raise begun
         iteration = self._begin(Worker.here()) if begun is None else begun
@@ -201,17 +205,17 @@ class StreamDataset(IterableDataset[Any]):
             raise
 
     def _check_dealing(self) -> None:
-        """Check that the samples are dealt to the ranks, and once.
+        """Check that the samples are divided among the ranks exactly once.
 
         Raises:
-            ConfigError: they are not.
+            ConfigError: this is another rank now, or Accelerate divides the samples again.
         """
         if self.config.rank is None:
             confirm_rank(self.rank, self.world_size)
         refuse_resharding(self, self.rank, self.world_size)
 
     def _begin(self, worker: Worker) -> Iteration:
-        """Begin the iteration whose turn it is."""
+        """Begin the iteration that the epoch board assigns to this worker."""
         self._check_dealing()
         if self._is_length_trusted and worker.count > 1 and worker.number == 0:
             warn_of_length(worker.count)
@@ -220,8 +224,8 @@ class StreamDataset(IterableDataset[Any]):
         if self.config.epochs is not None and turn.epoch >= self.config.epochs and worker.number == 0:
             warnings.warn(
                 f"epochs={self.config.epochs} are over: this is epoch {turn.epoch}, counted from 0, and it is empty. "
-                "Give epochs= as many epochs as are looped over, or none at all; or call set_epoch() to begin an epoch "
-                "again",
+                "Set epochs= to the number of epochs that the training loops over, or leave it out; or call "
+                "set_epoch() to begin an epoch again",
                 UserWarning,
                 stacklevel=3,
             )
@@ -233,16 +237,20 @@ class StreamDataset(IterableDataset[Any]):
         return self._iteration
 
     def _leave(self) -> None:
-        """End the iteration that is under way, if any."""
+        """End the current iteration, if any."""
         if self._iteration is not None:
             self._iteration.close()
         self._iteration = self._cursor = None
 
     def _turn_of(self, worker: Worker, find: Callable[[Worker, int | None], Turn]) -> tuple[Turn, StreamState | None]:
-        """Return the turn that the epoch board finds, and the state that was loaded for it, if any.
+        """Return the turn from the epoch board, and the state that was loaded for it, if any.
+
+        Args:
+            worker: this process.
+            find: method of the epoch board that returns the turn.
 
         Raises:
-            StateError: there is one, and it did not come to this process.
+            StateError: a state was loaded for the turn and did not reach this process.
         """
         loaded = self._loaded
         if loaded is not None and loaded.turn is None:
@@ -252,31 +260,32 @@ class StreamDataset(IterableDataset[Any]):
             return turn, loaded.state
         if self._board.needs_state(turn):
             raise StateError(
-                "a state was loaded when this worker was running already, and did not reach it; load it before a "
-                "DataLoader with persistent_workers is iterated over, or make a new DataLoader"
+                "a state was loaded while this worker was running, and did not reach it; load the state before the "
+                "first iteration over a DataLoader with persistent_workers, or construct a new DataLoader"
             )
         return turn, None
 
     def _share(self, reader: StreamReader, state: StreamState | None) -> LaneShare:
-        """Return what is left of an epoch for this worker."""
+        """Return this worker's share of an epoch; with a state, the rest of it."""
         share = reader.share
         if state is None:
             return share
         missing = [lane for lane in share.own_lanes.tolist() if lane not in state.delivered]
         if missing:
             raise StateError(
-                f"the state says nothing of lanes {missing} of {share.lanes}: other workers or ranks took theirs; put "
-                "the states of all together with merge_states()"
+                f"the state lacks lanes {missing} of {share.lanes}, which other workers or ranks have; combine the "
+                "states of all with merge_states()"
             )
         return share.resumed(state.delivered, state.repeated)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the one that the next iteration begins, also in workers that are kept.
+        """Set the epoch of the next iteration, also in persistent workers.
 
-        It begins at its start, but where a state was just loaded that is of this epoch: that goes on at its place.
+        The iteration begins at the start of the epoch, or at the position of a state of this epoch that was just
+        loaded.
 
         Raises:
-            ConfigError: it is not an epoch's number, or Accelerate deals the samples out again.
+            ConfigError: ``epoch`` is not an integer in [0, 2**24), or Accelerate divides the samples again.
         """
         if not isinstance(epoch, int | np.integer) or not 0 <= epoch <= MAX_EPOCH:
             raise ConfigError(f"epoch {epoch!r} is not an integer in [0, {MAX_EPOCH}]")
@@ -291,18 +300,18 @@ class StreamDataset(IterableDataset[Any]):
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far each lane of this worker has come, with all that fixes the order: plain values, fit for JSON.
+        """Return the position of each lane of this worker, and everything that fixes the order, as plain values.
 
-        In a DataLoader's worker that is what torchdata's ``StatefulDataLoader`` asks for and puts into its own state.
+        The state is fit for JSON. In a worker, torchdata's ``StatefulDataLoader`` puts it into its own state.
 
         Raises:
-            StateError: the epoch is read by worker processes, and only they know.
+            StateError: worker processes read the epoch, so this process does not know the position.
         """
         worker = Worker.here()
         if not worker.is_child and self._board.is_in_workers():
             raise StateError(
-                "which samples of a DataLoader with workers have reached the training loop only it could know, and "
-                "torch's does not say: use torchdata's StatefulDataLoader and its state_dict(), or stoker_torch.Loader"
+                "only the DataLoader knows which samples of its workers have reached the training loop, and torch's "
+                "does not say: use torchdata's StatefulDataLoader and its state_dict(), or stoker_torch.Loader"
             )
         if self._cursor is None or (not worker.is_child and self._board.is_ordered()):
             return self._coming(worker)
@@ -326,17 +335,17 @@ class StreamDataset(IterableDataset[Any]):
         return (state if Worker.here().is_child else state.behind_end()).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration go on where the state was taken.
+        """Make the next iteration continue where the state was taken.
 
-        It may be a state that a data set with the same lanes for each worker gave, or what :func:`merge_states` made of
-        the states of all. Its manifest version and lanes are taken over. Loaded before a DataLoader is iterated over,
-        it reaches all of its workers. A StatefulDataLoader hands each worker its own; the data set must have been made
-        with the version and the lanes of that one.
+        The state comes from a data set with the same lanes for each worker, or from :func:`merge_states`, which joins
+        the states of all workers. The data set adopts its manifest version and lanes. If it is loaded before an
+        iteration over a DataLoader, it reaches all workers. A StatefulDataLoader gives each worker its own state; then
+        the data set must have been constructed with the version and lanes of that state.
 
         Raises:
-            StateError: the state is of another data set or order than this one's settings.
-            ConfigError: its lanes cannot be dealt to the ranks.
-            NotFoundError: the manifest version is gone.
+            StateError: the state is of another data set or order than this data set's settings.
+            ConfigError: its lanes cannot be divided among the ranks.
+            NotFoundError: the manifest version was deleted.
         """
         loaded = StreamState.from_dict(state)
         worker = Worker.here()
@@ -344,7 +353,7 @@ class StreamDataset(IterableDataset[Any]):
         if worker.is_child:
             lanes = self._lanes or self.world_size * worker.count
             for name, mine in {"version": self.manifest.version, "lanes": lanes}.items():
-                if (theirs := getattr(loaded, name)) != mine:  # which the workers of later epochs would not know
+                if (theirs := getattr(loaded, name)) != mine:  # workers of later epochs would not know it
                     raise StateError(
                         f"the state was taken with {name}={theirs}, this data set has {mine}; give it {name}={theirs}"
                     )
@@ -363,7 +372,7 @@ class StreamDataset(IterableDataset[Any]):
     # The end.
 
     def close(self) -> None:
-        """End what this process fetches, with its threads and connections. Idempotent; iterating again starts anew."""
+        """End fetching, threads and connections of this process. Idempotent; a new iteration starts them again."""
         self._leave()
         if self._reader is not None:
             self._reader.close()

@@ -199,7 +199,7 @@ def test_a_thread_cannot_watch_signals() -> None:
 def test_signals_that_cannot_be_watched_are_refused_and_the_others_put_back() -> None:
     before = signal.getsignal(NUMBER)
     for bad in (signal.SIGKILL, 10_000):
-        with pytest.raises(ConfigError, match=f"signal {int(bad)} cannot be watched"):
+        with pytest.raises(ConfigError, match=f"signal {int(bad)} cannot be handled"):
             save_on_sigterm(Counter(), print, signals=[NUMBER, bad])
     assert signal.getsignal(NUMBER) is before
 

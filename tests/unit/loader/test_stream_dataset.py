@@ -435,5 +435,5 @@ def test_a_trace_is_refused_since_workers_do_not_know_what_is_waited_for() -> No
 
 
 def test_a_budget_is_refused_since_workers_do_not_know_what_is_spent() -> None:
-    with pytest.raises(ConfigError, match=r"budget is for a Loader: .* max_dollars_per_epoch bounds"):
+    with pytest.raises(ConfigError, match=r"budget is for a Loader: .* use budget=Budget\(max_dollars_per_epoch="):
         StreamDataset(pack_numbers(10), rank=0, world_size=1, budget="5 USD")
