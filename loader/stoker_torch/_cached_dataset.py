@@ -1,6 +1,6 @@
-"""A map-style data set behind a cache, and what fills the cache ahead of training, as DELI's does.
+"""A map-style data set behind a cache that is filled ahead of training, as in DELI.
 
-That is a service in the background, and a sampler that says ahead to it what it will yield.
+A sampler announces the indices that it will yield, and a background service fetches their samples into the cache.
 """
 
 from __future__ import annotations
@@ -30,12 +30,18 @@ from stoker_torch._user_functions import Executor, ThreadPool
 _log = logging.getLogger("stoker")
 
 Visible = Literal["each", "together"]
-"""When a sample can be seen: as soon as it is read, or when all of its fetch are, as in the paper."""
+"""When a sample becomes visible: when it is read, or when all samples of its fetch are read, as in the paper."""
 
 
 @dataclass(slots=True)
 class _Fetch:
-    """Samples that become visible together, in the order they were asked for."""
+    """Samples that become visible together, in the order of the request.
+
+    Attributes:
+        indices: indices of the samples.
+        read: index → sample, as far as they are read.
+        ended: number of samples that were read or failed.
+    """
 
     indices: Sequence[int]
     read: dict[int, Any] = field(default_factory=dict)
@@ -43,7 +49,7 @@ class _Fetch:
 
 
 class FetchService:
-    """Reads samples from a data set into a cache, in the background, and answers at once.
+    """Reads samples from a data set into a cache, in the background.
 
     N. Krichevsky, R. St. Louis, T. Guo, "Quantifying and Improving Performance of Distributed Deep Learning with Cloud
     Storage" (IC2E 2021), section IV-C.
@@ -51,12 +57,12 @@ class FetchService:
     A sample that cannot be read is not cached: training has a miss, reads it itself, and gets the error.
 
     Args:
-        dataset: map-style; read from the executor's threads.
-        cache: where the samples go.
-        executor: does the reading.
-        visible: when samples can be seen, as :class:`CachedDataset` says.
-        renew: what becomes of an index that is cached already, likewise.
-        drop_late: what becomes of a sample that training misses first, likewise.
+        dataset: map-style data set, read from the executor's threads.
+        cache: cache that gets the samples.
+        executor: executor that reads.
+        visible: when samples become visible, as in :class:`CachedDataset`.
+        renew: whether a request renews a sample that is cached already, as in :class:`CachedDataset`.
+        drop_late: whether a queued read is dropped after a miss, as in :class:`CachedDataset`.
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class FetchService:
     ) -> None:
         self._dataset, self._cache, self._executor = dataset, cache, executor
         self._visible, self._renew, self._drop_late = visible, renew, drop_late
-        self._lock = threading.RLock()  # the collector may end a sampler's iteration, and so call forget, anywhere
+        self._lock = threading.RLock()  # garbage collection may end a sampler's iteration, which calls forget, anywhere
         self._pid = os.getpid()
         self._wanted: set[int] = set()
         self._being_read: set[int] = set()
@@ -73,10 +79,11 @@ class FetchService:
         self.counts = dict.fromkeys(("fetches", "fetched", "already_cached", "failures"), 0)
 
     def fetch(self, indices: Sequence[int]) -> None:
-        """Begin to read the samples that are neither cached nor on their way.
+        """Begin to read the samples that are neither cached nor being fetched, and return at once.
 
         Raises:
-            StokerError: as :meth:`check`.
+            SampleError: see :meth:`check`.
+            StokerError: see :meth:`check`.
         """
         self.check()
         missing = []
@@ -94,10 +101,10 @@ class FetchService:
                 self._executor.submit(partial(self._work, index, fetch))
 
     def check(self) -> None:
-        """Do nothing, as long as fetching has a point.
+        """Check that the service can fetch.
 
         Raises:
-            SampleError: a sample was of a type that the cache cannot hold.
+            SampleError: a fetched sample had a type that the cache cannot hold.
             StokerError: the service is closed.
         """
         if self._refusal is not None:
@@ -106,38 +113,38 @@ class FetchService:
             raise StokerError("the CachedDataset is closed; it fetches nothing for a sampler any more")
 
     def note_miss(self, index: int) -> None:
-        """Take note that training reads a sample itself."""
+        """Record that training missed a sample and reads it itself."""
         if self._drop_late:
             self.forget((index,))
 
     @property
     def is_own(self) -> bool:
-        """Whether this is not a forked child's copy, without threads and with locks that may be held for ever."""
+        """Whether this process made the service; a forked child's copy has no threads, and may have held locks."""
         return self._pid == os.getpid()
 
     def forget(self, indices: Iterable[int]) -> None:
-        """Do not begin to read samples that were asked for and are not needed any more."""
+        """Drop requests whose read has not begun, for samples that are no longer needed."""
         if self.is_own:  # a forked child may collect its copy of an iteration
             with self._lock:
                 self._wanted.difference_update(indices)
 
     def close(self) -> None:
-        """Drop what is not begun, and wait a while for what is; of no effect in a forked child."""
+        """Drop queued reads, and wait up to 5 s for current ones; no effect in a forked child."""
         if not self.is_own:
             return
         self._is_closed = True
         if self._executor.close() is False:
             stuck = ", ".join(map(str, sorted(self._being_read)))
-            _log.warning("threads are left behind: the data set has not returned sample %s", stuck)
+            _log.warning("fetching threads are still running: the data set has not returned sample %s", stuck)
 
     def _work(self, index: int, fetch: _Fetch) -> None:
-        """Read one sample, and put into the cache what becomes visible with it."""
+        """Read one sample, and put the samples that become visible with it into the cache."""
         try:
             if index in self._wanted:
                 self._being_read.add(index)
                 fetch.read[index] = self._dataset[index]
         except BaseException as error:  # noqa: BLE001 - a thread's boundary: training reads it again, and gets the error
-            self._note_failure(index, type(error).__name__)  # only that: its text may have a signed URL in it
+            self._note_failure(index, type(error).__name__)  # not its text, which may contain a signed URL
         finally:
             self._being_read.discard(index)
         with self._lock:
@@ -156,14 +163,14 @@ class FetchService:
             self._note_failure(index, str(error))
             return
         if not is_cached:
-            self._note_failure(index, "it alone is more than the cache may take")
+            self._note_failure(index, "it alone is larger than max_bytes of the cache")
             return
         with self._lock:
             self._wanted.discard(index)
             self.counts["fetched"] += 1
 
     def _note_failure(self, index: int, reason: str) -> None:
-        """Count a failure, and log the first."""
+        """Count a failure, and log the first one."""
         with self._lock:
             self._wanted.discard(index)
             self.counts["failures"] += 1
@@ -174,29 +181,36 @@ class FetchService:
 
 @explain_arguments("CachedDataset")
 class CachedDataset(Dataset[Any], Closing):
-    """Gives a sample from the cache if it is there, else (a miss) from the data set; a miss adds nothing to the cache.
+    """Returns samples from a cache, and on a miss from the data set; a miss does not add the sample to the cache.
 
-    What fills the cache is a :class:`~stoker_torch.PrefetchSampler`, through :attr:`service`: threads of this process
-    that read ``dataset[index]``, so the data set must allow that. With a :class:`~stoker_torch.DiskCache` it works in
-    the worker processes of a ``DataLoader``, however they are started; they look up, and this process fetches. Where
-    they are forked, a data set that holds connections or locks must make its own in each process, as always.
+    A :class:`~stoker_torch.PrefetchSampler` fills the cache through :attr:`service`: threads of this process read
+    ``dataset[index]``, so the data set must be thread-safe. With a :class:`~stoker_torch.DiskCache` the data set works
+    in the worker processes of a ``DataLoader``, with any start method: they look up samples, and this process fetches
+    them. If they are forked, a data set that holds connections or locks must make new ones in each process.
 
     Args:
-        dataset: map-style, any type of sample that the cache can hold.
-        cache: a :class:`~stoker_torch.MemoryCache` or :class:`~stoker_torch.DiskCache`; not closed with this.
+        dataset: map-style data set, with samples of any type that the cache can hold.
+        cache: a :class:`~stoker_torch.MemoryCache` or :class:`~stoker_torch.DiskCache`, which the caller closes.
         threads: number of samples that are read at a time.
-        visible: ``"each"`` fetched sample can be seen as soon as it is read, or those of one fetch ``"together"`` when
-            the slowest is, as in the paper.
-        renew: whether an index to be fetched that is cached already becomes the last to be evicted, so that it is
-            still there when it is used; False keeps its place, as in the paper.
-        drop_late: whether a sample whose turn to be read has not come when training misses it is not read any more,
-            for training does that; so a service that has fallen behind catches up. It cannot know what is missed in
-            other processes. False reads it all the same, as in the paper.
-        clock: function that returns seconds, for :attr:`CacheStatistics.wait_seconds`.
-        executor: does the fetching, in place of threads.
+        visible: when fetched samples become visible: ``"each"`` when it is read, or those of one fetch ``"together"``
+            when the slowest is read, as in the paper.
+        renew: whether a request for a cached sample makes it the last to be evicted, so that it is still cached when
+            it is used. False leaves its place in the queue, as in the paper.
+        drop_late: whether a queued read is dropped when training misses its sample, and so reads it itself; this lets
+            a service that is late catch up. Misses in other processes are not seen. False reads it anyway, as in the
+            paper.
+        clock: function that returns the time in seconds, for :attr:`CacheStatistics.wait_seconds`.
+        executor: executor that fetches instead of ``threads``; default none.
 
     Raises:
-        ConfigError: the data set is not map-style, or a setting is none.
+        ConfigError: the data set is not map-style, or a setting is not valid.
+
+    Example:
+        >>> dataset = CachedDataset(images, DiskCache("/mnt/nvme/samples", 20_000))
+        >>> sampler = PrefetchSampler(RandomSampler(images), dataset, fetch_size=1024, threshold=1024)
+        >>> for batch in DataLoader(dataset, sampler=sampler, batch_size=64, num_workers=4):
+        ...     train_step(batch)
+        >>> dataset.stats().miss_rate
     """
 
     def __init__(
@@ -212,7 +226,9 @@ class CachedDataset(Dataset[Any], Closing):
         executor: Executor | None = None,
     ) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-            raise ConfigError(f"a {type(dataset).__qualname__} has no samples to ask for by index")
+            raise ConfigError(
+                f"a {type(dataset).__qualname__} has no samples by index: give CachedDataset a map-style data set"
+            )
         if threads < 1 or visible not in get_args(Visible):
             raise ConfigError(f"threads must be at least 1 and visible each or together, not {threads} and {visible!r}")
         self.dataset = dataset
@@ -225,20 +241,22 @@ class CachedDataset(Dataset[Any], Closing):
 
     @property
     def service(self) -> FetchService:
-        """What fetches samples into the cache.
+        """The service that fetches samples into the cache.
 
         Raises:
-            ConfigError: this is another process than the one that fetches.
+            ConfigError: another process constructed the data set, and fetches.
         """
         if self._service is None or not self._service.is_own:
-            raise ConfigError("a CachedDataset fetches in the process that made it: make sampler and data set there")
+            raise ConfigError(
+                "a CachedDataset fetches only in the process that constructed it: construct sampler and data set there"
+            )
         return self._service
 
     def __getitem__(self, index: int) -> Any:
         """Return a sample, from the cache or the data set.
 
         Raises:
-            Exception: what the data set raises.
+            Exception: any error of the data set.
         """
         asked = self._clock()
         missed = damaged = False
@@ -257,49 +275,54 @@ class CachedDataset(Dataset[Any], Closing):
         return len(self.dataset)
 
     def stats(self) -> CacheStatistics:
-        """Return what was counted so far; look-ups of all processes, fetches of this one."""
+        """Return the statistics so far: look-ups of all processes, and fetches of this process."""
         look_ups, misses, damaged, waited_ns = self.cache.counts.read()
         seconds, fetches = waited_ns / 1e9, self.service.counts
         return CacheStatistics(look_ups=look_ups, misses=misses, damaged=damaged, wait_seconds=seconds, **fetches)
 
     def close(self) -> None:
-        """Fetch nothing more: drop what is queued, wait for what is being read and end the threads; idempotent."""
+        """Stop fetching: drop queued reads, wait up to 5 s for current ones and end the threads. Idempotent."""
         if self._finalizer is not None:
             self._finalizer()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a worker process needs: it looks up and does not fetch."""
+        """Return the attributes that a worker process needs, which looks up samples and does not fetch them."""
         return {**self.__dict__, "_service": None, "_finalizer": None}
 
 
 class PrefetchSampler(Sampler[int]):
-    """Yields what another sampler does, and has a :class:`~stoker_torch.CachedDataset` fetch it some time before.
+    """Yields the indices of another sampler, and has a :class:`~stoker_torch.CachedDataset` fetch their samples ahead.
 
-    It keeps a queue of indices to be yielded. Before each, if at most ``threshold`` are left in the queue, it takes
-    ``fetch_size`` more from the sampler and has them fetched, whether or not earlier fetches have ended: N.
+    It keeps a queue of indices to be yielded. Before each one, if at most ``threshold`` are left in the queue, it draws
+    ``fetch_size`` more from the sampler and requests their samples, whether or not earlier fetches have ended: N.
     Krichevsky, R. St. Louis, T. Guo, "Quantifying and Improving Performance of Distributed Deep Learning with Cloud
     Storage" (IC2E 2021), section IV-C.
 
-    Unlike the paper's, it goes on into the next epoch, so that the beginning of that is there when it begins. The next
-    epoch's order is drawn when the current one is all drawn: after ``set_epoch(n)``, which is passed on to the sampler,
-    that is epoch ``n + 1``; if another one is set then, it is thrown away. A sampler without ``set_epoch`` is iterated
-    over again, so every epoch is whole; but if it shares a random generator with others (torch's global one, say), it
-    draws from it earlier than it would alone, and so draws other numbers.
+    Unlike the paper's sampler, it continues into the next epoch, so that the first samples of that epoch are cached
+    when it begins. It draws the next epoch's order as soon as the current one is all drawn: after ``set_epoch(n)``,
+    which it passes to the sampler, that is epoch ``n + 1``; if another epoch is set afterwards, that order is
+    discarded. A sampler without ``set_epoch`` is iterated over again, so every epoch is whole; but if it shares a
+    random generator with other code (for example torch's global one), it draws from it earlier than it would alone, and
+    so draws other numbers.
 
-    An epoch that is left early is over: its fetches that are not begun are dropped.
+    Leaving an epoch early ends it: its queued fetches are dropped.
 
     Args:
-        sampler: of indices, not of batches of them; any iterable with a length.
-        dataset: whose cache is filled. It needs room for ``threshold + fetch_size`` samples, since it evicts unread
-            ones otherwise, and as many besides as are drawn and not yet read: a batch, or with worker processes
+        sampler: sampler of indices (not of batches of indices); any iterable with a length.
+        dataset: data set whose cache is filled. The cache needs room for ``threshold + fetch_size`` samples, or it
+            evicts unread ones, and for the samples that are drawn and not yet read: a batch, or with worker processes
             ``num_workers * prefetch_factor`` batches.
-        fetch_size: how many indices a fetch has.
-        threshold: how many are left to be yielded when the next fetch begins.
-        across_epochs: whether fetches go on into the next epoch, or end with it as in the paper.
-        epochs: how many epochs will be iterated over, so that nothing is fetched beyond the last; default unknown.
+        fetch_size: number of indices of a fetch.
+        threshold: number of indices left in the queue when the next fetch begins.
+        across_epochs: whether fetches continue into the next epoch; False ends them with the epoch, as in the paper.
+        epochs: number of epochs to iterate over, so that nothing is fetched beyond the last; default unknown.
 
     Raises:
-        ConfigError: the cache has no room for that, or a setting is none.
+        ConfigError: the cache has no room for these samples, or a setting is not valid.
+
+    Example:
+        >>> sampler = PrefetchSampler(RandomSampler(images), dataset, fetch_size=1024, threshold=1024)
+        >>> loader = DataLoader(dataset, sampler=sampler, batch_size=64)
     """
 
     def __init__(
@@ -318,7 +341,8 @@ class PrefetchSampler(Sampler[int]):
         if self._schedule.needed_slots > dataset.cache.samples:
             raise ConfigError(
                 f"threshold={threshold} and fetch_size={fetch_size} need a cache for {self._schedule.needed_slots} "
-                f"samples or more, and this one is for {dataset.cache.samples}: it would evict samples before their use"
+                f"samples or more, and this one is for {dataset.cache.samples}: it would evict samples before their "
+                "use. Make the cache larger, or the fetches smaller"
             )
         if epochs is not None and epochs < 1:
             raise ConfigError(f"epochs must be at least 1, not {epochs}")
@@ -337,14 +361,14 @@ class PrefetchSampler(Sampler[int]):
         across_epochs: bool = True,
         epochs: int | None = None,
     ) -> PrefetchSampler:
-        """Fetch as many samples as the cache holds whenever none is left: the paper's "full fetch".
+        """Return a sampler that fills the whole cache whenever its queue is empty: the paper's "full fetch".
 
         Args:
-            sampler: as for the class.
-            dataset: as for the class.
-            in_hand: samples that are drawn and not yet read, for which room is left in the cache.
-            across_epochs: as for the class.
-            epochs: as for the class.
+            sampler: sampler of indices.
+            dataset: data set whose cache is filled.
+            in_hand: number of samples that are drawn and not yet read, for which room is left in the cache.
+            across_epochs: whether fetches continue into the next epoch.
+            epochs: number of epochs to iterate over; default unknown.
         """
         size = dataset.cache.samples - in_hand
         return cls(sampler, dataset, fetch_size=size, across_epochs=across_epochs, epochs=epochs)
@@ -359,21 +383,21 @@ class PrefetchSampler(Sampler[int]):
         across_epochs: bool = True,
         epochs: int | None = None,
     ) -> PrefetchSampler:
-        """Fetch half of what the cache holds whenever the other half is left: the paper's "50/50".
+        """Return a sampler that fills half of the cache whenever the other half is left: the paper's "50/50".
 
         Args:
-            sampler: as for the class.
-            dataset: as for the class.
-            in_hand: samples that are drawn and not yet read, for which room is left in the cache.
-            across_epochs: as for the class.
-            epochs: as for the class.
+            sampler: sampler of indices.
+            dataset: data set whose cache is filled.
+            in_hand: number of samples that are drawn and not yet read, for which room is left in the cache.
+            across_epochs: whether fetches continue into the next epoch.
+            epochs: number of epochs to iterate over; default unknown.
         """
         half = FetchSize.half_and_half(dataset.cache.samples - in_hand)
         size, threshold = half.fetch_size, half.threshold
         return cls(sampler, dataset, fetch_size=size, threshold=threshold, across_epochs=across_epochs, epochs=epochs)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the sampler, if it has such a thing; it is in force from the next iteration on."""
+        """Set the epoch of the sampler, if it has ``set_epoch``, from the next iteration on."""
         if hasattr(self.sampler, "set_epoch"):
             self._number = epoch
 
@@ -384,8 +408,8 @@ class PrefetchSampler(Sampler[int]):
         """Yield the indices of one epoch.
 
         Raises:
-            ConfigError: the sampler yields something else than indices, or this is not the data set's own process.
-            SampleError: a fetched sample is of a type that the cache cannot hold.
+            ConfigError: the sampler yields values that are not indices, or another process constructed the data set.
+            SampleError: a fetched sample has a type that the cache cannot hold.
         """
         service = self.dataset.service
         epoch = self._begin()
@@ -401,7 +425,7 @@ class PrefetchSampler(Sampler[int]):
             service.forget(epoch.queue)
 
     def _begin(self) -> _Epoch:
-        """Return the next epoch: the one that was drawn from ahead, if that is the one that is wanted."""
+        """Return the next epoch: the one drawn from ahead, if it has the number that was set."""
         self._begun += 1
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
@@ -416,7 +440,7 @@ class PrefetchSampler(Sampler[int]):
         return _Epoch(number, iter(self.sampler))
 
     def _drawn(self, epoch: _Epoch) -> list[int]:
-        """Return the indices to fetch now, and queue them; the paper's rule."""
+        """Return the indices to fetch now by the paper's rule, and queue them."""
         queued = len(epoch.queue) + (len(self._ahead.queue) if self._ahead is not None else 0)
         count = self._schedule.admit(Progress(issued=queued, consumed=0, next_item_step=None, step=0))
         indices = epoch.draw(count)
@@ -432,9 +456,9 @@ class _Epoch:
     """One iteration of the sampler.
 
     Attributes:
-        number: what the sampler's epoch was set to, None if it was not.
-        rest: what has not been drawn of it.
-        queue: what has been drawn and not yielded.
+        number: epoch that the sampler was set to, None if it was not.
+        rest: iterator of the indices that are not drawn yet.
+        queue: indices that are drawn and not yielded yet.
     """
 
     number: int | None
@@ -449,8 +473,8 @@ class _Epoch:
                 indices.append(operator.index(index))
             except TypeError:
                 raise ConfigError(
-                    f"PrefetchSampler needs a sampler of indices, this one yields {index!r:.80}; a batch sampler goes "
-                    "around a PrefetchSampler, not into it"
+                    f"PrefetchSampler needs a sampler of indices, this one yields {index!r:.80}; put a batch sampler "
+                    "around the PrefetchSampler, not inside"
                 ) from None
         self.queue.extend(indices)
         return indices

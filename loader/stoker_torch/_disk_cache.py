@@ -1,18 +1,18 @@
 """Samples in files on a local disk, first in, first out, for one process that writes and many that read.
 
-Only the process that made the cache writes. It keeps the order in memory, so nothing is ever listed, and readers need
-no more than a path. A file appears whole, by being renamed, and is checked when it is read; a reader that finds none,
-or one that is damaged, has a miss.
+Only the process that made the cache writes. It keeps the order in memory, so folders are never listed, and readers need
+only a path. A file is written under another name and renamed, so it is always complete, and it is checked when it is
+read; a reader that finds no file, or a damaged one, has a miss.
 
-The folder belongs to one process, and goes when it does: it is locked itself (``flock``), so there are no lock files,
-and a killed process leaves none locked.
+The folder belongs to one process and is removed with it. The folder itself is locked (``flock``), so there are no lock
+files, and a killed process leaves no lock.
 
-A sample is stored without pickle: what is decoded is data, whoever wrote it. It is encoded as
+A sample is stored without pickle, so that decoding a file never runs code. It is encoded as
 ``magic · version · structure length · total length · structure · values``. The structure is JSON: null, booleans,
 numbers and strings stand for themselves, and everything else is a list that starts with a tag: ``["list", …]``,
 ``["tuple", …]``, ``["dict", {…}]``, ``["bytes", length]``, ``["tensor" | "array" | "scalar", dtype, shape]``. The
-values of the last four follow in the order of the structure, each at a multiple of 8 bytes, so nothing says where a
-value lies and no two can overlap.
+values of the last four follow in the order of the structure, each at a multiple of 8 bytes, so the file contains no
+offsets and no two values can overlap.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def encode_sample(sample: Any) -> bytearray:
 
     Args:
         sample: tensors (dense, on the CPU, without gradient), numpy arrays and scalars, bytes, str, int, float, bool
-            and None, and tuples, lists and dicts with str keys of these, nested at most 32 deep. Exactly these types:
-            what derives from one of them (a named tuple, a parameter) would come back as something else. Only a
-            ``np.memmap``, which slices of files are, is an array like others. The bits of arrays and tensors are kept.
+            and None, and tuples, lists and dicts with str keys of these, nested at most 32 deep. Subclasses of these
+            types (a named tuple, a parameter) are refused, since they would be decoded as another type; only an
+            ``np.memmap``, the type of slices of files, counts as an array. Arrays and tensors keep their bits.
 
     Raises:
-        SampleError: there is something else in it; names the type and where it is.
+        SampleError: the sample contains another type; the message names the type and where it is.
     """
     values: list[Buffer] = []
     try:
@@ -75,7 +75,10 @@ def encode_sample(sample: Any) -> bytearray:
     except ValueError as error:  # an int of thousands of digits
         raise SampleError(f"the sample cannot be stored: {error}") from error
     if len(structure) >= 1 << 32:
-        raise SampleError(f"the sample's {len(structure)} bytes of text and numbers are too many; use arrays for them")
+        raise SampleError(
+            f"the sample's text and numbers take {len(structure)} bytes, and less than 4 GiB can be stored; use arrays "
+            "for them"
+        )
     parts: list[Buffer] = [structure, bytes(_padding(len(structure)))]
     for value in values:
         parts += value, bytes(_padding(len(value)))
@@ -84,15 +87,15 @@ def encode_sample(sample: Any) -> bytearray:
 
 
 def decode_sample(data: bytearray | bytes, start: int = 0) -> Any:
-    """Return the sample that :func:`encode_sample` made ``data`` of.
+    """Return the sample that :func:`encode_sample` encoded as ``data``.
 
     Args:
-        data: the bytes; if they are a ``bytearray``, tensors and arrays are views of it, else of a copy.
-        start: where in ``data`` they begin, a multiple of 8.
+        data: encoded bytes; if they are a ``bytearray``, tensors and arrays are views of it, else of a copy.
+        start: offset in ``data`` where the sample begins, a multiple of 8.
 
     Raises:
-        FormatError: it is not an encoded sample, of this version, from its first to its last byte. Whatever the bytes
-            claim, no more memory is taken than some times their number.
+        FormatError: ``data`` is not exactly one encoded sample of this version. Decoding invalid bytes takes at most a
+            few times their size in memory.
     """
     reader = _Reader(data if isinstance(data, bytearray) else bytearray(data), start)
     try:
@@ -109,12 +112,14 @@ def _padding(size_bytes: int) -> int:
 
 
 def _described(value: Any, values: list[Buffer], place: str, depth: int) -> Any:
-    """Return the structure of a value, and append the bytes that go with it."""
+    """Return the structure of a value, and append its bytes to ``values``."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
     if depth == 0:
-        raise SampleError(f"{place[:200]} lies more than {MAX_DEPTH} deep, or contains itself; flatten it with encode=")
+        raise SampleError(
+            f"{place[:200]} is nested more than {MAX_DEPTH} deep, or contains itself; flatten it with encode="
+        )
     if kind in (list, tuple):
         inner = [_described(item, values, f"{place}[{number}]", depth - 1) for number, item in enumerate(value)]
         return [kind.__name__, *inner]
@@ -126,7 +131,7 @@ def _described(value: Any, values: list[Buffer], place: str, depth: int) -> Any:
 
 
 def _described_bytes(value: Any, values: list[Buffer], place: str) -> list[Any]:
-    """Return the structure of a value that has bytes of its own, and append them."""
+    """Return the structure of bytes, a tensor, an array or a scalar, and append its bytes to ``values``."""
     if type(value) is bytes:
         values.append(value)
         return ["bytes", len(value)]
@@ -145,7 +150,7 @@ def _described_tensor(tensor: torch.Tensor, values: list[Buffer], place: str) ->
     if not dense or tensor.dtype not in _TENSOR_CODES or tensor.dim() > _MAX_DIMENSIONS:
         what = f" of {tensor.dtype}, {tensor.layout}, on {tensor.device}, requires_grad={tensor.requires_grad}"
         raise _unsupported(place, tensor, what)
-    # Cloned and not only made contiguous: with one element or none, any strides are, and such are no bytes to torch.
+    # clone(), since contiguous() keeps the strides of tensors with at most one element, and view(uint8) refuses some.
     flat = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
     values.append(flat.view(torch.uint8).numpy().data)
     return _TENSOR_CODES[tensor.dtype], list(tensor.shape)
@@ -168,18 +173,18 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Reader:
-    """Goes through the bytes of a sample once, from front to back."""
+    """Reads the bytes of an encoded sample once, from front to back."""
 
     def __init__(self, data: bytearray, start: int) -> None:
         self._data = data
         self._place = start
 
     def take(self, size_bytes: int) -> int:
-        """Return where the next ``size_bytes`` bytes begin, and go on behind them and their padding."""
+        """Return the offset of the next ``size_bytes`` bytes, and skip them and their padding."""
         start, end = self._place, self._place + size_bytes
         self._place = end + _padding(end)
         if self._place > len(self._data) or any(self._data[end : self._place]):
-            raise FormatError(f"a sample of {len(self._data)} bytes has no whole value of {size_bytes} at {start}")
+            raise FormatError(f"a sample of {len(self._data)} bytes has no value of {size_bytes} bytes at {start}")
         return start
 
     def structure(self) -> bytearray:
@@ -202,25 +207,25 @@ class _Reader:
         return np.ndarray(shape, dtype, buffer=self._data, offset=start)
 
     def end(self) -> None:
-        """Check that nothing is left."""
+        """Check that no bytes are left."""
         if self._place != len(self._data):
-            raise FormatError(f"{len(self._data) - self._place} bytes behind the last value of a sample")
+            raise FormatError(f"{len(self._data) - self._place} bytes follow the last value of a sample")
 
 
 def _elements(shape: Any) -> int:
-    """Return how many elements a shape has."""
+    """Return the number of elements of a shape."""
     if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS:
-        raise FormatError(f"{shape!r:.80} is not a shape of something in a sample")
+        raise FormatError(f"{shape!r:.80} is not the shape of an array in a sample")
     if any(type(size) is not int or not 0 <= size < _MAX_SIZE for size in shape):
-        raise FormatError(f"{shape!r:.80} has what is not a size of something in a sample")
-    if math.prod(filter(None, shape)) >= _MAX_SIZE:  # even an empty array's strides must be numbers
-        raise FormatError(f"the shape {shape!r:.80} of something in a sample overflows")
+        raise FormatError(f"the shape {shape!r:.80} of an array in a sample has an invalid size")
+    if math.prod(filter(None, shape)) >= _MAX_SIZE:  # also of an empty array, whose strides must not overflow
+        raise FormatError(f"the shape {shape!r:.80} of an array in a sample overflows")
     return math.prod(shape)
 
 
 def _dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype that an array has."""
-    with contextlib.suppress(TypeError, ValueError):  # numpy knows no such size or unit
+    """Return the numpy dtype of a name."""
+    with contextlib.suppress(TypeError, ValueError):  # a size or unit that numpy does not have
         if _ARRAY_DTYPE.fullmatch(name):
             return np.dtype(name)
     raise FormatError(f"unknown dtype {name!r:.80} of an array in a sample")
@@ -253,27 +258,27 @@ def _rebuilt(structure: Any, reader: _Reader, depth: int) -> Any:
             return reader.array(_dtype(name), shape)
         case ["scalar", str(name), []]:
             return reader.array(_dtype(name), [])[()]
-    raise FormatError(f"{structure!r:.80} is no structure of a sample, or too deep in one")
+    raise FormatError(f"{structure!r:.80} is not a structure of a sample, or nested too deep")
 
 
 _NAME = re.compile(r"stoker-cache-[0-9a-f]{16}", re.ASCII)
-"""Folders of sessions; nothing else beside them is ever touched."""
+"""Names of the folders of sessions; nothing else is ever removed."""
 
 
 def _begin_session(path: Path) -> tuple[Path, int]:
-    """Make a folder beneath ``path``, and remove those that nobody uses any more.
+    """Make a folder for this session in ``path``, and remove the folders of sessions that have ended.
 
     Returns:
-        The folder and the file descriptor that holds its lock, so that it is in use for as long as its owner lives.
+        The folder, and the file descriptor that holds its lock while this process lives.
 
     Raises:
         OSError: ``path`` is not a folder that can be made, written to and locked.
     """
     path.mkdir(parents=True, exist_ok=True)
-    with locked(path):  # or another process that begins could take a folder that is not locked yet for a dead one
+    with locked(path):  # or another new session could remove a folder that is not locked yet
         for left in path.iterdir():
             if _NAME.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
-                with contextlib.suppress(OSError), locked(left, wait=False):  # one in use, or somebody else's, stays
+                with contextlib.suppress(OSError), locked(left, wait=False):  # skips a folder that is in use
                     shutil.rmtree(left)
         folder = path / f"stoker-cache-{secrets.token_hex(8)}"
         folder.mkdir(mode=0o700)
@@ -283,27 +288,33 @@ def _begin_session(path: Path) -> tuple[Path, int]:
 
 
 _KEY = struct.Struct("<Qq")  # session, index
-_FRAME_BYTES = _KEY.size + 8  # and the checksum, in 8 bytes to keep values aligned
+_FRAME_BYTES = _KEY.size + 8  # with the checksum, in 8 bytes to keep values aligned
 _BLOCK_BYTES = 4096
 
 
 class DiskCache(SampleCache):
-    """A capped collection on disk, which the worker processes of a ``DataLoader`` share.
+    """A bounded cache of samples on disk, which the worker processes of a ``DataLoader`` share.
 
-    Each object is a session of its own, in a folder of its own beneath ``path``; ranks of one node may so share a
-    ``path``. The folder is removed when the cache is closed, collected or the interpreter ends; what a killed process
-    left is removed when the next cache is made at the same ``path``. A forked or spawned process gets a reader.
+    Each cache has its own folder in ``path``, so ranks of one node may share a ``path``. The folder is removed when the
+    cache is closed or garbage-collected, or the interpreter ends; the folder of a killed process is removed when the
+    next cache is made at the same ``path``. A forked or spawned process gets a reader.
 
     Args:
-        path: a folder on a local disk; made if it is not there.
-        samples: how many it holds at most.
-        max_bytes: how much disk they may take, a number or ``"20GB"``, counted in blocks of 4 KiB; default any.
-        encode: function of a sample that returns it as something that can be stored without pickle: tensors, numpy
-            arrays and scalars, bytes, str, int, float, bool and None, and tuples, lists and dicts of these.
-        decode: its reverse.
+        path: folder on a local disk, which is made if it does not exist.
+        samples: maximum number of samples.
+        max_bytes: maximum disk space of all samples, a number or ``"20GB"``, counted in blocks of 4 KiB; default no
+            limit.
+        encode: function of a sample that returns a value that can be stored without pickle: tensors, numpy arrays and
+            scalars, bytes, str, int, float, bool and None, and tuples, lists and dicts of these. Default: the sample
+            is such a value.
+        decode: inverse function of ``encode``, given together with it.
 
     Raises:
         ConfigError: a limit is not positive, or ``path`` is not a folder that can be written to and locked.
+
+    Example:
+        >>> with DiskCache("/mnt/nvme/samples", 100_000, max_bytes="20GB") as cache:
+        ...     dataset = CachedDataset(images, cache)
     """
 
     def __init__(
@@ -317,23 +328,24 @@ class DiskCache(SampleCache):
     ) -> None:
         super().__init__(samples, max_bytes)
         if (encode is None) != (decode is None):
-            raise ConfigError("encode= and decode= are each other's reverse: give both or none")
+            raise ConfigError("encode= and decode= are inverse functions of each other: give both or neither")
         self._encode, self._decode = encode, decode
         try:
             self._folder, lock = _begin_session(Path(path).absolute())
         except OSError as error:
-            raise ConfigError(f"{path} cannot hold a DiskCache, it needs a folder on a local disk: {error}") from error
-        self._session = int(self._folder.name[-16:], 16)  # a number of 64 bits that no other has
+            raise ConfigError(f"a DiskCache cannot use {path}: give it a folder on a local disk ({error})") from error
+        self._session = int(self._folder.name[-16:], 16)  # a random number of 64 bits
         self._finalizer: weakref.finalize[..., Any] | None = weakref.finalize(
             self, _end, self._pid, self._writing, self._folder, lock
         )
         self.counts: SharedCounts = SharedCounts(self._folder / "counts")
 
     def get(self, index: int) -> Any:
-        """Return a sample; works in every process.
+        """Return a sample; may be called in every process.
 
         Raises:
-            KeyError: it is not in the cache; :class:`DamagedEntryError`, if its file cannot be read or is damaged.
+            KeyError: the sample is not in the cache; :class:`DamagedEntryError` if its file cannot be read or is
+                damaged.
             SampleError: ``decode`` failed.
         """
         try:
@@ -351,7 +363,7 @@ class DiskCache(SampleCache):
             raise SampleError(f"sample {index} cannot be decoded from disk: {error}") from error
 
     def close(self) -> None:
-        """Remove all files; idempotent. What other processes ask for is a miss from now on."""
+        """Remove all files; from then on, other processes have only misses. Idempotent."""
         super().close()
         if self._finalizer is not None:
             self.counts.read()
@@ -361,19 +373,19 @@ class DiskCache(SampleCache):
         return f"<DiskCache of {self.samples} samples in {self._folder}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a reader in another process needs: nobody's own."""
+        """Return the attributes that a reader in another process needs, without locks."""
         state = {name: value for name, value in self.__dict__.items() if name not in ("_writing", "_looking", "_sizes")}
         return state | {"_pid": -1, "_finalizer": None}
 
     def _check_own(self) -> None:
         if not self.is_own:
-            raise StokerError("this DiskCache is a reader: only the process that made it writes")
+            raise StokerError("this DiskCache is a reader: only the process that made it can write to it")
 
     def _entry(self, index: int, sample: Any) -> tuple[tuple[bytes, bytearray], int]:
         try:
             data = encode_sample(sample if self._encode is None else self._encode(sample))
         except Exception as error:
-            raise SampleError(f"sample {index} cannot be put on disk: {error}") from error
+            raise SampleError(f"sample {index} cannot be stored on disk: {error}") from error
         parts = self._frame(index, data), data
         return parts, -(-sum(map(len, parts)) // _BLOCK_BYTES) * _BLOCK_BYTES
 
@@ -392,7 +404,7 @@ class DiskCache(SampleCache):
         (self._folder / str(index)).unlink(missing_ok=True)
 
     def _frame(self, index: int, data: bytearray | memoryview) -> bytes:
-        """Return what stands before an encoded sample: whose it is, and the checksum of that and the sample."""
+        """Return the frame before an encoded sample: session, index, and the checksum of these and the sample."""
         key = _KEY.pack(self._session, index)
         return key + crc32c(data, crc32c(key)).to_bytes(_FRAME_BYTES - len(key), "little")
 
@@ -400,7 +412,7 @@ class DiskCache(SampleCache):
         """Return the sample in a file.
 
         Raises:
-            FormatError: it is not the file that was written for this sample.
+            FormatError: the file is not the one that was written for this sample.
         """
         if data[:_FRAME_BYTES] != self._frame(index, memoryview(data)[_FRAME_BYTES:]):
             raise FormatError(f"{self._folder / str(index)} is damaged")
@@ -408,7 +420,7 @@ class DiskCache(SampleCache):
 
 
 def _end(pid: int, writing: threading.Lock, folder: Path, lock: int) -> None:
-    if pid == os.getpid():  # a forked child has a copy of all this, and must leave alone what is its parent's
+    if pid == os.getpid():  # a forked child has a copy of this finalizer, and must not remove its parent's files
         with writing:
             shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)

@@ -1,4 +1,4 @@
-"""Caches of samples, first in, first out: what each can do and counts, and the one in the memory of one process."""
+"""First-in, first-out caches of samples: the base class, its statistics, and the cache in one process's memory."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _ROW = struct.Struct("<4Q")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookUpStatistics:
-    """Counts since the beginning; the difference of two is what happened between them (an epoch, say).
+    """Counts since construction; the difference of two has the counts between them, for example of an epoch.
 
     Attributes:
-        look_ups: how often training asked for a sample or batch.
-        misses: how often it was not there.
-        wait_seconds: all time between asking and having, added up over worker processes.
+        look_ups: number of samples or batches that training looked up.
+        misses: number of look-ups that did not find the sample or batch.
+        wait_seconds: total time of all look-ups, added up over worker processes.
     """
 
     look_ups: int
@@ -49,20 +49,25 @@ class LookUpStatistics:
         return self.misses / self.look_ups if self.look_ups else 0.0
 
     def __sub__(self, earlier: Self) -> Self:
-        """Return what was counted since ``earlier``."""
+        """Return the counts since ``earlier``."""
         return type(self)(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStatistics(LookUpStatistics):
-    """What a cached data set and the service that fills its cache have counted.
+    """Counts of a :class:`~stoker_torch.CachedDataset` and of the service that fills its cache.
 
     Attributes:
-        damaged: misses whose entry was there and was not what had been written.
-        fetches: how often the service was given indices to fetch.
-        fetched: samples that it read and put into the cache.
-        already_cached: indices that it dropped because their sample was in the cache, or on its way there.
-        failures: samples that it could not read or put into the cache; training reads them itself.
+        damaged: number of misses whose entry was found and did not match its checksum.
+        fetches: number of requests to the service, each with several indices.
+        fetched: number of samples that the service read and put into the cache.
+        already_cached: number of requested indices whose sample was cached or being fetched already.
+        failures: number of samples that the service could not read or cache; training reads them itself.
+
+    Example:
+        >>> before = dataset.stats()
+        >>> train_one_epoch()
+        >>> print(f"{(dataset.stats() - before).miss_rate:.1%} of the samples were not cached")
     """
 
     damaged: int
@@ -78,7 +83,7 @@ def _with_look_up(amounts: Amounts, missed: bool, damaged: bool, wait_seconds: f
 
 
 class LookUpCounts:
-    """Adds up the look-ups of one process, from whatever threads make them."""
+    """Adds up the look-ups of all threads of one process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -90,17 +95,17 @@ class LookUpCounts:
             self._amounts = _with_look_up(self._amounts, missed, damaged, wait_seconds)
 
     def read(self) -> Amounts:
-        """Return what was counted so far."""
+        """Return the counts so far."""
         return self._amounts
 
 
 @contextlib.contextmanager
 def locked(path: Path, flags: int = os.O_RDONLY, *, wait: bool = True) -> Iterator[int]:
-    """Open a file or folder, and hold its lock against every other opening, in this process and in others.
+    """Open a file or folder and hold its exclusive lock (``flock``), also against other openings in this process.
 
     Raises:
-        BlockingIOError: somebody else has the lock, and ``wait`` is off.
-        OSError: it cannot be opened or locked.
+        BlockingIOError: the lock is held elsewhere, and ``wait`` is off.
+        OSError: the path cannot be opened or locked.
     """
     opening = os.open(path, flags | os.O_CLOEXEC)
     try:
@@ -108,20 +113,19 @@ def locked(path: Path, flags: int = os.O_RDONLY, *, wait: bool = True) -> Iterat
         try:
             yield opening
         finally:
-            fcntl.flock(opening, fcntl.LOCK_UN)  # a child forked meanwhile has the opening too, and would keep the lock
+            fcntl.flock(opening, fcntl.LOCK_UN)  # a child forked meanwhile shares the descriptor, and so the lock
     finally:
         os.close(opening)
 
 
 class SharedCounts:
-    """Counts of all processes that know the path of the file they are in.
+    """Adds up look-ups in a file, for all processes that know its path.
 
-    The file is opened and locked for each addition (some 20 µs). So there is nothing that a forked child could inherit
-    in a bad state, a process that is killed leaves no lock, and any copy of this object, in any process, is as good as
-    another.
+    The file is opened and locked for each addition (some 20 µs). So a forked child inherits no lock, a killed process
+    leaves none, and all copies of this object, in any process, are equivalent.
 
     Args:
-        path: of the file, which is made with zeros.
+        path: path of the file, which is created with zeros.
     """
 
     def __init__(self, path: Path) -> None:
@@ -129,39 +133,39 @@ class SharedCounts:
         path.write_bytes(_ROW.pack(*_NO_LOOK_UPS))
 
     def add(self, *, missed: bool, damaged: bool, wait_seconds: float) -> None:
-        """Count one look-up; when the file was removed, nobody counts any more."""
+        """Count one look-up; no effect after the file was removed."""
         with contextlib.suppress(FileNotFoundError), locked(self._path, os.O_RDWR) as file:
             before: Amounts = _ROW.unpack(os.pread(file, _ROW.size, 0))
             os.pwrite(file, _ROW.pack(*_with_look_up(before, missed, damaged, wait_seconds)), 0)
 
     def read(self) -> Amounts:
-        """Return what was counted so far; when the file was removed, what was read last."""
+        """Return the counts so far; after the file was removed, those that were read last."""
         with contextlib.suppress(FileNotFoundError), locked(self._path, os.O_RDWR) as file:
             self._last = _ROW.unpack(os.pread(file, _ROW.size, 0))
         return self._last
 
 
 class DamagedEntryError(KeyError):
-    """What a cache has for an index is not what was put there. To a reader, the sample is not in the cache."""
+    """The cache's entry of an index is not the one that was written; for a reader, the sample is not cached."""
 
 
 class SampleCache(Closing):
-    """A capped collection of samples, first in, first out, for the length of one run.
+    """A bounded collection of samples with first-in, first-out eviction, for one run.
 
-    What is read is what was put. All methods may be called from any thread; which of them from other processes, each
-    cache says. One entry is written at a time. There are two locks, so that who asks what is there does not wait for a
-    disk: ``_writing`` is held during a write, ``_looking`` for a moment, also within the other.
+    All methods may be called from any thread; each subclass says which may be called from other processes. One entry
+    is written at a time. There are two locks, so that a look-up does not wait for a disk: ``_writing`` is held during a
+    write, ``_looking`` only for changes of the index, also inside the other.
 
     Args:
-        samples: how many are held at most.
-        max_bytes: what they may take, a number or text; None for any.
+        samples: maximum number of samples.
+        max_bytes: maximum size of all samples, a number or text like ``"20GB"``; None for no limit.
 
     Raises:
         ConfigError: a limit is not positive.
 
     Attributes:
-        samples: how many it holds at most.
-        counts: where the look-ups of all processes that share the cache are added up.
+        samples: maximum number of samples.
+        counts: look-up counts of all processes that share the cache.
     """
 
     counts: LookUpCounts | SharedCounts
@@ -179,7 +183,7 @@ class SampleCache(Closing):
 
     @property
     def is_own(self) -> bool:
-        """Whether this is not a copy: a forked child's has locks that may be held for ever."""
+        """Whether this process made the cache; in a forked child's copy, locks may be held for ever."""
         return self._pid == os.getpid()
 
     @abstractmethod
@@ -187,11 +191,15 @@ class SampleCache(Closing):
         """Return a sample.
 
         Raises:
-            KeyError: it is not in the cache; :class:`DamagedEntryError`, if it should be.
+            KeyError: the sample is not in the cache; :class:`DamagedEntryError` if its entry is damaged.
         """
 
     def holds(self, index: int, *, renew: bool) -> bool:
-        """Return whether a sample is in the cache; with ``renew``, it then becomes the one that came in last.
+        """Return whether a sample is in the cache.
+
+        Args:
+            index: index of the sample.
+            renew: whether to move the sample to the end of the eviction queue.
 
         Raises:
             StokerError: this process does not fill the cache.
@@ -203,14 +211,18 @@ class SampleCache(Closing):
             return index in self._sizes
 
     def put(self, index: int, sample: Any) -> bool:
-        """Add a sample that is not there yet, in place of those that came in first if there is no room.
+        """Add a sample unless it is cached already; if there is no room, evict the oldest samples.
+
+        Args:
+            index: index of the sample.
+            sample: the sample.
 
         Returns:
-            Whether it is in the cache; it is not if it alone takes more than ``max_bytes``.
+            Whether the sample is in the cache; it is not if it alone is larger than ``max_bytes``.
 
         Raises:
-            SampleError: the cache cannot hold samples of such a type.
-            OSError: it cannot be written, or another cannot be removed.
+            SampleError: the cache cannot hold samples of this type.
+            OSError: the sample cannot be written, or another cannot be removed.
             StokerError: the cache is closed, or this process does not fill it.
         """
         self._check_own()
@@ -228,7 +240,7 @@ class SampleCache(Closing):
         return True
 
     def close(self) -> None:
-        """Forget all samples, and take no more; idempotent."""
+        """Remove all samples and accept no more. Idempotent."""
         if self.is_own:
             with self._writing, self._looking:
                 self._is_closed = True
@@ -250,7 +262,7 @@ class SampleCache(Closing):
         try:
             self._remove(oldest)
         except OSError:
-            self._note(oldest, size_bytes)  # it still takes its room
+            self._note(oldest, size_bytes)  # it still uses space
             raise
 
     def _note(self, index: int, size_bytes: int) -> None:
@@ -260,26 +272,26 @@ class SampleCache(Closing):
 
     @abstractmethod
     def _entry(self, index: int, sample: Any) -> tuple[Any, int]:
-        """Return what is held of a sample, and its size in bytes."""
+        """Return the entry of a sample, as it is stored, and its size in bytes."""
 
     @abstractmethod
     def _write(self, index: int, entry: Any) -> None:
-        """Hold an entry."""
+        """Store an entry."""
 
     @abstractmethod
     def _remove(self, index: int) -> None:
-        """Hold an entry no more."""
+        """Delete an entry."""
 
     @abstractmethod
     def _check_own(self) -> None:
-        """Raise an error that says which process fills the cache, if it is another one."""
+        """Raise an error if another process fills the cache."""
 
 
 def held_bytes(sample: Any) -> int:
-    """Return how much memory a sample keeps: the whole storage of tensors and arrays, even if they are views of it.
+    """Return the bytes of memory that a sample keeps alive; a view counts with the whole storage below it.
 
     Raises:
-        SampleError: there is something in it that does not tell its size.
+        SampleError: the sample contains a value of a type whose size is unknown.
     """
     if isinstance(sample, torch.Tensor):
         return sample.untyped_storage().nbytes()
@@ -298,17 +310,21 @@ def held_bytes(sample: Any) -> int:
 
 
 class MemoryCache(SampleCache):
-    """A capped collection in memory, for a ``DataLoader`` with ``num_workers=0``.
+    """A bounded cache of samples in memory, for a ``DataLoader`` with ``num_workers=0``.
 
-    It gives out the very objects that were put: who writes to a sample in place has to copy it first.
+    It returns the cached objects themselves: copy a sample before you change it in place.
 
     Args:
-        samples: how many it holds at most.
-        max_bytes: how much memory they may take, a number or ``"512MB"``; default any.
+        samples: maximum number of samples.
+        max_bytes: maximum memory of all samples, a number or ``"512MB"``; default no limit.
         size_of: function of a sample that returns its size in bytes, for ``max_bytes``; default :func:`held_bytes`.
 
     Raises:
         ConfigError: a limit is not positive.
+
+    Example:
+        >>> cache = MemoryCache(10_000, max_bytes="2GB")
+        >>> dataset = CachedDataset(images, cache)
     """
 
     def __init__(
@@ -323,14 +339,14 @@ class MemoryCache(SampleCache):
         """Return a sample.
 
         Raises:
-            KeyError: it is not in the cache.
-            ConfigError: this is another process than the one that fills the cache.
+            KeyError: the sample is not in the cache.
+            ConfigError: another process fills the cache.
         """
         self._check_own()
         return self._held[index]
 
     def close(self) -> None:
-        """Forget all samples, and take no more; idempotent."""
+        """Remove all samples and accept no more. Idempotent."""
         super().close()
         self._held.clear()
 
@@ -354,4 +370,4 @@ class MemoryCache(SampleCache):
             raise ConfigError(_OF_ONE_PROCESS)
 
 
-_OF_ONE_PROCESS = "a MemoryCache is seen by its own process only: use num_workers=0, or a DiskCache"
+_OF_ONE_PROCESS = "a MemoryCache is visible only in the process that made it: use num_workers=0, or a DiskCache"

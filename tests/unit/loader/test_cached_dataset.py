@@ -264,7 +264,7 @@ def test_close_leaves_a_data_set_that_does_not_return_behind_and_names_the_sampl
     entered.wait()
     dataset.close()
     leave.set()
-    assert caplog.messages == ["threads are left behind: the data set has not returned sample 3, 5"]
+    assert caplog.messages == ["fetching threads are still running: the data set has not returned sample 3, 5"]
 
 
 def test_a_fetch_answers_at_once_and_reads_as_many_samples_at_a_time_as_there_are_threads() -> None:
@@ -314,7 +314,7 @@ def test_a_copy_looks_up_and_does_not_fetch() -> None:
     dataset = CachedDataset(range(5), Shared(3), executor=Immediate(), clock=float)
     copied: CachedDataset = pickle.loads(pickle.dumps(dataset))  # noqa: S301 - as multiprocessing does
     assert copied[3] == 3
-    with pytest.raises(ConfigError, match="process that made it"):
+    with pytest.raises(ConfigError, match="process that constructed it"):
         copied.service.fetch([3])
 
 

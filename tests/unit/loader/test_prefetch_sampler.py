@@ -373,7 +373,7 @@ def test_a_batch_sampler_goes_around_it_and_not_into_it() -> None:
     dataset = Noting(10, 8)
     around = BatchSampler(PrefetchSampler(range(10), dataset, fetch_size=4), 3, drop_last=True)
     assert list(around) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    with pytest.raises(ConfigError, match=r"yields \[0, 1, 2\]; a batch sampler goes around"):
+    with pytest.raises(ConfigError, match=r"yields \[0, 1, 2\]; put a batch sampler around"):
         list(PrefetchSampler(BatchSampler(range(10), 3, drop_last=False), dataset, fetch_size=4))
 
 

@@ -76,7 +76,7 @@ def test_states_of_workers_and_ranks_are_put_together_wherever_they_lie() -> Non
         ([{"a": {"b": 1}}], "no state"),
         ([state({0: 1}), state({1: 1}, epoch=3)], "different epochs"),
         ([state({0: 1}), state({1: 1}, seed=3)], "different epochs or runs"),
-        ([state({0: 1}), state({0: 2})], "lane 0 has come to 1 and to 2"),
+        ([state({0: 1}), state({0: 2})], "lane 0 is at position 1 in one state and at 2 in another"),
         ([{"_steps_since_snapshot": 2, "w": state({0: 1})}], "snapshot_every_n_steps=1"),
     ],
 )
