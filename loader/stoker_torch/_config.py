@@ -47,8 +47,7 @@ class Budget:
             an equal part. A loader warns at 80% of its part and raises ``BudgetExceededError`` at 100%, between two
             batches. Counting begins when the loader is constructed.
         max_dollars_per_epoch: limit of the planned price of an epoch, over all ranks; construction fails above it.
-        egress: location of the bucket relative to this machine, which decides the price of a byte:
-            ``"same_region"``, ``"other_region"`` or ``"internet"``.
+        egress: where this machine is, seen from the bucket: ``"same_region"``, ``"other_region"`` or ``"internet"``.
 
     Raises:
         ConfigError: a value is out of range.
@@ -206,8 +205,7 @@ class StreamConfig:
             ``STOKER_WARM_SECRET``); the URL of a plug-in; or a :class:`stoker.abc.Tier`, which is used on the
             loader's own thread and event loop, and which the caller closes after the loader. Default none.
         warm: another name of ``tier``.
-        rank: number of this rank, given together with ``world_size``; default torch.distributed's, else ``RANK``, else
-            0.
+        rank: number of this rank, given with ``world_size``; default torch.distributed's, else ``RANK``, else 0.
         world_size: number of ranks; default torch.distributed's, else ``WORLD_SIZE``, else 1.
         drop_last: whether to leave out the last global batch of an epoch if it is not full. Default False: the ranks
             share its samples evenly.
@@ -216,8 +214,7 @@ class StreamConfig:
         columns: names of the columns to deliver; default all.
         limit: number of samples to deliver per epoch, the first ones of its order; default all.
         version: version of the manifest; default the newest one at construction.
-        epochs: number of epochs of the run: nothing is fetched beyond them, and a loop after the last one is empty.
-            Default unknown.
+        epochs: number of epochs of the run; nothing is fetched beyond them. Default unknown.
         decode: column → function of one value (``bytes``, ``str`` or a tensor), run in the worker threads. If the
             results are numbers, or tensors or arrays of one shape, they become a tensor as in torch's
             ``default_collate`` (Python floats become ``float64``), else a list.
@@ -241,8 +238,6 @@ class StreamConfig:
 
     Example:
         >>> config = StreamConfig(shuffle="block", memory="1GB", columns=["image", "label"])
-        >>> config.memory_bytes()
-        1000000000
     """
 
     batch_size: int | None = None
@@ -386,7 +381,7 @@ class StreamConfig:
 
         Args:
             store: store of the data set, from which some tiers read the objects that they lack.
-            processes: number of processes of the whole job that read.
+            processes: number of processes of the job that read.
 
         Raises:
             ConfigError: ``tier`` is not valid, there is no secret, or several processes would each start a proxy.
@@ -422,8 +417,6 @@ class LoaderConfig(StreamConfig):
 
     Example:
         >>> config = LoaderConfig(batch_size=64, shuffle="window", epochs=90)
-        >>> config.batch_size
-        64
     """
 
     batch_size: int
@@ -487,10 +480,7 @@ def _ranks_here() -> int:
     """Return the number of ranks on this machine."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if not ranks.isdecimal() or not int(ranks):
-        raise ConfigError(
-            f"a size of a node ('node:4GB') is divided by LOCAL_WORLD_SIZE, which is {ranks!r}: set it to an integer "
-            "of at least 1"
-        )
+        raise ConfigError(f"LOCAL_WORLD_SIZE, which divides 'node:' sizes, is {ranks!r}: set it to an integer from 1")
     return int(ranks)
 
 

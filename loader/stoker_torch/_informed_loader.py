@@ -24,28 +24,33 @@ _log = logging.getLogger("stoker")
 
 
 class InformedDataLoader(DataLoader[Any]):
-    """A ``DataLoader`` with ``num_workers=0`` whose next ``depth`` batches are loaded on a thread while one trains.
+    """A ``DataLoader`` with ``num_workers=0`` that loads the next ``depth`` batches on a thread while one trains.
 
     X. Ruan, H. Chen, "Informed Prefetching in I/O Bounded Distributed Deep Learning" (PAISE 2021), algorithm 1: the
-    first batch of an epoch is loaded when it is asked for, every other one while those before it train; if it is not
-    complete when it is asked for, training waits for the rest. The paper's depth is 1.
+    first batch of an epoch is loaded on request, every other one while the batches before it train; if a batch is not
+    complete when training requests it, training waits for the rest. The paper's depth is 1.
 
-    Batches are those of a plain ``DataLoader``, in the same order: the thread asks torch's own iterator for one after
-    the other, so samplers, ``collate_fn``, ``pin_memory`` and iterable data sets do what they do there. An error is
-    raised for the batch it belongs to. The thread records gradients if the loop does; it knows nothing of the loop's
-    autocast and default device. Only where the data set draws from a random generator that the loop draws from as well
-    does the outcome depend on which of them is first.
+    The batches are those of a plain ``DataLoader``, in the same order: the thread calls torch's own iterator, so
+    samplers, ``collate_fn``, ``pin_memory`` and iterable data sets work as usual. An error is raised for its own batch.
+    The thread records gradients if the loop does; it does not see the loop's autocast and default device. If the data
+    set and the loop draw from the same random generator, the result depends on which of them draws first.
 
-    An iteration that is left early ends its thread, after the batch it is loading.
+    Leaving an iteration early ends its thread, after the batch that it is loading.
 
     Args:
-        *args: as for ``DataLoader``.
-        depth: how many batches are loaded ahead; each takes memory.
-        clock: seconds, for :attr:`LookUpStatistics.wait_seconds`.
-        **settings: as for ``DataLoader``.
+        *args: positional arguments of ``DataLoader``.
+        depth: number of batches to load ahead, which are kept in memory.
+        clock: function that returns the time in seconds, for :attr:`LookUpStatistics.wait_seconds`.
+        **settings: keyword arguments of ``DataLoader``.
 
     Raises:
-        ConfigError: there are worker processes, which load ahead by themselves; or ``depth`` is not positive.
+        ConfigError: there are worker processes, which load ahead themselves; or ``depth`` is not positive.
+
+    Example:
+        >>> loader = InformedDataLoader(dataset, batch_size=64, shuffle=True, depth=2)
+        >>> for batch in loader:
+        ...     train_step(batch)
+        >>> loader.stats().wait_seconds
     """
 
     def __init__(
@@ -64,11 +69,11 @@ class InformedDataLoader(DataLoader[Any]):
         self._counts = LookUpCounts()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's annotation names a private class
-        """Begin an epoch; nothing is loaded before its first batch is asked for."""
+        """Begin an epoch; loading begins when its first batch is requested."""
         return _Iteration(super().__iter__(), self.depth, self._clock, self._counts)
 
     def stats(self) -> LookUpStatistics:
-        """Return how many batches were asked for, and how many of them (misses) were not loaded then.
+        """Return the number of batches requested, and of those that were not loaded yet (misses).
 
         The first batch of an epoch is always a miss.
         """
@@ -77,7 +82,7 @@ class InformedDataLoader(DataLoader[Any]):
 
 
 _Loaded = tuple[Any, BaseException | None]
-"""A batch, or the error that came of loading it; ``StopIteration`` behind the last batch."""
+"""A batch, or the error of loading it; ``StopIteration`` after the last batch."""
 
 
 def _next_of(batches: Iterator[Any]) -> _Loaded:
@@ -88,18 +93,18 @@ def _next_of(batches: Iterator[Any]) -> _Loaded:
 
 
 def _is_end(error: BaseException | None) -> bool:
-    """Return whether nothing more is to be loaded: as with a plain loader, a batch that failed is no reason."""
+    """Return whether loading ends: at the last batch, but, as with a plain loader, not after a batch that failed."""
     return isinstance(error, StopIteration) or not (error is None or isinstance(error, Exception))
 
 
 @dataclass(slots=True)
 class _Line:
-    """What the thread and the training loop share, and no more, so that an iteration that is dropped is collected.
+    """The state that the thread and the training loop share, apart from the iteration, so that this can be collected.
 
     Attributes:
-        batches: torch's iterator; of the thread, once that runs.
-        loaded: in order.
-        is_over: whether nothing more is to be loaded.
+        batches: torch's iterator, used only by the thread once that runs.
+        loaded: queue of loaded batches, in order.
+        is_over: whether loading has ended.
     """
 
     batches: Iterator[Any]
@@ -108,7 +113,7 @@ class _Line:
 
 
 class _Iteration:
-    """One epoch."""
+    """One iteration over an epoch."""
 
     def __init__(self, batches: Iterator[Any], depth: int, clock: Callable[[], float], counts: LookUpCounts) -> None:
         self._line: _Line | None = _Line(batches)
@@ -123,7 +128,7 @@ class _Iteration:
         if self._line is None:
             raise StopIteration
         if self._pid != os.getpid():
-            raise StokerError("an iteration cannot go on in a forked process, where its thread is not; begin another")
+            raise StokerError("an iteration cannot continue in a forked process, without its thread; begin another one")
         asked = self._clock()
         missed = self._line.loaded.empty()
         batch, error = self._taken(self._line)
@@ -139,13 +144,13 @@ class _Iteration:
             del error  # or it would keep itself, and through this frame the thread, alive
 
     def close(self) -> None:
-        """Yield nothing more, and end the thread after the batch that it is loading; idempotent."""
+        """End the iteration, and its thread after the batch that it is loading. Idempotent."""
         self._line = None
         if self._threads is not None:
             self._finalizer()
 
     def _taken(self, line: _Line) -> _Loaded:
-        """Return the next batch; load it if it is the first."""
+        """Return the next batch; the first one is loaded here, the others by the thread."""
         if self._threads is not None:
             try:
                 return line.loaded.get()
@@ -157,7 +162,7 @@ class _Iteration:
         return loaded
 
     def _begin(self, line: _Line) -> None:
-        """Start the thread, with what torch keeps by thread set as it is here."""
+        """Start the thread, with this thread's context variables, gradient modes and CUDA device."""
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         settings = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), device
         self._load = partial(contextvars.copy_context().run, _load, line, *settings)
@@ -168,11 +173,11 @@ class _Iteration:
 
 
 def _load(line: _Line, inference: bool, gradients: bool, device: int | None) -> None:
-    """Load a batch, unless that was the last one."""
+    """Load a batch, unless the last one was loaded."""
     if line.is_over:
         return
     if device is not None:
-        torch.cuda.set_device(device)  # or page-locked memory would be of the first device
+        torch.cuda.set_device(device)  # or page-locked memory would belong to the first device
     with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
         loaded = _next_of(line.batches)
     line.is_over = _is_end(loaded[1])
@@ -182,4 +187,4 @@ def _load(line: _Line, inference: bool, gradients: bool, device: int | None) -> 
 
 def _end(threads: ThreadPool) -> None:
     if not threads.close():
-        _log.warning("a thread is left behind: the data set has not returned the batch that was being loaded ahead")
+        _log.warning("a loading thread is still running: the data set has not returned the batch being loaded ahead")

@@ -1,7 +1,7 @@
-"""A data set that is open in one process, and an iteration: what is left of one epoch, batch by batch.
+"""The resources of a loader in one process, and an iteration over the rest of one epoch, batch by batch.
 
-The next batch is gathered while the training loop is busy, so that it need not wait for the copying either; where there
-is a pool, that is kept busy a few batches ahead.
+The next batch is gathered while the training loop is busy, so that the loop does not wait for the copy; if there are
+worker threads, they work a few batches ahead.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ from stoker_torch._user_functions import ContextOf
 T = TypeVar("T")
 
 _BUSY_SECONDS = 0.002
-"""A loop that comes back sooner does nothing meanwhile: to hand it a batch from another thread would cost it time."""
+"""A loop that asks for the next batch sooner is not busy: a batch from another thread would come later, not sooner."""
 
 
 class DoubleBuffer(Generic[T]):
-    """Makes values one after the other, and one ahead while whoever asks for them is busy.
+    """Makes values one after the other, and one of them ahead while the consumer is busy.
 
-    ``make`` is called by who asks, or by a thread of the loop's executor if :meth:`is_ready` says that it would not
-    wait; never by two at a time. A value that could not be made is an error where it would have come, and the last one.
-    Whoever closes what ``make`` works with ends this first.
+    The consumer's thread calls ``make``, or a thread of the event loop's executor does if ``is_ready`` returns true;
+    never two at a time. An error of ``make`` is raised in place of its value, and ends the sequence. The double buffer
+    must be ended before the objects that ``make`` uses are closed.
 
     Args:
-        make: returns the next value, None where there is no more.
-        count: of values at most.
-        is_ready: whether ``make`` would not wait for anything.
-        thread: whose event loop has the executor; None makes nothing ahead.
+        make: function that returns the next value, or None after the last one.
+        count: maximum number of values.
+        is_ready: function that returns whether ``make`` would return without waiting.
+        thread: thread of the event loop whose executor makes values ahead; None makes nothing ahead.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class DoubleBuffer(Generic[T]):
         self._handed_seconds: float | None = None
         self._preparing: int | None = None
         self.is_asked = False
-        """Whether a thread is in :meth:`next` and nothing was made ahead: it may wait for long."""
+        """Whether a thread is in :meth:`next` and makes the value itself, which may take long."""
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is the executor's thread at work, which whoever closes the loop waits for."""
+        """Whether the caller is the executor's thread making a value; closing the event loop waits for that thread."""
         return self._preparing == threading.get_ident()
 
     def next(self) -> T | None:
-        """Return the next value, or None where there is no more."""
+        """Return the next value, or None after the last one."""
         asked_seconds = time.perf_counter()
         with self._turn:
             made, self._made = self._made, None
@@ -107,13 +107,13 @@ class DoubleBuffer(Generic[T]):
         return made
 
     def prepare(self) -> None:
-        """Make a value ahead, unless there is one, or it would have to be waited for."""
+        """Make a value ahead, unless there is one already or ``make`` would wait."""
         with self._turn:
             self._preparing = threading.get_ident()
             try:
                 if self._made is None and self._left and not self._is_ended and self._is_ready():
                     self._made = self._next_made()
-            except Exception as error:  # noqa: BLE001 - raised again to whoever asks for this value
+            except Exception as error:  # noqa: BLE001 - next() raises it in place of this value
                 self._made = error
             finally:
                 self._preparing = None
@@ -126,11 +126,11 @@ class DoubleBuffer(Generic[T]):
         return made
 
     def end(self) -> None:
-        """Make nothing more, and do not wait for what is being made."""
+        """Make no more values; does not wait for one that is being made."""
         self._is_ended = True
 
     def close(self) -> None:
-        """Make nothing more; when this returns, nothing is being made."""
+        """Make no more values, and wait for one that is being made."""
         self.end()
         if self._pid == os.getpid():  # a forked child has none of the threads, and what they locked stays locked
             with self._turn:
@@ -138,7 +138,7 @@ class DoubleBuffer(Generic[T]):
 
 
 def _prepare_in_executor(reference: weakref.ref[DoubleBuffer[T]]) -> None:
-    with suppress(RuntimeError):  # where the interpreter is ending, nobody will ask for another
+    with suppress(RuntimeError):  # the interpreter is ending, and the loop will ask for no more batches
         asyncio.get_running_loop().run_in_executor(None, _prepare, reference)
 
 
@@ -150,23 +150,23 @@ def _prepare(reference: weakref.ref[DoubleBuffer[T]]) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class LoaderResources:
-    """A data set that is open. Nothing is connected to before the first read.
+    """The open data set of a loader, with all that reads from it. The first read connects to the store.
 
     Attributes:
         config: settings of the loader or stream data set.
-        store: where the data set is; counts what is asked of it.
-        thread: the only one that uses the store.
-        prices: what the store asks for what is counted.
-        pool: works on samples, None if there is nothing to do.
-        recorder: follows fetches, and is told of waits.
-        rows: how rows are copied out of the ring.
+        store: store of the data set, with a meter of its requests.
+        thread: thread with the event loop, the only one that uses the store.
+        prices: prices of the stores.
+        pool: worker threads of the user's functions, None without functions.
+        recorder: records fetches and waits; None for a stream data set.
+        rows: function that copies rows out of the ring.
         pins_memory: whether batches are put into page-locked memory.
-        gathers_ahead: whether, where there is no pool, a batch is gathered ahead of a training loop that is busy.
+        gathers_ahead: whether a batch is gathered ahead of a busy training loop, if there is no pool.
         allowance: dollars that this rank may spend, None without a limit.
-        current: feed in use, None before there is one.
-        nearer: where super-samples are looked for first, by one feed after the other; None before there is one.
-        ahead: what gathers from the feed, for an iteration that may be garbage already; None if nothing does.
-        manifest_hedges: second requests for manifests that were late.
+        current: batch pipeline in use, None before there is one.
+        nearer: tiers that are read before the bucket, for one pipeline after the other; None before there is one.
+        ahead: double buffer that gathers from the pipeline, for an iteration that may be garbage, or None.
+        manifest_hedges: number of second requests for manifests that were late.
     """
 
     config: StreamConfig
@@ -182,7 +182,7 @@ class LoaderResources:
     current: BatchPipeline | None = None
     nearer: Nearer | None = None
     ahead: DoubleBuffer[Any] | None = None
-    _own: Nearer = field(default_factory=Nearer)  # without a tier that the caller has made, and closes
+    _own: Nearer = field(default_factory=Nearer)  # tiers that this object closes: all but one that the caller made
     _closing: threading.RLock = field(default_factory=threading.RLock)
     manifest_hedges: int = 0
     _finalizer: weakref.finalize[..., Any] | None = None
@@ -195,12 +195,12 @@ class LoaderResources:
 
     @property
     def feed(self) -> BatchPipeline:
-        """The feed in use."""
-        assert self.current is not None  # noqa: S101 - whoever asks has made it
+        """The batch pipeline in use."""
+        assert self.current is not None  # noqa: S101 - its owner creates it before it is used
         return self.current
 
     def read_manifest(self, version: int | None) -> Manifest:
-        """Return a version of the manifest, by default the newest.
+        """Return a version of the manifest, or the newest one for None.
 
         Raises:
             NotFoundError: there is no data set, or no such version.
@@ -212,11 +212,11 @@ class LoaderResources:
             self.manifest_hedges += reader.hedges
 
     def create_feed(self, manifest: Manifest, feed_config: PipelineConfig) -> BatchPipeline:
-        """Return a feed that is not in use yet.
+        """Return a new batch pipeline, which is not in use yet.
 
         Raises:
-            ConfigError: a column is not in the data set, or it cannot be dealt as is asked.
-            BudgetError: the memory is too small, or a cache.
+            ConfigError: a column is not in the data set, or the lanes cannot be divided among the ranks.
+            BudgetError: the memory or a cache is too small.
         """
         config = self.config
         unknown = [name for name in config.decode or () if name not in manifest.schema]
@@ -251,15 +251,15 @@ class LoaderResources:
         return Nearer(tiers, shared)
 
     def plan(self) -> LoaderPlan:
-        """Return what an epoch of the feed in use takes."""
+        """Return the plan of an epoch of the batch pipeline in use."""
         plan = LoaderPlan.of(self.feed, self.prices, Budget.of(self.config.budget).egress)
         return replace(plan, shuffle=self.config.shuffle)
 
     def check_spending(self) -> None:
-        """Warn of the end of the budget; at its end, fetch nothing more.
+        """Warn when most of the dollar budget is spent; when all of it is, stop fetching.
 
         Raises:
-            BudgetExceededError: it is spent.
+            BudgetExceededError: the budget is spent.
         """
         if self.allowance is None:
             return
@@ -271,31 +271,31 @@ class LoaderResources:
             raise
 
     def register_finalizer(self, owner: object) -> None:
-        """Have everything closed when its owner is garbage or the interpreter exits.
+        """Close everything when ``owner`` is garbage or the interpreter exits.
 
-        To be called after each start of the thread, and in the process that it runs in: what was registered last runs
-        first, and must find the thread running.
+        Call it after each start of the thread, in the process where it runs: at exit the finalizer registered last runs
+        first, and it needs the running thread.
         """
         if self._finalizer is not None:
             self._finalizer.detach()
         self._finalizer = weakref.finalize(owner, self.close)
 
     def leave(self) -> None:
-        """End what gathers from the feed; when this returns, nobody does. The feed goes on fetching ahead."""
+        """End gathering from the batch pipeline, and wait for it; the pipeline continues to fetch ahead."""
         ahead = self.ahead
         if ahead is None:
             return
         ahead.end()
         if ahead.is_asked and self.current is not None:
-            self.current.stop()  # or it would be waited for until the bucket has answered
+            self.current.stop()  # or close() would wait until the bucket has answered
         ahead.close()
         self.ahead = None
 
     def close(self) -> None:
-        """End fetching, the thread and the connections. Idempotent; a feed may start anew."""
+        """End fetching, the thread and the connections. Idempotent; a batch pipeline may start again."""
         ahead = self.ahead
         if self.thread.is_current or (ahead is not None and ahead.is_current):
-            # The collector runs anywhere, and here nothing could be waited for.
+            # Garbage collection runs in any thread; in this one, close() would wait for itself.
             threading.Thread(target=self.close, name="stoker-close").start()
             return
         with self._closing:
@@ -307,35 +307,35 @@ class LoaderResources:
                 if self.thread.is_running:
                     self.thread.run(self._own.close())
             finally:
-                self.thread.close()  # waits for what is being gathered, too
+                self.thread.close()  # also waits for a batch that is being gathered
 
 
 _BATCHES_IN_POOL = 3
-"""Batches that are worked on ahead of the one asked for: enough to keep the pool busy while a step runs."""
+"""Batches in the pool at a time: enough to keep its threads busy while a training step runs."""
 
 
 class Cursor(ABC):
-    """Where an iteration is: it sends the feed there, and follows the batches that are yielded."""
+    """The position of an iteration, which starts the batch pipeline there and advances with the batches yielded."""
 
     @abstractmethod
     def seek(self) -> None:
-        """Have the feed deliver what is to be yielded next, unless it does."""
+        """Start the batch pipeline at the batch to be yielded next, unless it is there already."""
 
     @abstractmethod
     def commit(self, batch: Batch) -> None:
-        """Go behind a batch that is being yielded."""
+        """Advance to the end of a batch that is being yielded."""
 
-    def end(self) -> None:  # noqa: B027 - one that is told nothing has nothing to do
-        """Take note that the loop has come to the end."""
+    def end(self) -> None:  # noqa: B027 - optional: a cursor may have nothing to do
+        """React to the end of the loop."""
 
     def fail(self) -> None:  # noqa: B027 - as above
-        """Take note that an error ended the iteration, which the next one may go on with."""
+        """React to an error that ended the iteration, so that the next iteration may continue it."""
 
 
 class Iteration:
-    """One epoch being iterated over; threads that share it get different batches.
+    """One iteration over an epoch; threads that share it get different batches.
 
-    A forked child may go on with it: it has its own connections and threads then, and gets the same batches.
+    A forked child may continue it, with its own connections and threads, and gets the same batches.
     """
 
     def __init__(
@@ -346,13 +346,13 @@ class Iteration:
         self._begin()
 
     def _begin(self) -> None:
-        """Make what belongs to this process."""
+        """Create the locks and buffers of this process."""
         self._pid = os.getpid()
-        self._turn = threading.RLock()  # of who asks
-        self._decision = threading.RLock()  # whether a batch is yielded, or the iteration was closed before
+        self._turn = threading.RLock()  # one thread at a time waits for a batch
+        self._decision = threading.RLock()  # decides whether a batch is yielded or the iteration was closed before
         self._pending: deque[tuple[Batch, PendingBatch] | Exception] = deque()
         resources, feed = self._resources, self._resources.feed
-        make = partial(_gathered, feed, resources.config.with_ids)  # outlives this: must not refer to the cursor
+        make = partial(_gathered, feed, resources.config.with_ids)  # outlives this, so must not refer to the cursor
         thread = resources.thread if resources.gathers_ahead and resources.pool is None else None
         self._ahead = resources.ahead = DoubleBuffer(make, self._left, feed.is_ready, thread)
         if self._left:
@@ -362,7 +362,7 @@ class Iteration:
         return self
 
     def __next__(self) -> Any:
-        asked: float | None = None  # the time in line behind another thread is no wait for data
+        asked: float | None = None  # waiting for another thread does not count as waiting for data
         try:
             if self._left and self._pid != os.getpid():
                 asked = time.perf_counter()
@@ -377,7 +377,7 @@ class Iteration:
             raise
         except BaseException:
             with self._decision:
-                if self._left:  # nobody else has ended it
+                if self._left:  # no other thread has ended it
                     self._cursor.fail()
             self.close()
             raise
@@ -394,7 +394,7 @@ class Iteration:
         return taken[1]
 
     def close(self) -> None:
-        """Yield nothing more, and have the pool drop what it works on. Waits for nothing."""
+        """End the iteration and drop the batches in the pool, without waiting."""
         with self._decision:
             self._left = 0
         self._ahead.end()
@@ -402,10 +402,10 @@ class Iteration:
             for pending in list(self._pending):
                 if not isinstance(pending, Exception):
                     pending[1].fail(StokerError("the iteration has ended"))
-        self._pending = deque()  # another one: a thread may be in the middle of this one
+        self._pending = deque()  # a new one, since another thread may be using the old one
 
     def _taken(self) -> tuple[Batch, Any] | None:
-        """Return the next batch, as gathered and as it is to be yielded, or None where the run ends."""
+        """Return the next batch, as gathered and as yielded, or None at the end of the run."""
         resources = self._resources
         if resources.pool is None:
             gathered = self._ahead.next()
@@ -426,12 +426,12 @@ class Iteration:
         return oldest[0], result
 
     def _fill(self, pool: SamplePool, pending: deque[tuple[Batch, PendingBatch] | Exception]) -> None:
-        """Have the pool begin with batches that are there; waits for one only if it has none."""
+        """Submit batches that are ready to the pool; wait for one only if the pool has none."""
         feed = self._resources.feed
         while len(pending) < _BATCHES_IN_POOL and (not pending or feed.is_ready()):
             try:
                 gathered = self._ahead.next()
-            except Exception as error:  # noqa: BLE001 - raised again behind the batches that came before it
+            except Exception as error:  # noqa: BLE001 - raised again after the batches before it
                 pending.append(error)
                 return
             if gathered is None:

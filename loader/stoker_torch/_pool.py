@@ -1,4 +1,4 @@
-"""The pool: decode, transform and collate on threads, batches in order, errors at the batch they belong to."""
+"""The worker threads of a loader: decode, transform and collate; batches in order, errors at the batch they are of."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from stoker_torch._user_functions import ContextOf, ThreadPool, asks_for_context
 _log = logging.getLogger("stoker")
 
 _PARTS_PER_WORKER = 4
-"""Small enough that a slow sample does not hold up its batch, large enough that scheduling costs nothing."""
+"""Parts of a batch per thread: enough that a slow sample does not delay its batch, few enough to schedule cheaply."""
 
 Columns = Mapping[str, Any]
 NameOf = Callable[[int], str]
 
 
 def has_functions(config: StreamConfig) -> bool:
-    """Return whether settings have functions that a pool is needed for."""
+    """Return whether the settings have functions to run in a pool."""
     functions = config.transform, config.collate, config.batch_transform
     return bool(config.decode) or any(function is not None for function in functions)
 
 
 class PendingBatch:
-    """A batch that is being worked on, part by part; whoever ends the last part finishes it.
+    """A batch in the pool, part by part; the thread that ends the last part finishes the batch.
 
     Args:
-        pool: works on it.
-        columns: name → values, tensors or ragged columns of one length.
-        name_of: names a sample of the batch, for errors.
-        context_of: returns a sample's context, for functions that ask for it.
-        samples: number of samples that are handled one by one.
-        parts: number of parts, at least one.
+        pool: pool that works on the batch.
+        columns: column name → values: tensors or ragged columns of one length.
+        name_of: function from a sample's place in the batch to its name in error messages.
+        context_of: function from a sample's place in the batch to its context.
+        samples: number of samples that are processed one by one; 0 if the batch is processed only as a whole.
+        parts: number of parts, at least 1.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class PendingBatch:
         self._result: Future[Any] = Future()
 
     def work_on(self, part: range) -> None:
-        """Work on the samples of one part; nothing is raised here, but by :meth:`result`."""
+        """Process the samples of one part; :meth:`result` raises the errors."""
         try:
             for place in part:
-                if self._result.done():  # another part failed, or nobody waits for the batch any more
+                if self._result.done():  # another part failed, or the batch was dropped
                     return
                 self.samples[place] = self._pool.make_sample(self, place)
             with self._lock:
@@ -75,7 +75,7 @@ class PendingBatch:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Have :meth:`result` raise an error, unless it is decided already."""
+        """Make :meth:`result` raise an error, unless the batch has ended already."""
         with contextlib.suppress(InvalidStateError):
             self._result.set_exception(error)
 
@@ -83,24 +83,24 @@ class PendingBatch:
         """Wait for the batch and return it.
 
         Raises:
-            SampleError: a sample failed, and no more failures are allowed; or what is done to the batch did.
+            SampleError: more samples failed than are allowed, or a function of the whole batch failed.
             SampleTimeoutError: a function has not returned in time.
-            BaseException: what is not an ``Exception`` (``SystemExit``, say) comes as a user's function raised it.
+            BaseException: a user's function raised it, and it is no ``Exception`` (for example ``SystemExit``).
         """
         return self._pool.wait_for(self._result)
 
 
 class SamplePool:
-    """Threads that work on samples, started with the first batch; not to be fed by two threads at a time.
+    """Threads that run the user's functions, started with the first batch; only one thread at a time may submit.
 
     Args:
-        config: settings with the functions, how long they may take and how many samples may fail.
-        threads: number of threads where the settings name none.
-        collate: function of the list of samples, in place of the settings' own.
+        config: settings with the functions, their time limit and the number of samples that may fail.
+        threads: number of threads, if the settings name none.
+        collate: function of the list of samples, instead of the one in the settings; default that one.
         pin_memory: whether batches are put into page-locked memory.
 
     Attributes:
-        bad_samples: how many have failed.
+        bad_samples: number of samples that have failed.
     """
 
     def __init__(
@@ -124,22 +124,27 @@ class SamplePool:
         self._begin()
 
     def _begin(self) -> None:
-        """Make what belongs to this process."""
+        """Create the lock and the thread pool of this process."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._forget_threads()
 
     def _forget_threads(self) -> None:
-        """Leave threads and batches to themselves; the next batch starts new ones."""
+        """Drop the references to threads and batches; the next batch starts new threads."""
         self._threads: ThreadPool | None = None
         self._tasks: dict[int, _Task] = {}
         self._pending: weakref.WeakSet[PendingBatch] = weakref.WeakSet()
 
     def submit(self, columns: Columns, name_of: NameOf, context_of: ContextOf) -> PendingBatch:
-        """Begin to work on a batch, of which :class:`PendingBatch` says more.
+        """Queue a batch.
+
+        Args:
+            columns: column name → values, as in :class:`PendingBatch`.
+            name_of: function that names a sample, as in :class:`PendingBatch`.
+            context_of: function that returns a sample's context, as in :class:`PendingBatch`.
 
         Raises:
-            StokerError: the pool was closed meanwhile, by another thread or the end of the interpreter.
+            StokerError: another thread or the end of the interpreter closed the pool.
         """
         if self._pid != os.getpid():
             self._begin()
@@ -157,20 +162,18 @@ class SamplePool:
         return batch
 
     def close(self) -> None:
-        """Drop what is queued, wait 5 s for what is running and end the threads; the next batch starts new ones."""
-        if (
-            self._threads is not None and self._pid == os.getpid()
-        ):  # a forked child has a copy, with locks held for ever
+        """Drop queued batches, wait up to 5 s for running functions and end the threads; a new batch starts others."""
+        if self._threads is not None and self._pid == os.getpid():  # a forked child's copy may have held locks
             for batch in list(self._pending):
                 batch.fail(StokerError("the loader was closed while the batch was being worked on"))
             self._finalizer()
             self._forget_threads()
 
     def wait_for(self, result: Future[Any]) -> Any:
-        """Wait for a batch; where it is late, leave its threads to themselves, and the next batch to new ones.
+        """Wait for a batch; if it is late, abandon its threads, and start new ones for the next batch.
 
         Raises:
-            SampleTimeoutError: it was not there in time.
+            SampleTimeoutError: the batch was not complete in time.
         """
         timeout_seconds = self._options.timeout_seconds or None
         with contextlib.suppress(TimeoutError):
@@ -179,7 +182,7 @@ class SamplePool:
             return result.result()
         late = SampleTimeoutError(
             f"no batch within timeout_seconds={timeout_seconds}: {_longest(self._tasks)}; "
-            "mend the function, or give it more time"
+            "fix the function, or give it more time"
         )
         if self._threads is not None:
             self._finalizer.detach()
@@ -188,7 +191,7 @@ class SamplePool:
         raise late
 
     def make_sample(self, batch: PendingBatch, place: int) -> Any:
-        """Return one sample, or what stands for a bad one."""
+        """Return one sample, or a ``_Bad`` with its error."""
         tasks, thread = self._tasks, threading.get_ident()
         task = tasks[thread] = _Task(batch.name_of, place, "reading", monotonic())
         try:
@@ -210,7 +213,8 @@ class SamplePool:
         """Replace bad samples, collate, and transform the batch.
 
         Raises:
-            SampleError: more samples have failed than are allowed, all of this batch have, or the batch itself does.
+            SampleError: more samples failed than are allowed, all samples of this batch failed, or a function of the
+                whole batch did.
         """
         places = self._good_places(batch.samples)
         tasks, thread = self._tasks, threading.get_ident()
@@ -236,7 +240,7 @@ class SamplePool:
         return {**columns, **{name: stacked([sample[name] for sample in good]) for name, *_ in self._decode}}
 
     def _good_places(self, samples: list[Any]) -> list[int]:
-        """Return the place of each sample of the batch, bad ones replaced by the next good ones in turn."""
+        """Return the place of each sample of the batch; the good ones, in turn, replace the bad ones."""
         bad = [sample.error for sample in samples if isinstance(sample, _Bad)]
         good = [place for place, sample in enumerate(samples) if not isinstance(sample, _Bad)]
         if bad:
@@ -254,20 +258,20 @@ class SamplePool:
 
 @dataclass(frozen=True, slots=True)
 class _Bad:
-    """Stands for a sample that failed."""
+    """The error of a sample that failed, in place of the sample."""
 
     error: SampleError
 
 
 @dataclass(slots=True)
 class _Task:
-    """What a thread is doing.
+    """The current work of a thread.
 
     Attributes:
-        name_of: names a sample of the batch.
-        place: of the sample; None for the whole batch.
-        stage: which function is at work.
-        begun: when, by the monotonic clock, in seconds.
+        name_of: function that names a sample of the batch.
+        place: place of the sample in the batch, None for the whole batch.
+        stage: name of the function that is running.
+        begun: start of the work by the monotonic clock, in seconds.
     """
 
     name_of: NameOf
@@ -276,37 +280,37 @@ class _Task:
     begun: float
 
     def name(self) -> str:
-        """Name the sample, or the batch."""
+        """Return the name of the sample, or of the batch."""
         if self.place is None:
             return f"the batch that starts with {self.name_of(0)}"
         return self.name_of(self.place)
 
     def failure(self, error: Exception) -> SampleError:
-        """Return the error that an exception of the user's function becomes."""
+        """Return the error that wraps an exception of the user's function."""
         failure = SampleError(f"{self.name()}: {self.stage} failed: {type(error).__name__}: {_text_of(error)}")
         failure.__cause__ = error
         return failure
 
 
 def _text_of(error: Exception) -> str:
-    """Return what an error says."""
+    """Return the text of an error."""
     try:
         return str(error)
-    except Exception as another:  # noqa: BLE001 - of the user's class; what it was raised for must not be lost
+    except Exception as another:  # noqa: BLE001 - a user's class: its broken __str__ must not hide the error
         return f"<its __str__ raises {type(another).__name__}>"
 
 
 def _longest(tasks: dict[int, _Task]) -> str:
-    """Say which function has been at work for longest, on what, and how many others are."""
+    """Describe the function that has been running longest, its sample, and the number of other running functions."""
     under_way = sorted(tasks.copy().values(), key=lambda task: task.begun)
     if not under_way:
-        return "no function is at work"
+        return "no function is running"
     first = under_way[0]
     others = f" (and {len(under_way) - 1} more)" if len(under_way) > 1 else ""
     return f"{first.stage} of {first.name()} has not returned for {monotonic() - first.begun:.1f} s{others}"
 
 
 def _end(threads: ThreadPool, tasks: dict[int, _Task]) -> None:
-    """End threads; warn of a function that keeps one from ending."""
+    """End threads; warn if a function does not return."""
     if not threads.close():
-        _log.warning("a thread of the loader is left behind: %s", _longest(tasks))
+        _log.warning("a thread of the loader is still running: %s", _longest(tasks))

@@ -1,15 +1,15 @@
-"""Which rank this is, whether all ranks mean the same run, and whether a framework deals samples to them once more.
+"""The rank of a process, the comparison of settings between ranks, and checks of frameworks that shard data again.
 
-Training frameworks do things to an iterable data set that would lose samples without a word. A DataLoader that Hugging
-Face Accelerate has prepared, and Trainer prepares its own, treats an ``IterableDataset`` as one that is the same on
-every rank. With ``dispatch_batches`` (the default for such) rank 0 alone reads it and sends the others their parts;
-without it every rank reads all and keeps the batches whose turn it is. Of a data set that gives each rank its share,
-only a share of the share would be seen.
+Some training frameworks handle iterable data sets in a way that would lose samples silently. A DataLoader that Hugging
+Face Accelerate has prepared (Trainer prepares its own) assumes that an ``IterableDataset`` is the same on every rank.
+With ``dispatch_batches`` (the default for iterable data sets) only rank 0 reads it, and sends the other ranks their
+parts; without it, every rank reads everything and keeps each ``world_size``-th batch. Of a data set that gives each
+rank only its share, training would get only a share of the share.
 
-Lightning and Trainer leave an epoch after ``len(DataLoader)`` batches. torch takes that from the length of the data set
-and does not count that each worker process ends with a batch of its own.
+Lightning and Trainer leave an epoch after ``len(DataLoader)`` batches. torch computes that from the length of the data
+set, and does not count that each worker process ends with its own incomplete batch.
 
-No framework is imported here: one that is not there does nothing.
+No framework is imported here: one that the process has not imported does nothing.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return rank and world size: as given, else torch.distributed's, else ``RANK`` and ``WORLD_SIZE``, else 0 of 1.
 
     Raises:
-        ConfigError: only one of them is given, the environment's are not numbers, or it has several ranks and does not
-            say which this is.
+        ConfigError: only one of them is given, the environment variables are not numbers, or ``WORLD_SIZE`` is more
+            than 1 and ``RANK`` is not set.
     """
     if (rank is None) != (world_size is None):
         raise ConfigError(f"rank {rank} and world_size {world_size} go together: give both or neither")
@@ -57,10 +57,10 @@ def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def confirm_rank(rank: int, world_size: int) -> None:
-    """Check that torch.distributed, if it was initialized since :func:`find_rank`, says what was found then.
+    """Check that torch.distributed, if it was initialized after :func:`find_rank`, has the same rank and world size.
 
     Raises:
-        ConfigError: it does not; ranks would read what others read, too.
+        ConfigError: it has not, so several ranks would read the same samples.
     """
     if _is_distributed() and (rank, world_size) != (distributed.get_rank(), distributed.get_world_size()):
         raise ConfigError(
@@ -74,12 +74,12 @@ def _is_distributed() -> bool:
 
 
 def compare_ranks(settings: Mapping[str, object], world_size: int) -> None:
-    """Check that every rank has the same settings; a collective operation under torch.distributed, else nothing.
+    """Check that every rank has the same settings: a collective operation under torch.distributed, else no effect.
 
-    Only digests travel, as a tensor.
+    The ranks exchange only digests, in one tensor.
 
     Raises:
-        RankMismatchError: on every rank, naming the settings that differ and this rank's values.
+        RankMismatchError: settings differ (raised on every rank, with the names and this rank's values).
     """
     if not _is_distributed() or distributed.get_world_size() != world_size or world_size == 1:
         return
@@ -104,34 +104,34 @@ _TRUST_LENGTH = ("lightning.pytorch", "pytorch_lightning", "transformers.trainer
 
 
 def refuse_resharding(dataset: IterableDataset[Any], rank: int, world_size: int) -> None:
-    """Check that nobody deals out the samples of ``dataset`` in a way that loses some.
+    """Check that Accelerate does not divide the samples of ``dataset`` among the ranks again.
 
-    To be called where an iteration begins: it looks at the DataLoaders that Accelerate is iterating over, and at the
-    data sets that these read through.
+    Call it when an iteration begins: it examines the DataLoaders that Accelerate is iterating over, and the data sets
+    inside them.
 
     Raises:
-        ConfigError: Accelerate does; says what to write instead.
+        ConfigError: samples would be lost; the message has the remedy.
     """
     for loader, sends_parts in _dealing():
         if not _reads(loader.dataset, dataset):
             continue
         if world_size > 1:
             raise ConfigError(
-                f"this DataLoader was prepared by Accelerate, which deals samples to the ranks, and its StreamDataset "
-                f"is rank {rank} of {world_size} and has only its share of them: the rest would be lost. Construct it "
+                f"Accelerate prepared this DataLoader and divides its samples among the ranks, but its StreamDataset "
+                f"is rank {rank} of {world_size} and has only that rank's share: the rest would be lost. Construct it "
                 "with rank=0, world_size=1, or do not prepare the DataLoader (in a Trainer, override "
                 "get_train_dataloader)"
             )
         if sends_parts and loader.use_stateful_dataloader:
-            # It takes batches for every rank ahead, and corrects only its own count of them (adjust_state_dict_…).
+            # Accelerate reads ahead for every rank, and corrects only its own count of batches (adjust_state_dict_…).
             raise ConfigError(
                 "with dispatch_batches=True the state of this stateful DataLoader, which Accelerate prepared, would be "
-                "ahead of the training, and what lies between lost; use dispatch_batches=False, or stoker_torch.Loader"
+                "ahead of the training, and samples would be lost; use dispatch_batches=False, or stoker_torch.Loader"
             )
 
 
 def _dealing() -> Iterator[tuple[Any, bool]]:
-    """Yield the DataLoaders with which Accelerate is dealing to several ranks, and whether rank 0 sends the others'."""
+    """Yield each DataLoader that Accelerate divides among the ranks, and whether rank 0 reads for all of them."""
     accelerate = sys.modules.get("accelerate.data_loader")
     if accelerate is None:
         return
@@ -142,19 +142,19 @@ def _dealing() -> Iterator[tuple[Any, bool]]:
 
 
 def _reads(outer: object, dataset: IterableDataset[Any]) -> bool:
-    """Return whether ``outer`` is the data set, or an iterable one around it."""
+    """Return whether ``outer`` is the data set or an iterable data set that wraps it."""
     if outer is dataset:
         return True
     return isinstance(outer, IterableDataset) and any(_reads(each, dataset) for each in vars(outer).values())
 
 
 def trusts_length() -> bool:
-    """Return whether a framework is loaded that leaves an epoch after ``len(DataLoader)`` batches."""
+    """Return whether the process has imported a framework that leaves an epoch after ``len(DataLoader)`` batches."""
     return any(name in sys.modules for name in _TRUST_LENGTH)
 
 
 def warn_of_length(workers: int) -> None:
-    """Warn that a DataLoader with several workers may have more batches than its ``len()``, which is trusted."""
+    """Warn that a DataLoader with several workers may have more batches than its ``len()``, which a framework uses."""
     warnings.warn(
         f"Lightning and Trainer leave an epoch after len(DataLoader) batches. {workers} workers read this "
         f"StreamDataset, and each ends with a batch of its own: up to {workers - 1} batches an epoch may be left out. "

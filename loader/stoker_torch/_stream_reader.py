@@ -1,11 +1,11 @@
-"""What one process of a stream data set reads: which epoch, and its worker's share of it, as batches or as samples.
+"""One process of a stream data set: it finds its epoch, and reads its worker's share as batches or samples.
 
-The worker processes that take part in an iteration agree on its epoch, and their parent can say which comes next.
-A DataLoader says nothing to its data set when it begins an iteration: it makes processes, or tells those that it has
-kept, and each finds out for itself. They share one board in memory. A worker that begins an iteration writes there
-which epoch it took. All workers of one iteration know the same random seed, the DataLoader's base seed; so a worker
-that finds its seed beside an epoch that it has not taken yet takes that one, and else the epoch that comes next. It
-depends on no count of its own: a worker that was ended before it began does not fall behind the others.
+The worker processes of an iteration agree on its epoch, and their parent can set the next one. A DataLoader does not
+notify its data set when it begins an iteration: it starts processes, or signals persistent ones, and each process has
+to find the epoch itself. They share one board in memory, where each worker that begins an iteration writes its epoch.
+All workers of one iteration know the same random seed, the DataLoader's base seed. So a worker that finds its seed
+beside an epoch that it has not begun yet begins that epoch, else the next one. No worker counts for itself, so a worker
+that was ended before it began does not fall behind the others.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from stoker_torch._pool import SamplePool, has_functions
 _TAG_BITS, _EPOCH_BITS = 20, 24
 MAX_EPOCH = (1 << _EPOCH_BITS) - 1
 MAX_WORKERS = 512
-_KEPT = 4  # iterations over one data set may be under way side by side: a DataLoader zipped with itself
+_KEPT = 4  # entries per worker: several iterations may run at a time, as of a DataLoader zipped with itself
 _STATE_TAG = 1
 
 
 class Turn(NamedTuple):
-    """An iteration's place among all.
+    """The serial number and epoch of an iteration; turns compare in their order.
 
     Attributes:
-        serial: counts the commands of the parent, from 1.
-        epoch: from 0.
+        serial: number of the last command of the parent, from 1.
+        epoch: number of the epoch, from 0.
     """
 
     serial: int
@@ -50,23 +50,23 @@ class Turn(NamedTuple):
 
     @property
     def word(self) -> int:
-        """The turn as a number that rises from one to the next, with room for a tag."""
+        """The turn as an integer that increases from turn to turn, with 20 low bits for a tag."""
         return (self.serial << _EPOCH_BITS | self.epoch) << _TAG_BITS
 
     @classmethod
     def of(cls, word: int) -> Turn:
-        """Return the turn that a number stands for, whatever its tag."""
+        """Return the turn of a word, ignoring its tag."""
         return cls(word >> _TAG_BITS + _EPOCH_BITS, word >> _TAG_BITS & MAX_EPOCH)
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A process that a data set is iterated over in.
+    """A process that iterates over a data set.
 
     Attributes:
-        number: of the rank's workers, from 0.
-        count: of them; 1 where there is no DataLoader or it has none.
-        tag: what all workers of one iteration have alike; 0 where it is no DataLoader's.
+        number: number of the worker in its rank, from 0.
+        count: number of workers of the rank; 1 without worker processes.
+        tag: number that all workers of one iteration have in common; 0 if this is no worker process.
     """
 
     number: int = 0
@@ -78,7 +78,7 @@ class Worker:
         """Return a worker of a DataLoader.
 
         Raises:
-            ConfigError: the epoch board has no row for it.
+            ConfigError: the epoch board has no row for a worker with this number.
         """
         if number >= MAX_WORKERS:
             raise ConfigError(f"worker {number} is not in [0, {MAX_WORKERS}): use fewer workers")
@@ -86,29 +86,29 @@ class Worker:
 
     @classmethod
     def here(cls) -> Worker:
-        """Return the one that this process is.
+        """Return the worker that this process is.
 
         Raises:
-            ConfigError: there are too many.
+            ConfigError: there are too many workers.
         """
         info = get_worker_info()
         return cls() if info is None else cls.of(info.id, info.num_workers, info.seed - info.id)
 
     @property
     def is_child(self) -> bool:
-        """Whether it is a DataLoader's."""
+        """Whether this is a worker process of a DataLoader."""
         return self.tag != 0
 
     @property
     def row(self) -> int:
-        """Of the epoch board: 0 for the process that made it, then one a worker."""
+        """The row of the epoch board: 0 for the process that made it, then one per worker."""
         return self.number + 1 if self.is_child else 0
 
 
 class EpochBoard:
-    """Epochs in shared memory: it reaches workers that are forked or spawned, now or later.
+    """The epochs that workers have begun, in memory shared with forked and spawned workers.
 
-    It needs no lock: a word holds turn and tag, is written at once, and each row by one process at a time.
+    It needs no lock: a word holds turn and tag and is written atomically, and one process at a time writes to a row.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class EpochBoard:
         self._words[0] = Turn(1, 0).word
 
     def __getstate__(self) -> object:
-        """Return the memory itself for a process that is being spawned, and for a copy what stands there."""
+        """Return the shared memory for a process that is being spawned, else a copy of its values."""
         return self._memory if get_spawning_popen() is not None else self._words.copy()
 
     def __setstate__(self, state: Any) -> None:
@@ -143,23 +143,23 @@ class EpochBoard:
         return Turn.of(int(self._rows.max()))
 
     def order(self, epoch: int, *, with_state: bool = False) -> Turn:
-        """Make ``epoch`` the next that begins, for all processes, and return its turn.
+        """Set the epoch of the next iteration for all processes, and return its turn.
 
         Args:
-            epoch: from 0.
-            with_state: whether it does not begin at its start, but where a state says.
+            epoch: number of the epoch, from 0.
+            with_state: whether the epoch begins at the position of a state.
         """
         turn = Turn(max(self._latest, self._ordered).serial + 1, epoch)
         self._words[0] = turn.word | (_STATE_TAG if with_state else 0)
         return turn
 
     def needs_state(self, turn: Turn) -> bool:
-        """Return whether the parent has loaded a state for a turn."""
+        """Return whether the parent loaded a state for a turn."""
         return int(self._words[0]) == turn.word | _STATE_TAG
 
     def coming(self, worker: Worker, epoch: int | None = None) -> Turn:
-        """Return the turn that :meth:`begin` would."""
-        words, mask = self._words.copy(), np.uint64((1 << _TAG_BITS) - 1)  # once: others begin meanwhile
+        """Return the turn that :meth:`begin` would return, without beginning it."""
+        words, mask = self._words.copy(), np.uint64((1 << _TAG_BITS) - 1)  # a copy, since others may begin meanwhile
         rows = _rows_of(words)
         if worker.is_child:
             is_tagged = rows & mask == worker.tag
@@ -174,11 +174,11 @@ class EpochBoard:
         return ordered if ordered.serial > latest.serial else latest._replace(epoch=latest.epoch + 1)
 
     def begin(self, worker: Worker, epoch: int | None = None) -> Turn:
-        """Take part in an iteration, and return which it is.
+        """Join or begin an iteration, and return its turn.
 
         Args:
             worker: this process.
-            epoch: that it must be, which a worker's own state says.
+            epoch: epoch of the iteration, from a state of this worker; None takes the next one.
         """
         turn = self.coming(worker, epoch)
         row = self._rows[worker.row]
@@ -186,11 +186,11 @@ class EpochBoard:
         return turn
 
     def is_ordered(self) -> bool:
-        """Return whether nothing has begun since the parent made its last order."""
+        """Return whether no iteration has begun since the last call of :meth:`order`."""
         return self._ordered.serial > self._latest.serial
 
     def is_in_workers(self) -> bool:
-        """Return whether it was a worker that began the latest iteration."""
+        """Return whether a worker process began the latest iteration."""
         return not self.is_ordered() and Turn.of(int(self._rows[0].max())) < self._latest
 
 
@@ -200,22 +200,22 @@ def _rows_of(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 _CHUNK_BYTES = 1 << 20
 _CHUNK_SAMPLES = 256
-"""Samples are read in chunks of about so many: small enough that the few that are decoded ahead are little memory,
-large enough that what a chunk costs (20 microseconds) is nothing beside them."""
+"""Maximum number of samples of a chunk: small enough that chunks decoded ahead take little memory, large enough that
+the cost of a chunk (20 microseconds) does not matter."""
 
 
 class StreamReader:
-    """Reads a worker's share in the process that made it; ends with it, or when it is garbage.
+    """Reads a worker's share in one process, and closes its resources when it is garbage or the process ends.
 
     Args:
-        resources: of the data set; the reader closes them.
-        manifest: the pinned version.
-        worker: whose share it is.
-        feed_config: of the rank; says whether samples are asked for, not batches.
+        resources: resources of the data set, which the reader closes.
+        manifest: pinned version of the manifest.
+        worker: worker whose share is read.
+        feed_config: settings of the rank's batch pipeline; ``chunks`` asks for chunks of samples instead of batches.
 
     Raises:
-        ConfigError: the lanes cannot be dealt evenly.
-        BudgetError: the memory is too small; names the rank's figure.
+        ConfigError: the lanes cannot be divided evenly among the workers.
+        BudgetError: the memory is too small; the message has the figure for the rank.
     """
 
     def __init__(
@@ -239,16 +239,16 @@ class StreamReader:
         resources.register_finalizer(self)
 
     def is_for(self, manifest: Manifest, worker: Worker, lanes: int) -> bool:
-        """Return whether it was made in this process, and for this version, worker and lanes."""
+        """Return whether the reader was made in this process, for this version, worker and number of lanes."""
         mine = self._pid, self.feed.manifest, self._worker, self.feed.config.order.lanes
         return mine == (os.getpid(), manifest, worker, lanes)
 
     def iterate(self, cursor: ShareCursor) -> Iteration:
-        """Return what is left of a share, batch by batch or chunk by chunk, which moves the cursor."""
+        """Return an iteration over the rest of a share by batches or chunks, which advances the cursor."""
         before, self._begun_epoch = self._begun_epoch, cursor.epoch
         if before is not None and (cursor.share is not self.share or cursor.epoch in (before, self._end_epoch)):
-            self.feed.stop()  # nothing of what was fetched ahead is what comes now
-        # Most worker processes end with their epoch; only one that begins another may look ahead beyond it.
+            self.feed.stop()  # the data that was fetched ahead is not what comes next
+        # Most worker processes end with their epoch; only one that begins a second epoch fetches beyond it.
         cursor.end_epoch = self._end_epoch = cursor.epoch + 1 if self._worker.is_child and before is None else None
         is_over = self.resources.config.epochs is not None and cursor.epoch >= self.resources.config.epochs
         return Iteration(self.resources, cursor, 0 if is_over else cursor.share.steps_from(0))
@@ -263,15 +263,15 @@ class StreamReader:
 
 @dataclass(slots=True, eq=False)
 class ShareCursor(Cursor):
-    """Where an iteration over a worker's share is; the epoch board says which epoch comes next.
+    """The position of an iteration over a worker's share; the epoch board has the next epoch.
 
     Attributes:
-        reader: of the share.
-        epoch: being iterated over.
-        share: of it that is this worker's.
-        position: of the share behind what was yielded last.
-        fetched: of the share behind the batch or chunk that was taken last.
-        end_epoch: that the feed does not look ahead into.
+        reader: reader of the share.
+        epoch: epoch of the iteration.
+        share: this worker's share of the epoch.
+        position: number of samples of the share that were yielded.
+        fetched: position in the share after the last batch or chunk that the pipeline delivered.
+        end_epoch: epoch at which fetching ahead ends, None for no end.
     """
 
     reader: StreamReader
@@ -282,14 +282,14 @@ class ShareCursor(Cursor):
     end_epoch: int | None = None
 
     def seek(self) -> None:
-        """Have the feed deliver what is behind the batch that was taken last, unless it does."""
+        """Start the batch pipeline after the last batch that it delivered, unless it is there already."""
         feed = self.reader.feed
         if feed.place != (self.epoch, self.fetched):
             feed.start(self.epoch, self.fetched, partition=self.share, end_epoch=self.end_epoch)
             self.reader.resources.register_finalizer(self.reader)
 
     def commit(self, batch: Batch) -> None:
-        """Go behind a batch; of a chunk, each sample that is yielded counts."""
+        """Advance to the end of a batch; within a chunk, the data set advances the position by each sample."""
         self.fetched = batch.end
         if not self.reader.is_chunked:
             self.position = batch.end
@@ -300,7 +300,7 @@ def _chunk_samples(manifest: Manifest) -> int:
 
 
 def samples_of(chunk: Any, share: LaneShare, start: int, end: int) -> list[Any]:
-    """Return the samples of a chunk in the order of the epoch: what the pool made of them, or rows of its columns."""
+    """Return the samples of a chunk in the order of the epoch: results of the pool, or rows of its columns."""
     if isinstance(chunk, dict):
         values = [value.unbind() if isinstance(value, torch.Tensor) else list(value) for value in chunk.values()]
         chunk = [dict(zip(chunk, row, strict=True)) for row in zip(*values, strict=True)]

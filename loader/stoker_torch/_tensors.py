@@ -1,9 +1,9 @@
 """Batches as tensors: fixed columns become tensors without a copy, ragged ones a sequence over one buffer.
 
-Buffers are used again only when nobody holds them, and the GPU has read what was copied from them. A buffer is lent as
-an array whose tensors and views all keep it alive, so its reference count says whether a batch made of it still exists.
-When it does not, copies to a GPU that were started from it may still run: an event recorded then, behind them on their
-stream, must pass before the buffer is lent again.
+A buffer is reused only when it is no longer referenced and the GPU has read it. It is lent as an array that is kept
+alive by all its tensors and views, so its reference count shows whether a batch in it still exists. When none does,
+copies from it to a GPU may still run: an event, recorded at that time on their stream, must complete before the buffer
+is lent again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,19 @@ from stoker.errors import ArgumentError
 
 
 def to_tensor(array: NDArray[Any], dtype: DType) -> torch.Tensor:
-    """Return an array in a dtype's holder type as a tensor of that dtype, sharing its memory."""
+    """Return an array as a tensor of ``dtype`` that shares its memory.
+
+    Args:
+        array: array of ``dtype``, or of the integer type that stores it if numpy lacks it.
+        dtype: dtype of the column.
+    """
     if dtype.is_bits:
         return torch.from_numpy(array).view(getattr(torch, dtype.name))
     return torch.from_numpy(array)
 
 
 def to_tensors(columns: Columns, schema: Mapping[str, Column]) -> dict[str, torch.Tensor | RaggedColumn]:
-    """Return a gathered batch as tensors; nothing is copied."""
+    """Return a gathered batch as tensors that share its memory."""
     return {
         name: RaggedColumn.of(values) if isinstance(values, RaggedValues) else to_tensor(values, schema[name].dtype)
         for name, values in columns.items()
@@ -46,13 +51,18 @@ def to_tensors(columns: Columns, schema: Mapping[str, Column]) -> dict[str, torc
 class RaggedColumn:
     """The values of a ragged column in a batch: a sequence over one buffer.
 
-    Indexing gives ``bytes`` or ``str`` for those columns, else a tensor ``[length, *shape]`` that is a view of
-    ``values``. A slice, a list or tensor of indices, or a mask gives a column.
+    Indexing by an integer returns ``bytes`` or ``str`` for columns of these types, else a tensor ``[length, *shape]``
+    that is a view of ``values``. A slice, a list or tensor of indices, or a mask returns a ``RaggedColumn`` of copies.
 
     Attributes:
-        column: the column's type.
-        values: all elements, one sample's behind the other's, ``[sum of lengths, *shape]``.
-        offsets: ``int64 [samples + 1]``, in elements.
+        column: type of the column.
+        values: elements of all samples, one sample after the other, ``[sum of lengths, *shape]``.
+        offsets: start of each sample in ``values``, and the end of the last, in elements: ``int64 [samples + 1]``.
+
+    Example:
+        >>> tokens = batch["tokens"]  # a RaggedColumn
+        >>> tokens[0]  # the first sample's tensor
+        >>> padded, lengths = tokens.to_padded(0), tokens.lengths()
     """
 
     column: Column
@@ -72,11 +82,11 @@ class RaggedColumn:
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int | np.integer | slice | Sequence[int] | NDArray[Any] | torch.Tensor) -> Any:
-        """Return one sample's value; or for what selects several (a slice, indices, a mask) a column of copies.
+        """Return one sample's value, or a column of copies for a slice, indices or a mask.
 
         Raises:
             IndexError: there is no such sample.
-            TypeError: it is neither an integer nor a selection of samples.
+            TypeError: ``index`` is neither an integer nor a selection of samples.
         """
         if not isinstance(index, int | np.integer):
             places = np.arange(len(self))[_selection(index)]
@@ -114,20 +124,20 @@ class RaggedColumn:
         return self.values.is_pinned() and self.offsets.is_pinned()
 
     def pin_memory(self) -> RaggedColumn:
-        """Return a copy in page-locked memory; needs a GPU."""
+        """Return a copy in page-locked memory, which needs a GPU."""
         return RaggedColumn(self.column, self.values.pin_memory(), self.offsets.pin_memory())
 
     def to(self, *args: Any, **kwargs: Any) -> RaggedColumn:
-        """Return the column with both tensors moved to a device; arguments as for :meth:`torch.Tensor.to`.
+        """Return the column with both tensors moved to a device; the arguments are those of :meth:`torch.Tensor.to`.
 
         Raises:
-            TypeError: a dtype is named, or a tensor, which has one.
+            TypeError: an argument is a dtype, or a tensor, which has a dtype.
         """
         named = [*args, *kwargs.values()]
         if any(isinstance(each, torch.dtype | torch.Tensor) for each in named):
             raise TypeError(
-                "a RaggedColumn has the dtype of its column, and offsets that are integers: it moves to a device only. "
-                "Convert its values, column.values.to(dtype), or pad them first, column.to_padded().to(dtype)"
+                "RaggedColumn.to() only moves to a device: it cannot change the dtype of the column and its offsets. "
+                "Convert the values, column.values.to(dtype), or pad them first, column.to_padded().to(dtype)"
             )
         return RaggedColumn(self.column, self.values.to(*args, **kwargs), self.offsets.to(*args, **kwargs))
 
@@ -144,10 +154,10 @@ class RaggedColumn:
 
 
 def _selection(index: Any) -> slice | NDArray[Any]:
-    """Return what selects samples as a slice, or as an array of indices or a mask with one dimension or none.
+    """Return a selection of samples as a slice, or as an array of indices or a mask with at most one dimension.
 
     Raises:
-        ArgumentError: it is no selection.
+        ArgumentError: ``index`` is not a selection.
     """
     if isinstance(index, slice):
         if index.step is not None and not index.step > 0:
@@ -162,7 +172,7 @@ def _selection(index: Any) -> slice | NDArray[Any]:
     except ValueError:  # sequences of different lengths
         chosen = np.asarray(None)
     if not isinstance(index, np.ndarray) and chosen.shape == (0,):
-        chosen = chosen.astype(np.int64)  # of an empty list
+        chosen = chosen.astype(np.int64)  # numpy makes floats of an empty list
     if chosen.dtype.kind not in "iub" or chosen.ndim > 1 or (chosen.dtype.kind == "b" and not chosen.ndim):
         raise ArgumentError(
             f"a column's index is an integer, a slice, a list or tensor of integers, or a mask, not {index!r:.80}"
@@ -171,19 +181,19 @@ def _selection(index: Any) -> slice | NDArray[Any]:
 
 
 def stacked(values: Sequence[Any]) -> Any:
-    """Return numbers, or tensors and arrays of one shape, as the tensor of ``default_collate``; all else as a list."""
+    """Return numbers, or tensors and arrays of one shape, stacked as by ``default_collate``; other values as a list."""
     if all(isinstance(value, bool | int | float | np.number | np.bool_) for value in values):
         return default_collate([value.item() if isinstance(value, np.bool_) else value for value in values])
     first = values[0]
     if not all(isinstance(value, np.ndarray | torch.Tensor) and value.shape == first.shape for value in values):
         return list(values)
     if all(isinstance(value, np.ndarray) and value.dtype == first.dtype for value in values):
-        return torch.from_numpy(np.stack(values))  # which takes any strides
+        return torch.from_numpy(np.stack(values))  # accepts any strides
     return torch.stack([torch.as_tensor(value.copy() if isinstance(value, np.ndarray) else value) for value in values])
 
 
 def pinned(batch: Any) -> Any:
-    """Return a batch with all tensors and columns in it, in dictionaries, lists and tuples, in page-locked memory."""
+    """Return a batch whose tensors and columns, also in dictionaries, lists and tuples, are in page-locked memory."""
     if isinstance(batch, torch.Tensor | RaggedColumn):
         return batch if batch.is_pinned() else batch.pin_memory()
     if isinstance(batch, dict):
@@ -196,7 +206,7 @@ def pinned(batch: Any) -> Any:
 _log = logging.getLogger("stoker")
 
 _HELD_BY_POOL = 2
-"""References to a buffer that nobody else holds: the pool's own, and getrefcount's argument."""
+"""References to a buffer that is free: the pool's own, and getrefcount's argument."""
 _LEAST_BYTES = 4096
 
 
@@ -208,11 +218,11 @@ class _Buffer:
 
 @dataclass(slots=True)
 class BufferPool:
-    """Buffers for gathered rows; one thread uses it.
+    """Reusable buffers for gathered rows, for one thread.
 
     Attributes:
-        pinned: whether they are page-locked.
-        made: how many buffers were made; it stays small where batches are dropped in time.
+        pinned: whether the buffers are page-locked.
+        made: number of buffers made; it stays small if the training loop drops batches in time.
     """
 
     pinned: bool = False
@@ -230,7 +240,7 @@ class BufferPool:
         return target
 
     def _borrowed(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Return a free buffer of at least ``size_bytes``; sizes are powers of two, so that columns find theirs."""
+        """Return a free buffer of at least ``size_bytes``; sizes are powers of two, so that columns can share them."""
         rounded_bytes = 1 << (max(size_bytes, _LEAST_BYTES) - 1).bit_length()
         buffers = self._buffers.setdefault(rounded_bytes, [])
         for buffer in buffers:
@@ -253,7 +263,7 @@ class BufferPool:
 
 
 def can_pin_memory() -> bool:
-    """Return whether there is a GPU to page-lock memory for; warns where there is none, as torch's own loader does."""
+    """Return whether there is a GPU to page-lock memory for; warns if there is none, as torch's DataLoader does."""
     if not torch.cuda.is_available():
         _log.warning("pin_memory has no effect: there is no CUDA device")
         return False

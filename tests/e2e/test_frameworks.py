@@ -13,7 +13,7 @@ from support.framework_ranks import BATCH_SIZE, CHECKPOINT_STEP, Report, run_fra
 SAMPLES = 103
 STEPS = -(-SAMPLES // (2 * BATCH_SIZE))
 """Of an epoch."""
-SHARED = "prepared by Accelerate, which deals samples to the ranks, and its StreamDataset is rank {} of 2"
+SHARED = "divides its samples among the ranks, but its StreamDataset is rank {} of 2 and has only that rank's share"
 
 
 @pytest.fixture(scope="module")

@@ -338,4 +338,4 @@ print(time.monotonic() - began < 60)
 """
     output, errors = run(body, url, tmp_path)
     assert output == "True\nTrue\n", errors
-    assert errors.count("a thread of the loader is left behind: transform of sample ") == 3
+    assert errors.count("a thread of the loader is still running: transform of sample ") == 3

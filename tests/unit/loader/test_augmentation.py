@@ -175,5 +175,7 @@ def test_what_cannot_be_called_is_refused_when_the_loader_is_made(name: str, fun
 @pytest.mark.parametrize("name", ["collate", "batch_transform"])
 def test_a_function_of_a_batch_has_no_context(name: str) -> None:
     settings: dict[str, Any] = {name: lambda batch, context: batch}
-    with pytest.raises(ConfigError, match=rf"^{name}.* cannot be called: .*only decode and transform .* draw there"):
+    with pytest.raises(
+        ConfigError, match=rf"^{name}.* cannot be called: .*only decode and transform .* draw random numbers there"
+    ):
         LoaderConfig(batch_size=1, **settings)

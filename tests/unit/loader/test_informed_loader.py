@@ -277,7 +277,7 @@ def test_a_data_set_that_does_not_return_is_left_behind_with_a_warning(
     gc.collect()
     leave.set()
     assert caplog.messages == [
-        "a thread is left behind: the data set has not returned the batch that was being loaded ahead"
+        "a loading thread is still running: the data set has not returned the batch being loaded ahead"
     ]
     while threads():
         pass

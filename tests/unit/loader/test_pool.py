@@ -268,7 +268,7 @@ def test_close_leaves_a_function_that_does_not_return_behind_and_names_it(
     entered.wait()
     pool.close()
     (message,) = caplog.messages
-    assert message.startswith("a thread of the loader is left behind: transform of sample ")
+    assert message.startswith("a thread of the loader is still running: transform of sample ")
     assert re.search(r"has not returned for 0\.\d s( \(and 1 more\))?$", message)
     leave.set()
     assert pool.submit(columns(2), name_of, context_of).result()["x"].tolist() == [0, 1]  # with new threads
