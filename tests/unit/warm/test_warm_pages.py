@@ -13,7 +13,7 @@ from stoker_warm._config import Fleet
 from stoker_warm._tier import server_url
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("tiers.md", "function-cloud.md"))]
+PAGES = [ROOT / "docs" / name for name in ("tiers.md", "function-cloud.md")]
 URL = re.compile(r"warm(?:\+lambda|\+gcf)?://[^`'\"\s]*")
 FLEET = "warm+lambda://stoker?listen=127.0.0.1:0"
 
