@@ -91,12 +91,12 @@ class Directory:
         """Return what a node is believed to hold or is being sent."""
         return self._used[node]
 
-    def limit(self, node: int, limit_bytes: int) -> None:
-        """Set what a node may hold. What is there stays; nothing is added to a node that is over its limit."""
-        self._limits[node] = limit_bytes
+    def limit(self, node: int, limit_bytes: int, *, is_gone: bool = False) -> None:
+        """Set what a node may hold; nothing is placed on one that is gone, until it is back.
 
-    def avoid(self, node: int, *, is_gone: bool) -> None:
-        """Place nothing on a node that is gone, until it is back. What it is believed to hold is another matter."""
+        What is there stays; nothing is added to a node that is over its limit.
+        """
+        self._limits[node] = limit_bytes
         self._live = self._live - {node} if is_gone else self._live | {node}
 
     def find(self, name: str, *, is_use: bool = True) -> list[int] | None:
@@ -182,12 +182,17 @@ class Directory:
         if at is not None and self._cells[at] != node:
             self._clear(at)
 
-    def lost(self, node: int) -> None:
-        """A node lost all that it held. What is on its way to it stays reserved until its writer reports.
+    def lost(self, node: int, *, but: Set[ShardId] = frozenset()) -> None:
+        """A node lost all that it held, but for some shards.
 
-        What is to be deleted there remains to be, lest an instance that was only away brings it back.
+        What is on its way to it stays reserved until its writer reports. What is to be deleted there remains to be,
+        lest an instance that was only away brings it back.
         """
-        self._disbelieve(node, frozenset())
+        places: NDArray[np.int64] = np.flatnonzero(np.frombuffer(self._cells, np.uint16) == node)
+        for at in places.tolist():
+            row, position = divmod(at, self._width)
+            if not (but and self._shard(self._name_of(row), position) in but):
+                self._clear(at)
 
     def listed(self, node: int, shards: Collection[ShardId], *, is_trusted: bool = True) -> None:
         """Believe that a node holds what it lists and nothing else; without trust, only what was placed there.
@@ -197,7 +202,7 @@ class Directory:
         """
         tombstones = self._tombstones.pop(node, set())
         believed = [shard for shard in shards if shard not in tombstones]
-        self._disbelieve(node, frozenset(believed))
+        self.lost(node, but=frozenset(believed))
         self._tombstones[node] = tombstones.intersection(shards)
         for shard in believed:
             if not (is_trusted and self._believe(node, shard)):
@@ -216,14 +221,6 @@ class Directory:
     def deleted(self, node: int, shards: Iterable[ShardId]) -> None:
         """A node has deleted what was to be deleted there."""
         self._tombstones[node].difference_update(shards)
-
-    def _disbelieve(self, node: int, but: Set[ShardId]) -> None:
-        places: NDArray[np.int64] = np.flatnonzero(np.frombuffer(self._cells, np.uint16) == node)
-        for at in places.tolist():
-            row, position = divmod(at, self._width)
-            name = self._name_of(row)
-            if not (but and self._shard(name, position) in but):
-                self._clear(at)
 
     def _believe(self, node: int, shard: ShardId) -> bool:
         """Believe that a node holds a shard that was not placed there, if that can be."""
@@ -244,15 +241,12 @@ class Directory:
         roomy = {node for node in able if self._has_room(node, shard_bytes)}
         while len(roomy) < wanted:
             roomy |= {node for node in able.intersection(self._evict(row)) if self._has_room(node, shard_bytes)}
-        return (
-            rng.sample(sorted(roomy), wanted) if row is None else nsmallest(wanted, sorted(roomy), key=self._fullness)
-        )
+        if row is None:
+            return rng.sample(sorted(roomy), wanted)
+        return nsmallest(wanted, sorted(roomy), key=lambda node: self._used[node] - self._limits[node])
 
     def _has_room(self, node: int, shard_bytes: int) -> bool:
         return self._used[node] + shard_bytes <= self._limits[node]
-
-    def _fullness(self, node: int) -> int:
-        return self._used[node] - self._limits[node]
 
     def _evict(self, keep: int | None = None) -> list[int]:
         """Move the hand on to an object that was not used, and let it go; return the nodes that had shards of it."""

@@ -118,7 +118,11 @@ class Membership:
         self.expected = Version()
         """What the known instance holds."""
         self.is_listed = True
-        """Whether the shards behind ``expected`` are known one by one."""
+        """Whether the shards behind ``expected`` are known one by one.
+
+        Set it when the known instance has listed them; unset it when that was sent shards or deletions, and whether it
+        has carried them out is not known: its next word on a change covers these, too, so versions would not tell.
+        """
         self.calls = 0
         """Calls that have not ended."""
         self.tries = 0
@@ -176,10 +180,6 @@ class Membership:
         self.is_listed = contents is not Contents.UNKNOWN
         return contents
 
-    def listed(self, instance: str) -> None:
-        """The contents of an instance are known one by one; does nothing if it is not the known one any more."""
-        self.is_listed |= instance == self.instance
-
     def heard(self, instance: str, now_seconds: float) -> bool:
         """An instance has answered, or says that it was woken; return whether it is the node's."""
         return self._spoke(instance, Event.HEARD, now_seconds)
@@ -188,14 +188,6 @@ class Membership:
         """The known instance has put shards away or let them go, and says what it holds now."""
         if self._is_known(instance):
             self.expected = version
-
-    def doubted(self, instance: str) -> None:
-        """An instance was sent shards or deletions, and whether it has carried them out is not known.
-
-        Its next word on a change covers this one, too, so versions alone would not tell: what it holds is unknown until
-        it is :meth:`listed`, at its next greeting at the latest.
-        """
-        self.is_listed &= instance != self.instance
 
     def said_bye(self, instance: str, now_seconds: float) -> bool:
         """An instance is about to return; return whether it is the node's."""

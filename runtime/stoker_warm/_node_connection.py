@@ -198,10 +198,10 @@ class Node:
                 self._did_not_deliver(sent_seconds)
         if not connection.is_open:
             self.lost(connection)
-        elif kind in (Kind.SET, Kind.DELETE) and is_current:
+        elif kind in (Kind.SET, Kind.DELETE) and connection is self._connection:
             # It may hold more or less than it is believed to: it is to list what it holds.
             self._changes += 1
-            self.membership.doubted(str(self.membership.instance))
+            self.membership.is_listed = False
             self._found(Contents.UNKNOWN)
 
     async def keep_warm(self) -> None:
@@ -242,7 +242,7 @@ class Node:
                     return None
                 shards += listed_page(self.name, reply.head, shards, self._config.max_objects)
                 has_more = bool(reply.head.get("more"))
-        self.membership.listed(str(instance))
+        self.membership.is_listed = True
         return shards
 
     async def forget(self) -> None:
@@ -253,6 +253,7 @@ class Node:
             if held is None:
                 raise ConnectionLostError(f"another instance of {self.name} has come, which may hold something, too")
             await self.delete(held)
+        self._found(Contents.NONE)
 
     # Waking it.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Self
@@ -78,8 +79,8 @@ class Proxy:
         self.bill = Bill(tariff=tariff or Tariff())
         self.listener = listener
         self._mac, self._invoke = mac, invoke
-        rng = rng or random.Random()  # noqa: S311 - which nodes is no secret
         self._nodes: list[Node] = []
+        rng = rng or random.Random()  # noqa: S311 - which nodes is no secret
         self.objects = ShardedObjects(config, self._nodes, self.bill, rng, self._spawn)
         self._directory = self.objects.directory
         self._begun_seconds = 0.0
@@ -119,15 +120,13 @@ class Proxy:
 
     def statistics(self) -> ProxyStatistics:
         """Return a snapshot."""
-        states = dict.fromkeys(State, 0)
-        for node in self._nodes:
-            states[node.membership.state] += 1
+        states = Counter(node.membership.state for node in self._nodes)
         return ProxyStatistics(
             **asdict(self.objects.tally),
             objects=len(self._directory),
             held_bytes=sum(self._directory.used_bytes(node.number) for node in self._nodes),
             limit_bytes=sum(node.limit_bytes for node in self._nodes),
-            nodes={state.value: count for state, count in states.items()},
+            nodes={state.value: states[state] for state in State},
         )
 
     async def status(self, *, wakes: bool = False) -> dict[str, Any]:
@@ -148,7 +147,7 @@ class Proxy:
 
     async def forget(self) -> list[str]:
         """Call all nodes, and have them drop what they hold; return what went wrong."""
-        return _described(await at_nodes(self._nodes, self._empty))
+        return _described(await at_nodes(self._nodes, Node.forget))
 
     async def _wake(self, node: Node) -> None:
         if node.membership.state is State.GONE:
@@ -156,10 +155,6 @@ class Proxy:
         await node.ping()
         if not node.membership.is_listed:
             await self._learn(node)
-
-    async def _empty(self, node: Node) -> None:
-        await node.forget()
-        self._directory.lost(node.number)
 
     # What nodes need.
 
@@ -184,8 +179,7 @@ class Proxy:
 
     def _found(self, node: Node, contents: Contents) -> None:
         """A node has said what it holds, or is given up."""
-        self._directory.limit(node.number, node.limit_bytes)
-        self._directory.avoid(node.number, is_gone=node.membership.state is State.GONE)
+        self._directory.limit(node.number, node.limit_bytes, is_gone=node.membership.state is State.GONE)
         if contents is Contents.NONE:
             self._directory.lost(node.number)
         elif contents is Contents.UNKNOWN:
@@ -220,11 +214,6 @@ def start_heartbeats(
 
     A platform takes back an instance that is not called for some time (A. Wang et al., "InfiniCache" (FAST 2020),
     section 4.2).
-
-    Args:
-        nodes: to be kept warm.
-        interval_seconds: from the last contact with a node to its call.
-        spawn: runs each node's schedule, and each call.
     """
     calls, loop = asyncio.Semaphore(MAX_HEARTBEATS), asyncio.get_running_loop()
 

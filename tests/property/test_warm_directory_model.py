@@ -187,17 +187,12 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.directory.forget(name)
         self.take_out({(name, self.code)})
 
-    @rule(node=NODES, is_gone=st.booleans())
-    def avoid(self, node: int, is_gone: bool) -> None:
+    @rule(node=NODES, limit_bytes=st.integers(0, 12_000), is_gone=st.booleans())
+    def limit(self, node: int, limit_bytes: int, is_gone: bool) -> None:
         if node in self.limits:
-            self.directory.avoid(node, is_gone=is_gone)
-            self.live = self.live - {node} if is_gone else self.live | {node}
-
-    @rule(node=NODES, limit_bytes=st.integers(0, 12_000))
-    def limit(self, node: int, limit_bytes: int) -> None:
-        if node in self.limits:
-            self.directory.limit(node, limit_bytes)
+            self.directory.limit(node, limit_bytes, is_gone=is_gone)
             self.limits[node] = limit_bytes
+            self.live = self.live - {node} if is_gone else self.live | {node}
 
     @invariant()
     def what_is_found_is_what_is_believed(self) -> None:

@@ -106,7 +106,7 @@ class LifeMachine(RuleBasedStateMachine):
             self.membership.changed(name, instance.digest)
             self.believed |= {self.things}
         elif is_known:
-            self.membership.doubted(name)
+            self.membership.is_listed = False
 
     @precondition(lambda self: self.membership.is_connected and self.believed)
     @rule()
@@ -124,7 +124,7 @@ class LifeMachine(RuleBasedStateMachine):
             held = self.instances[name].contents
             self.believed = self.believed & held if self.membership.is_distrusted else held
             self.membership.changed(name, self.instances[name].digest)
-            self.membership.listed(name)
+            self.membership.is_listed = True
 
     @rule(who=WHO, word=st.sampled_from(["heard", "said_bye", "lost"]))
     def an_instance_speaks_or_breaks_off(self, who: int, word: str) -> None:

@@ -85,7 +85,7 @@ def test_a_shard_that_could_not_be_sent_is_placed_elsewhere() -> None:
     directory, name = made(nodes=4), named(1)
     placed = directory.place(name, random.Random(1))
     assert placed is not None
-    directory.avoid(placed.nodes[1], is_gone=True)
+    directory.limit(placed.nodes[1], 0, is_gone=True)
     directory.release(placed.nodes[1], shard_of(name, 1))
     again = directory.place(name, random.Random(2))
     assert again is not None
@@ -97,7 +97,7 @@ def test_a_shard_that_could_not_be_sent_is_placed_elsewhere() -> None:
 
 def test_nodes_are_chosen_evenly_also_when_some_are_gone_or_full() -> None:
     directory, rng = made(nodes=8, objects_a_node=10_000, max_objects=10_000), random.Random(7)
-    directory.avoid(0, is_gone=True)
+    directory.limit(0, 0, is_gone=True)
     directory.limit(1, 0)
     for number in range(4000):
         placed = directory.place(named(number), rng)
@@ -110,13 +110,13 @@ def test_nodes_are_chosen_evenly_also_when_some_are_gone_or_full() -> None:
 
 def test_with_too_few_nodes_for_all_shards_the_last_ones_wait_for_nodes_to_come_back() -> None:
     directory, name = made(nodes=3), named(1)
-    directory.avoid(1, is_gone=True)
+    directory.limit(1, 0, is_gone=True)
     assert sorted(put(directory, name)) == [0, 1]
     assert is_there(directory, name)
-    directory.avoid(1, is_gone=False)
+    directory.limit(1, 10 * TAKEN)
     assert put(directory, name) == {2: 1}
-    directory.avoid(0, is_gone=True)
-    directory.avoid(2, is_gone=True)
+    directory.limit(0, 0, is_gone=True)
+    directory.limit(2, 0, is_gone=True)
     assert directory.place(named(2), random.Random(1)) is None
 
 

@@ -18,7 +18,7 @@ def awake(digest: Version = FULL, *, calls: int = 1) -> Membership:
     for _ in range(calls):
         life.invoked()
     life.greeted(ONE, digest, 0.0)
-    life.listed(ONE)
+    life.is_listed = True
     return life
 
 
@@ -150,10 +150,8 @@ def test_an_instance_with_other_contents_is_to_be_listed_until_it_was() -> None:
     life = asleep()
     assert life.greeted(TWO, NEWER, 5.0) is Contents.UNKNOWN
     assert life.greeted(TWO, NEWER, 6.0) is Contents.UNKNOWN
-    life.listed(ONE)
-    assert life.greeted(TWO, NEWER, 7.0) is Contents.UNKNOWN
-    life.listed(TWO)
-    assert life.greeted(TWO, NEWER, 8.0) is Contents.EXPECTED
+    life.is_listed = True
+    assert life.greeted(TWO, NEWER, 7.0) is Contents.EXPECTED
 
 
 def test_contents_that_have_changed_as_often_are_not_taken_for_those_that_are_expected() -> None:
@@ -313,12 +311,10 @@ def test_an_instance_that_is_not_known_cannot_say_what_is_held() -> None:
 
 def test_a_change_of_which_no_word_came_is_not_covered_up_by_the_next() -> None:
     life = awake()
-    life.doubted(TWO)
-    assert life.is_listed
-    life.doubted(ONE)
+    life.is_listed = False
     life.changed(ONE, NEWER)
     assert life.greeted(ONE, NEWER, 5.0) is Contents.UNKNOWN
-    life.listed(ONE)
+    life.is_listed = True
     assert life.greeted(ONE, NEWER, 6.0) is Contents.EXPECTED
 
 
