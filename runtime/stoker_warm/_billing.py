@@ -36,7 +36,7 @@ class ProxyTally:
         stored: objects that were put away.
         declined: objects that were offered and not taken: too many waited, there is no room, or nodes failed.
         evicted: objects that went for others.
-        pending_bytes: copies that wait to be written.
+        pending_bytes: copies that wait to be written, those that are announced among them.
     """
 
     hits: int = 0

@@ -155,6 +155,10 @@ def _fleet(scheme: str, prefix: str, given: Mapping[str, str]) -> Fleet:
         raise ConfigError(
             f"advertise is missing: nodes cannot dial {fleet.listen.host}, so say at which address they can"
         )
+    if fleet.advertised is not None and not fleet.advertised.port:
+        raise ConfigError(
+            f"advertise of a warm tier: {fleet.advertised} has the port 0, at which nobody can be dialled"
+        )
     return fleet
 
 
@@ -207,13 +211,6 @@ def _seconds(text: str) -> float:
     return float(match[1])
 
 
-def _dialled(text: str) -> Address:
-    address = Address.parse(text)
-    if not address.port:
-        raise ConfigError(f"{address} has the port 0, at which nobody can be dialled")
-    return address
-
-
 _CONFIG: _Readers = {
     "nodes": ("nodes", _count),
     "code": ("code", Code.parse),
@@ -240,7 +237,7 @@ BILLED = ("memory_bytes", "vcpus")
 """Of those, what only the bill depends on."""
 _PLACES: _Readers = {
     "listen": ("listen", Address.parse),
-    "advertise": ("advertised", _dialled),
+    "advertise": ("advertised", Address.parse),
     "bucket": ("bucket", str),
     "egress": ("egress", str),
 }

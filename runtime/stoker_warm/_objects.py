@@ -155,14 +155,9 @@ class ShardedObjects:
         """Return whether an object is here, or on its way."""
         return self.directory.find(name) is not None or name in self.under_way
 
-    def has_room(self, size_bytes: int, *, reserved_bytes: int = 0) -> bool:
-        """Return whether a copy of an object may wait; if not, that counts as declined.
-
-        Args:
-            size_bytes: of the object.
-            reserved_bytes: of copies that are announced and not here.
-        """
-        has_room = self._fits(size_bytes, reserved_bytes)
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether a copy of an object may wait; if not, that counts as declined."""
+        has_room = self._fits(size_bytes)
         self.tally.declined += not has_room
         return has_room
 
@@ -182,9 +177,8 @@ class ShardedObjects:
         """Take no more."""
         self._is_closed = True
 
-    def _fits(self, size_bytes: int, reserved_bytes: int = 0) -> bool:
-        pending_bytes = self.tally.pending_bytes + reserved_bytes
-        limit_bytes = min(self._config.max_object_bytes, self._config.pending_bytes - pending_bytes)
+    def _fits(self, size_bytes: int) -> bool:
+        limit_bytes = min(self._config.max_object_bytes, self._config.pending_bytes - self.tally.pending_bytes)
         return not self._is_closed and size_bytes <= limit_bytes
 
     def _begin(self, name: str, data: bytes | memoryview) -> None:

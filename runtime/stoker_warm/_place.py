@@ -30,8 +30,6 @@ from stoker_warm._proxy import Proxy
 
 STATUS_PATH = "/status"
 
-_READ_BYTES = 256 << 20
-"""Memory for objects on their way from nodes to trainers."""
 _log = logging.getLogger("stoker.warm.proxy")
 
 
@@ -72,7 +70,7 @@ class WarmPlace:
 
     name = "functions"
 
-    def __init__(self, proxy: Proxy, *, read_bytes: int = _READ_BYTES) -> None:
+    def __init__(self, proxy: Proxy, *, read_bytes: int = 256 << 20) -> None:
         self._proxy, self._budget = proxy, ByteBudget(read_bytes)
         self._reads: dict[str, _Read] = {}
         self._reserved: dict[str, int] = {}
@@ -91,10 +89,11 @@ class WarmPlace:
                 "data shards, or pack smaller super-samples",
                 *map(format_bytes, (size_bytes, most_bytes)),
             )
-        if not self._proxy.objects.has_room(size_bytes, reserved_bytes=sum(self._reserved.values())):
-            return False
-        self._reserved[key] = size_bytes
-        return True
+        has_room = self._proxy.objects.has_room(size_bytes)
+        if has_room:
+            self._reserved[key] = size_bytes
+            self._proxy.objects.tally.pending_bytes += size_bytes
+        return has_room
 
     async def keep(self, key: str, data: memoryview) -> None:
         """Have an object written to nodes some time."""
@@ -103,7 +102,7 @@ class WarmPlace:
 
     def give_up(self, key: str) -> None:
         """Give back the room of an object that was not kept."""
-        self._reserved.pop(key, None)
+        self._proxy.objects.tally.pending_bytes -= self._reserved.pop(key, 0)
 
     def drop(self, key: str) -> None:
         """Forget an object."""

@@ -32,8 +32,6 @@ from stoker_warm._shard import ShardMac
 
 _log = logging.getLogger("stoker.warm.lazy")
 
-_RETRY_SECONDS = 30.0
-
 
 class FleetProxy(Proxy):
     """A proxy in this process, with the executor that calls its nodes.
@@ -100,7 +98,7 @@ class WarmTier:
         secret: TierSecret,
         *,
         max_object_bytes: int | None = None,
-        retry_seconds: float = _RETRY_SECONDS,
+        retry_seconds: float = 30.0,
     ) -> None:
         self._start_proxy, self._secret, self._retry_seconds = start_proxy, secret, retry_seconds
         self.max_object_bytes = max_object_bytes

@@ -328,8 +328,7 @@ _ACTIONS = {"up": _up, "proxy": _proxy, "status": _status, "bench": _bench, "dow
 @asynccontextmanager
 async def _proxy_of(fleet: Fleet, tenant: TierSecret) -> AsyncIterator[Proxy]:
     """Run a proxy in this process, which takes the nodes from one that runs elsewhere."""
-    proxy = FleetProxy(fleet, secret_of_environment(), ShardMac(tenant.shards_key))
-    await proxy.start()
+    proxy = await FleetProxy(fleet, secret_of_environment(), ShardMac(tenant.shards_key)).start()
     try:
         yield proxy
     finally:
