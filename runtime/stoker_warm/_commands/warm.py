@@ -206,7 +206,7 @@ _FUNCTIONS = "warm+lambda://PREFIX?listen=HOST:PORT&…, or warm+gcf://…"
 _REMOVED_FLAGS = ("", "-endpoint-url", "-region", "-prices", "-user-project", "-auth")
 _REMOVED_SWITCHES = ("-anonymous", "-requester-pays")
 """What ``--data`` and a group of options for it of earlier releases end with; they are accepted with a warning."""
-_PROXY = "https://HOST:PORT?fingerprint=… of a proxy that runs"
+_EITHER = f"{_FUNCTIONS}; or https://HOST:PORT?fingerprint=… of a proxy that runs"
 _EPILOG = "Settings in a URL, and the secrets in STOKER_WARM_SECRET and STOKER_TIER_SECRET: docs/tiers.md."
 
 
@@ -231,10 +231,8 @@ def configure(parser: ArgumentParser) -> None:
         proxy.add_argument(f"--data{flag}", action="append_const", const=flag, dest="removed", help=SUPPRESS)
     every = number_from(0.1, _MAX_EVERY_SECONDS)
     proxy.add_argument("--every", type=every, default=60.0, metavar="SECONDS", help="between lines (default: 60)")
-    status = add("status", "say what the tier holds, does and costs", f"{_FUNCTIONS}; or {_PROXY}")
-    bench = add(
-        "bench", "write and read objects, which stay there until others take their place", f"{_FUNCTIONS}; or {_PROXY}"
-    )
+    status = add("status", "say what the tier holds, does and costs", _EITHER)
+    bench = add("bench", "write and read objects, which stay there until others take their place", _EITHER)
     bench.add_argument("--objects", type=positive, default=32, metavar="N", help="how many (default: 32)")
     size = size_from(1, MAX_OBJECT_BYTES)
     bench.add_argument("--size", type=size, default=8 << 20, metavar="SIZE", help="of each (default: 8MiB)")
