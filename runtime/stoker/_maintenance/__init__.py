@@ -1,1 +1,1 @@
-"""Looking after a data set: verify it, rebuild a lost manifest, collect garbage, remove it."""
+"""Maintenance of a data set: verification, recovery of a lost manifest, compaction, garbage collection and removal."""

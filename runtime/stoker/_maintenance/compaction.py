@@ -1,8 +1,8 @@
-"""Compaction: many small super-samples into few large ones, in a version of the manifest that has these instead.
+"""Compaction: merges many small super-samples into few large ones, in a new version of the manifest.
 
-What raw objects trickle into is small, and a loader reads a small object as slowly as a large one. The samples of all
-super-samples below half of the target size are packed again, in order. Older versions of the manifest keep what they
-have until ``stoker gc --keep-versions`` takes it.
+Continuous ingestion creates small super-samples, and a loader needs as long to read a small object as a large one.
+Compaction packs the samples of all super-samples below half of the target size again, in order. Older versions of the
+manifest keep the small ones until ``stoker gc --keep-versions`` deletes them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from stoker._pack.run import Cutter, pack_again
 from stoker.errors import NotFoundError
 
 _LEAST_OBJECTS = 2
-_MOST_REPLACED = 12_000  # intervals of runs: a record names them in its header, which is limited
+_MOST_REPLACED = 12_000  # intervals of runs; a record lists them in its header, whose size is limited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """What a compaction did.
+    """Result of a compaction.
 
     Attributes:
-        manifest: the newest version.
-        objects_before: how many super-samples were packed again; 0 where there was nothing to gain.
-        objects_after: how many they became.
-        left_objects: how many small ones are left for another time.
+        manifest: newest version.
+        objects_before: number of super-samples that were packed again; 0 if there was nothing to gain.
+        objects_after: number of super-samples that replaced them.
+        left_objects: number of small super-samples left for another compaction.
     """
 
     manifest: Manifest
@@ -55,19 +55,21 @@ async def compact(
 ) -> Compacted:
     """Pack the small super-samples of the newest version again.
 
-    It may die at any point, and run twice at the same time: a version has either all of the small ones or all of the
-    large ones. The median size is at least half of ``super_sample_bytes`` afterwards, but for data sets of one or two
-    super-samples, and where ``limit_bytes``, or how many runs a record can name, left some.
+    A compaction may be killed at any point, and several may run at the same time: a version has either all of the small
+    super-samples or all of the large ones. Afterwards the median size is at least half of ``super_sample_bytes``,
+    except for data sets of one or two super-samples and if ``limit_bytes``, or the number of runs that a record can
+    list, left some.
 
     Args:
-        store: where the data set is.
-        catalog: where its pack records are.
-        now_seconds: of the Unix epoch.
-        super_sample_bytes: how large a super-sample should be: at most 32 MiB.
-        limit_bytes: how much to pack again at most, from the first row on; None for all that is small.
+        store: store of the data set.
+        catalog: catalog of its pack records.
+        now_seconds: Unix time in seconds.
+        super_sample_bytes: target size of super-samples, in bytes, at most 32 MiB.
+        limit_bytes: maximum total size of the super-samples to pack again, from the first row on; None for no limit.
 
     Raises:
-        NotFoundError: there is no data set. BucketNotFoundError: there is no bucket.
+        NotFoundError: there is no data set.
+        BucketNotFoundError: there is no bucket.
         StoreError: the bucket fails.
     """
     base = await versions.newest_manifest(store)
@@ -103,23 +105,23 @@ async def compact(
 
 
 def _first(base: Manifest, rows: Sequence[int], limit_bytes: int | None) -> list[int]:
-    """Return the first of some rows, of at most ``limit_bytes`` together, and of as many runs as a record can name."""
+    """Return the first of ``rows``, limited by ``limit_bytes`` and by the number of runs that a record can list."""
     ends = np.cumsum(base.rows.size_bytes[list(rows)], dtype=np.int64)
     fitting = len(rows) if limit_bytes is None else int(np.searchsorted(ends, limit_bytes, side="right"))
     return list(rows[: min(fitting, sum(run.rows for run in pack_runs(map(base.place, rows))[:_MOST_REPLACED]))])
 
 
 def _would_remain(base: Manifest, rows: Sequence[int], super_sample_bytes: int) -> bool:
-    """Return whether the rows are those that a compaction leaves: the last, small super-sample of one, alone."""
+    """Return whether packing the rows again would not reduce their number, as after a compaction."""
     total_bytes = int(base.rows.size_bytes[list(rows)].sum(dtype=np.int64))
     return len(rows) <= -(-total_bytes // super_sample_bytes)
 
 
 def _forgotten_with(base: Manifest, replaced: Sequence[PackRun], records: Iterable[PackRecord]) -> Iterable[PackRecord]:
-    """Return the records whose names are lost with the rows that are replaced.
+    """Return the records whose hashes of raw objects the new run must keep.
 
-    A compaction of which the manifest keeps something keeps its names, too: else each would hand those of all before
-    it on to the next, which packs its last super-sample again, and their number would only grow.
+    An earlier compaction of which the manifest keeps rows keeps its own hashes. Otherwise each compaction, which packs
+    the last super-sample of the previous one again, would copy all earlier hashes, and their number would only grow.
     """
     runs = {run.run for run in replaced}
     left = {run.run for run in base.without(replaced).runs}

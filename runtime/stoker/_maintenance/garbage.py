@@ -1,6 +1,6 @@
-"""Deleting: what no version of the manifest covers, versions that nobody wants any more, or the whole data set.
+"""Deletion of objects that no version of the manifest covers, of old versions, or of a whole data set.
 
-Of the last, every object that stoker made for it goes, and no other.
+Removing a data set deletes every object that stoker wrote for it, and no other.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _FOLDERS = {
     "data/": SUPER_SAMPLE_KEY,
     "packs/": re.compile(rf"{RECORD_KEY.pattern}|{re.escape(DIGEST_KEY)}", re.ASCII),
 }
-"""The folders of a data set, in the order in which they are deleted, and the keys in them that are its own."""
+"""Folder of a data set → pattern of the keys that belong to it, in the order of deletion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
-    """A run that no version has: its pack can be resumed, or another commits it.
+    """A run that no version has: its pack can be resumed, or another process commits it.
 
     Attributes:
-        run: its id.
-        objects: how many super-samples it has.
-        record: what is known of it; None where that is damaged.
-        is_refused: whether it has come to its end and no commit adds it: it is of another data set, or has other
-            columns.
+        run: id of the run.
+        objects: number of its super-samples.
+        record: record of the run; None if it is damaged.
+        is_refused: whether the run is complete but cannot be committed, because it belongs to another data set or has
+            other columns.
     """
 
     run: str
@@ -56,14 +56,14 @@ class Unfinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageReport:
-    """What is garbage, and what would be if it were given up.
+    """Result of a garbage collection: the garbage, and the unfinished runs that were protected.
 
     Attributes:
-        objects: super-samples that nothing covers.
-        records: keys of pack records whose runs are nowhere.
-        unfinished: runs that are protected since somebody may finish or commit them, by id.
-        versions: of the manifest, older than those that are kept.
-        is_deleted: whether the garbage is gone.
+        objects: super-samples that no kept version and no unfinished run covers.
+        records: keys of pack records whose runs no longer exist.
+        unfinished: run id → run that is protected because it may still be finished or committed.
+        versions: versions of the manifest that are not kept.
+        is_deleted: whether the garbage was deleted.
     """
 
     objects: tuple[ObjectInfo, ...]
@@ -74,32 +74,33 @@ class GarbageReport:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes the super-samples have."""
+        """Total size of the super-samples, in bytes."""
         return sum(info.size_bytes for info in self.objects)
 
 
 async def gc(
     store: Store, *, delete: bool = False, keep_versions: int | None = None, abandoned: Collection[str] = ()
 ) -> GarbageReport:
-    """Find, and with ``delete`` delete, what no version of the manifest covers.
+    """Find the objects that no version of the manifest covers, and with ``delete`` delete them.
 
-    A pack that runs, or that was killed and can be resumed, is left alone, and so is what waits for a commit. The
-    listing of objects is taken before the records are read and those before the manifests, so a pack that starts or
-    commits meanwhile loses nothing. Where there is no manifest at all, nothing but what was given up is garbage.
+    Running packs, resumable packs and runs that wait for a commit are not touched. Objects are listed before records
+    are read, and records before manifests, so a pack that starts or commits meanwhile loses nothing. If there is no
+    manifest at all, only abandoned runs are garbage.
 
     Args:
-        store: where the data set is.
-        delete: delete what was found.
-        keep_versions: how many of the newest versions to keep, at least 1; None keeps all. What only older ones
-            cover becomes garbage, so no training must run on them.
-        abandoned: ids of runs, or of whole jobs, that nobody will finish; none of them may be running.
+        store: store of the data set.
+        delete: whether to delete the garbage.
+        keep_versions: number of newest versions to keep, at least 1; None keeps all. Objects that only older versions
+            cover become garbage, so no training may read these versions.
+        abandoned: ids of unfinished runs or jobs to delete; none of them may be running.
 
     Raises:
-        ConfigError: ``keep_versions`` is less than 1; or nothing has an id of ``abandoned``.
-        NotFoundError: there is neither a manifest nor anything else. BucketNotFoundError: there is no bucket.
-        PackError: the next commit adds a run that is called abandoned; or records tell of versions that are lost, and
-            the manifest must be rebuilt first.
-        FormatError: a version cannot be read, so nobody can tell what it covers. ChecksumError likewise.
+        ConfigError: ``keep_versions`` is less than 1, or no unfinished run or job has an id of ``abandoned``.
+        NotFoundError: there is no data set and no part of one.
+        BucketNotFoundError: there is no bucket.
+        PackError: the next commit adds an abandoned run, or versions are lost and the manifest must be rebuilt first.
+        FormatError: a version cannot be read, so its objects are unknown.
+        ChecksumError: a version is damaged, so its objects are unknown.
     """
     if keep_versions is not None and keep_versions < 1:
         raise ConfigError(f"keep_versions must be at least 1, not {keep_versions}; the newest version is never deleted")
@@ -116,15 +117,15 @@ async def gc(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _There:
-    """What is in the store.
+    """The objects of a data set in the store.
 
     Attributes:
-        url: of the store.
-        objects: every object that has the key of a super-sample.
-        records: of all runs, by run; None for a damaged one.
-        newest: the newest version of the manifest, None if there is none.
+        url: URL of the store.
+        objects: every object with the key of a super-sample.
+        records: run → record; None for a damaged record.
+        newest: newest version of the manifest, None if there is none.
         dropped: versions that are not kept.
-        covered: half-open intervals of numbers that the kept versions have, by run.
+        covered: run → half-open intervals of the numbers that the kept versions have.
     """
 
     url: str
@@ -136,28 +137,28 @@ class _There:
 
     @property
     def unfinished(self) -> dict[str, PackRecord | None]:
-        """The records of runs that are not committed. Of a damaged one nobody knows, so it is among them."""
+        """The records of runs that are not committed, including damaged records, whose state is unknown."""
         return {run: each for run, each in self.records.items() if each is None or not each.is_committed}
 
     def refuses(self, record: PackRecord | None) -> bool:
-        """Return whether no commit adds a run that has come to its end, since it is not of the data set."""
+        """Return whether a run is complete but belongs to another data set, so that it cannot be committed."""
         prefix = None if record is None or record.mode != "deferred" or record.state != "complete" else record.prefix
         return self.newest is not None and prefix is not None and not fits(prefix, self.newest, self.url)
 
 
 async def _look(store: RetryingStore, keep_versions: int | None) -> _There:
-    """Take stock: objects first, then records, then manifests, so that what is added meanwhile is garbage nowhere."""
+    """Read the store: objects first, then records, then manifests, so that objects added meanwhile are not garbage."""
     objects = await list_super_samples(store)
     logged = await list_records(store)
     newest = await versions.newest_manifest(store)
     if any(item.record is not None and item.record.version > (newest.version if newest else 0) for item in logged):
         raise PackError(
-            f"the pack records at {store.url} tell of a newer version than any that is there; nothing is deleted "
+            f"the pack records at {store.url} name a newer version than any that exists; nothing is deleted "
             f"before it is restored with: stoker rebuild-manifest {store.url}"
         )
     if newest is None and not (objects or logged):
         await versions.check_bucket(store, "data set")
-        raise NotFoundError(f"there is no data set at {store.url}, and nothing of one")
+        raise NotFoundError(f"there is no data set at {store.url}, and no part of one")
     numbers = await versions.list_versions(store)
     dropped = [] if keep_versions is None else numbers[:-keep_versions]
     kept = [newest] if newest is not None else []
@@ -173,7 +174,7 @@ async def _look(store: RetryingStore, keep_versions: int | None) -> _There:
 
 
 def _given_up(there: _There, abandoned: Collection[str]) -> set[str]:
-    """Return the runs that ids of runs and jobs are of."""
+    """Return the unfinished runs with the given ids of runs or jobs."""
     open_runs = ({run for run, _ in there.objects} | there.records.keys()) - there.covered.keys()
     of_id = defaultdict(set, {run: {run} for run in open_runs})
     for run, record in there.unfinished.items():
@@ -181,17 +182,17 @@ def _given_up(there: _There, abandoned: Collection[str]) -> set[str]:
             of_id[record.job].add(run)
     if unknown := [each for each in abandoned if each not in of_id]:
         raise ConfigError(
-            f"no unfinished run or job at {there.url} has the id {unknown[0]!r:.80}; stoker gc {there.url} lists those "
-            "there are"
+            f"no unfinished run or job at {there.url} has the id {unknown[0]!r:.80}; list them with: stoker gc "
+            f"{there.url}"
         )
     return {run for each in abandoned for run in of_id[each]}
 
 
 async def _check_none_waits(store: RetryingStore, there: _There, given_up: Set[str]) -> None:
-    """Raise PackError if the next commit would add one of the runs, as far as anybody can know.
+    """Raise PackError if the next commit would add one of the runs.
 
-    The bucket's record may not tell that a run has come to its end, where records are kept in memory until they are
-    committed: but its last super-sample does.
+    If a catalog keeps records in memory until the commit, the bucket's record does not show that a run is complete, but
+    its last super-sample does.
     """
     waiting = []
     for run, record in there.records.items():
@@ -199,26 +200,26 @@ async def _check_none_waits(store: RetryingStore, there: _There, given_up: Set[s
             continue
         found = record
         if record.state == "packing":
-            with suppress(FormatError):  # with an object of somebody else it never comes to its end
+            with suppress(FormatError):  # a run with a foreign object never completes
                 found = await restored(store, record)
         if found.state == "complete" and not there.refuses(found):
             waiting.append(run)
     if waiting:
         raise PackError(
-            f"the next commit to {store.url} adds {counted(len(waiting), 'run')} called abandoned, since all of it is "
-            f"there: {', '.join(waiting[:_SHOWN_RUNS])}; nothing was deleted"
+            f"the next commit to {store.url} adds {counted(len(waiting), 'run')} that --abandoned names, because they "
+            f"are complete: {', '.join(waiting[:_SHOWN_RUNS])}; nothing was deleted"
         )
 
 
 def _sorted_out(there: _There, given_up: Set[str]) -> GarbageReport:
-    """Return what is garbage, where some runs are given up."""
+    """Return the garbage if the runs in ``given_up`` are abandoned."""
     protected = {run: each for run, each in there.unfinished.items() if run not in given_up | there.covered.keys()}
     counts = Counter(run for run, _ in there.objects)
     unfinished = {
         run: Unfinished(run=run, objects=counts[run], record=record, is_refused=there.refuses(record))
         for run, record in protected.items()
     }
-    # Without a manifest, nothing but what was given up is garbage.
+    # Without a manifest, only abandoned runs are garbage.
     garbage = tuple(
         info
         for (run, number), info in there.objects.items()
@@ -235,14 +236,14 @@ def _sorted_out(there: _There, given_up: Set[str]) -> GarbageReport:
 
 
 def _explains(record: PackRecord | None, staying: Set[str]) -> bool:
-    """Return whether a record says what became of rows of which another, that stays, tells."""
+    """Return whether a record of a compaction must stay because a record of a run that it replaced stays."""
     return record is not None and record.is_committed and any(run.run in staying for run in record.replaces)
 
 
 async def _delete(store: RetryingStore, newest: Manifest | None, report: GarbageReport) -> None:
-    """Delete in an order in which nothing that is left names what is gone."""
+    """Delete the garbage in an order in which no remaining object refers to a deleted one."""
     if newest is not None:
-        await versions.advance(store, newest)  # a pointer that stayed behind would hide what follows a gap
+        await versions.advance(store, newest)  # an old pointer would hide the versions after a gap
     for keys in (
         [version_key(version) for version in report.versions],
         list(report.records),
@@ -252,7 +253,7 @@ async def _delete(store: RetryingStore, newest: Manifest | None, report: Garbage
 
 
 def _covered(manifests: Sequence[Manifest]) -> dict[str, set[tuple[int, int]]]:
-    """Return the half-open intervals of numbers that the manifests have of each run."""
+    """Return run → half-open intervals of the numbers that the manifests have."""
     covered: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for manifest in manifests:
         for run in manifest.runs:
@@ -262,13 +263,13 @@ def _covered(manifests: Sequence[Manifest]) -> dict[str, set[tuple[int, int]]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What removing a data set deletes.
+    """The objects that the removal of a data set deletes.
 
     Attributes:
-        manifest: the newest version, None if none can be read.
-        objects: to be deleted, in this order: manifests first, so that nothing that is left names what is gone, and
-            pack records last, so that a removal that was cut off is still one of a data set when it is run again.
-        others: objects in the data set's folders that are not its own; they stay.
+        manifest: newest version, None if none can be read.
+        objects: objects to delete, in order: manifests first, so that no remaining object refers to a deleted one, and
+            pack records last, so that an interrupted removal can be run again.
+        others: objects in the data set's folders that do not belong to it and stay.
     """
 
     manifest: Manifest | None
@@ -277,16 +278,16 @@ class Removal:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes the objects have."""
+        """Total size of the objects to delete, in bytes."""
         return sum(info.size_bytes for info in self.objects)
 
 
 async def plan_removal(store: Store) -> Removal:
-    """Return what there is of a data set; nothing is deleted.
+    """Return the objects of a data set, without deleting any.
 
     Raises:
-        NotFoundError: there is no data set, nor anything that a pack of one left.
-        BucketNotFoundError: the bucket, or folder, does not exist.
+        NotFoundError: there is no data set and no part of an unfinished pack.
+        BucketNotFoundError: the bucket or folder does not exist.
     """
     reader = RetryingReader(store)
     own: list[ObjectInfo] = []
@@ -305,7 +306,7 @@ async def plan_removal(store: Store) -> Removal:
 
 
 async def _has_pack(reader: RetryingReader[Store], objects: Iterable[ObjectInfo]) -> bool:
-    """Return whether a pack left a record that can be read, or its first super-sample."""
+    """Return whether a pack left a readable record or a readable first super-sample."""
     if any(logged.record is not None for logged in await list_records(reader)):
         return True
     first = next((info.key for info in objects if SUPER_SAMPLE_KEY.fullmatch(info.key)), None)
@@ -317,14 +318,14 @@ async def _has_pack(reader: RetryingReader[Store], objects: Iterable[ObjectInfo]
 
 
 async def remove(store: Store, removal: Removal, on_deleted: Callable[[ObjectInfo], object] | None = None) -> None:
-    """Delete the objects, those of one kind side by side and one kind after the other.
+    """Delete the objects of a data set: one folder after the other, those of a folder concurrently.
 
-    Training that reads the data set fails with its next request; a pack that runs fails with its next record.
+    Training that reads the data set fails at its next request; a running pack fails at its next record.
 
     Args:
-        store: where the data set is.
-        removal: what to delete.
-        on_deleted: called with each object when it is gone.
+        store: store of the data set.
+        removal: objects to delete.
+        on_deleted: called with each object after its deletion.
     """
     retrying = RetryingStore(store)
 

@@ -1,8 +1,7 @@
-"""Reading super-samples to see whether they are what they should be, and what their heads tell of a run.
+"""Reads super-samples to verify them, and restores the record of a run from their heads.
 
-The latter after DIESEL (Wang et al., ICPP 2020): a metadata server that loses its newest entries, or all of them, is
-filled again from the chunks. What a run is, and that there is one, its first record in the bucket tells; how far it has
-come, its super-samples do, the last of which says that it is the last.
+After DIESEL (Wang et al., ICPP 2020), where a metadata server that lost entries is refilled from the chunks. The first
+record of a run in the bucket identifies the run; its super-samples give its progress, and the last one is marked.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ SUPER_SAMPLE_KEY = re.compile(r"data/([0-9a-f]{16})/([0-9]{8}|[1-9][0-9]{8,9})",
 _BAD = (NotFoundError, ObjectChangedError, ChecksumError, TruncatedError, FormatError)
 
 Place = tuple[str, int]
-"""A super-sample's pack run and its number within it."""
-_FIRST_BYTES = 64 << 10  # has the whole head where rows are few or large
-_HEAD_BYTES = 4 << 20  # as much as is counted for one, of which some are large: 16 are read at once
+"""A super-sample's pack run and its number within the run."""
+_FIRST_BYTES = 64 << 10  # covers the whole head if rows are few or large
+_HEAD_BYTES = 4 << 20  # memory counted per head, some of which are large: 16 are read at once
 
 
 @dataclass(frozen=True, slots=True)
 class BadObject:
-    """An object that is not what the manifest, or its pack record, says.
+    """An object that is missing, damaged, or different from its entry in the manifest or pack record.
 
     Attributes:
-        key: of the object.
-        problem: what is wrong with it.
+        key: key of the object.
+        problem: description of the problem.
     """
 
     key: str
@@ -66,18 +65,18 @@ async def verify(
 ) -> list[BadObject]:
     """Read every super-sample of ``manifest`` and return the bad ones, in the manifest's order.
 
-    Size, checksum of the whole, head, origin, schema and number of samples are checked; ``deep`` checks every value on
-    its own checksum too. At most ``concurrency`` objects (of at most 33 MiB) are in memory.
+    The checks cover size, checksum of the object, head, origin, schema and number of samples; ``deep`` also checks the
+    checksum of every value. At most ``concurrency`` objects (of at most 33 MiB) are in memory.
 
     Args:
-        store: where the data set is.
-        manifest: a version of it.
-        deep: check every value.
-        concurrency: objects read at once.
-        on_object: called with each object, in any order, and what is wrong with it.
+        store: store of the data set.
+        manifest: version to verify.
+        deep: whether to check every value.
+        concurrency: maximum number of concurrent reads.
+        on_object: called with each object and its problem, None for a good object, in any order.
 
     Raises:
-        StoreError: the store could not be read; that says nothing about its objects.
+        StoreError: the store could not be read, so its objects are neither good nor bad.
     """
     reader = RetryingReader(store)
 
@@ -101,16 +100,16 @@ async def problems_of(
     concurrency: int,
     on_checked: Callable[[T, str | None], object] = lambda item, problem: None,
 ) -> tuple[dict[T, Found], dict[T, str]]:
-    """Check objects; a damaged one is read a second time.
+    """Check objects; read an object with a wrong checksum a second time.
 
     Args:
-        items: what tells the objects apart.
-        check: reads one, and returns what is known of it, or raises what is wrong with it.
-        concurrency: objects read at once.
-        on_checked: called with each item, in any order, and what is wrong with it.
+        items: keys of the objects to check, of any hashable type.
+        check: function that reads an object and returns a result, or raises an error that describes the problem.
+        concurrency: maximum number of concurrent checks.
+        on_checked: called with each item and its problem, None for a good object, in any order.
 
     Returns:
-        What ``check`` returned for good ones, in the order of the items; and what is wrong with the others.
+        Item → result of ``check`` for good objects, in the order of the items; item → problem for the others.
 
     Raises:
         StoreError: the store could not be read.
@@ -123,7 +122,7 @@ async def problems_of(
         try:
             try:
                 found[item] = await check(item)
-            except ChecksumError:  # perhaps it was damaged on its way
+            except ChecksumError:  # it may have been damaged in transit
                 found[item] = await check(item)
         except BucketNotFoundError:
             raise
@@ -136,12 +135,17 @@ async def problems_of(
 
 
 async def open_super_sample(store: Readable, key: str, size_bytes: int | None = None) -> tuple[SuperSample, Packed]:
-    """Read an object whole and check it on the checksum in its own head; return it, and what a manifest says of it.
+    """Read an object completely and check it against the checksum in its own head; return it and its manifest entry.
+
+    Args:
+        store: store of the data set.
+        key: key of the object.
+        size_bytes: expected size in bytes, None for any.
 
     Raises:
-        ObjectChangedError: it does not have ``size_bytes``.
-        FormatError: it is no super-sample.
-        ChecksumError: it is damaged.
+        ObjectChangedError: the object does not have ``size_bytes``.
+        FormatError: the object is not a super-sample.
+        ChecksumError: the object is damaged.
     """
     info = await store.head(key)
     if size_bytes not in (None, info.size_bytes):
@@ -157,15 +161,15 @@ async def open_super_sample(store: Readable, key: str, size_bytes: int | None = 
 
 
 def check_content(key: str, found: Packed, said: ObjectRef | Packed) -> None:
-    """Raise ChecksumError unless an object that was read whole has the checksum, and the hash, that a manifest says."""
+    """Raise ChecksumError unless a completely read object has the checksum and the hash from the manifest."""
     if found.crc32c != said.crc32c:
         raise ChecksumError(f"{key} has crc32c {found.crc32c:08x}, the manifest says {said.crc32c:08x}")
     if said.sha256_128 is not None and found.sha256_128 != said.sha256_128:
-        raise ChecksumError(f"{key} has its checksum, but not its SHA-256: it was changed on purpose")
+        raise ChecksumError(f"{key} has the right CRC-32C, but another SHA-256: it was changed on purpose")
 
 
 def _described(head: Head, data: bytearray, info: ObjectInfo) -> Packed:
-    """Return what a manifest says of an object whose ``data``, of which only the head is needed, starts with a head."""
+    """Return the manifest entry of an object whose ``data`` has at least the head."""
     header_crc32c = crc32c(memoryview(data)[: head.header_bytes])
     return Packed(
         ordinal=head.origin.ordinal,
@@ -179,7 +183,7 @@ def _described(head: Head, data: bytearray, info: ObjectInfo) -> Packed:
 
 
 async def list_super_samples(store: Readable) -> dict[Place, ObjectInfo]:
-    """Return every object that has the key of a super-sample; none if the bucket (or folder) does not exist."""
+    """Return every object with the key of a super-sample; none if the bucket or folder does not exist."""
     try:
         return {
             (match[1], int(match[2])): info
@@ -197,7 +201,7 @@ async def _check_row(reader: RetryingReader[Readable], manifest: Manifest, row: 
     check_content(ref.key, found, ref)
     run, number = manifest.place(row)
     if head.origin != Origin(dataset=manifest.dataset, run=run, ordinal=number):
-        raise FormatError(f"{ref.key} says that it is {head.origin}")
+        raise FormatError(f"{ref.key} has the origin {head.origin}")
     if head.schema != manifest.schema:
         raise FormatError(f"{ref.key} has another schema than the manifest")
     rows = manifest.rows
@@ -208,14 +212,14 @@ async def _check_row(reader: RetryingReader[Readable], manifest: Manifest, row: 
 
 
 async def restored(store: Readable, record: PackRecord) -> PackRecord:
-    """Return a run's record as the run's super-samples tell it, from a LIST and the head of each.
+    """Return a run's record updated from its super-samples: one LIST, and a read of each head.
 
     Args:
-        store: where the data set is.
-        record: what is known of the run, perhaps only that it has begun.
+        store: store of the data set.
+        record: last known record of the run.
 
     Raises:
-        FormatError: an object under the run's keys is none of its super-samples.
+        FormatError: an object under the run's keys is not a super-sample of the run.
         StoreError: the bucket fails.
     """
     reader = RetryingReader(store)
@@ -224,7 +228,7 @@ async def restored(store: Readable, record: PackRecord) -> PackRecord:
     while info := objects.get(object_key(record.run, len(infos))):
         infos.append(info)
     recorded = () if record.prefix is None else record.prefix.packed()
-    hashes = {(each.ordinal, each.crc32c): each.sha256_128 for _, each in recorded}  # no head tells them
+    hashes = {(each.ordinal, each.crc32c): each.sha256_128 for _, each in recorded}  # heads do not have these
     places: list[tuple[str, Packed]] = []
     dataset, schema, is_complete = "", None, False
     async with aclosing(in_order((_HEAD_BYTES, partial(_read_head, reader, info)) for info in infos)) as heads:
@@ -233,7 +237,7 @@ async def restored(store: Readable, record: PackRecord) -> PackRecord:
                 dataset, schema = head.origin.dataset, head.schema
             origin = Origin(dataset=dataset, run=record.run, ordinal=len(places))
             if (head.origin, head.schema) != (origin, schema):
-                raise FormatError(f"{infos[len(places)].key} says that it is {head.origin}")
+                raise FormatError(f"{infos[len(places)].key} has the origin {head.origin}")
             places.append((record.run, replace(packed, sha256_128=hashes.get((packed.ordinal, packed.crc32c)))))
             is_complete = head.is_last
     if schema is None:
@@ -246,7 +250,7 @@ async def restored(store: Readable, record: PackRecord) -> PackRecord:
 async def _read_head(reader: RetryingReader[Readable], info: ObjectInfo) -> tuple[Head, Packed]:
     data = bytearray()
     needed_bytes = min(_FIRST_BYTES, info.size_bytes)
-    while needed_bytes > len(data):  # once, but where the head is large, and twice more where its header alone is
+    while needed_bytes > len(data):  # once for most heads, twice for a large head, three times for a large header
         rest = bytearray(needed_bytes - len(data))
         await reader.get_range(info.key, len(data), needed_bytes, into=memoryview(rest), tag=info.tag)
         data += rest

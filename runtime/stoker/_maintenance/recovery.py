@@ -1,7 +1,7 @@
-"""Rebuilding a manifest from what is in the store: the heads of the super-samples, and the pack records.
+"""Rebuilds a manifest from the objects in the store: the heads of the super-samples and the pack records.
 
-After DIESEL (Wang et al., ICPP 2020), whose chunks carry the metadata that a lost key-value store is refilled from.
-Here the records say which objects belong to the data set; an object that none covers is an orphan of a killed packer.
+After DIESEL (Wang et al., ICPP 2020), whose chunks carry the metadata from which a lost key-value store is refilled.
+Here the records list the objects of the data set; an object that no record covers is an orphan of a killed packer.
 """
 
 from __future__ import annotations
@@ -48,18 +48,19 @@ _COMPARED_SAMPLES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildReport:
-    """What a rebuild found and did.
+    """Result of a rebuild.
 
     Attributes:
-        manifest: the newest version, as it is now.
-        is_new: whether it was committed by the rebuild; if not, what was there is whole.
-        lost: objects that a manifest or record covers and that are missing or damaged; the manifest is without them.
+        manifest: newest version after the rebuild.
+        is_new: whether the rebuild committed this version; False if the existing manifest was complete.
+        lost: missing or damaged objects that a manifest or record covers; the new manifest does not have them.
         adopted: keys of orphans that are now in the manifest.
-        orphans: keys of objects that no version and no finished record covers, and that were not adopted.
-        refused: orphans that could not be adopted, and why.
-        gaps: where super-samples seem to be missing that no manifest or record tells of: numbers that an adopted run
-            lacks, an adopted run without its end, and, with no manifest to say better, orphans without a record.
-        repeats: adopted super-samples that begin with the samples of another run's, which may be a compaction of them.
+        orphans: keys of objects that no version and no finished record covers and that were not adopted.
+        refused: orphans that could not be adopted, with the reason.
+        gaps: super-samples that seem to be missing although no manifest or record lists them: missing numbers of an
+            adopted run, the missing end of an adopted run, and, without any manifest, orphans without a record.
+        repeats: adopted super-samples that begin with the same samples as one of another run, which may be a
+            compaction of the run.
     """
 
     manifest: Manifest
@@ -73,7 +74,7 @@ class RebuildReport:
 
 
 _Dataset = tuple[str, Schema]
-"""What all super-samples of a data set have in common: its id, and its columns."""
+"""Id and columns of a data set, which all its super-samples share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +88,21 @@ class _Orphan:
 
 
 async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = False) -> RebuildReport:
-    """Commit a manifest of every super-sample that belongs to the data set and is there.
+    """Commit a manifest of every existing super-sample that belongs to the data set.
 
-    What belongs to it is told by the newest version that can be read, and by the records of packs that were committed
-    or had come to the end of their source. Every object's head is read (a ranged read) and checked on the checksum that
-    they give. Unfinished packs are left to be resumed, and what functions have packed to be committed.
+    The newest readable version and the records of committed or complete packs list the super-samples. The head of each
+    is read (a ranged read) and checked against the listed checksum. Unfinished packs are left to be resumed, and runs
+    of functions to be committed.
 
     Args:
-        store: where the data set is.
-        adopt: take in every other intact super-sample of the data set too, after reading it whole; but none where
-            functions take in raw objects, or where it was compacted: what lies there may be in the data set already.
-        verify: read every super-sample whole and leave out those that are damaged anywhere, not only in their heads.
+        store: store of the data set.
+        adopt: whether to add every other intact super-sample of the data set, after reading it completely. None is
+            added if functions ingest raw objects or if the data set was compacted, since its samples may be there
+            already.
+        verify: whether to read every super-sample completely and leave out damaged ones, instead of reading the heads.
 
     Raises:
-        NotFoundError: there is nothing to make a manifest of, or nothing without ``adopt``.
+        NotFoundError: there are no super-samples for a manifest, or none without ``adopt``.
         PackError: another writer committed a version meanwhile.
     """
     reader = RetryingReader(store)
@@ -141,16 +143,16 @@ def _keys(places: Iterable[Place]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Survey:
-    """What is in the store.
+    """The objects of a data set in the store.
 
     Attributes:
-        base: the newest version that can be read.
-        numbers: of all versions that are there.
-        newest_version: the highest number that any version had, lost ones included.
+        base: newest readable version.
+        numbers: numbers of all existing versions.
+        newest_version: highest number of any version, including lost ones.
         sources: ``base``, and the prefixes of the finished runs that it lacks.
-        records: of all runs.
-        overwritten: runs of which the version that overwrote the data set has nothing any more.
-        objects: every object that has the key of a super-sample.
+        records: records of all runs.
+        overwritten: runs from before the last overwrite of the data set.
+        objects: every object with the key of a super-sample.
     """
 
     base: Manifest | None
@@ -163,12 +165,12 @@ class _Survey:
 
     @property
     def dataset(self) -> _Dataset | None:
-        """What the sources belong to; None if there is none."""
+        """Id and columns of the sources' data set; None without sources."""
         return next(((source.dataset, source.schema) for source in self.sources), None)
 
     @property
     def may_have_replaced(self) -> bool:
-        """Whether functions took in raw objects, or a compaction rewrote some: orphans may be there twice then."""
+        """Whether functions ingested raw objects or a compaction ran, so that orphans may be duplicates."""
         return any(len(record.sources) for record in self.records)
 
 
@@ -183,7 +185,7 @@ async def _survey(reader: RetryingReader[Readable]) -> _Survey:
     return _Survey(
         base=base,
         numbers=tuple(numbers),
-        # The number of a lost version is not given again: someone may have pinned it.
+        # The number of a lost version is not used again: a run may have pinned it.
         newest_version=max([0 if base is None else base.version, *known]),
         sources=_sources(source, left),
         records=tuple(records),
@@ -193,11 +195,11 @@ async def _survey(reader: RetryingReader[Readable]) -> _Survey:
 
 
 async def _publish(store: Store, base: Manifest | None, rebuilt: Manifest) -> Manifest:
-    """Commit what was rebuilt; if it is what is there, restore only the copy of it that may be missing."""
+    """Commit the rebuilt manifest; if it equals ``base``, only restore the copies of ``base`` that may be missing."""
     if rebuilt.version > MAX_VERSION:
         raise PackError(
-            f"{store.url} tells of version {rebuilt.version - 1}, which none can follow; delete the manifest or pack "
-            "record that says so and rebuild again"
+            f"{store.url} has a manifest or pack record of version {rebuilt.version - 1}, the highest possible number; "
+            "delete this manifest or record and rebuild again"
         )
     if base is not None and rebuilt.to_bytes() == replace(base, version=base.version + 1).to_bytes():
         with suppress(PreconditionFailedError):
@@ -211,7 +213,7 @@ async def _publish(store: Store, base: Manifest | None, rebuilt: Manifest) -> Ma
 
 
 async def _newest_readable(reader: RetryingReader[Readable], numbers: Sequence[int]) -> Manifest | None:
-    """Return the newest version that can be read, be it only as the pointer's copy."""
+    """Return the newest readable version, which may exist only as the pointer's copy."""
     found: list[Manifest] = []
     for version in (None, *reversed(numbers)):
         with suppress(NotFoundError, FormatError, ChecksumError):
@@ -222,7 +224,7 @@ async def _newest_readable(reader: RetryingReader[Readable], numbers: Sequence[i
 
 
 def _overwritten(base: Manifest | None, records: Iterable[PackRecord]) -> frozenset[str]:
-    """Return the runs that were in the data set before it was last overwritten; of ``base`` too, where it is older."""
+    """Return the runs from before the last overwrite of the data set, including those of ``base`` if it is older."""
     committed = [record for record in records if record.is_committed]
     last = max((record for record in committed if record.mode == "overwrite"), key=lambda r: r.version, default=None)
     if last is None:
@@ -234,9 +236,10 @@ def _overwritten(base: Manifest | None, records: Iterable[PackRecord]) -> frozen
 
 
 def _repeated(survey: _Survey, claimed: Mapping[Place, Packed]) -> set[Place]:
-    """Return the places whose samples are in others of the data set, too: the newest compaction decides first.
+    """Return the places to leave out because other places have their samples; newer compactions take precedence.
 
-    They are what a compaction took the place of; but its own, where it is not whole and what it replaced is.
+    These are the places that a compaction replaced; or the compaction's own, if it is incomplete and those that it
+    replaced are complete.
     """
     runs = {run.run for source in survey.sources for run in source.runs}
     there = claimed.keys() & survey.objects.keys()
@@ -248,13 +251,13 @@ def _repeated(survey: _Survey, claimed: Mapping[Place, Packed]) -> set[Place]:
         is_replaced_whole = len(replaced) == sum(run.rows for run in record.replaces) and replaced <= there
         own = set() if record.prefix is None else {place for place, _ in _places(record.prefix)}
         is_whole = bool(own) and not own - survey.objects.keys() - found
-        # Of a compaction that gives way, what is lost is still told.
+        # The missing super-samples of a compaction that is left out are still reported as lost.
         found |= own & survey.objects.keys() if is_replaced_whole and not is_whole else replaced
     return found
 
 
 def _replaced(record: PackRecord, numbers: Mapping[str, Sequence[int]]) -> set[Place]:
-    """Return the known super-samples, as :func:`_numbers` of each run, whose place a compaction took."""
+    """Return the known super-samples, from :func:`_numbers`, that a compaction replaced."""
     return {
         (run.run, number)
         for run in record.replaces
@@ -272,10 +275,9 @@ def _numbers(places: Iterable[Place]) -> Mapping[str, list[int]]:
 
 
 async def _orphans(reader: RetryingReader[Readable], survey: _Survey, owned: Set[Place]) -> set[Place]:
-    """Return the places that belong to nobody.
+    """Return the places that belong to no version and to no run that waits for a commit.
 
-    Those of older versions do not, nor do those of runs that are yet to be committed: adopted, their samples would be
-    there twice.
+    Adopting places of those would add their samples twice.
     """
     waiting = {record.run for record in survey.records if record.mode == "deferred" and not record.is_committed}
     theirs = waiting | survey.overwritten
@@ -287,10 +289,10 @@ async def _orphans(reader: RetryingReader[Readable], survey: _Survey, owned: Set
 
 
 def _sources(base: Manifest | None, records: Sequence[PackRecord]) -> tuple[Manifest, ...]:
-    """Return ``base`` and the prefixes of the finished runs that it lacks, in the order in which they belong to it.
+    """Return ``base`` and the prefixes of the finished runs that it lacks, in the order of their commits.
 
-    Of runs that had come to their end and were to create the data set, at most one can: with several, or with one
-    beside a data set that is there already, none is taken, since the packer would have been refused too.
+    At most one complete run can create the data set: if there are several, or if the data set exists, none is used,
+    because their packers would have failed too.
     """
     has = set() if base is None else {run.run for run in base.runs}
     by_claim: dict[str, list[PackRecord]] = defaultdict(list)
@@ -305,10 +307,10 @@ def _sources(base: Manifest | None, records: Sequence[PackRecord]) -> tuple[Mani
 
 
 def _claim(record: PackRecord, base_version: int) -> str:
-    """Return by what a run that the base lacks belongs to the data set: ``committed``, or its mode; or nothing.
+    """Return why a run that the base lacks belongs to the data set: ``committed``, its mode, or empty if it does not.
 
-    A run that was committed and that the base, which is no older, lacks had its place taken. One whose packer does not
-    commit it is left to whoever does.
+    A committed run that the base lacks, although the base is not older, was replaced. A run of mode ``deferred`` is
+    left to the process that commits it.
     """
     if record.is_committed:
         return "committed" if record.version > base_version else ""
@@ -321,23 +323,23 @@ def _places(manifest: Manifest) -> Iterable[tuple[Place, Packed]]:
 
 def _nothing_found(url: str, orphans: Sequence[Place], refused: Sequence[BadObject]) -> str:
     if not orphans:
-        return f"there is no super-sample at {url} that a manifest could be made of"
+        return f"there are no super-samples at {url} to build a manifest from"
     there = f"{counted(len(orphans), 'super-sample')} of {counted(len({run for run, _ in orphans}), 'run')}"
     if refused:
         return f"none of the {there} at {url} can be used; the first: {refused[0].key}: {refused[0].problem}"
     return (
-        f"{url} has {there}, but neither a manifest nor the record of a finished pack that says that they are its data "
-        f"set; stoker rebuild-manifest --adopt {url} reads them and makes a manifest of those that are intact"
+        f"{url} has {there}, but neither a manifest nor the record of a finished pack that lists them; "
+        f"stoker rebuild-manifest --adopt {url} reads them and builds a manifest of those that are intact"
     )
 
 
 def _gaps(survey: _Survey, adopted: Mapping[Place, _Orphan], told: Iterable[Place]) -> Iterable[BadObject]:
-    """Yield what adopted runs lack, as far as their numbers and the mark of a run's last super-sample tell.
+    """Yield the missing super-samples of adopted runs, found from gaps in their numbers and a missing end mark.
 
     Args:
-        survey: what is in the store.
-        adopted: the orphans that are taken in.
-        told: places of which manifests or records tell, so that they are reported if they are lost.
+        survey: objects in the store.
+        adopted: adopted orphans.
+        told: places that manifests or records list, which are reported as lost if they are missing.
     """
     numbers = _numbers({*survey.objects, *told})
     unfinished = {record.run for record in survey.records if record.state == "packing"}
@@ -346,16 +348,16 @@ def _gaps(survey: _Survey, adopted: Mapping[Place, _Orphan], told: Iterable[Plac
         for before, after in pairwise((-1, *present)):
             if missing := after - before - 1:
                 key = object_key(run, before + 1)
-                absent = "does not exist" if missing == 1 else f"and the {missing - 1:,} behind it do not exist"
+                absent = "does not exist" if missing == 1 else f"and the {missing - 1:,} after it do not exist"
                 yield BadObject(key, f"{key} {absent}, though later ones of the run do; their samples are lost")
         last = adopted.get((run, present[-1]))
         if last is not None and not last.is_last and run not in unfinished:
             key = object_key(run, present[-1])
-            yield BadObject(key, f"{key} is not marked as the last of its run; what was behind it is lost")
+            yield BadObject(key, f"{key} is not marked as the last of its run; later super-samples are lost")
 
 
 def _repeats(adopted: Mapping[Place, _Orphan]) -> Iterable[BadObject]:
-    """Yield, once for two runs, an adopted super-sample that begins with the same samples as one of another run."""
+    """Yield an adopted super-sample that begins with the same samples as one of another run, once per pair of runs."""
     seen: dict[bytes, Place] = {}
     told: set[frozenset[str]] = set()
     for place, orphan in adopted.items():
@@ -373,7 +375,7 @@ def _repeats(adopted: Mapping[Place, _Orphan]) -> Iterable[BadObject]:
 
 
 def _unrecorded(survey: _Survey, orphans: Iterable[Place]) -> Iterable[BadObject]:
-    """Yield the runs that may belong to the data set: the manifest and their records are lost, so nothing tells."""
+    """Yield the runs that may belong to the data set, if the manifest and their records are lost."""
     if survey.base is not None or survey.may_have_replaced:
         return
     recorded = {record.run for record in survey.records}
@@ -381,7 +383,7 @@ def _unrecorded(survey: _Survey, orphans: Iterable[Place]) -> Iterable[BadObject
         if run not in recorded:
             key, count = object_key(run, next(places)[1]), 1 + sum(1 for _ in places)
             found = counted(count, "super-sample")
-            yield BadObject(key, f"{key} begins a run of {found} without a record; --adopt takes it in")
+            yield BadObject(key, f"{key} begins a run of {found} without a record; --adopt adds it")
 
 
 async def _check_claimed(
@@ -391,9 +393,9 @@ async def _check_claimed(
     *,
     whole: bool,
 ) -> tuple[dict[Place, Packed], tuple[BadObject, ...]]:
-    """Return the claimed super-samples that are there, with their present tags, and the others; in order.
+    """Return the good super-samples among ``claimed`` with their current tags, and the bad ones, in order.
 
-    Those that are read whole have strong identities behind that, whether they had one or not.
+    With ``whole``, all good ones have their SHA-256 afterwards, even if it was unknown before.
     """
     check_one = _check_whole if whole else _check_head
 
@@ -412,7 +414,7 @@ async def _check_head(reader: RetryingReader[Readable], info: ObjectInfo, packed
     head = bytearray(packed.head_bytes)
     await reader.get_range(info.key, 0, len(head), into=memoryview(head), tag=info.tag)
     if crc32c(head) != packed.head_crc32c:
-        raise ChecksumError(f"the head of {info.key} is not the one that was packed: its checksum differs")
+        raise ChecksumError(f"the head of {info.key} was changed: its checksum differs from the packed one")
     Head.parse(head, info.size_bytes)
     return replace(packed, tag=info.tag)
 
@@ -426,23 +428,23 @@ async def _check_whole(reader: RetryingReader[Readable], info: ObjectInfo, packe
 async def _adopt(
     reader: RetryingReader[Readable], survey: _Survey, orphans: Sequence[Place]
 ) -> tuple[dict[Place, _Orphan], tuple[BadObject, ...]]:
-    """Return the orphans that are whole and of the data set, and what is wrong with the others.
+    """Return the intact orphans of the data set, and the problems of the others.
 
-    Where there is no data set yet, it is the first orphan's.
+    Without a data set, the first orphan decides which data set is restored.
     """
     if survey.may_have_replaced:
-        reason = "belongs to no run; functions add to this data set, so its samples may be there already"
+        reason = "has no record; functions add to this data set, so its samples may be in it already"
         return {}, _bad(orphans, {place: f"{object_key(*place)} {reason}" for place in orphans})
     opened, problems = await problems_of(orphans, partial(_opened, reader), concurrency=_WHOLE_AT_ONCE)
     dataset = survey.dataset or next((orphan.dataset for orphan in opened.values()), None)
     adopted = {place: orphan for place, orphan in opened.items() if orphan.dataset == dataset}
     for place in opened.keys() - adopted.keys():
-        problems[place] = f"{object_key(*place)} is of another data set, or has another schema"
+        problems[place] = f"{object_key(*place)} belongs to another data set or has another schema"
     return adopted, _bad(orphans, problems)
 
 
 def _bad(places: Iterable[Place], problems: Mapping[Place, str]) -> tuple[BadObject, ...]:
-    """Return what is wrong with those of some places that have a problem, in their order."""
+    """Return the bad objects among ``places``, in their order."""
     return tuple(BadObject(object_key(*place), problems[place]) for place in places if place in problems)
 
 
@@ -450,6 +452,6 @@ async def _opened(reader: RetryingReader[Readable], place: Place) -> _Orphan:
     sample, packed = await open_super_sample(reader, object_key(*place))
     head = sample.head
     if (head.origin.run, head.origin.ordinal) != place:
-        raise FormatError(f"{object_key(*place)} says that it is {head.origin}")
+        raise FormatError(f"{object_key(*place)} has the origin {head.origin}")
     first_checksums = tuple(row.tobytes() for row in head.checksums[:_COMPARED_SAMPLES])
     return _Orphan((head.origin.dataset, head.schema), packed, head.is_last, first_checksums)

@@ -1,14 +1,14 @@
-"""The catalog: where the pack records of a data set are kept while its runs are packed, until they are committed.
+"""The catalog: keeps the pack records of a data set while its runs are packed, until they are committed.
 
-After DIESEL (Wang et al., ICPP 2020), whose metadata server is filled by the writers and refilled from the chunks. By
-default the catalog is the bucket itself, one small object a run. Fleets of packers may use a server in memory; what
-it loses is restored from the bucket.
+After DIESEL (Wang et al., ICPP 2020), where writers fill a metadata server that can be refilled from the chunks. By
+default the catalog is the bucket itself, with one small object per run. Fleets of packers may use a server in memory;
+records that it loses are restored from the bucket.
 
-Committed records never change, and a commit needs of each of them which run it is of and which raw objects it names.
-The **digest** has all of this in one object: an instance that starts reads it instead, and then those records that have
-other tags or are not in it. It is a shortcut and nothing else: lost, damaged or old, it costs requests. It is a
-safetensors file: two tensors of bytes, the objects' tags and the records without their prefixes, each with the offsets
-of its ``n`` pieces, ``I64 [n + 1]``.
+Committed records never change, and a commit needs only the run and the raw objects of each. The **digest** has these in
+one object: a new instance reads the digest, and then only the records that have other tags or are not in it. The digest
+is an optimization: if it is lost, damaged or old, more requests are needed. It is a safetensors file with two tensors
+of bytes, the objects' tags and the records without their prefixes, each with the offsets of its ``n`` pieces,
+``I64 [n + 1]``.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _LACKING_FRACTION = 16
 class BucketCatalog:
     """The pack records of a data set, in its own bucket.
 
-    Committed records never change, so an instance that stays reads each of them once; and one that starts reads nearly
-    all of them at once, in their digest, which is written again when a few hundred are not in it.
+    Committed records never change, so an instance reads each of them once. A new instance reads most of them at once
+    from their digest, which is written again when a few hundred are missing in it.
 
     Args:
-        store: where the data set is; stays the caller's.
-        clock: tells the seconds of the Unix epoch.
+        store: store of the data set; the caller closes it.
+        clock: function that returns the Unix time in seconds.
     """
 
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
@@ -63,25 +63,24 @@ class BucketCatalog:
         self._digested: dict[str, str] = {}
 
     async def journal(self, run: str) -> Journal:
-        """Return what is recorded of a run, with or without a record."""
+        """Return the journal of a run, which may have no record yet."""
         return await self.stored(run)
 
     async def stored(self, run: str) -> Journal:
-        """Return what the bucket has of a run: one GET."""
+        """Return the journal of a run as the bucket has it: one GET."""
         found = await read_record(self.store, record_key(run))
         return Journal(self.store, None if found is None else found.tag, None if found is None else found.record)
 
     async def records(self) -> list[PackRecord]:
-        """Return every record that can be read, by run: a LIST, and a GET for each that was not committed before.
+        """Return every readable record: one LIST, and one GET for each record that is not cached as committed.
 
-        Those of runs that are committed have no prefix: the manifest has it, and there may be very many of them. Nor
-        do they name raw objects for longer than anybody wants to know them.
+        To save memory, records of committed runs have no prefix, which the manifest has, and old ones no raw objects.
         """
         if self._committed is None:
             self._committed = await self._read_digest()
         logged = await list_records(self.store, known=self._committed)
         found = {each.key: (each.tag, each.record) for each in logged if each.record is not None}
-        # Of whoever committed last, or of this machine, one clock may be wrong.
+        # The clock of the last committer or of this machine may be wrong.
         last_seconds = max((record.committed_seconds for _, record in found.values()), default=0)
         young_seconds = min(last_seconds, self._clock()) - REMEMBERED_SECONDS
         self._committed = {
@@ -94,21 +93,21 @@ class BucketCatalog:
         return [record for _, record in (found | self._committed).values()]
 
     async def save(self, records: Iterable[PackRecord]) -> None:
-        """Record in the bucket that runs are committed: a PUT each, and a GET where it was not read before."""
+        """Write the records of committed runs to the bucket: one PUT each, and a GET if it was not read before."""
 
         async def save(record: PackRecord) -> None:
             journal = self._open.pop(record.run, None) or await self.stored(record.run)
-            with suppress(PackError):  # deleted by whoever has taken its place since: then there is nothing to record
+            with suppress(PackError):  # a run that replaced this one has deleted its record meanwhile
                 await journal.save(record)
 
         await for_each(records, save, concurrency=_REQUESTS_AT_ONCE)
 
     async def forget(self, runs: Iterable[str]) -> None:
-        """Delete the records of runs, whose super-samples are then garbage where no manifest has them."""
+        """Delete the records of runs; super-samples of these runs that no manifest has are garbage then."""
         await for_each(map(record_key, runs), self.store.delete, concurrency=_REQUESTS_AT_ONCE)
 
     async def close(self) -> None:
-        """Release connections that are the catalog's own: none, the store is the caller's."""
+        """Do nothing: the caller closes the store."""
 
     async def _read_digest(self) -> dict[str, tuple[str, PackRecord]]:
         found: dict[str, tuple[str, PackRecord]] = {}
@@ -123,7 +122,7 @@ class BucketCatalog:
         return found
 
     async def _write_digest(self) -> None:
-        """Write the digest where it lacks so many records that reading these costs more than writing it."""
+        """Write the digest if it lacks so many records that reading them costs more than writing the digest."""
         committed = self._committed or {}
         lacking = sum(self._digested.get(key) != tag for key, (tag, _) in committed.items())
         if lacking < max(_LEAST_LACKING, len(committed) // _LACKING_FRACTION):
@@ -134,22 +133,22 @@ class BucketCatalog:
             info = await self.store.put(DIGEST_KEY, digest_bytes(committed), if_absent=tag is None, if_tag=tag)
         except PreconditionFailedError:  # another instance has written one
             await self._read_digest()
-        except StoreError as error:  # it is a shortcut, and no commit fails for it
+        except StoreError as error:  # the digest is optional, so the commit does not fail
             _log.warning("cannot write %s/%s: %s", self.store.url, DIGEST_KEY, error)
         else:
             self._digest_tag = info.tag
 
 
 def _remainder(record: PackRecord, young_seconds: float) -> PackRecord:
-    """Return what is still wanted of a committed record: not its prefix, and its raw objects only while it is young."""
+    """Return a committed record without its prefix, and without its raw objects if it is old."""
     is_old = record.committed_seconds < young_seconds
     if record.prefix is None and not (is_old and len(record.sources)):
-        return record  # the very same, of which there is then one in memory
+        return record  # not a copy, to save memory
     return replace(record, prefix=None, sources=no_sources() if is_old else record.sources)
 
 
 def digest_bytes(records: Mapping[str, tuple[str, PackRecord]]) -> bytes:
-    """Return the digest of records: key → tag of the object, and what it says without its prefix."""
+    """Return the digest of ``records``: key → (tag of the object, record without its prefix)."""
     ordered = [records[key] for key in sorted(records)]
     tags, pieces = [tag.encode() for tag, _ in ordered], [record.to_bytes() for _, record in ordered]
     arrays = tensorfile.ragged("tag", tags) | tensorfile.ragged("record", pieces)
@@ -159,20 +158,20 @@ def digest_bytes(records: Mapping[str, tuple[str, PackRecord]]) -> bytes:
 
 
 def digested(data: bytes) -> dict[str, tuple[str, PackRecord]]:
-    """Return the records whose digest is ``data``: key → tag of the object, and what it says without its prefix.
+    """Return the records in the digest ``data``: key → (tag of the object, record without its prefix).
 
     Raises:
-        FormatError: the bytes are no digest.
-        ChecksumError: they were one and are damaged.
+        FormatError: the bytes are not a digest.
+        ChecksumError: the digest is damaged.
     """
     header = tensorfile.parse_header(data, len(data))
     if header.metadata.get("stoker_digest") != FORMAT:
-        raise FormatError("this is not a digest of a format that this version reads; a newer stoker may")
+        raise FormatError("this is not a digest in a format that this version reads; try a newer stoker")
     if header.metadata.get("crc32c") != f"{crc32c(memoryview(data)[header.header_bytes :]):08x}":
         raise ChecksumError("the digest is damaged: its checksum differs")
     arrays = tensorfile.arrays_of(header, data)
     if list(arrays) != ["tag.offsets", "tag", "record.offsets", "record"]:
-        raise FormatError("the digest's tensors are not those of one")
+        raise FormatError("the digest does not have the tensors 'tag' and 'record'")
     count = arrays["tag.offsets"].size - 1
     tags = tensorfile.ragged_pieces("tag", arrays, count, "the digest's tags")
     pieces = tensorfile.ragged_pieces("record", arrays, count, "the digest's records")

@@ -1,12 +1,11 @@
-"""Merging finished runs into a version of the manifest: all at once, and no raw object twice.
+"""Merges finished runs into one new version of the manifest, without adding any raw object twice.
 
-Functions are invoked at least once, and a queue may deliver the same raw objects again in other groups: then several
-runs have them. A record names the raw object of each of its samples, so what the manifest has already is found here,
-where one version is made out of all, and such a run is written again without those samples. Records remember for
-longer than any queue does.
+Functions are invoked at least once, and a queue may deliver the same raw objects again in other groups, so several runs
+may have them. A record lists the raw object of each of its samples. The merge compares them with those of the manifest,
+and packs a run with repeated objects again without them. Records keep the raw objects for longer than any queue.
 
-Whoever publishes the next version wins; the loser begins again on top of it. A merge that dies leaves either nothing or
-a version whose records do not say so yet, and the next one completes them.
+Of several concurrent merges, the first to publish the next version succeeds; the others start again on top of it. A
+merge that dies leaves either nothing, or a version whose records are not updated yet; the next merge updates them.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ _memory_log = logging.getLogger("stoker.pack.known")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A fan-out whose runs are committed together.
+    """A fan-out job, whose runs are committed together.
 
     Attributes:
-        id: that their records have, 16 hexadecimal digits.
-        runs: all of them, in order of their samples.
-        creates: whether there must be no data set yet.
+        id: id in the records of the runs, 16 hexadecimal digits.
+        runs: ids of all runs, in order of their samples.
+        creates: whether the job creates the data set, which must not exist yet.
     """
 
     id: str
@@ -50,14 +49,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """What a merge did.
+    """Result of a merge.
 
     Attributes:
-        manifest: the newest version, None if there is no data set.
-        runs: how many it added.
-        added_samples: how many samples these have.
-        repeated_samples: how many were left out because the data set had them.
-        refused: runs that do not belong to this data set, or have other columns; they stay where they are.
+        manifest: newest version, None if there is no data set.
+        runs: number of runs added.
+        added_samples: number of samples added.
+        repeated_samples: number of samples left out because the data set has them already.
+        refused: ids of runs that were not added because they belong to another data set or have other columns.
     """
 
     manifest: Manifest | None
@@ -68,27 +67,27 @@ class Merged:
 
 
 async def merge(store: RetryingStore, catalog: BucketCatalog, *, now_seconds: float, job: Job | None = None) -> Merged:
-    """Commit a version that has every finished run that waits for it; nothing if none does.
+    """Commit a version with every finished run that waits for a commit, or nothing if there is none.
 
     Args:
-        store: where the data set is.
-        catalog: where its pack records are.
-        now_seconds: of the Unix epoch.
-        job: commit its runs, and no others; by default those that belong to no job.
+        store: store of the data set.
+        catalog: catalog of its pack records.
+        now_seconds: Unix time in seconds.
+        job: job whose runs to commit; by default all runs that belong to no job.
 
     Raises:
-        PackError: a run of the job is not finished, or of another data set; or the newest version is lost.
-        DatasetExistsError: the job was to create the data set, and there is another.
+        PackError: a run of the job is unfinished or belongs to another data set, or the newest version is lost.
+        DatasetExistsError: the job creates the data set, which exists already.
         StoreError: the bucket fails.
     """
     while True:
         base = await versions.newest_manifest(store)
-        records = await catalog.records()  # behind the manifest: so every run that it has is among them
+        records = await catalog.records()  # read after the manifest, so every run of the manifest is among them
         if any(record.version > _version(base) for record in records):
             if await _has_moved(store, base):
                 continue
             raise PackError(
-                f"the pack records at {store.url} tell of a newer version than any that is there; restore it with: "
+                f"the pack records at {store.url} name a newer version than any that exists; restore it with: "
                 f"stoker rebuild-manifest {store.url}"
             )
         records = await _settled(catalog, records, base, now_seconds)
@@ -127,7 +126,7 @@ class _MovedError(Exception):
 
 
 def _successor(base: Manifest | None, added: Sequence[PackRecord], newest: Manifest | None) -> Manifest:
-    """Return the version that follows ``base``; for :func:`stoker._format.versions.commit`, which gives the newest."""
+    """Return the version that follows ``base``; :func:`stoker._format.versions.commit` passes ``newest``."""
     if _version(newest) != _version(base):
         raise _MovedError
     prefixes = [record.prefix for record in added if record.prefix is not None]
@@ -142,10 +141,9 @@ def _successor(base: Manifest | None, added: Sequence[PackRecord], newest: Manif
 async def _settled(
     catalog: BucketCatalog, records: list[PackRecord], base: Manifest | None, now_seconds: float
 ) -> list[PackRecord]:
-    """Complete what a merge that died left open, and return the records that count.
+    """Repair the records that an interrupted merge left, and return the valid records.
 
-    These are records of runs in the manifest that do not say so, and those that say so of runs whose place another has
-    taken.
+    Marks records of runs in the manifest as committed, and deletes committed records of runs that another run replaced.
     """
     if base is None:
         return records
@@ -160,14 +158,14 @@ async def _settled(
 
 
 def _replaced(records: Sequence[PackRecord], base_version: int, in_base: Set[str]) -> set[str]:
-    """Return the committed runs that the manifest has no more, whose records nothing needs."""
+    """Return the committed runs that the manifest no longer has and whose records are not needed."""
     known = {record.run for record in records}
     return {
         record.run
         for record in records
         if record.is_committed and record.run not in in_base and record.version <= base_version
-        if not record.job  # whose records say that they are done, should the same job come again
-        if known.isdisjoint(run.run for run in record.replaces)  # else these would seem to belong to the data set
+        if not record.job  # kept, so that a repeated job finds its runs committed
+        if known.isdisjoint(run.run for run in record.replaces)  # else the replaced runs would look current
     }
 
 
@@ -181,15 +179,15 @@ def _committed(records: Iterable[PackRecord], manifest: Manifest, now_seconds: f
 def _waiting(
     records: Sequence[PackRecord], base: Manifest | None, memory: Memory
 ) -> tuple[list[PackRecord], list[str]]:
-    """Return the finished runs that belong to no job, and those that nobody will ever need.
+    """Return the finished runs that belong to no job, and the ids of runs that will never be needed.
 
-    The former come largest first: of two with the same raw objects the smaller is written again, and a run comes before
-    what a merge that died has left of it. The latter are compactions of what was compacted by another, and runs that
-    were never finished because their raw objects came again in other groups.
+    The finished runs come largest first: of two with the same raw objects the smaller is packed again, and a run comes
+    before its remainder that an interrupted merge wrote. Runs that will never be needed are compactions of rows that
+    another compaction replaced, and unfinished runs whose raw objects were packed by others.
     """
     waiting: list[PackRecord] = []
     lapsed: list[str] = []
-    left = base  # what no compaction has taken the place of
+    left = base  # the rows that no compaction has replaced
     for record in records:
         if record.mode != "deferred" or record.job or record.is_committed:
             continue
@@ -210,7 +208,7 @@ def _waiting(
 def _of_job(
     job: Job, records: Iterable[PackRecord], base: Manifest | None, memory: Memory, url: str
 ) -> tuple[list[PackRecord], list[str]]:
-    """Return the job's runs that were not committed yet, and none to forget."""
+    """Return the job's uncommitted runs, and an empty list of records to delete."""
     by_run = {record.run: record for record in records if record.job == job.id}
     runs = [
         run for run in job.runs if run in by_run or not memory.known.has(run_name(run)).all()
@@ -232,7 +230,7 @@ def _of_job(
 def _fitting(
     waiting: Sequence[PackRecord], base: Manifest | None, job: Job | None, url: str
 ) -> tuple[list[PackRecord], tuple[str, ...]]:
-    """Return the runs that have the data set's columns and its id, or its provisional one, and the ids of others."""
+    """Return the runs with the data set's columns and its id or provisional id, and the ids of the other runs."""
     first = base or next((record.prefix for record in waiting if record.prefix is not None), None)
     fitting, refused = [], []
     for record in waiting:
@@ -243,19 +241,19 @@ def _fitting(
     if refused and job is not None:
         raise PackError(f"run {refused[0]} of job {job.id} was packed for another data set than that at {url}")
     if refused:
-        _log.warning("%s: %d runs are of another data set, or have other columns: %s", url, len(refused), refused[:5])
+        _log.warning("%s: %d runs belong to another data set or have other columns: %s", url, len(refused), refused[:5])
     return fitting, tuple(refused)
 
 
 def fits(prefix: Manifest, base: Manifest, url: str) -> bool:
-    """Return whether the super-samples of a run can be added to a manifest, by their columns and data set."""
+    """Return whether a run's super-samples have the columns and the id (or provisional id) of a data set."""
     return prefix.dataset in (provisional_dataset(url), base.dataset) and prefix.schema == base.schema
 
 
 def provisional_dataset(url: str) -> str:
-    """Return the id that the data set at a store's URL has for functions which take in raw objects before there is one.
+    """Return the data set id that ingestion functions use for a store's URL before a data set exists there.
 
-    It keeps the id if it begins with what they took in; if somebody else creates it, their runs are written again.
+    The data set keeps the id if their runs create it; if another process creates it, their runs are packed again.
     """
     return hashlib.sha256(f"ingest {url}".encode()).hexdigest()[:16]
 
@@ -263,11 +261,11 @@ def provisional_dataset(url: str) -> str:
 async def _fresh(
     store: RetryingStore, catalog: BucketCatalog, memory: Memory, taken: Sequence[PackRecord], base: Manifest | None
 ) -> tuple[list[PackRecord], list[str], int]:
-    """Leave out what the data set has already: in records that are committed, or that come earlier among those taken.
+    """Remove the raw objects that committed runs, or earlier runs in ``taken``, have already.
 
     Returns:
-        The runs to add, or what is left of them, with the id of the data set; the runs of which something was left out,
-        whose records are no longer needed; and how many samples were left out.
+        The runs to add, packed again if samples were left out; the ids of the runs that were packed again or left out,
+        whose records are no longer needed; and the number of samples left out.
     """
     first = base or next((record.prefix for record in taken), None)
     dataset = "" if first is None else first.dataset
@@ -276,7 +274,7 @@ async def _fresh(
     rests: set[str] = set()
     repeated_samples = 0
     for record in taken:
-        if record.run in rests:  # a merge that died had written it, and it was taken for the run it is left of
+        if record.run in rests:  # an interrupted merge wrote this remainder, and it was just added
             continue
         if record.replaces:
             added.append(record)
@@ -296,10 +294,10 @@ async def _fresh(
 async def _rest(
     store: RetryingStore, catalog: BucketCatalog, dataset: str, record: PackRecord, wanted: Sequence[bool]
 ) -> PackRecord:
-    """Write the wanted samples of a run again, as a run of their own, and return that."""
+    """Pack the wanted samples of a run again as a new run, and return its record."""
     prefix = record.prefix
     if prefix is None:
-        raise PackError(f"run {record.run} is finished and has no super-sample")
+        raise PackError(f"run {record.run} is finished but has no super-sample")
     sources = record.sources[np.array(wanted)] if len(record.sources) else record.sources
     identity = hashlib.sha256(f"rest of {record.run} in {dataset}".encode() + sources.tobytes()).hexdigest()
     rest = replace(
@@ -313,7 +311,7 @@ async def _rest(
 
 
 def remembered(records: Iterable[PackRecord], now_seconds: float) -> NDArray[np.uint8]:
-    """Return the names that the records of runs in the manifest still tell, ``uint8 [names, 16]``."""
+    """Return the raw objects' hashes in records that are uncommitted or young enough, ``uint8 [names, 16]``."""
     young = now_seconds - REMEMBERED_SECONDS
     return np.concatenate(
         [no_sources(), *(r.names for r in records if not r.is_committed or r.committed_seconds >= young)]
@@ -321,10 +319,10 @@ def remembered(records: Iterable[PackRecord], now_seconds: float) -> NDArray[np.
 
 
 class Known:
-    """Names, of which there may be tens of millions: 16 bytes each, where a set of Python's takes a hundred.
+    """Set of raw objects' hashes, for tens of millions: 16 bytes each, where a Python set takes about 100.
 
     Args:
-        names: ``uint8 [names, 16]``.
+        names: hashes in the set, ``uint8 [names, 16]``.
     """
 
     def __init__(self, names: NDArray[np.uint8]) -> None:
@@ -332,7 +330,7 @@ class Known:
         self._taken: set[bytes] = set()
 
     def has(self, names: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Return which of the names are known, ``bool [names]``."""
+        """Return which of the names are in the initial set, ``bool [names]``."""
         wanted = _texts(names)
         if not len(self._sorted):
             return np.zeros(len(wanted), np.bool_)
@@ -341,7 +339,7 @@ class Known:
         return found
 
     def take(self, names: NDArray[np.uint8]) -> list[bool]:
-        """Return which of the names were neither known nor taken before, and take them."""
+        """Add the names, and return for each whether it is new."""
         fresh = []
         for name, is_known in zip(map(bytes, names), self.has(names).tolist(), strict=True):
             fresh.append(not is_known and name not in self._taken)
@@ -350,11 +348,11 @@ class Known:
 
 
 class Memory:
-    """What the records of committed runs remember.
+    """The raw objects in the records of committed runs.
 
     Args:
-        records: of all runs.
-        now_seconds: of the Unix epoch.
+        records: records of all runs.
+        now_seconds: Unix time in seconds.
     """
 
     def __init__(self, records: Iterable[PackRecord], now_seconds: float) -> None:
@@ -363,21 +361,21 @@ class Memory:
 
     @cached_property
     def known(self) -> Known:
-        """All of it: millions of names, which are sorted only where something waits for a commit."""
+        """All hashes; computed on first use, because sorting millions is only needed if a run waits for a commit."""
         return Known(remembered(self._committed.values(), self._now_seconds))
 
     def left_by(self, record: PackRecord, left: Manifest) -> Manifest | None:
-        """Return what is left of a manifest when a compaction takes the place of its rows.
+        """Return the rest of a manifest after a compaction replaces its rows, None if the compaction cannot apply.
 
-        None where some of them are not there, or where it would be the end of a run whose names it does not hand on:
-        when the compaction began there was more of that run, and that went to another. Nor is a finished one believed
-        that does not have as many samples as those rows.
+        It cannot apply if some of the rows are missing; if it would remove the last rows of a run without keeping the
+        run's hashes (another compaction replaced the other rows meanwhile); or if it is finished with another number
+        of samples than the rows.
         """
         rest = left.without(record.replaces)
         if len(rest) != len(left) - sum(run.rows for run in record.replaces):
             return None
         if record.state != "packing" and record.samples != left.samples - rest.samples:
-            _memory_log.warning("run %s has %d samples in place of others; leaving it out", record.run, record.samples)
+            _memory_log.warning("run %s has %d samples, not those of the rows it replaces", record.run, record.samples)
             return None
         ended = {run.run for run in left.runs} - {run.run for run in rest.runs}
         names = remembered((self._committed[run] for run in ended if run in self._committed), self._now_seconds)
@@ -385,5 +383,5 @@ class Memory:
 
 
 def _texts(names: NDArray[np.uint8]) -> NDArray[np.bytes_]:
-    """Return the names as what numpy sorts: bytes of one length, so that zeros at an end make no difference."""
+    """Return the names as fixed-length byte strings, which NumPy sorts; trailing zeros do not matter."""
     return np.ascontiguousarray(names).view(f"S{SOURCE_BYTES}").reshape(-1)

@@ -1,10 +1,10 @@
-"""The pack record: what is known of one pack run, to resume it after a kill, or to recover it without a manifest.
+"""The pack record: the state of one pack run, to resume it after a kill or to recover it without a manifest.
 
-A safetensors file. Its tensor ``prefix`` is the manifest of the super-samples that are durable without a gap from the
-first: empty before there is one. ``sources``, where there is one, names the raw object that each sample was made of, so
-that the same object, delivered twice, is found. The metadata tells whose they are and how far the run has come. A
-record is written before the first object of its run, so an object without a record belongs to nobody; and it is only
-ever replaced by one that says more.
+A record is a safetensors file. Its tensor ``prefix`` is the manifest of the durable super-samples from the first up to
+the first gap, empty before the first. The optional tensor ``sources`` has a hash of the raw object of each sample, to
+detect an object that is delivered twice. The metadata names the run and its state. A record is written before the first
+object of its run, so an object without a record belongs to no run. A record is only ever replaced by one with more
+progress.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, 
 _log = logging.getLogger("stoker.pack.log")
 
 SOURCE_BYTES = 16
-"""Of the hash that names a raw object: two of 10**9 are the same with a probability of 10**-21."""
+"""Size of the hash of a raw object: the probability of a collision among 10**9 objects is 10**-21."""
 REMEMBERED_SECONDS = 15 * 86_400
-"""How long records name raw objects; a queue of Amazon keeps messages for 14 days at most, Google's for 7."""
+"""How long records keep the hashes of raw objects: queues keep messages for at most 14 days (SQS) or 7 (Pub/Sub)."""
 STATES = ("packing", "complete", "committed")
 MODES = ("create", "append", "overwrite", "deferred")
-"""``overwrite``: the version that it is committed with has nothing else.
-``deferred``: the run is committed by another than its packer, as those that functions pack are."""
+"""``overwrite``: the version that commits the run has no other run.
+``deferred``: another process than the packer commits the run; functions pack such runs."""
 _VERSION = re.compile(r"[0-9]{1,9}", re.ASCII)
 _IDENTITY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _RUN = re.compile(r"[0-9a-f]{16}", re.ASCII)
 RECORD_KEY = re.compile(r"packs/[0-9a-f]{16}\.safetensors", re.ASCII)
-"""There is something else below ``packs/``, and more may come."""
+"""Keys of pack records; ``packs/`` has other objects too."""
 _JOB = re.compile(r"([0-9a-f]{16})?", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,12}", re.ASCII)
 _MAX_ROWS = 1 << 32
@@ -53,24 +53,24 @@ _READS_AT_ONCE = 16
 
 
 def record_growth(objects: int) -> int:
-    """Return by how many super-samples a durable prefix of ``objects`` grows before the record is written again."""
+    """Return the number of super-samples by which a prefix of ``objects`` grows before the record is written again."""
     return max(_RECORD_EVERY_OBJECTS, objects // _RECORD_EVERY_FRACTION)
 
 
 def record_writes(objects: int) -> int:
-    """Return how often, at most, a run of so many super-samples writes its record.
+    """Return the maximum number of writes of the record of a run of ``objects`` super-samples.
 
-    Once before its first object, as its prefix grows, when its source has ended, and when it is committed.
+    A record is written before the first object, as the prefix grows, when the source has ended, and at the commit.
     """
     recorded, writes = 0, 3
-    while recorded + record_growth(recorded) < objects:  # the last one is still on its way when it would be due
+    while recorded + record_growth(recorded) < objects:  # the last super-sample is still in flight when due
         recorded += record_growth(recorded)
         writes += 1
     return writes
 
 
 def no_sources() -> NDArray[np.uint8]:
-    """Return the names of no raw objects, ``uint8 [0, 16]``."""
+    """Return an empty array of raw objects' hashes, ``uint8 [0, 16]``."""
     return np.empty((0, SOURCE_BYTES), np.uint8)
 
 
@@ -80,41 +80,41 @@ def record_key(run: str) -> str:
 
 
 def run_name(run: str) -> NDArray[np.uint8]:
-    """Return what a run is known by that names no raw objects, ``uint8 [1, 16]``."""
+    """Return the hash that represents a run without raw objects, ``uint8 [1, 16]``."""
     return np.frombuffer(hashlib.blake2b(run.encode(), digest_size=SOURCE_BYTES).digest(), np.uint8)[None]
 
 
 def run_prefix(identity: str) -> str:
-    """Return what the ids of all runs that pack the same thing begin with."""
+    """Return the common start of the ids of all runs with this pack identity."""
     return identity[:8]
 
 
 def run_id(identity: str, base_version: int) -> str:
-    """Return the id of the run that packs ``identity`` on top of a version of the data set (0: there is none).
+    """Return the id of the run that packs ``identity`` on top of a version of the data set (0: none).
 
-    The same again on top of the same version is the same run, so it writes the same objects to the same keys.
+    The same pack on top of the same version has the same id, so it writes the same objects to the same keys.
     """
     return run_prefix(identity) + hashlib.sha256(f"{identity} {base_version}".encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackRecord:
-    """How far one pack run has come.
+    """State of one pack run.
 
     Attributes:
-        run: its id, 16 hexadecimal digits.
-        identity: SHA-256 of what is packed, 64 hexadecimal digits.
-        source: what the user, or the source itself, calls what is packed; for messages.
+        run: id of the run, 16 hexadecimal digits.
+        identity: SHA-256 that identifies the pack, 64 hexadecimal digits.
+        source: name of the source, for messages.
         mode: ``create``, ``append``, ``overwrite`` or ``deferred``.
-        state: ``packing``; ``complete``: the source has ended and all of it is durable; or ``committed``.
-        version: of the manifest that has the run, 0 until it is committed.
-        prefix: its durable super-samples, from number 0, as a manifest of their own; None before the first.
-        job: the fan-out that the run is a part of, 16 hexadecimal digits: it commits all of its runs together. Empty
-            where a run is committed by itself.
-        sources: hash of the raw object of each sample, in order, ``uint8 [samples, 16]``; of the one object that all
-            are in, ``[1, 16]``; or none, where nobody has to remember them.
-        replaces: rows whose place the run takes.
-        committed_seconds: when it was committed, of the Unix epoch; 0 until then.
+        state: ``packing``, ``complete`` (the source has ended and all of it is durable) or ``committed``.
+        version: version of the manifest that has the run; 0 until the commit.
+        prefix: manifest of the durable super-samples, from number 0; None before the first.
+        job: id of the fan-out job that commits all of its runs together, 16 hexadecimal digits; empty if the run is
+            committed by itself.
+        sources: hash of the raw object of each sample, in order, ``uint8 [samples, 16]``; of the single object of all
+            samples, ``[1, 16]``; or empty if the raw objects need not be remembered.
+        replaces: rows of other runs that the run replaces (a compaction).
+        committed_seconds: Unix time of the commit in seconds; 0 until the commit.
     """
 
     run: str
@@ -134,12 +134,12 @@ class PackRecord:
 
     @property
     def samples(self) -> int:
-        """How many samples the prefix has."""
+        """Number of samples in the prefix."""
         return 0 if self.prefix is None else self.prefix.samples
 
     @property
     def names(self) -> NDArray[np.uint8]:
-        """What the run is known by, ``uint8 [names, 16]``: its raw objects, or where it names none, its own id."""
+        """Hashes that represent the run, ``uint8 [names, 16]``: those of its raw objects, else that of its id."""
         return self.sources if len(self.sources) else run_name(self.run)
 
     @property
@@ -149,7 +149,7 @@ class PackRecord:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """What only grows: two records of a run compare by it."""
+        """Sort key by which two records of a run compare; it only grows."""
         return STATES.index(self.state), len(self)
 
     def to_bytes(self) -> bytes:
@@ -176,21 +176,21 @@ class PackRecord:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> PackRecord:
-        """Return the record whose file is ``data``, of which it keeps nothing: records are many, and each has a schema.
+        """Return the record in the file ``data``; copies the arrays, so that many records keep little memory.
 
         Raises:
             FormatError: the bytes are not a pack record.
-            ChecksumError: they were one and are damaged.
+            ChecksumError: the record is damaged.
         """
         header = tensorfile.parse_header(data, len(data))
         metadata = header.metadata
         if metadata.get("stoker_pack") != FORMAT:
-            raise FormatError("this is not a pack record of a format that this version reads; a newer stoker may")
+            raise FormatError("this is not a pack record in a format that this version reads; try a newer stoker")
         content = memoryview(data)[header.header_bytes :]
         sources = next((each.shape[0] for each in header.tensors if each.name == "sources" and each.shape), 0)
         prefix_bytes = len(content) - sources * SOURCE_BYTES
         if prefix_bytes < 0 or header.tensors != _tensors(prefix_bytes, sources):
-            raise FormatError("the pack record's tensors are not 'prefix' and, behind it, 'sources'")
+            raise FormatError("the pack record's tensors are not 'prefix' and, after it, 'sources'")
         if metadata.get("crc32c") != _checksum(metadata, content):
             raise ChecksumError("the pack record is damaged: its checksum differs")
         try:
@@ -208,17 +208,17 @@ class PackRecord:
                 committed_seconds=int(_matched(_SECONDS, metadata.get("committed_seconds", "0"))),
             )
         except KeyError as error:
-            raise FormatError(f"the pack record has no {error}") from None
+            raise FormatError(f"the pack record's metadata lacks {error}") from None
         record._check()
         return record
 
     def _check(self) -> None:
         if self.state not in STATES or self.mode not in MODES or self.is_committed != (self.version > 0):
-            raise FormatError("the pack record's mode, state and version do not go together")
+            raise FormatError("the pack record's mode, state and version contradict each other")
         runs = [] if self.prefix is None else [(run.run, run.first_number) for run in self.prefix.runs]
         if runs != ([(self.run, 0)] if len(self) else []) or (self.state == "complete" and not len(self)):
-            raise FormatError("the pack record's prefix is not that of its run")
-        is_ended = self.state != "packing" and len(self)  # a committed record may be without what the manifest has
+            raise FormatError("the pack record's prefix belongs to another run")
+        is_ended = self.state != "packing" and len(self)  # a committed record may lack the prefix: the manifest has it
         if is_ended and not self.replaces and len(self.sources) not in (0, 1, self.samples):
             raise FormatError("the pack record does not name the raw object of every sample")
 
@@ -241,9 +241,9 @@ def _parsed_replaces(text: str) -> tuple[PackRun, ...]:
             raise TypeError
         runs = tuple(PackRun(_matched(_RUN, run), first, count) for run, first, count in rows)
     except (ValueError, TypeError, RecursionError):
-        raise FormatError(f"the pack record replaces {text[:80]!r}, which are no rows") from None
+        raise FormatError(f"the pack record's 'replaces' is not a list of rows: {text[:80]!r}") from None
     if not all(type(n) is int and 0 <= n < _MAX_ROWS for run in runs for n in (run.first_number, run.rows)):
-        raise FormatError("the pack record replaces rows without a number")
+        raise FormatError("the pack record's 'replaces' has rows with invalid numbers")
     return runs
 
 
@@ -254,18 +254,18 @@ def _checksum(metadata: Mapping[str, str], data: bytes | memoryview) -> str:
 
 def _matched(pattern: re.Pattern[str], text: str) -> str:
     if not pattern.fullmatch(text):
-        raise FormatError(f"the pack record has {text[:80]!r} for {pattern.pattern}")
+        raise FormatError(f"the pack record has {text[:80]!r}, which does not match {pattern.pattern}")
     return text
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A pack record as it stands in a store.
+    """A pack record as stored.
 
     Attributes:
-        key: of the object.
-        tag: of the object.
-        record: what it says, None if it is damaged or no record.
+        key: key of the object.
+        tag: tag of the object.
+        record: content of the object; None if it is damaged or not a record.
     """
 
     key: str
@@ -276,12 +276,12 @@ class Logged:
 async def list_records(
     store: Readable, run_prefix: str = "", *, known: Mapping[str, tuple[str, PackRecord]] | None = None
 ) -> list[Logged]:
-    """Return the records of the runs whose id starts with ``run_prefix``, by key; damaged ones are logged.
+    """Return the records of the runs whose id starts with ``run_prefix``, in key order; log damaged ones.
 
     Args:
-        store: where they are.
-        run_prefix: of the runs.
-        known: key → (tag, record) of what was read before; an object that still has its tag is not read again.
+        store: store of the data set.
+        run_prefix: start of the runs' ids.
+        known: key → (tag, record) of records read before; an object with the same tag is not read again.
     """
     reader = RetryingReader(store)
     known = known or {}
@@ -295,14 +295,14 @@ async def list_records(
 
     try:
         listed = [info async for info in reader.list(f"packs/{run_prefix}") if RECORD_KEY.fullmatch(info.key)]
-    except NotFoundError:  # the bucket itself does not exist: a local folder before its first object
+    except NotFoundError:  # the bucket itself does not exist, such as a local folder before its first object
         return []
     await for_each(listed, read, concurrency=_READS_AT_ONCE)
     return [found[key] for key in sorted(found)]
 
 
 async def read_record(store: Readable, key: str) -> Logged | None:
-    """Return the record that is stored under a key, None if nothing is; a damaged one is logged."""
+    """Return the record stored under a key, None if there is no object; log a damaged one."""
     reader = RetryingReader(store)
     try:
         data, info = await reader.get(key)
@@ -311,7 +311,7 @@ async def read_record(store: Readable, key: str) -> Logged | None:
     try:
         record = PackRecord.from_bytes(data)
         if record_key(record.run) != key:
-            raise FormatError(f"it is the record of run {record.run}")
+            raise FormatError(f"it has the record of run {record.run}")
     except (FormatError, ChecksumError) as error:
         _log.warning("ignoring the pack record %s/%s: %s", reader.url, key, error)
         return Logged(key, info.tag, None)
@@ -319,16 +319,16 @@ async def read_record(store: Readable, key: str) -> Logged | None:
 
 
 class Journal:
-    """Writes one run's record. Several processes may write the same one: what it says only grows.
+    """Writes one run's record. Several processes may write the same record: its progress only grows.
 
     Args:
-        store: where the record is.
-        tag: of what is stored under its key, None if nothing is.
-        recorded: what that says, None if there is no record yet.
+        store: store of the data set.
+        tag: tag of the stored object, None if there is none.
+        recorded: stored record, None if there is none yet.
 
     Attributes:
-        tag: as far as is known here.
-        recorded: likewise.
+        tag: last known tag of the stored object.
+        recorded: last known stored record.
     """
 
     def __init__(self, store: Store, tag: str | None, recorded: PackRecord | None) -> None:
@@ -337,7 +337,7 @@ class Journal:
         self.recorded = recorded
 
     async def save(self, record: PackRecord) -> None:
-        """Write ``record`` unless what is there, perhaps of another process, is as far or farther.
+        """Write ``record`` unless the stored record, perhaps of another process, has the same or more progress.
 
         Raises:
             PackError: the record was deleted.

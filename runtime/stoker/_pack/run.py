@@ -1,7 +1,7 @@
-"""One pack run: samples cut into super-samples, uploaded side by side, and recorded as the durable prefix grows.
+"""One pack run: builds super-samples, uploads them concurrently and records the durable prefix as it grows.
 
-Where super-samples end depends on the samples' sizes alone, so the same samples give the same objects, byte for byte. A
-run that is resumed cuts its durable prefix again and compares it with the record, unless the source vouches for it.
+The boundaries of super-samples depend on the samples' sizes alone, so the same samples give the same objects, byte for
+byte. A resumed run builds its durable prefix again and compares it with the record, unless the caller skips it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _UPLOADS_AGAIN = 4
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One finished super-sample.
+    """A finished super-sample.
 
     Attributes:
-        data: the object's bytes.
-        packed: what a manifest must know of it.
+        data: bytes of the object.
+        packed: the object's entry for the manifest.
     """
 
     data: bytes
@@ -39,13 +39,17 @@ class Cut:
 
 
 class Cutter:
-    """Collects samples and cuts a super-sample off when the next sample would make it too large; pure.
+    """Collects samples and finishes a super-sample when the next sample would make it too large; performs no I/O.
 
     Args:
-        schema: the columns of every sample.
-        super_sample_bytes: limit of a super-sample's data section; its header comes on top.
+        schema: columns of every sample.
+        super_sample_bytes: maximum size of a super-sample's data section, in bytes; the header is added to it.
         dataset: id of the data set.
         run: id of the pack run.
+
+    Attributes:
+        samples: number of samples added or skipped.
+        objects: number of super-samples finished or skipped.
     """
 
     def __init__(self, schema: Schema, super_sample_bytes: int, *, dataset: str, run: str) -> None:
@@ -56,7 +60,11 @@ class Cutter:
         self.objects = 0
 
     def skip(self, objects: int, samples: int) -> None:
-        """Go on as if that many more super-samples with that many samples in all had been cut.
+        """Count super-samples that were packed before as if they had been built here.
+
+        Args:
+            objects: number of super-samples to skip.
+            samples: number of their samples in total.
 
         Raises:
             PackError: a super-sample is under construction.
@@ -67,21 +75,21 @@ class Cutter:
         self.samples += samples
 
     def add(self, sample: Mapping[str, object], where: str = "") -> Cut | None:
-        """Take one sample; return the super-sample that ended before it, if one did.
+        """Add a sample, and return the super-sample that ended before it, if any.
 
         Args:
             sample: column name → value.
-            where: what to call the sample in an error beside its number, such as the file that it came from.
+            where: origin of the sample for error messages, such as its file; shown beside the sample's number.
 
         Raises:
-            SchemaError: the sample does not fit the schema; it was not taken.
-            PackError: the sample alone is larger than a super-sample; it was not taken.
+            SchemaError: the sample does not fit the schema; it was not added.
+            PackError: the sample alone is larger than a super-sample; it was not added.
         """
         name = f"sample {self.samples}" + (f" ({where})" if where else "")
         return self.add_encoded(self.schema.encode(sample, name), name)
 
     def add_encoded(self, values: list[bytes], name: str) -> Cut | None:
-        """Take one sample as :meth:`Schema.encode` gives it, called ``name`` in an error; else like :meth:`add`."""
+        """Add a sample encoded by :meth:`Schema.encode`; like :meth:`add`, with the sample's ``name`` in errors."""
         cut = None
         if self._builder.size_with(values) > self._super_sample_bytes:
             self._check_fits(values, name)
@@ -91,7 +99,7 @@ class Cutter:
         return cut
 
     def finish(self) -> Cut | None:
-        """Return the run's last super-sample, the one under construction; None if there is no sample."""
+        """Return the run's last super-sample, which was under construction; None if it has no samples."""
         return self._cut(is_last=True) if len(self._builder) else None
 
     def _cut(self, *, is_last: bool) -> Cut:
@@ -113,12 +121,12 @@ class Cutter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackProgress:
-    """What is durable so far, a resumed run's earlier part included once it was replayed.
+    """Progress of a pack: the samples that are durable, including those of a resumed run once they were compared.
 
     Attributes:
-        samples: how many.
-        size_bytes: of all super-samples.
-        objects: how many super-samples.
+        samples: number of samples.
+        size_bytes: total size of the super-samples, in bytes.
+        objects: number of super-samples.
     """
 
     samples: int = 0
@@ -127,21 +135,21 @@ class PackProgress:
 
 
 class RunWriter:
-    """Carries out a run: cuts, uploads, and records the durable prefix. Leave it with :meth:`cancel`, however it ends.
+    """Performs a run: uploads super-samples and records the durable prefix. Always call :meth:`cancel` at the end.
 
     Args:
-        store: takes the objects.
-        cutter: makes them, of the same run.
-        record: with which the run begins; its prefix is durable.
-        journal: takes what the run comes to.
-        on_progress: called with what is durable, as it grows.
-        concurrency: uploads at once. Memory is this many super-samples, and the one that waits for room.
+        store: store of the data set.
+        cutter: builder of the run's super-samples.
+        record: initial record of the run, with its durable prefix.
+        journal: journal of the run.
+        on_progress: called with the durable progress each time it grows.
+        concurrency: maximum number of concurrent uploads. Memory holds this many super-samples and one that waits.
 
     Attributes:
-        cutter: takes samples, and gives what :meth:`submit` takes.
-        record: as given.
-        packed: the durable prefix, as far as it was replayed or skipped.
-        progress: what that comes to.
+        cutter: builder of the super-samples for :meth:`submit`.
+        record: initial record of the run.
+        packed: durable prefix, as far as it was compared or skipped.
+        progress: durable progress.
     """
 
     def __init__(
@@ -162,19 +170,22 @@ class RunWriter:
         self._durable = [] if record.prefix is None else [packed for _, packed in record.prefix.packed()]
 
     async def begin(self) -> None:
-        """Record that there is such a run: before its first object, so that no collector of garbage takes that."""
+        """Record the run before its first object, so that garbage collection does not delete its objects."""
         await self._save([], "packing")
 
     def skip_durable(self) -> None:
-        """Go on behind the durable samples, for a source that can start there and vouches for itself."""
+        """Continue after the durable samples without comparing them, for a source that is known to be unchanged."""
         self.cutter.skip(len(self._durable), self.record.samples)
         self._take_in(self._durable)
 
     async def submit(self, cut: Cut) -> None:
-        """Upload what was cut off, in the order it was cut; waits while ``concurrency`` uploads run.
+        """Upload a super-sample; waits while ``concurrency`` uploads run.
+
+        Args:
+            cut: the next super-sample of :attr:`cutter`.
 
         Raises:
-            PackError: the source is not that of the pack that is resumed.
+            PackError: the source differs from that of the resumed pack.
             StoreError: an earlier upload failed.
         """
         number = cut.packed.ordinal
@@ -192,10 +203,10 @@ class RunWriter:
             await self._save(self.packed, "packing")
 
     async def complete(self) -> None:
-        """Upload what is under construction, wait for all uploads, and record that the source has ended.
+        """Upload the last super-sample, wait for all uploads, and record that the source has ended.
 
         Raises:
-            PackError: the source ended before the pack that is resumed had.
+            PackError: the source has fewer samples than the resumed pack had.
             StoreError: an upload failed.
         """
         if cut := self.cutter.finish():
@@ -208,37 +219,37 @@ class RunWriter:
             await self._save(self.packed, "complete")
 
     async def committed(self, version: int) -> None:
-        """Record the version of the manifest that has the run."""
+        """Record that a version of the manifest has the run."""
         await self._save(self.packed, "committed", version)
 
     async def keep(self, *, seconds: float | None = None) -> None:
-        """Go no further: let the uploads end, for so long at most, and record what is durable if the store works."""
+        """Stop: wait at most ``seconds`` for the uploads (None: until all end), and record the durable prefix."""
         if await self._uploads.keep(seconds):
             with suppress(StokerError):
                 await self._save(self.packed, "packing")
 
     async def cancel(self) -> None:
-        """End the uploads that are under way."""
+        """Cancel the uploads in flight."""
         await self._uploads.cancel()
 
     def manifest(self, packed: list[Packed]) -> Manifest:
-        """Return a manifest of the run's first super-samples alone.
+        """Return a manifest of the run's first super-samples.
 
         Raises:
-            PackError: they are not numbered from 0 without gaps or repeats, so it would name other objects than theirs.
+            PackError: their numbers are not 0, 1, 2, …, so the manifest would name other objects.
         """
         run = self.record.run
         for number, each in enumerate(packed):
             if each.ordinal != number:
                 raise PackError(
-                    f"run {run} has super-sample {each.ordinal} where {number} belongs, so a sample would be lost or "
-                    f"doubled; nothing was committed: give the run up with stoker gc --abandoned {run} --delete, and "
+                    f"run {run} has super-sample {each.ordinal} instead of {number}, so samples would be lost or "
+                    f"doubled; nothing was committed: delete the run with stoker gc --abandoned {run} --delete, and "
                     "pack again"
                 )
         return Manifest.of(self.cutter.dataset, self.cutter.schema, [(run, each) for each in packed])
 
     def _take_in(self, packed: list[Packed]) -> None:
-        """Count super-samples that follow the durable prefix and are durable too."""
+        """Append super-samples to the durable prefix and report the progress."""
         if not packed:
             return
         self.packed += packed
@@ -262,19 +273,25 @@ class RunWriter:
         await self._journal.save(replace(self.record, state=state, version=version, prefix=prefix))
 
     def _source_changed(self, what: str) -> PackError:
-        """Return the error that says how the source differs from the one that the run began with."""
+        """Return the error for a source that differs from the one that the run began with."""
         return PackError(
-            f"the source is not the one that the unfinished pack began with: {what}; pack the original again to "
-            "resume, or give this one its own name with source=, or give the unfinished pack up with: stoker gc "
+            f"the source differs from the one that the unfinished pack began with: {what}; pack the original again to "
+            "resume, or give this one its own name with source=, or delete the unfinished pack with: stoker gc "
             f"--abandoned {self.record.run} --delete"
         )
 
 
 async def put_super_sample(store: RetryingStore, key: str, data: bytes, packed: Packed) -> Packed | None:
-    """Write a super-sample unless it is there already, and hash it in a thread meanwhile.
+    """Write a super-sample unless it exists already, and hash it in a thread meanwhile.
+
+    Args:
+        store: store of the data set.
+        key: key of the super-sample.
+        data: bytes of the super-sample.
+        packed: its entry for the manifest, without tag and hash.
 
     Returns:
-        What a manifest must know of it, with its tag and hash; None if there is another object.
+        The entry with tag and hash; None if the key has another object.
     """
     async with task_group() as group:
         hashing = group.create_task(hashed(data))
@@ -290,22 +307,21 @@ async def pack_again(
     cutter: Cutter,
     is_wanted: Callable[[int], bool] = lambda sample: True,
 ) -> PackRecord:
-    """Pack the samples of super-samples as a run of their own, in order and not decoded; return its finished record.
+    """Pack the samples of existing super-samples as a new run, in order and without decoding; return its final record.
 
-    One that is finished already stays as it is. A run that is resumed begins behind what is durable; its super-samples
-    are read again.
+    A finished run is returned as it is. A resumed run reads all super-samples again and uploads the missing ones.
 
     Args:
-        store: where the super-samples are, and where the run's go.
-        refs: what pins them.
-        record: with which the run begins.
-        journal: of the run.
-        cutter: of the run.
-        is_wanted: tells, by its number among all, whether a sample is taken.
+        store: store of the data set.
+        refs: references of the super-samples to read.
+        record: initial record of the run.
+        journal: journal of the run.
+        cutter: builder of the run's super-samples.
+        is_wanted: function of a sample's index among all samples that returns whether to pack the sample.
 
     Raises:
-        ChecksumError: a super-sample is not the one that was packed.
-        StoreError: one could not be read, or written.
+        ChecksumError: a super-sample does not have its checksum.
+        StoreError: a super-sample could not be read or written.
     """
     begun = journal.recorded or record
     if begun.state != "packing":
@@ -328,7 +344,7 @@ async def pack_again(
 
 
 async def _read_again(store: Readable, ref: ObjectRef) -> SuperSample:
-    for _ in range(2):  # the first time, it may have been damaged on its way
+    for _ in range(2):  # the first read may have been damaged in transit
         data = bytearray(ref.size_bytes)
         await store.get_range(ref.key, 0, len(data), into=memoryview(data))
         found = crc32c(data)

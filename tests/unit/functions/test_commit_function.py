@@ -362,7 +362,7 @@ def test_what_came_twice_and_was_left_out_is_not_adopted() -> None:
         report = await rebuild_manifest(open_store(place.dataset), adopt=True)
         assert report.adopted == ()
         assert {bad.key.split("/")[1] for bad in report.refused} == {twice.run}
-        assert all("may be there already" in bad.problem for bad in report.refused)
+        assert all("may be in it already" in bad.problem for bad in report.refused)
         assert await place.numbers() == list(range(15))
 
     asyncio.run(main())

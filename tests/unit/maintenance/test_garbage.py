@@ -158,7 +158,7 @@ def test_only_what_is_unfinished_can_be_given_up(what: str) -> None:
         store = await data_set()
         before = await stored(store)
         run_id = (await versions.read_manifest(store)).runs[0].run if what != "nothing" else "no run"
-        with pytest.raises(ConfigError, match=f"has the id '{run_id}'; stoker gc memory"):
+        with pytest.raises(ConfigError, match=f"has the id '{run_id}'; list them with: stoker gc memory"):
             await gc(store, delete=True, abandoned=[run_id])
         assert await stored(store) == before
 

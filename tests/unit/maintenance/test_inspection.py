@@ -98,9 +98,9 @@ def _impostor(change: dict[str, Any], schema: Schema = SCHEMA) -> Callable[[Stor
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (_impostor({"dataset": "other"}), "says that it is"),
-        (_impostor({"run": "0" * 16}), "says that it is"),
-        (_impostor({"ordinal": 0}), "says that it is"),
+        (_impostor({"dataset": "other"}), "has the origin"),
+        (_impostor({"run": "0" * 16}), "has the origin"),
+        (_impostor({"ordinal": 0}), "has the origin"),
         (_impostor({}, Schema({"data": Bytes(), "label": Array("int64", classes=("a",))})), "another schema"),
     ],
 )
@@ -146,7 +146,7 @@ def test_bytes_with_the_checksum_of_others_are_bad_where_the_manifest_has_their_
         manifest = await pack(store, numbered(3))
         forged = replace(manifest, rows=replace(manifest.rows, sha256_128=np.full((1, 16), 7, np.uint8)))
         (bad,) = await verify(store, forged)
-        assert bad.problem == f"{manifest.key(0)} has its checksum, but not its SHA-256: it was changed on purpose"
+        assert bad.problem == f"{manifest.key(0)} has the right CRC-32C, but another SHA-256: it was changed on purpose"
         assert await verify(store, anonymous(forged)) == []
 
     asyncio.run(main())

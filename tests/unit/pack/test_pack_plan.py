@@ -197,7 +197,7 @@ def test_a_source_that_changed_is_refused_and_the_original_still_resumes(
         store = fresh_store()
         await interrupted(store, numbered(62))
         with pytest.raises(
-            PackError, match=rf"not the one .*({message}).*source=.*gc --abandoned [0-9a-f]{{16}} --delete"
+            PackError, match=rf"differs from the one .*({message}).*source=.*gc --abandoned [0-9a-f]{{16}} --delete"
         ):
             await pack(store, changed)
         await pack(store, numbered(70))
@@ -273,7 +273,7 @@ def test_a_record_under_the_key_of_another_run_is_ignored(caplog: pytest.LogCapt
         await store.put(record_key(run_id), data)
         with caplog.at_level(logging.WARNING):
             await pack(store, numbered(3))
-        assert "it is the record of run" in caplog.text
+        assert "it has the record of run" in caplog.text
         assert await labels(store) == [0, 1, 2]
 
     asyncio.run(main())
