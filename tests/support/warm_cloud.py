@@ -85,8 +85,12 @@ class WarmCloud:
         return Proxy(self.config, self._secret, self._executor.call, listener, mac=MAC, rng=random.Random(7))
 
     async def restart(self) -> None:
-        """Put a proxy in the place of this one that knows nothing of what nodes hold; it listens elsewhere."""
+        """Put a proxy in the place of this one that knows nothing of what nodes hold; it listens elsewhere.
+
+        It begins when all nodes stand still: the platform would start others beside those that are about to return.
+        """
         await self.proxy.close()
+        await self.asleep()
         self.proxy = self._proxy()
         await self.proxy.start()
 
