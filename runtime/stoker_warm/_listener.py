@@ -27,7 +27,6 @@ _log = logging.getLogger("stoker.warm.reception")
 
 MAX_UNAUTHENTICATED = 256
 """Unauthenticated connections at a time, besides those of nodes that may all dial at once."""
-
 _UNAUTHENTICATED_SECONDS = 10.0
 _QUIET_SECONDS = 10.0
 """Between two words about connections that ended for the same kind of reason."""
@@ -94,6 +93,10 @@ class Listener:
             self._guests.close()
 
 
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+"""Runs a coroutine until it ends or the proxy does."""
+
+
 class PeerServer:
     """All connections to a proxy. Lives on its event loop.
 
@@ -101,28 +104,13 @@ class PeerServer:
         secret: of the deployment.
         listener: where they dial.
         nodes: get their connections.
-        spawn: runs a coroutine until it ends or the proxy does.
+        spawn: runs what attends to a connection.
     """
 
-    def __init__(
-        self,
-        secret: Secret,
-        listener: Listener,
-        nodes: Sequence[Node],
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-    ) -> None:
+    def __init__(self, secret: Secret, listener: Listener, nodes: Sequence[Node], spawn: Spawn) -> None:
         self._secret, self._listener, self._nodes, self._spawn = secret, listener, nodes, spawn
         self._connections: set[ProxyEnd] = set()
         self._told: dict[type[StokerError], tuple[float, int]] = {}  # when last, and how many have ended like it since
-
-    async def open(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: the address cannot be used.
-            MissingExtraError: a certificate is needed, and cannot be made.
-        """
-        await self._listener.open(self._accept, max_unauthenticated=MAX_UNAUTHENTICATED + len(self._nodes))
 
     async def close(self) -> None:
         """End all connections."""
@@ -130,7 +118,8 @@ class PeerServer:
             for connection in list(self._connections):
                 group.create_task(connection.close())
 
-    def _accept(self) -> ProxyEnd:
+    def accept(self) -> ProxyEnd:
+        """Return what speaks over a new connection."""
         handshake = ProxyHandshake(self._secret, fingerprint=self._listener.fingerprint)
         connection = ProxyEnd(handshake, self._noticed)
         self._connections.add(connection)

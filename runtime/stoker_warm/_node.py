@@ -19,10 +19,7 @@ from stoker_warm._auth import NodeHandshake, Secret, dial
 from stoker_warm._ends import Answer, NodeEnd
 from stoker_warm._events import Report, Task, Wake
 from stoker_warm._frames import Head, Kind
-from stoker_warm._shard import ShardId, ShardStore, is_mac
-
-LISTED_AT_ONCE = 1000
-"""Shards in one answer to INDEX: their names take 48 KB of the 64 KiB that a head may have."""
+from stoker_warm._shard import LISTED_AT_ONCE, ShardId, ShardStore, is_mac
 
 Dial = Callable[[Wake, Callable[[], NodeEnd]], Awaitable[NodeEnd]]
 """Connects what it is given a way to make to the proxy of an invocation."""
@@ -156,7 +153,7 @@ class NodeServer:
             case Kind.SET:
                 return self._put(ShardId.parse(head.get("shard")), head.get("mac"), body)
             case Kind.DELETE:
-                for each in _listed(head):
+                for each in ShardId.parse_all(head.get("shards")):
                     self._store.delete(each)
                 return Kind.STORED, self.report.to_json(), ()
             case Kind.INDEX:
@@ -180,10 +177,3 @@ class NodeServer:
             return Kind.REFUSED, {"reason": "too large"}, ()
         gone = [each.to_text() for each in evicted[:LISTED_AT_ONCE]]  # of more the version tells
         return Kind.STORED, {**self.report.to_json(), "evicted": gone}, ()
-
-
-def _listed(head: Head) -> list[ShardId]:
-    shards = ShardId.parse_all(head.get("shards"))
-    if len(shards) > LISTED_AT_ONCE:
-        raise WireError(f"a list of shards has at most {LISTED_AT_ONCE}")
-    return shards

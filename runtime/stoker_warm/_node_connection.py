@@ -29,8 +29,7 @@ from stoker_warm._ends import ProxyEnd
 from stoker_warm._events import Report, Task
 from stoker_warm._frames import Buffer, Frame, Head, Kind
 from stoker_warm._membership import Contents, Membership, State
-from stoker_warm._node import LISTED_AT_ONCE
-from stoker_warm._shard import ShardId, ShardMac
+from stoker_warm._shard import LISTED_AT_ONCE, ShardId, ShardMac
 
 _log = logging.getLogger("stoker.warm.nodes")
 

@@ -22,9 +22,8 @@ from stoker_warm._config import WarmConfig
 from stoker_warm._directory import Directory
 from stoker_warm._erasure import encode, restore
 from stoker_warm._membership import State
-from stoker_warm._node import LISTED_AT_ONCE
 from stoker_warm._node_connection import Got, Node
-from stoker_warm._shard import ShardId
+from stoker_warm._shard import LISTED_AT_ONCE, ShardId
 
 _log = logging.getLogger("stoker.warm.writing")
 

@@ -22,7 +22,7 @@ from stoker_warm._billing import Bill, ProxyStatistics, Tariff
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import require_codec
 from stoker_warm._events import Task, Wake
-from stoker_warm._listener import Listener, PeerServer
+from stoker_warm._listener import MAX_UNAUTHENTICATED, Listener, PeerServer
 from stoker_warm._membership import Contents, State
 from stoker_warm._node_connection import Node
 from stoker_warm._objects import ShardedObjects, at_nodes
@@ -99,7 +99,7 @@ class Proxy:
             Node(number, self.config, self._mac, call=self._call, found=self._found, spawn=self._spawn)
             for number in range(self.config.nodes)
         ]
-        await self._peers.open()
+        await self.listener.open(self._peers.accept, max_unauthenticated=MAX_UNAUTHENTICATED + self.config.nodes)
         self._spawn(self.objects.meet_nodes())
         start_heartbeats(self._nodes, self.config.keep_warm_seconds, self._spawn)
         return self

@@ -24,6 +24,8 @@ from stoker.errors import ConfigError, WireError
 from stoker_warm._erasure import Code
 
 _TEXT = re.compile(r"([0-9a-f]{32})\.([1-9]\d{0,2})\+(0|[1-9]\d{0,2})\.(0|[1-9]\d{0,2})", re.ASCII)
+LISTED_AT_ONCE = 1000
+"""Shards in one frame: their names take 48 KB of the 64 KiB that a head may have."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -88,10 +90,12 @@ class ShardId:
         """Return the ids of a list of texts, which a peer has sent.
 
         Raises:
-            WireError: it is no list, or one of them is not the name of a shard.
+            WireError: it is no list, has more than ``LISTED_AT_ONCE``, or one of them is not the name of a shard.
         """
         if not isinstance(texts, list):
             raise WireError(f"{texts!r:.80} is not a list of the names of shards")
+        if len(texts) > LISTED_AT_ONCE:
+            raise WireError(f"a list of shards has at most {LISTED_AT_ONCE}")
         return [cls.parse(each) for each in texts]
 
 
@@ -178,7 +182,7 @@ class Version(NamedTuple):
 
     A node that still has what it had answers with the version that it answered with before. An instance that has just
     started says (0, 0), which no other store says: one that was emptied has counted that. A peer that missed changes
-    has counted fewer; should it have counted as many others, the hashes differ, but for one time in 2^64. Two shelves
+    has counted fewer; should it have counted as many others, the hashes differ, but for one time in 2^64. Two stores
     that came to the same contents in different ways have the same hash.
 
     Attributes:

@@ -14,8 +14,8 @@ from stoker_warm._auth import Secret
 from stoker_warm._ends import ProxyEnd
 from stoker_warm._events import Report, Task, Wake
 from stoker_warm._frames import Frame, Kind
-from stoker_warm._node import LISTED_AT_ONCE, NodeServer
-from stoker_warm._shard import OVERHEAD_BYTES, ShardId, ShardStore
+from stoker_warm._node import NodeServer
+from stoker_warm._shard import LISTED_AT_ONCE, OVERHEAD_BYTES, ShardId, ShardStore
 from support.warm_listener import Listener
 from support.warm_platform import ADDRESS, SECRET
 
