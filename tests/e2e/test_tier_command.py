@@ -143,7 +143,7 @@ def test_another_tenant_s_training_goes_on_without_the_tier_and_says_why(
     with served() as (_, url):
         monkeypatch.setenv("STOKER_TIER_SECRET", OTHER_SECRET.reveal())
         train(dataset, url)
-    assert "STOKER_TIER_SECRET is the server's" in caplog.text
+    assert "set STOKER_TIER_SECRET to the server's secret" in caplog.text
 
 
 def test_the_disk_outlives_a_server(dataset: Path, tmp_path: Path) -> None:

@@ -22,7 +22,19 @@ def test_an_address_is_read_and_written_alike(text: str, host: str, port: int) -
 
 @pytest.mark.parametrize(
     "text",
-    ["", "7411", "host", "host:", ":7411", "host:65536", "host:-1", "host:\u0667", "fd00::5:7411", "[host]:7411", "a b:1"],
+    [
+        "",
+        "7411",
+        "host",
+        "host:",
+        ":7411",
+        "host:65536",
+        "host:-1",
+        "host:\u0667",
+        "fd00::5:7411",
+        "[host]:7411",
+        "a b:1",
+    ],
 )
 def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match=r"is no HOST:PORT; write for example 10\.0\.0\.5:7411 or \[fd00::5\]:7411"):
