@@ -17,8 +17,8 @@ delivered in **blocks**, each the permuted union of parts of consecutive pieces:
 The streams (purpose, index, part) are:
 
 - ``(SUPER_SAMPLES, 0, 0)`` permutes the manifest's super-samples (``block`` and ``window``);
-- ``(ROWS, super-sample, first row)`` permutes a piece's rows (``window`` with ``G > 1``), with the super-sample's number in
-  the manifest, and the row's number in the super-sample;
+- ``(ROWS, super-sample, first row)`` permutes a piece's rows (``window`` with ``G > 1``), with the super-sample's
+  number in the manifest, and the row's number in the super-sample;
 - ``(BLOCK, block, lane)`` permutes a block (``block`` and ``window``), starting from the order of its pieces;
 - ``(FULL, 0, 0)`` is the round keys of ``full``, which maps a position to a sample's number in packed order.
 
