@@ -1,7 +1,7 @@
-"""A stream of batches: one uninterrupted stretch of a rank's order, fetched ahead on one thread, gathered on another.
+"""A stream of batches over one uninterrupted range of a rank's order, fetched on one thread and gathered on another.
 
-The event-loop thread pulls items, and with them plans steps; the consuming thread takes the steps, waits for what they
-need, gathers, and gives back what is done with. Ready items are looked up without a lock.
+The event-loop thread takes items to fetch, and plans steps as it needs them. The consuming thread takes the steps,
+waits for their items, gathers the rows and releases the items. Looking up a ready item takes no lock.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from stoker.errors import StokerError
 Ref = TypeVar("Ref")
 
 Reading = SuperSampleReading | GroupReading
-"""How samples come into memory: whole super-samples or columns of them; or groups of samples from anywhere.
+"""Reads items into ring slots: super-samples or columns of them; or groups of samples from any super-samples.
 
-What is delivered does not depend on it.
+Both deliver the same batches.
 """
 
 
 class Origin:
-    """A data set in a store, or an epoch of one that has objects of its own; says which samples their rows are.
+    """A data set in a store, or a materialized epoch of one; maps rows to sample numbers.
 
     Args:
-        store: where the super-samples are.
-        manifest: lists them.
-        layout: of the epoch, where they are its own.
+        store: store of the super-samples.
+        manifest: index of the super-samples.
+        layout: layout of the materialized epoch; None for a data set.
     """
 
     def __init__(self, store: Readable, manifest: Manifest, layout: EpochLayout | None = None) -> None:
@@ -68,14 +68,14 @@ class Batch:
     """One batch of this rank; it owns its memory.
 
     Attributes:
-        columns: the values.
-        epoch: it belongs to.
-        end: the position behind it, as the dealing counts: of the epoch over all ranks, or of a worker's share.
-        is_last: whether this rank's epoch ends with it.
-        super_samples: ``int64 [samples]``, the manifest row that each sample comes from.
-        rows: ``int64 [samples]``, its row in that super-sample.
-        repeated: how many samples all ranks together delivered a second time in this step.
-        origin: says which samples these are.
+        columns: column name → values.
+        epoch: epoch of the batch.
+        end: position behind the batch, in the epoch over all ranks, or in a worker's share of it.
+        is_last: whether the batch is the last of this rank's epoch.
+        super_samples: ``int64 [samples]``, manifest row of each sample's super-sample.
+        rows: ``int64 [samples]``, row of each sample in its super-sample.
+        repeated: number of samples that all ranks together deliver a second time in this step.
+        origin: data set of the samples.
     """
 
     columns: Columns
@@ -95,20 +95,20 @@ class Batch:
         return self.origin.sample_ids(self.super_samples, self.rows)
 
     def sample_name(self, place: int) -> str:
-        """Name a sample of the batch, for errors."""
+        """Return a description of the sample at index ``place`` of the batch, for error messages."""
         sample, row = int(self.sample_ids()[place]), int(self.rows[place])
         return f"sample {sample} (row {row} of {self.origin.address(int(self.super_samples[place]))})"
 
 
 @dataclass(slots=True, kw_only=True)
 class StreamCounters:
-    """Counts of what a consumer was given, asked for and waited for, over any number of streams.
+    """Counters of the consumer, over any number of streams.
 
     Attributes:
-        repeated: samples that all ranks together delivered a second time, to give each rank one in a last batch.
-        look_ups: items that a batch asked for when it first needed them: super-samples, or groups of samples.
-        misses: of these, those that were not in the ring yet.
-        wait_seconds: time that the consumer waited for items, and for what must be read before the first one.
+        repeated: samples that all ranks together delivered a second time, so that all have a sample in the last batch.
+        look_ups: items (super-samples, or groups of samples) that batches looked up on first use.
+        misses: look-ups of items that were not in the ring yet.
+        wait_seconds: time that the consumer waited for items and for preparatory reads, in seconds.
     """
 
     repeated: int = 0
@@ -118,14 +118,12 @@ class StreamCounters:
 
 
 class StepQueue(Generic[Ref]):
-    """Plans steps as far as either side has come: the prefetcher takes items, the consumer takes steps.
-
-    Thread-safe, since the two are on different threads.
+    """Plans steps on demand: the prefetcher takes items, and the consumer takes steps. Thread-safe.
 
     Args:
-        steps: the order; nobody else advances it.
-        taken: is told of every item, with its step's epoch and end, when the next one is asked for: then it is being
-            fetched, and what it is was looked for in nearer places.
+        steps: source of the steps; only this queue advances it.
+        taken: called with every item and its step's epoch and end when the next item is requested: then its fetch has
+            begun, and tiers have been asked for it.
     """
 
     def __init__(self, steps: StepSource[Ref], taken: Callable[[Ref, int, int], object] | None = None) -> None:
@@ -154,7 +152,7 @@ class StepQueue(Generic[Ref]):
             return self._planned.popleft() if self._planned or self._plan() else None
 
     def peek(self) -> PlannedStep[Ref] | None:
-        """Return what :meth:`next_step` would."""
+        """Return the step that :meth:`next_step` would return, without taking it."""
         with self._lock:
             return self._planned[0] if self._planned or self._plan() else None
 
@@ -168,18 +166,18 @@ class StepQueue(Generic[Ref]):
 
 
 class BatchStream:
-    """Fetches from :meth:`start` until :meth:`close`.
+    """Delivers batches; fetches from :meth:`start` until :meth:`close`.
 
-    Made, started and closed apart, so that an interrupt (Ctrl-C) between any two instructions leaves nothing that its
-    owner does not know of.
+    Construction, start and close are separate, so that after an interrupt (Ctrl-C) at any instruction the owner can
+    still close the stream.
 
     Args:
-        queue: the order; only this stream advances it.
-        prefetcher: takes its items; all slots of its ring are this stream's.
-        reading: fills the slots, and knows where in them rows lie.
-        first_touch: takes the pages that the ring fills first.
-        thread: the event loop's.
-        counters: counted into.
+        queue: queue of steps and items; only this stream advances it.
+        prefetcher: fetches the queue's items; this stream owns all slots of its ring.
+        reading: reads items into slots and locates rows in them.
+        first_touch: touches the pages that the ring fills first.
+        thread: thread of the event loop.
+        counters: counters to update.
     """
 
     def __init__(
@@ -201,23 +199,23 @@ class BatchStream:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing is fetched: it was not started, or it was closed, or the thread was."""
+        """Whether the stream does not fetch: it was not started, or it or its thread was closed."""
         return self._is_closed or self._life is None or self._life is not self._thread.life
 
     def start(self) -> None:
-        """Begin to fetch; does not wait."""
+        """Start fetching, without waiting."""
         self._life = self._thread.start()
         self._thread.call(self._run(), self._life)
 
     def next(self, origin: Origin) -> Batch | None:
-        """Return the samples of the next step, or None where the run ends.
+        """Return the samples of the next step, or None at the end of the run.
 
         Args:
-            origin: says which samples they are.
+            origin: data set of the samples.
 
         Raises:
-            StokerError: a super-sample could not be had.
-            RingStateError: an item was given back twice; a bug.
+            StokerError: a super-sample could not be read.
+            RingStateError: an item was released twice; a bug.
         """
         if self._broken is not None:
             raise self._broken
@@ -243,10 +241,10 @@ class BatchStream:
         )
 
     def _gathered(self, segments: Iterable[Segment]) -> Iterator[tuple[Columns, PickedRows]]:
-        """Yield the samples of segments in as few parts as possible, and give back the items that are done with.
+        """Yield the samples of segments in as few parts as possible, and release the items that are no longer needed.
 
-        Before a wait, what could be gathered is, and what it no longer needs is given back: a ring that has no room for
-        all that one batch needs must not be full of what the batch has seen already.
+        Before a wait, all ready segments are gathered and their items released: a ring that is too small for all items
+        of a batch must not stay full of items that the batch has used already.
         """
         found: list[tuple[Segment, list[int]]] = []
         for segment in segments:
@@ -271,20 +269,20 @@ class BatchStream:
         try:
             return all(self._prefetcher.ready(item) is not None for part in step.segments for item in part.items)
         except StokerError:
-            return False  # whoever comes to it may have it fetched again, and waits for that
+            return False  # the next call may fetch the item again, and wait for it
 
     def close(self) -> None:
-        """End the fetching, wait until nothing writes to the ring, and free its slots. If interrupted, call again.
+        """Stop fetching, wait until nothing writes to the ring, and free its slots. If interrupted, call again.
 
-        From any thread: one that is in :meth:`next` gets a StokerError.
+        May be called from any thread; a thread that is in :meth:`next` gets a StokerError.
         """
         self._is_closed = True
         if self._life is not None:
-            with suppress(StokerError):  # a thread that is closed ends what runs on it
+            with suppress(StokerError):  # a closed thread has ended its tasks
                 self._thread.run(self._end(), self._life)
 
     async def _run(self) -> None:
-        """Fetch until this is cancelled, by :meth:`close` or the end of the thread; then free all slots."""
+        """Fetch until cancelled by :meth:`close` or the end of the thread; then free all slots."""
         if self._is_closed:
             self._prefetcher.release_all()
             return
@@ -298,8 +296,8 @@ class BatchStream:
         try:
             await asyncio.get_running_loop().create_future()
         finally:
-            with suppress(asyncio.CancelledError):  # the thread may end meanwhile, which cancels this again
-                await end_tasks(tasks)  # their errors have reached the consumer
+            with suppress(asyncio.CancelledError):  # the thread may end meanwhile and cancel this again
+                await end_tasks(tasks)  # the consumer gets their errors from the prefetcher
             self._prefetcher.release_all()
 
     async def _end(self) -> None:
@@ -307,7 +305,7 @@ class BatchStream:
             await end_tasks([self._running])
 
     def _wait(self, item: int) -> int:
-        """Return the slot of an item once it is there."""
+        """Wait for an item and return its slot."""
         started = time.perf_counter()
         try:
             return self._thread.run(self._prefetcher.wait(item), self._life)
@@ -319,7 +317,7 @@ class BatchStream:
                 self._prefetcher.recorder.waited_for(item, started, ended)
 
     def _gather(self, found: Sequence[tuple[Segment, list[int]]]) -> tuple[Columns, PickedRows]:
-        """Return the samples of segments, of which each is given with its slots; their last items are given back."""
+        """Return the samples of segments, each given with its slots, and release the items that they use last."""
         slots: list[int] = []
         which: list[NDArray[np.int64]] = []
         rows: list[NDArray[np.int64]] = []
@@ -341,5 +339,5 @@ class BatchStream:
         try:
             for item in items:
                 self._prefetcher.release(item)
-        except RingStateError as error:  # a bug; nobody would hear of it on this thread
+        except RingStateError as error:  # a bug: raise it on the consuming thread
             self._broken = error

@@ -1,9 +1,8 @@
 """The batch pipeline of one rank: batches in order, from a bucket, through the ring.
 
-The front that training talks to is synchronous; fetching runs on a background event-loop thread. Between the two there
-is little: the consumer looks up ready items, gathers rows from their slots and says which items it is done with. A
-:class:`BatchPipeline` holds what lasts (store, manifest, memory, statistics), a stream what belongs to one
-uninterrupted stretch of the order.
+The interface for the training loop is synchronous; fetching runs on a background event-loop thread. The consumer looks
+up ready items, gathers rows from their slots and releases the items. A :class:`BatchPipeline` holds the lasting state
+(store, manifest, memory, statistics), a stream the state of one uninterrupted range of the order.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from stoker.abc import Readable
 from stoker.errors import BudgetError, StokerError
 
 _TOUCHED_BYTES = 128 << 20
-"""Of the ring, taken at the start: what the first batches wait for. Taking more would slow the fetching down that it is
-to help, where there are few cores."""
+"""Part of the ring whose pages are touched at the start, since the first batches wait for it. Touching more would slow
+down fetching on machines with few cores."""
 
 
 class _Process:
-    """What the data sets that one process opens one after the other have in common: memory and counts."""
+    """Memory and counters that the data sets share which one process opens in turn."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -50,33 +49,33 @@ class _Process:
         self._memory: memoryview | None = None
 
     def allocate(self, size_bytes: int) -> memoryview:
-        """Return memory for a ring; it is the same for each ring, so the one before must not be used any more."""
+        """Return memory for a ring; each call returns the same memory, so the previous ring must be out of use."""
         if self._memory is None or len(self._memory) < size_bytes:
             self._memory = anonymous_memory(size_bytes)
         return self._memory[:size_bytes]
 
 
 class OpenDataSet:
-    """A data set as one process reads it in one order; nothing is allocated or connected before the first fetch.
+    """A data set that one process reads in one order; nothing is allocated or connected before the first fetch.
 
     Args:
-        origin: the data set.
-        config: what to deliver and how.
-        copy_rows: how rows are copied out of the ring.
-        nearer: where super-samples are looked for first; not where samples are read in groups.
-        process: lends memory and counts, to one after the other.
+        origin: data set to read.
+        config: settings of the pipeline.
+        copy_rows: copies rows out of the ring.
+        nearer: tiers to read super-samples from first; not used if samples are read in groups.
+        process: memory and counters, which data sets use in turn.
 
     Raises:
         BudgetError: the memory is too small; names the figure that fits.
         ConfigError: a column is not in the schema.
 
     Attributes:
-        columns: that are delivered.
-        slots: how the memory is spent.
-        tiers: that keep by the order.
-        ring: what is fetched lies here.
-        fetcher: gets bytes.
-        reading: how samples come into the ring.
+        columns: name → column, of the delivered columns.
+        slots: division of the memory.
+        tiers: caches that evict by the known order.
+        ring: buffer of fetched items.
+        fetcher: reads bytes.
+        reading: reads items into the ring.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class OpenDataSet:
         )
 
     def _planned_slots(self) -> SlotPlan:
-        """Return how the memory is spent; ``full`` is read in groups where not everything fits."""
+        """Return the division of the memory; ``full`` is read in groups if the data set does not fit."""
         manifest, config = self.origin.manifest, self.config
         manifest_bytes, sharers = manifest.file_bytes + config.held_bytes, config.workers or 1
         try:
@@ -127,15 +126,15 @@ class OpenDataSet:
 
     @cached_property
     def first_touch(self) -> FirstTouch:
-        """What takes the pages that the ring fills first."""
+        """Touches the pages that the ring fills first."""
         return FirstTouch(self.ring.memory[:_TOUCHED_BYTES])
 
     def forecast(self) -> Forecast:
-        """Return what an epoch of this rank will take."""
+        """Return the expected requests and bytes of an epoch of this rank."""
         return self.reading.forecast(self.config.order, self.partition)
 
     async def follow(self, stretch: Stretch) -> Callable[[int, int, int], None]:
-        """Have tiers keep what a stretch needs; return what is to be told of every item that is taken."""
+        """Let caches evict by the order of a range; return the function to call for every item that is requested."""
         manifest = self.origin.manifest
         return await follow(self.tiers, manifest, stretch, self.config.other_dealings(manifest.samples))
 
@@ -143,25 +142,25 @@ class OpenDataSet:
 class BatchPipeline:
     """Batches of one rank, as numpy arrays.
 
-    One thread at a time consumes; any may call :meth:`stop`. After a fork the child has its own memory, connections and
-    thread, and goes on where the parent was.
+    One thread at a time may consume; any thread may call :meth:`stop`. After a fork, the child has its own memory,
+    connections and thread, and continues at the parent's position.
 
     Args:
-        store: where the data set is.
-        manifest: the pinned version of its index.
-        config: what to deliver and how.
-        thread: runs the fetching; the store must only be used on it.
-        copy_rows: how rows are copied out of the ring.
-        recorder: follows fetches, and is told of waits.
-        nearer: where super-samples are looked for first; not where samples are read in groups.
+        store: store of the data set.
+        manifest: pinned version of its index.
+        config: settings of the pipeline.
+        thread: thread that fetches; the store must be used on it only.
+        copy_rows: copies rows out of the ring.
+        recorder: records fetches and waits; None for no record.
+        nearer: tiers to read super-samples from first; not used if samples are read in groups.
 
     Raises:
         BudgetError: the memory is too small; names the figure that fits.
         ConfigError: a column is not in the schema.
 
     Attributes:
-        opened: what the epoch under way is read from.
-        counters: of what the consumer was given and waited for.
+        opened: data set that the current epoch is read from.
+        counters: counters of delivered batches and waits.
     """
 
     def __init__(
@@ -186,14 +185,14 @@ class BatchPipeline:
         self.opened = self._open_first()
         self.partition = self._dealing = self.opened.partition
 
-    # What is read, and how.
+    # Opening data sets.
 
     def _open_first(self) -> OpenDataSet:
-        """Return what epochs will be like, until the first one is begun."""
+        """Return the data set to plan with until the first epoch starts."""
         return self._open(Origin(self.store, self.manifest), self.config, self._nearer)
 
     def _open_here(self) -> OpenDataSet:
-        """Return what the epoch of the place is read from: the same for all epochs, until a fork."""
+        """Return the data set for the epoch of the current position: the same for all epochs, until a fork."""
         return self.opened if self._is_of_this_process else self._open_first()
 
     def _open(self, origin: Origin, config: PipelineConfig, nearer: Nearer) -> OpenDataSet:
@@ -209,31 +208,31 @@ class BatchPipeline:
 
     @property
     def is_materialized(self) -> bool:
-        """Whether the epoch under way is read from objects of its own."""
+        """Whether the current epoch is materialized, and read from its own objects."""
         return self.opened.origin.layout is not None
 
     @property
     def place(self) -> tuple[int, int] | None:
-        """The epoch and position that the stream under way would deliver next, None if there is none."""
+        """Epoch and position of the next batch of the current stream; None without a stream."""
         stream = self._stream
         return self._place if stream is not None and not stream.is_closed and self._is_of_this_process else None
 
-    # From stream to stream.
+    # Starting and ending streams.
 
     def start(
         self, epoch: int, position: int = 0, *, partition: Dealing | None = None, end_epoch: int | None = None
     ) -> None:
-        """Go to a position of an epoch; fetching begins. A stream that is under way is ended.
+        """End the current stream, if any, and start to fetch from a position of an epoch.
 
         Args:
-            epoch: the first.
-            position: in it, as the partition counts.
-            partition: how the first epoch is dealt, if not as all are.
-            end_epoch: do not look ahead into this epoch or beyond; default the config's.
+            epoch: first epoch.
+            position: position in that epoch, in the partition's numbering.
+            partition: sharding of the first epoch; None for that of all epochs.
+            end_epoch: epoch before which to stop reading ahead; None for the config's.
 
         Raises:
             BudgetError: the epoch cannot be read within the budget, of memory or of dollars.
-            StokerError: what must be read before anything else could not be had.
+            StokerError: a preparatory read failed.
         """
         self._end_stream()
         self._place, self._is_stopped = (epoch, position), False
@@ -242,7 +241,7 @@ class BatchPipeline:
         self._begin()
 
     def _begin(self) -> None:
-        """Fetch from the place on, unless the run is over there."""
+        """Fetch from the current position on, unless the run ends there."""
         self._end_stream()
         if not self._is_over:
             self._read(self._open_here())
@@ -252,7 +251,7 @@ class BatchPipeline:
         return self._end_epoch is not None and self._place[0] >= self._end_epoch
 
     def _read(self, opened: OpenDataSet) -> None:
-        """Fetch from the place on, from what was opened for its epoch."""
+        """Fetch from the current position on, from the data set opened for its epoch."""
         self._check_started()
         self.opened = opened
         started = time.perf_counter()
@@ -262,7 +261,7 @@ class BatchPipeline:
         if self._recorder is not None:
             self._recorder.waited(Phase.START, started, ended)
         stream = self._stream = self._create_stream(opened)
-        if self._is_stopped:  # looked at behind the assignment: a stop has seen the stream, or is seen here
+        if self._is_stopped:  # checked after the assignment: either stop() saw the stream, or its flag is seen here
             self._stream = None
         self._check_started()
         stream.start()
@@ -290,26 +289,26 @@ class BatchPipeline:
 
     @property
     def _end_of_stream(self) -> int | None:
-        """The epoch that the stream under way ends before."""
+        """The epoch before which the stream ends; None for no end."""
         return self._end_epoch
 
     def _check_started(self) -> None:
-        """Check that nobody has stopped the pipeline.
+        """Check that the pipeline was not stopped.
 
         Raises:
-            StokerError: somebody has.
+            StokerError: it was.
         """
         if self._is_stopped:
-            raise StokerError("the batch pipeline was stopped: its loader was closed, or iterates anew")
+            raise StokerError("the batch pipeline was stopped: its loader was closed, or started a new iteration")
 
     def next(self) -> Batch | None:
-        """Return the next batch, or None where the run ends.
+        """Return the next batch, or None at the end of the run.
 
-        Epochs follow one another: the batch behind one that ``is_last`` is the first of the next epoch. Behind an error
-        it goes on at the batch that could not be had.
+        Epochs follow one another: after a batch with ``is_last`` comes the first batch of the next epoch. After an
+        error, the next call tries the same batch again.
 
         Raises:
-            StokerError: a super-sample that the batch needs could not be had; names it. Or the pipeline was stopped.
+            StokerError: a super-sample of the batch could not be read; names it. Or the pipeline was stopped.
         """
         self._check_started()
         if self.place is None:
@@ -340,9 +339,9 @@ class BatchPipeline:
         return self.place is not None and stream is not None and stream.is_ready()
 
     def stop(self) -> None:
-        """End the stream that is under way, if any: nothing is fetched any more until :meth:`start`. Idempotent.
+        """End the current stream, if any, and stop fetching until :meth:`start`. Idempotent.
 
-        From any thread: one that is in :meth:`next` gets a StokerError, as does one that calls it afterwards.
+        May be called from any thread; a thread that is in :meth:`next`, or calls it later, gets a StokerError.
         """
         self._is_stopped = True
         self._end_stream()
@@ -351,8 +350,8 @@ class BatchPipeline:
         stream = self._stream
         if stream is not None and self._is_of_this_process:
             stream.close()
-        self._stream = None  # only now: a close that was interrupted is repeated by the next start or stop
+        self._stream = None  # only now, so that the next start or stop repeats an interrupted close
 
     def caches(self) -> dict[str, CacheStatistics]:
-        """Return what tiers that keep have done, by name."""
+        """Return the statistics of each cache, by name."""
         return {tier.name: tier.statistics() for tier in self._tiers}
