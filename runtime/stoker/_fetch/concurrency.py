@@ -1,18 +1,17 @@
-"""How many requests may be in flight, and how many bytes may be requested in a second.
+"""Limits on the number of requests in flight, and on the bytes requested per second.
 
-:class:`Aimd` is a pure controller in the manner of TCP's AIMD (Chiu and Jain, 1989) with throughput in the place of
-loss: a shared link that is full does not drop object-store requests, it only makes each slower. So the limit is tried a
-step up and a step down in turn, and a step is kept if throughput answers to it; a throttled request (503, 429) halves
-the limit.
+:class:`Aimd` is a pure controller like TCP's AIMD (Chiu and Jain, 1989), with throughput in place of loss: a full
+shared link does not drop object-store requests, it only slows them down. The limit is changed by a step up and a step
+down in turn, and a step is kept if throughput follows it. A throttled request (503, 429) halves the limit.
 
-Throughput is what one request moves in a second, the median of a round, times the limit (Little's law). Counting what
-arrives in a while would be simpler and says less: requests of one size that share a link end in bunches, and a few
-that are late by seconds would hide whatever a step did. Too many in flight is not free, even on a link that stays full:
-each takes longer then, so one that is late is noticed later and waited for longer.
+Throughput is the rate of one request, as the median of a round, times the limit (Little's law). Counting the bytes that
+arrive over some time would be less precise: requests of one size that share a link end in bunches, and a few that are
+late by seconds would hide the effect of a step. Too many requests in flight have a cost even if the link stays full:
+each takes longer, so a late one is noticed later and waited for longer.
 
-Near the fewest that fill a link throughput hardly answers to a step, though by chance so many wait for first bytes now
-and then that the link idles. So no step leads below twice the bandwidth-delay product, the gain that BBR has for the
-same reason (Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 2016).
+Near the smallest number of requests that fills a link, throughput hardly changes with a step, but the link idles
+whenever many requests happen to wait for first bytes at once. So no step leads below twice the bandwidth-delay product,
+the gain that BBR has for the same reason (Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 2016).
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from statistics import median
 from typing import NamedTuple
 
 ROUND = 2
-"""A round is this many completions for each request in flight: the more, the less noisy its throughput."""
+"""Number of completions per request in flight that make a round; more of them make its throughput less noisy."""
 ANSWERED = 0.2
-"""A step up by a fraction f is kept if throughput rose by this part of f; one down, unless it fell by that. Below a
-half, since an idle link costs more than some connections too many."""
+"""A step up by a fraction f is kept if throughput rises by at least this part of f, a step down unless it falls by as
+much. Less than 0.5, since an idle link costs more than a few connections too many."""
 GAIN = 2.0
-"""Requests kept in flight, at least, for each that would fill the link if it had its connection's whole rate."""
+"""Minimum limit as a multiple of the bandwidth-delay product in requests."""
 PATIENCE_ROUNDS = 8
-"""Where steps neither way were kept: rounds before one is tried again."""
+"""Number of rounds to wait after steps in both directions were rejected."""
 
 
 class _Request(NamedTuple):
@@ -40,38 +39,43 @@ class _Request(NamedTuple):
 
 
 class Aimd:
-    """Adapts :attr:`limit` between ``least`` and ``most`` from completions and throttles. Time is given, not read.
+    """Adapts :attr:`limit` between ``least`` and ``most`` to completions and throttles; callers pass the time.
+
+    Args:
+        start: initial limit.
+        least: minimum limit.
+        most: maximum limit.
 
     Attributes:
-        limit: requests that may be in flight now.
+        limit: current maximum number of requests in flight.
     """
 
     def __init__(self, *, start: int, least: int, most: int) -> None:
         self.limit = start
         self._least = least
         self._most = most
-        self._previous: int | None = None  # the limit before a step that is on trial
+        self._previous: int | None = None  # the limit before the step being tried
         self._upwards = True
         self._baseline = 0.0  # bytes per second at that limit
-        self._refused = 0  # steps in a row that were not kept
+        self._refused = 0  # consecutive steps that were not kept
         self._patience = 0
         self._cut_seconds = float("-inf")
         self._round: list[_Request] = []
         self._saturated = 0
-        self._byte_seconds = float("inf")  # of the fastest transfer
-        self._first_byte_seconds = float("inf")  # the median of the round where it was least
-        self._settling = start  # completions of requests that ran, in part, beside more or fewer than the limit
+        self._byte_seconds = float("inf")  # seconds per byte of the fastest transfer
+        self._first_byte_seconds = float("inf")  # the smallest median of a round
+        self._settling = start  # completions to ignore: these requests ran partly under another limit
 
     def completed(
         self, size_bytes: int, seconds: float, *, saturated: bool, first_byte_seconds: float | None = None
     ) -> None:
-        """A request brought ``size_bytes`` in ``seconds``.
+        """Record a completed request.
 
         Args:
-            size_bytes: that it brought.
-            seconds: from sending it to its last byte.
-            saturated: whether others were waiting for their turn then.
-            first_byte_seconds: of these, until its answer began; None if the store does not tell.
+            size_bytes: number of bytes received.
+            seconds: time from sending to the last byte, in seconds.
+            saturated: whether other requests were waiting for the limit.
+            first_byte_seconds: time from sending to the first byte; None if the store does not report it.
         """
         request = _Request(size_bytes, seconds, first_byte_seconds or 0.0)
         byte_seconds = (seconds - request.first_byte_seconds) / max(1, size_bytes)
@@ -89,7 +93,7 @@ class Aimd:
         self._begin_round()
 
     def throttled(self, sent_seconds: float, now_seconds: float) -> None:
-        """A request sent at ``sent_seconds`` was refused; one cut answers all that were in flight together."""
+        """Halve the limit for a throttled request, once for all requests that were in flight together."""
         if sent_seconds < self._cut_seconds:
             return
         self._cut_seconds = now_seconds
@@ -119,7 +123,7 @@ class Aimd:
         self._previous = self.limit
         self.limit = self._stepped()
         self._settling = self.limit
-        if self.limit == self._previous:  # there is no way on
+        if self.limit == self._previous:  # the limit is at a bound
             self._previous = None
             self._turn()
 
@@ -131,7 +135,7 @@ class Aimd:
             self._patience = PATIENCE_ROUNDS
 
     def _stepped(self) -> int:
-        """Return the limit a step further, as far as there is a way."""
+        """Return the limit after the next step, within its bounds."""
         step = max(1, self.limit // 4)
         if self._upwards:
             return min(self._most, self.limit + step)
@@ -140,8 +144,8 @@ class Aimd:
     def _fills(self) -> int:
         """Return twice the bandwidth-delay product, in requests.
 
-        By Little's law, as many fill the link as there are now, times the part of its time that a request would take
-        with nobody beside it.
+        By Little's law, that product is the current limit times the ratio of a request's time alone on the link to its
+        actual time.
         """
         alone = median(
             (self._first_byte_seconds + request.size_bytes * self._byte_seconds) / request.seconds
@@ -155,26 +159,26 @@ class Aimd:
 
 
 _BURST_SECONDS = 0.1
-"""Of the rate, that may be requested at once after a pause."""
+"""Size of the burst after a pause, in seconds of the rate."""
 
 
 class RateLimit:
-    """A token bucket that may be overdrawn by one request. Lives on one event loop; the first to come is the first.
+    """A first-in-first-out token bucket that may be overdrawn by one request. Belongs to one event loop.
 
-    In any time, requests are sent for the rate times that time at most, a burst and one request aside. What cannot
-    wait, such as a hedge or a retry, is charged, and delays those that come after it.
+    In any interval, the requested bytes are at most the rate times its length, plus a burst and one request. Requests
+    that cannot wait, such as hedges and retries, are charged, and delay later ones.
 
     Args:
-        bytes_per_second: the rate; None does not limit.
+        bytes_per_second: maximum rate; None for no limit.
     """
 
     def __init__(self, bytes_per_second: float | None) -> None:
         self._bytes_per_second = bytes_per_second
-        self._free_seconds = float("-inf")  # when all that was requested so far will have been allowed
+        self._free_seconds = float("-inf")  # when the rate will have allowed everything requested so far
         self._turn = asyncio.Lock()
 
     async def wait(self, size_bytes: int) -> None:
-        """Wait until so many bytes may be requested. A wait that is cancelled takes nothing."""
+        """Wait until ``size_bytes`` may be requested. A cancelled wait is not charged."""
         if self._bytes_per_second is None:
             return
         async with self._turn:
@@ -183,7 +187,7 @@ class RateLimit:
             self.charge(size_bytes)
 
     def charge(self, size_bytes: int) -> None:
-        """Count bytes that are requested without a wait."""
+        """Charge bytes that are requested without a wait."""
         if self._bytes_per_second is not None:
             earliest_seconds = asyncio.get_running_loop().time() - _BURST_SECONDS
             self._free_seconds = max(self._free_seconds, earliest_seconds) + size_bytes / self._bytes_per_second

@@ -1,4 +1,4 @@
-"""Verified bytes: whole objects in ring slots, from nearer tiers first; or ranges, in whatever memory they are for."""
+"""Fetches verified bytes: whole objects into ring slots, from tiers first; or ranges of objects into given memory."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _log = logging.getLogger("stoker")
 
 
 class Fetcher:
-    """Fetches objects of one store into one ring. Lives on one event loop; any number of fetches may run at once.
+    """Fetches objects of one store into one ring. Belongs to one event loop; any number of fetches may run at once.
 
     Attributes:
-        config: deadlines, retries, hedges and concurrency.
-        tiers: nearer places, which are asked for whole objects first.
+        config: retries, hedged requests and concurrency.
+        tiers: tiers to read whole objects from first.
     """
 
     def __init__(
@@ -60,21 +60,20 @@ class Fetcher:
         log: logging.Logger = _log,
         checksum: Callable[[memoryview], int] = crc32c,
     ) -> None:
-        """Prepare; nothing is requested before the first fetch.
+        """Create a fetcher; nothing is requested before the first fetch.
 
         Args:
-            store: where the objects are.
-            ring: into whose slots they are fetched; its free slots are for hedges, too.
-            rng: for jitter.
-            config: deadlines, retries, hedges and concurrency.
-            tiers: nearer places to ask for whole objects first, in turn; one that is late is not waited for.
-            small_hedge_bytes: hedges up to this size share memory of their own, ``config.hedge_burst`` times as much,
-                while there is room; every other one needs a free slot.
-            is_start: whether a start begins, in which each request may be hedged twice beside the budget; until
-                :meth:`end_start`.
-            counters: of what is done; its own by default.
-            log: told of tiers that are left alone; a simulation brings its own.
-            checksum: of a whole object; a model of a bucket, which moves no bytes, brings its own.
+            store: store of the objects.
+            ring: ring to fetch into; hedges use its free slots, too.
+            rng: random numbers for jitter.
+            config: retries, hedged requests and concurrency; default ``FetchConfig()``.
+            tiers: tiers to read whole objects from first, in this order; a late tier is not waited for.
+            small_hedge_bytes: size up to which hedges use separate memory, ``config.hedge_burst`` times as large,
+                while it has room; all other hedges need a free slot.
+            is_start: whether to hedge each request up to twice outside the budget until :meth:`end_start`.
+            counters: counters to update; default new ones.
+            log: logger for tiers whose breaker opens or closes; default ``stoker``.
+            checksum: function for the checksum of a whole object; default CRC-32C, other for models of a bucket.
         """
         self.config = config or FetchConfig()
         self._store = store
@@ -88,46 +87,45 @@ class Fetcher:
 
     @property
     def stats(self) -> FetchCounters:
-        """A snapshot of everything counted so far."""
+        """A copy of the current counters."""
         counted = {each.name: copy(getattr(self._counters, each.name)) for each in fields(self._counters)}
         return FetchCounters(**counted)
 
     def end_start(self) -> None:
-        """The first batch is there: hedge by the budget alone. Idempotent; from any thread."""
+        """Hedge only within the budget from now on: the first batch is complete. Idempotent; from any thread."""
         self._hedges.budget.is_start = False
 
     async def fetch(self, ref: ObjectRef, *, urgent: bool = False) -> int:
-        """Return a READY slot whose first ``ref.size_bytes`` bytes are the object's, verified by checksum.
+        """Return a READY slot whose first ``ref.size_bytes`` bytes are the object, verified by checksum.
 
         The slot is acquired before the first await. ``urgent`` objects go before others and are read in parallel
-        ranges. Cancelling waits until no transport writes to the slot and frees it, as every error does. Takes
-        ``deadline_seconds`` at most and what its bytes take at ``least_bytes_per_second``, not counting the wait in
-        line before the first request. A tier adds 0.1 s at most, or what the store takes if the tier's reads are known
-        to take longer; where the store then cannot, each tier may take ``attempt_seconds``.
+        ranges. Cancellation and errors wait until no transport writes to the slot, and free it. A fetch takes at most
+        ``deadline_seconds`` plus the time of its bytes at ``least_bytes_per_second``, not counting the wait before its
+        first request. A tier adds at most 0.1 s, or the store's usual time if the tier is known to be slower; if the
+        store then fails, each tier gets up to ``attempt_seconds``.
 
         Raises:
-            FetchError: not fetched by the deadline or the last attempt.
-            ObjectChangedError: the object is another than the one pinned, shorter, or its checksum always differs.
-            NotFoundError: it does not exist.
-            StoreError: what the store raised, if trying again cannot help.
+            FetchError: the object was not fetched by the deadline or the last attempt.
+            ObjectChangedError: the object is not the pinned one, is shorter, or always has a wrong checksum.
+            NotFoundError: the object does not exist.
+            StoreError: the store raised an error that a retry cannot fix.
             BudgetError: the object is larger than a slot.
-            RingStateError: no slot was free; admission is the caller's part.
+            RingStateError: no slot was free; admission is up to the caller.
         """
         with self._ring.filling(ref.key, ref.size_bytes) as slot:
             await self.fetch_whole(ref, self._ring.view(slot, ref.size_bytes), urgent=urgent)
         return slot
 
     def fetch_whole(self, ref: ObjectRef, into: memoryview, *, urgent: bool = False) -> Awaitable[None]:
-        """Read an object, verified by checksum, into memory of its size that is the caller's in every case.
+        """Return an awaitable that reads an object, verified by checksum, into the caller's memory of its size.
 
-        To be awaited. When the call ends, however it ends, no transport writes to the memory. The rest is as for
-        :meth:`fetch`.
+        When it ends, even by an error or cancellation, no transport writes to the memory. Otherwise like :meth:`fetch`.
 
         Raises:
-            FetchError: not fetched by the deadline or the last attempt.
-            ObjectChangedError: the object is another than the one pinned, shorter, or its checksum always differs.
-            NotFoundError: it does not exist.
-            StoreError: what the store raised, if trying again cannot help.
+            FetchError: the object was not fetched by the deadline or the last attempt.
+            ObjectChangedError: the object is not the pinned one, is shorter, or always has a wrong checksum.
+            NotFoundError: the object does not exist.
+            StoreError: the store raised an error that a retry cannot fix.
         """
         parts, verify = self.split(RangePart(0, ref.size_bytes, 0), urgent=urgent), partial(self._verify_whole, ref)
 
@@ -145,16 +143,16 @@ class Fetcher:
         verify: Callable[[memoryview], None],
         urgent: bool = False,
     ) -> None:
-        """Read parts of an object into memory that is the caller's in every case, a slot's for example.
+        """Read parts of an object into the caller's memory, for example that of a slot.
 
-        ``verify`` is given ``into`` once all parts are there, and raises ChecksumError if they are not right. When the
-        call ends, however it ends, no transport writes to the memory.
+        Once all parts are read, ``verify(into)`` is called, which raises ChecksumError if they are wrong. When the call
+        ends, even by an error or cancellation, no transport writes to the memory.
 
         Raises:
-            FetchError: not fetched by the deadline or the last attempt.
-            ObjectChangedError: the object is another than the one pinned, shorter, or the checksum always differs.
-            NotFoundError: it does not exist.
-            StoreError: what the store raised, if trying again cannot help.
+            FetchError: the parts were not fetched by the deadline or the last attempt.
+            ObjectChangedError: the object is not the pinned one, is shorter, or always has a wrong checksum.
+            NotFoundError: the object does not exist.
+            StoreError: the store raised an error that a retry cannot fix.
         """
         fetch = ObjectFetch(
             ref=ref,
@@ -192,13 +190,13 @@ class Fetcher:
         self._counters.delivered(fetch.size_bytes)
 
     def _read_again(self, fetch: ObjectFetch, error: StokerError) -> ChecksumError | None:
-        """Decide what follows a reading that failed; raise if another one cannot help.
+        """Decide what follows a failed read; raise if another read cannot help.
 
-        A change is confirmed by another reading, without a tag if that is what differs: a tag that differs is let pass
-        if size and checksum do not.
+        A second read confirms that an object has changed. If its tag differs, that read sends no tag: an object with
+        another tag is accepted if its size and checksum are right.
 
         Returns:
-            The error, if it is to be backed off from first; None to read again at once.
+            The error to back off from before the next read; None to read again at once.
         """
         fetch.failed_readings += 1
         match error:
@@ -210,7 +208,7 @@ class Fetcher:
                     fetch.tag = None
                 return None
             case FetchError():
-                raise (fetch.changed or error) from error.__cause__  # a changed object may have become shorter, too
+                raise (fetch.changed or error) from error.__cause__  # a changed object may also be shorter
             case ChecksumError():
                 self._counters.checksum_failures += 1
                 self._reader.failed(fetch, error)
@@ -222,22 +220,22 @@ class Fetcher:
         raise error
 
     def _end(self, fetch: ObjectFetch, error: TimeoutError | StokerError) -> NoReturn:
-        """Raise what ends a fetch, as the caller gets it."""
+        """Raise the error that ends a fetch, with advice for the user."""
         if isinstance(error, TimeoutError):
             if not fetch.deadline.expired:
                 raise error
             raise self._reader.gave_up(fetch, "its deadline passed") from (fetch.last_error or error)
         if isinstance(error, NotFoundError | ObjectChangedError) and not isinstance(error, BucketNotFoundError):
             url = self._store.url
-            # Not chained: what led to it says less than it does.
+            # Not chained: the cause says less than this error.
             raise type(error)(
-                f"{error}. 'stoker verify {url}' lists all objects that are not as they were packed: restore them from "
+                f"{error}. 'stoker verify {url}' lists all missing or changed objects: restore them from "
                 f"a copy, or leave them out with 'stoker rebuild-manifest {url} --verify'"
             ) from None
         raise error
 
     def split(self, part: RangePart, *, urgent: bool) -> list[RangePart]:
-        """Cut what is urgent into ranges of nearly equal size; nothing of an empty one needs to be read."""
+        """Split an urgent part into ranges of nearly equal size; an empty part into none."""
         size_bytes = part.size_bytes
         pieces = min(self.config.split_parts, size_bytes // self.config.split_least_bytes) if urgent else 1
         pieces = max(1, pieces)
@@ -253,7 +251,7 @@ class Fetcher:
             self._sends_tags = False
             warnings.warn(
                 f"{fetch.name} has another ETag or generation than the manifest pins, but the same size and "
-                "checksum: the bucket seems to be a copy. From here on checksums alone identify objects.",
+                "checksum: the bucket seems to be a copy. From now on, only checksums identify objects.",
                 CopiedBucketWarning,
                 stacklevel=2,
             )

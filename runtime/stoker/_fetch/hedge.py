@@ -1,7 +1,7 @@
-"""When to send a second request for bytes that are late, and how many such requests there may be.
+"""Decides when to hedge, that is, to send a second request for late bytes, and limits the number of hedges.
 
-Hedging after Dean and Barroso, "The Tail at Scale" (CACM 2013), with two guards: the delay follows what transfers
-of that size take lately, and a token bucket bounds the extra requests, so an outage cannot double the load.
+Hedging after Dean and Barroso, "The Tail at Scale" (CACM 2013), with two guards: the delay follows recent transfers of
+that size, and a token bucket bounds the extra requests, so an outage cannot double the load.
 """
 
 from __future__ import annotations
@@ -15,45 +15,46 @@ from stoker._fetch.config import FetchConfig, FetchCounters
 from stoker._memory.ring import Ring
 
 LOOK_SECONDS = 0.02
-"""How often a request that is late looks whether it may be hedged: about a first byte's time."""
+"""Interval at which a late request checks whether it may be hedged: about the time to a first byte."""
 TIMER_SECONDS = 0.001
-"""Timers are no finer: what is due sooner than this is due."""
+"""Resolution of timers: anything due sooner counts as due."""
 START_LATE_SECONDS, START_FACTOR = 0.08, 2.5
-"""In a start, when a request without a byte is late: in seconds while no answer has begun, and then in times of the
-shortest wait for one: a median of few is as late as they are."""
+"""Before the first batch, when a request without a byte is late: seconds while no response has begun, then multiple of
+the shortest time to a first byte, because the median of a few late responses is late, too."""
 GUESSED_BYTES_PER_SECOND = 100e6
-"""Of one transfer, while none was seen."""
+"""Assumed rate of one transfer before any is measured."""
 
 WINDOW = 32
-"""Transfers remembered: a few seconds of a busy fetcher; a fit looks at 496 pairs (about 0.1 ms)."""
+"""Number of recent transfers to use: a few seconds of a busy fetcher; a fit compares 496 pairs (about 0.1 ms)."""
 LEAST_TRANSFERS = 4
 REFIT_EVERY = 8
 LEAST_SPREAD = 0.25
-"""Sizes closer than this fraction of the larger say nothing about the rate: noise over almost nothing."""
+"""Minimum difference of two sizes, as a fraction of the larger, from which to estimate a rate in spite of noise."""
 
 
 SAVED_REQUESTS = 120
-"""Late requests come in clusters. What so many requests earned is kept for them, and no more: after a long calm, the
-hedges that a store that turns slow is met with are few."""
+"""Number of requests whose earned hedges may be saved up: enough for a cluster of late requests, but few hedges if the
+store slows down after a long calm."""
 
 
 START_HEDGES = 2
-"""Of each request in a start, outside the budget."""
+"""Maximum number of hedges of each request outside the budget, before the first batch."""
 
 
 class HedgeBudget:
     """A token bucket filled by requests, not by time: hedges <= ``burst`` + ``fraction`` x requests, always.
 
-    While a start is under way, each request may besides be hedged twice: a start sends few requests, and waits for all.
+    Before the first batch, each request may also be hedged twice outside the budget: a start sends few requests and
+    waits for all of them.
 
     Args:
         fraction: hedges per request.
-        burst: hedges beyond that.
-        counters: of hedges outside the budget.
-        is_start: whether a start begins.
+        burst: number of hedges in excess of that.
+        counters: counters of the hedges outside the budget.
+        is_start: whether hedges outside the budget are allowed.
 
     Attributes:
-        is_start: whether a start is under way; False from the first batch on.
+        is_start: whether hedges outside the budget are allowed; False from the first batch on.
     """
 
     def __init__(self, fraction: float, burst: int, counters: FetchCounters, *, is_start: bool = False) -> None:
@@ -64,11 +65,11 @@ class HedgeBudget:
         self._counters = counters
 
     def earn(self) -> None:
-        """A request that is neither a hedge nor a retry was sent."""
+        """Add to the budget for a request that is neither a hedge nor a retry."""
         self._tokens = min(self._most, self._tokens + self._fraction)
 
     def spend(self, hedges: int = START_HEDGES) -> bool:
-        """Take a token for a hedge of a request that was hedged ``hedges`` times; False if there is none."""
+        """Take a token for a hedge of a request that was hedged ``hedges`` times; return False if there is none."""
         if self.is_start and hedges < START_HEDGES:
             self._counters.start_hedges += 1
             return True
@@ -79,12 +80,12 @@ class HedgeBudget:
 
 
 class TransferTimes:
-    """What a transfer of a given size takes, from the last 32 that ended well, and its first byte, from the last 32.
+    """Expected time of a transfer of a given size and of its first byte, from the last 32 measurements of each.
 
-    Not every store tells when an answer begins, so time = first byte + size x slope is fitted to (size, time) of whole
-    transfers by Theil and Sen's estimator: the median slope over all pairs of different size, then the median rest.
-    Up to 29% outliers, such as slow tails, do not move it. Where all sizes are alike the slope is unknown and is not
-    needed: the median time is the answer.
+    Not every store reports when a response begins, so time = first byte + size x slope is fitted to (size, time) of
+    whole transfers by the Theil-Sen estimator: the median slope over all pairs of different sizes, then the median
+    remainder. Up to 29% of outliers, such as slow tails, do not change it. If all sizes are similar, the slope is
+    unknown and not needed: the estimate is the median time.
     """
 
     def __init__(self) -> None:
@@ -96,27 +97,27 @@ class TransferTimes:
         self._largest_bytes = 1
 
     def observe(self, size_bytes: int, seconds: float) -> None:
-        """A transfer of ``size_bytes`` ended well after ``seconds``."""
+        """Record a successful transfer of ``size_bytes`` that took ``seconds``."""
         self._recent.append((size_bytes, seconds))
         self._unfitted += 1
 
     def observe_first_byte(self, seconds: float) -> None:
-        """An answer began after ``seconds``."""
+        """Record a response that began after ``seconds``."""
         self._first_bytes.append(seconds)
 
     def expected_first_byte_seconds(self) -> float | None:
-        """Return the median time until an answer begins; None before four were seen, or if the store does not tell."""
+        """Return the median time to the first byte; None before four were measured, as in stores that report none."""
         return median(self._first_bytes) if len(self._first_bytes) >= LEAST_TRANSFERS else None
 
     def least_first_byte_seconds(self) -> float | None:
-        """Return the shortest time until an answer began, lately; None if none has."""
+        """Return the shortest recent time to a first byte; None without measurements."""
         return min(self._first_bytes, default=None)
 
     def expected_seconds(self, size_bytes: int) -> float | None:
-        """Return the median time of a transfer of ``size_bytes``; None before four transfers were seen.
+        """Return the median time of a transfer of ``size_bytes``; None before four measurements.
 
-        Beyond the largest size seen, time is assumed to grow with size at least in proportion: better late than a
-        needless hedge.
+        Beyond the largest measured size, time is assumed to grow at least in proportion to size: a late hedge is better
+        than a needless one.
         """
         if len(self._recent) < LEAST_TRANSFERS:
             return None
@@ -130,7 +131,7 @@ class TransferTimes:
         self._unfitted = 0
         recent = list(self._recent)
         sizes = [size for size, _ in recent]
-        is_alike = max(sizes) - min(sizes) <= LEAST_SPREAD * max(sizes)  # as most are: no pair needs to be looked at
+        is_alike = max(sizes) - min(sizes) <= LEAST_SPREAD * max(sizes)  # the usual case: no pair needs to be compared
         slopes = [
             (seconds - other_seconds) / (size - other_size)
             for position, (size, seconds) in enumerate(() if is_alike else recent)
@@ -144,20 +145,20 @@ class TransferTimes:
 
 
 class Hedges:
-    """Says when a request is late, and lends memory for a second one: of one fetcher, for all of its requests.
+    """Decides for all requests of one fetcher when they are late, and provides memory for hedges.
 
-    A hedge has memory of its own, out of what ``hedge_burst`` small buffers hold, else a free slot of the ring.
+    A hedge has its own memory: one of ``hedge_burst`` small buffers, or else a free slot of the ring.
 
     Args:
-        config: when something is late, and how many hedges there may be.
-        ring: whose free slots are lent.
-        counters: of hedges.
-        small_bytes: the size of a small buffer.
-        is_start: whether a start begins.
+        config: settings of hedges.
+        ring: ring whose free slots hedges may use.
+        counters: counters of hedges.
+        small_bytes: size of a small buffer, in bytes.
+        is_start: whether hedges outside the budget are allowed.
 
     Attributes:
-        budget: how many there may be.
-        times: what transfers take lately.
+        budget: budget of hedges.
+        times: expected times of transfers.
     """
 
     def __init__(
@@ -170,9 +171,9 @@ class Hedges:
         self._small_used_bytes = 0
 
     def expected_seconds(self, size_bytes: int) -> tuple[float, float]:
-        """Return what a transfer of ``size_bytes`` takes lately, and what of it its bytes take.
+        """Return the expected time of a transfer of ``size_bytes``, and the part after the first byte, in seconds.
 
-        While too few were seen: no end, and what the bytes take at 100 MB/s.
+        With too few measurements: infinity, and the time of the bytes at 100 MB/s.
         """
         whole_seconds = self.times.expected_seconds(size_bytes)
         if whole_seconds is None:
@@ -180,13 +181,13 @@ class Hedges:
         return whole_seconds, whole_seconds - (self.times.expected_first_byte_seconds() or whole_seconds)
 
     def look_seconds(self, size_bytes: int, *, sent_seconds: float, has_begun: bool, now_seconds: float) -> float:
-        """Return in how many seconds to look again whether a request is late; 0 if it is.
+        """Return in how many seconds to check again whether a request is late; 0 if it is late.
 
         Args:
-            size_bytes: that were asked for.
-            sent_seconds: when the request, or the last of its hedges, was sent.
-            has_begun: whether the answer to any of them has begun.
-            now_seconds: the time.
+            size_bytes: number of bytes requested.
+            sent_seconds: time at which the request, or the last of its hedges, was sent.
+            has_begun: whether the response to any of them has begun.
+            now_seconds: current time.
         """
         config, expected_seconds = self._config, self.times.expected_seconds(size_bytes)
         if expected_seconds is None:
@@ -199,11 +200,11 @@ class Hedges:
         left_seconds = sent_seconds + late_seconds - now_seconds
         if left_seconds < TIMER_SECONDS:
             return 0.0
-        # While nothing is expected, others that were sent at the same time may yet teach it.
+        # Without an expectation, responses to requests sent at the same time may soon provide one.
         return left_seconds if expected_seconds is not None else min(LOOK_SECONDS, left_seconds)
 
     def _first_byte_late_seconds(self) -> float:
-        """Return when a request without a byte is late; in a start, the first answer of another is judge enough."""
+        """Return when a request without a byte is late; before the first batch, one other response is enough."""
         if self.budget.is_start:
             least_seconds = self.times.least_first_byte_seconds()
             return START_LATE_SECONDS if least_seconds is None else START_FACTOR * least_seconds
@@ -211,12 +212,12 @@ class Hedges:
         return math.inf if first_byte_seconds is None else self._config.hedge_first_byte_factor * first_byte_seconds
 
     def borrow_buffer(self, size_bytes: int, borrowed: ExitStack, hedges: int = START_HEDGES) -> memoryview | None:
-        """Return memory for a hedge, until ``borrowed`` is closed; None if budget or memory allow none.
+        """Return memory for a hedge, until ``borrowed`` is closed; None if budget or memory do not allow a hedge.
 
         Args:
-            size_bytes: of the memory.
-            borrowed: gives it back.
-            hedges: of the same request, so far.
+            size_bytes: size of the memory, in bytes.
+            borrowed: stack that returns the memory when it is closed.
+            hedges: number of hedges of the same request so far.
         """
         room_bytes = self._config.hedge_burst * self._small_bytes - self._small_used_bytes
         is_small = size_bytes <= min(self._small_bytes, room_bytes)
@@ -229,7 +230,7 @@ class Hedges:
             borrowed.callback(self._return_small, size_bytes)
             return memoryview(bytearray(size_bytes))
         slot = self._ring.acquire()
-        assert slot is not None  # noqa: S101 - it has a spare slot, and nothing ran in between
+        assert slot is not None  # noqa: S101 - the ring has a spare slot, and no other task ran since the check
         borrowed.callback(self._ring.abort, slot)
         return self._ring.view(slot, size_bytes)
 

@@ -1,8 +1,7 @@
-"""One range of an object, however many requests it takes: permit, attempts, back-off, hedges.
+"""Reads one range of an object with as many requests as it takes: permit, attempts, back-off, hedges.
 
-:meth:`RangeReader.read` tries until the range is there, and holds a permit meanwhile; one try is a race of an attempt
-and, if that is late, of its hedges; an attempt is one call of the store. Whether the bytes are right is for the caller
-to say.
+:meth:`RangeReader.read` holds a permit and retries until the range is read. Each try is a race between an attempt and,
+if that is late, its hedges; an attempt is one call of the store. The caller verifies the bytes.
 """
 
 from __future__ import annotations
@@ -35,17 +34,18 @@ from stoker.errors import (
 _log = logging.getLogger("stoker.fetch.range_reader")
 
 HEDGES = 3
-"""For one attempt at most: where 5% are late, one in 400 is so twice, and holds up what is in order behind it."""
+"""Maximum number of hedges of one attempt: if 5% of requests are late, one in 400 is late twice, and delays all items
+behind it in the order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangePart:
-    """Bytes ``[start, end)`` of an object, and where in the caller's memory they go.
+    """Bytes ``[start, end)`` of an object, and their place in the caller's memory.
 
     Attributes:
-        start: first byte.
-        end: byte after the last.
-        offset: of the first byte in the memory, in bytes.
+        start: offset of the first byte in the object.
+        end: offset behind the last byte in the object.
+        offset: offset of the first byte in the memory.
     """
 
     start: int
@@ -54,26 +54,26 @@ class RangePart:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes."""
+        """Number of bytes."""
         return self.end - self.start
 
 
 @dataclass(slots=True, kw_only=True)
 class ObjectFetch:
-    """An object being fetched: what all its requests share.
+    """State of one object's fetch, shared by all its requests.
 
     Attributes:
         ref: the object.
-        name: its URL, for messages.
-        into: where its bytes go; the caller's.
+        name: URL of the object, for messages.
+        into: the caller's memory for the bytes.
         urgent: whether its requests go before others.
-        tag: precondition of its requests; None sends none.
-        size_bytes: of all that is to be read.
-        deadline: ends the fetch; counts from the moment the first request may be sent.
-        requests: sent so far.
-        failed_readings: of all its ranges, so far.
-        changed: the error that said, once so far, that the object is another than the one pinned.
-        last_error: of the last request that failed.
+        tag: precondition of its requests; None for none.
+        size_bytes: number of bytes to read in total.
+        deadline: deadline of the fetch, which starts when the first request may be sent.
+        requests: number of requests sent so far.
+        failed_readings: number of failed reads of all ranges so far.
+        changed: first error that reported a changed object; None if there was none.
+        last_error: error of the last failed request; None if there was none.
     """
 
     ref: ObjectRef
@@ -89,24 +89,24 @@ class ObjectFetch:
     last_error: StoreError | None = None
 
     def check_size(self, info: ObjectInfo) -> None:
-        """Raise ObjectChangedError if the object has another size than the pinned one, ObjectTruncatedError if less."""
+        """Raise ObjectTruncatedError if the object is shorter than the pinned one, ObjectChangedError if longer."""
         if info.size_bytes != self.ref.size_bytes:
             kind = ObjectTruncatedError if info.size_bytes < self.ref.size_bytes else ObjectChangedError
             raise kind(
                 f"{self.name} has {info.size_bytes} bytes where the manifest says {self.ref.size_bytes}: it was "
-                "overwritten since it was packed"
+                "overwritten after packing"
             )
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One call of the store, the first of a race or a hedge.
+    """One call of the store: the first request of a race, or a hedge.
 
     Attributes:
-        into: memory of its own.
-        sent_seconds: when, in loop time.
-        begun_seconds: when its answer began, None until then.
-        ended_seconds: when it ended.
+        into: memory that only this attempt writes to.
+        sent_seconds: time of sending, in seconds of the event loop.
+        begun_seconds: time at which its response began; None before.
+        ended_seconds: time at which it ended; 0 before.
     """
 
     into: memoryview
@@ -116,31 +116,31 @@ class _Attempt:
 
     @property
     def has_begun(self) -> bool:
-        """Whether its answer has begun."""
+        """Whether its response has begun."""
         return self.begun_seconds is not None
 
     def request(self, key: str, *, is_whole: bool) -> Request:
-        """Return what is kept on record of it."""
-        ended_seconds = max(self.sent_seconds, self.ended_seconds)  # one that was cancelled before it began has no end
+        """Return the record of the attempt for traces."""
+        ended_seconds = max(self.sent_seconds, self.ended_seconds)  # an attempt cancelled before its start has no end
         return Request(self.sent_seconds, self.begun_seconds, ended_seconds, self.into.nbytes, is_whole, key)
 
 
 _Race = dict[asyncio.Task[StoreError | None], _Attempt]
-"""The attempts of one try, in the order they were sent."""
+"""The attempts of one try, in the order of sending."""
 
 
 class RangeReader:
     """Reads ranges of one store, on one event loop.
 
-    A read that backs off keeps its permit, so in an outage the request rate is bounded by the concurrency and the
-    back-off, however many reads wait.
+    A read that backs off keeps its permit, so in an outage concurrency and back-off bound the request rate for any
+    number of waiting reads.
 
     Args:
-        store: what is read from.
-        rng: for jitter.
-        config: deadlines, retries, hedges and concurrency.
-        counters: of what was done.
-        hedges: says what is late, and lends memory.
+        store: store to read from.
+        rng: random numbers for jitter.
+        config: retries, hedged requests and concurrency.
+        counters: counters to update.
+        hedges: decides which requests are late, and provides memory for hedges.
     """
 
     def __init__(
@@ -152,12 +152,12 @@ class RangeReader:
         self._rate = RateLimit(config.max_bytes_per_second)
 
     async def read(self, fetch: ObjectFetch, part: RangePart) -> None:
-        """Fill a part of the fetch's memory. When the call ends, however it ends, nothing writes there any more.
+        """Fill a part of the fetch's memory; when the call ends in any way, nothing writes there any more.
 
         Raises:
             FetchError: every attempt failed, or the next one would miss the deadline.
-            ObjectTruncatedError: the store says that the object ends before the part does.
-            StoreError: what the store raised, if trying again cannot help.
+            ObjectTruncatedError: the object ends before the part does.
+            StoreError: the store raised an error that a retry cannot fix.
         """
         with strand(fetch.ref.key, Phase.QUEUE) as span:
             await self._rate.wait(part.size_bytes)
@@ -175,7 +175,7 @@ class RangeReader:
                 self._limiter.release()
 
     def _passing(self, fetch: ObjectFetch, attempts: int, error: StoreError) -> TransientError:
-        """Return an error after which the range may be had all the same; raise if there is no use in trying again."""
+        """Return the error if it is transient and attempts are left; raise otherwise."""
         if isinstance(error, RangeBeyondEndError):
             raise ObjectTruncatedError(f"{error}, where the manifest says {fetch.ref.size_bytes} bytes") from None
         if not isinstance(error, TransientError):
@@ -185,10 +185,10 @@ class RangeReader:
         return error
 
     async def back_off(self, fetch: ObjectFetch, failures: int, error: TransientError) -> None:
-        """Wait before another try.
+        """Wait before the next try.
 
         Raises:
-            FetchError: at once, if the deadline would pass meanwhile.
+            FetchError: the deadline would pass during the wait; raised at once.
         """
         wait_seconds = backoff_seconds(
             failures,
@@ -201,17 +201,17 @@ class RangeReader:
         if fetch.deadline.forbids(wait_seconds):
             raise self.gave_up(fetch, "its deadline would pass before the next try") from error
         if wait_seconds > LONG_SECONDS:
-            _log.warning("%s is tried again in %.0f s: %s", fetch.name, wait_seconds, error)
+            _log.warning("%s: retrying in %.0f s: %s", fetch.name, wait_seconds, error)
         self._counters.retries[type(error).__name__] += 1
         await asyncio.sleep(wait_seconds)
 
     def failed(self, fetch: ObjectFetch, error: StoreError) -> None:
-        """Count a reading that failed."""
+        """Count a failed read."""
         fetch.last_error = error
         self._counters.failures[type(error).__name__] += 1
 
     def gave_up(self, fetch: ObjectFetch, reason: str) -> FetchError:
-        """Return the error that ends a fetch."""
+        """Return the error that ends a fetch for a reason, with the settings that limit it."""
         config = self._config
         return FetchError(
             f"{fetch.name} was not fetched with {fetch.requests} requests: {reason} "
@@ -220,10 +220,10 @@ class RangeReader:
         )
 
     async def _race(self, fetch: ObjectFetch, part: RangePart, span: Strand) -> StoreError | None:
-        """Send a request and, when it is late, a hedge, which may be late, too; return the error if none succeeds.
+        """Send a request and, while the requests are late, hedges; return the error if none succeeds.
 
-        The first whose answer begins is left to itself: those that wait are cancelled, and have moved no bytes.
-        Each has memory of its own, and has ended before its memory is used for anything else.
+        When the first response begins, the requests that still wait are cancelled, before they transfer bytes. Each
+        request has its own memory, and has ended before the memory is used for anything else.
         """
         loop, key = asyncio.get_running_loop(), fetch.ref.key
         into = fetch.into[part.offset : part.offset + part.size_bytes]
@@ -252,7 +252,7 @@ class RangeReader:
             return self._outcome(race, into)
 
     def _hedge(self, part: RangePart, race: _Race, borrowed: ExitStack) -> tuple[memoryview | None, float | None]:
-        """Decide whether to hedge now: return memory for it, or None and how long to wait for those that run."""
+        """Decide whether to hedge: return memory for the hedge, or None and the seconds until the next check."""
         if len(race) > HEDGES:
             return None, None
         look_seconds = self._hedges.look_seconds(
@@ -265,13 +265,13 @@ class RangeReader:
             return None, look_seconds
         data = self._hedges.borrow_buffer(part.size_bytes, borrowed, len(race) - 1)
         if data is not None:
-            self._limiter.held += 1  # over the limit if need be: it has a budget of its own
+            self._limiter.held += 1  # beyond the limit if necessary: hedges have their own budget
             borrowed.callback(self._limiter.release)
             self._rate.charge(part.size_bytes)
         return data, LOOK_SECONDS
 
     def _outcome(self, race: _Race, into: memoryview) -> StoreError | None:
-        """Put what has arrived where it belongs; return the error if none has."""
+        """Copy the winner's bytes to ``into`` and count the losers; return the error if no attempt succeeded."""
         winner = _winner(race)
         if winner is None:
             return next(task.result() for task in race if not task.cancelled())
@@ -284,9 +284,9 @@ class RangeReader:
         return None
 
     async def _attempt(self, fetch: ObjectFetch, part: RangePart, attempt: _Attempt, race: _Race) -> StoreError | None:
-        """Call the store once; return its error: one that fails must not stop the others of the race.
+        """Call the store once; return its error, since a failure must not stop the other attempts of the race.
 
-        When its answer begins, those of the race that wait for theirs are cancelled.
+        When its response begins, attempts that still wait for theirs are cancelled.
         """
         loop = asyncio.get_running_loop()
         attempt.sent_seconds = loop.time()
@@ -312,8 +312,8 @@ class RangeReader:
             error = raised
         except TimeoutError as raised:
             error = DeadlineError(
-                f"{fetch.name}: bytes {part.start} to {part.end} are not there after {limit_seconds:g} s; on a very "
-                "slow link lower least_bytes_per_second"
+                f"{fetch.name}: bytes {part.start} to {part.end} did not arrive within {limit_seconds:g} s; on a very "
+                "slow link, lower least_bytes_per_second"
             )
             error.__cause__ = raised
         finally:
@@ -322,7 +322,7 @@ class RangeReader:
         return error
 
     def _ended(self, fetch: ObjectFetch, part: RangePart, attempt: _Attempt, error: StoreError | None) -> None:
-        """Learn from an attempt that was not cancelled."""
+        """Record an attempt that was not cancelled: counters, timings and the concurrency limit."""
         if error is not None:
             if isinstance(error, ThrottledError):
                 self._aimd.throttled(attempt.sent_seconds, attempt.ended_seconds)
@@ -343,7 +343,7 @@ class RangeReader:
 
 
 def _winner(race: _Race) -> asyncio.Task[StoreError | None] | None:
-    """Return an attempt that has succeeded, the one sent first if there are several."""
+    """Return the successful attempt that was sent first; None if there is none."""
     return next((task for task in race if _has_succeeded(task)), None)
 
 

@@ -130,7 +130,7 @@ def test_a_wait_that_would_pass_the_deadline_is_cut_and_logged(
 
     with caplog.at_level(logging.WARNING, logger="stoker"):
         run_virtual(main())
-    assert "faulty://bucket/x is tried again in 30 s: x: slow down" in caplog.text
+    assert "faulty://bucket/x: retrying in 30 s: x: slow down" in caplog.text
 
 
 def test_a_store_that_asks_for_more_than_there_is_until_the_end_ends_the_fetch_at_its_deadline() -> None:
