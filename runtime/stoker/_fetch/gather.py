@@ -1,11 +1,12 @@
-"""From the ring to a batch: one vectorised copy per column, whatever slots, dtypes and alignments the rows have.
+"""Gathers rows from the ring into a batch: one vectorised copy per column, for any slots, dtypes and alignments.
 
-The ring's memory is looked at as an array of overlapping ``void[row_bytes]`` elements, one starting at every byte.
-Indexing it with the byte addresses of the wanted rows copies each row once, from any number of super-samples, without
-a loop in Python: as fast as a take from one contiguous array. The offsets of ragged columns are found the same way,
-as 16-byte elements (a row's start and end).
+The ring's memory is viewed as an array of overlapping ``void[row_bytes]`` elements, one starting at every byte.
+Indexing it with the byte addresses of the rows copies each row once, from any number of super-samples, without a
+Python loop: as fast as a take from one contiguous array. The offsets of ragged columns are read in the same way, as
+16-byte elements (start and end of a row).
 
-Where a row's values lie, :class:`PickedRows` says. Batches own their memory: nothing here returns a view of the ring.
+:class:`PickedRows` holds the locations of the rows' values. Batches own their memory: nothing here returns a view of
+the ring.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from stoker._format.schema import Column
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedValues:
-    """The values of a ragged column, one behind the other.
+    """The concatenated values of a ragged column.
 
     Attributes:
-        column: what they are.
+        column: the column.
         data: the bytes of all values, ``uint8``.
         offsets: ``int64 [samples + 1]``, in elements; value ``i`` is ``elements[offsets[i]:offsets[i + 1]]``.
     """
@@ -56,12 +57,12 @@ Columns = dict[str, NDArray[Any] | RaggedValues]
 
 
 class Located(NamedTuple):
-    """Where the values of a column lie.
+    """Locations of the values of a column.
 
     Attributes:
-        memory: that they lie in.
-        starts: ``int64 [samples]``, where in the memory each value starts.
-        lengths: of a ragged column, ``int64 [samples]``, the elements of each value.
+        memory: memory that contains the values.
+        starts: ``int64 [samples]``, offset of each value in the memory, in bytes.
+        lengths: ``int64 [samples]``, number of elements of each value of a ragged column; None for a fixed column.
     """
 
     memory: memoryview
@@ -70,12 +71,12 @@ class Located(NamedTuple):
 
 
 class PickedRows(NamedTuple):
-    """Rows to gather, and where their values lie.
+    """Rows to gather, and the locations of their values.
 
     Attributes:
-        super_samples: ``int64 [samples]``, the manifest row that each row comes from.
-        rows: ``int64 [samples]``, the row in that super-sample.
-        values: column name → where its values lie.
+        super_samples: ``int64 [samples]``, manifest row of each row's super-sample.
+        rows: ``int64 [samples]``, row in that super-sample.
+        values: column name → locations of its values.
     """
 
     super_samples: NDArray[np.int64]
@@ -95,11 +96,11 @@ def gather_rows(memory: memoryview, addresses: NDArray[np.int64], row_bytes: int
 
 
 GatherRows = Callable[[memoryview, NDArray[np.int64], int], NDArray[np.uint8]]
-"""What :func:`gather_rows` does, perhaps into memory of another kind."""
+"""A function like :func:`gather_rows`, which may return memory of another kind."""
 
 
 def gather(picked: PickedRows, columns: Mapping[str, Column], copy: GatherRows = gather_rows) -> Columns:
-    """Return the picked rows of each of ``columns``; those of fixed columns are copied by ``copy``."""
+    """Return the values of the given rows in each of ``columns``; ``copy`` copies those of fixed columns."""
     return {
         name: _fixed(picked.values[name], column, copy) if column.is_fixed else _ragged(picked.values[name], column)
         for name, column in columns.items()
@@ -125,7 +126,7 @@ def _ragged(located: Located, column: Column) -> RaggedValues:
 
 
 def concatenate(parts: Sequence[Columns]) -> Columns:
-    """Return the parts of one batch as one; a single part is returned as it is."""
+    """Concatenate the parts of one batch; a single part is returned unchanged."""
     if len(parts) == 1:
         return parts[0]
     return {name: _joined([part[name] for part in parts]) for name in parts[0]}

@@ -1,17 +1,16 @@
 """Performs a schedule: fetches a stream of items into the ring ahead of the consumer, in order of first use.
 
-Admission is strictly in order: item k has its slot before item k + 1 may have one. So the items that hold slots are
-always the next ones to be used, and as long as the ring holds what the consumer uses at once, nothing can wait in a
-circle.
+Admission is strictly in order: item k gets its slot before item k + 1. So the items in slots are always the next ones
+to be used, and as long as the ring holds all items that the consumer uses at once, there is no deadlock.
 
-A run starts slowly: what the first step needs is fetched alone, then three items at a time, and one more with each that
-arrives, until eight may be under way. Items that are fetched at once share the bandwidth and arrive together, late; in
-this way the next one is there first. The first sixteen items are read in parallel ranges: behind them there is enough
-ahead of the consumer to wait for whole ones.
+A run starts slowly: the items of the first step are fetched alone, then three items at a time, and one more with each
+arrival, up to eight at once. Concurrent fetches share the bandwidth and arrive together, late; limiting them makes the
+next item arrive first. The first 16 items are read in parallel ranges: after them, enough items are ahead of the
+consumer to read whole ones.
 
-A fetch that fails while nobody waits for it may have met an outage that is over when the consumer comes. Its item keeps
-its claim to a slot, and is fetched anew when the consumer goes on; the error of a fetch reaches a consumer that has
-waited for most of it.
+A fetch that fails while the consumer does not wait for it may have met an outage that is over when the consumer needs
+the item. The item keeps its claim to a slot, and is fetched again when the consumer goes on. The error of a fetch is
+raised to the consumer only if it has waited for most of the fetch.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from stoker.errors import (
 _START_ITEMS, _FULL_ITEMS = 3, 8
 _SPLIT_ITEMS = 16
 _WAITED_SHARE = 0.5
-"""Of a fetch's time that a consumer has waited for it, from which on its error is the consumer's."""
+"""Fraction of a fetch's time that the consumer must have waited for its error to be raised to the consumer."""
 
 
 Ref = TypeVar("Ref")
@@ -49,12 +48,12 @@ Wanted = TypeVar("Wanted", contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Item(Generic[Ref]):
-    """Something to fetch.
+    """An item to fetch.
 
     Attributes:
-        index: 0, 1, 2 … in order of first use over the run.
-        ref: what it is, for the reader.
-        step: the step that first uses it; never falls from one item to the next.
+        index: number of the item, 0, 1, 2 … in order of first use over the run.
+        ref: reference to the item, for the reader.
+        step: number of the step that first uses it; never decreases from one item to the next.
     """
 
     index: int
@@ -66,28 +65,28 @@ class SlotReader(Protocol[Wanted]):
     """Fills slots of a ring; a :class:`~stoker._fetch.fetcher.Fetcher` is one."""
 
     async def fetch(self, ref: Wanted, *, urgent: bool = False) -> int:
-        """Return a READY slot with what ``ref`` names, verified.
+        """Return a READY slot with the verified item ``ref``.
 
-        The slot is acquired before the first await, and freed on every error and when the call is cancelled.
+        The slot is acquired before the first await, and freed on every error and on cancellation.
 
         Raises:
-            StokerError: it could not be had.
-            RingStateError: no slot was free; admission is the caller's part.
+            StokerError: the item could not be read.
+            RingStateError: no slot was free; admission is up to the caller.
         """
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class PrefetchStatistics:
-    """What a prefetcher has done.
+    """Counters of a prefetcher.
 
     Attributes:
         issued: items whose fetch has begun.
         fetched: items that became ready.
-        failed: items that ended in an error.
-        released: items that the consumer is done with.
-        waits: times the consumer had to wait for an item.
-        misses: items issued only because the consumer was waiting already, before the schedule would have.
+        failed: items whose fetch ended in an error.
+        released: items that the consumer has released.
+        waits: waits of the consumer for an item.
+        misses: items issued before the schedule allowed it, because the consumer was waiting for them.
     """
 
     issued: int = 0
@@ -99,20 +98,20 @@ class PrefetchStatistics:
 
 
 class Prefetcher(Generic[Ref]):
-    """Keeps the ring filled. Lives on one event loop; only :meth:`ready` may be called from other threads.
+    """Keeps the ring filled. Belongs to one event loop; only :meth:`ready` may be called from other threads.
 
     Nothing is fetched before :meth:`run`.
 
     Args:
-        reader: reads into ``ring``.
-        ring: shared with the reader, used by nobody else.
-        schedule: how far ahead.
-        items: returns the next item, None after the last.
-        hedge_slots: slots that admission leaves free for hedges.
-        recorder: follows the fetches.
+        reader: reads items into ``ring``.
+        ring: ring that only this prefetcher and the reader use.
+        schedule: decides how far ahead to fetch.
+        items: returns the next item, or None after the last.
+        hedge_slots: number of slots that admission leaves free for hedges.
+        recorder: records the fetches; None for no record.
 
     Attributes:
-        stats: counts so far.
+        stats: current counters.
     """
 
     def __init__(
@@ -127,8 +126,8 @@ class Prefetcher(Generic[Ref]):
     ) -> None:
         if hedge_slots < 0 or ring.slots - hedge_slots < schedule.needed_slots:
             raise ConfigError(
-                f"{schedule} needs {schedule.needed_slots} slots beside {hedge_slots} for hedges; the ring has "
-                f"{ring.slots}: raise the memory budget or fetch less ahead"
+                f"{schedule} needs {schedule.needed_slots} slots in addition to {hedge_slots} for hedges, but the ring "
+                f"has {ring.slots}: raise the memory budget or fetch less far ahead"
             )
         self._reader, self._ring, self._items, self._hedge_slots = reader, ring, items, hedge_slots
         self.schedule, self.recorder, self.stats = schedule, recorder, PrefetchStatistics()
@@ -149,13 +148,13 @@ class Prefetcher(Generic[Ref]):
     async def run(self) -> None:
         """Fetch until the items are exhausted and every fetch has ended.
 
-        An item that fails does not end the run. If it failed while nobody waited for it, for a reason that may pass, it
-        is fetched anew when the consumer goes on; else its error is raised to the consumer when it comes to the item.
-        Cancelling cancels every fetch, waits for the transports to end and frees all slots but the READY ones,
-        which the consumer releases (or :meth:`release_all`). Whoever waits is told.
+        A failed item does not end the run. If it failed with a transient error while the consumer did not wait for it,
+        it is fetched again when the consumer goes on; otherwise its error is raised to the consumer at that item.
+        Cancellation cancels every fetch, waits for the transports to end and frees all slots but the READY ones, which
+        the consumer (or :meth:`release_all`) releases. A waiting consumer gets an error.
 
         Raises:
-            Exception: what ``items`` raised; the consumer gets it too, at the first item that is missing.
+            Exception: the error that ``items`` raised; the consumer gets it too, at the first missing item.
         """
         try:
             async with task_group() as fetches:
@@ -169,11 +168,11 @@ class Prefetcher(Generic[Ref]):
         self._end(StokerError(f"the order has only {self.stats.issued} items"))
 
     async def wait(self, index: int) -> int:
-        """Return the slot of an item, READY, once it is there; it and all before it are issued at once.
+        """Wait for an item and return its READY slot; the item and all before it are issued at once.
 
         Raises:
             StoreError: the item could not be fetched.
-            StokerError: it never will be: the run has ended.
+            StokerError: the item will not be fetched, because the run has ended.
         """
         if (slot := self.ready(index)) is not None:
             return slot
@@ -195,7 +194,7 @@ class Prefetcher(Generic[Ref]):
         """Return the slot of an item if it is READY, else None; from any thread, without waiting.
 
         Raises:
-            StoreError: the item could not be fetched, and is not fetched anew.
+            StoreError: the item could not be fetched, and will not be fetched again.
         """
         outcome = self._outcomes.get(index)
         if isinstance(outcome, Exception):
@@ -203,10 +202,10 @@ class Prefetcher(Generic[Ref]):
         return outcome
 
     def release(self, index: int) -> None:
-        """Free an item's slot; for one that failed, forget the error.
+        """Free an item's slot, or discard the error of a failed item.
 
         Raises:
-            RingStateError: the item was released already, or never was ready.
+            RingStateError: the item was released already, or was never ready.
         """
         outcome = self._outcomes.pop(index, None)
         if outcome is None:
@@ -219,30 +218,30 @@ class Prefetcher(Generic[Ref]):
         self._changed.set()
 
     def release_all(self) -> None:
-        """Release every item that is ready, used or not: for a consumer that leaves early, after the run.
+        """Release every ready item, used or not, after the run, for a consumer that ends early.
 
-        Whoever waits is told.
+        A waiting consumer gets an error.
         """
         for index in list(self._outcomes):
             self.release(index)
-        if self._ended is None:  # it was never run
+        if self._ended is None:  # run() was never called
             self._end(StokerError("the prefetcher was stopped"))
 
     def reached(self, step: int, consumed: int) -> None:
-        """The consumer is at ``step`` and has begun to use ``consumed`` items."""
+        """Record that the consumer is at ``step`` and has begun to use ``consumed`` items."""
         self._step = step
         self._consumed = consumed
         self._fetch_failed_anew()
 
     def _fetch_failed_anew(self) -> None:
-        """The consumer goes on: what failed ahead of it is due, in order."""
+        """Queue the items that failed ahead of the consumer to be fetched again, in order."""
         self._due.extend(self._failed_ahead[index] for index in sorted(self._failed_ahead))
         self._failed_ahead.clear()
         self._changed.set()
 
     @property
     def _claimed(self) -> int:
-        """How many free slots belong to items that are to be fetched anew."""
+        """Number of free slots that are reserved for items to be fetched again."""
         return len(self._failed_ahead) + len(self._due)
 
     @property
@@ -277,8 +276,8 @@ class Prefetcher(Generic[Ref]):
 
     async def _issue(self, fetches: asyncio.TaskGroup, item: Item[Ref], idle_seconds: float) -> None:
         fetches.create_task(self._fill(item, idle_seconds))
-        # The loop starts tasks in the order they were made: after one turn the item holds its slot, in its own task, so
-        # that one cancelled before it started has nothing to give back. A hedge may have its turn first.
+        # The loop starts tasks in the order of creation: after one turn, the item's own task holds its slot, so a task
+        # that is cancelled before it starts has nothing to free. A hedge may run first.
         self._ring.promised += 1
         try:
             await asyncio.sleep(0)
@@ -286,7 +285,7 @@ class Prefetcher(Generic[Ref]):
             self._ring.promised -= 1
 
     def _may_issue(self, item: Item[Ref]) -> bool:
-        """Decide on the next item. One that is waited for needs a slot and nothing else, not even the hedges' share."""
+        """Return whether to issue the next item. If the consumer waits for it, it may even take a slot for hedges."""
         if self._first_step is None:
             self._first_step = item.step
         waited_for = item.index <= self._wanted
@@ -304,7 +303,7 @@ class Prefetcher(Generic[Ref]):
         return waited_for
 
     def _would_delay(self) -> bool:
-        """Return whether one more fetch would keep what is needed soon from arriving: in the start of a run."""
+        """Return whether one more fetch would delay the items that are needed first, at the start of a run."""
         is_starting = self._start_items < _FULL_ITEMS
         return bool(self._first_missing) or (is_starting and self._under_way >= self._start_items)
 
@@ -341,7 +340,7 @@ class Prefetcher(Generic[Ref]):
         self._changed.set()
 
     def _was_waited_for(self, item: Item[Ref], begun_seconds: float) -> bool:
-        """Return whether a consumer has waited for an item through most of a fetch of it that ends now."""
+        """Return whether the consumer has waited during most of a fetch of an item that ends now."""
         wait_begun_seconds = self._wait_begun_seconds.get(item.index)
         if wait_begun_seconds is None:
             return False
@@ -356,6 +355,6 @@ class Prefetcher(Generic[Ref]):
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return whether what made a fetch fail may be over by and by: an outage, not an object that is gone or spoilt."""
+    """Return whether the cause of a failed fetch may pass, such as an outage, unlike a missing or corrupt object."""
     may_pass = isinstance(error, FetchError | TransientError | CredentialsError)
     return may_pass and not isinstance(error, ObjectDamagedError | ChecksumError)

@@ -1,8 +1,8 @@
-"""Nearer places, none of which may hurt: the nearest that has an object in time delivers it, or else the store does.
+"""A chain of tiers in front of the store: the nearest tier that has an object in time delivers it, or else the store.
 
-A tier that is late is raced with the store while there is spare memory and budget for a hedge (see
-:mod:`stoker._fetch.hedge`); else its read is cancelled, and the store fills the same memory. A tier that is late or
-fails three times in a row is left alone for a while, then tried with one read, by its circuit breaker.
+No tier can delay a fetch by much. A late tier is raced with the store if memory and budget allow a hedge (see
+:mod:`stoker._fetch.hedge`); otherwise its read is cancelled, and the store fills the same memory. After three late or
+failed reads in a row, a tier's circuit breaker opens; later, a single read tries the tier again.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from stoker.abc import CorrectedTier, ObjectRef, PlacedTier, Tier
 from stoker.errors import ChecksumError, StokerError, StoreError
 
 LATE_SECONDS = 0.08
-"""A tier that has not delivered by then is late, unless the store's bytes take longer, or the reads of both do."""
+"""Minimum time after which a tier is late; longer if the store's bytes, or the usual reads of both, take longer."""
 
 ReadStore = Callable[[memoryview], Awaitable[None]]
 Verify = Callable[[ObjectRef, memoryview], None]
 
 
 class _Answer(enum.StrEnum):
-    """What came of a tier, as traces call it; one that was late was cancelled, or was beaten by the store in a race."""
+    """Outcome of a read from a tier, as in traces; a late read was cancelled (LATE), or lost to the store (BEATEN)."""
 
     DELIVERED = "delivered"
     LACKING = "lacking"
@@ -40,15 +40,18 @@ class _Answer(enum.StrEnum):
 
 
 class _Member:
-    """A tier of a chain, or one of the places that a tier reads from, and what is known of its health.
+    """A tier, or one of the places that a tier reads from, with its circuit breaker and timings.
+
+    Args:
+        tier: the tier.
+        place: name of the place; empty if the tier has only one.
 
     Attributes:
-        tier: which is read.
-        label: what messages call it.
-        times: of its reads, each divided by the number that were under way, which share a device or a link.
-        under_way: reads now.
-        failure: what went wrong last.
-        is_faulty: whether it has raised something else than a StoreError.
+        label: name in messages.
+        times: durations of its reads, each divided by the number of concurrent reads, which share a device or link.
+        under_way: number of reads in flight.
+        failure: text of the last failure.
+        is_faulty: whether it has raised an error that tiers may not raise.
     """
 
     def __init__(self, tier: Tier, place: str) -> None:
@@ -62,15 +65,15 @@ class _Member:
 
 
 class TierChain:
-    """Reads objects from the nearest tier that has them. Lives on one event loop.
+    """Reads objects from the nearest tier that has them. Belongs to one event loop.
 
     Args:
-        tiers: the nearest first.
-        hedges: of the store: lend memory for a race, as far as budget and ring allow.
-        config: when something is late, and how long a read may take.
-        counters: counts hits, errors and lateness.
-        verify: raises ChecksumError if bytes are not the object's.
-        log: told of breakers that open and close.
+        tiers: the tiers, nearest first.
+        hedges: hedges of the store, which provide memory for a race as far as budget and ring allow.
+        config: time limits of reads.
+        counters: counters of hits, errors and late reads.
+        verify: raises ChecksumError if bytes are not those of the object.
+        log: logger for breakers that open and close.
     """
 
     def __init__(
@@ -93,12 +96,12 @@ class TierChain:
         return bool(self._tiers)
 
     def states(self) -> dict[str, str]:
-        """Return the state of each breaker, by name of the tier, and of the place if the tier has several."""
+        """Return the state of each breaker, by name of the tier and, if it has several, of the place."""
         unread = {tier.name: str(BreakerState.CLOSED) for tier in self._tiers if not isinstance(tier, PlacedTier)}
         return unread | {member.label: str(member.breaker.state) for member in self._members.values()}
 
     def _member(self, number: int, ref: ObjectRef) -> _Member:
-        """Return what is known of where a tier would read an object from."""
+        """Return the state of the place from which a tier would read an object."""
         place = self._places[number](ref)
         member = self._members.get((number, place))
         if member is None:
@@ -106,18 +109,18 @@ class TierChain:
         return member
 
     async def fetch(self, ref: ObjectRef, into: memoryview, store: ReadStore) -> None:
-        """Fill ``into`` with an object, verified, from the nearest place that delivers it in time.
+        """Fill ``into`` with an object, verified, from the nearest tier that delivers it in time, or from the store.
 
-        When the call ends, however it ends, nothing writes to ``into`` any more. Places nearer than the one that
-        delivers are offered the object.
+        When the call ends in any way, nothing writes to ``into`` any more. All tiers nearer than the one that delivers
+        are offered the object.
 
         Args:
             ref: the object.
-            into: memory of its size.
-            store: fills memory of this size from the store: ``into``, or other memory in a race.
+            into: memory of the object's size.
+            store: fills memory of that size from the store: ``into``, or other memory in a race.
 
         Raises:
-            StokerError: the store could not, and no tier either.
+            StokerError: the store failed, and no tier has the object.
         """
         answer = await self._ask_in_turn(ref, into, store)
         if answer is _Answer.DELIVERED:
@@ -131,19 +134,17 @@ class TierChain:
         self._offer(ref, into, len(self._tiers))
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
-        """Fill ``into`` with an object, verified, from the nearest tier that has it; return whether one had.
+        """Fill ``into`` with an object, verified, from the nearest tier that has it; return whether one had it.
 
-        A tier that lacks, spoils or fails costs time and nothing else.
+        A tier that fails or returns wrong bytes only costs time.
         """
         return bool(self._tiers) and await self._ask_in_turn(ref, into, None) is _Answer.DELIVERED
 
     async def _ask_in_turn(self, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
-        """Ask tiers until one or the store has delivered, and return what the last one answered.
-
-        The first tier that is late is the last that is asked.
+        """Read from tiers in turn until one or the store delivers, or one is late; return the last outcome.
 
         Raises:
-            StokerError: a tier was late and then could not, and neither could the store.
+            StokerError: a tier was late and did not deliver, and the store failed.
         """
         self._hedges.budget.earn()
         answer = _Answer.LACKING
@@ -159,9 +160,9 @@ class TierChain:
         return answer
 
     async def _read_patiently(self, ref: ObjectRef, into: memoryview) -> bool:
-        """Fill ``into`` from any tier that can, whatever its breaker says: for when the store cannot.
+        """Fill ``into`` from any tier, even one with an open breaker, after the store has failed.
 
-        A tier may take ``attempt_seconds``, and what the bytes take at ``least_bytes_per_second``.
+        A tier may take ``attempt_seconds`` plus the time of the bytes at ``least_bytes_per_second``.
         """
         for number in range(len(self._tiers)):
             member = self._member(number, ref)
@@ -178,11 +179,11 @@ class TierChain:
         for number, tier in enumerate(self._tiers[:nearer_than]):
             try:
                 tier.offer(ref, data)
-            except Exception as error:  # noqa: BLE001 - a tier may be another package's, and none may end a training
+            except Exception as error:  # noqa: BLE001 - a tier may be a plug-in, and none may end a training run
                 self._log_fault(self._member(number, ref), "offered", ref, error)
 
     async def _permitted(self, member: _Member, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
-        """Ask a tier, if its breaker permits."""
+        """Read from a tier if its breaker permits."""
         loop = asyncio.get_running_loop()
         permit = member.breaker.permit(loop.time())
         if permit is None:
@@ -204,7 +205,7 @@ class TierChain:
         return answer
 
     async def _ask(self, member: _Member, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
-        """Read from a tier, and from the store beside it if that is late and there is memory."""
+        """Read from a tier and, if it is late and memory is available, from the store at the same time."""
         with ExitStack() as borrowed:
             async with task_group() as group:
                 near = group.create_task(self._read_tier(member, ref, into))
@@ -234,7 +235,7 @@ class TierChain:
     async def _is_in_time(self, member: _Member, near: asyncio.Task[_Answer], size_bytes: int) -> bool:
         """Wait until a read has ended or is late; return whether it has ended.
 
-        Short looks are counted, not the clock, so that time in which this process did not run is nobody's lateness.
+        Short waits are counted instead of the clock, so that a pause of this process does not make a tier late.
         """
         waited_seconds = 0.0
         while (left_seconds := self._late_seconds(member, size_bytes) - waited_seconds) >= TIMER_SECONDS:
@@ -247,9 +248,9 @@ class TierChain:
         return False
 
     def _late_seconds(self, member: _Member, size_bytes: int) -> float:
-        """Return how long to wait for a tier: as long as it takes lately, but no longer than the store would.
+        """Return how long to wait for a tier: a multiple of its recent times, but not longer than the store takes.
 
-        At least as long as the store's bytes take, its first byte aside: a disk that many read from is not sick.
+        At least the store's time after the first byte: a disk that is slow because of many readers is not faulty.
         """
         store_seconds, store_bytes_seconds = self._hedges.expected_seconds(size_bytes)
         least_seconds = max(LATE_SECONDS, store_bytes_seconds)
@@ -270,7 +271,7 @@ class TierChain:
                 return _Answer.LACKING
             with strand(ref.key, Phase.VERIFY):
                 self._verify(ref, into)
-        except Exception as error:  # noqa: BLE001 - a tier may be another package's, and none may end a training
+        except Exception as error:  # noqa: BLE001 - a tier may be a plug-in, and none may end a training run
             if not isinstance(error, StoreError | TimeoutError):
                 self._log_fault(member, "asked for", ref, error)
             self._counters.tier_errors[member.tier.name] += 1
@@ -285,11 +286,11 @@ class TierChain:
         return _Answer.DELIVERED
 
     def _log_fault(self, member: _Member, doing: str, ref: ObjectRef, error: Exception) -> None:
-        """Say once for each tier that it raised what no tier may raise."""
+        """Log, once per tier, that it raised an error that tiers may not raise."""
         if not member.is_faulty:
             member.is_faulty = True
             self._log.warning(
-                "the tier %s has a fault: %s %s, it raised %r; the bucket serves instead; this is said once for a tier",
+                "the tier %s has a fault: %s %s, it raised %r; objects are read from the bucket instead (logged once)",
                 member.label,
                 doing,
                 ref.key,
@@ -298,12 +299,12 @@ class TierChain:
             )
 
     def _log_change(self, member: _Member, before: BreakerState) -> None:
-        """Say that a breaker has opened, or has closed again: once each, not at every probe."""
+        """Log that a breaker has opened, or has closed again, but not every probe."""
         name, state = member.label, member.breaker.state
         if before is BreakerState.CLOSED and state is BreakerState.OPEN:
             self._log.warning(
-                "the tier %s was late or failed %d times in a row, and is left alone; one read tries it every %g s, "
-                "the bucket serves meanwhile: %s",
+                "the tier %s was late or failed %d times in a row, so objects are read from the bucket; one read tries "
+                "the tier every %g s; last failure: %s",
                 name,
                 FAILURES,
                 PAUSE_SECONDS,
@@ -318,7 +319,7 @@ def _one_place(_: ObjectRef) -> str:
 
 
 async def _first_success(near: asyncio.Task[_Answer], far: asyncio.Task[StokerError | None]) -> None:
-    """Wait until a tier or the store has delivered, or neither has, and cancel what still runs."""
+    """Wait until a tier or the store has delivered, or both have failed, and cancel the other read."""
     await asyncio.wait([near, far], return_when=asyncio.FIRST_COMPLETED)
     if near.done() and near.result() is not _Answer.DELIVERED:
         await asyncio.wait([far])
