@@ -263,7 +263,7 @@ def test_a_cancelled_waiter_does_not_disturb_the_others() -> None:
 
 
 def test_a_schedule_that_does_not_fit_the_ring_is_refused() -> None:
-    with pytest.raises(ConfigError, match="needs 8 slots in addition to 1 for hedges, but the ring has 8: raise the memory"):
+    with pytest.raises(ConfigError, match="needs 8 slots in addition to 1 for hedges, but the ring has 8"):
         Bench(schedule=FetchSize.half_and_half(8), slots=8, hedge_slots=1)
 
 
