@@ -1,4 +1,4 @@
-"""Google Cloud Storage: its JSON API, of which the reads go straight into the caller's memory."""
+"""Stores on Google Cloud Storage, over its JSON API, with reads into the caller's memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _GOOGLE = "https://storage.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _LOCATION = re.compile(rb'"location"\s*:\s*"([A-Za-z0-9-]{1,40})"')
 _TOKEN_TIMEOUT_SECONDS = 10
-# Below five minutes, until when a machine's metadata service gives the old token again; Google's own library has this.
+# Below five minutes, before which a machine's metadata service returns the old token; as in Google's own library.
 _TOKEN_MARGIN_SECONDS = 225
 _CHECK = "GOOGLE_APPLICATION_CREDENTIALS or GcsOptions(credentials_file=...)"
 _NO_CREDENTIALS = (
@@ -61,7 +61,7 @@ _NO_CREDENTIALS = (
 
 
 class GcsTokens(RenewedCredentials[str]):
-    """Tokens of the account that Google's environment names, or a credentials file."""
+    """Access tokens of the account in Google's environment, or in a credentials file."""
 
     margin_seconds = _TOKEN_MARGIN_SECONDS
 
@@ -70,18 +70,18 @@ class GcsTokens(RenewedCredentials[str]):
         self._file = str(options.credentials_file) if options.credentials_file else None
 
     def source(self) -> Token:
-        """Return where the tokens come from."""
+        """Return the source of the tokens."""
         return source_of_tokens(self._file, _SCOPE, _CHECK)
 
     async def identity(self) -> Identity:
-        """Return whose token is used, and when it ends."""
+        """Describe the account and the expiry of its token."""
         await self.current()
         kind = self.source().token_type.name.lower().replace("_", " ")
         expires = datetime.now(UTC) + timedelta(seconds=self.life_seconds)
         return Identity(kind=kind, expires=expires, is_renewed=True)
 
     async def fetch(self) -> tuple[str, float]:
-        """Get a token and its life, past the library's own cache, which retries for a minute and leaves a task."""
+        """Fetch a token and its life, without the library's own cache, which retries for a minute and leaks a task."""
         source, no_credentials = self.source(), "" if self.were_fetched else _NO_CREDENTIALS
         async with token_session(source, no_credentials, refused="Google refused the credentials", check=_CHECK):
             fresh = await source.refresh(timeout=_TOKEN_TIMEOUT_SECONDS)
@@ -105,7 +105,7 @@ class GcsAccess(Connections):
         super().__init__(options.http, self._root_url)
 
     async def endpoint(self) -> Endpoint:
-        """Ask for the bucket's location; to whom that is refused it still says what time it is."""
+        """Request the bucket's location; even an error response has the time."""
         url = f"{self._root_url}/storage/v1/b/{self._bucket}?fields=location"
         headers = self.headers(await self.credentials.current())
         reply = await self.reader.read(Call(method="GET", url=url, headers=headers, address=self._root_url))
@@ -117,7 +117,7 @@ class GcsAccess(Connections):
         )
 
     def call(self, asked: Asked, place: str, proof: str | None, address: str) -> Call:
-        """Return a request that ``proof`` authorises; ``place`` is a key, empty for the bucket's list."""
+        """Return a request with the token ``proof``; ``place`` is a key, empty for a listing of the bucket."""
         method, headers = asked.method, self.headers(proof) | asked.headers
         url = f"{self._root_url}/storage/v1/b/{self._bucket}/o"
         query = dict(asked.query or {})
@@ -135,21 +135,21 @@ class GcsAccess(Connections):
         return Call(method=method, url=url, headers=headers, address=address, data=asked.body)
 
     def headers(self, token: str | None) -> dict[str, str]:
-        """Return the headers of a request that ``token`` authorises."""
+        """Return the headers of a request with a token."""
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         if self._options.user_project is not None:
             headers["X-Goog-User-Project"] = self._options.user_project
         return headers
 
     async def presigned(self, key: str, seconds: int, query: Mapping[str, str]) -> str:
-        """Return a URL that stands for a GET of an object.
+        """Return the URL of a signed GET of an object.
 
         Raises:
-            CredentialsError: these credentials cannot sign.
+            CredentialsError: The credentials cannot sign.
         """
         if not isinstance(self.credentials, GcsTokens):
             raise CredentialsError(
-                "emulators, anonymous clients and ready tokens have nothing to sign URLs with; use a service account"
+                "emulators, anonymous clients and given tokens cannot sign URLs; use a service account"
             )
         source = self.credentials.source()
         token = None if source.token_type is Type.SERVICE_ACCOUNT else await self.credentials.current()
@@ -158,7 +158,7 @@ class GcsAccess(Connections):
 
 
 def _emulator(options: GcsOptions, environment: Mapping[str, str]) -> str | None:
-    """Return the address of an emulator, if one is meant; as in Google's own clients, its scheme may be left out."""
+    """Return the URL of a configured emulator, or None; as in Google's own clients, the scheme may be left out."""
     address = options.endpoint_url or environment.get("STORAGE_EMULATOR_HOST")
     if not address:
         return None
@@ -184,25 +184,25 @@ _AS_JSON = {"alt": "json"}
 _LIST_FIELDS = "items(name,size,generation),nextPageToken"
 _MISSING_BUCKET = "The specified bucket does not exist"
 _BUCKET_CHECK_SECONDS = 2.0
-# Generations are times in microseconds: no object ever had this one.
+# Generations are times in microseconds, so no object has this one.
 _NO_GENERATION = "1"
 
 
 class GcsStore(BucketObjects[GcsAccess]):
-    """``gs://bucket/prefix``."""
+    """A store in a Google Cloud Storage bucket, ``gs://bucket/prefix``."""
 
-    nonsense = "the answer makes no sense; is this a GCS endpoint?"
+    nonsense = "the response is malformed; check that the endpoint speaks the GCS JSON API"
 
     def __init__(self, location: Location, options: GcsOptions) -> None:
         super().__init__(location, partial(GcsAccess, location.bucket, options))
         self._price_key = PriceKey(location.url, options.endpoint_url or "", options.prices or "")
 
     def price_key(self) -> PriceKey:
-        """Return by what its prices are found."""
+        """Return the key of the store's prices."""
         return self._price_key
 
     async def presign(self, key: str, *, seconds: int, tag: str = "") -> str:
-        """Return a URL that stands for a GET of the generation ``tag``, or of the newest one."""
+        """Return the URL of a signed GET of the generation ``tag``, or of the newest one."""
         query = {"generation": _generation(tag)} if tag else {}
         return await self._access.get().presigned(self._at.full_key(key), seconds, query)
 
@@ -232,24 +232,24 @@ class GcsStore(BucketObjects[GcsAccess]):
             return
 
     async def _document(self, asked: Asked) -> tuple[object, str]:
-        """Return the JSON of an answer, and what to say if it makes no sense."""
+        """Return the JSON document of a response, and the error message for a malformed one."""
         complaint = f"{self.url if asked.key is None else self._at.object_url(asked.key)}: {self.nonsense}"
         reply = await self._ask(asked)
         try:
             document = json.loads(reply.body)
         except (ValueError, RecursionError):
             raise UnexpectedAnswerError(complaint) from None
-        if isinstance(document, Mapping) and "error" in document:  # else it would be an empty listing
+        if isinstance(document, Mapping) and "error" in document:  # would look like an empty listing
             raise UnexpectedAnswerError(complaint)
         return document, complaint
 
     async def _refusal(
         self, access: GcsAccess, asked: Asked, proof: str | None, address: str, reply: Reply
     ) -> StoreError:
-        """Return the error for a refusal.
+        """Return the error for an error response.
 
-        A 404 may mean the object or the bucket. Where its text does not say, the bucket is asked for, but only for the
-        manifest, which comes first: an object that is not there is usual, and the bucket then known to be.
+        A 404 may mean the object or the bucket. If the text does not say which, another request checks the bucket, but
+        only for the manifest, which is read first: after that the bucket is known, and missing objects are common.
         """
         writing, (code, text) = asked.body is not None, _explained(reply)
         if reply.status == 404 and (
@@ -262,7 +262,7 @@ class GcsStore(BucketObjects[GcsAccess]):
         return error_of(address, reply, _BY_CODE, code, text, writing=writing)
 
     async def _has_bucket(self, access: GcsAccess, token: str | None, address: str) -> bool:
-        """Return False only where Google says so in time."""
+        """Return False only if Google responds in time that there is no such bucket."""
         asked = Asked("GET", None, query={"maxResults": "1", "fields": "nextPageToken"})
         try:
             async with asyncio.timeout(_BUCKET_CHECK_SECONDS):
@@ -271,7 +271,7 @@ class GcsStore(BucketObjects[GcsAccess]):
             return True
 
     def _info(self, key: str, reply: Reply) -> ObjectInfo | None:
-        generation = reply.headers.get("x-goog-generation")  # which some emulators leave out
+        generation = reply.headers.get("x-goog-generation")  # some emulators leave it out
         return None if generation is None else ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=generation)
 
 
@@ -283,17 +283,17 @@ def _object_info(key: str, metadata: object, complaint: str) -> ObjectInfo:
 
 
 def _said(document: object, name: str, kind: type[_T], complaint: str, default: _T | None = None) -> _T:
-    """Return a field of an answer.
+    """Return a field of a JSON document.
 
     Args:
-        document: the answer, or a part of it.
-        name: of the field.
-        kind: that the value must be of.
-        complaint: text of the error.
-        default: for a field that is not there; None if it must be.
+        document: The document, or a part of it.
+        name: Name of the field.
+        kind: Required type of the value.
+        complaint: Error message.
+        default: Value of a missing field; None if the field is required.
 
     Raises:
-        UnexpectedAnswerError: it is not there, or not of its kind.
+        UnexpectedAnswerError: The field is missing, or has another type.
     """
     value = document.get(name, default) if isinstance(document, Mapping) else None
     if not isinstance(value, kind):
@@ -306,7 +306,7 @@ def _generation(tag: str) -> str:
 
 
 def _explained(reply: Reply) -> tuple[str, str]:
-    """Return the code and the text of an error document, which is JSON, or else plain text."""
+    """Return the code and the text of an error document, which is JSON or plain text."""
     code, text = "", reply.body.decode(errors="replace")
     with suppress(ValueError, LookupError, TypeError, RecursionError):
         document = json.loads(text)["error"]

@@ -1,11 +1,11 @@
-"""A data set that a function serves over HTTPS, as a store to read from, for machines without bucket credentials.
+"""A read-only store of a data set that a function serves over HTTPS, for machines without bucket credentials.
 
-What the store holds is what a manifest speaks of: the newest one, its versions, and their super-samples. Keys become
-paths of the function's by the manifest (``super-samples/{row}?version=``); nothing can be written.
+The store holds the manifest, its versions, and their super-samples. The manifest maps a key to a path of the function
+(``super-samples/{row}?version=``).
 
-The function, or the platform in front of it, wants to know who calls: the bearer of a token of ours, a principal of
-AWS's, or one of Google's. The proof goes with the request to the function and nowhere else: one redirect of its is
-followed without it. An SDK is imported when its platform's identities are wanted.
+The function, or the platform in front of it, authenticates the caller by a token of ours, an AWS principal, or a Google
+identity. Credentials are sent to the function only; its redirect, of which at most one is followed, gets none. A
+platform's SDK is imported only if its identities are used.
 """
 
 from __future__ import annotations
@@ -46,23 +46,26 @@ from stoker.errors import (
 )
 
 _BY_CODE: dict[str, Rule] = {
-    "failed": (StoreError, "the function cannot answer this, and its log says why; ask whoever deployed it"),
-    "forbidden": (PermissionDeniedError, "the token is for other data sets; ask for one that names this"),
+    "failed": (StoreError, "the function failed; its log says why, so ask the person who deployed it"),
+    "forbidden": (PermissionDeniedError, "the token is for other data sets; get one for this data set"),
     "no-such-dataset": (
         BucketNotFoundError,
         "the function serves no data set of that name; check the address, which ends with /v1/NAME",
     ),
-    "too-large": (StoreError, "the function cannot send so much at once; whoever deployed it can let it sign URLs"),
-    "unauthorized": (CredentialsError, "a valid token is wanted; set STOKER_TOKEN or ServedOptions(token=...)"),
+    "too-large": (
+        StoreError,
+        "the object is too large for a function's response; deploy it with signed URLs",
+    ),
+    "unauthorized": (CredentialsError, "a valid token is required; set STOKER_TOKEN or ServedOptions(token=...)"),
 }
 _DATA_KEY = re.compile(r"data/([0-9a-f]{16})/([0-9]{8,10})", re.ASCII)
 _VERSION_KEY = re.compile(r"manifests/([0-9]{8,9})\.safetensors", re.ASCII)
 
 _WITHOUT = "send none with ServedOptions(anonymous=True) or --anonymous"
-# What those can do who have no credentials of the platform that a host belongs to.
+# Remedies for users without credentials of the platform that a host belongs to.
 _OTHERWISE = f", set STOKER_TOKEN if the function wants a token, or {_WITHOUT}"
 _GOOGLE_DOMAINS = (".run.app", ".cloudfunctions.net")
-# Auth → the module that loads the platform's SDK, its caller, its extra.
+# Auth → module that imports the platform's SDK, class of its credentials, extra.
 _PLATFORMS: Mapping[Auth, tuple[str, str, str]] = {
     "aws": ("stoker._stores.aws_credentials", "AwsCaller", "s3"),
     "google": ("stoker._stores.google_credentials", "GoogleCaller", "gcs"),
@@ -71,31 +74,30 @@ _PLATFORMS: Mapping[Auth, tuple[str, str, str]] = {
 _REDIRECT = 307
 _STALE: Rule = (
     ServerError,
-    "the bucket does not take the URL that the function has signed, which holds for a short time; ask for another",
+    "the bucket refuses the URL that the function has signed, which expires soon; try again",
 )
 _MAX_LOCATION_CHARACTERS = 8192
-_MAX_ORIGINS = 8  # the function itself, and the hosts of the bucket that it redirects to
+_MAX_ORIGINS = 8  # the function itself, and the hosts of the bucket in its redirects
 
 _P = TypeVar("_P")
 
 
 class Caller(Credentials[_P], Protocol[_P]):
-    """Who calls, by a proof that may end under way."""
+    """Credentials for a function, which may expire at any time."""
 
     def headers(self, url: str, headers: Mapping[str, str], proof: _P) -> Mapping[str, str]:
-        """Return the headers of a GET of ``url``, and among them who asks for it."""
+        """Return the headers of a GET of ``url`` with the credentials added."""
         ...
 
     def rule(self, status: int, code: str) -> Rule:
-        """Return what it means that the platform refuses: by its status, 401 or 403, and its own code or none."""
+        """Return error class and remedy for a platform's status, 401 or 403, and its own code, possibly empty."""
         ...
 
 
 def auth_of(url: str, options: ServedOptions, environment: Mapping[str, str]) -> Auth | None:
-    """Return how a reader of the data set at ``url`` says who it is; None is not at all.
+    """Return the kind of credentials for the data set at ``url``; None for none.
 
-    It is what the options say; else there is a token in the environment; else it is what the platform that the host
-    belongs to wants by default.
+    The options take precedence, then a token in the environment, then the default of the host's platform.
     """
     host = urlsplit(url).hostname or ""
     if options.anonymous or options.named_auth is not None:
@@ -108,7 +110,7 @@ def auth_of(url: str, options: ServedOptions, environment: Mapping[str, str]) ->
 
 
 class Bearer(ReadyCredentials[str | None]):
-    """Who has a ready token, or none."""
+    """A fixed bearer token, or none."""
 
     def __init__(self, token: str | None) -> None:
         expires = None if token is None else end_of(token)
@@ -117,36 +119,36 @@ class Bearer(ReadyCredentials[str | None]):
 
     @classmethod
     def of(cls, options: ServedOptions, environment: Mapping[str, str]) -> Bearer:
-        """Return who has the token of the options, else of the environment.
+        """Return the token of the options, else of the environment.
 
         Raises:
-            ConfigError: there is none, or no header can carry it.
+            ConfigError: There is no token, or it has characters that HTTP does not allow.
         """
         token = options.token or environment.get("STOKER_TOKEN")
         if not token:
             raise ConfigError(
-                f"a token is wanted, and there is none: set STOKER_TOKEN, or ServedOptions(token=...), or {_WITHOUT}"
+                f"a token is required, and there is none: set STOKER_TOKEN, or ServedOptions(token=...), or {_WITHOUT}"
             )
-        return cls(ServedOptions(token=token).token)  # which checks it
+        return cls(ServedOptions(token=token).token)  # ServedOptions checks it
 
     def headers(self, _url: str, headers: Mapping[str, str], proof: str | None) -> Mapping[str, str]:
         """Return the headers with the token."""
         return headers if proof is None else {**headers, "Authorization": f"Bearer {proof}"}
 
     def rule(self, status: int, _code: str) -> Rule:
-        """Say which identities there are."""
+        """Return the error, and the other kinds of credentials as its remedy."""
         others = "ServedOptions(auth='aws') or (auth='google'), or --auth"
         if self._given is None:
-            return CredentialsError, f"the platform wants to know who calls; set STOKER_TOKEN, or use {others}"
+            return CredentialsError, f"the platform requires credentials; set STOKER_TOKEN, or use {others}"
         kind = CredentialsError if status == 401 else PermissionDeniedError
         return kind, f"the platform, not the function, refuses the token; for identities of its own, use {others}"
 
 
 def callers_of(url: str, options: ServedOptions, environment: Mapping[str, str]) -> Callable[[], Caller[Any]]:
-    """Return what makes who reads the data set at ``url``, for one event loop, in which it raises ConfigError.
+    """Return a factory of the credentials for the data set at ``url``; the factory may raise ConfigError.
 
     Raises:
-        MissingExtraError: the platform's SDK is not installed.
+        MissingExtraError: The platform's SDK is not installed.
     """
     auth = auth_of(url, options, environment)
     if auth is None:
@@ -160,12 +162,12 @@ def callers_of(url: str, options: ServedOptions, environment: Mapping[str, str])
 
 
 class ServedAccess:
-    """Connections to one function, and to where it redirects, in one event loop.
+    """Connections to one function, and to the targets of its redirects, in one event loop.
 
     Args:
-        url: of the data set, https:// or http://.
-        caller: who calls.
-        http: connections and their limits.
+        url: URL of the data set, https:// or http://.
+        caller: Credentials for the function.
+        http: Connection limits.
     """
 
     def __init__(self, url: str, caller: Caller[Any], http: HttpOptions) -> None:
@@ -176,25 +178,25 @@ class ServedAccess:
 
     @property
     def reader(self) -> HttpReader:
-        """This: it follows one redirect."""
+        """The object itself, which follows redirects."""
         return self
 
     writer = reader
 
     def call(self, asked: Asked, place: str, proof: Any, address: str) -> Call:
-        """Return a GET of a path below the data set's.
+        """Return a GET of a path below the data set's URL.
 
-        Its condition is for the function: where the bucket answers itself, its tags may be others.
+        The condition on the tag is for the function only: the bucket's own tags may differ.
         """
         url, condition = f"{self._url}/{place}", {} if asked.tag is None else {"If-Match": f'"{asked.tag}"'}
         headers = self.credentials.headers(url, asked.headers | condition, proof)
         return Call(method="GET", url=url, headers=headers, address=address)
 
     async def read(self, call: Call, destination: Destination | None = None) -> Reply:
-        """Return the answer to a call from wherever the function sends us, which is asked for the same range only.
+        """Send a request to the function, and follow at most one redirect, with the header ``Range`` only.
 
         Raises:
-            StoreError: there was no answer, or a redirect must not be followed.
+            StoreError: There was no response, or the redirect must not be followed.
         """
         reply = await self._carried(call, destination)
         if reply.status != _REDIRECT:
@@ -203,21 +205,21 @@ class ServedAccess:
         headers = {name: value for name, value in call.headers.items() if name == "Range"}
         reply = await self._carried(replace(call, url=target, headers=headers), destination)
         if 300 <= reply.status < 400:
-            raise StoreError(f"{call.address}: the function redirects to what redirects again; that is not followed")
+            raise StoreError(f"{call.address}: the target of the function's redirect redirects again; not followed")
         if reply.status in (400, 401, 403):
             raise error_of(call.address, replace(reply, headers={}, body=b""), {str(reply.status): _STALE})
         return reply
 
     async def endpoint(self) -> Endpoint:
-        """Ask for a byte of the manifest without saying who asks: even a refusal says what time it is."""
+        """Request a byte of the manifest without credentials: even an error response has the time."""
         call = Call(method="GET", url=f"{self._url}/manifest", headers={"Range": "bytes=0-0"}, address=self._url)
         reply = await self._carried(call, None)
         date = parse_date(reply.headers.get("Date"))
         return Endpoint(address=self._url, region=lambda_region(self._url), date=date)
 
     def shut_out(self, address: str, reply: Reply) -> StoreError:
-        """Return the error for a refusal of the platform's: the function has not seen the request."""
-        # AWS's type may be followed by a colon and where it is defined.
+        """Return the error for a platform's error response; the function has not seen the request."""
+        # AWS may append a colon and the URL of a definition to the type.
         code = reply.headers.get("x-amzn-ErrorType", "").partition(":")[0]
         said = reply.document
         text = str(said.get("message") or said.get("Message") or "")
@@ -225,7 +227,7 @@ class ServedAccess:
         return error_of(address, reply, {str(reply.status): rule}, code, text)
 
     async def close(self) -> None:
-        """Close the connections; those of calls in progress break."""
+        """Close the connections; calls in progress fail."""
         for connections in self._connections.values():
             await connections.close()
         self._connections.clear()
@@ -235,14 +237,17 @@ class ServedAccess:
         origin = f"{parts.scheme}://{parts.netloc}"
         if origin not in self._connections:
             if len(self._connections) >= _MAX_ORIGINS:
-                raise StoreError(f"{call.address}: the function redirects to ever more hosts; is it a stoker function?")
+                raise StoreError(
+                    f"{call.address}: the function redirects to more than {_MAX_ORIGINS - 1} hosts; check that it is a "
+                    "stoker function"
+                )
             self._connections[origin] = Connections(self._http, origin)
         return await self._connections[origin].reader.read(call, destination)
 
     def _checked(self, location: str, address: str) -> str:
-        """Return where a redirect leads: to https, or on this machine where the function is on it, too.
+        """Check the target of a redirect, and return it: https, or loopback if the function is on loopback, too.
 
-        It is a secret and not repeated, whatever is wrong with it.
+        A signed URL is a secret, so no message shows it.
         """
         try:
             if len(location) > _MAX_LOCATION_CHARACTERS or not location.isascii() or not location.isprintable():
@@ -253,18 +258,20 @@ class ServedAccess:
         except (ValueError, ConfigError):
             is_safe = False
         if not is_safe or set(location) & set(" \\#"):
-            raise StoreError(f"{address}: the function redirects to where it must not; only https:// is followed")
+            raise StoreError(
+                f"{address}: the function redirects to an unsafe or invalid URL; only https:// is followed"
+            )
         return location
 
 
 def _said(reply: Reply) -> tuple[str, str]:
-    """Return the code and the message of an error of the function's, which is JSON; both empty of anybody else's."""
+    """Return the code and the message of a function's error document; both empty for any other response."""
     said = reply.document
     return (str(said["error"]), str(said["message"])) if {"error", "message"} <= said.keys() else ("", "")
 
 
 class HttpStore(HttpObjects[ServedAccess]):
-    """``stoker+https://host/v1/name``; nothing can be written."""
+    """A read-only store of a served data set, ``stoker+https://host/v1/name``."""
 
     def __init__(self, location: Location, options: ServedOptions) -> None:
         url = f"{location.scheme.removeprefix('stoker+')}://{location.bucket}/{location.prefix}"
@@ -272,12 +279,12 @@ class HttpStore(HttpObjects[ServedAccess]):
         super().__init__(location, lambda: ServedAccess(url, caller(), options.http))
         self._learning = PerLoop(asyncio.Lock)
         self._index = RowIndex()
-        self._pinned: set[int] = set()  # versions that were asked for, and may hold what the newest no longer does
+        self._pinned: set[int] = set()  # requested versions, which may have super-samples that the newest lacks
 
     async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
         data, info = await super()._get(key)
         if key == POINTER_KEY or version_of(key):
-            with suppress(FormatError, ChecksumError):  # whoever asked for it will see for himself
+            with suppress(FormatError, ChecksumError):  # the caller will find out itself
                 self._index.learn(Manifest.from_bytes(data))
         return data, info
 
@@ -285,15 +292,15 @@ class HttpStore(HttpObjects[ServedAccess]):
         self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
     ) -> ObjectInfo:
         info = await super()._get_range(key, start, end, into, tag, begun)
-        # The bucket may have answered, which was not told the condition.
+        # The bucket may have responded, which does not get the condition.
         return check_found(self._at.object_url(key), info, start, end, tag)
 
     async def _head(self, key: str) -> ObjectInfo:
-        """Return size and tag, with a byte: function platforms answer a HEAD with the length of what they saw, 0."""
+        """Return size and tag by reading a byte: function platforms report the length 0 in the response to a HEAD."""
         return self._info(key, await self._ask(Asked("GET", key, "bytes=0-0")))
 
     async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
-        """Yield what the newest manifest speaks of, and that manifest under both its keys."""
+        """Yield the super-samples of the newest manifest, and that manifest under both its keys."""
         for text in (prefix, start_after):
             check_text("object key or prefix", text)
         manifest = await self._learn(POINTER_KEY)
@@ -316,15 +323,15 @@ class HttpStore(HttpObjects[ServedAccess]):
         code, text = _said(reply)
         if not code and reply.status in (401, 403):
             return access.shut_out(address, reply)
-        if code == "no-such-dataset":  # whatever of it was asked for
+        if code == "no-such-dataset":  # concerns the data set, whichever object was requested
             address = self.url
         return error_of(address, reply, _BY_CODE, code, text)
 
     async def _path(self, key: str) -> str:
-        """Return where an object is served, below the data set's URL.
+        """Return the path of an object below the data set's URL.
 
         Raises:
-            NotFoundError: no version that could be asked for has it.
+            NotFoundError: No known version has the object.
         """
         check_key(key)
         if key == POINTER_KEY:
@@ -338,11 +345,11 @@ class HttpStore(HttpObjects[ServedAccess]):
         raise NotFoundError(f"{self._at.object_url(key)}: no known version of the data set has it")
 
     async def _looked_up(self, key: str) -> str | None:
-        """Read the manifests that may speak of a super-sample; of many that ask for one, one does."""
+        """Read the manifests that may have a super-sample, once for all concurrent requests."""
         async with self._learning.get():
             for version in sorted(self._pinned, reverse=True):
                 if version not in self._index:
-                    with suppress(NotFoundError):  # it was there, and is no more
+                    with suppress(NotFoundError):  # it was deleted meanwhile
                         await self._learn(version_key(version))
             if (path := self._index.path_of(key)) is None:
                 await self._learn(POINTER_KEY)
@@ -355,30 +362,30 @@ class HttpStore(HttpObjects[ServedAccess]):
             return Manifest.from_bytes(data)
         except (FormatError, ChecksumError) as error:
             raise UnexpectedAnswerError(
-                f"{self._at.object_url(key)} is no manifest: {error}; is this a stoker function?"
+                f"{self._at.object_url(key)} is not a manifest: {error}; check that this is a stoker function"
             ) from None
 
     def _info(self, key: str, reply: Reply) -> ObjectInfo:
-        # Where Google's bucket answers itself, its ETag is another one and the generation has a header of its own.
+        # Google's bucket sends another ETag, and the generation in a header of its own.
         tag = reply.headers.get("x-goog-generation") or reply.headers.get("ETag", "").strip('"')
         if not tag:
             raise UnexpectedAnswerError(
-                f"{self._at.object_url(key)}: the answer has no ETag; is this a stoker function?"
+                f"{self._at.object_url(key)}: the response has no ETag; check that this is a stoker function"
             )
         return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=tag)
 
     def _lacks(self, method: str, key: str) -> StoreError:
         check_key(key)
         return PermissionDeniedError(
-            f"{self._at.object_url(key)}: what a function serves is read-only; write to the bucket behind it"
+            f"{self._at.object_url(key)}: a served data set is read-only; write to the bucket behind the function"
         )
 
 
 class RowIndex:
-    """Learns manifests, and knows then at which row of one of them an object stands. Keeps their runs, no rows."""
+    """Maps keys of super-samples to rows of the manifests added so far. Stores runs, no rows."""
 
     def __init__(self) -> None:
-        # Run → its stretches: first number and rows → the newest version that has just that, and the first row there.
+        # Run → (first number, number of rows) → (newest version with exactly these, their first row in it).
         self._stretches: dict[str, dict[tuple[int, int], tuple[int, int]]] = {}
         self._versions: set[int] = set()
 
@@ -386,7 +393,7 @@ class RowIndex:
         return version in self._versions
 
     def learn(self, manifest: Manifest) -> None:
-        """Take note of what a version holds."""
+        """Add the runs of a manifest."""
         if manifest.version in self._versions:
             return
         self._versions.add(manifest.version)
@@ -397,7 +404,7 @@ class RowIndex:
             stretches[stretch] = max(stretches.get(stretch, (0, 0)), (manifest.version, first_row))
 
     def path_of(self, key: str) -> str | None:
-        """Return the path, below the data set's, at which a super-sample is served; None if no known version has it."""
+        """Return the path of a super-sample below the data set's URL; None if no known version has it."""
         match = _DATA_KEY.fullmatch(key)
         if match is None:
             return None
@@ -409,19 +416,19 @@ class RowIndex:
         ]
         if not found:
             return None
-        version, row = max(found)  # the newest: an older one may be deleted first
+        version, row = max(found)  # the newest version, since older ones are deleted first
         return f"super-samples/{row}?version={version}"
 
 
 def version_of(key: str) -> int | None:
-    """Return which version of the manifest a key is of, None if it is not one's."""
+    """Return the version of the manifest with a key; None if it is not the key of a version."""
     match = _VERSION_KEY.fullmatch(key)
     version = int(match[1]) if match else 0
     return version if version and version_key(version) == key else None
 
 
 def super_samples(manifest: Manifest, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-    """Yield super-samples of a version: keys that start with ``prefix``, ascending, after ``start_after``."""
+    """Yield a version's super-samples whose keys start with ``prefix`` and follow ``start_after``, ascending."""
     if not ("data/".startswith(prefix) or prefix.startswith("data/")):
         return
     for key, row in sorted((manifest.key(row), row) for row in range(len(manifest))):

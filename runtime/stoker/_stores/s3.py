@@ -1,4 +1,4 @@
-"""S3 and its like: signed requests, of which the reads go straight into the caller's memory; botocore signs (45 µs)."""
+"""Stores on S3 and compatible services: requests signed by botocore (45 µs each), reads into the caller's memory."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ _DENIED: Rule = (
 _EXPIRED: Rule = (ExpiredCredentialsError, "the credentials have expired; log in again or renew the session token")
 _REGION: Rule = (
     WrongRegionError,
-    "the bucket lives in region {region}; set AWS_REGION, S3Options(region=...) or --region",
+    "the bucket is in region {region}; set AWS_REGION, S3Options(region=...) or --region",
 )
 
-# Of other codes, the status says as much.
+# For other codes, the status says enough.
 _BY_CODE: dict[str, Rule] = {
     "403": _DENIED,
     "AuthorizationHeaderMalformed": _BAD_KEY,
@@ -89,12 +89,12 @@ _BY_CODE: dict[str, Rule] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where a bucket answers.
+    """The resolved endpoint of a bucket.
 
     Attributes:
-        endpoint_url: of an S3-compatible service; None is AWS.
-        region: that requests are signed for.
-        base_url: what comes before an object's key.
+        endpoint_url: URL of an S3-compatible service; None for AWS.
+        region: Region that requests are signed for.
+        base_url: URL of the bucket, without a trailing slash.
     """
 
     endpoint_url: str | None
@@ -106,7 +106,7 @@ class S3Access(Connections):
     """Connections and credentials of one store in one event loop.
 
     Attributes:
-        endpoint_url: of an S3-compatible service; empty for AWS.
+        endpoint_url: URL of an S3-compatible service; empty for AWS.
     """
 
     def __init__(self, bucket: str, options: S3Options) -> None:
@@ -119,7 +119,7 @@ class S3Access(Connections):
         super().__init__(options.http, self._target.base_url, ca_bundle=bundle)
 
     async def endpoint(self) -> Endpoint:
-        """Ask for the bucket without a signature: even its refusal says where it lives and what time it is."""
+        """Send an unsigned HEAD of the bucket: even an error response has its region and time."""
         target = self._target
         reply = await self.reader.read(Call(method="HEAD", url=target.base_url, headers={}, address=target.base_url))
         return Endpoint(
@@ -132,7 +132,7 @@ class S3Access(Connections):
     def call(self, asked: Asked, place: str, proof: AwsKeys | None, address: str) -> Call:
         """Return a request, signed by ``proof`` unless that is None; ``place`` is a key, empty for the bucket.
 
-        On AWS, what is written carries its checksum. Many S3-compatible services know none.
+        On AWS, writes carry a checksum, which many S3-compatible services do not support.
         """
         headers = asked.headers
         if asked.tag is not None:
@@ -145,7 +145,7 @@ class S3Access(Connections):
         request = AWSRequest(method=method, url=url, headers=headers, data=asked.body)
         if asked.body is not None and not self.endpoint_url:
             request.headers[_CHECKSUM] = b64encode(crc32(asked.body).to_bytes(4, "big")).decode()
-            # So the body need not be hashed for the signature, too.
+            # Saves hashing the body once more for the signature.
             request.context["checksum"] = {"request_algorithm": {"in": "header", "name": _CHECKSUM}}
             request.context["has_streaming_input"] = True
         if proof is not None:
@@ -154,7 +154,7 @@ class S3Access(Connections):
         return Call(method=method, url=url, headers=headers, address=address, data=asked.body)
 
     def presigned(self, key: str, signer: AwsKeys, seconds: int) -> str:
-        """Return the URL of an object, signed so that it can be read without credentials."""
+        """Return a signed URL of an object, readable without credentials for some seconds."""
         payer = {"x-amz-request-payer": "requester"} if self._options.requester_pays else {}
         request = AWSRequest(method="GET", url=self._url(key), params=payer)
         S3SigV4QueryAuth(signer.keys, "s3", self._target.region, expires=seconds).add_auth(request)
@@ -173,10 +173,10 @@ def _keys(options: S3Options) -> Keys | None:
 
 
 def endpoint_of(bucket: str, options: S3Options) -> str:
-    """Return the URL of the S3-compatible service that a bucket is in; empty for AWS.
+    """Return the URL of the S3-compatible service of a bucket; empty for AWS.
 
     Raises:
-        ConfigError: the configured endpoint is no URL, or the profile does not exist.
+        ConfigError: The configured endpoint is not a URL, or the profile does not exist.
     """
     if options.endpoint_url is not None:
         return options.endpoint_url
@@ -200,37 +200,37 @@ def _target(bucket: str, options: S3Options, session: AioSession, environment: M
         endpoint = endpoint.rstrip("/")
         return Target(endpoint_url=endpoint, region=region, base_url=f"{endpoint}/{quote(bucket, safe='')}")
     host = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
-    # A dot in the bucket's name would not match the certificate's wildcard, and old names need not be host names.
+    # A bucket name with a dot does not match the wildcard certificate, and old names need not be valid host names.
     base_url = f"https://{bucket}.{host}" if check_dns_name(bucket) else f"https://{host}/{bucket}"
     return Target(endpoint_url=None, region=region, base_url=base_url)
 
 
 class S3Store(BucketObjects[S3Access]):
-    """``s3://bucket/prefix``."""
+    """A store in an S3 bucket, ``s3://bucket/prefix``."""
 
-    nonsense = "the answer makes no sense; is this an S3 endpoint?"
+    nonsense = "the response is malformed; check that the endpoint speaks S3"
 
     def __init__(self, location: Location, options: S3Options) -> None:
         if location.bucket.endswith("--x-s3"):
             raise ConfigError(
-                f"{location.url} is a directory bucket (S3 Express One Zone); stoker does not support its sessions and "
-                "zonal endpoints, use a general-purpose bucket"
+                f"{location.url} is a directory bucket (S3 Express One Zone), whose sessions and zonal endpoints "
+                "stoker does not support; use a general-purpose bucket"
             )
         super().__init__(location, partial(S3Access, location.bucket, options))
         self._options = options
 
     def price_key(self) -> PriceKey:
-        """Return by what its prices are found: many services speak S3 at endpoints of their own."""
-        access = self._access.any()  # a session of botocore's takes milliseconds, and the loader waits for this
+        """Return the key of the store's prices; it has the endpoint, since many services speak S3."""
+        access = self._access.any()  # creating a botocore session takes milliseconds, and the loader waits for this
         endpoint_url = endpoint_of(self._at.bucket, self._options) if access is None else access.endpoint_url
         return PriceKey(self.url, endpoint_url, self._options.prices or "")
 
     async def presign(self, key: str, *, seconds: int, tag: str = "") -> str:
-        """Return a URL that stands for a signed GET; S3 tells no versions of an object apart by their ETag."""
+        """Return the URL of a signed GET of an object; ``tag`` is ignored, since S3 cannot select a version by ETag."""
         access, full_key = self._access.get(), self._at.full_key(key)
         signer = await access.credentials.current()
         if signer is None:
-            raise CredentialsError(f"{self.url}: an anonymous client has nothing to sign with; give credentials")
+            raise CredentialsError(f"{self.url}: an anonymous client cannot sign URLs; give credentials")
         return access.presigned(full_key, signer, seconds)
 
     async def _head(self, key: str) -> ObjectInfo:
@@ -239,7 +239,7 @@ class S3Store(BucketObjects[S3Access]):
         except TransientError:
             raise
         except StoreError:
-            # The answer to HEAD has no body to say why: ask for a byte to learn it.
+            # The response to HEAD has no body with the error: read a byte to get it.
             return self._info(key, await self._ask(Asked("GET", key, "bytes=0-0")))
 
     async def _page(self, prefix: str, after: str, token: str) -> tuple[list[ObjectInfo], str]:
@@ -248,13 +248,13 @@ class S3Store(BucketObjects[S3Access]):
         reply = await self._ask(Asked("GET", None, query=query))
         try:
             page = ElementTree.fromstring(reply.body)  # noqa: S314 - expat limits what entities expand to
-            if page.tag.rpartition("}")[2] != "ListBucketResult":  # an error or a proxy's page, which lists nothing
+            if page.tag.rpartition("}")[2] != "ListBucketResult":  # an error document or a proxy's page
                 raise ValueError(page.tag)
             decoded = unquote_plus if page.findtext("{*}EncodingType") == "url" else str
             infos = [self._listed(entry, decoded) for entry in page.iterfind("{*}Contents")]
             is_last = page.findtext("{*}IsTruncated") != "true"
             return infos, "" if is_last else _text(page, "NextContinuationToken")
-        except (ElementTree.ParseError, ValueError, LookupError):  # LookupError: of an encoding that is none
+        except (ElementTree.ParseError, ValueError, LookupError):  # LookupError: unknown encoding
             raise UnexpectedAnswerError(f"{self.url}: {self.nonsense}") from None
 
     def _listed(self, entry: ElementTree.Element, decoded: Callable[[str], str]) -> ObjectInfo:
@@ -267,9 +267,9 @@ class S3Store(BucketObjects[S3Access]):
             reply = await self._ask(Asked("PUT", key, tag=if_tag, is_new=if_absent, body=body))
         except BucketNotFoundError:
             raise
-        except NotFoundError as error:  # If-Match finds nothing to compare with
+        except NotFoundError as error:  # If-Match without an object
             raise PreconditionFailedError(
-                f"{self._at.object_url(key)} was deleted by somebody else; read it again and decide"
+                f"{self._at.object_url(key)} was deleted by another writer; read it again and decide"
             ) from error
         return replace(self._info(key, reply), size_bytes=len(body))
 
@@ -282,16 +282,16 @@ class S3Store(BucketObjects[S3Access]):
     def _info(self, key: str, reply: Reply) -> ObjectInfo:
         if "ETag" not in reply.headers:
             raise UnexpectedAnswerError(
-                f"{self._at.object_url(key)}: the endpoint sends no ETag; stoker pins objects by it"
+                f"{self._at.object_url(key)}: the endpoint sends no ETag, which stoker needs to detect changed objects"
             )
         return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=reply.headers["ETag"].strip('"'))
 
 
 def _text(element: ElementTree.Element, name: str) -> str:
-    """Return the text of a part of an answer.
+    """Return the text of a child element.
 
     Raises:
-        ValueError: there is none.
+        ValueError: The element is missing or empty.
     """
     found = element.findtext(f"{{*}}{name}")
     if not found:
@@ -300,7 +300,7 @@ def _text(element: ElementTree.Element, name: str) -> str:
 
 
 def _refused(address: str, reply: Reply, *, writing: bool = False) -> StoreError:
-    """Read an error document; regular expressions, since an XML parser has more to fear from a hostile one."""
+    """Parse an error document; by regular expressions, which are safer than an XML parser for untrusted input."""
     code, text, region = (
         match[1].decode(errors="replace") if (match := re.search(pattern, reply.body)) else ""
         for pattern in (rb"<Code>([^<]+)</Code>", rb"<Message>([^<]+)</Message>", rb"<Region>([^<]+)</Region>")

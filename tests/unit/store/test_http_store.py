@@ -248,7 +248,7 @@ def test_a_function_is_reached_over_tls_that_is_verified_and_cannot_send_us_to_w
                 monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority.bundle))
                 await store.close()
                 assert await read_pointer(store) == BODY[10:20]
-                with pytest.raises(StoreError, match="must not") as caught:
+                with pytest.raises(StoreError, match="unsafe") as caught:
                     await read_pointer(store)
                 assert "secret" not in str(caught.value)
             finally:
@@ -312,7 +312,7 @@ def test_a_function_cannot_send_us_to_ever_more_hosts() -> None:
 
     ports = iter(range(1, 100))
     met = meet(many, lambda _, __: reply(f"Location: http://127.0.0.1:{next(ports)}/x", status="307 X"))
-    assert "ever more hosts" in str(met.error)
+    assert "more than 7 hosts" in str(met.error)
     assert len(met.function) < 12
 
 
@@ -326,7 +326,7 @@ def test_a_function_cannot_send_us_to_ever_more_hosts() -> None:
         (refusal("403 No", "forbidden"), PermissionDeniedError, "other data sets"),
         (refusal("404 No", "not-found"), NotFoundError, "does not exist"),
         (refusal("412 No", "changed"), ObjectChangedError, "overwritten"),
-        (refusal("413 No", "too-large"), StoreError, "so much at once"),
+        (refusal("413 No", "too-large"), StoreError, "too large for a function's response"),
         (refusal("416 No", "bad-range"), RangeBeyondEndError, "end"),
         (refusal("500 No", "failed"), StoreError, "its log says why"),
         (reply(status="500 No", body=b"<html>"), ServerError, "try again"),
@@ -403,7 +403,7 @@ def test_what_is_no_manifest_is_not_taken_for_one() -> None:
     for use in (lambda store: store.get(f"data/{'0' * 16}/00000000"), keys_of):
         met = meet(use, lambda _, __: reply('ETag: "t"', body=b"\x08\0\0\0\0\0\0\0{}      "))
         assert type(met.error) is UnexpectedAnswerError
-        assert "is no manifest" in str(met.error)
+        assert "is not a manifest" in str(met.error)
     met = meet(lambda store: store.get(POINTER_KEY), lambda _, __: reply('ETag: "t"', body=b"anything"))
     assert met.result[0] == b"anything", "whoever reads it checks it"
 

@@ -398,7 +398,7 @@ def test_tokens_that_google_does_not_take_are_an_error_after_the_second(metadata
     [
         ("MARKER", CredentialsError, "refuses the token"),
         ("MARKER-known", PermissionDeniedError, "refuses the token"),
-        (None, CredentialsError, "wants to know who calls"),
+        (None, CredentialsError, "requires credentials"),
     ],
 )
 def test_whoever_comes_to_a_platforms_door_with_a_token_or_nothing_is_told_of_its_identities(

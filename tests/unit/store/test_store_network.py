@@ -194,7 +194,7 @@ def test_google_is_reached_through_the_proxy(authority: Authority, monkeypatch: 
             async def read(store: Store) -> None:
                 with pytest.raises(StoreError):  # it is S3 that answers there, which says no generation
                     await read_range(store, "k", 2, 5)
-                with pytest.raises(StoreError, match="is this a GCS endpoint"):
+                with pytest.raises(StoreError, match="check that the endpoint speaks the GCS"):
                     await keys_of(store)
 
             await using("gs://bucket", GcsOptions(token="t"), read)
