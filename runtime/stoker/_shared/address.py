@@ -1,4 +1,4 @@
-"""A host and a port: where a server listens, and what is connected to."""
+"""Addresses, host and port, to listen on or to connect to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stoker._stores.options import is_this_machine
 from stoker.errors import ConfigError
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to be told from addresses that can be connected to
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - recognised because clients cannot connect to them
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,12 @@ class Address:
     """A host and a TCP port.
 
     Attributes:
-        host: a name or an address.
-        port: 0 to 65535; 0 is for listening only, on any that is free.
+        host: Host name or IP address.
+        port: TCP port, 0 to 65535; 0 is for listening only, and selects a free port.
+
+    Example:
+        >>> Address.parse("[fd00::5]:7411")
+        Address(host='fd00::5', port=7411)
     """
 
     host: str
@@ -29,22 +33,22 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Return what ``host:port`` or ``[v6]:port`` says.
+        """Parse ``host:port`` or ``[v6]:port``.
 
         Raises:
-            ConfigError: it says something else.
+            ConfigError: The text has another form.
         """
         match = _ADDRESS.fullmatch(text)
         if match is None or int(match[2]) > 65535:
-            raise ConfigError(f"{text!r:.80} is no HOST:PORT; write for example 10.0.0.5:7411 or [fd00::5]:7411")
+            raise ConfigError(f"{text!r:.80} is not HOST:PORT; write for example 10.0.0.5:7411 or [fd00::5]:7411")
         return cls(match[1].strip("[]"), int(match[2]))
 
     @property
     def is_local(self) -> bool:
-        """Whether it is of this machine's loopback."""
+        """Whether the host is a loopback address."""
         return is_this_machine(self.host)
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether it stands for all addresses of this machine: nobody can connect to it."""
+        """Whether the host is the wildcard address, which clients cannot connect to."""
         return self.host in _EVERYWHERE

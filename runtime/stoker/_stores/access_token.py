@@ -1,8 +1,8 @@
-"""Tokens for clients without cloud credentials: which data sets may be read, and when, signed with HMAC-SHA256.
+"""Access tokens for clients without cloud credentials: data sets and a time span, signed with HMAC-SHA256.
 
-A token is ``stoker1.<key id>.<payload>.<signature>``. The payload is compact JSON in base64url without padding; the
-signature is of all that stands before its dot, as text. So whoever checks it decodes nothing before the signature is
-known to be right, and there is one spelling of a token only: each other one has another signature.
+A token is ``stoker1.<key id>.<payload>.<signature>``. The payload is compact JSON in base64url without padding. The
+signature covers the text before its dot, so verification decodes nothing before the signature is valid, and a token
+has only one spelling.
 
 HMAC: RFC 2104; SHA-256: FIPS 180-4; base64url: RFC 4648, section 5.
 """
@@ -22,11 +22,11 @@ from typing import Self
 from stoker.errors import ConfigError, CredentialsError
 
 DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
-"""What a served data set can be called: nothing that a URL would have to escape."""
+"""Valid names of served data sets, which need no escaping in URLs."""
 
 LEAST_KEY_BYTES = 32
 SKEW_SECONDS = 60.0
-"""How far the clocks of who signs and who checks may be apart."""
+"""Maximum difference between the clocks of signer and verifier."""
 
 _MAX_DATASETS = 64
 _MAX_SECONDS = 366 * 24 * 3600
@@ -37,15 +37,15 @@ _REFUSED = "the token is missing, not valid, or not valid at this time"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What a token allows: reading data sets, for a time.
+    """The permissions of a token: data sets to read, and a time span.
 
     Attributes:
-        datasets: their names, as ``STOKER_DATASETS`` has them.
-        not_before_seconds: POSIX time from which it holds.
-        expires_seconds: POSIX time from which it holds no more.
+        datasets: Names of the data sets, as in ``STOKER_DATASETS``.
+        not_before_seconds: POSIX time at which the token becomes valid.
+        expires_seconds: POSIX time at which the token expires.
 
     Raises:
-        ConfigError: there is no data set, a name is none, or the time is empty or longer than 366 days.
+        ConfigError: There is no data set, a name is invalid, or the time span is empty or longer than 366 days.
     """
 
     datasets: tuple[str, ...]
@@ -56,25 +56,25 @@ class Grant:
         if not 1 <= len(self.datasets) <= _MAX_DATASETS or not all(map(DATASET_NAME.fullmatch, self.datasets)):
             raise ConfigError(f"a token is for 1 to {_MAX_DATASETS} data sets with names like {DATASET_NAME.pattern}")
         if not 0 < self.expires_seconds - self.not_before_seconds <= _MAX_SECONDS or self.not_before_seconds < 0:
-            raise ConfigError("a token holds for more than no time and at most 366 days")
+            raise ConfigError("a token must be valid for more than 0 s and at most 366 days")
 
 
 class TokenKeys:
-    """The keys of a deployment: the first one signs, and any of them checks, so that keys can be replaced.
+    """The signing keys of a deployment: the first one signs, and all of them verify, so keys can be rotated.
 
     Args:
-        keys: id → secret, of at least 32 bytes.
+        keys: Id → secret of at least 32 bytes.
 
     Raises:
-        ConfigError: there is no key, or one is too short; no secret is repeated.
+        ConfigError: There is no key, an id is invalid, or a key is too short; messages show no secrets.
     """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         if not keys:
-            raise ConfigError("there is no key for tokens; make one with: stoker token --new-key ID")
+            raise ConfigError("there is no key for tokens; create one with: stoker token --new-key ID")
         for name, secret in keys.items():
             if not _KEY_ID.fullmatch(name):
-                raise ConfigError("a key for tokens has an id with other than letters, digits, - and _, at most 32")
+                raise ConfigError("the id of a key for tokens must have 1 to 32 letters, digits, - and _")
             if len(secret) < LEAST_KEY_BYTES:
                 raise ConfigError(f"the key {name} for tokens has {len(secret)} bytes, fewer than {LEAST_KEY_BYTES}")
         self._keys = dict(keys)
@@ -84,22 +84,22 @@ class TokenKeys:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the keys in the variable ``STOKER_TOKEN_KEYS``: ``id:base64url``, separated by blanks.
+        """Parse the variable ``STOKER_TOKEN_KEYS``: keys ``id:base64url``, separated by white space.
 
         Raises:
-            ConfigError: that is not what the text is; no part of it is repeated.
+            ConfigError: The text is malformed; the message shows no part of it.
         """
         keys: dict[str, bytes] = {}
         for number, pair in enumerate(text.split(), 1):
             name, colon, secret = pair.partition(":")
             decoded = _decoded(secret) if colon else None
             if decoded is None or name in keys:
-                raise ConfigError(f"key {number} of STOKER_TOKEN_KEYS is not id:base64url, or its id is there twice")
+                raise ConfigError(f"key {number} of STOKER_TOKEN_KEYS is not id:base64url, or repeats an id")
             keys[name] = decoded
         return cls(keys)
 
     def sign(self, grant: Grant) -> str:
-        """Return the token of a grant, signed by the first key."""
+        """Return a token for a grant, signed with the first key."""
         payload = {
             "datasets": list(grant.datasets),
             "expires": grant.expires_seconds,
@@ -110,10 +110,10 @@ class TokenKeys:
         return f"{signed}.{_signature(secret, signed)}"
 
     def verify(self, token: str, now_seconds: float) -> Grant:
-        """Return what a token allows at the POSIX time ``now_seconds``; compares in constant time.
+        """Return the grant of a token that is valid at the POSIX time ``now_seconds``; compares in constant time.
 
         Raises:
-            CredentialsError: it is none of ours, or not of this time. It does not say which.
+            CredentialsError: The token is invalid or expired; the message does not say which.
         """
         match = _TOKEN.fullmatch(token)
         secret = self._keys.get(match[2]) if match else None
@@ -128,26 +128,26 @@ class TokenKeys:
 
 
 def key_text(name: str, secret: bytes) -> str:
-    """Return a key as ``STOKER_TOKEN_KEYS`` has it.
+    """Format a key for ``STOKER_TOKEN_KEYS``.
 
     Raises:
-        ConfigError: it is not valid.
+        ConfigError: The key is invalid.
     """
     TokenKeys({name: secret})
     return f"{name}:{_encoded(secret)}"
 
 
 def end_of(token: str) -> datetime | None:
-    """Return when a token says that it ends, which is not verified: that takes a key. None if it is none of ours."""
+    """Return the expiry that a token states, without verifying it, which needs a key; None if it is not our token."""
     match = _TOKEN.fullmatch(token)
     try:
         return datetime.fromtimestamp(_grant(match[3]).expires_seconds, UTC) if match else None
-    except (CredentialsError, OverflowError, ValueError, OSError):  # the last three: it is of no year that there is
+    except (CredentialsError, OverflowError, ValueError, OSError):  # the last three: the year is out of range
         return None
 
 
 def _grant(payload: str) -> Grant:
-    """Read a payload; a later program may have signed what this one does not know."""
+    """Parse a payload, which a later version may have signed in a form unknown to this one."""
     try:
         said = json.loads(_decoded(payload) or b"")
         return Grant(
@@ -168,7 +168,7 @@ def _encoded(data: bytes) -> str:
 
 
 def _decoded(text: str) -> bytes | None:
-    """Return the bytes that base64url spells, None if it is not spelled in the one canonical way, without padding."""
+    """Decode base64url without padding; None if the text is not in canonical form."""
     try:
         data = urlsafe_b64decode(f"{text}{'=' * (-len(text) % 4)}")
     except ValueError:

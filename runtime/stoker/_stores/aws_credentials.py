@@ -1,4 +1,4 @@
-"""AWS credentials in one event loop: where botocore's chain finds them, kept fresh; and who calls functions by them."""
+"""AWS credentials from botocore's chain, renewed before expiry, and signatures of requests to Lambda functions."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from stoker.errors import (
 Keys: TypeAlias = tuple[str, str, str | None]
 
 _KINDS = {"env": "environment variables", "explicit": "given keys"}
-"""What botocore calls its sources, where that says too little."""
-_MARGIN_SECONDS = 15 * 60  # when botocore begins to refresh what it has
+"""Descriptions of sources whose botocore names are unclear."""
+_MARGIN_SECONDS = 15 * 60  # as botocore's own refresh
 _METADATA_ADDRESS, _METADATA_SECONDS = ("169.254.169.254", 80), 1.0
 _NONE_FOUND = (
     "no AWS credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, "
@@ -52,7 +52,7 @@ _NEEDED = "lambda:InvokeFunctionUrl and lambda:InvokeFunction on the function"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsKeys:
-    """Credentials, where they come from, and when they end: None if they do not, or nobody knows."""
+    """Credentials, botocore's name of their source, and their expiry: None if there is none, or it is unknown."""
 
     keys: ReadOnlyCredentials
     method: str = field(compare=False)
@@ -60,15 +60,15 @@ class AwsKeys:
 
 
 class AwsCredentials(RenewedCredentials[AwsKeys]):
-    """Credentials of the standard chain, or ready keys.
+    """Credentials of the standard chain, or given keys.
 
     Args:
-        profile: a section of the AWS configuration files.
-        keys: an access key, its secret, and a session token or None; nothing else is asked then.
-        otherwise: what else a user without credentials can do; the message ends with it.
+        profile: Section of the AWS configuration files; None for the default.
+        keys: Access key, secret, and session token or None, which replace the chain.
+        otherwise: Other remedies of a user without credentials, appended to the error message.
 
     Attributes:
-        session: botocore's, which is another one after credentials were looked for afresh.
+        session: botocore's session, replaced when credentials are discarded.
     """
 
     margin_seconds = _MARGIN_SECONDS
@@ -79,32 +79,34 @@ class AwsCredentials(RenewedCredentials[AwsKeys]):
         self.session = botocore_session(profile, keys)
 
     async def identity(self) -> Identity:
-        """Return whose these are; how long temporary keys last that somebody gave us, nobody knows."""
+        """Describe the credentials; the expiry of given temporary keys is unknown."""
         found = await self.current()
         kind = _KINDS.get(found.method, found.method)
         kind += ", temporary" if found.expires is None and found.keys.token else ""
         return Identity(kind=kind, expires=found.expires, is_renewed=found.expires is not None)
 
     def drop(self, used: AwsKeys) -> None:
-        """Look for credentials afresh, since these were refused."""
+        """Discard refused credentials, and search the chain anew."""
         if used == self._held:
             self.session = botocore_session(self._profile, self._keys)
         super().drop(used)
 
     async def fetch(self) -> tuple[AwsKeys, float]:
-        """Return what botocore finds, which may be what it had, and for how many seconds it is good."""
+        """Return botocore's credentials, possibly the same as before, and their remaining life in seconds."""
         try:
             found = await self.session.get_credentials()
             keys = None if found is None else await found.get_frozen_credentials()
         except (BotoCoreError, ClientError) as error:
-            # Not chained, here and below: botocore's errors quote what a stranger answered.
+            # Not chained, here and below: botocore's errors quote untrusted responses.
             raise _error_of(error) from None
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             what = f"{type(error).__name__}: {error}" if isinstance(error, RuntimeError) else type(error).__name__
-            raise ServerError(f"AWS credentials could not be had: the answer makes no sense ({what})") from None
+            raise ServerError(f"AWS credentials could not be fetched: the response is malformed ({what})") from None
         if found is None or keys is None:
             if await _is_metadata_service_out():
-                raise ConnectionLostError("AWS credentials could not be had: this machine's metadata service is silent")
+                raise ConnectionLostError(
+                    "AWS credentials could not be fetched: this machine's metadata service does not respond"
+                )
             raise CredentialsError(f"{_NONE_FOUND}{self._otherwise}")
         expires: datetime | None = getattr(found, "_expiry_time", None)  # botocore has no public name for it
         life_seconds = float("inf") if expires is None else (expires - datetime.now(UTC)).total_seconds()
@@ -112,15 +114,15 @@ class AwsCredentials(RenewedCredentials[AwsKeys]):
 
 
 def _error_of(error: BotoCoreError | ClientError) -> StoreError:
-    """Return our error for what botocore ends with when it looks for credentials; what may pass is transient."""
-    message = f"AWS credentials could not be had: {error}"
+    """Translate an error of botocore's search for credentials; a TransientError if a retry may help."""
+    message = f"AWS credentials could not be fetched: {error}"
     if isinstance(error, ClientError):
         code, meta = error.response.get("Error", {}).get("Code", ""), error.response.get("ResponseMetadata", {})
         status = 429 if "Throttl" in code else meta.get("HTTPStatusCode", 0)
     elif isinstance(error, CredentialRetrievalError | MetadataRetrievalError):
         if error.kwargs.get("provider") == "custom-process":
             return CredentialsError(message)
-        match = re.search(r"response ([0-9]{3}) ", str(error))  # of a container's endpoint
+        match = re.search(r"response ([0-9]{3}) ", str(error))  # from a container's endpoint
         status = int(match[1]) if match else 500
     else:
         status = 500 if isinstance(error, HTTPClientError | BotoCoreConnectionError) else 0
@@ -129,7 +131,7 @@ def _error_of(error: BotoCoreError | ClientError) -> StoreError:
 
 
 async def _is_metadata_service_out() -> bool:
-    """Return whether this is a machine of Amazon's whose metadata service does not answer, though it may be asked."""
+    """Return whether this is an EC2 machine whose metadata service is enabled and does not respond."""
     if machine_vendor() != "Amazon EC2" or os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return False
     try:
@@ -142,7 +144,7 @@ async def _is_metadata_service_out() -> bool:
 
 
 def botocore_session(profile: str | None, keys: Keys | None) -> AioSession:
-    """Return a session of botocore's that has looked for nothing yet."""
+    """Return a new botocore session, which has not searched for credentials yet."""
     session = AioSession(profile=profile)
     if keys is not None:
         session.set_credentials(*keys)
@@ -150,19 +152,19 @@ def botocore_session(profile: str | None, keys: Keys | None) -> AioSession:
 
 
 class AwsCaller(AwsCredentials):
-    """Who has AWS credentials: each request is signed, for Lambda in the function's region.
+    """AWS credentials for a Lambda function: signs each request for the function's region.
 
     The default of functions on Lambda (``AWS_IAM``). AWS Lambda, developer guide: "Control access to Lambda function
     URLs".
 
     Args:
-        url: of the function, whose host may name its region; else the configuration does.
-        options: profile and region.
-        environment: variables of this process.
-        otherwise: what else a user without credentials can do.
+        url: URL of the function, whose host may name its region.
+        options: Profile and region.
+        environment: Environment variables of this process.
+        otherwise: Other remedies of a user without credentials.
 
     Raises:
-        ConfigError: the region is not known, or there is no such profile.
+        ConfigError: The region is unknown, or the profile does not exist.
     """
 
     def __init__(self, url: str, options: ServedOptions, environment: Mapping[str, str], otherwise: str) -> None:
@@ -174,18 +176,18 @@ class AwsCaller(AwsCredentials):
             raise ConfigError(f"{error}; check AWS_PROFILE and the AWS configuration files") from error
         if not region:
             raise ConfigError(
-                f"{url} does not tell its AWS region; set AWS_REGION, ServedOptions(region=...) or --region"
+                f"the AWS region of {url} is unknown; set AWS_REGION, ServedOptions(region=...) or --region"
             )
         self._region = region
 
     def headers(self, url: str, headers: Mapping[str, str], proof: AwsKeys) -> Mapping[str, str]:
-        """Return the headers with a signature over them and the URL: AWS's version 4, by botocore."""
+        """Return the headers with a signature over them and the URL: AWS Signature Version 4, by botocore."""
         request = AWSRequest(method="GET", url=url, headers=dict(headers))
         SigV4Auth(proof.keys, "lambda", self._region).add_auth(request)
         return dict(request.headers.items())
 
     def rule(self, _status: int, code: str) -> Rule:
-        """Say what is missing. AWS does not always tell expired credentials from others, so new ones are tried."""
+        """Return error class and remedy; AWS does not always distinguish expired credentials, so new ones are tried."""
         if code == "AccessDeniedException":
             return PermissionDeniedError, f"these AWS credentials may not call the function; they need {_NEEDED}"
         return ExpiredCredentialsError, (

@@ -1,6 +1,6 @@
-"""Google's tokens: who calls a function, for that function alone; and signatures of URLs of Cloud Storage.
+"""Google credentials: access tokens, identity tokens for functions, and signed URLs of Cloud Storage.
 
-The V4 signing process: https://cloud.google.com/storage/docs/access-control/signed-urls; the library performs it.
+The library gcloud-aio signs URLs (V4 signing: https://cloud.google.com/storage/docs/access-control/signed-urls).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stoker.errors import (
 )
 
 if TYPE_CHECKING:
-    from requests import Session  # what the library's annotations say; its asyncio half takes aiohttp's
+    from requests import Session  # in the library's annotations; its asyncio half takes aiohttp's
 
 
 _ENDPOINT = "Google's token endpoint"
@@ -43,7 +43,7 @@ _VARIABLES = ("GCE_METADATA_HOST", "K_SERVICE", "CLOUD_RUN_JOB")
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _LIFE_SECONDS, _MARGIN_SECONDS = 3600, 300
-_LEAST_SECONDS = 60  # that a token is kept: a clock that is off must not make each request ask for another
+_LEAST_SECONDS = 60  # minimum time to keep a token, so that a wrong clock does not fetch one per request
 _TIMEOUT_SECONDS = 10
 _NO_CREDENTIALS = (
     "no Google credentials were found: set GOOGLE_APPLICATION_CREDENTIALS, run 'gcloud auth application-default "
@@ -51,36 +51,36 @@ _NO_CREDENTIALS = (
 )
 _IAM_URL = "https://iamcredentials.googleapis.com"
 _CANNOT = (
-    "these Google credentials cannot sign URLs: use a service account, its key file, or run where one is attached that "
-    "may sign for itself (roles/iam.serviceAccountTokenCreator on itself)"
+    "these Google credentials cannot sign URLs: use a service account's key file, or run where a service account is "
+    "attached that may sign for itself (roles/iam.serviceAccountTokenCreator on itself)"
 )
 
 
 def _transient_failure(error: Exception) -> TransientError | None:
-    """Return our error for a failure of Google's token endpoint that may pass; None for a refusal."""
+    """Return the error for a transient failure of Google's token endpoint; None for a refusal."""
     if isinstance(error, json.JSONDecodeError) or (
         isinstance(error, aiohttp.ClientResponseError) and error.status < 300
     ):
-        return ServerError(f"{_ENDPOINT}: the answer is no token; a proxy or portal on the way may have given it")
+        return ServerError(f"{_ENDPOINT}: the response is not a token; it may come from a proxy or captive portal")
     if isinstance(error, aiohttp.ClientResponseError):
         found = error_of(_ENDPOINT, Reply(status=error.status, headers=error.headers or {}), {})
         return found if isinstance(found, TransientError) else None
     if isinstance(error, aiohttp.ClientError | TimeoutError):
-        # Its class and text, since some of these have no text.
+        # With its class, since some of these have no text.
         return ConnectionLostError(f"{_ENDPOINT} could not be reached: {type(error).__name__}: {error}")
     return None
 
 
 def _is_google_machine() -> bool:
-    """Return whether this is a machine, container or function of Google's, which has an account to ask for tokens."""
+    """Return whether this is a Google machine, container or function, whose metadata service has tokens."""
     return any(map(os.environ.get, _VARIABLES)) or machine_vendor() == "Google"
 
 
 def source_of_tokens(file: str | None, scope: str, check: str = _VARIABLE) -> Token:
-    """Return where tokens come from; ``check`` says where a credentials file is configured.
+    """Return a source of tokens; ``check`` is the setting of the credentials file, for messages.
 
     Raises:
-        CredentialsError: the credentials file is not one.
+        CredentialsError: The credentials file is malformed.
     """
     try:
         return Token(file, None, [scope])
@@ -89,7 +89,7 @@ def source_of_tokens(file: str | None, scope: str, check: str = _VARIABLE) -> To
 
 
 def _malformed(error: Exception, check: str) -> CredentialsError:
-    """Return our error for what is wrong with a credentials file; the cause may quote it and is not repeated."""
+    """Return the error for a bad credentials file, without the cause's message, which may quote the file."""
     return CredentialsError(
         f"the Google credentials file is unreadable or malformed ({type(error).__name__}); check {check}"
     )
@@ -99,20 +99,20 @@ def _malformed(error: Exception, check: str) -> CredentialsError:
 async def token_session(
     source: Token, no_credentials: str, *, refused: str, remedy: str = "log in again", check: str = _VARIABLE
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """Give ``source`` a session to ask for tokens with, and yield it; what fails within becomes one of our errors.
+    """Give ``source`` an HTTP session, and yield the session; errors within are translated.
 
-    The session is none of a store's, which leave bodies as they come: token endpoints compress their own.
+    The session is separate from those of stores, which do not decompress: token endpoints compress their responses.
 
     Args:
-        source: of tokens.
-        no_credentials: what to say if this machine has none; empty if it had some.
-        refused: what to say if Google refuses; the status follows in parentheses.
-        remedy: what the user can do then.
-        check: where a credentials file is configured.
+        source: Source of tokens.
+        no_credentials: Message if this machine has no credentials; empty if it had some.
+        refused: Message if Google refuses; the status follows in parentheses.
+        remedy: Remedy for a refusal.
+        check: Setting of the credentials file, for messages.
     """
     is_machine = source.token_type is Type.GCE_METADATA
     try:
-        # The machine's own account is asked on the machine, never through a proxy.
+        # The machine's metadata service is never reached through a proxy.
         proxy = None if is_machine else proxy_of(source.token_uri)
         connector = aiohttp.TCPConnector(ssl=trusted())
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
@@ -122,7 +122,7 @@ async def token_session(
     except StokerError:
         raise
     except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError, jwt.PyJWTError) as error:
-        # Not chained, here and below: the client's error holds the request, or a proxy's password.
+        # Not chained, here and below: aiohttp's error holds the request, or a proxy's password.
         is_unreached = isinstance(error, aiohttp.ClientConnectionError | TimeoutError)
         if is_unreached and is_machine and no_credentials and not _is_google_machine():
             raise CredentialsError(no_credentials) from None
@@ -134,15 +134,15 @@ async def token_session(
 
 
 class IdentityTokens(RenewedCredentials[str]):
-    """Tokens for one function, each kept until shortly before its end.
+    """Identity tokens for one function, each kept until shortly before its expiry.
 
-    A service account's key signs for itself, and a machine with an account is asked for it. People have no such tokens
-    of their own: they get one of a service account that they may act for.
+    They come from a service account's key, from the machine's metadata service, or from a service account that the user
+    may impersonate, since user accounts have no identity tokens of their own.
 
     Args:
         audience: URL of the function.
-        service_account: the e-mail address of the account to act for.
-        otherwise: what else a user without credentials can do; the message ends with it.
+        service_account: E-mail address of the service account to impersonate; None for none.
+        otherwise: Other remedies of a user without credentials, appended to the error message.
     """
 
     margin_seconds = _MARGIN_SECONDS
@@ -152,15 +152,15 @@ class IdentityTokens(RenewedCredentials[str]):
         self._audience, self._service_account, self._otherwise = audience, service_account, otherwise
 
     async def identity(self) -> Identity:
-        """Get a token, to know that one can be had; others follow it."""
+        """Describe the credentials, after fetching a token to verify that this works."""
         await self.current()
         return Identity(kind="identity tokens of Google's", is_renewed=True)
 
     async def fetch(self) -> tuple[str, float]:
-        """Get a token, and for how long it is kept."""
+        """Fetch a token and the time to keep it, in seconds."""
         token = (await self._fresh(self._audience)).strip()
         if not (token.isascii() and token.isprintable() and token and " " not in token):
-            raise CredentialsError(f"what Google answered is no identity token for {self._audience}")
+            raise CredentialsError(f"Google's response is not an identity token for {self._audience}")
         return token, _good_seconds(token) + _MARGIN_SECONDS
 
     async def _fresh(self, audience: str) -> str:
@@ -175,19 +175,19 @@ class IdentityTokens(RenewedCredentials[str]):
             if source.token_type is Type.SERVICE_ACCOUNT:
                 return await _self_signed(source, session, audience)
         raise CredentialsError(
-            f"credentials of kind {source.token_type.value} identify no caller; name a service account that you may "
-            "act for (--function-account, ServedOptions(service_account=...)), or use a service account's key"
+            f"credentials of kind {source.token_type.value} have no identity tokens; name a service account that you "
+            "may impersonate (--function-account, ServedOptions(service_account=...)), or use a service account's key"
         )
 
 
 class GoogleCaller(IdentityTokens):
-    """Who has Google credentials: each request carries an identity token for this function alone.
+    """Google credentials for a function on Cloud Run: adds an identity token for this function to each request.
 
     The default of functions on Cloud Run. Google Cloud, Cloud Run: "Authenticating service-to-service".
     """
 
     def __init__(self, url: str, options: ServedOptions, _environment: Mapping[str, str], otherwise: str) -> None:
-        # All but /v1/NAME is what tokens are made out to.
+        # The audience of tokens is the URL without /v1/NAME.
         super().__init__(url.rsplit("/", 2)[0], options.service_account, otherwise)
 
     def headers(self, _url: str, headers: Mapping[str, str], proof: str) -> Mapping[str, str]:
@@ -195,16 +195,16 @@ class GoogleCaller(IdentityTokens):
         return {**headers, "Authorization": f"Bearer {proof}"}
 
     def rule(self, status: int, _code: str) -> Rule:
-        """Say what is missing."""
+        """Return error class and remedy."""
         if status == 401:
-            return ExpiredCredentialsError, "Google does not take the identity token; log in again"
+            return ExpiredCredentialsError, "Google does not accept the identity token; log in again"
         return PermissionDeniedError, "this Google account may not call the function; it needs roles/run.invoker on it"
 
 
 def _good_seconds(token: str) -> float:
-    """Return how long a token is kept. A machine's may be an older one, so it is asked for its end.
+    """Return how long to keep a token, from its expiry, since a metadata service may return an older one.
 
-    It is read, not verified: that is the business of who gets it.
+    The token is decoded without verification, which is up to the function.
     """
     try:
         ends = jwt.decode(token, options={"verify_signature": False}).get("exp")
@@ -246,7 +246,7 @@ async def _impersonated(source: Token, session: aiohttp.ClientSession, service_a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Identity:
-    """Who signs, as the library looks at one of its tokens; ``token`` authorises the request to Google's signer."""
+    """The signing account, in the form of the library's tokens; ``token`` authorises requests to Google's signer."""
 
     token: str
     service_data: Mapping[str, str]
@@ -260,19 +260,19 @@ class _Identity:
 async def signed_url(
     bucket: str, key: str, seconds: int, query: Mapping[str, str], *, source: Token, token: str | None
 ) -> str:
-    """Return a URL that stands for a GET by the account that ``source`` is of.
+    """Return the URL of a GET, signed by the account of ``source``.
 
     Args:
-        bucket: its name.
-        key: within the bucket.
-        seconds: that the URL holds.
-        query: more parameters of the request.
-        source: of the account's tokens.
-        token: authorises the request to Google's signer; None for an account whose key is here.
+        bucket: Name of the bucket.
+        key: Key within the bucket.
+        seconds: Validity of the URL, in seconds.
+        query: Additional query parameters.
+        source: Source of the account's tokens.
+        token: Access token for Google's signer; None for an account whose key is in a local file.
 
     Raises:
-        CredentialsError: that account has no key here, and Google does not sign for it either.
-        ConnectionLostError: Google could not be asked.
+        CredentialsError: There is no local key of the account, and Google refuses to sign for it.
+        ConnectionLostError: Google could not be reached.
     """
     try:
         connector = aiohttp.TCPConnector(ssl=trusted())
@@ -292,18 +292,18 @@ async def signed_url(
     except StokerError:
         raise
     except (aiohttp.ClientError, OSError, json.JSONDecodeError) as error:
-        # Not chained, here and below: the client's error holds the request, and so the token.
+        # Not chained, here and below: aiohttp's error holds the request with the token.
         if (transient := _transient_failure(error)) is not None:
             raise transient from None
         if isinstance(error, aiohttp.ClientResponseError):
-            raise CredentialsError(f"{_CANNOT} (Google answered {error.status})") from None
-        raise ConnectionLostError(f"Google could not be asked to sign ({type(error).__name__})") from None
+            raise CredentialsError(f"{_CANNOT} (Google's status: {error.status})") from None
+        raise ConnectionLostError(f"Google's signer could not be reached ({type(error).__name__})") from None
     except (ValueError, LookupError, TypeError) as error:
         raise CredentialsError(f"{_CANNOT} ({type(error).__name__})") from None
 
 
 async def _identity(source: Token, token: str) -> _Identity:
-    """Return who signs: the account in a key file, the one that is impersonated, or the machine's."""
+    """Return the signing account: that of a key file, an impersonated one, or the machine's."""
     said: Mapping[str, Any] = source.service_data or {}
     if source.token_type is Type.SERVICE_ACCOUNT:
         return _Identity(token=token, service_data={name: said[name] for name in ("client_email", "private_key")})
@@ -316,7 +316,7 @@ async def _identity(source: Token, token: str) -> _Identity:
 
 
 async def _machine_account(source: Token) -> str:
-    """Ask this machine, never through a proxy, what its account is called."""
+    """Return the e-mail address of the machine's account from its metadata service, never through a proxy."""
     url = f"{source.token_uri.partition('/token')[0]}/email"
     async with aiohttp.ClientSession() as session:
         answer = await AioSession(cast("Session", session)).get(

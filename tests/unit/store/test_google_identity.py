@@ -163,7 +163,7 @@ def test_what_is_no_token_is_told_and_not_sent(monkeypatch: pytest.MonkeyPatch, 
             monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", url + "/{audience}")
             return await IdentityTokens(FUNCTION, None).current()
 
-    with pytest.raises(CredentialsError, match="is no identity token"):
+    with pytest.raises(CredentialsError, match="is not an identity token"):
         asyncio.run(token())
 
 
@@ -200,7 +200,7 @@ def test_a_person_acts_for_a_service_account(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_a_person_alone_is_told_to_name_a_service_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use(monkeypatch, tmp_path, type="authorized_user", client_id="a", client_secret="b", refresh_token="c")
-    with pytest.raises(CredentialsError, match="name a service account that you may act for"):
+    with pytest.raises(CredentialsError, match="name a service account that you may impersonate"):
         asyncio.run(IdentityTokens(FUNCTION, None).current())
 
 
