@@ -53,13 +53,13 @@ def test_no_reader_waits_for_a_pipe_or_reads_what_has_no_end(tmp_path: Path, rea
     assert callable(read)
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(ConfigError, match=f"{path} cannot be read: it is no regular file"):
+        with pytest.raises(ConfigError, match=f"{path} cannot be read: it is not a regular file"):
             read(path)
     with pytest.raises(ConfigError, match=f"{tmp_path} cannot be read: Is a directory"):
         read(tmp_path)
     with pytest.raises(ConfigError, match=r"large\.toml is larger than"):
         read(sparse(tmp_path))
-    with pytest.raises(ConfigError, match="cannot be read: no file has such a name"):
+    with pytest.raises(ConfigError, match="cannot be read: no file can have this name"):
         read(tmp_path / "a\0b")
 
 

@@ -1,6 +1,6 @@
-"""Arguments by name: a wrong one is an error that says which to write; a constructor takes those of a config class.
+"""Validation of constructor arguments: helpful errors, deprecated names, bounds, and arguments from a config class.
 
-A config class that is :class:`Bounded` says in the types of its fields which values they take.
+A config class derived from :class:`Bounded` declares the bounds of its fields in their types.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Number = TypeVar("Number", int, float)
 P = ParamSpec("P")
 
 _LIKENESS = 0.7
-"""Of two names, from which one is taken for a misspelling of the other."""
+"""Similarity of two names from which an error suggests one for the other."""
 _OURS = ("stoker", "stoker_torch", "stoker_warm")
-"""Packages whose frames are not where a deprecated argument was written."""
+"""Own packages, whose frames are skipped to find the caller that wrote a deprecated argument."""
 _PRIVATE_PATH = re.compile(r"\b(stoker\w*)(?:\.\w+)*?\._[\w.]+(?=\.\w)")
-"""Of a class in a text; its package has it, too."""
+"""Private module path of a class in a text; the class is public in its top-level package."""
 
 
 @dataclass(frozen=True, slots=True)
 class MovedArgument:
-    """An argument that is a field of an option object now, and still taken.
+    """A deprecated argument that is now a field of an option object.
 
     Attributes:
-        setting: argument that takes the option object.
-        options: class of the object.
-        field: of the object, that takes the value.
-        plain: field of the object that a plain value of ``setting`` stands for.
+        setting: name of the argument that takes the option object.
+        options: class of the option object.
+        field: name of the option object's field for the value.
+        plain: name of the option object's field for a value of ``setting`` that is not an option object.
     """
 
     setting: str
@@ -60,7 +60,7 @@ _SIGNS = {
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One end of the numbers that a field takes, beside its type: ``depth: Annotated[int, Bound(">=", 1)]``."""
+    """A bound of a numeric field, as an annotation: ``depth: Annotated[int, Bound(">=", 1)]``."""
 
     sign: Literal[">", ">=", "<", "<="]
     limit: float
@@ -69,7 +69,7 @@ class Bound:
         return f"{_SIGNS[self.sign][0]} {self.limit:,}"
 
     def admits(self, value: object) -> bool:
-        """Return whether it is such a number; NaN is none."""
+        """Return whether a value is a number within the bound; NaN is not."""
         return isinstance(value, Real) and bool(_SIGNS[self.sign][1](value, self.limit))
 
 
@@ -81,12 +81,12 @@ Finite = Annotated[Number, Bound("<", float("inf"))]
 
 
 class Bounded:
-    """Base of config dataclasses: a field whose type has a :class:`Bound`, or is a Literal, takes no other value.
+    """Base class of config dataclasses; validates fields whose type has a :class:`Bound` or is a Literal.
 
-    A class with a ``__post_init__`` of its own calls this one there.
+    A subclass with its own ``__post_init__`` must call this one.
 
     Raises:
-        ConfigError: a field has another value.
+        ConfigError: the value of a field is not allowed.
     """
 
     __slots__ = ()
@@ -102,7 +102,7 @@ class Bounded:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Texts of which a field takes one."""
+    """The values of a Literal field."""
 
     texts: tuple[str, ...]
 
@@ -115,7 +115,7 @@ class _Choice:
 
 @cache
 def _bounded_fields(kind: type) -> dict[str, tuple[list[Bound | _Choice], bool]]:
-    """Return the fields of a class that have bounds: these, and whether None is admitted, too."""
+    """Return the bounds of each field of a class that has some, and whether the field allows None."""
     found = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -131,16 +131,16 @@ def _bounds_of(hint: Any) -> list[Bound | _Choice]:
 
 
 def check_names(given: Iterable[str], known: Collection[str], hints: Mapping[str, str], *, owner: str) -> None:
-    """Refuse arguments that do not exist.
+    """Reject unknown keyword arguments.
 
     Args:
         given: names of the keyword arguments of a call.
-        known: names that exist.
-        hints: name that other libraries use → what to use instead; ``owner`` has no argument of that name.
-        owner: the class that is constructed, for messages.
+        known: names of the existing arguments.
+        hints: advice for names that other libraries use, by name; none is an argument of ``owner``.
+        owner: name of the class that is constructed, for messages.
 
     Raises:
-        ArgumentError: a name does not exist; says which one to use.
+        ArgumentError: a name does not exist; the message says which to use.
     """
     for name in given:
         if name in known:
@@ -155,41 +155,41 @@ def check_names(given: Iterable[str], known: Collection[str], hints: Mapping[str
 
 
 def check_picklable(value: object, what: str) -> None:
-    """Refuse what a spawned process could not get.
+    """Reject a value that cannot be sent to a spawned process.
 
     Args:
-        value: argument of a constructor that the user has made.
-        what: names it, for messages.
+        value: object that the user passed to a constructor.
+        what: description of the object, for messages.
 
     Raises:
-        ConfigError: it cannot be pickled.
+        ConfigError: the value cannot be pickled.
     """
-    from multiprocessing.reduction import ForkingPickler  # takes as long to import as all of this package
+    from multiprocessing.reduction import ForkingPickler  # its import takes as long as that of this package
 
     try:
         ForkingPickler.dumps(value)
     except Exception as error:
         raise ConfigError(
-            f"{what} that is handed over goes to other processes as a pickle, and {value!r:.80} makes none "
-            f"({type(error).__name__}: {error}): give a URL in its place, give its class __getstate__, or use fork"
+            f"{what} is pickled for other processes, and {value!r:.80} cannot be pickled "
+            f"({type(error).__name__}: {error}): give a URL instead, give its class __getstate__, or use fork"
         ) from error
 
 
 def explain_arguments(
     owner: str, hints: Mapping[str, str] | None = None, moved: Mapping[str, MovedArgument] | None = None
 ) -> Callable[[Class], Class]:
-    """Return a class decorator: arguments that are unknown or missing are errors that say what to write.
+    """Return a class decorator that explains unknown and missing arguments in errors.
 
     The constructor keeps its signature.
 
     Args:
-        owner: what users call the class, for messages.
-        hints: as for :func:`check_names`; default none.
-        moved: deprecated argument → where its value belongs; default none.
+        owner: public name of the class, for messages.
+        hints: advice by argument name, as for :func:`check_names`; default none.
+        moved: new place of each deprecated argument, by name; default none.
     """
 
     def decorate(kind: Class) -> Class:
-        construct: Callable[..., None] = kind.__init__  # type: ignore[misc]  # the class decorated is the one made
+        construct: Callable[..., None] = kind.__init__  # type: ignore[misc]  # the class itself, not a subclass
         parameters = [each for each in inspect.signature(construct).parameters.values() if each.name != "self"]
         known = [each.name for each in parameters]
         by_place = [each.name for each in parameters if each.kind == each.POSITIONAL_OR_KEYWORD]
@@ -198,7 +198,8 @@ def explain_arguments(
         @wraps(construct)
         def checked(self: object, *args: Any, **settings: Any) -> None:
             if len(args) > len(by_place):
-                raise ArgumentError(f"{owner} takes {' and '.join(by_place) or 'nothing'} by place, all else by name=")
+                places = " and ".join(by_place) or "no argument"
+                raise ArgumentError(f"{owner} takes only {places} by position, all else by name=")
             settings = _with_moved(settings, moved or {}, owner)
             check_names(settings, known, hints or {}, owner=owner)
             if missing := [name for name in required if name not in settings and name not in by_place[: len(args)]]:
@@ -212,10 +213,10 @@ def explain_arguments(
 
 
 def _with_moved(settings: dict[str, Any], moved: Mapping[str, MovedArgument], owner: str) -> dict[str, Any]:
-    """Return arguments with those that moved in their option objects; warns of each.
+    """Move deprecated arguments into their option objects, with a warning for each.
 
     Raises:
-        ArgumentError: one is given beside the option object that it belongs to.
+        ArgumentError: a deprecated argument is given together with its option object.
     """
     fields: dict[str, dict[str, Any]] = {}
     for name in settings.keys() & moved.keys():
@@ -233,15 +234,15 @@ def _with_moved(settings: dict[str, Any], moved: Mapping[str, MovedArgument], ow
 
 
 def caller_level() -> int:
-    """Return the ``stacklevel`` of the first caller outside this program, as the function that calls this sees it."""
-    level, frame = 0, inspect.currentframe()  # from Python 3.12 on, warnings can skip packages by themselves
+    """Return the ``stacklevel`` of the first frame outside our packages, for a warning by this function's caller."""
+    level, frame = 0, inspect.currentframe()  # from Python 3.12 on, warnings.warn can skip packages itself
     while frame is not None and frame.f_globals["__name__"].partition(".")[0] in _OURS:
         level, frame = level + 1, frame.f_back
     return level
 
 
 class _PublicSignature(inspect.Signature):
-    """A signature whose text names our types as users import them, and an object with all its defaults by its class."""
+    """A signature whose text has the public paths of types, and the class name for an object with default values."""
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -254,9 +255,9 @@ class _PublicSignature(inspect.Signature):
 def takes_settings(
     config: Callable[P, Config],
 ) -> Callable[[Callable[[Owner, Config], None]], Callable[Concatenate[Owner, P], None]]:
-    """Return a decorator: a constructor of a config object becomes one that takes the arguments of its class.
+    """Return a decorator for a constructor with a config argument, which then takes the config's fields instead.
 
-    So each setting has its name, type, default and description at one place, and a type checker, an editor and
+    Each setting has its name, type, default and description in one place, while type checkers, editors and
     :func:`inspect.signature` show them all.
 
     Args:
@@ -283,7 +284,7 @@ def takes_settings(
 
 
 def _described(config: object) -> str:
-    """Return the descriptions of the attributes of a config class and its bases as those of arguments."""
+    """Return the attribute descriptions of a config class and its bases as an ``Args:`` section."""
     bases = config.__mro__ if isinstance(config, type) else ()
     texts = [inspect.cleandoc(base.__doc__ or "").partition("\nAttributes:\n")[2] for base in reversed(bases)]
     arguments = "\n".join(text.partition("\n\n")[0] for text in texts if text)

@@ -1,6 +1,6 @@
-"""A circuit breaker, after M. Nygard, "Release It!" (2007), chapter 5: does no I/O and is given the time.
+"""A circuit breaker, after M. Nygard, "Release It!" (2007), chapter 5. Sans I/O: callers pass the time.
 
-A place that fails three times in a row is left alone for a while, then tried with one read.
+After three consecutive failures of a place, the breaker refuses reads for a while, and then permits one as a probe.
 """
 
 from __future__ import annotations
@@ -9,32 +9,32 @@ import enum
 from dataclasses import dataclass
 
 FAILURES = 3
-"""In a row, that open a breaker."""
+"""Consecutive failures that open a breaker."""
 PAUSE_SECONDS = 5.0
-"""From opening to the first probe, and from a probe that failed to the next."""
+"""Time from opening to the first probe, and from a failed probe to the next, in seconds."""
 
 
 class BreakerState(enum.StrEnum):
-    """What a breaker does with the next read."""
+    """State of a breaker, which decides the next read."""
 
     CLOSED = "closed"
-    """Permits it."""
+    """Reads are permitted."""
     OPEN = "open"
-    """Refuses it, until the pause is over."""
+    """Reads are refused until the pause is over."""
     HALF_OPEN = "half-open"
-    """Permits it, as the probe."""
+    """The next read is permitted, as a probe."""
     PROBING = "probing"
-    """Refuses it, until the probe has ended."""
+    """Reads are refused until the probe has ended."""
 
 
 class Outcome(enum.Enum):
-    """How a permitted read ended."""
+    """Outcome of a permitted read."""
 
     DELIVERED = enum.auto()
     FAILED = enum.auto()
-    """It was late, raised an error, or brought wrong bytes."""
+    """The read was late, raised an error, or delivered wrong bytes."""
     UNDECIDED = enum.auto()
-    """It says nothing of the place's health: the place lacks the object, or the read was cancelled."""
+    """No evidence about the place's health: it lacks the object, or the read was cancelled."""
 
 
 _AFTER_PROBE = {
@@ -42,12 +42,12 @@ _AFTER_PROBE = {
     (BreakerState.PROBING, Outcome.FAILED): BreakerState.OPEN,
     (BreakerState.PROBING, Outcome.UNDECIDED): BreakerState.HALF_OPEN,
 }
-"""A probe that is reported twice is a missing key."""
+"""Transitions after a probe; reporting a probe twice raises KeyError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """The right to read once; its holder reports the outcome, exactly once.
+    """Permission for one read, whose outcome must be reported exactly once.
 
     Attributes:
         is_probe: whether the outcome decides if the breaker closes.
@@ -60,8 +60,8 @@ class Breaker:
     """Permits and refuses reads of one place.
 
     Attributes:
-        state: now; the end of a pause is noticed at the next :meth:`permit`.
-        openings: times that it went from closed to open.
+        state: current state; the end of a pause takes effect at the next :meth:`permit`.
+        openings: number of transitions from closed to open.
     """
 
     __slots__ = ("_failures", "_opened_seconds", "openings", "state")
@@ -73,7 +73,7 @@ class Breaker:
         self._opened_seconds = 0.0
 
     def permit(self, now_seconds: float) -> Permit | None:
-        """Return the right to read, or None if the place is to be left alone."""
+        """Return a permit, or None if the read is refused."""
         if self.state is BreakerState.OPEN and now_seconds >= self._opened_seconds + PAUSE_SECONDS:
             self.state = BreakerState.HALF_OPEN
         if self.state is BreakerState.HALF_OPEN:
@@ -82,7 +82,7 @@ class Breaker:
         return Permit(is_probe=False) if self.state is BreakerState.CLOSED else None
 
     def report(self, permit: Permit, outcome: Outcome, now_seconds: float) -> None:
-        """Note how a read ended. One that was permitted before the breaker opened decides nothing any more."""
+        """Record the outcome of a read. If the breaker opened in the meantime, only that of a probe counts."""
         if permit.is_probe:
             self._enter(_AFTER_PROBE[self.state, outcome], now_seconds)
         elif self.state is BreakerState.CLOSED and outcome is not Outcome.UNDECIDED:

@@ -1,4 +1,4 @@
-"""CRC-32C (Castagnoli), the checksum of every byte that stoker stores."""
+"""CRC-32C (Castagnoli), the checksum of all data that stoker stores."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ _POLYNOMIAL = 0x82F63B78  # reflected
 
 
 def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
-    """Return the CRC-32C of ``data`` appended to bytes whose checksum is ``value`` (0: nothing yet).
+    """Return the CRC-32C of ``data`` appended to bytes with the checksum ``value`` (default 0: no bytes).
 
     ``data`` is any C-contiguous buffer; it is not copied. About 25 GB/s on large buffers, 0.3 µs on small ones.
     """
-    # The C function takes only buffers without a release hook: an array view of the same bytes is one.
+    # The C function accepts only buffers without a release hook, such as an array view of the same bytes.
     return int(google_crc32c.extend(value, np.frombuffer(data, np.uint8))) if len(data) else value
 
 
 def crc32c_combined(first: int, second: int, second_bytes: int) -> int:
-    """Return the CRC-32C of two runs of bytes, one behind the other, from the checksum of each and the second's length.
+    """Return the CRC-32C of two concatenated byte strings from the checksum of each and the second's length.
 
-    A checksum is the remainder of a polynomial over GF(2); bytes behind it multiply it by x**8 each.
+    A checksum is the remainder of a polynomial over GF(2); each byte that follows multiplies it by x**8.
     """
     power, shifted = 1 << 23, first  # x**8, reflected
     while second_bytes:

@@ -1,8 +1,8 @@
 """Virtual time: an event loop whose clock jumps to the next timer whenever nothing is ready.
 
-Code that takes its time from the loop (``loop.time()``, ``asyncio.sleep``, ``asyncio.timeout``) runs on it unchanged:
-hours pass in milliseconds, the same way every time. There is no waiting and no outside world: sockets are refused, and
-work for a thread pool runs inline.
+Code that takes its time from the loop (``loop.time()``, ``asyncio.sleep``, ``asyncio.timeout``) runs on it unchanged
+and deterministically, hours in milliseconds. Real I/O is impossible: opening a socket raises an error, and work for a
+thread pool runs inline.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Ts = TypeVarTuple("Ts")
 
 
 class VirtualClockError(StokerError, RuntimeError):
-    """Virtual time cannot go on: every task waits for something that no timer will bring, or tasks were left over."""
+    """Virtual time cannot continue: all tasks wait and no timer is set, or tasks were left running."""
 
 
 _Timer = tuple[float, int, asyncio.TimerHandle]
-"""When it is due, a number that no other timer has, and what is called: compared without asking the handle."""
+"""Due time, unique number, and handle of a timer: the first two decide comparisons, without the handle."""
 
 _SWEPT_TIMERS = 1000
-"""So many that were cancelled are worth looking for: most timers of a fetcher are deadlines that nobody missed."""
+"""Minimum number of cancelled timers to remove: most timers of a fetcher are deadlines, and cancelled."""
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Where the loop would sleep, the clock jumps instead; it never asks the operating system for events."""
+    """Lets the clock jump when the loop would sleep, and never polls the operating system for events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,11 +44,11 @@ class _JumpingSelector(selectors.SelectSelector):
         self._cancelled = 0
 
     def add(self, timer: asyncio.TimerHandle) -> None:
-        """Wake the loop for a timer; of those that are due at one time, the first to be added comes first."""
+        """Add a timer. Timers with the same due time fire in the order of their addition."""
         heapq.heappush(self.timers, (timer.when(), next(self._numbers), timer))
 
     def cancelled(self) -> None:
-        """A timer will not be needed. Once half of them are not, they go."""
+        """Count a cancelled timer; when half of the timers are cancelled, remove them."""
         self._cancelled += 1
         if self._cancelled > max(_SWEPT_TIMERS, len(self.timers) // 2):
             self.timers = [each for each in self.timers if not each[2].cancelled()]
@@ -56,7 +56,7 @@ class _JumpingSelector(selectors.SelectSelector):
             self._cancelled = 0
 
     def take_due(self) -> list[asyncio.TimerHandle]:
-        """Return the timers whose time has come."""
+        """Remove and return the timers that are due."""
         due = []
         while self.timers and self.timers[0][0] <= self.now_seconds:
             due.append(heapq.heappop(self.timers)[2])
@@ -73,7 +73,7 @@ class _JumpingSelector(selectors.SelectSelector):
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         if self.get_map():  # the loop's own wake-up pipe is the first, and the only one
-            raise VirtualClockError("a socket was opened under a virtual clock: real I/O has no virtual time")
+            raise VirtualClockError("a socket was opened under a virtual clock, which does not support real I/O")
         return super().register(fileobj, events, data)
 
     def _deadlocked(self) -> NoReturn:
@@ -85,9 +85,9 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time, which starts at 0. The same coroutine takes the same course on every run.
+    """An event loop in virtual time, which starts at 0. A coroutine runs in the same way every time.
 
-    Timers are kept beside the loop's own, which compares them in Python: a simulation sets millions.
+    The loop has a timer heap of its own, since asyncio's compares handles in Python and a simulation sets millions.
     """
 
     def __init__(self) -> None:
@@ -100,13 +100,13 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
 
     @property
     def timers(self) -> int:
-        """How many are set, with some of those that were cancelled."""
+        """Number of timers, including some that were cancelled."""
         return len(self._clock.timers)
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Call it at a time."""
+        """Schedule a callback for a virtual time, in seconds."""
         if self.is_closed():
             raise RuntimeError("Event loop is closed")
         timer = asyncio.TimerHandle(when, callback, args, self, context)
@@ -117,20 +117,20 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         self._clock.cancelled()
 
     def _process_events(self, event_list: object) -> None:
-        """Let run what is due; the loop asks for the events of each turn here."""
+        """Run the timers that are due; the loop calls this in every iteration."""
         for timer in self._clock.take_due():
             self._add_callback(timer)  # type: ignore[attr-defined]  # as a selector's loop does with its readers
 
     def jump(self, seconds: float) -> None:
-        """Let so much time pass at once, as when the process is stopped: every timer that is due then fires late."""
+        """Advance the time at once, as if the process had been suspended: timers that are due then fire late."""
         self._clock.now_seconds += seconds
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Call ``func`` at once on this thread: a thread of its own would run in real time."""
+        """Call ``func`` immediately on this thread, because another thread would run in real time."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 - carried to whoever awaits, as an executor does
+        except Exception as error:  # noqa: BLE001 - the future raises it, as with any executor
             future.set_exception(error)
         return future
 

@@ -1,4 +1,4 @@
-"""What is closed at the end of a ``with`` block."""
+"""A base class for objects that a ``with`` block closes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """A context manager of itself, which closes itself at the end of the block."""
+    """A context manager that closes itself at the end of the block."""
 
     def __enter__(self) -> Self:
         return self
@@ -17,4 +17,4 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End what goes on, and give back what is held; idempotent."""
+        """Stop all activity and release all resources. Idempotent."""

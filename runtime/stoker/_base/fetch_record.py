@@ -1,7 +1,7 @@
-"""The record of one fetch: phases, strands of things that happened one after the other, and the requests sent.
+"""The record of one fetch: phases, strands (sequences of phases) and requests.
 
-Which fetch a request is for travels with the context of the task, so that readers and stores need not hand it on.
-Nothing is recorded, and next to nothing is spent, where nobody follows.
+A context variable holds the fetch that the current task works for, so that readers and stores need not pass it on.
+Without a recorder nothing is recorded, at almost no cost.
 """
 
 from __future__ import annotations
@@ -16,44 +16,48 @@ from typing import NamedTuple
 
 
 class Phase(enum.StrEnum):
-    """What was going on.
+    """Activity during a span of time.
 
-    Where several things go on at once, the phase is that of the one which ended last: nothing else would have made the
-    wait shorter.
+    For concurrent activities, the phase is that of the one that ended last, since only that could have shortened the
+    wait.
     """
 
     START = "start"
-    """An iteration began: what was under way ended, and what must be known before the first item was read."""
+    """Start of an iteration: ending the previous one, and reading what the first item depends on."""
     QUEUE = "queue"
-    """An item stood in line: for a slot of the ring, for its turn at the start of a run, or for a permit."""
+    """Waiting of an item for a slot of the ring, for its turn at the start of a run, or for the concurrency limit."""
     TIER = "tier"
-    """A nearer place than the bucket was asked."""
+    """Reading from a tier."""
     FIRST_BYTE = "first_byte"
-    """A request was sent, and its answer had not begun."""
+    """Waiting for the first byte of a response."""
     TRANSFER = "transfer"
-    """Bytes arrived."""
+    """Receiving bytes."""
     HEDGE = "hedge"
-    """A request was so late that it was sent again: from its sending until an answer began, to whichever of them."""
+    """Waiting for a late request and its hedge: from sending the request until the first response began."""
     RETRY = "retry"
-    """Requests that failed, or brought wrong bytes, and the pauses behind them."""
+    """Requests that failed or delivered wrong bytes, and the back-off after them."""
     VERIFY = "verify"
-    """The checksum was calculated."""
+    """Computing the checksum."""
     GATHER = "gather"
-    """Rows were copied into the batch, and tensors made of them."""
+    """Copying rows into the batch, and creating tensors."""
     DECODE = "decode"
-    """The pool worked on the batch: decode, transform, collate."""
+    """Decode, transform and collate in the thread pool."""
     OTHER = "other"
-    """None of these: threads handed over to each other, or had no processor."""
+    """Anything else, such as switching threads or waiting for a CPU core."""
 
 
 class Span(NamedTuple):
-    """A stretch of time in one phase.
+    """A span of time in one phase.
 
     Attributes:
-        phase: which.
-        begin_seconds: on the clock of whoever recorded it.
-        end_seconds: on the same clock.
-        object: the key that it is about, empty if none.
+        phase: phase of the span.
+        begin_seconds: begin, in seconds on the recorder's clock.
+        end_seconds: end, in seconds on the same clock.
+        object: key of the object that was read; empty if none.
+
+    Example:
+        >>> Span(Phase.TRANSFER, 1.0, 3.0, "data/0").clipped(2.0, 9.0).seconds
+        1.0
     """
 
     phase: Phase
@@ -63,21 +67,21 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long."""
+        """Duration in seconds."""
         return self.end_seconds - self.begin_seconds
 
     def clipped(self, begin_seconds: float, end_seconds: float) -> Span:
-        """Return the part of it that lies between two moments; it may last no time, or less."""
+        """Return the part of the span between two times; its duration may be zero or negative."""
         begin, end = max(self.begin_seconds, begin_seconds), min(self.end_seconds, end_seconds)
         return Span(self.phase, begin, end, self.object)
 
     def later(self, seconds: float) -> Span:
-        """Return it on a clock that is ahead by so much."""
+        """Return the span on a clock that is ``seconds`` ahead."""
         return Span(self.phase, self.begin_seconds + seconds, self.end_seconds + seconds, self.object)
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Return spans in their order without empty ones; those that touch and are alike become one."""
+    """Return spans in order without empty ones; adjacent spans of equal phase and object are merged."""
     whole: list[Span] = []
     for span in spans:
         phase, begin, end, key = span
@@ -91,20 +95,20 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 _MOST_STRANDS = 256
-"""Kept of one fetch. A group of samples takes thousands; what those that ended first came to is summed up."""
+"""Maximum strands kept per fetch. A group of samples has thousands; the earliest are summarised."""
 _MOST_REQUESTS = 4096
 
 
 class Request(NamedTuple):
-    """One call of the store.
+    """One request to the store.
 
     Attributes:
-        sent_seconds: when, in loop time.
-        begun_seconds: when its answer began; None if it did not, or the store does not tell.
-        ended_seconds: when it ended.
-        size_bytes: that were asked for.
-        is_whole: whether it brought them.
-        object: the key.
+        sent_seconds: time of sending, in loop time.
+        begun_seconds: time of the first byte of the response; None if there was none, or the store does not report it.
+        ended_seconds: time of the end.
+        size_bytes: number of requested bytes.
+        is_whole: whether all of them arrived.
+        object: key of the object.
     """
 
     sent_seconds: float
@@ -117,20 +121,21 @@ class Request(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """An item on its way into the ring. Times are the loop's.
+    """The fetch of one item into the ring. Times are in loop time.
 
     Attributes:
-        item: its number in order of first use.
-        step: that first uses it.
-        issued_seconds: when its fetch began.
-        idle_seconds: how long it had stood in line before, for a slot or by the schedule, while nothing was under way.
-        ready_seconds: when its slot was ready.
-        slot: that holds it; None until then.
-        strands: that have ended, in that order.
-        past: what those that are not kept any more came to.
-        requests: that were sent for it, the last ones of very many.
-        tiers: nearer places that it came to, by name, and what came of each: ``"delivered"``, ``"lacking"``,
-            ``"failed"``, ``"late"``, ``"beaten"`` by the store, or ``"not asked"`` since its circuit breaker is open.
+        item: number of the item, in order of first use.
+        step: number of the first step that uses the item.
+        issued_seconds: begin of the fetch.
+        idle_seconds: time before ``issued_seconds`` in which the item waited for a slot or its schedule while no fetch
+            was in flight.
+        ready_seconds: time at which the slot was ready.
+        slot: slot that holds the item; None before it is ready.
+        strands: ended strands, in order of their ends; the last 256 at most.
+        past: critical path of earlier strands.
+        requests: requests sent for the item; the last 4,096 at most.
+        tiers: name and outcome of each tier: ``"delivered"``, ``"lacking"``, ``"failed"``, ``"late"``, ``"beaten"`` by
+            the store, or ``"not asked"`` because its circuit breaker is open.
     """
 
     item: int
@@ -147,7 +152,7 @@ class Fetch:
 
     @property
     def object(self) -> str:
-        """The key of the object that ended last; empty if nothing was needed."""
+        """Key of the object that was read last; empty if none was read."""
         return self.strands[-1].object if self.strands else ""
 
     def add(self, strand: Strand) -> None:
@@ -159,12 +164,11 @@ class Fetch:
             self.past = _summed(path, _MOST_STRANDS)
 
     def path(self) -> Sequence[Span]:
-        """Return the critical path of one that is ready: what its time was spent on, in order and without a gap.
+        """Return the critical path of a completed fetch: its phases, in order and without gaps.
 
-        It goes back from the end, along whatever ended last: each thing began when the one before it ended, and
-        nothing else would have made the whole shorter (J. Kelley, M. Walker, "Critical-Path Planning and Scheduling",
-        1959). A strand that stands in line waits for others to end: as long as strands of the same fetch do, these are
-        told.
+        The path is followed backwards from the end, always along the strand that ended last; only these strands could
+        have shortened the fetch (J. Kelley, M. Walker, "Critical-Path Planning and Scheduling", 1959). While a strand
+        waits in a queue, the path has the strands of the same fetch that it waits for.
         """
         if self._known_path is None:
             self._known_path = merged(_path(self.strands, self.past, self.issued_seconds, self.ready_seconds))
@@ -172,21 +176,21 @@ class Fetch:
 
 
 FOLLOWED: ContextVar[Fetch | None] = ContextVar("stoker_fetch", default=None)
-"""The fetch that the current task works for, if anybody keeps a record of it."""
+"""The fetch that the current task works for; None if it is not recorded."""
 
 
 class Strand:
-    """Things that happen one after the other, for one object; a context manager that ends with the last of them.
+    """A sequence of phases for one object; a context manager that ends the last phase.
 
     Args:
-        fetch: it belongs to; None if nobody keeps a record.
-        object: the key.
-        phase: the first.
-        now_seconds: in loop time.
+        fetch: fetch that the strand belongs to; None if it is not recorded.
+        object: key of the object.
+        phase: first phase.
+        now_seconds: begin of the first phase, in loop time.
 
     Attributes:
-        marks: phases and when they began.
-        end_seconds: when the last one ended.
+        marks: phases, each with its begin.
+        end_seconds: end of the last phase.
     """
 
     __slots__ = ("_fetch", "end_seconds", "marks", "object")
@@ -198,9 +202,9 @@ class Strand:
         self.end_seconds = now_seconds
 
     def attempted(self, requests: Sequence[Request]) -> None:
-        """Note an attempt that has ended: a request and its hedges, in the order they were sent.
+        """Add the phases of an attempt that has ended: a request and its hedges, in the order they were sent.
 
-        One that failed is part of a retry, and what follows until the next one is, too.
+        A failed attempt, and the time until the next one, count as retry.
         """
         if self._fetch is None:
             return
@@ -211,36 +215,36 @@ class Strand:
         self.marks += _attempt_marks(requests)
 
     def spoil(self) -> None:
-        """Note that all of it was in vain."""
+        """Mark the whole strand as wasted: all its time counts as retry."""
         self.marks = [(Phase.RETRY, self.begin_seconds)]
 
     @property
     def begin_seconds(self) -> float:
-        """When it began."""
+        """Begin of the first phase."""
         return self.marks[0][1]
 
     def __enter__(self) -> Strand:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        fetch, self._fetch = self._fetch, None  # a circle would keep every fetch until it is looked for, at a high cost
+        fetch, self._fetch = self._fetch, None  # a reference cycle would keep every fetch until a garbage collection
         if fetch is not None:
             self.end_seconds = asyncio.get_running_loop().time()
             fetch.add(self)
 
 
 _UNRECORDED = Strand(None, "", Phase.OTHER, 0.0)
-"""Stands where nobody follows."""
+"""The strand for tasks without a recorded fetch."""
 
 
 def strand(object: str, phase: Phase) -> Strand:  # noqa: A002 - as it is called everywhere
-    """Return a strand that begins, of the fetch that the current task works for."""
+    """Start a strand of the current task's fetch."""
     fetch = FOLLOWED.get()
     return _UNRECORDED if fetch is None else Strand(fetch, object, phase, asyncio.get_running_loop().time())
 
 
 def spoilt(object: str) -> None:  # noqa: A002 - as it is called everywhere
-    """Note that what the current fetch has read of an object so far is of no use."""
+    """Mark all strands of an object in the current fetch as wasted."""
     fetch = FOLLOWED.get()
     if fetch is not None:
         for each in fetch.strands:
@@ -249,7 +253,7 @@ def spoilt(object: str) -> None:  # noqa: A002 - as it is called everywhere
 
 
 def _attempt_marks(requests: Sequence[Request]) -> list[tuple[Phase, float]]:
-    """Return the phases of an attempt, each with its begin."""
+    """Return the phases of an attempt, each with its begin time."""
     first = winner = requests[0]
     if not first.is_whole:
         for winner in requests:
@@ -257,7 +261,7 @@ def _attempt_marks(requests: Sequence[Request]) -> list[tuple[Phase, float]]:
                 break
         else:
             return [(Phase.RETRY, first.sent_seconds)]
-    if winner.begun_seconds is None:  # a store that does not tell
+    if winner.begun_seconds is None:  # the store does not report it
         return [(Phase.TRANSFER if len(requests) == 1 else Phase.HEDGE, first.sent_seconds)]
     if len(requests) == 1:
         return [(Phase.FIRST_BYTE, first.sent_seconds), (Phase.TRANSFER, winner.begun_seconds)]
@@ -271,10 +275,10 @@ def _attempt_marks(requests: Sequence[Request]) -> list[tuple[Phase, float]]:
 
 
 def _path(strands: Sequence[Strand], past: Sequence[Span], issued: float, ready: float) -> list[Span]:
-    """Return the critical path of strands, which lie behind a past; see :meth:`Fetch.path`."""
+    """Return the critical path of a past followed by strands; see :meth:`Fetch.path`."""
     path: list[Span] = []
     cursor, key = ready, strands[-1].object if strands else ""
-    queued = math.inf  # since when the strand that was followed last had stood in line
+    queued = math.inf  # begin of the queue phase of the latest strand on the path
     for each in reversed(strands):
         if each.end_seconds > cursor:
             continue
@@ -295,13 +299,13 @@ def _path(strands: Sequence[Strand], past: Sequence[Span], issued: float, ready:
 
 
 def _gap(begin: float, end: float, queued: float, object: str) -> list[Span]:  # noqa: A002 - as it is called everywhere
-    """Return what fills the time in which no strand worked, last first."""
+    """Return the spans, last first, for a time without a working strand."""
     border = min(max(begin, queued), end)
     return [Span(Phase.QUEUE, border, end, object), Span(Phase.OTHER, begin, border, object)]
 
 
 def _summed(spans: Iterable[Span], most: int) -> list[Span]:
-    """Return a path of at most so many spans and as long: of more, neighbours are told as the longer of the two."""
+    """Shorten a path to at most ``most`` spans of the same total time, by merging pairs into the longer of the two."""
     whole = merged(spans)
     while len(whole) > most:
         pairs = [whole[place : place + 2] for place in range(0, len(whole), 2)]
@@ -314,6 +318,6 @@ def _summed(spans: Iterable[Span], most: int) -> list[Span]:
 
 
 def note_tier(name: str, outcome: str) -> None:
-    """Note what came of a nearer place, if anybody keeps a record."""
+    """Record the outcome of a read from a tier, if the current fetch is recorded."""
     if (fetch := FOLLOWED.get()) is not None and len(fetch.tiers) < _MOST_STRANDS:
         fetch.tiers.append((name, outcome))

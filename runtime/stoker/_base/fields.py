@@ -1,8 +1,8 @@
-"""Reading what comes from outside: JSON objects, field by field or as a dataclass, and files that a person names.
+"""Validated input: JSON objects, read field by field or as a dataclass, and files that users name.
 
-Each field has the type and lies within the bounds it must have. Nothing is converted: ``"3"`` is no integer and
-``true`` no number. A field that nobody asked for is an error too, since it is most often the misspelling of one that
-has a default. A file is a regular one and of a bounded size, whatever its name leads to.
+Types and bounds of fields are checked, and nothing is converted: ``"3"`` is not an integer, and ``true`` not a number.
+An unknown field is an error, since it is probably a misspelling of one with a default. A file must be a regular file
+of bounded size.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _MAX_TEXT_CHARACTERS = 4096
 
 
 class Fields:
-    """The fields of one object.
+    """The fields of one JSON object.
 
     Args:
-        value: what should be a JSON object.
-        what: what to call it in an error, such as ``pack event``.
+        value: untrusted value.
+        what: description of the object for errors, such as ``pack event``.
 
     Raises:
-        EventError: it is no object.
+        EventError: the value is not a JSON object.
     """
 
     def __init__(self, value: object, what: str) -> None:
@@ -49,7 +49,7 @@ class Fields:
         return name in self._left
 
     def text(self, name: str, *, pattern: str = "", default: str | None = None) -> str:
-        """Return a text that matches the regular expression ``pattern`` as a whole, if there is one."""
+        """Return a text, which must fully match the regular expression ``pattern`` if that is not empty."""
         value = self._take(name, default)
         if not isinstance(value, str) or len(value) > _MAX_TEXT_CHARACTERS:
             raise self._wrong(name, value, f"a text of at most {_MAX_TEXT_CHARACTERS} characters")
@@ -79,17 +79,17 @@ class Fields:
         return value
 
     def within(self, name: str) -> Fields:
-        """Return the fields of an object within this one."""
+        """Return the fields of a nested object."""
         return Fields(self._take(name, None), f"{self._what}'s {name!r}")
 
     def value(self, name: str) -> Any:
-        """Return whatever is there; the caller checks it."""
+        """Return a value of any type; the caller must validate it."""
         return self._take(name, None)
 
     def end(self) -> None:
-        """Raise EventError if there is a field that was not asked for."""
+        """Raise EventError if the object has a field that was not read."""
         if self._left:
-            raise EventError(f"the {self._what} has a field {shown(min(self._left))} that means nothing; leave it out")
+            raise EventError(f"the {self._what} has an unknown field {shown(min(self._left))}; remove it")
 
     def _take(self, name: str, default: object) -> Any:
         if name in self._left:
@@ -103,22 +103,22 @@ class Fields:
 
 
 def read_record(kind: type[T], values: object, where: str) -> T:
-    """Return the dataclass that a mapping describes; what the mapping leaves out has its default.
+    """Convert a mapping to a dataclass; fields that the mapping lacks get their defaults.
 
     Args:
-        kind: a dataclass of texts, numbers, truth values, dates, choices, enumerations, tuples, mappings and
-            dataclasses, with bounds (:class:`~stoker._base.arguments.Bound`) where they have some.
-        values: the mapping, as JSON and TOML have them.
-        where: names it in errors, which do not repeat values of a wrong type: they may be secrets.
+        kind: dataclass with fields of type str, int, float, bool, date, Literal, Enum, tuple, Mapping or dataclass,
+            optionally with bounds (:class:`~stoker._base.arguments.Bound`).
+        values: mapping from a JSON or TOML document.
+        where: path of the mapping for errors, which omit values of a wrong type because they may be secrets.
 
     Raises:
-        ConfigError: a field is unknown, missing, of another type, beyond its bounds, or refused by the dataclass.
+        ConfigError: a field is unknown, missing, of a wrong type or out of bounds, or the dataclass rejects it.
     """
     table: dict[str, Any] = _typed(dict, values, where)
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # mypy knows no type of dataclasses
     if unknown := sorted(table.keys() - known.keys()):
         raise ConfigError(
-            f"{where} has a field {unknown[0]!r:.80} that means nothing; there are: {', '.join(sorted(known))}"
+            f"{where} has an unknown field {unknown[0]!r:.80}; the fields are: {', '.join(sorted(known))}"
         )
     needed = [each.name for each in known.values() if each.default is MISSING and each.default_factory is MISSING]
     if missing := [name for name in needed if name not in table]:
@@ -133,12 +133,12 @@ def read_record(kind: type[T], values: object, where: str) -> T:
 
 @cache
 def _hints_of(kind: type) -> dict[str, Any]:
-    """Return the annotations of a class, which take longer to work out than a record takes to read."""
+    """Return the annotations of a class; cached, since resolving them takes longer than reading a record."""
     return get_type_hints(kind, include_extras=True)
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:
-    """Return a value as its annotation has it."""
+    """Validate a value, and convert it to its annotated type."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _read_within(parts, value, where)
@@ -183,36 +183,36 @@ _NAMES = {dict: "an object (a table)", list: "an array"}
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
-    """Return a value of a plain type; an integer is a number, and a truth value is neither."""
+    """Return a value of a plain type; an int is a valid float, and a bool is neither."""
     if hint is not Any and type(value) not in ((int, float) if hint is float else (hint,)):
         raise ConfigError(f"{where} is of type {type(value).__name__}, not {_NAMES.get(hint, hint.__name__)}")
     return value
 
 
 def printable(text: str) -> str:
-    """Return ``text`` on one line and without control characters: a bucket must not write to a terminal."""
+    """Escape line breaks and control characters in ``text``, since text from a bucket must not control a terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def shown(value: object) -> str:
-    """Return a value as an error shows it: in printable ASCII, and not much of it."""
+    """Return a value in printable ASCII for an error message, at most 80 characters."""
     try:
         text = ascii(value)
-    except (RecursionError, ValueError):  # it is nested too deeply, or a number of too many digits
+    except (RecursionError, ValueError):  # too deeply nested, or an integer with too many digits
         text = f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 _MOST_TOML_BYTES = 1 << 20
-"""A thousand jobs, or prices of a hundred clouds, are a tenth of that."""
+"""Ten times the size of a file with a thousand jobs, or with prices of a hundred clouds."""
 
 
 def read_text(path: Path, *, most_bytes: int) -> str:
-    """Return what a file holds, which is UTF-8.
+    """Return the content of a UTF-8 file of at most ``most_bytes`` bytes.
 
     Raises:
-        ConfigError: there is none, it cannot be read, is a device, a pipe or a folder, or has more than ``most_bytes``.
-        UnicodeDecodeError: it is no text.
+        ConfigError: the file does not exist, cannot be read, is not a regular file, or is too large.
+        UnicodeDecodeError: the content is not UTF-8.
     """
     try:
         with open(path, "rb", opener=_at_once) as file:
@@ -220,25 +220,25 @@ def read_text(path: Path, *, most_bytes: int) -> str:
             data = file.read(most_bytes + 1) if is_regular else b""
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:  # the name holds a NUL
-        raise ConfigError(f"{str(path)!r} cannot be read: no file has such a name") from None
+    except ValueError:  # the name contains a NUL
+        raise ConfigError(f"{str(path)!r} cannot be read: no file can have this name") from None
     if not is_regular:
-        raise ConfigError(f"{path} cannot be read: it is no regular file; write what it would say into one")
+        raise ConfigError(f"{path} cannot be read: it is not a regular file; write its content to a file first")
     if len(data) > most_bytes:
-        raise ConfigError(f"{path} is larger than {format_bytes(most_bytes)}, the most that is read of such a file")
+        raise ConfigError(f"{path} is larger than {format_bytes(most_bytes)}, the limit for such a file")
     return data.decode("utf-8")
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open a file; of a pipe, without waiting for somebody who writes into it."""
+    """Open a file, without waiting for a writer if it is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the document that a TOML file of at most 1 MiB is.
+    """Parse a TOML file of at most 1 MiB.
 
     Raises:
-        ConfigError: it cannot be read, is too large, or is not TOML.
+        ConfigError: the file cannot be read, is too large, or is not TOML.
     """
     try:
         return tomllib.loads(read_text(path, most_bytes=_MOST_TOML_BYTES))

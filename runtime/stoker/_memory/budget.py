@@ -1,14 +1,14 @@
-"""One budget in bytes: how it becomes ring slots or serves random access, and the least that works.
+"""Plans for the memory budget of a rank, in bytes: ring slots, or random access.
 
-The budget of a rank covers the manifest and the ring; the ring's slots hold the window, what is in flight and a reserve
-for hedges. Window, lanes and order never bend to the budget: only the look-ahead derives from it.
+The budget covers the manifest and the ring, whose slots hold the window, the objects in flight and a reserve for
+hedges. The budget determines only the look-ahead, never window, lanes or order.
 
-Worker processes of a rank divide its budget: each plans with its part, and an error names the rank's figure.
+Worker processes divide the budget of their rank: each plans its part, and an error names the rank's total.
 
-``full`` would have to hold everything. Where that does not fit, its samples are read in groups: the budget then covers
-the heads of all super-samples, a few large slots, and small buffers for hedges.
+``full`` needs the whole data set in memory. If it does not fit, samples are read in groups: the budget then covers the
+heads of all super-samples, a few large slots, and small buffers for hedges.
 
-Random access has no ring: it borrows bytes for heads and for values, and waits in line where there are none left.
+Random access has no ring: it borrows bytes for heads and values, and waits if none are left.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from stoker._order.sharding import Dealing
 from stoker.errors import BudgetError
 
 _HEDGE_SHARE = 16
-"""One slot in so many is kept for hedges, at least one."""
+"""Slots per slot that is reserved for hedges; at least one is."""
 _GROUP_SLOTS = 4
-"""One is used and the next is there while two arrive. With more, smaller ones fewer gaps are bridged; with fewer, the
-end of each is waited for."""
+"""One slot is in use, one is ready, and two are being filled. More and smaller slots would merge fewer ranges; with
+fewer, the training loop would wait for the end of each."""
 _HEDGE_BUFFER_SHARE = 16
-"""A group's hedge buffer is this part of a slot."""
+"""Size of a slot divided by the size of a group's hedge buffer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPlan:
-    """How a memory budget is spent.
+    """The division of a memory budget.
 
     Attributes:
-        slots: of the ring, in all.
-        slot_bytes: of one: the size of the largest super-sample, or what fits where they hold groups of samples.
-        window_slots: that the order needs at a time.
-        hedge_slots: kept for hedged requests.
-        manifest_bytes: of the manifest in memory.
-        head_bytes: of the heads in memory, where slots hold groups.
-        hedge_buffers: for hedges that need no slot, where slots hold groups.
-        hedge_buffer_bytes: of one.
+        slots: total number of ring slots.
+        slot_bytes: size of a slot: that of the largest super-sample, or what fits if slots hold groups of samples.
+        window_slots: number of slots that the order needs at a time.
+        hedge_slots: number of slots reserved for hedges.
+        manifest_bytes: memory of the manifest.
+        head_bytes: memory of all heads, if slots hold groups; otherwise 0.
+        hedge_buffers: number of hedge buffers beside the slots, if slots hold groups; otherwise 0.
+        hedge_buffer_bytes: size of a hedge buffer.
     """
 
     slots: int
@@ -65,21 +65,21 @@ class SlotPlan:
 
     @property
     def holds_groups(self) -> bool:
-        """Whether slots hold groups of samples, not super-samples."""
+        """Whether slots hold groups of samples instead of super-samples."""
         return self.head_bytes > 0
 
     @property
     def size_bytes(self) -> int:
-        """What all of it takes."""
+        """Total memory of the plan."""
         buffer_bytes = self.hedge_buffers * self.hedge_buffer_bytes
         return self.slots * self.slot_bytes + buffer_bytes + self.head_bytes + self.manifest_bytes
 
 
 def window_slots(super_samples: int, order: OrderConfig, partition: Dealing) -> int:
-    """Return how many super-samples a rank must hold at a time for this order.
+    """Return the number of super-samples that a rank must hold at a time.
 
-    A lane holds its window, ``block`` twice that so that the next group arrives while one is delivered, ``none`` one;
-    ``full`` holds everything.
+    Per lane this is one for ``none``, the window for ``window``, and twice the window for ``block``, so that the next
+    group arrives while one is delivered. ``full`` holds all super-samples.
     """
     if order.shuffle == "full":
         return super_samples
@@ -95,13 +95,13 @@ def plan_slots(
     memory_bytes: int,
     sharers: int = 1,
 ) -> SlotPlan:
-    """Return how one of the ``sharers`` of ``memory_bytes`` spends its part.
+    """Return the plan of one of the ``sharers`` processes that divide ``memory_bytes``.
 
-    No more slots are taken than one epoch of this rank can fill besides its window: looking farther ahead than that
-    would fetch epochs that may never be asked for.
+    Besides the window there are at most as many slots as one epoch of this rank fills: a longer look-ahead would fetch
+    epochs that may never be needed.
 
     Raises:
-        BudgetError: the budget is too small; names the figure that fits.
+        BudgetError: the budget is too small; the message names the smallest that works.
     """
     slot_bytes = -(-manifest.largest_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     needed = window_slots(len(manifest), order, partition)
@@ -128,18 +128,18 @@ def plan_slots(
 def plan_group_slots(
     *, manifest_bytes: int, head_bytes: int, sample_bytes: int, hedge_buffers: int, memory_bytes: int, sharers: int = 1
 ) -> SlotPlan:
-    """Return how ``memory_bytes`` are spent where slots hold groups of samples.
+    """Return the plan of one process for slots that hold groups of samples.
 
     Args:
-        manifest_bytes: of the manifest in memory.
-        head_bytes: of all heads in memory.
-        sample_bytes: the most that one sample may have to be read of it: no slot is smaller.
-        hedge_buffers: how many hedges may be under way without a slot.
-        memory_bytes: the budget.
-        sharers: how many divide it.
+        manifest_bytes: memory of the manifest.
+        head_bytes: memory of all heads.
+        sample_bytes: maximum bytes to read of one sample; the minimum size of a slot.
+        hedge_buffers: maximum number of concurrent hedges without a slot.
+        memory_bytes: budget of the rank.
+        sharers: number of processes that divide the budget; default 1.
 
     Raises:
-        BudgetError: the budget is too small; names the figure that fits.
+        BudgetError: the budget is too small; the message names the smallest that works.
     """
     shares = _GROUP_SLOTS * _HEDGE_BUFFER_SHARE + hedge_buffers
     least_buffer_bytes = -(-max(1, sample_bytes) // (_HEDGE_BUFFER_SHARE * ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
@@ -171,9 +171,9 @@ def _too_small(memory_bytes: int, sharers: int) -> str:
 
 
 def most_sample_bytes(manifest: Manifest, columns: Mapping[str, Column]) -> int:
-    """Return the most that must be read, beside the head, of one sample's values of ``columns``.
+    """Return the maximum bytes to read, besides the head, of one sample's values of ``columns``.
 
-    It is exact where these are of fixed size; ragged values may be all that their super-sample has room for.
+    Exact for fixed columns; the bound for ragged values is the rest of their super-sample.
     """
     fixed = {name: c.element_bytes for name, c in manifest.schema.items() if c.is_fixed and not is_small(c)}
     wanted_bytes = sum(fixed[name] for name in columns if name in fixed)
@@ -186,25 +186,25 @@ def most_sample_bytes(manifest: Manifest, columns: Mapping[str, Column]) -> int:
 
 _HEAD_OBJECT_BYTES = 1536
 _TENSOR_OBJECT_BYTES = 256
-"""What an open head takes besides its bytes: measured, and rounded up. It knows where each of its tensors starts."""
+"""Memory of a parsed head besides its bytes, with one entry per tensor: measured, and rounded up."""
 
 
 def head_bytes_held(schema: Schema, head_bytes: int) -> int:
-    """Return what a head of ``head_bytes`` takes when it is open."""
+    """Return the memory of a parsed head of ``head_bytes`` bytes."""
     tensors = 1 + len(schema) + sum(not column.is_fixed for column in schema.values())
     return head_bytes + _HEAD_OBJECT_BYTES + _TENSOR_OBJECT_BYTES * tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleMemory:
-    """What random access may hold at a time, beside what it returns.
+    """The memory plan of random access, without the samples that it returns.
 
     Attributes:
-        manifest_bytes: of the manifest and the index of its rows.
-        hedge_slots: for hedged requests.
-        slot_bytes: of one: the size of the largest super-sample.
-        head_bytes: of heads, those in use and those that are kept.
-        value_bytes: of values on their way.
+        manifest_bytes: memory of the manifest and the index of its rows.
+        hedge_slots: number of buffers for hedges.
+        slot_bytes: size of a hedge buffer: that of the largest super-sample.
+        head_bytes: memory of heads, those in use and those in the cache.
+        value_bytes: memory of values in flight.
     """
 
     manifest_bytes: int
@@ -215,10 +215,11 @@ class SampleMemory:
 
     @classmethod
     def plan(cls, manifest: Manifest, hedge_slots: int, memory_bytes: int) -> Self:
-        """Return how ``memory_bytes`` are spent: up to half of what is free on heads, the rest on values.
+        """Divide ``memory_bytes``: up to half of the free memory for heads, the rest for values.
 
         Raises:
-            BudgetError: one head, one super-sample and the hedges do not fit; names the figure that does.
+            BudgetError: one head, one super-sample and the hedges do not fit; the message names the smallest size that
+                works.
         """
         manifest_bytes = manifest.file_bytes + 8 * (len(manifest) + 1)
         slot_bytes = manifest.largest_bytes
@@ -245,14 +246,14 @@ class SampleMemory:
 
 
 class ByteBudget(Limiter):
-    """Lends out bytes."""
+    """A limiter of bytes that are in use at a time."""
 
     @asynccontextmanager
     async def hold(self, size_bytes: int) -> AsyncIterator[None]:
-        """Hold bytes for a while, after waiting for them.
+        """Wait for bytes, and hold them during the block.
 
         Raises:
-            BudgetError: there are never so many.
+            BudgetError: ``size_bytes`` exceeds the limit.
         """
         await self.acquire(size_bytes)
         try:
@@ -261,11 +262,11 @@ class ByteBudget(Limiter):
             self.release(size_bytes)
 
     async def acquire(self, units: int = 1, *, urgent: bool = False) -> None:
-        """Wait for bytes and hold them until they are released. A wait that is cancelled leaves none behind.
+        """Wait for bytes, and hold them until :meth:`release`. A cancelled call holds none.
 
         Raises:
-            BudgetError: there are never so many.
+            BudgetError: ``units`` exceeds the limit.
         """
         if units > self.limit:
-            raise BudgetError(f"{units} bytes are more than the {self.limit} there are; give more memory")
+            raise BudgetError(f"{units} bytes exceed the limit of {self.limit}; give more memory")
         await super().acquire(units, urgent=urgent)

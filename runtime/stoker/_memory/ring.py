@@ -1,17 +1,16 @@
-"""The in-process buffer: fixed slots in one anonymous shared mapping, each with a life cycle.
+"""The ring buffer of a process: fixed slots in one anonymous shared mapping, each with a life cycle.
 
 Invariant: every slot is in exactly one state, and ``free + filling + ready == slots``. A slot changes state only
-along the transition table below; anything else, a double release above all, is a :class:`RingStateError`.
+according to the transition table below; anything else, such as a double release, is a :class:`RingStateError`.
 
-The ring decides and never waits: who may acquire, and when, is the business of its users. It is not thread-safe:
-one thread changes states; others may read memory through :meth:`Ring.view` and :meth:`Ring.offset` while they hold
-a READY slot.
+The ring never waits: its users decide when to acquire a slot. It is not thread-safe: one thread changes states; other
+threads may read memory through :meth:`Ring.view` and :meth:`Ring.offset` while they hold a READY slot.
 
-:class:`FirstTouch` takes pages of fresh memory before they are written to, beside the thread that will write there. The
-first write to a page of an anonymous mapping makes the kernel find and clear one, and in a virtual machine often the
-hypervisor, too, which takes up to ten times as long as the copy. Within a receive that holds up the event loop. Linux
-takes pages on request and changes nothing in those that are there (madvise, MADV_POPULATE_WRITE, since 5.14), so that
-may run beside the writer. Where there is no such request, pages are taken at their first write as ever.
+:class:`FirstTouch` prefaults the pages of new memory, concurrently with the thread that writes to it. The first write
+to a page of an anonymous mapping makes the kernel, and in a virtual machine often the hypervisor, allocate and clear a
+page, which takes up to ten times as long as the copy. During a receive, that blocks the event loop. Linux allocates
+pages on request, without changing existing ones (madvise, MADV_POPULATE_WRITE, since 5.14), so this may run beside the
+writer. On other systems pages are allocated at the first write.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from dataclasses import dataclass
 from stoker.errors import BudgetError, ConfigError, StokerError
 
 ALIGNMENT_BYTES = 64
-"""Slots start on cache lines, so columns of every dtype are aligned views."""
+"""Slots start at cache lines, so that columns of every dtype are aligned views."""
 
 
 class RingStateError(StokerError, RuntimeError):
-    """A slot was asked for a transition that its state does not have. A bug in the caller, never bad luck."""
+    """A slot's state does not allow the requested transition: a bug in the caller."""
 
 
 class SlotState(enum.Enum):
-    """Where a slot stands in its life."""
+    """State of a slot in its life cycle."""
 
     FREE = "free"
     FILLING = "filling"
@@ -53,14 +52,14 @@ _TRANSITIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingStatistics:
-    """A moment of a ring.
+    """A snapshot of a ring.
 
     Attributes:
-        free: slots that nobody holds.
-        filling: slots that a transport may be writing to.
-        ready: slots with verified bytes that a consumer has yet to release.
-        peak_used: the most slots that were not free at once, ever.
-        committed: how often a slot became ready.
+        free: number of free slots.
+        filling: number of slots that a transport may be writing to.
+        ready: number of slots with verified bytes that the consumer has not released.
+        peak_used: maximum number of slots that were in use at the same time.
+        committed: number of times that a slot became ready.
     """
 
     free: int
@@ -71,20 +70,25 @@ class RingStatistics:
 
 
 def anonymous_memory(size_bytes: int) -> memoryview:
-    """Map ``size_bytes`` of zeroed memory, shared with children of a fork and in no file system.
+    """Map ``size_bytes`` of zeroed memory, which forked children share.
 
-    Not /dev/shm, which containers keep at 64 MB; and pages are taken only when first written.
+    It is outside /dev/shm, which containers limit to 64 MB. Pages are allocated at the first write.
     """
     return memoryview(mmap.mmap(-1, size_bytes))
 
 
 class Ring:
-    """``slots`` slots of ``slot_bytes`` bytes each; the memory is allocated at the first acquire and then reused.
+    """A buffer of equal slots, whose memory is allocated at the first acquire and then reused.
 
-    The slot freed last is acquired first: its pages are in memory already (fresh pages cost about 8 times a copy).
+    The slot that was freed last is acquired first, because its pages are allocated (a new page costs about 8 copies).
+
+    Args:
+        slots: number of slots.
+        slot_bytes: size of a slot.
+        allocate: function that returns zeroed memory of a given size; default :func:`anonymous_memory`.
 
     Attributes:
-        promised: free slots that are not :attr:`spare`, until whoever they are for has acquired them.
+        promised: number of free slots that are reserved for callers other than hedges; see :attr:`spare`.
     """
 
     def __init__(
@@ -106,23 +110,23 @@ class Ring:
 
     @property
     def memory(self) -> memoryview:
-        """All slots, :meth:`offset` apart."""
+        """The memory of all slots; slot ``i`` starts at :meth:`offset` ``(i)``."""
         if self._memory is None:
             self._memory = self._allocate(self.slots * self._stride_bytes)
         return self._memory
 
     @property
     def free(self) -> int:
-        """How many slots can be acquired now."""
+        """Number of free slots."""
         return len(self._free)
 
     @property
     def spare(self) -> int:
-        """How many of these nobody was promised: what hedges may take."""
+        """Number of free slots that are not reserved, which hedges may acquire."""
         return max(0, len(self._free) - self.promised)
 
     def acquire(self) -> int | None:
-        """FREE to FILLING: return a slot, or None when every slot is in use."""
+        """FREE to FILLING: return a slot, or None if all slots are in use."""
         if not self._free:
             return None
         _ = self.memory
@@ -133,14 +137,18 @@ class Ring:
 
     @contextmanager
     def filling(self, what: str, size_bytes: int) -> Iterator[int]:
-        """Hold a slot while it is filled: READY behind the block, FREE again if the block raises.
+        """Acquire a slot for the block that fills it: READY after the block, or FREE if the block raises.
+
+        Args:
+            what: name of the object, for messages.
+            size_bytes: size of the object.
 
         Raises:
-            BudgetError: a slot is smaller.
+            BudgetError: the object is larger than a slot.
             RingStateError: no slot is free.
         """
         if size_bytes > self.slot_bytes:
-            raise BudgetError(f"{what} has {size_bytes} bytes: more than the ring's {self.slot_bytes}")
+            raise BudgetError(f"{what} has {size_bytes} bytes: more than a slot of the ring ({self.slot_bytes})")
         slot = self.acquire()
         if slot is None:
             raise RingStateError(f"no free slot for {what}: {self!r}")
@@ -152,24 +160,24 @@ class Ring:
         self.commit(slot)
 
     def commit(self, slot: int) -> None:
-        """FILLING to READY: the bytes are whole and verified, and no transport writes here any more."""
+        """FILLING to READY: the bytes are complete and verified, and no transport writes to the slot any more."""
         self._step(slot, "commit")
         self._ready += 1
         self._committed += 1
 
     def abort(self, slot: int) -> None:
-        """FILLING to FREE: give the slot back unfilled. Its transport must have ended."""
+        """FILLING to FREE: return the slot unfilled. Its transport must have ended."""
         self._step(slot, "abort")
         self._free.append(slot)
 
     def release(self, slot: int) -> None:
-        """READY to FREE: the consumer is done with the bytes."""
+        """READY to FREE: the consumer does not need the bytes any more."""
         self._step(slot, "release")
         self._free.append(slot)
         self._ready -= 1
 
     def offset(self, slot: int) -> int:
-        """Return where the slot starts in :attr:`memory`, in bytes; a multiple of 64."""
+        """Return the offset of a slot in :attr:`memory`, in bytes; a multiple of 64."""
         if not 0 <= slot < self.slots:
             raise RingStateError(f"slot {slot} is not in this ring of {self.slots}")
         return slot * self._stride_bytes
@@ -208,15 +216,15 @@ class Ring:
         )
 
 
-_MADV_POPULATE_WRITE = 23  # Python's mmap module has no name for it, and keeps the interpreter lock meanwhile
-_PIECE_BYTES = 4 << 20  # some milliseconds
+_MADV_POPULATE_WRITE = 23  # Python's mmap module has no name for it, and holds the GIL during the call
+_PIECE_BYTES = 4 << 20  # takes some milliseconds
 
 
 class FirstTouch:
-    """Takes all pages of some memory once, a piece after the other; it may be interrupted and goes on later.
+    """Prefaults all pages of a buffer once, in chunks. After a cancellation, :meth:`run` resumes.
 
     Args:
-        memory: begins on a page.
+        memory: writable buffer that starts at a page.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -224,7 +232,7 @@ class FirstTouch:
         self._done_bytes = 0
 
     async def run(self) -> None:
-        """Take what is left, in threads of the loop's executor; cancelling leaves one piece to end by itself."""
+        """Prefault the rest, in threads of the loop's executor. A cancelled call leaves one chunk to end by itself."""
         loop = asyncio.get_running_loop()
         while self._done_bytes < self._memory.nbytes:
             piece = self._memory[self._done_bytes : self._done_bytes + _PIECE_BYTES]
@@ -235,7 +243,7 @@ class FirstTouch:
 
 
 def populate(memory: memoryview) -> bool:
-    """Take the pages of writable memory, and leave its contents; return whether that can be done here."""
+    """Prefault the pages of writable memory without changing its contents; return whether the system supports it."""
     if sys.platform != "linux":
         return False
     address, size_bytes = ctypes.c_void_p(address_of(memory)), ctypes.c_size_t(memory.nbytes)
@@ -244,5 +252,5 @@ def populate(memory: memoryview) -> bool:
 
 
 def address_of(memory: memoryview) -> int:
-    """Return where writable memory begins."""
+    """Return the address of writable memory."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))

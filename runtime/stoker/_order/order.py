@@ -17,8 +17,8 @@ delivered in **blocks**, each the permuted union of parts of consecutive pieces:
 The streams (purpose, index, part) are:
 
 - ``(SUPER_SAMPLES, 0, 0)`` permutes the manifest's super-samples (``block`` and ``window``);
-- ``(ROWS, super-sample, first row)`` permutes a piece's rows (``window`` with ``G > 1``), with the super-sample's
-  number in the manifest, and the row's number in the super-sample;
+- ``(ROWS, super-sample, first row)`` permutes a piece's rows (``window`` with ``G > 1``); the super-sample is its
+  number in the manifest, the row its number in the super-sample;
 - ``(BLOCK, block, lane)`` permutes a block (``block`` and ``window``), starting from the order of its pieces;
 - ``(FULL, 0, 0)`` is the round keys of ``full``, which maps a position to a sample's number in packed order.
 
@@ -295,8 +295,8 @@ class EpochLayout:
     """The layout of a materialized epoch of a run: pure arithmetic.
 
     The epoch is a data set of its own. Its rows are the places of lane 0, followed by those of lane 1, and so on. With
-    the same number of lanes, order ``none`` of the epoch then delivers the same samples as ``full``, at position ``p``
-    the row::
+    the same number of lanes, order ``none`` of the epoch then delivers the same samples as ``full``. Position ``p``
+    delivers this row::
 
         row(p) = start(p mod lanes) + ⌊p / lanes⌋,    start(l) = l · ⌊N / lanes⌋ + min(l, N mod lanes)
 

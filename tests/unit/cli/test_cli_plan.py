@@ -220,5 +220,5 @@ def test_prices_that_cannot_be_read_are_found_out_before_anything_is(
     monkeypatch.setenv("STOKER_PRICES", "/dev/zero")
     before = bucket.counts.requests["GetObject"]
     assert main(["plan", "s3://stoker/data", "--gpu-rate", "5"]) == 2
-    assert "/dev/zero cannot be read: it is no regular file" in capsys.readouterr().err
+    assert "/dev/zero cannot be read: it is not a regular file" in capsys.readouterr().err
     assert bucket.counts.requests["GetObject"] == before

@@ -238,7 +238,7 @@ def test_a_job_that_is_committed_is_not_committed_again() -> None:
         ({"job": JOB, "runs": ["b" * 16], "mode": "replace"}, "'mode'"),
         ({"job": "x"}, "'job'"),
         ({"dataset": 3}, "'dataset'"),
-        ({"nonsense": 1}, "'nonsense' that means nothing"),
+        ({"nonsense": 1}, "unknown field 'nonsense'"),
     ],
 )
 def test_an_event_that_says_something_else_than_it_seems_to_is_refused(change: dict[str, Any], problem: str) -> None:

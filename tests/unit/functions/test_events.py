@@ -46,7 +46,7 @@ def test_a_job_may_have_as_many_runs_as_a_fan_out_has_parts() -> None:
         ({"dataset": "d", "runs": [A]}, "no 'job'"),
         ({"dataset": "d", "job": "", "mode": "create"}, "no 'job'"),
         ({"dataset": "d", "job": JOB, "runs": [A], "mode": "replace"}, "'mode' is 'replace'"),
-        ({"dataset": "d", "jobs": JOB}, "'jobs' that means nothing"),
+        ({"dataset": "d", "jobs": JOB}, "unknown field 'jobs'"),
         ([], "not a JSON object"),
     ],
 )
@@ -67,7 +67,7 @@ def test_a_compaction_makes_super_samples_of_eight_mebibytes_unless_it_is_told_o
         ({"super_sample_bytes": 8}, "no field 'dataset'"),
         ({"dataset": "d", "super_sample_bytes": (32 << 20) + 1}, "'super_sample_bytes' is"),
         ({"dataset": "d", "super_sample_bytes": 8.0}, "'super_sample_bytes' is 8.0"),
-        ({"dataset": "d", "version": 3}, "'version' that means nothing"),
+        ({"dataset": "d", "version": 3}, "unknown field 'version'"),
         ("d", "not a JSON object"),
     ],
 )

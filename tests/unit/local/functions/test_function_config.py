@@ -172,7 +172,7 @@ def test_a_configuration_is_read_from_json(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", "the configuration is of type list, not an object"),
-        ('{"warp": 9}', "has a field 'warp' that means nothing; there are: account, environment, "),
+        ('{"warp": 9}', "has an unknown field 'warp'; the fields are: account, environment, "),
         ('{"functions": [{"name": "f"}]}', r"the configuration.functions\[0\] lacks the field 'handler'"),
         ('{"functions": 3}', "functions is of type int, not an array"),
         ('{"functions": {}}', "functions is of type dict, not an array"),
