@@ -173,7 +173,11 @@ def test_another_file_is_given_by_path_or_by_variable(tmp_path: Path, monkeypatc
         ('region = "us-east-1"\nsource', "source", r"stores\.s3 lacks the field 'region'"),
         ("region =", "place =", r"stores\.s3 has an unknown field 'place'"),
         ('"us-east-1"', "1", r"stores\.s3\.region is of type int, not str"),
-        ("[stores.gs]", "[stores.Google]", "'Google' is no name of a store in the price file: write one as r2"),
+        (
+            "[stores.gs]",
+            "[stores.Google]",
+            "'Google' is not a valid name of a store in the price file: use a name such as r2",
+        ),
         (
             'endpoints = ["*.r2',
             'endpoints = ["https://*.r2',

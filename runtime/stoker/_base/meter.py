@@ -1,9 +1,9 @@
-"""Requests to a store: their kinds, what of them it will bill, and a wrapper of stores whose one hook sees them all.
+"""Metering of billed requests to a store, and a store wrapper with one hook for all requests.
 
-A request is billed when it is sent, whether or not its caller waited for the answer, so cancelled and broken ones
-count; one that the store refused or failed to serve (429, 5xx) does not
-(https://docs.aws.amazon.com/AmazonS3/latest/userguide/ErrorCodeBilling.html). Where a client cannot know, the meter
-errs upwards: a request that was cancelled before it left, and every byte of a read that broke, count as billed.
+A store bills a request when it is sent, even if the caller cancels it or the connection breaks; it does not bill a
+request that it refused or failed to serve (429, 5xx;
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/ErrorCodeBilling.html). If a client cannot know, the meter
+overestimates: a request that was cancelled before it was sent, and all bytes of a broken read, count as billed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ Egress = Literal["same_region", "other_region", "internet"]
 
 
 class Operation(enum.StrEnum):
-    """A kind of request to a store, as stores bill them."""
+    """A kind of request to a store, as in its bill.
+
+    Example:
+        >>> Operation("GET") is Operation.GET
+        True
+    """
 
     GET = "GET"
     HEAD = "HEAD"
@@ -47,12 +52,12 @@ class Operation(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PriceKey:
-    """What the prices of a store are found by.
+    """The key for looking up a store's prices.
 
     Attributes:
-        url: of the store.
-        endpoint: URL of the service that is asked instead of the cloud's own; empty for the cloud's own.
-        name: of a store in the price file, where the user has named one; it decides.
+        url: URL of the store.
+        endpoint: URL of a service other than the cloud's own; empty for the cloud's own.
+        name: name of a store in the price file, if the user chose one, which takes precedence; otherwise empty.
     """
 
     url: str
@@ -61,10 +66,11 @@ class PriceKey:
 
 
 def check_store_name(name: object) -> None:
-    """Raise ConfigError unless a store in a price file may have this name."""
+    """Raise ConfigError unless the name is valid for a store in a price file."""
     if not isinstance(name, str) or not _STORE_NAME.fullmatch(name):
         raise ConfigError(
-            f"{shown(name)} is no name of a store in the price file: write one as r2 or minio, of a-z, 0-9, . _ and -"
+            f"{shown(name)} is not a valid name of a store in the price file: use a name such as r2 or minio, of a-z, "
+            "0-9, . _ and -"
         )
 
 
@@ -74,19 +80,19 @@ _BROKEN = (asyncio.CancelledError, TruncatedError, ConnectionLostError, Deadline
 
 @dataclass(slots=True, kw_only=True)
 class Reading(Bounded):
-    """What a meter had counted at one moment.
+    """A snapshot of a meter.
 
     Attributes:
-        url: the store it counts for.
-        egress: where its reader is.
-        requests: started, by operation; failed and cancelled ones too.
-        not_billed: of them, those that the store refused or failed to serve.
-        failed: how many ended with an error.
-        cancelled: how many their caller gave up.
-        read_bytes: that arrived, in reads that ended well.
-        broken_bytes: asked for by reads that were cancelled or cut off: at most these arrived besides.
-        written_bytes: of writes that ended well.
-        key: by which the store's prices are found; None where its URL tells.
+        url: URL of the store.
+        egress: location of the reader: ``same_region``, ``other_region`` or ``internet``.
+        requests: number of requests started, by operation, including failed and cancelled ones.
+        not_billed: number of these that the store refused or failed to serve, by operation.
+        failed: number of requests that ended with an error.
+        cancelled: number of requests that were cancelled.
+        read_bytes: bytes received by successful reads.
+        broken_bytes: bytes requested by cancelled or broken reads; an upper bound of what they received.
+        written_bytes: bytes written by successful writes.
+        key: key of the store's prices; None to use the URL.
     """
 
     url: str
@@ -102,15 +108,15 @@ class Reading(Bounded):
 
 
 class Meter:
-    """Counters of one store. Changed on one thread; :meth:`reading` may be called from any.
+    """Counters of the requests to one store. One thread changes them; any thread may call :meth:`reading`.
 
     Args:
-        url: of the store.
-        egress: where its reader is.
-        key: returns by what the store's prices are found; by default its URL tells.
+        url: URL of the store.
+        egress: location of the reader: ``same_region`` (default), ``other_region`` or ``internet``.
+        key: function that returns the key of the store's prices; default None, which uses the URL.
 
     Raises:
-        ConfigError: ``egress`` is none of the known classes.
+        ConfigError: ``egress`` is not one of these values.
     """
 
     def __init__(self, url: str, *, egress: Egress = "same_region", key: Callable[[], PriceKey] | None = None) -> None:
@@ -123,11 +129,11 @@ class Meter:
 
     @contextmanager
     def request(self, operation: Operation, *, asked_bytes: int = 0) -> Iterator[None]:
-        """Count one request, from its start to however it ends.
+        """Count the request that the block performs, and its outcome.
 
         Args:
-            operation: its kind.
-            asked_bytes: what a read will have moved if it breaks off.
+            operation: kind of the request.
+            asked_bytes: number of bytes requested by a read, which count if it breaks; default 0.
         """
         self._counted.requests[operation] += 1
         try:
@@ -147,15 +153,15 @@ class Meter:
             self._counted.broken_bytes += asked_bytes
 
     def add_read(self, size_bytes: int) -> None:
-        """Count bytes that arrived."""
+        """Count bytes received by a read."""
         self._counted.read_bytes += size_bytes
 
     def add_written(self, size_bytes: int) -> None:
-        """Count bytes that were stored."""
+        """Count bytes written."""
         self._counted.written_bytes += size_bytes
 
     def reading(self) -> Reading:
-        """Return what was counted so far."""
+        """Return a snapshot of the counters."""
         now = self._counted
         key = None if self._key is None else self._key()
         return replace(now, requests=dict(now.requests), not_billed=dict(now.not_billed), key=key)
@@ -166,28 +172,28 @@ T = TypeVar("T")
 
 
 class ReaderWrapper(Generic[R_co]):
-    """Reads through another store. A subclass says in :meth:`_perform` what else a request does.
+    """Reads through another store. Subclasses override :meth:`_perform`, the hook for all requests.
 
     Attributes:
-        wrapped: the other store.
+        wrapped: the store that performs the requests.
     """
 
-    _folder = ""  # what stands before every key there; it ends with a slash, or is empty
+    _folder = ""  # prefix of every key in the wrapped store: empty, or ends with a slash
 
     def __init__(self, store: R_co) -> None:
         self.wrapped: R_co = store
 
     @property
     def url(self) -> str:
-        """The other store's root, or the folder of it."""
+        """URL of the wrapped store, or of the folder in it."""
         return f"{self.wrapped.url.rstrip('/')}/{self._folder.rstrip('/')}" if self._folder else self.wrapped.url
 
     async def _perform(self, operation: Operation, key: str, request: Callable[[], Awaitable[T]]) -> T:
-        """Send one request, which is about ``key``, and return its answer; called for every request but listings."""
+        """Send one request for ``key`` and return its result; called for every request except listings."""
         return await request()
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return a whole object."""
+        """Return a whole object and its metadata."""
         data, info = await self._perform(Operation.GET, key, partial(self.wrapped.get, self._folder + key))
         return data, self._relative(info)
 
@@ -206,7 +212,7 @@ class ReaderWrapper(Generic[R_co]):
         return self._relative(await self._perform(Operation.GET, key, request))
 
     async def head(self, key: str) -> ObjectInfo:
-        """Return size and tag."""
+        """Return an object's metadata."""
         return self._relative(await self._perform(Operation.HEAD, key, partial(self.wrapped.head, self._folder + key)))
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
@@ -237,11 +243,11 @@ class StoreWrapper(ReaderWrapper[Store]):
 
 
 class FolderStore(StoreWrapper):
-    """A folder of a store, as a store; connections stay the store's.
+    """A folder of a store, as a store that shares the connections.
 
     Args:
-        store: has the folder.
-        folder: ends with a slash.
+        store: store that contains the folder.
+        folder: prefix of the keys; ends with a slash.
     """
 
     def __init__(self, store: Store, folder: str) -> None:
@@ -249,4 +255,4 @@ class FolderStore(StoreWrapper):
         self._folder = folder
 
     async def close(self) -> None:
-        """Do nothing: the connections are the store's."""
+        """Do nothing: the connections belong to the store."""

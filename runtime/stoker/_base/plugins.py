@@ -1,4 +1,4 @@
-"""What is imported when it is first used: public names of a package, and plug-ins that entry points declare."""
+"""Lazy imports: public names of a package, and plug-ins that entry points declare."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from stoker.errors import ConfigError, MissingExtraError
 
 
 def plugin_names(group: str) -> tuple[str, ...]:
-    """Return the names of a group's entry points that are installed, sorted."""
-    from importlib.metadata import entry_points  # takes 20 ms, which a process without plug-ins need not pay
+    """Return the names of a group's installed entry points, sorted."""
+    from importlib.metadata import entry_points  # takes 20 ms, only needed with plug-ins
 
     return tuple(sorted(entry_points(group=group).names))
 
 
 def load_plugin(group: str, name: str, what: str) -> Any:
-    """Import what an entry point names, and return it.
+    """Import and return the object of an entry point.
 
     Args:
-        group: of entry points, such as ``stoker.tiers``.
-        name: of the entry point in the group.
+        group: group of the entry point, such as ``stoker.tiers``.
+        name: name of the entry point in the group.
         what: kind of plug-in, in the singular, for messages.
 
     Raises:
@@ -34,7 +34,7 @@ def load_plugin(group: str, name: str, what: str) -> Any:
 
     found = {point.name: point for point in entry_points(group=group)}
     if name not in found:
-        from stoker._base.fields import shown  # this module is the first of every process, and imports next to nothing
+        from stoker._base.fields import shown  # every process imports this module first, so it imports little
 
         installed = ", ".join(sorted(found)) or "none"
         raise ConfigError(
@@ -50,11 +50,11 @@ def load_plugin(group: str, name: str, what: str) -> Any:
 
 @contextmanager
 def needs_extra(what: str, extra: str) -> Iterator[None]:
-    """Say, of a module that is missing in this block, which extra of stoker's it comes with; of none if empty.
+    """Convert a ModuleNotFoundError in the block to an error that names the extra to install.
 
     Args:
-        what: needs it, for the message.
-        extra: of stoker's distribution.
+        what: feature that needs the module, for the message.
+        extra: name of the extra; if empty, the error is not converted.
 
     Raises:
         MissingExtraError: a module is not installed.
@@ -68,12 +68,12 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
 
 
 def load_name(package: str, name: str, names_of: Mapping[str, str]) -> Any:
-    """Import what a package's ``__getattr__`` is asked for, and keep it in the package.
+    """Import a lazy attribute of a package, and store it in the package; for the package's ``__getattr__``.
 
     Args:
         package: dotted name of the package.
-        name: of its attribute.
-        names_of: module → the names, separated by blanks, that the package takes from it.
+        name: name of the attribute.
+        names_of: names that each module defines, separated by blanks, by module.
 
     Raises:
         AttributeError: no module of the table has this name.

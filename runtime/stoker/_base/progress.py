@@ -1,4 +1,4 @@
-"""How far a long command has come: a bar on a terminal, a plain line every few seconds elsewhere."""
+"""Progress of a long command: a bar on a terminal, and otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from stoker._base.sizes import format_bytes
 _BAR_SECONDS, _LINE_SECONDS = 0.2, 5.0
 _WINDOW_SECONDS = 20.0
 _MAX_BAR_COLUMNS = 40
-_ECHO_COLUMNS = 3  # the terminal's echo of ^C must not wrap, or the line could not be erased
+_ECHO_COLUMNS = 3  # reserved for the terminal's echo of ^C, which must not wrap the line
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """How much of something.
+    """An amount of work.
 
     Attributes:
-        count: how many; None if that is not known.
-        size_bytes: of all of them.
+        count: number of items; None if unknown.
+        size_bytes: total size of the items.
     """
 
     count: int | None
@@ -32,14 +32,14 @@ class Amount:
 
 
 class Progress:
-    """Tells how far a task has come, with its rate of late and the time to its end; ``async with`` around the task.
+    """Writes the progress, recent rate and remaining time of the task in an ``async with`` block.
 
     Args:
-        verb: what happens, such as ``packing``.
-        unit: what is counted, such as ``samples``.
-        total: how much there is; without a count, its bytes tell the end only roughly.
-        stream: where to write to.
-        quiet: write nothing.
+        verb: name of the activity, such as ``packing``.
+        unit: name of the items, such as ``samples``.
+        total: total amount; without a count, the progress is estimated from the bytes.
+        stream: stream to write to.
+        quiet: whether to write nothing; default False.
     """
 
     def __init__(self, verb: str, unit: str, total: Amount, stream: TextIO, *, quiet: bool = False) -> None:
@@ -67,17 +67,17 @@ class Progress:
             self._write("\r\x1b[K")
 
     def start(self, done: Amount) -> None:
-        """Say that so much was done before, which counts in how far it has come and not in the rate."""
+        """Set the amount that was done before, which counts for the progress but not for the rate."""
         self._done = done
         self._past.clear()
         self._past.append((asyncio.get_running_loop().time(), done))
 
     def update(self, done: Amount) -> None:
-        """Say how much is done."""
+        """Set the amount that is done."""
         self._done = done
 
     def add(self, size_bytes: int) -> None:
-        """Say that one more is done, of so many bytes."""
+        """Add one item of ``size_bytes`` bytes to the amount that is done."""
         self._done = Amount(count=(self._done.count or 0) + 1, size_bytes=self._done.size_bytes + size_bytes)
 
     async def _tick(self) -> None:
@@ -94,7 +94,7 @@ class Progress:
         self._stream.flush()
 
     def _line(self, columns: int) -> str:
-        """Return what is known now, with a bar if there is room for one within ``columns``."""
+        """Return the current line, with a bar if it fits within ``columns``."""
         now = asyncio.get_running_loop().time()
         self._past.append((now, self._done))
         while now - self._past[0][0] > _WINDOW_SECONDS and len(self._past) > 2:

@@ -1,4 +1,4 @@
-"""Keeps the record of a run: what is on its way, what the training loop waited for in all, and the worst of it."""
+"""The record of a run: fetches in flight, total waits of the training loop by phase, and the longest waits."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from stoker.abc import BufferedSink, FetchSink, ReleaseSink, TraceSink
 
 
 def explained(fetch: Fetch | None, begin_seconds: float, end_seconds: float, offset_seconds: float = 0.0) -> list[Span]:
-    """Return what a wait for an item was, in order, from its begin to its end without a gap.
+    """Return the spans of a wait for an item, in order and without gaps.
 
-    A fetch that stood in line while nothing was under way began so much too late, and so did all that came of it: as
-    much of the wait was a wait in line.
+    If the fetch was queued while no fetch was in flight, it was late by that time; that much of the wait counts as
+    queue.
 
     Args:
-        fetch: of the item, in loop time; None if there was none.
-        begin_seconds: of the wait.
-        end_seconds: of the wait.
-        offset_seconds: what loop time lacks to the clock of the wait.
+        fetch: fetch of the item, in loop time; None if there was none.
+        begin_seconds: begin of the wait.
+        end_seconds: end of the wait.
+        offset_seconds: seconds to add to loop time for the clock of the wait; default 0.
     """
     if fetch is None:
         return merged([Span(Phase.OTHER, begin_seconds, end_seconds)])
@@ -46,13 +46,16 @@ _BY_BEGIN = itemgetter(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """What the training loop waited for one batch.
+    """The time that the training loop waited for one batch, by phase and object.
 
     Attributes:
-        batch: its number in the run, from 0.
-        epoch: it belongs to.
-        spans: what the time was spent on, in order, at least one; they add up to the wait. Times are
-            ``time.perf_counter``'s.
+        batch: number of the batch in the run, from 0.
+        epoch: epoch of the batch.
+        spans: at least one span, in order, which add up to the wait. Times are those of ``time.perf_counter``.
+
+    Example:
+        >>> print(Wait(batch=7, epoch=0, spans=(Span(Phase.TIER, 1.0, 1.5, "data/0"),)))
+        batch 7 (epoch 0) waited 0.500 s: 0.500 s tier of data/0
     """
 
     batch: int
@@ -61,11 +64,11 @@ class Wait:
 
     @property
     def seconds(self) -> float:
-        """How long."""
+        """Duration of the wait in seconds."""
         return sum(span.seconds for span in self.spans)
 
     def by_cause(self) -> dict[tuple[Phase, str], float]:
-        """Return the seconds of each phase and object, the longest first."""
+        """Return the seconds of each phase and object, in descending order."""
         seconds: defaultdict[tuple[Phase, str], float] = defaultdict(float)
         for span in self.spans:
             seconds[span.phase, span.object] += span.seconds
@@ -78,16 +81,17 @@ class Wait:
 
 
 class Recorder:
-    """The record of one run. Its memory is that of the items in the ring, and of the worst waits.
+    """The record of one run. Its memory is bounded by the items in the ring and the longest waits.
 
-    The loop's thread tells of fetches, the consumer's of waits. Times of waits are ``time.perf_counter``'s; where the
-    consumer lives on the loop, as under a virtual clock, they are the loop's, as long as :meth:`align` is not called.
+    The event loop's thread reports fetches, the consumer's thread reports waits. Times of waits are those of
+    ``time.perf_counter``, or loop time if the consumer runs on the loop and never calls :meth:`align`, as under a
+    virtual clock.
 
     Args:
-        sinks: are told of waits, and of what else they have a method for.
+        sinks: sinks that receive waits, and the other events that they implement.
 
     Attributes:
-        seconds: the whole waits by phase.
+        seconds: total wait by phase.
     """
 
     def __init__(self, sinks: Sequence[TraceSink] = ()) -> None:
@@ -102,54 +106,54 @@ class Recorder:
         self._batches = 0
         self._worst: list[tuple[float, int, Wait]] = []
 
-    # What the loop's thread tells.
+    # Called by the event loop's thread.
 
     def align(self, offset_seconds: float) -> None:
-        """Begin a stretch: its items are numbered anew. ``offset_seconds`` is what loop time lacks to perf_counter."""
+        """Restart the numbers of items; ``offset_seconds`` is to be added to loop time for perf_counter time."""
         self._offset_seconds = offset_seconds
         self._fetches.clear()
 
     def following(self, item: int, step: int, idle_seconds: float = 0.0) -> AbstractContextManager[Fetch]:
-        """Keep the record of the fetch that the current task performs here, if it sets the slot in the end.
+        """Record the fetch that the current task performs in the block; kept if the block sets its slot.
 
         Args:
-            item: its number.
-            step: that first uses it.
-            idle_seconds: how long it had stood in line while nothing was under way.
+            item: number of the item.
+            step: number of the first step that uses the item.
+            idle_seconds: time that the item was queued while no fetch was in flight; default 0.
         """
         return _Following(self, Fetch(item, step, asyncio.get_running_loop().time(), idle_seconds))
 
     def fetched(self, fetch: Fetch) -> None:
-        """Keep a fetch that has ended in a slot."""
+        """Add a completed fetch."""
         self._fetches[fetch.item] = fetch
         for sink in self._fetch_sinks:
             sink.fetched(fetch, self._offset_seconds)
 
     def released(self, item: int) -> None:
-        """Forget an item: the consumer is done with it."""
+        """Remove an item that the consumer has released."""
         fetch = self._fetches.pop(item, None)
         if fetch is not None:
             for sink in self._release_sinks:
                 sink.released(fetch, asyncio.get_running_loop().time(), self._offset_seconds)
 
-    # What the consumer's thread tells.
+    # Called by the consumer's thread.
 
     def waited_for(self, item: int, begin_seconds: float, end_seconds: float) -> None:
-        """Note a wait for an item, before it is released."""
+        """Add a wait for an item, before it is released."""
         if end_seconds <= begin_seconds:
             return
         self._pending += explained(self._fetches.get(item), begin_seconds, end_seconds, self._offset_seconds)
 
     def waited(self, phase: Phase, begin_seconds: float, end_seconds: float) -> None:
-        """Note a wait for something else."""
+        """Add a wait for something other than an item."""
         self._pending.append(Span(phase, begin_seconds, end_seconds))
 
     def begun(self, asked_seconds: float, now_seconds: float) -> None:
-        """Note an iteration that was asked for and has begun; it counts with its first batch."""
+        """Add the start of an iteration, from its request to its begin; it counts for the first batch."""
         self._begun += self._settled(asked_seconds, now_seconds, Phase.START)
 
     def yielded(self, epoch: int, asked_seconds: float, now_seconds: float) -> None:
-        """Note a batch that was asked for and is yielded; what nobody has told of in between was gathering."""
+        """Add a batch, from its request to its delivery; time without another phase counts as gather."""
         spans = [*self._begun, *self._settled(asked_seconds, now_seconds, Phase.GATHER)]
         self._begun.clear()
         if not spans:
@@ -172,7 +176,7 @@ class Recorder:
             sink.waited(wait)
 
     def _settled(self, begin_seconds: float, end_seconds: float, rest: Phase) -> list[Span]:
-        """Return what an interval was spent on. What was waited for elsewhere, or at other times, does not count."""
+        """Return the spans of an interval from the pending waits; overlaps and times outside of it do not count."""
         spans: list[Span] = []
         cursor = begin_seconds
         for phase, told, until, key in sorted(self._pending, key=_BY_BEGIN):
@@ -184,25 +188,25 @@ class Recorder:
         spans.append(Span(rest, cursor, end_seconds))
         return merged(spans)
 
-    # What is asked.
+    # Queries.
 
     def by_phase(self) -> Mapping[str, float]:
-        """Return the seconds that the training loop waited, by phase."""
+        """Return the total wait of the training loop by phase, in seconds."""
         return {str(phase): seconds for phase, seconds in self.seconds.items()}
 
     def worst(self) -> tuple[Wait, ...]:
-        """Return the longest waits, the worst first."""
+        """Return the ten longest waits, in descending order."""
         return tuple(wait for _, _, wait in sorted(self._worst, reverse=True))
 
     def flush(self) -> None:
-        """Have the sinks write what they have."""
+        """Flush all buffered sinks."""
         for sink in self._sinks:
             if isinstance(sink, BufferedSink):
                 sink.flush()
 
 
 class _Following:
-    """Has the current task work for a fetch. A generator would take three times as long."""
+    """Sets the fetch of the current task. A generator-based context manager would take three times as long."""
 
     __slots__ = ("_fetch", "_recorder", "_token")
 

@@ -1,4 +1,4 @@
-"""Numbers as people write and read them: of bytes (``"8MiB"``, ``"512 MB"``, ``"16_777_216"``), and of things."""
+"""Parsing and formatting of sizes (``"8MiB"``, ``"512 MB"``, ``"16_777_216"``), rates, counts and dollars."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 from stoker.errors import ConfigError
 
 MOST_BYTES = 1 << 60
-"""Of what a person may give as a size where nothing else bounds it: an exbibyte."""
+"""Maximum size in settings without another limit: an exbibyte."""
 
 _DECIMAL = ("B", "KB", "MB", "GB", "TB", "PB")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -21,15 +21,15 @@ _MAX_TEXT = 40
 
 
 def parse_bytes(text: str | int, name: str = "") -> int:
-    """Return a number of bytes; a fraction of a unit is rounded down.
+    """Parse a number of bytes; fractions of a byte are rounded down.
 
     Args:
-        text: a number, with a unit or without: ``B``, ``KB`` to ``PB`` (powers of 1000), ``KiB`` to ``PiB`` (of 1024),
-            in any case. A bare ``M`` is refused, since it means the one to some and the other to others.
-        name: of the setting, for the message.
+        text: number with an optional unit, in any case: ``B``, ``KB`` to ``PB`` (powers of 1000) or ``KiB`` to ``PiB``
+            (powers of 1024). A bare ``M`` is ambiguous and therefore an error.
+        name: name of the setting, for the message.
 
     Raises:
-        ConfigError: it is not a number of bytes, or a negative one.
+        ConfigError: the text is not a number of bytes, or is negative.
     """
     shown = f"{name} {text!r:.{_MAX_TEXT}}".strip()
     if isinstance(text, int) and not isinstance(text, bool):
@@ -46,21 +46,21 @@ def parse_bytes(text: str | int, name: str = "") -> int:
 
 
 def _whole_units(number: str, prefix: str) -> str:
-    """Return what a unit without its ``B`` may stand for: ``1GB or 1GiB``."""
+    """Return the possible meanings of a unit without ``B``, such as ``1GB or 1GiB``."""
     letter = prefix[0].upper()
     binary = f"{number}{letter}iB (powers of 1024)"
     return binary if len(prefix) > 1 else f"{number}{letter}B (powers of 1000) or {binary}"
 
 
 def parse_rate(text: str | int) -> float:
-    """Return a number of bytes a second.
+    """Parse a rate in bytes per second.
 
     Args:
-        text: as for :func:`parse_bytes`, or in bits, ``bit`` to ``Tbit`` (powers of 1000); ``/s`` may follow. ``Gb`` is
-            refused, since it means bits to some and bytes to others.
+        text: size as for :func:`parse_bytes`, or bits, ``bit`` to ``Tbit`` (powers of 1000), optionally followed by
+            ``/s``. ``Gb`` is ambiguous (bits or bytes) and therefore an error.
 
     Raises:
-        ConfigError: it is not a rate, or a negative one.
+        ConfigError: the text is not a rate, or is negative.
     """
     amount = text.strip().removesuffix("/s") if isinstance(text, str) else text
     match = _SIZE.fullmatch(amount) if isinstance(amount, str) and len(amount) <= _MAX_TEXT else None
@@ -76,7 +76,7 @@ def parse_rate(text: str | int) -> float:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Return a number of bytes with three significant digits and a binary unit: ``8.00 MiB``."""
+    """Format a number of bytes with three significant digits and a binary unit, such as ``8.00 MiB``."""
     power = 0
     while abs(size_bytes) >= 1000 and power < len(_BINARY) - 1:
         size_bytes /= 1024
@@ -88,10 +88,10 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a number of things: ``1 sample``, ``1,500 samples``, ``2 classes`` where ``plural`` says so."""
+    """Format a count with its noun: ``1 sample``, ``1,500 samples``, or ``2 classes`` with a given ``plural``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"
 
 
 def format_dollars(dollars: float) -> str:
-    """Return an amount in US dollars, to the cent from a dollar on and else to a millionth: ``$0.000016``."""
+    """Format US dollars with two digits from one dollar on, and with six below, such as ``$0.000016``."""
     return f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.6f}"

@@ -134,7 +134,8 @@ def test_samples_are_read_by_number_from_a_store_of_the_user(folder: Path) -> No
         assert [sample["x"] for sample in dataset.samples([5, 3])] == [5, 3]
         with pickle.loads(pickle.dumps(dataset)) as again:  # noqa: S301 - its own
             assert again[7]["x"] == 7
-    with stoker.open(Unpicklable(folder)) as dataset, pytest.raises(ConfigError, match="^a store is .* cannot be pickled"):
+    problem = r"^a store is pickled for other processes, and .* cannot be pickled"
+    with stoker.open(Unpicklable(folder)) as dataset, pytest.raises(ConfigError, match=problem):
         pickle.dumps(dataset)
 
 

@@ -194,7 +194,7 @@ def test_what_is_no_configuration_is_refused_and_the_place_named(text: str, mess
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ({"colour": 1}, r"functions\[0\] has a field 'colour'"),
+        ({"colour": 1}, r"functions\[0\] has an unknown field 'colour'"),
         ({"memory_mb": "512"}, r"functions\[0\].memory_mb is of type str, not int"),
         ({"memory_mb": 512.0}, "memory_mb is of type float, not int"),
         ({"memory_mb": True}, "memory_mb is of type bool, not int"),
