@@ -125,7 +125,7 @@ def test_a_wait_beyond_the_deadline_is_cut_and_told(asked_seconds: float, caplog
     store = Out(fresh_store(), asks)
     with caplog.at_level(logging.WARNING, logger="stoker"):
         assert run(store, OPERATIONS["get"]) == pytest.approx(30.0)
-    assert caplog.messages == [f"trying again in 30.0 s, and for 60 s more at most: {store.url}/x: slow down"]
+    assert caplog.messages == [f"retrying in 30.0 s, for at most 60 s more: {store.url}/x: slow down"]
     assert fails(Out(fresh_store(), *[asks] * 300), OPERATIONS["get"], ThrottledError) <= 60.0
 
 

@@ -1,6 +1,6 @@
-"""Trying again: back-off, deadlines that count only time in which this process ran, and stores that retry.
+"""Retries: back-off, deadlines that exclude suspensions of this process, and stores that retry.
 
-Packing, commits and maintenance read and write through a :class:`RetryingStore`; the prefetcher has a policy of its
+Packing, commits and maintenance read and write through a :class:`RetryingStore`. The prefetcher has a policy of its
 own, with hedges and budgets, and shares the back-off and the deadline.
 """
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 R_co = TypeVar("R_co", bound=Readable, covariant=True)
 
 LONG_SECONDS = 10.0
-"""A wait longer than this is logged: nobody should have to guess why nothing happens."""
+"""A longer wait is logged, to explain the silence."""
 
 
 def backoff_seconds(
@@ -44,13 +44,13 @@ def backoff_seconds(
     retry_after_seconds: float | None = None,
     left_seconds: float = math.inf,
 ) -> float:
-    """Return the wait after ``failures`` >= 1 failures in a row.
+    """Return the wait in seconds after ``failures`` >= 1 consecutive failures: full jitter, exponential, capped.
 
-    What the store asked for (``retry_after_seconds``) is waited out, and the jitter comes on top of it. Where that
-    would take longer than the ``left_seconds`` until the deadline, half of them are waited out: the store is asked a
-    few more times, and less often than it would be without its word.
+    The wait is the delay that the store asked for, ``retry_after_seconds``, plus the jitter. If that exceeds the
+    ``left_seconds`` until the deadline, the wait is half of those: a few more attempts are made, but less often than
+    without the store's request.
     """
-    doublings = min(failures - 1, 64)  # enough for any cap, and no overflow
+    doublings = min(failures - 1, 64)  # reaches any cap without an overflow
     jitter = rng.uniform(0.0, min(cap_seconds, base_seconds * 2.0**doublings))
     asked_seconds = max(0.0, retry_after_seconds or 0.0)
     if asked_seconds and jitter + asked_seconds >= left_seconds:
@@ -59,11 +59,11 @@ def backoff_seconds(
 
 
 STOPPED_SECONDS = 5.0
-"""A timer that fires so much too late was not delayed by other work."""
+"""A timer that fires later by more than this indicates that the process was suspended."""
 
 
 class Deadline:
-    """Ends the block that it is entered for, with TimeoutError, some time after :meth:`start`; until then, never."""
+    """A timeout for an ``async with`` block, which counts from :meth:`start` and raises TimeoutError."""
 
     __slots__ = ("_begin_seconds", "_scope", "_seconds", "_timer")
 
@@ -74,23 +74,28 @@ class Deadline:
         self._seconds = (0.0, 0.0)
 
     def start(self, seconds: float, grace_seconds: float) -> None:
-        """Count from now, unless it does: ``seconds`` in which things may begin, then grace for what has begun."""
+        """Start the deadline unless it has started.
+
+        Args:
+            seconds: time during which attempts may begin.
+            grace_seconds: additional time for attempts that have begun.
+        """
         if self._timer is None:
             self._seconds = seconds, grace_seconds
             self._count()
 
     def forbids(self, wait_seconds: float) -> bool:
-        """Return whether nothing may be begun any more after such a wait."""
+        """Return whether no attempt may begin after a wait of ``wait_seconds``."""
         return wait_seconds >= self.left_seconds
 
     @property
     def left_seconds(self) -> float:
-        """How long things may begin yet; no limit until it counts."""
+        """Remaining time in which attempts may begin, in seconds; infinite before :meth:`start`."""
         return math.inf if self._timer is None else self._begin_seconds - asyncio.get_running_loop().time()
 
     @property
     def expired(self) -> bool:
-        """Whether it has ended its block."""
+        """Whether the deadline has ended its block."""
         return self._scope.expired()
 
     def _count(self) -> None:
@@ -117,24 +122,28 @@ class Deadline:
 
 _COMPARED_BYTES = 1 << 20
 _READINGS = 10
-_LEAST_ATTEMPTS = 3  # after a write of minutes, and where this process was stopped during an attempt
+_LEAST_ATTEMPTS = 3  # even after a write of minutes, or if this process was suspended during an attempt
 _ANSWERS: tuple[tuple[type[TransientError], int], ...] = ((RangeBeyondEndError, 2), (UnexpectedAnswerError, 8))
-"""What a store may mean as it says it, and how many such answers confirm that it does."""
+"""Errors that may be permanent, each with the number of occurrences that confirm it."""
 
 _log = logging.getLogger("stoker.retry")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy(Bounded):
-    """How often and how soon to try again after a :class:`~stoker.errors.TransientError`.
+    """Number and delays of retries after a :class:`~stoker.errors.TransientError`.
 
     Attributes:
-        attempts: in all, the first included; at most.
-        first_seconds: the longest wait before the second attempt; it doubles with each.
-        longest_seconds: the longest wait, unless the store asks for more.
-        deadline_seconds: no attempt begins later than this after the operation began, or after the first failure of a
-            write; but three attempts are made in any case.
-        seed: of the jitter; None draws one from the operating system.
+        attempts: maximum number of attempts, including the first; default 256.
+        first_seconds: maximum wait before the second attempt, which doubles with each further attempt; default 0.1.
+        longest_seconds: maximum wait, unless the store asks for a longer one; default 5.
+        deadline_seconds: time in which attempts may begin, from the begin of the operation, or for a write from its
+            first failure; three attempts are made in any case. Default 60.
+        seed: seed of the jitter; None, the default, draws one from the operating system.
+
+    Example:
+        >>> policy = RetryPolicy(attempts=10, deadline_seconds=300)
+        >>> store = RetryingStore(stoker.open_store("s3://bucket"), policy)  # doctest: +SKIP
     """
 
     attempts: AtLeastOne[int] = 256
@@ -150,16 +159,16 @@ class RetryPolicy(Bounded):
 
 
 PACK_POLICY = RetryPolicy(deadline_seconds=300.0)
-"""Of whatever has work of hours to lose."""
+"""Policy for operations whose failure would waste hours of work."""
 
 
 class _Attempts:
-    """The attempts of one operation: counts failures in a row, and waits after each.
+    """The attempts of one operation: counts consecutive failures, and waits after each.
 
     Args:
-        reader: whose operation it is.
-        key: that it is about.
-        counts_at_once: whether the deadline counts from here on, or else from the first failure.
+        reader: reader that performs the operation.
+        key: key of the object, or prefix of the listing.
+        counts_at_once: whether the deadline counts from the start of the operation or from its first failure.
     """
 
     def __init__(self, reader: RetryingReader[Any], key: str, *, counts_at_once: bool) -> None:
@@ -189,11 +198,11 @@ class _Attempts:
         self._tell(error, wait_seconds, left_seconds)
         due_seconds = loop.time() + wait_seconds
         await asyncio.sleep(wait_seconds)
-        if loop.time() - due_seconds > STOPPED_SECONDS:  # this process did not run
+        if loop.time() - due_seconds > STOPPED_SECONDS:  # this process was suspended
             self._begun_seconds = loop.time()
 
     def _most(self, error: TransientError) -> int:
-        """Return after how many failures to give up; of an answer that means what it says, few are enough."""
+        """Return the number of failures after which to give up: few for an error that may be permanent."""
         for kind, answers in _ANSWERS:
             if isinstance(error, kind):
                 others = sum(not isinstance(each, kind) for each in self._failures)
@@ -201,26 +210,26 @@ class _Attempts:
         return self._policy.attempts
 
     def _tell(self, error: TransientError, wait_seconds: float, left_seconds: float) -> None:
-        """Log a long wait, and now and then that there still is one."""
+        """Log a long wait, and at intervals that it continues."""
         now_seconds = asyncio.get_running_loop().time()
         silent_seconds = now_seconds - max(self._since_seconds, self._reader.told_seconds)
         if max(wait_seconds, silent_seconds) <= LONG_SECONDS:
             return
         self._reader.told_seconds = now_seconds
         said = str(error) if self._address in str(error) else f"{self._address}: {error}"
-        _log.warning("trying again in %.1f s, and for %.0f s more at most: %s", wait_seconds, left_seconds, said)
+        _log.warning("retrying in %.1f s, for at most %.0f s more: %s", wait_seconds, left_seconds, said)
 
 
 class RetryingReader(ReaderWrapper[R_co]):
-    """Reads through another store, trying again; of one that does so already, only the policy may change.
+    """Reads through another store with retries. If that is a RetryingReader itself, its store is wrapped directly.
 
-    Cancellation ends a wait at once.
+    A cancellation ends a wait at once.
 
     Attributes:
-        policy: how often and how soon it is tried again.
-        hedges: requests that callers sent a second time because they were late; counted by those who do.
-        rng: draws the jitter.
-        told_seconds: when it was last logged that something is tried again, in loop time; for all operations.
+        policy: number and delays of retries.
+        hedges: number of hedges, counted by the callers that send them.
+        rng: random number generator of the jitter.
+        told_seconds: time of the last log message, in loop time, over all operations.
     """
 
     def __init__(self, store: R_co, policy: RetryPolicy | None = None) -> None:
@@ -233,7 +242,7 @@ class RetryingReader(ReaderWrapper[R_co]):
         self.rng = random.Random(self.policy.seed)  # noqa: S311 - jitter is no secret
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncGenerator[ObjectInfo, None]:
-        """Yield the objects under ``prefix``; a listing that breaks goes on behind the last one that it gave."""
+        """Yield the objects under ``prefix``; after a failure, the listing resumes behind the last object."""
         attempts = _Attempts(self, prefix, counts_at_once=False)
         while True:
             try:
@@ -246,7 +255,7 @@ class RetryingReader(ReaderWrapper[R_co]):
                 return
 
     async def _perform(self, operation: Operation, key: str, request: Callable[[], Awaitable[T]]) -> T:
-        """Send a request until it succeeds; the time of a write counts from its first failure."""
+        """Send a request until it succeeds; the deadline of a write counts from its first failure."""
         attempts = _Attempts(self, key, counts_at_once=operation is not Operation.PUT)
         while True:
             try:
@@ -256,10 +265,15 @@ class RetryingReader(ReaderWrapper[R_co]):
 
 
 class RetryingStore(RetryingReader[Store], StoreWrapper):
-    """Reads and writes through another store, trying again."""
+    """Reads and writes through another store with retries.
+
+    Args:
+        store: store to wrap, which the caller closes or :meth:`close` closes.
+        policy: number and delays of retries; default ``RetryPolicy()``, or that of a wrapped RetryingReader.
+    """
 
     async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
-        """Write an object; a conditional write whose answer was lost is recognised as one's own by its bytes."""
+        """Write an object. If the response to a conditional write is lost, its success is recognised by the bytes."""
         unsure = False
 
         async def attempt() -> ObjectInfo:
@@ -277,9 +291,9 @@ class RetryingStore(RetryingReader[Store], StoreWrapper):
         return await self._perform(Operation.PUT, key, attempt)
 
     async def put_once(self, key: str, data: Buffer) -> ObjectInfo | None:
-        """Write an object unless it is there already; return what the store says of it, None if another one is there.
+        """Write an object unless it exists; return its metadata, or None if it exists with other bytes.
 
-        It may be there of a process that was killed, or of one that is at work on the same.
+        The object may have been written by an earlier process that was killed, or by a concurrent one.
         """
         try:
             return await self.put(key, data, if_absent=True)
@@ -287,9 +301,9 @@ class RetryingStore(RetryingReader[Store], StoreWrapper):
             return await holds(self, key, data)
 
     async def keeps_conditions(self, key: str, data: Buffer) -> bool:
-        """Return whether the store refuses to write ``data`` where there is an object only if there is none.
+        """Return whether the store honours ``if_absent``: it refuses to write ``data`` to a key that exists.
 
-        One request where it does. Where it seems not to, it is asked again: somebody may have deleted the object.
+        Sends one request if it does. Otherwise a second request excludes that the object had just been deleted.
         """
         for _ in range(2):
             try:
@@ -300,9 +314,9 @@ class RetryingStore(RetryingReader[Store], StoreWrapper):
 
 
 async def holds(store: Readable, key: str, data: Buffer) -> ObjectInfo | None:
-    """Return what the store says of the object at ``key`` if its bytes are ``data``, else None.
+    """Return the metadata of the object at ``key`` if its bytes are ``data``, otherwise None.
 
-    Reads in small pieces, so that no second object is held in memory.
+    Reads in small chunks, to avoid a second copy of the object in memory.
     """
     wanted = memoryview(data).cast("B")
     try:
@@ -322,7 +336,7 @@ async def holds(store: Readable, key: str, data: Buffer) -> ObjectInfo | None:
 async def _is_at(store: Readable, info: ObjectInfo, start: int, wanted: memoryview, into: memoryview) -> bool:
     """Return whether an object has the wanted bytes at ``start``.
 
-    A reading may be damaged on its way; what is read twice alike is what is there.
+    A read may be damaged in transit; two equal reads are trusted.
     """
     seen: set[int] = set()
     for _ in range(_READINGS):

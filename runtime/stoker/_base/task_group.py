@@ -1,4 +1,4 @@
-"""Structured concurrency: task groups whose failures keep their type, and bounds on what goes on at a time."""
+"""Structured concurrency: task groups that preserve exception types, and limits on concurrent work."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ MAX_AHEAD_BYTES = 64 << 20
 
 @asynccontextmanager
 async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """Like asyncio.TaskGroup, but what failed first is raised itself, with its cause, instead of in a group.
+    """Like asyncio.TaskGroup, but raises the first exception itself, with its cause, instead of a group.
 
-    When the block is left, however it is left, all its tasks have ended.
+    All tasks have ended when the block ends, also by an exception or a cancellation.
     """
     first: BaseException | None = None
     parent = asyncio.current_task()
-    assert parent is not None  # noqa: S101 - there is one wherever something can be awaited
+    assert parent is not None  # noqa: S101 - coroutines always run in a task
     cancels = parent.cancelling()
     try:
         async with asyncio.TaskGroup() as group:
             yield group
     except BaseExceptionGroup as errors:
         first = errors.exceptions[0]
-        # Before Python 3.13, a task that fails while the group waits for the others leaves the cancellation of the
-        # parent counted, and no asyncio.timeout around it would know its own any more.
+        # Before Python 3.13, if a task fails while the group waits for the others, the group leaves the parent's
+        # cancellation counted, so that an asyncio.timeout around it would not recognise its own.
         while parent.cancelling() > cancels:
             parent.uncancel()
     if first is not None:
@@ -42,9 +42,9 @@ async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
 
 
 async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel tasks, and wait until all have ended; what they end with, or had ended with, is dropped.
+    """Cancel tasks and wait until all have ended; their results and exceptions are dropped.
 
-    If it is cancelled itself, it still waits until they have ended.
+    A cancelled call still waits until they have ended.
     """
     ending = list(tasks)
     for task in ending:
@@ -53,14 +53,13 @@ async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
 
 
 class Limiter:
-    """Lends out units of something, as many at a time as its limit. Belongs to one event loop.
+    """A weighted semaphore: bounds the units that are held at a time. Belongs to one event loop.
 
-    Urgent calls come first, then those that arrived first: so nobody who needs much is passed for ever by those who
-    need little.
+    Urgent calls are served first, and otherwise in order of arrival, so that large requests do not starve.
 
     Attributes:
-        limit: units that may be held; may change.
-        held: units lent out now.
+        limit: maximum number of units held at a time; may be changed.
+        held: number of units held at present.
     """
 
     def __init__(self, limit: int) -> None:
@@ -70,18 +69,18 @@ class Limiter:
 
     @property
     def saturated(self) -> bool:
-        """Whether somebody waits."""
+        """Whether a call waits for units."""
         return bool(self._waiting)
 
     async def acquire(self, units: int = 1, *, urgent: bool = False) -> None:
-        """Wait for units, and hold them until they are released. A wait that is cancelled leaves none behind."""
+        """Wait for units, and hold them until :meth:`release`. A cancelled call holds none."""
         if self._waiting or self.held + units > self.limit:
             await self._wait(units, urgent)
         else:
             self.held += units
 
     def release(self, units: int = 1) -> None:
-        """Give units back."""
+        """Return units."""
         self.held -= units
         self._admit()
 
@@ -89,13 +88,13 @@ class Limiter:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._arrivals += 1
         heapq.heappush(self._waiting, (not urgent, self._arrivals, units, turn))
-        self._admit()  # the limit may have risen since the last one left
+        self._admit()  # the limit may have risen since the last release
         try:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                self.held -= units  # they were granted just before
-            self._admit()  # whom this one was in the way of
+                self.held -= units  # the units were granted just before the cancellation
+            self._admit()  # later calls may fit now
             raise
 
     def _admit(self) -> None:
@@ -110,12 +109,12 @@ class Limiter:
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *, concurrency: int) -> None:
-    """Await ``work(item)`` for every item, at most ``concurrency`` at once; items are drawn as work is free to start.
+    """Await ``work(item)`` for every item, at most ``concurrency`` at once; items are drawn lazily.
 
-    Cancelling it, or an error of any piece of work, cancels the pieces under way; all have ended when it returns.
+    A cancellation, or an error of any call, cancels the others; all have ended when this returns.
 
     Raises:
-        Exception: the first error of a piece of work, as it was raised.
+        Exception: the first error of a call of ``work``.
     """
     remaining = iter(items)
 
@@ -129,13 +128,13 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *
 
 
 async def in_order(jobs: Iterable[tuple[int, Callable[[], Awaitable[T]]]]) -> AsyncGenerator[T, None]:
-    """Yield the results of ``jobs`` in their order while the next ones run.
+    """Yield the results of ``jobs`` in order, while the next jobs run.
 
-    Jobs start one after the other as long as there are at most ``MAX_READS`` and their sizes sum up to at most
-    ``MAX_AHEAD_BYTES``; one always runs. Closing the generator cancels the others and awaits their end.
+    At most ``MAX_READS`` jobs run at a time, with at most ``MAX_AHEAD_BYTES`` bytes of results in total; one always
+    runs. Closing the generator cancels the others and waits for their end.
 
     Args:
-        jobs: (size of the result in bytes, function that returns the awaitable) each; taken when there is room.
+        jobs: for each job, the size of its result in bytes and a function that returns the awaitable; drawn lazily.
     """
     ahead: deque[tuple[int, asyncio.Future[T]]] = deque()
     ahead_bytes = 0
@@ -156,13 +155,13 @@ async def in_order(jobs: Iterable[tuple[int, Callable[[], Awaitable[T]]]]) -> As
 
 
 class InOrder(Generic[T]):
-    """Pieces of work side by side, whose results are counted in the order in which the pieces were given.
+    """Concurrent calls, whose results are processed in the order in which the calls were added.
 
-    Whoever gives some calls :meth:`cancel` at the end.
+    The owner must call :meth:`cancel` at the end.
 
     Args:
-        concurrency: pieces under way at once; one more may wait for its turn.
-        count: is given results, in order, as soon as there is none missing before them.
+        concurrency: maximum number of concurrent calls; one more may wait.
+        count: function that receives results, in order, as soon as all earlier ones are complete.
     """
 
     def __init__(self, concurrency: int, count: Callable[[list[T]], object]) -> None:
@@ -172,26 +171,26 @@ class InOrder(Generic[T]):
         self._tasks: deque[asyncio.Task[T]] = deque()
 
     async def add(self, work: Callable[[], Awaitable[T]]) -> None:
-        """Begin a piece of work; waits while more than ``concurrency`` have not ended.
+        """Start a call of ``work``, and wait while more than ``concurrency`` calls run or wait.
 
-        A call that is cancelled has taken its piece.
+        If this is cancelled, the call has been added.
 
         Raises:
-            Exception: what a piece of work raised.
+            Exception: an exception of an added call.
         """
         self._tasks.append(asyncio.create_task(self._in_turn(work)))
         await self._settle(self._concurrency)
 
     async def finish(self) -> None:
-        """Wait for all pieces.
+        """Wait for all calls.
 
         Raises:
-            Exception: what one of them raised, also if those before it still run.
+            Exception: an exception of a call, raised even if earlier calls still run.
         """
         await self._settle(0)
 
     async def keep(self, seconds: float | None = None) -> bool:
-        """Wait for all pieces, for so long at most, and return whether none has failed; what can be counted is."""
+        """Wait at most ``seconds`` for all calls, process the results, and return whether none has failed."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
         has_failed = any(task.done() and task.exception() is not None for task in self._tasks)
@@ -199,7 +198,7 @@ class InOrder(Generic[T]):
         return not has_failed
 
     async def cancel(self) -> None:
-        """End all pieces; what was not counted is lost."""
+        """Cancel all calls; unprocessed results are lost."""
         await end_tasks(self._tasks)
         self._tasks.clear()
 
@@ -208,7 +207,7 @@ class InOrder(Generic[T]):
             return await work()
 
     async def _settle(self, left: int) -> None:
-        """Wait until at most that many pieces have not ended."""
+        """Wait until at most ``left`` calls have not ended."""
         while True:
             for task in self._tasks:
                 if task.done():
