@@ -19,7 +19,6 @@ from stoker_warm._frames import MAX_HEAD_BYTES, Frame, FrameReader, Head, Kind, 
 
 _HANDSHAKE = (Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.FAILED)
 
-
 HANDSHAKE_SECONDS = 5.0
 """Until the peer has proved its identity."""
 CLOSE_SECONDS = 1.0

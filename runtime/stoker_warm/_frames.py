@@ -120,8 +120,8 @@ def encode_frame(kind: Kind, head: Head | None = None, body_bytes: int = 0) -> b
 class FrameReader:
     """Makes frames of what is received.
 
-    ``get_buffer`` says where to receive to, ``received`` is told how much came. Several small frames may come at once;
-    a body is received where ``begin`` says, but for its first bytes, which came with its head and are copied.
+    Several small frames may come at once; a body is received where ``begin`` says, but for its first bytes, which came
+    with its head and are copied.
 
     Args:
         begin: is asked where a body is to go; see ``Begin``.
