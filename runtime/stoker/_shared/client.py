@@ -201,6 +201,10 @@ class SharedTier:
         name = self._name(ref)
         self._sides.get().reject(self._server(name), name)
 
+    async def flush(self) -> int:
+        """Wait until no offer of the running loop is pending; return how many offers servers have accepted in all."""
+        return await self._sides.get().flush()
+
     async def close(self) -> None:
         """Close the running loop's connections; pending offers are dropped. Idempotent."""
         if (side := self._sides.take()) is not None:
@@ -226,11 +230,12 @@ class _Side:
             server: Connections(_HTTP, server.origin, fingerprint=server.fingerprint) for server in servers
         }
         self._offers: dict[str, asyncio.Task[None]] = {}
-        self._rejections: dict[str, asyncio.Task[None]] = {}
+        self._rejections: dict[str, asyncio.Task[bool]] = {}
         self._turns = {server: asyncio.Semaphore(_OFFERS) for server in servers}
         self._offers_from_seconds: dict[ServerAddress, float] = {}
         self._refusing: set[ServerAddress] = set()
         self._copies = _Copies(_PENDING_BYTES)
+        self._accepted_offers = 0
 
     async def read(self, server: ServerAddress, name: str, into: memoryview) -> bool:
         call = self._call("GET", server, name)
@@ -272,6 +277,11 @@ class _Side:
             self._rejections[name] = task
             task.add_done_callback(lambda _: self._rejections.pop(name))
 
+    async def flush(self) -> int:
+        while self._offers:
+            await asyncio.wait(list(self._offers.values()))
+        return self._accepted_offers
+
     async def close(self) -> None:
         await end_tasks([*self._offers.values(), *self._rejections.values()])
         for connections in self._connections.values():
@@ -293,22 +303,24 @@ class _Side:
         call = self._call("PUT", server, name, _pieces(data), headers)
         async with self._turns[server]:
             if asyncio.get_running_loop().time() >= self._offers_from_seconds.get(server, 0.0):
-                await self._send(server, call)
+                is_accepted = await self._send(server, call)
+                self._accepted_offers += is_accepted
 
-    async def _send(self, server: ServerAddress, call: Call) -> None:
+    async def _send(self, server: ServerAddress, call: Call) -> bool:
         """Send a request in the background; a failure pauses offers to the server and is logged."""
         try:
             async with asyncio.timeout(_OFFER_SECONDS):
                 reply = await self._connections[server].writer.read(call)
         except (StokerError, TimeoutError) as error:
             self._put_off(server, str(error) or "it did not answer in time")
-            return
+            return False
         if reply.status in _DONE:
             self._refusing.discard(server)
         elif reply.status == _NO_ROOM:
             self._offers_from_seconds[server] = asyncio.get_running_loop().time() + _PAUSE_SECONDS
         else:
             self._put_off(server, str(_error_of(call, reply)))
+        return reply.status in _DONE
 
     def _put_off(self, server: ServerAddress, why: str) -> None:
         """Pause offers to a server, since each offer costs a copy; log the reason of the first pause."""

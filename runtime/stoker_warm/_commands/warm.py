@@ -12,6 +12,7 @@ import warnings
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,10 +95,11 @@ _PATIENCE_SECONDS = 120.0
 
 
 class Bench(NamedTuple):
-    """A tier, and what tells how it does."""
+    """A tier, what tells how it does, and what waits for its offers and counts those that it has accepted in all."""
 
     tier: Tier
     status: Callable[[], Awaitable[Mapping[str, Any]]]
+    flush: Callable[[], Awaitable[int]]
 
 
 async def measured(bench: Bench, *, objects: int, size_bytes: int, at_once: int) -> dict[str, Any]:
@@ -117,9 +119,7 @@ async def measured(bench: Bench, *, objects: int, size_bytes: int, at_once: int)
     """
     data = memoryview(bytearray(secrets.token_bytes(size_bytes)))
     refs = [_ref(data, row) for row in range(objects)]
-    before = await bench.status()
-    write_seconds = await _written(bench, refs, data)
-    written = (await bench.status())["stored"] - before["stored"]
+    written, write_seconds = await _written(bench, refs, data)
     begun = time.perf_counter()
     seconds = await _read(bench.tier, refs, at_once)
     read_seconds = time.perf_counter() - begun
@@ -158,28 +158,29 @@ def _ref(data: memoryview, row: int) -> ObjectRef:
     return ObjectRef(key=f"bench/{row}", size_bytes=len(data), crc32c=crc32c(data), sha256_128=sha256_128(data))
 
 
-async def _written(bench: Bench, refs: Sequence[ObjectRef], data: memoryview) -> float:
-    """Offer objects, and return how many seconds it took until nothing waited any more."""
+async def _written(bench: Bench, refs: Sequence[ObjectRef], data: memoryview) -> tuple[int, float]:
+    """Offer objects; return how many were accepted, and how many seconds it took until none of them was pending."""
     batch = max(1, _BATCH_BYTES // max(1, len(data)))
-    begun = time.perf_counter()
+    before, begun = await bench.flush(), time.perf_counter()
     for start in range(0, len(refs), batch):
-        offered = refs[start : start + batch]
-        decided = _decided(await bench.status()) + len(offered)
+        decided = _decided(await bench.status())
+        offered, accepted = refs[start : start + batch], await bench.flush()
         for row, ref in enumerate(offered, start):
             _ref(data, row)
             bench.tier.offer(ref, data)
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                while _decided(await bench.status()) < decided:  # noqa: ASYNC110 - of a proxy that may be elsewhere
+                decided += await bench.flush() - accepted
+                while (status := await bench.status())["pending_bytes"] and _decided(status) < decided:  # noqa: ASYNC110 - it tells nobody
                     await asyncio.sleep(_LOOK_SECONDS)
         except TimeoutError:
             text = f"the warm tier has not put away within {_PATIENCE_SECONDS:g} s what it was offered"
             raise DeadlineError(text) from None
-    return time.perf_counter() - begun
+    return await bench.flush() - before, time.perf_counter() - begun
 
 
 def _decided(status: Mapping[str, Any]) -> int:
-    """Return of how many objects it is known whether nodes took them."""
+    """Return of how many objects it is known whether nodes took them, those that others have offered included."""
     return int(status["stored"] + status["declined"])
 
 
@@ -340,11 +341,18 @@ async def _opened(url: str) -> AsyncIterator[Bench]:
         tenant = tier_secret_of_environment()
         async with _proxy_of(Fleet.parse(url), tenant) as proxy:
             await proxy.status(wakes=True)
-            yield Bench(WarmTier.over(proxy, tenant), proxy.status)
+            yield Bench(WarmTier.over(proxy, tenant), proxy.status, partial(flush_proxy, proxy))
         return
     (secret, *_), server = TierSecret.parse_all(os.environ), ServerAddress.parse(server_url(url))
     tier = SharedTier([server], secret)
     try:
-        yield Bench(tier, lambda: read_status(server, secret))
+        yield Bench(tier, partial(read_status, server, secret), tier.flush)
     finally:
         await tier.close()
+
+
+async def flush_proxy(proxy: Proxy) -> int:
+    """Wait until nothing waits to be written to nodes; return how many objects were."""
+    while proxy.statistics().pending_bytes:  # noqa: ASYNC110 - it tells nobody
+        await asyncio.sleep(_LOOK_SECONDS)
+    return proxy.statistics().stored

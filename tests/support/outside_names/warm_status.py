@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stoker.abc import Answer
 from stoker.errors import ServerError
 from stoker.testing import run_virtual
-from stoker_warm._commands.warm import Bench, measured
+from stoker_warm._commands.warm import Bench, flush_proxy, measured
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import Code
 from stoker_warm._tier import WarmTier
@@ -35,7 +36,7 @@ def warm_output(_: Path) -> Iterator[str]:
         tier.proxy._invoke, client = broken, tier.proxy
         async with tier:
             lines.extend(shape("stoker warm status --json ", await client.status(wakes=True)))
-            bench = Bench(WarmTier.over(client, TIER_SECRET), client.status)
+            bench = Bench(WarmTier.over(client, TIER_SECRET), client.status, partial(flush_proxy, client))
             lines.extend(
                 shape("stoker warm bench --json ", await measured(bench, objects=2, size_bytes=1000, at_once=1))
             )

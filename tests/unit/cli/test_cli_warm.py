@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -99,6 +100,9 @@ class Kept:
         self.asked.append("wake" if wakes else "status")
         return {**self.told}
 
+    async def flush(self) -> int:
+        return int(self.told["stored"])
+
     async def forget(self) -> list[str]:
         self.asked.append("forget")
         return list(self.told["problems"])
@@ -115,7 +119,7 @@ def keeping(monkeypatch: pytest.MonkeyPatch, kept: Kept) -> Iterator[list[str]]:
 
     @asynccontextmanager
     async def opened(_: str) -> AsyncIterator[Bench]:
-        yield Bench(kept, kept.status)
+        yield Bench(kept, kept.status, kept.flush)
         await kept.close()
 
     @asynccontextmanager
@@ -252,15 +256,57 @@ def test_what_the_bench_did_not_get_back_whole_is_not_counted(
 
 
 class Silent(Kept):
-    """A tier that neither takes nor declines."""
+    """A tier that accepts offers, and neither writes nor declines them."""
+
+    accepted = 0
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
-        pass
+        self.accepted += 1
+
+    async def flush(self) -> int:
+        return self.accepted
 
 
 def test_the_bench_does_not_wait_for_ever() -> None:
+    silent = Silent()
     with pytest.raises(DeadlineError, match="put away"):
-        run_virtual(measured(Bench(Silent(), Silent().status), objects=1, size_bytes=10, at_once=1))
+        run_virtual(measured(Bench(silent, silent.status, silent.flush), objects=1, size_bytes=10, at_once=1))
+
+
+class Refusing(Kept):
+    """A tier without room, whose client drops the offers after the first."""
+
+    def offer(self, ref: ObjectRef, data: memoryview) -> None:
+        if not self.told["declined"]:
+            self.told["declined"] = 1
+
+
+def test_the_bench_of_a_tier_without_room_ends_at_once_and_counts_what_was_accepted() -> None:
+    async def check() -> None:
+        refusing = Refusing({**TOLD, "pending_bytes": 0, "declined": 0})
+        begun = asyncio.get_running_loop().time()
+        found = await measured(Bench(refusing, refusing.status, refusing.flush), objects=4, size_bytes=10, at_once=1)
+        assert (found["written"], found["read"]) == (0, 0)
+        assert asyncio.get_running_loop().time() - begun < 1.0
+
+    run_virtual(check())
+
+
+class Busy(Kept):
+    """A tier that others offer objects to, too."""
+
+    async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
+        self.told["stored"] += 5
+        return await super().status(wakes=wakes)
+
+    async def flush(self) -> int:
+        return len(self.objects)
+
+
+def test_the_bench_does_not_count_what_others_have_written() -> None:
+    busy = Busy({**TOLD, "pending_bytes": 0})
+    found = run_virtual(measured(Bench(busy, busy.status, busy.flush), objects=4, size_bytes=10, at_once=1))
+    assert (found["written"], found["read"]) == (4, 4)
 
 
 @pytest.mark.parametrize("action", ["proxy", "up", "status", "bench", "down"])

@@ -110,9 +110,23 @@ def test_a_server_without_room_is_not_offered_the_next_objects_and_that_is_no_fa
             offer(tier, 3)
             await asyncio.sleep(0.05)
             assert server.statistics()["memory"].declined == 1
+            assert await tier.flush() == 1, "of three offers one was accepted"
 
     asyncio.run(main())
     assert not caplog.records
+
+
+def test_a_flush_ends_when_every_offer_is_with_its_server() -> None:
+    async def main() -> None:
+        server = server_of()
+        async with running(server) as url, client_of(url) as tier:
+            assert await tier.flush() == 0
+            for number in range(5):
+                offer(tier, number)
+            assert await tier.flush() == 5
+            assert server.statistics()["memory"].added == 5
+
+    asyncio.run(main())
 
 
 def test_a_server_that_does_not_know_the_tenant_says_so() -> None:
