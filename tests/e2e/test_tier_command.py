@@ -88,7 +88,9 @@ def test_a_second_training_reads_from_the_server_and_nothing_but_the_manifest_fr
         assert found.get_requests == 1
         said = subprocess.run([*COMMAND, "status", url], capture_output=True, text=True, check=True, timeout=60).stdout
         assert re.search(
-            r"^memory   [0-9]+ objects, [0-9.]+ MiB of 61\.0 MiB; 0 left for others, 0 had no room$", said, re.MULTILINE
+            r"^memory   [0-9]+ objects, [0-9.]+ MiB of 61\.0 MiB; 0 evicted, 0 declined \(no room\)$",
+            said,
+            re.MULTILINE,
         )
         assert re.search(r"^reads    [0-9]+ hits, [0-9]+ misses, [0-9.]+ MiB sent$", said, re.MULTILINE)
         as_json = [*COMMAND, "status", url, "--json"]

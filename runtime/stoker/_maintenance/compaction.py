@@ -120,8 +120,9 @@ def _would_remain(base: Manifest, rows: Sequence[int], super_sample_bytes: int) 
 def _forgotten_with(base: Manifest, replaced: Sequence[PackRun], records: Iterable[PackRecord]) -> Iterable[PackRecord]:
     """Return the records whose hashes of raw objects the new run must keep.
 
-    An earlier compaction of which the manifest keeps rows keeps its own hashes. Otherwise each compaction, which packs
-    the last super-sample of the previous one again, would copy all earlier hashes, and their number would only grow.
+    The record of an earlier compaction keeps its hashes if the manifest keeps some of its rows. Otherwise each
+    compaction, which packs the last super-sample of the previous one again, would copy all earlier hashes, and their
+    number would only grow.
     """
     runs = {run.run for run in replaced}
     left = {run.run for run in base.without(replaced).runs}

@@ -39,7 +39,7 @@ _BAD = (NotFoundError, ObjectChangedError, ChecksumError, TruncatedError, Format
 Place = tuple[str, int]
 """A super-sample's pack run and its number within the run."""
 _FIRST_BYTES = 64 << 10  # covers the whole head if rows are few or large
-_HEAD_BYTES = 4 << 20  # memory counted per head, some of which are large: 16 are read at once
+_HEAD_BYTES = 4 << 20  # memory counted per head, since some are large: 16 are read at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ class BucketCatalog:
         return found
 
     async def _write_digest(self) -> None:
-        """Write the digest if it lacks so many records that reading them costs more than writing the digest."""
+        """Write the digest if reading the records that it lacks costs more than writing it."""
         committed = self._committed or {}
         lacking = sum(self._digested.get(key) != tag for key, (tag, _) in committed.items())
         if lacking < max(_LEAST_LACKING, len(committed) // _LACKING_FRACTION):

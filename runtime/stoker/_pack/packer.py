@@ -342,7 +342,7 @@ class Packer:
             self._packer.skip(samples)
 
     def write(self, sample: Mapping[str, object], where: str = "") -> None:
-        """Pack one sample; waits while uploads are behind.
+        """Pack one sample; waits while 8 uploads run and another super-sample is ready.
 
         Args:
             sample: column name → value, with exactly the schema's columns.

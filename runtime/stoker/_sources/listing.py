@@ -37,7 +37,7 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(\d{1,18})\.\.(\d{1,18})", re.ASCII)
 _MAX_NAMES = 100_000
 STREAM_SPAN_BYTES = 4 << 20  # for streams that are read to the end
-PEEK_SPAN_BYTES = 64 << 10  # for streams of which only the beginning is read
+PEEK_SPAN_BYTES = 64 << 10  # for streams that are read at the beginning only
 
 
 def check_fits(what: str, size_bytes: int, remedy: str) -> None:
@@ -250,7 +250,7 @@ def _check_links(root: Path, *, follow: bool) -> None:
 
     Args:
         root: the folder.
-        follow: whether links out of the folder are followed; then links in the folders behind them are checked too.
+        follow: whether links out of the folder are followed; then the links in the linked folders are checked too.
 
     Raises:
         ConfigError: links lead out of the folder, and ``follow`` is false.
@@ -308,7 +308,7 @@ def _shown(paths: list[Path], root: Path) -> str:
 
 
 def _without_links_out(root: Path, found: list[ObjectInfo]) -> list[ObjectInfo]:
-    """Return the objects without those that lie outside of ``root`` behind links."""
+    """Return the objects without those that links outside of ``root`` contain."""
     real_root = root.resolve()
 
     @cache

@@ -224,7 +224,7 @@ async def members(
         said = header.size if is_extension else overrides.get("size", header.size)
         size_bytes = _size(said, f"{where}: {header.name!r}") if has_content else 0
         end = stream.position + size_bytes + -size_bytes % _BLOCK_BYTES
-        if size_bytes > stream.remaining:  # the padding behind the last member may be missing
+        if size_bytes > stream.remaining:  # the padding after the last member may be missing
             raise PackError(f"{where} is cut off: {header.name!r} is to have {size_bytes} bytes; make the tar again")
         if is_extension:
             overrides |= await _extension(stream, header, size_bytes, where)

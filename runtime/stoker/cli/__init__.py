@@ -249,7 +249,7 @@ class CommandParser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2; print the error first, then the usage and how to show the help."""
-        self.exit(2, f"{self.prog}: error: {message}\n{self.format_usage()}{self.prog} --help tells more\n")
+        self.exit(2, f"{self.prog}: error: {message}\n{self.format_usage()}see: {self.prog} --help\n")
 
 
 class _Formatter(HelpFormatter):

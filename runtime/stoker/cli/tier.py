@@ -93,10 +93,10 @@ def _rows_of(counts: Mapping[str, float]) -> list[tuple[str, str]]:
     for place in ("memory", "disk", "functions"):
         if of("limit_bytes", place):
             used, limit = (format_bytes(of(name, place)) for name in ("used_bytes", "limit_bytes"))
-            left = f"{of('evicted_total', place):,} left for others, {of('declined_total', place):,} had no room"
+            left = f"{of('evicted_total', place):,} evicted, {of('declined_total', place):,} declined (no room)"
             rows.append((place, f"{counted(of('objects', place), 'object')}, {used} of {limit}; {left}"))
     hits = sum(of("hits_total", place) for place in ("memory", "disk", "functions"))
-    fetched = f"; {of('fetched'):,} read through, {of('fetch_failures'):,} of them in vain" if of("fetched") else ""
+    fetched = f"; {of('fetched'):,} read through, {of('fetch_failures'):,} of them failed" if of("fetched") else ""
     return [
         *rows,
         ("reads", f"{hits:,} hits, {of('misses'):,} misses, {format_bytes(of('sent_bytes'))} sent{fetched}"),

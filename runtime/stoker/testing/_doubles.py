@@ -83,6 +83,13 @@ class DyingStore(WatchedStore):
         store: store that performs the operations.
         lives: number of operations that succeed.
         late: whether the first operation that fails has its effect before it fails.
+
+    Example:
+        >>> import stoker
+        >>> from stoker.testing import DyingStore
+        >>> store = DyingStore(stoker.open_store("memory://example/dying"), 3, late=False)
+        >>> store.is_dead
+        False
     """
 
     def __init__(self, store: Store, lives: int, *, late: bool) -> None:
@@ -113,6 +120,17 @@ class FlakyStore(WatchedStore):
         store: store that performs the operations.
         at: index of the operation that fails, from 0.
         late: whether the operation has its effect before it fails, so that only the response is lost.
+
+    Example:
+        >>> import stoker
+        >>> from stoker.testing import FlakyStore, run_with
+        >>> async def check(store):
+        ...     try:
+        ...         await store.put("x", b"1")
+        ...     except stoker.errors.ServerError as error:
+        ...         print(error)
+        >>> run_with(FlakyStore(stoker.open_store("memory://example/flaky"), 0, late=True), check)
+        the response was lost
     """
 
     def __init__(self, store: Store, at: int, *, late: bool) -> None:

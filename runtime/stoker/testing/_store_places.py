@@ -90,6 +90,15 @@ def run_with(store: Store, check: Callable[[Store], Awaitable[None]]) -> None:
     Args:
         store: store to check.
         check: asynchronous function that takes the store.
+
+    Example:
+        >>> import stoker
+        >>> from stoker.testing import keys_of, read_range, run_with
+        >>> async def check(store):
+        ...     await store.put("x", b"0123")
+        ...     print(await keys_of(store), await read_range(store, "x", 1, 3))
+        >>> run_with(stoker.open_store("memory://example/run-with"), check)
+        ['x'] b'12'
     """
 
     async def main() -> None:
@@ -108,7 +117,7 @@ async def read_range(store: Store, key: str, start: int, end: int, tag: str | No
         store: store to read from.
         key: key of the object.
         start: offset of the first byte.
-        end: offset behind the last byte.
+        end: offset after the last byte.
         tag: tag that the object must have; None for any.
     """
     into = bytearray(end - start)

@@ -205,7 +205,7 @@ class StoreTests:
 
     def test_list_goes_on_beyond_one_page(self, place: StorePlace) -> None:
         if Deviation.SLOW in place.deviations:
-            pytest.skip(f"{place.name} takes seconds to store so many objects")
+            pytest.skip(f"{place.name} takes seconds to store 2,005 objects")
         keys = [f"{number:05}" for number in range(2005)]
 
         async def put_some(store: Store, some: list[str]) -> None:

@@ -137,7 +137,7 @@ def test_an_unknown_flag_is_answered_with_the_usage_of_its_command(capsys: pytes
     error, usage, more = capsys.readouterr().err.splitlines()
     assert error == "stoker info: error: unrecognized arguments: --jsn"
     assert usage == "usage: stoker info [options] URL"
-    assert more == "stoker info --help tells more"
+    assert more == "see: stoker info --help"
 
 
 @pytest.mark.parametrize("name", cli._ORDER)
@@ -163,7 +163,8 @@ def test_a_usage_error_begins_with_the_error(arguments: list[str], capsys: pytes
         cli.main(arguments)
     lines = capsys.readouterr().err.splitlines()
     assert ": error: " in lines[0]
-    assert lines[-1].endswith("--help tells more")
+    assert lines[-1].startswith("see: stoker")
+    assert lines[-1].endswith(" --help")
     assert any(line.startswith("usage: stoker") for line in lines)
 
 
