@@ -345,7 +345,7 @@ def test_closing_cancels_a_call_that_is_under_way(url: str, monkeypatch: pytest.
         call = pool.submit(dataset.__getitem__, 0)
         started.wait(60)
         dataset.close()
-        with pytest.raises(StokerError, match="was closed before this had ended"):
+        with pytest.raises(StokerError, match="was closed before the call ended"):
             call.result(60)
     assert is_sample(dataset[0], 0)
     dataset.close()

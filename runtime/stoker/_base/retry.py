@@ -268,7 +268,7 @@ class RetryingStore(RetryingReader[Store], StoreWrapper):
     """Reads and writes through another store with retries.
 
     Args:
-        store: store to wrap, which the caller closes or :meth:`close` closes.
+        store: store to wrap; :meth:`close` closes it, too.
         policy: number and delays of retries; default ``RetryPolicy()``, or that of a wrapped RetryingReader.
     """
 

@@ -1,8 +1,8 @@
-"""Threads: an event loop for callers that are not asynchronous themselves, and work that a coroutine awaits.
+"""Threads: an event loop thread for synchronous callers, and blocking work in threads for coroutines.
 
 A :class:`LoopThread` works beside an event loop in the calling thread (a notebook), in any number of instances, and
-across ``fork``: the child forgets the thread it never had, leaves the inherited loop untouched (closing it would
-disturb the poller that parent and child share), and starts its own at the next call.
+across ``fork``: the child drops the reference to the parent's thread, leaves the inherited loop open (closing it would
+disturb the poller that parent and child share), and starts a thread of its own at the next call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 Last = Callable[[], Coroutine[Any, Any, object]]
 
 in_children: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Objects of which a forked child calls the method ``forget_parent``."""
+"""Objects whose method ``forget_parent`` is called in a forked child."""
 
 
 def _forget_parent() -> None:
@@ -51,13 +51,13 @@ class _Running:
 class LoopThread:
     """Runs coroutines on a daemon thread that starts at the first call. Thread-safe.
 
-    While it is being closed it starts nothing, so that what was at work when it was closed cannot start it again.
+    During :meth:`close`, calls raise an error, so that concurrent work cannot restart the thread.
 
     Args:
-        name: of the thread.
-        last: awaited on the thread, behind everything else, before it ends, however it ends: to close what belongs to
-            its loop. Must not refer to the LoopThread, or to what owns it: these would never be garbage. Its error is
-            raised to whoever closes.
+        name: name of the thread; default ``stoker-loop``.
+        last: coroutine function that the thread awaits before it ends, after all other tasks, to close resources of its
+            loop. It must not refer to the LoopThread or its owner, which could then never be garbage-collected.
+            :meth:`close` raises its exception. Default: none.
     """
 
     def __init__(self, name: str = "stoker-loop", *, last: Last | None = None) -> None:
@@ -69,18 +69,18 @@ class LoopThread:
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread has been started, in this process, and not closed."""
+        """Whether the thread was started in this process, and not closed."""
         return self.life is not None
 
     @property
     def life(self) -> object | None:
-        """What tells one start of the thread from the next; None while it does not run, or is being closed."""
+        """An object that identifies the current start of the thread; None if it does not run, or is being closed."""
         running = self._running
         return running if running is not None and running.is_open else None
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is on the thread, where nothing that it does may be waited for."""
+        """Whether the caller runs on the thread, where waiting for the thread would deadlock."""
         running = self._running
         return running is not None and running.thread is threading.current_thread()
 
@@ -97,15 +97,15 @@ class LoopThread:
         if self._running is None and life is None:
             self._running = self._start()
         if self._running is None or not self._running.is_open or life not in (None, self._running):
-            raise StokerError(f"the thread {self._name} was closed: what belonged to it does not start again")
+            raise StokerError(f"the thread {self._name} was closed: its objects cannot be used any more; open new ones")
         return self._running
 
     def call(self, coroutine: Coroutine[Any, Any, T], life: object | None = None) -> concurrent.futures.Future[T]:
         """Start a coroutine on the thread; cancelling the future cancels it.
 
         Args:
-            coroutine: what to run.
-            life: in which it must run; the thread is not started for it again.
+            coroutine: coroutine to run.
+            life: required value of :attr:`life`, so that the thread is not restarted; default None: any.
 
         Raises:
             StokerError: the thread is being closed, or has another :attr:`life`.
@@ -118,7 +118,7 @@ class LoopThread:
             raise
 
     def call_soon(self, function: Callable[..., object], *args: object) -> None:
-        """Have the thread call a function and forget the result; does nothing when the thread is not running."""
+        """Call a function on the thread and discard the result; does nothing if the thread does not run."""
         with self._lock:
             if self._running is not None:
                 self._running.loop.call_soon_threadsafe(function, *args)
@@ -127,8 +127,8 @@ class LoopThread:
         """Run a coroutine on the thread and return its result; an interrupt (Ctrl-C) cancels it.
 
         Raises:
-            RuntimeError: called on the thread itself, which would wait for itself.
-            StokerError: the thread was closed meanwhile; or as for :meth:`call`.
+            RuntimeError: the caller runs on the thread, which would wait for itself.
+            StokerError: the thread was closed in the meantime; or as for :meth:`call`.
         """
         if self.is_current:
             coroutine.close()
@@ -137,18 +137,18 @@ class LoopThread:
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise StokerError(f"the thread {self._name} was closed before this had ended") from None
+            raise StokerError(f"the thread {self._name} was closed before the call ended") from None
         except BaseException:
             future.cancel()
             raise
 
     def close(self) -> None:
-        """Cancel what runs, wait for it to end, and end the thread. Idempotent; the next call starts a new one."""
+        """Cancel all tasks, wait for them to end, and end the thread. Idempotent; the next call starts a new thread."""
         with self._lock:
             running = self._running
             if running is None:
                 return
-            running.is_closing = True  # under the lock: what was called before it is called before the loop stops
+            running.is_closing = True  # under the lock, so that earlier calls are scheduled before the loop stops
         try:
             running.finalizer()
             if not self.is_current:
@@ -164,11 +164,11 @@ class LoopThread:
         thread = threading.Thread(target=_serve, args=(started, ended, self._last), name=self._name, daemon=True)
         thread.start()
         loop, stop = started.result()
-        # Also runs when the LoopThread is garbage or the interpreter exits, while the thread can still be joined.
+        # Also runs when the LoopThread is garbage-collected, or at interpreter exit while threads can be joined.
         return _Running(thread, loop, weakref.finalize(self, _stop, thread, loop, stop, ended))
 
     def forget_parent(self) -> None:
-        """In a forked child: drop the parent's thread without touching it."""
+        """In a forked child, drop the references to the parent's thread and loop without closing them."""
         self._lock = threading.Lock()  # the parent may have held it at the fork
         if self._running is not None:
             self._running.finalizer.detach()
@@ -177,9 +177,9 @@ class LoopThread:
 
 
 _inherited: list[object] = []
-"""Kept for ever: collecting an inherited loop would close it, and with it watches that the parent needs; collecting a
-task that waits there would run its clean-up, and complain; and closing what belongs to a loop would say goodbye on the
-parent's TLS connections, and take its sockets out of the epoll set that the two processes share."""
+"""Objects that are never garbage-collected. Collecting an inherited loop would close it, and remove watches that the
+parent needs; collecting a waiting task would run its clean-up and log an error; closing connections of the loop would
+send a TLS close on the parent's connections, and remove its sockets from the epoll set that both processes share."""
 
 
 def _serve(
@@ -196,10 +196,10 @@ def _serve(
             await last()
 
     try:
-        with asyncio.Runner() as runner:  # on leaving, it cancels and awaits every task that is left
+        with asyncio.Runner() as runner:  # its exit cancels and awaits all remaining tasks
             runner.run(until_stopped())
-    except BaseException as error:  # noqa: BLE001 - a task boundary: raised again to whoever starts or closes
-        (ended if started.done() else started).set_exception(error)  # no loop could be made (out of files)
+    except BaseException as error:  # noqa: BLE001 - a task boundary: start() or close() raises it again
+        (ended if started.done() else started).set_exception(error)  # for instance out of file descriptors
     else:
         ended.set_result(None)
 
@@ -217,21 +217,21 @@ def _stop(
 
 
 async def in_thread(work: Callable[[threading.Event], T]) -> T:
-    """Run ``work(cancelled)`` in a thread and, however the call ends, return only when the thread is done with it.
+    """Run ``work(cancelled)`` in a thread, and return only after it has ended, even if the call is cancelled.
 
-    While the interpreter ends there are no threads to be had, and the work is done on the event loop's.
+    At interpreter exit, when no thread can be started, the work runs on the event loop's thread.
 
     Args:
-        work: looks now and then whether it was cancelled, if it takes long.
+        work: function that checks the event ``cancelled`` at intervals if it takes long.
 
     Raises:
-        Exception: what the work raised.
+        Exception: an exception of ``work``.
     """
     cancelled = threading.Event()
     try:
-        # A future, not a task: a loop that shuts down cancels tasks, and this must outlast that too.
+        # A future instead of a task, because a loop that shuts down cancels tasks, but must not cancel this.
         thread = asyncio.get_running_loop().run_in_executor(None, work, cancelled)
-    except RuntimeError:  # the interpreter is ending and starts no thread: what closes behind that does it here
+    except RuntimeError:  # at interpreter exit no thread starts: run clean-up work here
         return work(cancelled)
     try:
         return await asyncio.shield(thread)
@@ -240,17 +240,17 @@ async def in_thread(work: Callable[[threading.Event], T]) -> T:
         while not thread.done():
             try:
                 await asyncio.wait([thread])
-            except asyncio.CancelledError:  # the first cancellation is the one that is raised below
+            except asyncio.CancelledError:  # the first cancellation is raised below
                 continue
-        thread.exception()  # seen: the caller who would care has gone
+        thread.exception()  # mark as retrieved: the caller was cancelled
         raise
 
 
 class WithdrawableMemory:
-    """Memory that a thread fills until it is withdrawn: from then on it is not written to, whatever the thread does.
+    """A buffer that a thread fills, and that its owner can revoke: after that, nothing writes to it any more.
 
     Args:
-        into: the memory; is referred to until it is withdrawn.
+        into: the buffer; kept by reference until :meth:`withdraw`.
     """
 
     def __init__(self, into: memoryview) -> None:
@@ -259,9 +259,9 @@ class WithdrawableMemory:
         self._lock = threading.Lock()
 
     def fill(self, start: int, data: memoryview) -> bool:
-        """Copy ``data`` to where it belongs; return False if the memory was withdrawn.
+        """Copy ``data`` to offset ``start`` of the buffer; return False if the buffer was withdrawn.
 
-        Holds a lock meanwhile: ``data`` has a few MiB at most.
+        Holds a lock during the copy, so ``data`` should have at most a few MiB.
         """
         with self._lock:
             if self._into is None:
@@ -270,21 +270,21 @@ class WithdrawableMemory:
             return True
 
     def withdraw(self) -> None:
-        """Take the memory back. Waits for one :meth:`fill` at most."""
+        """Revoke the buffer. Waits for at most one concurrent :meth:`fill`."""
         with self._lock:
             self._into = None
 
 
 async def in_thread_until_cancelled(work: Callable[[], T], executor: Executor, left: set[threading.Event]) -> T:
-    """Run ``work()`` in a thread; when the call is cancelled, return at once and leave the thread to itself.
+    """Run ``work()`` in a thread. A cancelled call returns at once, and abandons the thread.
 
     Args:
-        work: not begun at all if the call is cancelled before.
-        executor: whose thread it is.
-        left: an event for each thread that was left and has not ended; set when it ends.
+        work: function to run; it is not started if the call is cancelled before.
+        executor: executor that provides the thread.
+        left: events of abandoned threads that still run; each is set and removed when its thread ends.
 
     Raises:
-        Exception: what the work raised.
+        Exception: an exception of ``work``.
     """
     begun, ended = threading.Event(), threading.Event()
 
@@ -298,7 +298,7 @@ async def in_thread_until_cancelled(work: Callable[[], T], executor: Executor, l
 
     try:
         thread = asyncio.get_running_loop().run_in_executor(executor, run)
-    except RuntimeError:  # the interpreter is ending and starts no thread
+    except RuntimeError:  # at interpreter exit no thread starts
         return work()
     try:
         return await thread
@@ -311,12 +311,16 @@ async def in_thread_until_cancelled(work: Callable[[], T], executor: Executor, l
 
 
 class PerLoop(Generic[T]):
-    """One value per event loop, made on first use in it; loops in several threads may use the same one."""
+    """One value per event loop, created at its first use. Loops in several threads may share a PerLoop.
+
+    Args:
+        make: function that creates a value.
+    """
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._pid = os.getpid()
-        # No lock: each entry is written only by its own loop's thread, and a lock may be held while forking.
+        # No lock: only the thread of its loop writes an entry, and a lock could be held during a fork.
         self._made: dict[asyncio.AbstractEventLoop, T] = {}
 
     def get(self) -> T:
@@ -328,11 +332,11 @@ class PerLoop(Generic[T]):
         return value
 
     def any(self) -> T | None:
-        """Return a value that is there, of whatever loop; None if there is none."""
+        """Return the existing value of any loop, or None."""
         return next(iter(tuple(self._made.values())), None)
 
     def take(self) -> T | None:
-        """Remove and return the running loop's value, for its end; None if there is none."""
+        """Remove and return the running loop's value, to close it; None if there is none."""
         self._drop_dead()
         return self._made.pop(asyncio.get_running_loop(), None)
 
