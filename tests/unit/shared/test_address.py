@@ -37,7 +37,7 @@ def test_an_address_is_read_and_written_alike(text: str, host: str, port: int) -
     ],
 )
 def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no HOST:PORT; write for example 10\.0\.0\.5:7411 or \[fd00::5\]:7411"):
+    with pytest.raises(ConfigError, match=r"is not HOST:PORT; write for example 10\.0\.0\.5:7411 or \[fd00::5\]:7411"):
         Address.parse(text)
 
 
