@@ -1,10 +1,10 @@
-"""Groups of samples from anywhere, for ``full`` where not everything fits in memory: planned, read, and found again.
+"""Groups of samples from any super-samples, for a ``full`` order of a data set that does not fit in memory.
 
-:class:`GroupSteps` cuts the rank's samples into groups in their order. A group is read as one item and needed for a
-while: for whole batches where it holds several, for part of one where a batch is larger than a group. The first group
-is one batch, and each one after it has up to twice as many, so that the first batch does not wait for more than itself.
+:class:`GroupSteps` splits the rank's samples into groups in their order. A group is read as one item, and contains
+several whole batches, or part of a batch that is larger than a group. The first group is one batch, and each later one
+has up to twice as many batches as the one before, so that the first batch only waits for its own samples.
 
-:class:`GroupReading` reads them into ring slots, range by range, each value verified by its checksum.
+:class:`GroupReading` reads groups into ring slots by ranges, and verifies each value by its checksum.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class GroupSteps(StepSource[Group]):
     """A :class:`~stoker._order.steps.StepSource` whose items are groups.
 
     Args:
-        samples: ``[super-samples]``, samples of each.
-        stretch: what to walk, of an order that is ``full``.
-        sizes_of: returns how many bytes must be read for each sample of a group, ``int64 [samples]``.
-        group_bytes: the most that one group reads, unless one sample alone is larger.
+        samples: ``[super-samples]``, number of samples of each super-sample.
+        stretch: range of a ``full`` order to iterate over.
+        sizes_of: returns the bytes to read for each sample of a group, ``int64 [samples]``.
+        group_bytes: maximum bytes to read for one group, unless a single sample is larger.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class GroupSteps(StepSource[Group]):
             yield from self._planned(order.epoch, run)
 
     def _batches(self, order: Order, dealing: Dealing, position: int) -> Iterator[_Batch]:
-        """Look up the samples of the steps, those of several at once: a call of numpy takes as long as 100 samples."""
+        """Yield the samples of each step; look up several steps at once, as a numpy call takes as long as 100 samples."""
         permuted = order.feistel()
         walk = dealing.walk(position)
         while steps := list(islice(walk, max(1, _LOOKED_UP_SAMPLES // dealing.batch_size))):
@@ -81,7 +81,7 @@ class GroupSteps(StepSource[Group]):
                 start = these.stop
 
     def _runs(self, batches: Iterator[_Batch]) -> Iterator[list[_Batch]]:
-        """Put batches together as long as they fit in one group; one that does not is alone."""
+        """Yield runs of batches that fit in one group; a batch that is too large is a run of its own."""
         run: list[_Batch] = []
         size_bytes = samples = 0
         for batch in batches:
@@ -98,7 +98,7 @@ class GroupSteps(StepSource[Group]):
             yield run
 
     def _planned(self, epoch: int, run: list[_Batch]) -> Iterator[PlannedStep[Group]]:
-        """Cut a run into groups, mostly one, and plan its steps over them."""
+        """Split a run into groups, usually one, and plan its steps over them."""
         samples = Group.joined([batch.samples for batch in run])
         cuts = cut_sizes(np.concatenate([batch.sizes for batch in run]), self._group_bytes)
         first_item, self._next_item = self._next_item, self._next_item + len(cuts) - 1
@@ -126,7 +126,7 @@ class GroupSteps(StepSource[Group]):
 
 
 def cut_sizes(sizes: NDArray[np.int64], most_bytes: int) -> list[int]:
-    """Return where to cut so that no part has more bytes, unless it is one sample: 0, …, ``len(sizes)``."""
+    """Return boundaries 0, …, ``len(sizes)`` of parts of at most ``most_bytes``, unless a part is one larger sample."""
     ends = np.cumsum(sizes)
     cuts = [0]
     while cuts[-1] < len(sizes):
@@ -142,12 +142,12 @@ def _span(start: int, end: int) -> Rows:
 class HeadMemory:
     """All heads of a data set, in one block of memory; nothing is allocated or read before :meth:`load`.
 
-    So any sample can be found, verified and half read: in a head are the offsets of ragged columns, the checksum of
-    every value, and the small columns themselves.
+    A head contains the offsets of ragged columns, the checksum of every value, and the small columns, so any sample can
+    be located and verified.
 
     Args:
-        manifest: of the data set.
-        columns: the ones that will be asked for.
+        manifest: index of the data set.
+        columns: name → column, of the columns to locate.
     """
 
     def __init__(self, manifest: Manifest, columns: Mapping[str, Column]) -> None:
@@ -160,16 +160,16 @@ class HeadMemory:
 
     @staticmethod
     def size_bytes(manifest: Manifest, columns: Mapping[str, Column]) -> int:
-        """Return what the heads of a data set will take, with the tables of where things are in them."""
+        """Return the memory of all heads of a data set, including the tables of tensor offsets, in bytes."""
         tables = len(_tensors(columns)) + 1
         return int(_bases(manifest)[-1]) + tables * 8 * (len(manifest) + 1)
 
     async def load(self, fetcher: Fetcher) -> None:
-        """Read and verify all heads, as many at once as the fetcher allows; of no effect the second time.
+        """Read and verify all heads, as many at once as the fetcher allows. Idempotent.
 
         Raises:
-            StoreError: a head could not be had.
-            FormatError: one is not what the manifest says.
+            StoreError: a head could not be read.
+            FormatError: a head does not match the manifest.
         """
         if self._memory is not None:
             return
@@ -187,17 +187,17 @@ class HeadMemory:
 
     @property
     def memory(self) -> memoryview:
-        """All heads."""
-        assert self._memory is not None  # noqa: S101 - loaded before anything is asked for
+        """Memory that contains all heads."""
+        assert self._memory is not None  # noqa: S101 - loaded before the first use
         return self._memory
 
     def addresses(self, tensor: str, group: Group, row_bytes: int) -> NDArray[np.int64]:
-        """Return where in :attr:`memory` the rows of a tensor of the head are, ``int64 [samples]``."""
+        """Return the offsets in :attr:`memory` of the rows of a tensor of the head, ``int64 [samples]``."""
         starts: NDArray[np.int64] = self._bases[group.super_samples] + self._starts[tensor][group.super_samples]
         return starts + group.rows * row_bytes
 
     def extents(self, names: Sequence[str], group: Group) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return first byte and end, in its object, of every value of columns, ``int64 [columns, samples]``."""
+        """Return the start and end, in its object, of every value of columns, ``int64 [columns, samples]`` each."""
         extents = np.empty((2, len(names), len(group)), np.int64)
         for number, name in enumerate(names):
             column = self._columns[name]
@@ -220,7 +220,7 @@ class HeadMemory:
 
 
 def _bases(manifest: Manifest) -> NDArray[np.int64]:
-    """Return where each head starts and the last one ends, ``int64 [super-samples + 1]``."""
+    """Return the offset of each head, and the end of the last one, ``int64 [super-samples + 1]``."""
     sizes = -(-manifest.rows.head_bytes.astype(np.int64) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return np.concatenate([[0], np.cumsum(sizes)])
 
@@ -231,15 +231,15 @@ def _tensors(columns: Mapping[str, Column]) -> list[str]:
 
 
 class GroupReading:
-    """Reads groups, which are its items; all heads stay in memory. Fetches on the event loop, picks rows anywhere.
+    """Reads items that are groups; fetches on the event loop, locates rows on any thread. All heads stay in memory.
 
     Args:
-        manifest: of the data set.
-        columns: the wanted ones.
-        fetcher: gets bytes.
-        ring: they are put into; nobody else's.
-        limits: what a group may take.
-        copy_rows: how rows are copied out of the ring.
+        manifest: index of the data set.
+        columns: name → column, of the wanted columns.
+        fetcher: reads bytes.
+        ring: ring to read into, which only this reader fills.
+        limits: limits of the reads of a group.
+        copy_rows: copies rows out of the ring.
     """
 
     def __init__(
@@ -258,20 +258,20 @@ class GroupReading:
         self._placed: dict[int, tuple[Group, NDArray[np.int64]]] = {}
 
     async def prepare(self) -> None:
-        """Read all heads, the first time.
+        """Read all heads on the first call.
 
         Raises:
-            StoreError: one could not be had.
-            FormatError: one is not what the manifest says.
+            StoreError: a head could not be read.
+            FormatError: a head does not match the manifest.
         """
         await self._heads.load(self._fetcher)
 
     def forecast(self, order: OrderConfig, partition: Dealing) -> Forecast:
-        """Return what an epoch of the rank will take, with the heads, which only the first one reads."""
+        """Return the expected requests and bytes of the rank's first epoch, which also reads the heads."""
         return forecast_groups(self._manifest, self.columns, self._limits, partition)
 
     def steps(self, stretch: Stretch) -> GroupSteps:
-        """Return the steps of a stretch."""
+        """Return the steps of a range of the order."""
         samples = self._manifest.rows.samples
         return GroupSteps(samples, stretch, self._sizes_of, self._limits.payload_bytes)
 
@@ -284,7 +284,7 @@ class GroupReading:
         """Return a READY slot with the large values of a group.
 
         Raises:
-            StoreError: one could not be had.
+            StoreError: a value could not be read.
             RingStateError: no slot was free.
         """
         ring = self._ring
@@ -299,7 +299,13 @@ class GroupReading:
         return slot
 
     def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> PickedRows:
-        """Return where samples of groups lie; ``rows`` are their places in the group."""
+        """Return the locations of samples of groups.
+
+        Args:
+            slots: slots of the groups.
+            which: ``int64 [samples]``, index into ``slots``.
+            rows: ``int64 [samples]``, index of the sample in its group.
+        """
         ring, heads = self._ring, self._heads
         placed = [self._placed[slot] for slot in slots]
         firsts = np.cumsum([0, *(len(group) for group, _ in placed)])

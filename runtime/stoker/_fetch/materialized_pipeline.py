@@ -1,7 +1,7 @@
-"""The batch pipeline of a run whose epochs are materialized: each is read from its own objects, else as ``full``.
+"""The batch pipeline of a run with materialized epochs: each is read from its own objects, or else as ``full``.
 
-The two deliver the same: positions are dealt by lanes in both, and a position is the same sample. So it is decided
-anew for every epoch and every start, by each rank for itself, and in the middle of an epoch if its objects are lost.
+Both ways deliver the same: positions are sharded by lanes, and each position is the same sample. So each rank decides
+on its own, for every epoch and every start, and again within an epoch if its objects are lost.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from stoker.errors import (
 
 _log = logging.getLogger("stoker")
 _AHEAD_SECONDS = 2.0
-"""In which the next epoch's manifest must be read while a gathered batch waits for it."""
+"""Time limit to read the next epoch's manifest, while a gathered batch waits for it."""
 EPOCH_VERSION = 1
-"""The only one that an epoch's data set has."""
+"""Version of a materialized epoch's manifest; there is only one."""
 
 
 async def stored_manifest(store: Readable, key: str) -> tuple[Manifest, ObjectInfo]:
-    """Return a manifest, and what the store says of it: one GET, or two where it was damaged on its way.
+    """Return a manifest and its object information: one GET, or two if the first response is corrupt.
 
     Raises:
-        NotFoundError: there is none.
-        FormatError: what is there is no manifest.
-        ChecksumError: it is damaged.
+        NotFoundError: the object does not exist.
+        FormatError: the object is not a manifest.
+        ChecksumError: the object is corrupt.
         StoreError: the store failed.
     """
     reader = RetryingReader(store)
@@ -56,7 +56,7 @@ async def stored_manifest(store: Readable, key: str) -> tuple[Manifest, ObjectIn
 
 
 async def read_epoch(store: Store, layout: EpochLayout) -> Manifest | None:
-    """Return the manifest of an epoch, None if there is none, or none that can be used: one GET, nothing is listed.
+    """Return the manifest of a materialized epoch; None if there is no usable one. One GET, and no LIST.
 
     Raises:
         StoreError: the store failed.
@@ -68,7 +68,7 @@ async def read_epoch(store: Store, layout: EpochLayout) -> Manifest | None:
     except NotFoundError:
         return None
     except (ChecksumError, FormatError, PermissionDeniedError) as error:
-        # Those who may not list a bucket are told that they may not read what does not exist.
+        # Without permission to list, a store answers "permission denied" for objects that do not exist.
         _log.warning("the materialized epoch %s cannot be used: %s", folder.url, error)
         return None
     return manifest
@@ -76,22 +76,23 @@ async def read_epoch(store: Store, layout: EpochLayout) -> Manifest | None:
 
 def _check(manifest: Manifest, layout: EpochLayout) -> None:
     if manifest.dataset != layout.dataset or manifest.schema != layout.manifest.schema:
-        raise FormatError("its manifest is of another data set, or has another schema")
+        raise FormatError("its manifest belongs to another data set, or has another schema")
     if manifest.samples != layout.samples:
-        raise FormatError(f"its manifest has {manifest.samples} samples, the data set {layout.samples}")
+        raise FormatError(f"its manifest has {manifest.samples} samples, but the data set has {layout.samples}")
 
 
 class MaterializedPipeline(BatchPipeline):
-    """A pipeline whose order is ``full`` and dealt by lanes; a stream ends with its epoch.
+    """A pipeline for a ``full`` order that is sharded by lanes; a stream ends with its epoch.
 
-    An epoch's own objects are read once, so nearer places are asked for the data set's super-samples alone.
+    An epoch's own objects are read only once, so tiers are used only for the super-samples of the data set.
 
     Raises:
-        BudgetError: the memory is too small for an epoch's own objects, if these are as large as the data set's.
+        BudgetError: the memory is too small for an epoch's own objects, assuming that they are as large as the data
+            set's.
         ConfigError: a column is not in the schema.
 
     Attributes:
-        check: is given the pipeline when an epoch is about to be read as ``full``; raises BudgetError to refuse.
+        check: called with the pipeline before an epoch is read as ``full``; raises BudgetError to refuse it.
     """
 
     store: Store
@@ -109,7 +110,7 @@ class MaterializedPipeline(BatchPipeline):
         return self._open_full()
 
     def _open_epoch(self, origin: Origin) -> OpenDataSet:
-        """Return an epoch's own objects, which lie in its order."""
+        """Return the data set of an epoch's own objects, which are stored in its order."""
         order = replace(self.config.order, shuffle="none")
         try:
             return self._open(origin, replace(self.config, order=order, held_bytes=self.manifest.file_bytes), Nearer())
@@ -129,10 +130,10 @@ class MaterializedPipeline(BatchPipeline):
         return self.opened
 
     def _find(self, epoch: int, timeout_seconds: float | None = None) -> Origin | None:
-        """Return an epoch that has objects of its own, None if it has none.
+        """Return a materialized epoch; None if the epoch is not materialized.
 
         Raises:
-            TimeoutError: the bucket has not answered in time.
+            TimeoutError: the bucket did not answer in time.
             StoreError: the store failed.
         """
         if epoch > MAX_EPOCH:
@@ -164,13 +165,12 @@ class MaterializedPipeline(BatchPipeline):
         return self._place[0] + 1
 
     def next(self) -> Batch | None:
-        """Return the next batch, or None where the run ends, or had nothing left of the epoch that it was started in.
+        """Return the next batch; None at the end of the run, or if it started at the end of an epoch.
 
-        Objects of an epoch that are gone, or not what its manifest says, are done without: the rest of the epoch is
-        read as ``full``.
+        If objects of a materialized epoch are missing or corrupt, the rest of the epoch is read as ``full``.
 
         Raises:
-            StokerError: a super-sample that the batch needs could not be had; names it. Or the pipeline was stopped.
+            StokerError: a super-sample of the batch could not be read; names it. Or the pipeline was stopped.
         """
         self._check_started()
         if self.place is None:
@@ -189,10 +189,10 @@ class MaterializedPipeline(BatchPipeline):
         return batch
 
     def _go_ahead(self) -> None:
-        """Begin with the next epoch while the last batch of the one before is used, if it has objects of its own.
+        """Start fetching the next epoch while the last batch of the previous one is used, if it is materialized.
 
-        One that has none may yet be made before it is asked for: then that is decided, and told. The last batch is not
-        kept back for long by a bucket that is out, and never lost by what fails here.
+        An epoch that is not materialized yet may be so when its first batch is requested; only then is that decided and
+        logged. A bucket that does not answer delays the last batch only briefly, and no error here loses the batch.
         """
         if self._is_over:
             return
@@ -201,14 +201,14 @@ class MaterializedPipeline(BatchPipeline):
             origin = self._find(epoch, timeout_seconds=_AHEAD_SECONDS)
             if origin is not None:
                 self._read(self._open_epoch(origin))
-        except Exception as error:  # noqa: BLE001 - a batch is to be given out; whoever asks for the epoch meets it too
-            _log.info("epoch %d is not begun ahead: %s: %s", epoch, type(error).__name__, error)
+        except Exception as error:  # noqa: BLE001 - the batch must be returned; the epoch's first batch raises it again
+            _log.info("epoch %d is not fetched ahead: %s: %s", epoch, type(error).__name__, error)
 
 
 def _is_lost(error: StokerError) -> bool:
-    """Return whether an object is gone, replaced or spoilt: then others than it may still be had.
+    """Return whether an object is missing, replaced or corrupt, so that other objects may still be readable.
 
-    Those who may not list a bucket are told that they may not read what is gone.
+    Without permission to list, a store answers "permission denied" for a missing object.
     """
     lost = NotFoundError, PermissionDeniedError, ObjectChangedError, FormatError, ChecksumError
     return isinstance(error, lost) or isinstance(error.__cause__, ChecksumError)

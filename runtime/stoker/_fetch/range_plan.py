@@ -1,9 +1,9 @@
-"""Which ranges to read for values of objects, the reading of them, and how many an epoch will take.
+"""Plans which ranges of objects to read for values, reads them, and forecasts the requests of an epoch.
 
-:func:`plan_reads` is pure: it puts ranges together for samples from anywhere, for some of a super-sample, and for whole
-columns. Values that lie next to each other in an object are read as one range, and so are values with a little between
-them, as long as there is room for what is read in vain: the smallest gaps are bridged first. :func:`read_values` runs a
-plan. A :class:`Forecast` is worked out from the manifest alone; hedges and retries aside.
+:func:`plan_reads` is a pure function for samples from any super-samples, for some rows of one, and for whole columns.
+Values that are adjacent in an object are read as one range, and so are values with a small gap between them, while
+there is room for the unused bytes: the smallest gaps are merged first. :func:`read_values` runs a plan. A
+:class:`Forecast` is computed from the manifest alone, without hedges and retries.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from stoker._order.sharding import Dealing
 from stoker.errors import ChecksumError
 
 MOST_SAMPLES = 1 << 16
-"""Of a group, so that what is known of it stays small beside what it holds."""
+"""Maximum number of samples of a group, so that its metadata stays small relative to its data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """What a group may take.
+    """Limits of the reads of a group.
 
     Attributes:
-        slot_bytes: of memory, for all it reads.
-        gap_bytes: the widest gap that is bridged.
-        range_bytes: a range that has become so long ends with the value; longer ones could not be hedged.
+        slot_bytes: memory for all its reads, in bytes.
+        gap_bytes: largest gap between two values to read in one range, in bytes.
+        range_bytes: length at which a range ends with the current value, in bytes; longer ones could not be hedged.
     """
 
     slot_bytes: int
@@ -46,27 +46,27 @@ class ReadLimits:
 
     @classmethod
     def of(cls, slots: SlotPlan) -> ReadLimits:
-        """Return the limits that go with a ring of group slots."""
+        """Return the limits for a ring of group slots."""
         return cls(slot_bytes=slots.slot_bytes, range_bytes=max(1, slots.hedge_buffer_bytes // 2))
 
     @property
     def payload_bytes(self) -> int:
-        """Of wanted values in a group, but for one that is larger alone: half a slot, the rest is for gaps."""
+        """Maximum bytes of values in a group, half a slot; the rest is for gaps. One larger value may exceed it."""
         return self.slot_bytes // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reads:
-    """Ranges to read into a slot, and which values they hold.
+    """Ranges to read into a slot, and the values that they contain.
 
     Attributes:
-        objects: ``int64 [ranges]``, of which object each range is; rises.
-        starts: ``int64 [ranges]``, its first byte in the object; rises within an object.
-        ends: ``int64 [ranges]``, the byte behind its last.
-        offsets: ``int64 [ranges]``, where in the slot its first byte goes; one range follows the other.
-        values: the numbers of the values that have any bytes, in the order of the ranges.
-        firsts: ``int64 [ranges + 1]``: range ``i`` holds ``values[firsts[i]:firsts[i + 1]]``.
-        addresses: ``int64``, where in the slot each value lies; 0 for an empty one.
+        objects: ``int64 [ranges]``, object of each range, ascending.
+        starts: ``int64 [ranges]``, offset of its first byte in the object, ascending within an object.
+        ends: ``int64 [ranges]``, offset behind its last byte in the object.
+        offsets: ``int64 [ranges]``, offset of its first byte in the slot; the ranges are contiguous there.
+        values: ``int64``, numbers of all non-empty values, in the order of the ranges.
+        firsts: ``int64 [ranges + 1]``; range ``i`` contains ``values[firsts[i]:firsts[i + 1]]``.
+        addresses: ``int64 [values]``, offset of each value in the slot; 0 for an empty value.
     """
 
     objects: NDArray[np.int64]
@@ -82,16 +82,16 @@ class Reads:
 
     @property
     def size_bytes(self) -> int:
-        """What is read, and how much memory it takes."""
+        """Number of bytes to read, which is also the memory that they take."""
         return int((self.ends - self.starts).sum())
 
 
 def plan_reads(
     objects: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64], limits: ReadLimits
 ) -> Reads:
-    """Return how to read values ``[starts, ends)`` of objects, ``int64 [values]`` each.
+    """Return how to read the values ``[starts, ends)`` of objects, ``int64 [values]`` each.
 
-    Values do not overlap, unless they are the same, and all together fit in a slot.
+    Values must not overlap, unless they are identical, and must fit in a slot together.
     """
     present = np.flatnonzero(ends > starts)
     values = present[np.lexsort((starts[present], objects[present]))]
@@ -120,7 +120,7 @@ def plan_reads(
 def _bridged(
     of: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64], limits: ReadLimits
 ) -> NDArray[np.bool_]:
-    """Return of each value but the first whether it is read in one go with the one before it."""
+    """Return for each value but the first whether it is read in one range with the value before it."""
     gaps = np.maximum(begin[1:] - end[:-1], 0)
     narrow = np.flatnonzero((of[1:] == of[:-1]) & (gaps <= limits.gap_bytes))
     narrow = narrow[np.argsort(gaps[narrow], kind="stable")]
@@ -135,8 +135,8 @@ class Group:
     """Samples that are read together.
 
     Attributes:
-        super_samples: ``int64 [samples]``, each sample's manifest row.
-        rows: ``int64 [samples]``, its row in that super-sample.
+        super_samples: ``int64 [samples]``, manifest row of each sample's super-sample.
+        rows: ``int64 [samples]``, row in that super-sample.
     """
 
     super_samples: NDArray[np.int64]
@@ -150,13 +150,13 @@ class Group:
 
     @classmethod
     def joined(cls, groups: Sequence[Group]) -> Group:
-        """Return the samples of groups, one behind the other."""
+        """Return the concatenated samples of groups."""
         super_samples = np.concatenate([group.super_samples for group in groups])
         return cls(super_samples, np.concatenate([group.rows for group in groups]))
 
 
 def places_by_super_sample(super_samples: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each super-sample that stands in an array, in their order, with all its places, which rise."""
+    """Yield each distinct super-sample of an array, ascending, with its indices in the array, ascending."""
     order = np.argsort(super_samples, kind="stable")
     rows = super_samples[order]
     borders = np.flatnonzero(np.diff(rows, prepend=-1))
@@ -165,14 +165,14 @@ def places_by_super_sample(super_samples: NDArray[np.int64]) -> Iterator[tuple[i
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Values:
-    """Values to read, and where in their objects they are.
+    """Values to read, and their places in the objects.
 
     Attributes:
-        samples: that they belong to.
-        columns: names, all of columns outside the head.
-        starts: ``int64 [columns, samples]``, first byte of each value.
-        ends: ``int64 [columns, samples]``, the byte behind its last.
-        checksums: ``uint32 [columns, samples]``, its CRC-32C.
+        samples: samples of the values.
+        columns: names of the columns, all outside the head.
+        starts: ``int64 [columns, samples]``, offset of the first byte of each value in its object.
+        ends: ``int64 [columns, samples]``, offset behind its last byte.
+        checksums: ``uint32 [columns, samples]``, CRC-32C of each value.
     """
 
     samples: Group
@@ -182,7 +182,7 @@ class Values:
     checksums: NDArray[np.uint32]
 
     def plan(self, limits: ReadLimits) -> Reads:
-        """Return how to read them; they are numbered column by column."""
+        """Return how to read the values, which are numbered column by column."""
         objects = np.tile(self.samples.super_samples, len(self.columns))
         return plan_reads(objects, self.starts.ravel(), self.ends.ravel(), limits)
 
@@ -190,13 +190,12 @@ class Values:
 async def read_values(
     values: Values, reads: Reads, into: memoryview, *, manifest: Manifest, fetcher: Fetcher, urgent: bool
 ) -> NDArray[np.int64]:
-    """Read values as planned and return where in ``into`` each one lies, ``int64 [columns, samples]``.
+    """Read values as planned and return the offset of each in ``into``, ``int64 [columns, samples]``.
 
-    Each range is an object's part in its own right, with its own retries and deadline. When the call ends, however it
-    ends, nothing writes to ``into`` any more.
+    Each range has its own retries and deadline. When the call ends in any way, nothing writes to ``into`` any more.
 
     Raises:
-        StoreError: one could not be had; names object, column and row where its checksum is wrong.
+        StoreError: a range could not be read; names object, column and row if a checksum is wrong.
     """
     sizes, checksums = (values.ends - values.starts).ravel(), values.checksums.ravel()
 
@@ -221,11 +220,11 @@ async def read_values(
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What an epoch of one rank will take.
+    """Expected reads of an epoch of one rank.
 
     Attributes:
-        requests: GETs.
-        size_bytes: read.
+        requests: number of GET requests.
+        size_bytes: number of bytes read.
     """
 
     requests: int
@@ -233,10 +232,10 @@ class Forecast:
 
 
 def super_samples_read(manifest: Manifest, order: OrderConfig, partition: Dealing) -> int:
-    """Return how many super-samples a rank is expected to read in an epoch.
+    """Return the expected number of super-samples that a rank reads in an epoch.
 
-    Of ``full`` those with one of the rank's samples at least, ``n (1 - (1 - share)**rows)``; else of each of its lanes
-    those that are begun, which one of the lanes stands for.
+    For ``full``, those with at least one of the rank's samples: ``n (1 - (1 - share)**rows)``. For other orders, those
+    in the delivered part of each of its lanes, estimated from one lane.
     """
     count = len(manifest)
     if order.shuffle == "full":
@@ -250,10 +249,10 @@ def super_samples_read(manifest: Manifest, order: OrderConfig, partition: Dealin
 def forecast_groups(
     manifest: Manifest, columns: Mapping[str, Column], limits: ReadLimits, partition: Dealing
 ) -> Forecast:
-    """Return what it takes to read a rank's samples in a random order, by ranges, and all heads once.
+    """Return the expected reads of a rank's samples in a random order, by ranges, and of all heads once.
 
-    All groups are expected to take what one takes that is drawn at random and planned as any is. Rows of ragged columns
-    count as if all had the mean size; the small groups at the start of a run are not counted apart.
+    Every group is assumed to need the same reads as one group that is drawn at random and planned. Rows of ragged
+    columns are assumed to have the mean size; the smaller groups at the start of a run are not considered.
     """
     samples = -(-partition.samples // partition.takers)
     rows = mean_row_bytes(manifest, columns)
@@ -274,15 +273,15 @@ def forecast_groups(
 
 
 def _group_samples(row_bytes: float, limits: ReadLimits, batch_size: int, samples: int) -> int:
-    """Return how many samples a group holds: whole batches, if it can hold one."""
+    """Return the number of samples in a group: whole batches, if at least one fits."""
     most = min(MOST_SAMPLES, int(limits.payload_bytes / row_bytes)) if row_bytes else MOST_SAMPLES
     return max(1, min(samples, most // batch_size * batch_size if most >= batch_size else most))
 
 
 def mean_row_bytes(manifest: Manifest, columns: Iterable[str]) -> dict[str, float]:
-    """Return the mean bytes a row of those of ``columns`` that lie outside the head, and have any.
+    """Return column name → mean bytes per row, for those of ``columns`` that have bytes outside the head.
 
-    Where there are several ragged columns, they count as if they shared alike.
+    Several ragged columns are assumed to have the same mean size.
     """
     large = {name: column for name, column in manifest.schema.items() if not is_small(column)}
     fixed_bytes = sum(column.element_bytes for column in large.values() if column.is_fixed)

@@ -1,7 +1,7 @@
-"""Reads samples by number, in any order: ranges of super-samples, or whole ones where nearly all of one is asked for.
+"""Reads samples by number, in any order: ranges of super-samples, or whole super-samples if most of one is requested.
 
-The samples asked for of one super-sample are read together. Its head says where their values are and what their
-checksums are; the small columns are in it. Heads are kept, as far as there is room; values are handed over.
+The requested samples of one super-sample are read together. Its head contains the offsets and checksums of their
+values, and the small columns. Heads are cached within a limit; values are not.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class OpenHead:
     """A head in memory.
 
     Attributes:
-        head: what it says.
-        data: its bytes, with the small columns.
-        held_bytes: what it takes.
-        users: how many hold it now.
+        head: the parsed head.
+        data: bytes of the head, including the small columns.
+        held_bytes: memory that it takes, in bytes.
+        users: number of current users.
     """
 
     head: Head
@@ -50,31 +50,36 @@ class OpenHead:
 
 
 class HeadCache:
-    """Holds heads of up to ``limit_bytes``; of those that nobody uses, the one used longest ago makes room.
+    """A cache of heads with a limit; evicts the least recently used head that is not in use.
 
     Belongs to one event loop.
+
+    Args:
+        manifest: index of the data set.
+        fetcher: reads heads.
+        limit_bytes: maximum memory of all heads, in bytes.
     """
 
     def __init__(self, manifest: Manifest, fetcher: Fetcher, limit_bytes: int) -> None:
         self._manifest, self._fetcher = manifest, fetcher
         self._room = ByteBudget(limit_bytes)
-        self._heads: OrderedDict[int, OpenHead] = OrderedDict()  # the one used longest ago is the first
+        self._heads: OrderedDict[int, OpenHead] = OrderedDict()  # least recently used first
         self._opening: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def held_bytes(self) -> int:
-        """Of all heads, and of those that are being read: at most the limit."""
+        """Memory of all heads, including those being read, in bytes; at most the limit."""
         return self._room.held
 
     @asynccontextmanager
     async def opened(self, row: int, *, urgent: bool = False) -> AsyncIterator[OpenHead]:
-        """Hold the head of a manifest row's super-sample, after waiting for room and reading it if it is not here.
+        """Hold the head of a manifest row's super-sample; if it is not cached, wait for room and read it.
 
-        Two who ask at once read it once. Cancelling leaves nothing behind.
+        Concurrent requests for one head read it once. Cancelling leaves nothing behind.
 
         Raises:
-            StoreError: it could not be had.
-            FormatError: it is not what the manifest says.
+            StoreError: the head could not be read.
+            FormatError: the head does not match the manifest.
         """
         async with self._opening.setdefault(row, asyncio.Lock()):
             if row not in self._heads:
@@ -101,7 +106,7 @@ class HeadCache:
             raise
 
     def _make_room(self, size_bytes: int) -> None:
-        """Let go of heads that nobody uses while there is no room, or others wait for some."""
+        """Evict unused heads until ``size_bytes`` fit and no request waits for room."""
         while self._room.saturated or self._room.held + size_bytes > self._room.limit:
             idle = next((row for row, opened in self._heads.items() if not opened.users), None)
             if idle is None:
@@ -111,13 +116,13 @@ class HeadCache:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Share:
-    """What is asked for of one super-sample.
+    """The requested samples of one super-sample.
 
     Attributes:
-        super_sample: its manifest row.
-        rows: ``int64 [rows]``, rises.
+        super_sample: manifest row of the super-sample.
+        rows: ``int64 [rows]``, the requested rows, each once, ascending.
         which: ``int64 [places]``, index into ``rows``.
-        places: ``int64 [places]``, in what was asked for.
+        places: ``int64 [places]``, index in the request.
     """
 
     super_sample: int
@@ -127,15 +132,15 @@ class _Share:
 
 
 class SampleReader:
-    """Belongs to one event loop, on which any number of calls may read at once.
+    """Reads samples by number. Belongs to one event loop, on which any number of calls may read at once.
 
     Args:
-        store: where the data set is.
-        manifest: the pinned version of its index.
-        columns: the ones to read.
-        memory: what may be held, by all calls together.
-        config: deadlines, retries, hedges and concurrency.
-        counters: of what is fetched; its own by default.
+        store: store of the data set.
+        manifest: pinned version of its index.
+        columns: name → column, of the columns to read.
+        memory: memory limits of all calls together.
+        config: retries, hedged requests and concurrency.
+        counters: counters to update; default new ones.
     """
 
     def __init__(
@@ -162,14 +167,15 @@ class SampleReader:
         self._row_bytes = sum(mean_row_bytes(manifest, columns).values())
 
     async def read(self, indices: NDArray[np.int64]) -> list[dict[str, Any]]:
-        """Return samples by their number in the packed order, ``int64 [samples]``, each at least 0 and there.
+        """Return samples by their numbers in the packed order, ``int64 [samples]``, which must exist.
 
-        They come in the order asked for; values own their memory, those of a sample asked for twice too. A sample
-        asked for alone is urgent: a large one is read in parallel ranges. Cancelling leaves nothing behind.
+        The samples are in the requested order. Values own their memory, even those of a sample requested twice. A
+        request to a single super-sample is urgent: a large part is read in parallel ranges. Cancelling leaves nothing
+        behind.
 
         Raises:
-            StoreError: bytes could not be had; names the object.
-            FormatError: an object is not what the manifest says.
+            StoreError: bytes could not be read; names the object.
+            FormatError: an object does not match the manifest.
         """
         found: list[dict[str, Any]] = [{} for _ in indices]
         shares = list(self._shares(indices))
@@ -187,7 +193,7 @@ class SampleReader:
             yield _Share(super_sample, rows, which, places)
 
     def _is_nearly_whole(self, share: _Share) -> bool:
-        """Return whether so much is asked for that a head first, and then ranges, would not be worth it."""
+        """Return whether so much is requested that reading the head and then ranges would save too little."""
         rows = self._manifest.rows
         body_bytes = int(rows.size_bytes[share.super_sample]) - int(rows.head_bytes[share.super_sample])
         return 0 < (1.0 - LEAST_SAVING) * body_bytes <= len(share.rows) * self._row_bytes
@@ -230,13 +236,13 @@ class SampleReader:
         )
 
     def _deliver(self, share: _Share, encoded: Mapping[str, Sequence[memoryview]], found: list[dict[str, Any]]) -> None:
-        """Put samples where they were asked for; each decodes its own values, so that no two share memory."""
+        """Decode the requested samples into ``found``, each separately, so that no two share memory."""
         for place, row in zip(share.places.tolist(), share.which.tolist(), strict=True):
             found[place] = {name: column.decode(encoded[name][row]) for name, column in self._columns.items()}
 
 
 def _encoded(head: Head, name: str, rows: NDArray[np.int64], data: memoryview) -> list[memoryview]:
-    """Return the bytes of each row's value of a column that lies in ``data``, from the start of its object on."""
+    """Return the bytes of each row's value of a column; ``data`` is the start of the object."""
     return _cut(data, *head.row_ranges(name, rows))
 
 

@@ -1,8 +1,8 @@
-"""Reads super-samples into ring slots: whole, or only the wanted columns of them where that saves enough.
+"""Reads super-samples into ring slots: whole, or only the wanted columns if that saves enough.
 
-Two ways to the same bytes. One GET brings the whole object. Or one brings its head and says where the columns are, and
-a second round the wanted ones, which land in the slot where they would be in the whole object; so that only the bytes
-between them differ, and nobody looks at these.
+There are two ways. One GET reads the whole object. Or one GET reads its head, which contains the offsets of the
+columns, and a second round of requests reads the wanted columns to the same offsets in the slot as in the whole object,
+so that only the unused bytes between them differ.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from stoker._order.steps import Steps, Stretch
 from stoker.errors import ChecksumError, FormatError
 
 LEAST_SAVING = 0.3
-"""The share of bytes that makes up for a second round of requests."""
+"""Minimum fraction of bytes to save for a second round of requests to be worth it."""
 
 
 def open_head(manifest: Manifest, row: int, data: memoryview) -> Head:
     """Return the head at the start of verified ``data`` of a manifest row's super-sample; its arrays are views.
 
     Raises:
-        FormatError: it is not a head, or not what the manifest says.
+        FormatError: the data is not a head, or does not match the manifest.
     """
     try:
         head = Head.parse(data, int(manifest.rows.size_bytes[row]))
@@ -43,7 +43,7 @@ def open_head(manifest: Manifest, row: int, data: memoryview) -> Head:
         raise FormatError(f"{manifest.key(row)}: {error}; pack the data set again") from error
     rows = manifest.rows
     if head.schema != manifest.schema or (head.samples, head.head_bytes) != (rows.samples[row], rows.head_bytes[row]):
-        raise FormatError(f"{manifest.key(row)} does not have the schema, samples or head that the manifest says")
+        raise FormatError(f"{manifest.key(row)} does not have the schema, samples or head size in the manifest")
     return replace(head, schema=manifest.schema)  # the same object for all heads
 
 
@@ -51,8 +51,8 @@ async def fetch_head(fetcher: Fetcher, manifest: Manifest, row: int, into: memor
     """Read a super-sample's head into the start of ``into``, verified by its checksum in the manifest.
 
     Raises:
-        StoreError: it could not be had; see :meth:`stoker._fetch.fetcher.Fetcher.fetch_ranges`.
-        FormatError: it is not a head, or not what the manifest says.
+        StoreError: the head could not be read; see :meth:`stoker._fetch.fetcher.Fetcher.fetch_ranges`.
+        FormatError: the data is not a head, or does not match the manifest.
     """
     size_bytes, wanted = int(manifest.rows.head_bytes[row]), int(manifest.rows.head_crc32c[row])
     ref, data = manifest.ref(row), into[:size_bytes]
@@ -66,15 +66,15 @@ async def fetch_head(fetcher: Fetcher, manifest: Manifest, row: int, into: memor
 
 
 def column_parts(head: Head, names: Iterable[str]) -> list[RangePart]:
-    """Return the ranges to read of columns, beside the head: in order, those that (nearly) touch as one.
+    """Return the ranges of columns to read in addition to the head, in order; adjacent and close ones are merged.
 
-    Each goes where it lies in the object, so what is bridged needs no memory besides.
+    Each range is read to its offset in the object, so gaps between merged ranges need no additional memory.
     """
     outside = (head.row_range(name, 0, head.samples) for name in names if not head.is_in_head(name))
     return [RangePart(start, end, start) for start, end in _planned(tuple(outside), head.size_bytes)]
 
 
-@lru_cache(maxsize=64)  # super-samples whose columns are all fixed have one layout, but for the last
+@lru_cache(maxsize=64)  # super-samples with only fixed columns have one layout, except the last
 def _planned(ranges: tuple[tuple[int, int], ...], size_bytes: int) -> Sequence[tuple[int, int]]:
     starts, ends = np.array(ranges, np.int64).reshape(-1, 2).T
     limits = ReadLimits(slot_bytes=size_bytes, range_bytes=size_bytes)
@@ -83,14 +83,14 @@ def _planned(ranges: tuple[tuple[int, int], ...], size_bytes: int) -> Sequence[t
 
 
 class SuperSampleReading:
-    """Reads super-samples, which are its items, by manifest row; fetches on the event loop, picks rows anywhere.
+    """Reads items that are super-samples, by manifest row; fetches on the event loop, locates rows on any thread.
 
     Args:
-        manifest: of the data set.
-        columns: the wanted ones.
-        fetcher: gets bytes.
-        ring: they are put into; nobody else's.
-        copy_rows: how rows are copied out of the ring.
+        manifest: index of the data set.
+        columns: name → column, of the wanted columns.
+        fetcher: reads bytes.
+        ring: ring to read into, which only this reader fills.
+        copy_rows: copies rows out of the ring.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class SuperSampleReading:
         self._wanted_bytes = self._seen_bytes = 0
 
     async def prepare(self) -> None:
-        """Nothing needs to be read first."""
+        """Do nothing: no preparatory read is needed."""
 
     def forecast(self, order: OrderConfig, partition: Dealing) -> Forecast:
-        """Return what an epoch of the rank will take, of super-samples of the mean size.
+        """Return the expected requests and bytes of an epoch of the rank, from the mean size of super-samples.
 
-        Where only columns are read, each that is outside the head counts as a request of its own.
+        If only some columns are read, each column outside the head counts as one request.
         """
         manifest = self._manifest
         count = super_samples_read(manifest, order, partition)
@@ -125,21 +125,21 @@ class SuperSampleReading:
         return Forecast(count, round(manifest.size_bytes / len(manifest) * count))
 
     def steps(self, stretch: Stretch) -> Steps:
-        """Return the steps of a stretch."""
+        """Return the steps of a range of the order."""
         return Steps(self._manifest.rows.samples, stretch)
 
     @property
     def saving(self) -> float:
-        """The share of bytes, 0 to 1, that reading columns has saved, or would have; 1 before anything was read."""
+        """Fraction of bytes, 0 to 1, that reading only columns saved or would have saved; 1 before the first read."""
         return 1.0 - self._wanted_bytes / self._seen_bytes if self._seen_bytes else 1.0
 
     async def fetch(self, ref: int, *, urgent: bool = False) -> int:
-        """Return a READY slot with a super-sample, or as much of it as is wanted.
+        """Return a READY slot with a super-sample, or its wanted columns.
 
         Raises:
-            StoreError: it could not be had.
-            FormatError: it is not a super-sample, or not what the manifest says.
-            BudgetError: it is larger than a slot.
+            StoreError: the object could not be read.
+            FormatError: the object is not a super-sample, or does not match the manifest.
+            BudgetError: the object is larger than a slot.
             RingStateError: no slot was free.
         """
         manifest, ring, fetcher = self._manifest, self._ring, self._fetcher
@@ -166,7 +166,7 @@ class SuperSampleReading:
                 head.verify_rows(name, 0, data[start:end])
 
     def _hold(self, row: int, slot: int, head: Head) -> Sequence[RangePart]:
-        """Note what a slot holds; return the ranges of its wanted columns, if some are left out."""
+        """Record the contents of a slot; return the ranges of its wanted columns if others are left out."""
         self._opened[slot] = row, head
         if not self._leaves_out:
             return ()
@@ -176,7 +176,13 @@ class SuperSampleReading:
         return parts
 
     def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> PickedRows:
-        """Return where rows of super-samples lie."""
+        """Return the locations of rows of super-samples.
+
+        Args:
+            slots: slots of the super-samples.
+            which: ``int64 [samples]``, index into ``slots``.
+            rows: ``int64 [samples]``, row in that super-sample.
+        """
         opened = [self._opened[slot] for slot in slots]
         bases = np.array([self._ring.offset(slot) for slot in slots])
         values = locate(self.columns, self._ring.memory, [head for _, head in opened], bases, which, rows)
@@ -191,13 +197,13 @@ def locate(
     which: NDArray[np.int64],
     rows: NDArray[np.int64],
 ) -> dict[str, Located]:
-    """Return where the values of rows of super-samples lie.
+    """Return column name → locations of the values of rows of super-samples.
 
     Args:
-        columns: that are wanted.
-        memory: that the super-samples lie in.
-        heads: of the super-samples.
-        bases: ``int64 [super-samples]``, where each starts in the memory.
+        columns: name → column, of the wanted columns.
+        memory: memory that contains the super-samples.
+        heads: heads of the super-samples.
+        bases: ``int64 [super-samples]``, offset of each super-sample in the memory.
         which: ``int64 [samples]``, index into ``heads``.
         rows: ``int64 [samples]``, row in that super-sample.
     """
