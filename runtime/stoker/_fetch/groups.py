@@ -67,7 +67,7 @@ class GroupSteps(StepSource[Group]):
             yield from self._planned(order.epoch, run)
 
     def _batches(self, order: Order, dealing: Dealing, position: int) -> Iterator[_Batch]:
-        """Yield the samples of each step; look up several steps at once, as a numpy call takes as long as 100 samples."""
+        """Yield the samples of each step; several steps at once, since a numpy call takes as long as 100 samples."""
         permuted = order.feistel()
         walk = dealing.walk(position)
         while steps := list(islice(walk, max(1, _LOOKED_UP_SAMPLES // dealing.batch_size))):
