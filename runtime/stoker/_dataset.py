@@ -114,7 +114,7 @@ class Dataset(Closing):
         fetch: FetchConfig | None = None,
     ) -> None:
         if version is not None and (type(version) is not int or version < 1):
-            raise ConfigError(f"version {version!r} is not an integer from 1")
+            raise ConfigError(f"version {version!r} is not a positive integer")
         self._place, self.url = url, url_of(url)
         self._settings: dict[str, Any] = {"memory": memory, "options": options, "fetch": fetch}
         memory_bytes = parse_bytes(memory, "memory")
@@ -180,7 +180,7 @@ class Dataset(Closing):
         except TypeError:
             raise TypeError(f"index {index!r} is not an integer; for several samples use .samples(range(…))") from None
         if not -len(self) <= number < len(self):
-            raise IndexError(f"sample {number} of a data set with {len(self)}")
+            raise IndexError(f"sample {number} is out of range: the data set has {len(self)} samples")
         return self.samples([number])[0]
 
     def samples(self, indices: ArrayLike) -> list[dict[str, Any]]:
@@ -265,13 +265,13 @@ def _numbers(indices: ArrayLike, samples: int) -> NDArray[np.int64]:
     try:
         found = np.asarray(indices)
     except ValueError:  # sequences of different lengths
-        raise ArgumentError(f"indices are integers in a sequence or an array [samples], not {indices!r:.80}") from None
+        raise ArgumentError(f"indices must be a sequence or array [samples] of integers, not {indices!r:.80}") from None
     if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
         raise ArgumentError(
-            f"indices are integers in a sequence or an array [samples], not {found.dtype} {found.shape}"
+            f"indices must be a sequence or array [samples] of integers, not {found.dtype} {found.shape}"
         )
     outside = found[(found < -samples) | (found >= samples)]
     if len(outside):
-        raise IndexError(f"sample {outside[0]} of a data set with {samples}")
+        raise IndexError(f"sample {outside[0]} is out of range: the data set has {samples} samples")
     numbers = found.astype(np.int64)
     return np.where(numbers < 0, numbers + samples, numbers)

@@ -452,7 +452,13 @@ class NextUseOracle(Protocol[Asked]):
 
 
 class TraceSink(Protocol):
-    """Receives a record of each batch's wait. A sink that also implements the protocols below receives their events."""
+    """Receives a record of each batch's wait. A sink that also implements the protocols below receives their events.
+
+    Example:
+        >>> class LongestWait:
+        ...     def waited(self, wait):
+        ...         self.seconds = max(getattr(self, "seconds", 0.0), wait.seconds)
+    """
 
     def waited(self, wait: Wait) -> None:
         """Receive the wait of a batch that was just yielded."""

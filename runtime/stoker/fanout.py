@@ -56,6 +56,10 @@ class ExecutorOptions(Bounded):
         vcpus: number of vCPUs of a deployed function, if its responses do not report it (Google).
         environment: environment variables that the executor adds for functions it starts itself (local, Ray).
         functions: ``module:function`` by name, for functions besides stoker's that the executor starts itself.
+
+    Example:
+        >>> ExecutorOptions(region="us-east-1", concurrency=500).prefix
+        'stoker'
     """
 
     prefix: str = "stoker"
@@ -108,7 +112,11 @@ def error_of_function(function: str, error_type: str, error_message: str) -> Sto
     Args:
         function: name of the function.
         error_type: class name of the exception.
-        error_message: message of the exception, of which at most 2,000 characters are kept.
+        error_message: message of the exception; at most 2,000 characters are kept.
+
+    Example:
+        >>> error_of_function("pack", "ThrottledError", "slow down")
+        ThrottledError('the function pack gave up: slow down')
     """
     said = error_message[:_MAX_MESSAGE]
     kind = getattr(errors, error_type, None) if error_type.isidentifier() else None

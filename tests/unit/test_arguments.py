@@ -119,7 +119,7 @@ def test_open_and_packer_refuse_what_is_no_configuration(url: str) -> None:
 
 
 def test_what_is_no_list_of_numbers_is_refused(url: str) -> None:
-    with stoker.open(url) as dataset, pytest.raises(ArgumentError, match=r"indices are integers.*\[1, \[2\]\]"):
+    with stoker.open(url) as dataset, pytest.raises(ArgumentError, match=r"indices must be a sequence.*\[1, \[2\]\]"):
         dataset.samples([1, [2]])  # type: ignore[arg-type]
 
 

@@ -91,7 +91,7 @@ def test_keys_are_computed_from_the_runs() -> None:
         *(object_key("f" * 16, number) for number in (0, 1, 2)),
     ]
     for row in (-1, 6):
-        with pytest.raises(IndexError, match="with 6"):
+        with pytest.raises(IndexError, match="out of range: the manifest has 6 rows"):
             more.key(row)
 
 
@@ -194,9 +194,9 @@ LIES: list[tuple[Callable[[Entries], object], str]] = [
     (put("run_id", 1, "uint64"), "runs have the wrong"),
     (put("run_id", [1]), "runs have the wrong"),
     (put("run_rows", [1, 1]), "runs have the wrong"),
-    (put("run_rows", [1]), "do not account for its rows"),
-    (put("run_rows", [3]), "do not account for its rows"),
-    (put("run_rows", [2**32 - 1]), "do not account for its rows"),
+    (put("run_rows", [1]), "do not match its number of rows"),
+    (put("run_rows", [3]), "do not match its number of rows"),
+    (put("run_rows", [2**32 - 1]), "do not match its number of rows"),
 ]
 
 
@@ -245,7 +245,7 @@ def test_a_generation_of_more_digits_than_python_reads_is_kept_as_text() -> None
 def test_an_object_that_is_listed_twice_is_a_format_error(numbers: list[int], rows: list[int]) -> None:
     tags = [""] * sum(rows)
     runs = tuple(PackRun(RUN, first, count) for first, count in zip(numbers, rows, strict=True))
-    with pytest.raises(FormatError, match="object twice"):
+    with pytest.raises(FormatError, match="an object occurs twice"):
         replace(manifest_of(tags), runs=runs)
 
     def repeat(entries: Entries) -> None:
@@ -253,7 +253,7 @@ def test_an_object_that_is_listed_twice_is_a_format_error(numbers: list[int], ro
         put("run_first_number", numbers)(entries)
         put("run_rows", rows)(entries)
 
-    with pytest.raises(FormatError, match="object twice"):
+    with pytest.raises(FormatError, match="an object occurs twice"):
         Manifest.from_bytes(forged(manifest_of(tags), repeat))
     apart = (runs[0], replace(runs[1], run="f" * 16))
     assert len(Manifest.from_bytes(replace(manifest_of(tags), runs=apart).to_bytes())) == len(tags)

@@ -193,7 +193,7 @@ def test_any_flipped_bit_of_the_data_is_found_by_verify() -> None:
 def test_a_row_that_is_not_there_is_an_index_error() -> None:
     opened = SuperSample(built(EVERY_KIND, samples_of(EVERY_KIND, 2))[0])
     for row in (2, -3):
-        with pytest.raises(IndexError, match="with 2"):
+        with pytest.raises(IndexError, match="out of range: the super-sample has 2 rows"):
             opened[row]
 
 

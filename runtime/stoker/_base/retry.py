@@ -155,7 +155,9 @@ class RetryPolicy(Bounded):
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)  # super() does not know a class with slots
         if not self.first_seconds <= self.longest_seconds:
-            raise ConfigError("a retry policy needs first_seconds <= longest_seconds")
+            raise ConfigError(
+                f"first_seconds {self.first_seconds} exceeds longest_seconds {self.longest_seconds}: lower it"
+            )
 
 
 PACK_POLICY = RetryPolicy(deadline_seconds=300.0)

@@ -196,10 +196,10 @@ class Manifest:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_run_ends", tuple(accumulate(run.rows for run in self.runs)))
         if (self._run_ends or (0,))[-1] != len(self.rows):
-            raise FormatError("the manifest's runs do not account for its rows")
+            raise FormatError("the manifest's runs do not match its number of rows")
         ordered = sorted((run.run, run.first_number, run.rows) for run in self.runs if run.rows)
         if any(a == b and first + rows > second for (a, first, rows), (b, second, _) in pairwise(ordered)):
-            raise FormatError("the manifest has an object twice")
+            raise FormatError("the manifest has overlapping runs: an object occurs twice")
 
     @classmethod
     def of(cls, dataset: str, schema: Schema, packed: Iterable[tuple[str, Packed]], version: int = 1) -> Manifest:
@@ -229,7 +229,7 @@ class Manifest:
     def place(self, row: int) -> tuple[str, int]:
         """Return a row's pack run, and its number within the run."""
         if not 0 <= row < len(self):
-            raise IndexError(f"row {row} of a manifest with {len(self)}")
+            raise IndexError(f"row {row} is out of range: the manifest has {len(self)} rows")
         index = bisect_right(self._run_ends, row)
         run = self.runs[index]
         return run.run, run.first_number + row - (self._run_ends[index] - run.rows)

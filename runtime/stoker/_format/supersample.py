@@ -430,6 +430,6 @@ class SuperSample:
             IndexError: the row is out of range.
         """
         if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of a super-sample with {len(self)}")
+            raise IndexError(f"row {row} is out of range: the super-sample has {len(self)} rows")
         values = zip(self.head.schema.items(), self._values(row % len(self)), strict=True)
         return {name: column.decode(value) for (name, column), value in values}
