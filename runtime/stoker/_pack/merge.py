@@ -216,7 +216,7 @@ def _of_job(
     open_runs = [run for run in runs if run not in by_run or by_run[run].state == "packing"]
     if open_runs:
         raise PackError(
-            f"{len(open_runs)} of {len(job.runs)} parts of job {job.id} are not packed to their end (first: run "
+            f"{len(open_runs)} of {len(job.runs)} parts of job {job.id} are incomplete (first: run "
             f"{open_runs[0]}); run the same command again"
         )
     waiting = [by_run[run] for run in runs if not by_run[run].is_committed]

@@ -124,7 +124,7 @@ class AsyncPacker:
         """
         run = self._opened
         if samples != self.durable_samples or run.cutter.samples:
-            raise ConfigError(f"only the {self.durable_samples} durable samples can be skipped, before the first write")
+            raise ConfigError(f"skip takes exactly the {self.durable_samples} durable samples, before the first write")
         run.skip_durable()
 
     async def write(self, sample: Mapping[str, object], where: str = "") -> None:
@@ -152,7 +152,9 @@ class AsyncPacker:
         """Encode one sample and return the super-sample that it completed, if any: :meth:`write` without its I/O."""
         run = self._opened
         if self._is_ended:
-            raise ConfigError("the pack is committed, or about to be; another one, with mode='append', can add to it")
+            raise ConfigError(
+                "the pack is committed, or is being committed; add samples with another packer, mode='append'"
+            )
         return run.cutter.add(sample, where)
 
     async def submit(self, cut: Cut) -> None:
@@ -211,7 +213,7 @@ class AsyncPacker:
     @property
     def _opened(self) -> RunWriter:
         if self._run is None:
-            raise ConfigError("a packer is used inside its 'with' block")
+            raise ConfigError("the packer is not open; use it inside its 'with' block")
         return self._run
 
 

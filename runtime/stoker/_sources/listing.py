@@ -380,7 +380,9 @@ class ByteStream:
             TruncatedError: fewer are left.
         """
         if count > self.remaining:
-            raise TruncatedError(f"{self._item.key} has {self.remaining} bytes left of {count}")
+            raise TruncatedError(
+                f"{self._item.key} ends too early: {self.remaining} bytes are left, {count} are needed"
+            )
         data = bytearray()
         while len(data) < count:
             data += self._take(await self.read_some(), count - len(data))

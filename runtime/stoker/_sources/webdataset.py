@@ -225,12 +225,14 @@ async def members(
         size_bytes = _size(said, f"{where}: {header.name!r}") if has_content else 0
         end = stream.position + size_bytes + -size_bytes % _BLOCK_BYTES
         if size_bytes > stream.remaining:  # the padding after the last member may be missing
-            raise PackError(f"{where} is cut off: {header.name!r} is to have {size_bytes} bytes; make the tar again")
+            raise PackError(
+                f"{where} is truncated: {header.name!r} should have {size_bytes} bytes; create the tar again"
+            )
         if is_extension:
             overrides |= await _extension(stream, header, size_bytes, where)
         else:
             if header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in overrides):
-                raise PackError(f"{where} holds the sparse file {header.name!r}; make the tar without --sparse")
+                raise PackError(f"{where} holds the sparse file {header.name!r}; create the tar without --sparse")
             if header.isreg():
                 yield Member(overrides.get("path", header.name), size_bytes, stream)
             overrides = {}
@@ -241,14 +243,14 @@ async def members(
 async def _header(stream: ByteStream, where: str) -> tarfile.TarInfo | None:
     """Return the next header, None at the end of the archive."""
     if stream.remaining < _BLOCK_BYTES:
-        raise PackError(f"{where} is cut off in a header; make the tar again")
+        raise PackError(f"{where} is truncated in a header; create the tar again")
     try:
         block = await stream.read(_BLOCK_BYTES)
         return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape") if any(block) else None
     except (tarfile.HeaderError, ValueError) as error:
         raise PackError(
-            f"{where} is not a tar, or damaged before byte {stream.position} ({error}); a compressed one has to be "
-            "decompressed first"
+            f"{where} is not a tar, or damaged before byte {stream.position} ({error}); decompress a compressed "
+            "tar first"
         ) from None
 
 
@@ -258,7 +260,7 @@ def _size(said: int | str, where: str) -> int:
     except ValueError:
         size_bytes = -1
     if size_bytes < 0:
-        raise PackError(f"{where} has the impossible size {str(said)[:40]}; make the tar again")
+        raise PackError(f"{where} has the impossible size {str(said)[:40]}; create the tar again")
     return size_bytes
 
 
@@ -267,14 +269,16 @@ async def _extension(stream: ByteStream, header: tarfile.TarInfo, size_bytes: in
     if header.type in (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK):
         return {}  # attributes of all members and link targets are not needed
     if size_bytes > _MAX_EXTENDED_BYTES:
-        raise PackError(f"{where} has an extended header of {size_bytes} bytes; make the tar again")
+        raise PackError(f"{where} has an extended header of {size_bytes} bytes; create the tar again")
     data = await stream.read(size_bytes)
     if header.type == tarfile.GNUTYPE_LONGNAME:
         return {"path": data.partition(b"\0")[0].decode("utf-8", "surrogateescape")}
     try:
         return dict(_pax_records(data))
     except ValueError:
-        raise PackError(f"{where} has a damaged pax header before byte {stream.position}; make the tar again") from None
+        raise PackError(
+            f"{where} has a damaged pax header before byte {stream.position}; create the tar again"
+        ) from None
 
 
 def _pax_records(data: bytes) -> list[tuple[str, str]]:

@@ -222,7 +222,7 @@ def configure_rm(parser: ArgumentParser) -> None:
 async def run_rm(args: Namespace) -> int:
     """Run the command and return its exit code."""
     if not args.yes and not (sys.stdin is not None and sys.stdin.isatty()):
-        raise ConfigError("stoker rm asks before it deletes, and there is no terminal to ask at; give --yes")
+        raise ConfigError("stoker rm asks for confirmation, but there is no terminal; use --yes to delete without it")
     if links := [folder for folder in _own_folders(args.url) if folder.is_symlink()]:  # may lead to other data
         raise ConfigError(
             f"{printable(str(links[0]))} is a link to another folder, whose files would be deleted; remove the link "

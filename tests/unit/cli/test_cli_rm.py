@@ -51,7 +51,7 @@ def test_without_a_terminal_it_needs_yes(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", StringIO("y\n"))
     assert main(["rm", url]) == 2
-    assert "give --yes" in capsys.readouterr().err
+    assert "use --yes" in capsys.readouterr().err
     assert len(stoker.open(url)) == 10
     assert main(["rm", url, "--yes", "--quiet"]) == 0
     assert not Path(url).exists()

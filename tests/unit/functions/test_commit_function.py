@@ -196,7 +196,7 @@ def test_a_job_of_which_one_run_is_not_finished_commits_nothing(lacks: str) -> N
         late = place.part(await place.put(range(10, 20)), job=JOB)
         if lacks == "its end":
             await (await place.deployment().catalog(place.dataset).journal(late.run)).save(late.record())
-        with pytest.raises(PackError, match=f"1 of 2 parts of job {JOB} are not packed to their end.*{late.run}"):
+        with pytest.raises(PackError, match=f"1 of 2 parts of job {JOB} are incomplete.*{late.run}"):
             await commit(job_event(place, [done.run, late.run]), place.deployment(), plenty())
         assert await place.manifest() is None
 

@@ -386,7 +386,7 @@ def test_tasks_that_write_and_commit_at_once_lose_nothing() -> None:
             await asyncio.sleep(0)
             committing = [asyncio.create_task(packer.commit()) for _ in range(2)]
             await asyncio.sleep(0)
-            with pytest.raises(ConfigError, match="about to be"):
+            with pytest.raises(ConfigError, match="is being committed"):
                 await packer.write(numbered(1)[0])
             store.gate.set()
             await asyncio.gather(*writing)
