@@ -153,7 +153,7 @@ def test_no_run_leads_out_of_the_bucket_or_to_another_object_twice(tmp_path: Pat
     assert manifest.key(len(manifest) - 1) == f"data/{'f' * 16}/{2**32 + len(manifest) - 2}"
     refuse(folder, StoreError, "does not exist")
     told(folder, doubled)
-    refuse(folder, FormatError, "object twice")
+    refuse(folder, FormatError, "an object occurs twice")
 
 
 @pytest.mark.parametrize("version", [None, 1])
