@@ -1,1 +1,1 @@
-"""What a run costs, in dollars: pure arithmetic on figures and prices."""
+"""Costs in US dollars: pure arithmetic on usage and prices."""

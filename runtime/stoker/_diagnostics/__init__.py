@@ -1,1 +1,1 @@
-"""What is wrong between this machine, a bucket and a data set, and what to do about it."""
+"""Diagnosis of this machine, a bucket and a data set, and measurement of a bucket."""

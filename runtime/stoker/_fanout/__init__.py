@@ -1,1 +1,1 @@
-"""Many calls of functions at once; what users take of it is in :mod:`stoker.fanout`."""
+"""Concurrent calls of functions; :mod:`stoker.fanout` exports the public part."""

@@ -179,6 +179,11 @@ class FetchSize(Bounded):
     DELI's pre-fetch rule: Krichevsky, St. Louis and Guo, "Quantifying and Improving Performance of Distributed Deep
     Learning with Cloud Storage" (IC2E 2021).
 
+    Example:
+        >>> from stoker import FetchSize
+        >>> FetchSize.half_and_half(8)
+        FetchSize(fetch_size=4, threshold=4)
+
     Attributes:
         fetch_size: number of items to fetch at a time.
         threshold: number of unused items at or below which to fetch.

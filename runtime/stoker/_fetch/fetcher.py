@@ -214,7 +214,7 @@ class Fetcher:
                 self._reader.failed(fetch, error)
                 if fetch.failed_readings >= self.config.checksum_attempts:
                     raise ObjectDamagedError(
-                        f"{fetch.name} is not what was packed, its checksum always differs: {error}"
+                        f"{fetch.name} is not what was packed: its checksum always differs: {error}"
                     ) from None
                 return error
         raise error

@@ -180,7 +180,7 @@ class TierChain:
             try:
                 tier.offer(ref, data)
             except Exception as error:  # noqa: BLE001 - a tier may be a plug-in, and none may end a training run
-                self._log_fault(self._member(number, ref), "offered", ref, error)
+                self._log_fault(self._member(number, ref), "offering", ref, error)
 
     async def _permitted(self, member: _Member, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
         """Read from a tier if its breaker permits."""
@@ -273,7 +273,7 @@ class TierChain:
                 self._verify(ref, into)
         except Exception as error:  # noqa: BLE001 - a tier may be a plug-in, and none may end a training run
             if not isinstance(error, StoreError | TimeoutError):
-                self._log_fault(member, "asked for", ref, error)
+                self._log_fault(member, "reading", ref, error)
             self._counters.tier_errors[member.tier.name] += 1
             if isinstance(error, ChecksumError):
                 self._counters.checksum_failures += 1
@@ -290,7 +290,7 @@ class TierChain:
         if not member.is_faulty:
             member.is_faulty = True
             self._log.warning(
-                "the tier %s has a fault: %s %s, it raised %r; objects are read from the bucket instead (logged once)",
+                "the tier %s has a fault: %s %s raised %r; objects are read from the bucket instead (logged once)",
                 member.label,
                 doing,
                 ref.key,

@@ -1,1 +1,1 @@
-"""What the training loop waited for: object and phase of every wait, on record in bounded memory."""
+"""Traces of waits, fetches and requests: writing, reading, drawing and export."""

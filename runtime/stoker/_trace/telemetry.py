@@ -75,9 +75,9 @@ class OpenTelemetrySink:
         self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
         meter = metrics.get_meter(_SCOPE, meter_provider=meter_provider)
         self._waits = meter.create_counter("stoker.wait.time", "s", "waits of the training loop")
-        self._batches = meter.create_counter("stoker.batches", "{batch}", "batches that were yielded")
+        self._batches = meter.create_counter("stoker.batches", "{batch}", "batches yielded")
         self._fetches = meter.create_histogram("stoker.fetch.duration", "s", "time to fetch an item")
-        self._read = meter.create_counter("stoker.read", "By", "bytes that requests brought")
+        self._read = meter.create_counter("stoker.read", "By", "bytes received by requests")
         self._requests = meter.create_counter("stoker.requests", "{request}", "requests to the store")
         self._least_wait_seconds = least_wait_seconds
         self._epoch_seconds = time.time() - clock()
@@ -172,14 +172,14 @@ class PrometheusSink(Closing):
     def _create_metrics(self, registry: CollectorRegistry) -> None:
         from prometheus_client import Counter, Gauge, Histogram
 
-        waited = "Time that the training loop waited for batches, by what it waited for."
-        requests = "Requests to the store; lost ones failed, or were overtaken by a hedge."
-        tiers, ready = "Super-samples that tiers were to give.", "Items in the ring that are ready or in use."
+        waited = "Time that the training loop waited for batches, by cause."
+        requests = "Requests to the store; lost requests failed or lost to a hedge."
+        tiers, ready = "Reads of super-samples from tiers.", "Items in the ring that are ready or in use."
         fetches = "Time to fetch an item."
         self._waits = Counter("stoker_wait_seconds", waited, ["phase"], registry=registry)
-        self._batches = Counter("stoker_batches", "Batches that were yielded.", registry=registry)
+        self._batches = Counter("stoker_batches", "Batches yielded.", registry=registry)
         self._fetches = Histogram("stoker_fetch_seconds", fetches, buckets=_BUCKETS, registry=registry)
-        self._read_bytes = Counter("stoker_read_bytes", "Bytes that requests brought.", registry=registry)
+        self._read_bytes = Counter("stoker_read_bytes", "Bytes received by requests.", registry=registry)
         self._requests = Counter("stoker_requests", requests, ["outcome"], registry=registry)
         self._tiers = Counter("stoker_tier_reads", tiers, ["tier", "outcome"], registry=registry)
         self._ready = Gauge("stoker_ready_items", ready, registry=registry)
