@@ -1,4 +1,4 @@
-"""What runs inside a stateless function: handlers for any platform, and thin adapters to Lambda and Google's.
+"""Code that runs in stateless functions: handlers for any platform, and adapters to AWS Lambda and Google Cloud.
 
 The handlers are the names of :mod:`stoker_functions.aws` and :mod:`stoker_functions.gcp`; :mod:`stoker_functions.serve`
 answers requests for data sets in any program.

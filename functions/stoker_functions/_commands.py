@@ -1,4 +1,4 @@
-"""``stoker shuffle``: found by its entry point, and apart from the job, which functions import, too."""
+"""The command ``stoker shuffle``, loaded by its entry point; a separate module from the job that functions import."""
 
 from stoker.cli import Command
 

@@ -1,6 +1,6 @@
-"""An instance of a function: its handlers by their names, and what it answers over HTTP.
+"""The handlers of functions by name, and their answers over HTTP.
 
-A function imports its own handler and no other: that is most of its cold start.
+A function imports only its own handler, since imports are most of its cold start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HANDLERS = {
     "shuffle": "stoker_functions._shuffle_job.work:shuffle",
     "warm_node": "stoker_functions._warm_node:warm_node",
 }
-"""Name → module and function; events and results of these are the same everywhere."""
+"""Name → module and function; these have the same events and results on every platform."""
 
 LAMBDA_HANDLERS = {
     **HANDLERS,
@@ -38,18 +38,18 @@ LAMBDA_HANDLERS = {
     "serve": "stoker_functions.serve._service:serve_url",
     "serve_with_token": "stoker_functions.serve._service:serve_url_with_token",
 }
-"""Those of Lambda: these get a queue's messages, and requests of function URLs."""
+"""Handlers on Lambda, with those that get a queue's messages and the requests of function URLs."""
 
 GOOGLE_HANDLERS = {**HANDLERS, "ingest": "stoker_functions._ingest:ingest_object"}
-"""Those of Google's functions: these get one object at a time."""
+"""Handlers on Google Cloud, where ``ingest`` gets one object at a time."""
 
 SERVING_HANDLERS = {
     "serve": "stoker_functions.serve._service:serve_scope",
     "serve_with_token": "stoker_functions.serve._service:serve_scope_with_token",
 }
-"""Those that answer requests as ASGI words them."""
+"""Handlers of ASGI requests on Google Cloud."""
 Handler = Callable[[object, Deployment, Deadline], Awaitable[dict[str, Any]]]
-"""``await handler(event, deployment, deadline)`` returns what the caller gets, as JSON values."""
+"""``await handler(event, deployment, deadline)`` returns the caller's result, as JSON values."""
 _log = logging.getLogger("stoker_functions.hosted")
 _STATUSES: tuple[tuple[type[StokerError] | tuple[type[StokerError], ...], int], ...] = (
     (ThrottledError, 429),
@@ -66,9 +66,9 @@ def handler_of(where: str) -> Callable[..., Awaitable[Any]]:
 
 
 async def answer_request(handler: Handler, body: bytes, deployment: Deployment) -> tuple[dict[str, Any], int]:
-    """Return what a handler makes of a request's body, or what is wrong, and the HTTP status.
+    """Return a handler's result for a request's body, or the error, and the HTTP status.
 
-    The status is 400 for what can never succeed, 429 or 503 for what may if it is tried again, 500 for the rest.
+    The status is 400 for requests that can never succeed, 429 or 503 for those that may succeed later, else 500.
     """
     try:
         try:

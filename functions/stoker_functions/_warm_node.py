@@ -1,4 +1,4 @@
-"""The function that is a node of the warm tier: shards in its memory, and a connection to the proxy that calls it."""
+"""The handler of a warm-tier node: it holds shards in memory, and connects to the proxy that invokes it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from stoker_warm._node import NodeServer
 from stoker_warm._shard import ShardStore
 
 RESERVED_BYTES = 192 << 20
-"""Of an instance's memory, not for shards: the interpreter and its libraries take 45 MiB, what the allocator cannot use
-again has been up to 50 MiB with shards of 1 to 16 MB, and the rest is for what is on its way, there or back."""
+"""Part of an instance's memory that is not for shards: the interpreter and its libraries take 45 MiB, fragmentation was
+up to 50 MiB with shards of 1 to 16 MB, and the rest is for shards in transfer."""
 
 
 async def warm_node(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
-    """Be a node for as long as the proxy that sent the event wants; see :class:`~stoker_warm._events.Wake`.
+    """Serve as a node until the proxy that sent the event ends it; see :class:`~stoker_warm._events.Wake`.
 
-    What it holds and its connection stay from one invocation of an instance to the next.
+    The instance keeps its shards and its connection between invocations.
 
     Returns:
-        Which instance this is and what it holds: a :class:`~stoker_warm._events.Report`.
+        The id and the contents of the instance: a :class:`~stoker_warm._events.Report`.
 
     Raises:
-        ConfigError: the secret is missing or no secret, or there is no memory for shards.
-        EventError: the event is none of a proxy's.
-        ThrottledError: the instance serves already; a platform that gives one instance several requests at a time has
-            to be told not to.
-        StokerError: the proxy cannot be reached, or does not know the secret.
+        ConfigError: the secret is missing or not valid, or there is no memory for shards.
+        EventError: the event is not one of a proxy.
+        ThrottledError: the instance serves already; set the platform's concurrency per instance to 1.
+        StokerError: the proxy cannot be reached, or has another secret.
     """
     wake = Wake.parse(event)
     node, turn = _node(deployment)
@@ -43,7 +42,7 @@ async def warm_node(event: object, deployment: Deployment, deadline: Deadline) -
 
 
 def shelf_bytes(settings: Settings) -> int:
-    """Return how many bytes of shards an instance keeps: what was set, else its memory but for what else it needs.
+    """Return the limit of the shards of an instance in bytes: the setting, else its memory without the reserved part.
 
     Raises:
         ConfigError: there is no memory for shards.
@@ -53,14 +52,14 @@ def shelf_bytes(settings: Settings) -> int:
         limit_bytes = settings.warm_shelf_bytes
     if limit_bytes <= 0:
         raise ConfigError(
-            f"a node with {format_bytes(settings.memory_bytes)} of memory has no room for shards, for "
-            f"{format_bytes(RESERVED_BYTES)} of it are the program's; give the function more"
+            f"a node with {format_bytes(settings.memory_bytes)} of memory has no room for shards, since the program "
+            f"takes {format_bytes(RESERVED_BYTES)}; give the function more memory"
         )
     return limit_bytes
 
 
 @cache
 def _node(deployment: Deployment) -> tuple[NodeServer, asyncio.Lock]:
-    """Return the node of a deployment, of which an instance has one, and whose turn it is."""
+    """Return the node of a deployment, of which an instance has one, and the lock of its current invocation."""
     settings = deployment.settings
     return NodeServer(ShardStore(shelf_bytes(settings)), Secret.parse(settings.warm_secret)), asyncio.Lock()

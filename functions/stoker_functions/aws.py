@@ -1,4 +1,4 @@
-"""AWS Lambda: ``stoker_functions.aws.NAME`` is the handler of a function, which imports nothing for the others."""
+"""AWS Lambda: ``stoker_functions.aws.NAME`` is the handler of a function, and imports nothing for other handlers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = [*LAMBDA_HANDLERS]
 
 @cache
 def _instance() -> tuple[Deployment, asyncio.Runner]:
-    """Return what lasts from one invocation to the next: the connections, and their event loop."""
+    """Return the deployment and the event loop of this instance, which are kept between invocations."""
     return Deployment(Settings.from_environment()), asyncio.Runner()
 
 
@@ -31,5 +31,5 @@ def _invoke(handler: Callable[..., Awaitable[Any]], event: Any, context: Any) ->
 
 def __getattr__(name: str) -> Callable[[Any, Any], Any]:
     if name not in LAMBDA_HANDLERS:
-        raise AttributeError(f"there is no function {name!r}")
+        raise AttributeError(f"stoker_functions.aws has no handler {name!r}; it has {', '.join(LAMBDA_HANDLERS)}")
     return partial(_invoke, handler_of(LAMBDA_HANDLERS[name]))

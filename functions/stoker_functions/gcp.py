@@ -1,4 +1,4 @@
-"""Google Cloud Functions and Cloud Run: NAME of this module is the target of ``functions-framework --asgi``."""
+"""Google Cloud Functions and Cloud Run: a name of this module is the target of ``functions-framework --asgi``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _deployment = cache(lambda: Deployment(Settings.from_environment()))
 def __getattr__(name: str) -> Callable[[Any], Any]:
     handlers = {**GOOGLE_HANDLERS, **SERVING_HANDLERS}
     if name not in handlers:
-        raise AttributeError(f"there is no function {name!r}")
+        raise AttributeError(f"stoker_functions.gcp has no handler {name!r}; it has {', '.join(handlers)}")
     handler = handler_of(handlers[name])
 
     async def invoke(request: Any) -> Any:

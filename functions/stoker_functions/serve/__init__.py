@@ -1,6 +1,11 @@
 """Data sets over HTTP: manifests, super-samples and batches for clients without bucket credentials.
 
-What the platforms call is in :mod:`stoker_functions.aws` and :mod:`stoker_functions.gcp`.
+The platforms' handlers are in :mod:`stoker_functions.aws` and :mod:`stoker_functions.gcp`. Any ASGI server can serve:
+
+Example:
+    >>> config = ServeConfig(datasets={"train": "s3://bucket/train"})
+    >>> service = Service(config, stoker.open_store)
+    >>> app = asgi_app(service.answer)  # uvicorn module:app
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Answers: an object of the bucket, or a range of one, as its bytes or where to read them; or a batch.
+"""Answers to requests: an object of the bucket or a range of it, a redirect to it, or a batch.
 
-A batch is samples of an epoch, from wherever they lie, as one super-sample file. The data sets of a service keep their
-manifests while there is room, and what reads their samples.
+A batch has consecutive samples of an epoch, read from several super-samples, as one super-sample file. A service keeps
+manifests of its data sets within a memory limit, and a reader of samples.
 """
 
 from __future__ import annotations
@@ -41,30 +41,35 @@ from stoker_functions.serve._messages import Ask, Refusal, Request, Response, as
 _log = logging.getLogger("stoker_functions.serve.objects")
 
 LAMBDA_ANSWER_BYTES = 4_500_000
-"""Of 6 MB that Lambda sends, which base64 fills by four bytes for three."""
+"""Largest body on Lambda: its limit of 6 MB holds for base64, which takes four bytes for three."""
 
 GOOGLE_ANSWER_BYTES = 31 << 20
-"""Of 32 MiB that Cloud Run sends unless it is streamed."""
+"""Largest body on Cloud Run, whose limit is 32 MiB unless the response is streamed."""
 
-_HEADER_BYTES = 2048  # rounded up, without what depends on the columns
-_HEADER_BYTES_OF_COLUMN = 256  # two tensors' types, shapes and offsets
-_HEADER_SHARE_OF_SCHEMA = 4  # it stands there in quotes, and the names in it once or twice more
+_HEADER_BYTES = 2048  # rounded up, without the parts that depend on the columns
+_HEADER_BYTES_OF_COLUMN = 256  # types, shapes and offsets of two tensors
+_HEADER_SHARE_OF_SCHEMA = 4  # the header has the quoted schema, and its names once or twice more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig(Bounded):
-    """Settings of a service.
+    """Settings of a :class:`Service`.
 
     Attributes:
-        datasets: name → URL: what is served.
-        token_keys: that clients' tokens are checked with; None accepts no token.
-        answer_bytes: the largest body that the platform sends.
-        redirect_seconds: that a signed URL to a larger one holds; only its request must begin within.
-        answer_seconds: after which a request is put off rather than left to the platform's time limit.
-        memory_bytes: for what is kept between requests, and what batches are read with.
+        datasets: name → URL of each data set that is served.
+        token_keys: keys that check the clients' tokens; default None, which accepts no token.
+        answer_bytes: size of the largest body that the platform sends; default 4.5 MB, for Lambda.
+        redirect_seconds: validity of the signed URL of a larger object; the client's request must begin within it.
+            Default 60.
+        answer_seconds: time limit of a request, after which the client gets 503; less than the platform's limit.
+            Default 25.
+        memory_bytes: memory for manifests, which are kept between requests, and for reading batches; default 128 MiB.
 
     Raises:
         ConfigError: a value is out of range.
+
+    Example:
+        >>> ServeConfig(datasets={"train": "s3://bucket/train"}, token_keys=TokenKeys.parse(keys))
     """
 
     datasets: Mapping[str, str]
@@ -77,45 +82,45 @@ class ServeConfig(Bounded):
     def __post_init__(self) -> None:
         for name in self.datasets:
             if not DATASET_NAME.fullmatch(name):
-                raise ConfigError(f"the name {name[:80]!r} of a data set that is served is not {DATASET_NAME.pattern}")
+                raise ConfigError(f"the name {name[:80]!r} of a served data set does not match {DATASET_NAME.pattern}")
         Bounded.__post_init__(self)  # super() does not know a class with slots
 
 
 def caching(*, pinned: bool) -> dict[str, str]:
-    """Return how long an answer may be kept: for good by the client itself if its version is said, else to compare."""
+    """Return the Cache-Control header: clients keep answers of a pinned version for ever, and revalidate others."""
     return {"Cache-Control": "private, max-age=31536000, immutable" if pinned else "private, no-cache"}
 
 
-# Waiting is billed here: clients are told when to try again. Only a batch, of many reads, tries some of them again.
+# Waiting in a function is billed, so the client retries. Only a batch, which needs many reads, retries some of them.
 _ONCE = RetryPolicy(attempts=1)
 _FETCHES = FetchConfig(deadline_seconds=20.0, attempts=6, attempt_seconds=8.0, hedge=False)
 
 
 class Shelf:
-    """One data set, on one event loop.
+    """One data set of a service, on one event loop.
 
     Args:
-        store: where it is.
-        config: how much is sent at a time.
-        manifest_bytes: of manifests that may be kept; the one used last always is.
+        store: store of the data set.
+        config: settings of the service.
+        manifest_bytes: limit of the manifests that are kept; the one used last is always kept.
 
     Attributes:
-        store: the same, without retries.
+        store: store of the data set, without retries.
     """
 
     def __init__(self, store: Store, config: ServeConfig, manifest_bytes: int) -> None:
         self.store = RetryingStore(store, _ONCE)
         self._config, self._manifest_bytes = config, manifest_bytes
         self._manifests: OrderedDict[int, Manifest] = OrderedDict()
-        self._newest = "", 0  # the pointer's tag, and the version that it stood for
+        self._newest = "", 0  # tag of the pointer object, and the version that it named
         self._reading = asyncio.Lock()
 
     async def manifest(self, version: int | None) -> Manifest:
-        """Return a version, or the one that is newest at the time of the call; of many that ask, one reads.
+        """Return a version of the manifest, or the newest one at the time of the call; concurrent calls read it once.
 
         Raises:
             NotFoundError: there is no such version, or no data set.
-            StoreError: it could not be had.
+            StoreError: the manifest could not be read.
         """
         tag = "" if version else await self._pointer_tag()
         if (known := self._known(version, tag)) is not None:
@@ -131,12 +136,13 @@ class Shelf:
 
     @asynccontextmanager
     async def telling_what_is_missing(self) -> AsyncIterator[None]:
-        """Do what needs a version of the manifest that may not exist.
+        """Run a block that reads a version of the manifest, and turn a denial of a missing one into NotFoundError.
 
-        Who may not list a bucket is denied what does not exist; who may read the pointer may read every version.
+        Without the right to list a bucket, reading a missing object is denied; but whoever may read the pointer may
+        read every version.
 
         Raises:
-            NotFoundError: it does not exist.
+            NotFoundError: the version does not exist.
         """
         try:
             yield
@@ -145,14 +151,14 @@ class Shelf:
             raise NotFoundError(f"{self.store.url} has no such version of the manifest") from None
 
     async def _pointer_tag(self) -> str:
-        """Return the tag of the newest manifest, empty if a commit was cut off before it wrote the first one."""
+        """Return the tag of the pointer to the newest manifest; empty if the first commit was interrupted."""
         try:
             return (await self.store.head(POINTER_KEY)).tag
         except NotFoundError:
             return ""
 
     def _known(self, version: int | None, tag: str) -> Manifest | None:
-        """Return a version that is kept; for None, the newest one, if the pointer has the tag still."""
+        """Return a version that is kept; for None, the newest one if the pointer still has this tag."""
         if version is None:
             version = self._newest[1] if tag and tag == self._newest[0] else 0
         found = self._manifests.get(version)
@@ -174,17 +180,19 @@ class Shelf:
     ) -> Response:
         """Return the response to a request for an object.
 
-        A copied bucket has other tags than the manifest: it is asked for them then, and before anybody is sent there.
+        In a copied bucket, tags differ from those in the manifest: then, and before a redirect, the bucket is asked for
+        the tag.
 
         Args:
-            request: what is asked.
-            key: of the object.
-            headers: more headers of its responses.
-            pinned: what the manifest says of it, if it does; then it is read without asking for its tag first.
+            request: the request.
+            key: key of the object.
+            headers: more headers of the response.
+            pinned: size, tag and checksum in the manifest, if it has the object; then no HEAD request comes first.
 
         Raises:
-            Refusal: a condition does not hold, the range is none, or the answer is too large and cannot be redirected.
-            StoreError: the object could not be had.
+            Refusal: a condition does not hold, the range is not valid, or the answer is too large and cannot be
+                redirected.
+            StoreError: the object could not be read.
         """
         if pinned is not None and pinned.tag and request.method != "HEAD":
             info = ObjectInfo(key=key, size_bytes=pinned.size_bytes, tag=pinned.tag)
@@ -213,11 +221,13 @@ class Shelf:
         if asked is not None:
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{info.size_bytes}"
         elif pinned is not None and crc32c(body) != pinned.crc32c:
-            raise ChecksumError(f"{self.store.url}/{info.key} is not what was packed: its checksum differs")
+            raise ChecksumError(
+                f"{self.store.url}/{info.key} is damaged: its CRC-32C differs from the manifest's; run 'stoker verify'"
+            )
         return Response(status=200 if asked is None else 206, headers=headers, body=body)
 
     async def _redirect(self, info: ObjectInfo, wanted_bytes: int) -> Response:
-        """Send the client to the bucket, with the right to read this object for a short time."""
+        """Return a redirect to a signed URL, which lets the client read this object for a short time."""
         signer = self.store.wrapped
         try:
             if not isinstance(signer, Presigner):
@@ -226,7 +236,7 @@ class Shelf:
         except CredentialsError as error:
             _log.warning("an answer of %d bytes cannot be redirected: %s", wanted_bytes, error)
             limit = f"the answer has {wanted_bytes} bytes, and one request gets at most {self._config.answer_bytes}"
-            raise Refusal(413, "too-large", f"{limit}: ask for ranges") from None
+            raise Refusal(413, "too-large", f"{limit}: request ranges") from None
         return Response(status=307, headers={"Location": url, "ETag": f'"{info.tag}"', "Cache-Control": "no-store"})
 
 
@@ -234,26 +244,30 @@ class Library:
     """All data sets of a service, on one event loop.
 
     Args:
-        config: what is served; of its memory a quarter is for manifests, in equal parts for each data set, the rest to
-            read samples with.
-        store: opens the store at a URL, or returns the one that is open.
+        config: settings of the service; a quarter of its memory is for manifests, in equal parts for each data set, and
+            the rest for reading samples.
+        store: function from the URL of a data set to its open store.
     """
 
     def __init__(self, config: ServeConfig, store: Callable[[str], Store]) -> None:
         self._config, self._store = config, store
         self._shelves: dict[str, Shelf] = {}
         self._reader: tuple[str, int, SampleReader] | None = None
-        self._lent = 0  # to how many, at this time
+        self._lent = 0  # number of requests that use the reader
         self._is_free = asyncio.Event()
         self._is_free.set()
         self._turn = asyncio.Lock()
 
     async def answer(self, ask: Ask, request: Request) -> Response:
-        """Return the response to a request for what it asks.
+        """Return the response to a request.
+
+        Args:
+            ask: the parsed request.
+            request: the request itself, for its method and headers.
 
         Raises:
-            Refusal: there is no such thing, a condition does not hold, or the answer is too large.
-            StoreError: it could not be had.
+            Refusal: the object does not exist, a condition does not hold, or the answer is too large.
+            StoreError: the object could not be read.
         """
         shelf, version = self._shelf(ask.dataset), ask.version
         headers = caching(pinned=version is not None)
@@ -283,7 +297,7 @@ class Library:
 
     def _shelf(self, name: str) -> Shelf:
         if name not in self._config.datasets:
-            raise Refusal(404, "no-such-dataset", "there is no data set of that name here")
+            raise Refusal(404, "no-such-dataset", "this service has no data set of that name")
         if name not in self._shelves:
             manifest_bytes = self._config.memory_bytes // (4 * len(self._config.datasets))
             self._shelves[name] = Shelf(self._store(self._config.datasets[name]), self._config, manifest_bytes)
@@ -291,10 +305,10 @@ class Library:
 
     @asynccontextmanager
     async def _reading(self, name: str, manifest: Manifest) -> AsyncIterator[SampleReader]:
-        """Lend what reads samples of a version of a data set; it is kept with its heads until another is wanted.
+        """Lend the reader of a version of a data set, which is kept with its heads until another one is needed.
 
-        A reader may take all the memory, so there is one at a time, for any number of readings at once. Who wants
-        another waits until it is free, and who comes later waits behind him.
+        A reader may take all the memory, so there is one at a time, which several requests may use. A request that
+        needs another one waits until the reader is free, and later requests wait behind it.
 
         Raises:
             BudgetError: the memory is too small.
@@ -320,7 +334,7 @@ class Library:
 
 
 def batch_id(manifest: Manifest, ask: Ask) -> str:
-    """Return what stands for the bytes of a batch: 32 hexadecimal digits, the same for the same bytes."""
+    """Return the identity of a batch: 32 hexadecimal digits, equal for equal bytes."""
     order = ask.order
     said = (
         FORMAT,
@@ -333,13 +347,13 @@ def batch_id(manifest: Manifest, ask: Ask) -> str:
 
 
 async def read_batch(manifest: Manifest, reader: SampleReader, ask: Ask, limit_bytes: int) -> bytes:
-    """Return a batch as a safetensors file with the columns of the data set; an epoch's last may have fewer samples.
+    """Return a batch as a safetensors file with all columns; the last batch of an epoch may have fewer samples.
 
-    No more is read than would fit: about as many samples at a time as fit if they are like the others.
+    Samples are read in groups that fit if they have the average size, so that little is read beyond the limit.
 
     Raises:
-        Refusal: the file would have more than ``limit_bytes``; says what fits.
-        StoreError: samples could not be had.
+        Refusal: the file would have more than ``limit_bytes``; the message has the batch size that fits.
+        StoreError: samples could not be read.
     """
     order = Order(manifest.rows.samples, ask.order, ask.epoch)
     samples = order.at(ask.number, min(ask.number + ask.size, order.samples))
@@ -358,12 +372,12 @@ async def read_batch(manifest: Manifest, reader: SampleReader, ask: Ask, limit_b
 
 
 def _header_bytes(schema: Schema) -> int:
-    """Return what a file has before its data, at most."""
+    """Return the maximum size of a file's header."""
     named_bytes = _HEADER_BYTES_OF_COLUMN * len(schema) + _HEADER_SHARE_OF_SCHEMA * len(schema.to_json())
     return _HEADER_BYTES + named_bytes
 
 
 def _advice(fitting: int, limit_bytes: int) -> str:
     if not fitting:
-        return f"the first sample alone has more than the {limit_bytes} bytes of an answer: read its super-sample"
-    return f"the batch has more than the {limit_bytes} bytes of an answer; size={fitting} fits at this position"
+        return f"the first sample alone is larger than an answer of {limit_bytes} bytes: read its super-sample"
+    return f"the batch is larger than an answer of {limit_bytes} bytes; size={fitting} fits at this position"

@@ -1,13 +1,12 @@
-"""Requests, responses and refusals, how Lambda's function URLs and ASGI word them, and what a request asks for.
+"""Requests, responses and HTTP errors, their form in Lambda's function URLs and ASGI, and the parsing of requests.
 
-functions-framework gives a function Starlette's request, whose ``scope`` is ASGI's, and calls what the function returns
-as an ASGI application, as uvicorn and its like do.
+functions-framework passes a function Starlette's request, whose ``scope`` is that of ASGI, and calls the function's
+result as an ASGI application, as uvicorn does.
 
 ASGI: https://asgi.readthedocs.io/en/latest/specs/www.html
 
-A request is read strictly: every part has one spelling, and anything else is refused. Nothing is percent-decoded: names
-and numbers need no escapes, so what has one means nothing here. What comes out are names and numbers within bounds,
-never a part of an object's key.
+Parsing is strict: each part has one spelling, and anything else is refused. Nothing is percent-decoded, since valid
+names and numbers need no escapes. The results are names and numbers within bounds, never a part of an object's key.
 
 Conditional and ranged requests are those of RFC 9110, sections 13 and 14, for objects that have an entity tag and no
 date.
@@ -44,13 +43,16 @@ AsgiApp = Callable[[Message, Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a client asks.
+    """An HTTP request.
 
     Attributes:
-        method: of HTTP.
-        path: as it was sent, or as the platform has decoded it; nothing here decodes it (again).
-        query: as it was sent, without the question mark.
-        headers: names in small letters; values of repeated ones joined by commas.
+        method: HTTP method.
+        path: path as the client sent it or the platform decoded it; it is not decoded (again) here.
+        query: query as the client sent it, without the question mark; default empty.
+        headers: lower-case header name → value; values of repeated headers are joined by commas. Default empty.
+
+    Example:
+        >>> response = await service.answer(Request(method="GET", path="/v1/train/manifest"))
     """
 
     method: str
@@ -61,15 +63,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """What a client is answered. Every response carries headers that keep browsers from making more of it.
+    """An HTTP response. Each response gets security headers, so that browsers neither run nor embed it.
 
     Attributes:
-        status: of HTTP.
-        headers: by their usual names; ``Content-Length`` only where it is not the body's.
-        body: as it is.
+        status: HTTP status.
+        headers: header name → value; ``Content-Length`` only if it differs from the length of the body.
+        body: bytes of the body; default empty.
 
     Raises:
-        ValueError: a header has what HTTP cannot carry.
+        ValueError: a header has characters that HTTP does not allow.
     """
 
     status: int
@@ -79,17 +81,20 @@ class Response:
     def __post_init__(self) -> None:
         for name, value in self.headers.items():
             if not _HEADER_NAME.fullmatch(name) or not value.isascii() or not value.isprintable():
-                raise ValueError(f"a response cannot have the header {name!r} as it is")
+                raise ValueError(f"the header {name!r} of a response has characters that HTTP does not allow")
         object.__setattr__(self, "headers", {**_SECURITY_HEADERS, **self.headers})
 
 
 class Refusal(StokerError):  # noqa: N818 - an answer, not a failure
-    """A request that is answered with an error: ``{"error": code, "message": text}``.
+    """An HTTP error response with the body ``{"error": code, "message": text}``.
 
     Attributes:
-        status: of HTTP.
-        code: for programs.
-        headers: more headers of the response.
+        status: HTTP status.
+        code: error code for programs, such as ``"not-found"``.
+        headers: more headers of the response; default none.
+
+    Example:
+        >>> raise Refusal(404, "not-found", "there is no such data set")
     """
 
     def __init__(self, status: int, code: str, message: str, *, headers: Mapping[str, str] | None = None) -> None:
@@ -99,7 +104,11 @@ class Refusal(StokerError):  # noqa: N818 - an answer, not a failure
         self.headers = headers or {}
 
     def response(self, *, with_body: bool = True) -> Response:
-        """Return what the client is told; without the body to who asks with HEAD."""
+        """Return the response.
+
+        Args:
+            with_body: whether to send the body; False answers a HEAD request with the length of the body.
+        """
         body = json.dumps({"error": self.code, "message": str(self)}).encode()
         headers = {"Cache-Control": "no-store", "Content-Type": "application/json", **self.headers}
         if not with_body:
@@ -108,10 +117,13 @@ class Refusal(StokerError):  # noqa: N818 - an answer, not a failure
 
 
 def from_lambda_url(event: Mapping[str, Any]) -> Request:
-    """Return the request in an event.
+    """Return the request in an event of a Lambda function URL or an HTTP API.
+
+    Args:
+        event: event of payload format 2.0.
 
     Raises:
-        EventError: it is no event of payload format 2.0.
+        EventError: ``event`` is not such an event.
     """
     try:
         method, path = event["requestContext"]["http"]["method"], event["rawPath"]
@@ -120,13 +132,13 @@ def from_lambda_url(event: Mapping[str, Any]) -> Request:
     except (LookupError, TypeError, ValueError, AttributeError):
         is_known = False
     if not is_known or not all(isinstance(text, str) for text in (method, path, query, *headers, *headers.values())):
-        raise EventError("the event is no request of payload format 2.0, as function URLs and HTTP APIs send them")
+        raise EventError("the event is not a request of payload format 2.0, which function URLs and HTTP APIs send")
     named = {name.lower(): value for name, value in headers.items()}
     return Request(method=method, path=path, query=query, headers=named)
 
 
 def to_lambda_url(response: Response) -> dict[str, Any]:
-    """Return a response as what the function has to return; the body in base64, since it is bytes."""
+    """Return a response in the form that a Lambda function returns, with the body in base64."""
     return {
         "statusCode": response.status,
         "headers": {name.lower(): value for name, value in response.headers.items()},
@@ -136,7 +148,7 @@ def to_lambda_url(response: Response) -> dict[str, Any]:
 
 
 def from_asgi(scope: MutableMapping[str, Any]) -> Request:
-    """Return the request in a scope of type ``http``: its path as it was sent, where the server tells."""
+    """Return the request of an ASGI scope of type ``http``; the path is the raw one if the server passes it."""
     headers: dict[str, str] = {}
     for name, value in scope.get("headers", ()):
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
@@ -151,13 +163,13 @@ def from_asgi(scope: MutableMapping[str, Any]) -> Request:
 
 
 def to_asgi(response: Response) -> AsgiApp:
-    """Return an ASGI application that gives this response, whatever is asked.
+    """Return an ASGI application that answers every request with this response.
 
-    Its body is copied in pieces, each when the server takes it.
+    The body is copied in pieces of 256 KiB, each when the server is ready for it.
     """
 
     async def app(_scope: Message, _receive: Receive, send: Send) -> None:
-        # The length beside 304 would be that of what the client has (RFC 9110, section 8.6), which is not looked up.
+        # With status 304 the length would be that of the whole object (RFC 9110, section 8.6), which is unknown here.
         length = {} if response.status == 304 else {"Content-Length": str(len(response.body))}
         named = {**length, **response.headers}
         headers = [(name.lower().encode(), value.encode()) for name, value in named.items()]
@@ -171,7 +183,14 @@ def to_asgi(response: Response) -> AsgiApp:
 
 
 def asgi_app(answer: Callable[[Request], Awaitable[Response]]) -> AsgiApp:
-    """Return an ASGI application that answers requests, for a server of one's own."""
+    """Return an ASGI application for your own server.
+
+    Args:
+        answer: asynchronous function from a request to its response, such as :meth:`Service.answer`.
+
+    Example:
+        >>> app = asgi_app(service.answer_with_token)  # uvicorn module:app
+    """
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -182,7 +201,7 @@ def asgi_app(answer: Callable[[Request], Awaitable[Response]]) -> AsgiApp:
         elif scope["type"] == "http":
             await to_asgi(await answer(from_asgi(scope)))(scope, receive, send)
         else:
-            raise ValueError(f"there is no answer to ASGI's {scope['type']!r}")
+            raise ValueError(f"ASGI scopes of type {scope['type']!r} are not supported, only http and lifespan")
 
     return app
 
@@ -201,7 +220,7 @@ _NUMBERS: Mapping[str, tuple[int, int]] = {
     "window": (1, MAX_WINDOW),
     "lanes": (1, MAX_LANES),
 }
-"""Parameter → the least and the most that it may be."""
+"""Parameter → its minimum and maximum."""
 _OF_ORDER = ("seed", "shuffle", "window", "lanes")
 _TAG = r'(?:W/)?"[\x21\x23-\x7e]*"'
 _TAGS = re.compile(rf"\*|{_TAG}(?:[ \t]*,[ \t]*{_TAG}){{0,31}}", re.ASCII)
@@ -210,16 +229,16 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What is asked of a data set.
+    """A parsed request for a part of a data set.
 
     Attributes:
-        dataset: its name.
-        what: its ``manifest``, one of its ``super-samples``, or one of the ``batches`` of an epoch.
-        number: of the super-sample in the manifest, or of the batch's first position in the epoch.
-        version: of its manifest; None is the newest.
-        size: samples of the batch.
-        epoch: from 0.
-        order: of the epoch.
+        dataset: name of the data set.
+        what: ``manifest``, ``super-samples`` or ``batches``: the manifest, one super-sample, or a batch of an epoch.
+        number: number of the super-sample in the manifest, or position of the batch's first sample in the epoch.
+        version: version of the manifest, None for the newest.
+        size: number of samples of the batch.
+        epoch: number of the epoch, from 0.
+        order: order of the epoch.
     """
 
     dataset: str
@@ -232,11 +251,11 @@ class Ask:
 
 
 def parse(request: Request) -> Ask:
-    """Return what a request asks for.
+    """Parse a request.
 
     Raises:
-        Refusal: the method is another than GET and HEAD (405), the URL is too long (414), there is nothing at the path
-            (404), or a parameter is unknown, repeated, missing or out of bounds (400).
+        Refusal: the method is not GET or HEAD (405), the URL is too long (414), the path is unknown (404), or a
+            parameter is unknown, repeated, missing or out of bounds (400).
     """
     if request.method not in ("GET", "HEAD"):
         raise Refusal(405, "method-not-allowed", "only GET and HEAD are answered", headers={"Allow": "GET, HEAD"})
@@ -245,18 +264,18 @@ def parse(request: Request) -> Ask:
     match = _PATH.fullmatch(request.path)
     if match is None or (match[2] == "manifest") != (match[3] is None):
         raise Refusal(
-            404, "not-found", "there is /v1/NAME/manifest, /v1/NAME/super-samples/NUMBER and /v1/NAME/batches/POSITION"
+            404, "not-found", "paths are /v1/NAME/manifest, /v1/NAME/super-samples/NUMBER and /v1/NAME/batches/POSITION"
         )
     what = match[2]
     given = _parameters(request.query, (*_NUMBERS, "shuffle") if what == "batches" else ("version",))
     if what == "batches" and "size" not in given:
-        raise Refusal(400, "bad-parameter", "size is missing: how many samples the batch is to have")
+        raise Refusal(400, "bad-parameter", "the parameter size is missing: the number of samples of the batch")
     order = OrderConfig(**{name: given.pop(name) for name in _OF_ORDER if name in given})
     return Ask(dataset=match[1], what=what, number=int(match[3] or 0), order=order, **given)
 
 
 def _parameters(query: str, known: Sequence[str]) -> dict[str, Any]:
-    """Return the parameters of a query by name, numbers as such."""
+    """Return the parameters of a query by name, with numbers as integers."""
     found: dict[str, Any] = {}
     for pair in query.split("&") if query else ():
         name, _, text = pair.partition("=")
@@ -280,27 +299,32 @@ def _number(name: str, text: str) -> int:
 
 
 def is_unchanged(headers: Mapping[str, str], etag: str) -> bool:
-    """Return whether the client has the object already, so that 304 answers it.
+    """Return whether the client has the object already, so that the answer is 304.
 
     Args:
-        headers: of the request.
-        etag: of the object, strong and in quotes.
+        headers: headers of the request.
+        etag: entity tag of the object, strong and in quotes.
 
     Raises:
-        Refusal: the object is not the one that is wanted (412), or a condition is malformed (400).
+        Refusal: the object does not match ``If-Match`` (412), or a condition is malformed (400).
     """
     wanted = _tags(headers, "if-match")
     if wanted is not None and "*" not in wanted and etag not in wanted:
-        raise Refusal(412, "changed", "the object has another tag than If-Match wants", headers={"ETag": etag})
+        raise Refusal(412, "changed", "the object's tag does not match If-Match", headers={"ETag": etag})
     known = _tags(headers, "if-none-match")
     return known is not None and ("*" in known or etag in {tag.removeprefix("W/") for tag in known})
 
 
 def asked_range(headers: Mapping[str, str], size_bytes: int, etag: str) -> tuple[int, int] | None:
-    """Return the bytes ``[start, end)`` that a request is for, None if it is for all of them.
+    """Return the byte range ``[start, end)`` of a request, None for the whole object.
+
+    Args:
+        headers: headers of the request.
+        size_bytes: size of the object.
+        etag: entity tag of the object, strong and in quotes.
 
     Raises:
-        Refusal: it is for bytes beyond the object's end, for several ranges, or malformed (416).
+        Refusal: the range is beyond the object's end, has several parts, or is malformed (416).
     """
     text = headers.get("range")
     if text is None or not text.startswith("bytes=") or headers.get("if-range", etag) != etag:
@@ -311,7 +335,7 @@ def asked_range(headers: Mapping[str, str], size_bytes: int, etag: str) -> tuple
         raise Refusal(
             416,
             "bad-range",
-            f"one range within the {size_bytes} bytes can be had: bytes=FIRST-LAST, bytes=FIRST- or bytes=-COUNT",
+            f"give one range within the {size_bytes} bytes: bytes=FIRST-LAST, bytes=FIRST- or bytes=-COUNT",
             headers={"Content-Range": f"bytes */{size_bytes}", "ETag": etag},
         )
     return span

@@ -1,4 +1,4 @@
-"""From a request to its response, whatever happens on the way; and the handlers that platforms call for it."""
+"""The service that turns requests into responses, also after errors, and the handlers that platforms call."""
 
 from __future__ import annotations
 
@@ -47,18 +47,23 @@ _log = logging.getLogger("stoker_functions.serve.service")
 _BEARER = re.compile(r"[Bb]earer +([A-Za-z0-9._-]{1,10000})", re.ASCII)
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="stoker"'}
 
-_RESERVED_SECONDS = 1.0  # to tell the client that it should try again
+_RESERVED_SECONDS = 1.0  # time to send the client an error before the platform ends the invocation
 
 
 class Service:
-    """Answers requests for the data sets of a deployment. Made once per instance; nothing is read before the first.
+    """Answers requests for the data sets of a deployment.
+
+    Construct it once per instance; it reads nothing before the first request. Answers may be cancelled.
 
     Args:
-        config: what is served, and how much at a time.
-        store: opens the store of a data set by its URL, or returns the one that is open; who gives it, closes it.
-        clock: POSIX time, for tokens.
+        config: data sets and limits.
+        store: function from the URL of a data set to its open store, which the caller closes.
+        clock: function that returns POSIX time in seconds, for the expiry of tokens.
 
-    Cancelling an answer leaves nothing behind.
+    Example:
+        >>> config = ServeConfig(datasets={"train": "s3://bucket/train"})
+        >>> service = Service(config, stoker.open_store)
+        >>> response = await service.answer(Request(method="GET", path="/v1/train/manifest"))
     """
 
     def __init__(
@@ -68,20 +73,25 @@ class Service:
         self._library = PerLoop(lambda: Library(config, store))
 
     async def answer(self, request: Request, seconds: float = math.inf) -> Response:
-        """Return the response to a request of somebody whom the platform has let in.
+        """Return the response to a request that the platform has authenticated.
 
         Args:
-            request: what is asked.
-            seconds: that there are left for it.
+            request: the request.
+            seconds: time limit of the answer; default ``answer_seconds`` of the config.
         """
         return await self._answered(request, seconds, token_is_needed=False)
 
     async def answer_with_token(self, request: Request, seconds: float = math.inf) -> Response:
-        """Return the response to a request, which must carry a token of ours for the data set."""
+        """Return the response to a request, which must have a bearer token for the data set.
+
+        Args:
+            request: the request.
+            seconds: time limit of the answer; default ``answer_seconds`` of the config.
+        """
         return await self._answered(request, seconds, token_is_needed=True)
 
     async def _answered(self, request: Request, seconds: float, *, token_is_needed: bool) -> Response:
-        """Turn what goes wrong into a response; what nobody foresaw is left to the platform."""
+        """Return the response, also to errors of stoker; other exceptions go up to the platform."""
         seconds = min(seconds, self._config.answer_seconds)
         try:
             allowed = self._datasets_of(request) if token_is_needed else None
@@ -97,9 +107,9 @@ class Service:
         return refusal.response(with_body=request.method != "HEAD")
 
     def _datasets_of(self, request: Request) -> tuple[str, ...]:
-        """Return what a request's token is for."""
+        """Return the names of the data sets that a request's token is for."""
         if self._config.token_keys is None:
-            raise ConfigError("requests with a token are served, and STOKER_TOKEN_KEYS is not set")
+            raise ConfigError("this function checks tokens, and STOKER_TOKEN_KEYS is not set: set it to the keys")
         match = _BEARER.fullmatch(request.headers.get("authorization", ""))
         try:
             return self._config.token_keys.verify(match[1] if match else "", self._clock()).datasets
@@ -108,34 +118,34 @@ class Service:
 
 
 def _refusal_of(error: StokerError) -> Refusal:
-    """Return what a client is told of an error: what it can do, and nothing of what lies behind the service."""
+    """Return the HTTP error for an error: it tells the client what to do, and nothing about the bucket."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, NotFoundError):
         return Refusal(404, "not-found", "the data set has no such version or object")
     if isinstance(error, TransientError | FetchError | ObjectChangedError):
-        _log.warning("a request was put off: %s", error)
+        _log.warning("a request got 503 and will be tried again: %s", error)
         wanted_seconds = error.retry_after_seconds if isinstance(error, TransientError) else None
         headers = {"Retry-After": str(min(60, max(1, math.ceil(wanted_seconds or 0))))}
-        return Refusal(503, "unavailable", "the bucket does not answer as it should; try again", headers=headers)
+        return Refusal(503, "unavailable", "the bucket did not answer in time, or failed; try again", headers=headers)
     _log.error("a request failed: %s: %s", type(error).__name__, error)
     return Refusal(500, "failed", "the request could not be answered; the function's log says why")
 
 
 async def serve_url(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
-    """Answer a request to a Lambda function URL that the platform has let through.
+    """Answer a request to a Lambda function URL that the platform has authenticated.
 
     Raises:
-        EventError: the event is no request.
+        EventError: the event is not a request.
     """
     return await _serve_url(_service(deployment, LAMBDA_ANSWER_BYTES).answer, event, deadline)
 
 
 async def serve_url_with_token(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
-    """Answer a request to a Lambda function URL that anybody may call, if it has a token of ours.
+    """Answer a request to a public Lambda function URL, if it has a valid token.
 
     Raises:
-        EventError: the event is no request.
+        EventError: the event is not a request.
     """
     return await _serve_url(_service(deployment, LAMBDA_ANSWER_BYTES).answer_with_token, event, deadline)
 
@@ -148,17 +158,17 @@ async def _serve_url(
 
 
 async def serve_scope(scope: MutableMapping[str, Any], deployment: Deployment) -> AsgiApp:
-    """Answer an ASGI request that the platform has let through."""
+    """Answer an ASGI request that the platform has authenticated."""
     return to_asgi(await _service(deployment, GOOGLE_ANSWER_BYTES).answer(from_asgi(scope)))
 
 
 async def serve_scope_with_token(scope: MutableMapping[str, Any], deployment: Deployment) -> AsgiApp:
-    """Answer an ASGI request from anybody, if it has a token of ours."""
+    """Answer a public ASGI request, if it has a valid token."""
     return to_asgi(await _service(deployment, GOOGLE_ANSWER_BYTES).answer_with_token(from_asgi(scope)))
 
 
 def config_of(settings: Settings, answer_bytes: int) -> ServeConfig:
-    """Return the configuration of a deployment on a platform that sends at most ``answer_bytes``.
+    """Return the configuration of a deployment on a platform whose responses have at most ``answer_bytes``.
 
     Raises:
         ConfigError: ``STOKER_TOKEN_KEYS`` or ``STOKER_DATASETS`` is not valid.
@@ -173,5 +183,5 @@ def config_of(settings: Settings, answer_bytes: int) -> ServeConfig:
 
 @cache
 def _service(deployment: Deployment, answer_bytes: int) -> Service:
-    """Return the service of a deployment, of which an instance has one."""
+    """Return the service of a deployment; an instance has one."""
     return Service(config_of(deployment.settings, answer_bytes), deployment.served)
