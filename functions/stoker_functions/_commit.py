@@ -1,6 +1,6 @@
-"""commit: runs that functions have packed become a version of the manifest. compact: small super-samples, large ones.
+"""commit: adds runs that functions have packed to the manifest. compact: merges small super-samples into large ones.
 
-Both have as much time as the invocation; what they come to is visible at once, or not at all.
+Both are limited by the time of the invocation; their results become visible at once, or not at all.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from stoker._pack.merge import Job, merge
 from stoker.errors import EventError, NotFoundError
 from stoker_functions._deployment import Deadline, Deployment
 
-_BYTES_A_SECOND = 20_000_000  # read and written again: a quarter of what a function's network carries
+_BYTES_A_SECOND = 20_000_000  # bytes compacted per second: a quarter of a function's network throughput
 _ID = "[0-9a-f]{16}"
 _MAX_RUNS = 100_000
 
 
 async def commit(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
-    """Commit what waits for it.
+    """Commit the runs that are packed and not committed yet.
 
     Returns:
-        ``version`` and ``samples`` of the newest version (0 where there is none), ``added_samples``, ``runs`` that were
+        ``version`` and ``samples`` of the newest version (0 if there is none), ``added_samples``, ``runs`` that were
         added, ``repeated_samples`` that the data set had already, ``refused`` runs of other data sets, and
         ``requests`` to stores.
 
     Raises:
-        EventError: the event is none, or of a place that this deployment has nothing to do with.
+        EventError: the event is not a commit event, or its data set is not allowed by the settings.
         PackError: a run of the job is not finished.
-        DatasetExistsError: the job was to create the data set, and there is one.
-        DeadlineError: there was too little time; nothing is half visible, and the next invocation goes on.
-        StoreError: the bucket fails.
+        DatasetExistsError: the job should create the data set, and it exists.
+        DeadlineError: there was too little time; nothing is partly visible, and the next invocation continues.
+        StoreError: the bucket failed.
     """
     dataset, job = read_commit_event(event)
     store, catalog = deployment.dataset(dataset), deployment.catalog(dataset)
@@ -57,15 +57,15 @@ async def compact(event: object, deployment: Deployment, deadline: Deadline) -> 
     """Compact a data set.
 
     Returns:
-        ``version`` (0 where there is no data set yet, which a schedule may be ahead of), ``objects_before`` and
-        ``objects_after`` of what was packed again, and ``state``: ``packing`` where small super-samples are left for
-        another invocation, else ``complete``.
+        ``version`` (0 if there is no data set yet, as a schedule may begin before the first commit), the number of
+        super-samples that were merged, ``objects_before`` and ``objects_after``, and ``state``: ``packing`` if small
+        super-samples are left for another invocation, else ``complete``.
 
     Raises:
-        EventError: the event is none, or of a place that this deployment has nothing to do with.
-        NotFoundError: an object that the manifest names is gone.
-        DeadlineError: there was too little time; nothing is half visible, and the next invocation goes on.
-        StoreError: the bucket fails.
+        EventError: the event is not a compact event, or its data set is not allowed by the settings.
+        NotFoundError: an object of the manifest is missing.
+        DeadlineError: there was too little time; nothing is partly visible, and the next invocation continues.
+        StoreError: the bucket failed.
     """
     dataset, super_sample_bytes = read_compact_event(event)
     store = deployment.dataset(dataset)
@@ -79,7 +79,7 @@ async def compact(event: object, deployment: Deployment, deadline: Deadline) -> 
                 limit_bytes=max(2 * super_sample_bytes, int(deadline.remaining_seconds() * _BYTES_A_SECOND)),
             )
         except NotFoundError:
-            if await newest_manifest(store) is not None:  # it is something else that is gone
+            if await newest_manifest(store) is not None:  # another object is missing
                 raise
             return {"version": 0, "objects_before": 0, "objects_after": 0, "state": "complete"}
     return {
@@ -91,17 +91,17 @@ async def compact(event: object, deployment: Deployment, deadline: Deadline) -> 
 
 
 def read_commit_event(event: object) -> tuple[str, Job | None]:
-    """Return the URL of the data set that an event is to commit to, and the job whose runs; None for those of no job.
+    """Return the URL of the data set of a commit event, and the job whose runs to commit; None for runs of no job.
 
     Raises:
-        EventError: it is no commit event.
+        EventError: the event is not a commit event.
     """
     fields = Fields(event, "commit event")
     dataset = fields.text("dataset")
     job = fields.text("job", pattern=f"({_ID})?", default="")
     if not job:
         if "runs" in fields or "mode" in fields:
-            raise EventError("the commit event has 'runs' or a 'mode', and no 'job' that they are of")
+            raise EventError("the commit event has 'runs' or a 'mode', and no 'job': add the id of the job")
         fields.end()
         return dataset, None
     runs = fields.array("runs", most=_MAX_RUNS)
@@ -109,15 +109,15 @@ def read_commit_event(event: object) -> tuple[str, Job | None]:
     fields.end()
     checked = tuple(Fields({"run": run}, "commit event").text("run", pattern=_ID) for run in runs)
     if not checked or len(set(checked)) < len(checked):
-        raise EventError("the commit event's 'runs' are none, or have one twice; name each run of the job once")
+        raise EventError("the commit event's 'runs' are empty, or contain one twice; name each run of the job once")
     return dataset, Job(id=job, runs=checked, creates=creates)
 
 
 def read_compact_event(event: object) -> tuple[str, int]:
-    """Return the URL of the data set that an event is to compact, and how large a super-sample should be.
+    """Return the URL of the data set of a compact event, and the size of a super-sample in bytes.
 
     Raises:
-        EventError: it is no compact event.
+        EventError: the event is not a compact event.
     """
     fields = Fields(event, "compact event")
     dataset = fields.text("dataset")

@@ -1,6 +1,6 @@
-"""What a handler is given: the deployment, whose connections last between invocations, and the deadline.
+"""The arguments of a handler: the deployment, which keeps connections between invocations, and the deadline.
 
-What a deployment may touch, and how large it is, is read from the environment, once.
+The settings of a deployment (its data sets, sources and memory) are read from the environment, once.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _MAX_CLASSES = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingest:
-    """What becomes of raw objects that appear.
+    """How new raw objects become samples.
 
     Attributes:
-        dataset: name of the data set that they are added to.
+        dataset: name of the data set that gets the samples.
         kind: ``files``, ``image-folder`` or ``webdataset``.
         classes: names of all classes, in order, for ``image-folder``.
         super_sample_bytes: limit of a super-sample's data.
@@ -55,15 +55,15 @@ class Ingest:
 
     @classmethod
     def from_json(cls, text: str) -> Ingest:
-        """Return what the variable ``STOKER_INGEST`` says.
+        """Parse the variable ``STOKER_INGEST``.
 
         Raises:
-            ValueError: it is not JSON, or no such object.
+            ValueError: the text is not JSON, or not an object with these fields.
         """
         fields = Fields(json.loads(text), "variable STOKER_INGEST")
         classes = fields.array("classes", most=_MAX_CLASSES, default=[])
         if not all(isinstance(name, str) for name in classes) or len(set(classes)) != len(classes):
-            raise EventError("the classes are not different texts")
+            raise EventError("the classes are not strings that all differ")
         ingest = cls(
             dataset=fields.text("dataset", pattern=DATASET_NAME.pattern),
             kind=fields.choice("kind", INGEST_KINDS, default="files"),
@@ -74,25 +74,25 @@ class Ingest:
         )
         fields.end()
         if (ingest.kind == "image-folder") != bool(ingest.classes):
-            raise EventError("it needs the names of all classes for kind image-folder, and for no other")
+            raise EventError("classes are required for kind image-folder, and not allowed for other kinds")
         return ingest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the functions of a deployment may do.
+    """Settings of a deployment of functions.
 
     Attributes:
-        datasets: name → URL. A data set that an event names must be one of these, or lie below one.
+        datasets: name → URL of the data sets; a data set in an event must be one of these, or below one.
         sources: URLs at or below which raw samples may be read.
-        ingest: what becomes of raw objects that appear, if anything.
+        ingest: how new raw objects become samples, None to ignore them.
         catalog: ``bucket``, or the URL of a Redis server, without a password.
-        catalog_password: of the Redis server.
-        token_keys: what signs and checks the tokens of clients, as :mod:`stoker_functions.serve` reads it.
-        warm_secret: what a node of the warm tier and its proxy know each other by, as base64url.
-        warm_shelf_bytes: of shards that a node keeps; None for what its memory allows.
-        memory_bytes: that an instance has.
-        timeout_seconds: of an invocation, where the platform does not tell.
+        catalog_password: password of the Redis server, None without one.
+        token_keys: keys that sign and check the clients' tokens, as in :class:`stoker_functions.serve.TokenKeys`.
+        warm_secret: shared secret of a node of the warm tier and its proxy, as base64url.
+        warm_shelf_bytes: limit of the shards that a node keeps, None for as many as its memory allows.
+        memory_bytes: memory of an instance.
+        timeout_seconds: time limit of an invocation, if the platform does not pass it.
     """
 
     datasets: Mapping[str, str] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.ingest is not None and self.ingest.dataset not in self.datasets:
             raise ConfigError(
-                f"STOKER_INGEST names the data set {self.ingest.dataset!r}, which STOKER_DATASETS has not"
+                f"STOKER_INGEST names the data set {self.ingest.dataset!r}, which is not in STOKER_DATASETS"
             )
         if self.ingest is not None:
             _check_apart(self.datasets.values(), self.sources)
@@ -117,39 +117,39 @@ class Settings:
             raise ConfigError("STOKER_CATALOG is neither 'bucket' nor a redis:// or rediss:// URL")
         if set(self.catalog) & set("@?#"):
             raise ConfigError(
-                "STOKER_CATALOG holds a user, a password or options; write redis://host:port/0, and give the password "
-                "in STOKER_CATALOG_PASSWORD"
+                "STOKER_CATALOG has a user, a password or options; write redis://host:port/0, and put the password "
+                "into STOKER_CATALOG_PASSWORD"
             )
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Return what the environment says.
+        """Return the settings in environment variables.
 
         Raises:
-            ConfigError: a variable is not valid; names it.
+            ConfigError: a variable is not valid; the message names it.
         """
         given: dict[str, Any] = {}
         for variable, read in _READERS.items():
             if text := environ.get(variable):
                 try:
                     given[variable.removeprefix("STOKER_").lower()] = read(text)
-                except ValueError as error:  # as ours are
+                except ValueError as error:  # a base of ConfigError and EventError
                     raise ConfigError(f"{variable} is not valid: {error}") from None
         return cls(memory_bytes=_memory_bytes(environ), **given)
 
     def dataset(self, url: str) -> str:
-        """Return the URL of a data set that an event names.
+        """Return the URL of a data set in an event.
 
         Raises:
-            EventError: this deployment has nothing to do with it.
+            EventError: ``datasets`` does not allow it.
         """
         return _allowed(url, self.datasets.values(), "data set", "STOKER_DATASETS")
 
     def source(self, url: str) -> str:
-        """Return the URL of raw samples that an event names.
+        """Return the URL of raw samples in an event.
 
         Raises:
-            EventError: this deployment has nothing to do with them.
+            EventError: ``sources`` does not allow it.
         """
         return _allowed(url, self.sources, "source", "STOKER_SOURCES")
 
@@ -159,9 +159,9 @@ def _named_urls(text: str) -> dict[str, str]:
     for pair in text.split():
         name, equals, url = pair.partition("=")
         if not equals or name in found or not DATASET_NAME.fullmatch(name):
-            # What stands there may be a URL with a secret, so it is not repeated.
+            # The message does not repeat the text, which may be a URL with a secret.
             raise ConfigError(
-                f"it is wrong behind {len(found)} data sets; write name=url, separated by blanks, each name once"
+                f"it is wrong after {len(found)} data sets; write name=url, separated by blanks, each name once"
             )
         parse_url(url)
         found[name] = url
@@ -176,18 +176,18 @@ def _urls(text: str) -> tuple[str, ...]:
 
 
 def _check_apart(datasets: Iterable[str], sources: Iterable[str]) -> None:
-    """Raise ConfigError if a data set lies in a source: each object of it would be announced, taken in, and so on."""
+    """Raise ConfigError if a data set is inside a source: its own objects would be announced and ingested again."""
     for source in sources:
         for dataset in datasets:
             if parse_url(dataset).place.startswith(parse_url(source).place):
                 raise ConfigError(
-                    f"STOKER_SOURCES has {source}, which holds the data set {dataset}: what is taken in would be "
-                    "announced and taken in again, without end; keep raw samples in another bucket or folder"
+                    f"STOKER_SOURCES has {source}, which contains the data set {dataset}: each ingested object would "
+                    "be announced and ingested again, without end; keep raw samples in another bucket or folder"
                 )
 
 
 def _memory_bytes(environ: Mapping[str, str]) -> int:
-    """Return what the platform says that an instance has: Lambda in a variable, containers in their control group."""
+    """Return the memory of an instance: on Lambda from a variable, in containers from their control group."""
     megabytes = environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "")
     if megabytes.isdecimal():
         return int(megabytes) << 20
@@ -198,7 +198,7 @@ def _memory_bytes(environ: Mapping[str, str]) -> int:
 def _free_bytes() -> int:
     try:
         return max(_DEFAULT_MEMORY_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
-    except (ValueError, OSError):  # not on every system
+    except (ValueError, OSError):  # the system does not have these names
         return _DEFAULT_MEMORY_BYTES
 
 
@@ -220,21 +220,21 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "STOKER_WARM_SHELF_BYTES": parse_bytes,
     "STOKER_TIMEOUT_SECONDS": _timeout_seconds,
 }
-"""Variables, called as the settings that they are, and what reads each."""
+"""Environment variable, named after its setting → function that parses it."""
 
 
 def _allowed(url: str, roots: Iterable[str], what: str, variable: str) -> str:
     try:
         wanted = parse_url(url).place
     except ConfigError as error:
-        raise EventError(f"the event's {what} is no URL: {error}") from None
+        raise EventError(f"the event's {what} is not a URL: {error}") from None
     if not any(wanted.startswith(parse_url(root).place) for root in roots):
         raise EventError(f"this deployment may not touch the {what} {url[:200]!r}; {variable} lists what it may")
     return url
 
 
 _RESERVED_SHARE = 0.1
-_LAST_SECONDS = 0.5  # to answer, before the platform kills the invocation
+_LAST_SECONDS = 0.5  # time to answer before the platform kills the invocation
 _LEAST_RESERVED_SECONDS, _MOST_RESERVED_SECONDS = 2.0, 30.0
 
 
@@ -243,9 +243,9 @@ class Deadline:
     """The end of an invocation, on the clock of the running event loop.
 
     Attributes:
-        at_seconds: when the platform kills it.
-        stop_at_seconds: when it should stop taking on work, so that what is under way is still made durable: a tenth of
-            the whole time before the end, at least 2 s and at most 30 s.
+        at_seconds: when the platform kills the invocation.
+        stop_at_seconds: when the invocation should begin no more work, so that current work can become durable: before
+            the end by a tenth of the whole time, at least 2 s and at most 30 s.
     """
 
     at_seconds: float
@@ -253,7 +253,7 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        """Return the deadline of an invocation that has so much time from here on."""
+        """Return the deadline of an invocation that has ``seconds`` left."""
         seconds = max(seconds, 0.0)
         reserved = min(max(_RESERVED_SHARE * seconds, _LEAST_RESERVED_SECONDS), _MOST_RESERVED_SECONDS)
         at_seconds = asyncio.get_running_loop().time() + seconds
@@ -263,10 +263,15 @@ class Deadline:
     async def limit(
         self, what: str, problem: str = "did not come to its end in the time of this invocation", *, late: bool = False
     ) -> AsyncIterator[None]:
-        """Cancel what is inside when it is time to stop; or, if that stops by itself, only just before the end.
+        """Cancel the block at ``stop_at_seconds``, or just before the end.
+
+        Args:
+            what: name of the work in the error message.
+            problem: end of the error message.
+            late: whether to cancel only just before the end, since the block stops by itself.
 
         Raises:
-            DeadlineError: it was cancelled; says ``what`` that was, and the ``problem``.
+            DeadlineError: the block was cancelled.
         """
         try:
             async with asyncio.timeout_at(self.at_seconds - _LAST_SECONDS if late else self.stop_at_seconds) as limit:
@@ -278,11 +283,11 @@ class Deadline:
 
     @property
     def is_near(self) -> bool:
-        """Whether it is time to stop taking on work."""
+        """Whether the invocation should begin no more work."""
         return asyncio.get_running_loop().time() >= self.stop_at_seconds
 
     def remaining_seconds(self) -> float:
-        """Return how long it is until the platform kills the invocation, below zero where it should have."""
+        """Return the seconds until the platform kills the invocation, negative after that time."""
         return self.at_seconds - asyncio.get_running_loop().time()
 
 
@@ -290,8 +295,8 @@ class Deployment:
     """The stores and catalogs of an instance, each opened at its first use and kept.
 
     Args:
-        settings: what it may touch; every URL is checked on them.
-        open_url: opens the store at a URL.
+        settings: settings of the deployment, against which every URL is checked.
+        open_url: function from a URL to its open store.
     """
 
     def __init__(self, settings: Settings, *, open_url: Callable[[str], Store] = open_store) -> None:
@@ -301,37 +306,37 @@ class Deployment:
         self._meters: dict[str, Meter] = {}
         self._catalogs: dict[str, BucketCatalog] = {}
         self.known_datasets: dict[str, tuple[str, Schema]] = {}
-        """URL → id and columns, which a data set never changes, of those that were looked at."""
+        """URL → id and columns of the data sets that were read; a data set never changes these."""
 
     def dataset(self, url: str) -> RetryingStore:
-        """Return the store of a data set, which is metered.
+        """Return the store of a data set, with a meter.
 
         Raises:
-            EventError: this deployment has nothing to do with it.
+            EventError: the settings do not allow the data set.
         """
         return self._metered(self.settings.dataset(url))
 
     def source(self, url: str) -> RetryingStore:
-        """Return the store of raw samples, which is metered.
+        """Return the store of raw samples, with a meter.
 
         Raises:
-            EventError: this deployment has nothing to do with them.
+            EventError: the settings do not allow the source.
         """
         return self._metered(self.settings.source(url))
 
     def served(self, url: str) -> Store:
-        """Return the store of a data set as its adapter is, with all that it can do.
+        """Return the store of a data set without meter and retries, with all capabilities of its adapter.
 
         Raises:
-            EventError: this deployment has nothing to do with it.
+            EventError: the settings do not allow the data set.
         """
         return self._store(self.settings.dataset(url))
 
     @contextmanager
     def counted(self) -> Iterator[dict[str, dict[str, int]]]:
-        """Give what is asked of stores inside, known at the end: URL → operation → how many.
+        """Count the requests to stores in a block: yields URL → operation → count, filled at the end of the block.
 
-        Where an instance works on several requests at a time, those of the others are among them.
+        If an instance works on several requests at a time, the counts include those of the others.
         """
         before = {url: Counter(meter.reading().requests) for url, meter in self._meters.items()}
         requests: dict[str, dict[str, int]] = {}
@@ -341,18 +346,18 @@ class Deployment:
                 requests[url] = {str(operation): count for operation, count in sent.items()}
 
     def catalog(self, url: str) -> BucketCatalog:
-        """Return where the pack records of a data set are kept.
+        """Return the catalog with the pack records of a data set.
 
         Raises:
-            EventError: this deployment has nothing to do with it.
-            MissingExtraError: Redis is wanted and its client is not installed.
+            EventError: the settings do not allow the data set.
+            MissingExtraError: the settings name Redis, and its client is not installed.
         """
         if url not in self._catalogs:
             self._catalogs[url] = open_catalog(self.dataset(url), self.settings)
         return self._catalogs[url]
 
     async def close(self) -> None:
-        """Release all connections."""
+        """Close all catalogs and stores."""
         for catalog in self._catalogs.values():
             await catalog.close()
         for store in self._stores.values():
@@ -370,12 +375,12 @@ class Deployment:
 
 
 def open_catalog(store: RetryingStore, settings: Settings) -> BucketCatalog:
-    """Return where the pack records of the data set in ``store`` are kept: in the bucket, or in Redis.
+    """Return the catalog with the pack records of the data set in ``store``: in the bucket, or in Redis.
 
-    Nothing is connected to before the first use.
+    The first use connects.
 
     Raises:
-        MissingExtraError: Redis is wanted and its client is not installed.
+        MissingExtraError: the settings name Redis, and its client is not installed.
     """
     if settings.catalog == "bucket":
         return BucketCatalog(store)

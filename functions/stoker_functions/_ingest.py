@@ -1,9 +1,9 @@
-"""ingest: raw objects that have appeared in a bucket become super-samples, as the bucket's notifications come in.
+"""ingest: packs new raw objects of a bucket into super-samples, as the bucket's notifications arrive.
 
-What one delivery brings is packed together; archives are packed alone. A queue delivers at least once, and may deliver
-again in other groups: each run's record names its raw objects, and what the data set has already is left out when the
-runs are committed. An object that was replaced or deleted since it was announced is left out too: its next
-announcement counts. One that cannot be packed fails alone, whatever came with it.
+The objects of one delivery are packed together, except archives, which are packed alone. A queue delivers at least
+once, and may group messages differently when it delivers them again: each run's record names its raw objects, and the
+commit leaves out samples that the data set has already. An object that was replaced or deleted after its notification
+is left out, too; the next notification counts. An object that cannot be packed fails alone.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _MAX_BODY_CHARACTERS = 1 << 20  # the largest message of a queue
 
 @dataclass(frozen=True, slots=True)
 class Notified:
-    """A raw object that has appeared.
+    """A raw object in a notification.
 
     Attributes:
-        url: of its bucket.
-        info: its key in the bucket, size and tag.
+        url: URL of its bucket.
+        info: key in the bucket, size and tag.
     """
 
     url: str
@@ -65,9 +65,9 @@ class Message:
     """A message of a queue.
 
     Attributes:
-        id: that the queue knows it by.
-        objects: what has appeared; none for a test message, or where objects were deleted.
-        error: what is wrong with it, if anything.
+        id: id of the message in the queue.
+        objects: new objects; none for a test message or a message of deleted objects.
+        error: error of parsing the message, None if it is valid.
     """
 
     id: str
@@ -76,10 +76,10 @@ class Message:
 
 
 def queue_messages(event: object) -> list[Message]:
-    """Return the messages of an SQS event; one that is not valid has an error and does not spoil the others.
+    """Return the messages of an SQS event; a message that is not valid has an error and does not affect the others.
 
     Raises:
-        EventError: it is no such event.
+        EventError: ``event`` is not an SQS event.
     """
     fields = Fields(event, "queue event")
     messages = []
@@ -95,7 +95,7 @@ def queue_messages(event: object) -> list[Message]:
 
 def _s3_objects(body: object) -> list[Notified]:
     if not isinstance(body, str) or len(body) > _MAX_BODY_CHARACTERS:
-        raise EventError(f"the message's body is not a text of at most {_MAX_BODY_CHARACTERS} characters")
+        raise EventError(f"the message's body is not a string of at most {_MAX_BODY_CHARACTERS} characters")
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
@@ -108,7 +108,7 @@ def _s3_objects(body: object) -> list[Notified]:
 
 def _s3_object(record: object) -> Notified | None:
     fields = Fields(record, "S3 notification's record")
-    # Amazon leaves the "s3:" out, others that speak S3 do not.
+    # Amazon omits the prefix "s3:", other S3-compatible stores send it.
     if not fields.text("eventName").removeprefix("s3:").startswith("ObjectCreated:"):
         return None
     s3 = fields.within("s3")
@@ -122,16 +122,16 @@ def _s3_object(record: object) -> Notified | None:
 
 
 def cloud_storage_object(data: object) -> Notified:
-    """Return the object that Google's storage tells of, by what the JSON API says of it.
+    """Return the object of a Cloud Storage notification, which has the object resource of the JSON API.
 
     This is the body of a notification that Pub/Sub pushes unwrapped, and of a CloudEvent
     ``google.cloud.storage.object.v1.finalized`` in binary mode. Source: Cloud Storage, "Pub/Sub notifications".
 
     Args:
-        data: the body.
+        data: body of the notification, parsed as JSON.
 
     Raises:
-        EventError: it is none.
+        EventError: ``data`` is not such a body.
     """
     fields = Fields(data, "storage event")
     size, generation = fields.text("size", pattern="[0-9]{1,15}"), fields.text("generation", pattern="[0-9]{1,19}")
@@ -150,7 +150,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What raw objects are made into."""
+    """The data set that gets the samples of raw objects."""
 
     url: str
     dataset_id: str
@@ -160,7 +160,7 @@ class _Target:
 
 @dataclass(frozen=True, slots=True)
 class _Raw:
-    """A raw object below one of the deployment's sources, and the message that announced it."""
+    """A raw object below one of the deployment's sources, and the id of its message."""
 
     source: str
     info: ObjectInfo
@@ -168,15 +168,15 @@ class _Raw:
 
 
 async def ingest_queue(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
-    """Pack what the messages of an SQS event announce.
+    """Pack the objects in the messages of an SQS event.
 
     Returns:
-        ``batchItemFailures``: the messages that the queue should keep; those that were never valid go to its
-        dead-letter queue when it has tried often enough.
+        ``batchItemFailures``: messages that the queue should keep and deliver again; after its maximum number of
+        deliveries, it moves them to its dead-letter queue.
 
     Raises:
-        EventError: the event is none.
-        ConfigError: this deployment takes in nothing.
+        EventError: the event is not an SQS event.
+        ConfigError: ``STOKER_INGEST`` is not set.
     """
     messages = queue_messages(event)
     failed = await _ingest(messages, deployment, deadline)
@@ -186,10 +186,10 @@ async def ingest_queue(event: object, deployment: Deployment, deadline: Deadline
 async def ingest_objects(
     objects: Iterable[Notified], deployment: Deployment, deadline: Deadline
 ) -> list[StokerError | None]:
-    """Pack raw objects that were announced together, and return what is wrong with each, if anything.
+    """Pack the raw objects of several notifications together, and return the error of each, or None.
 
     Raises:
-        ConfigError: this deployment takes in nothing.
+        ConfigError: ``STOKER_INGEST`` is not set.
         StoreError: the data set cannot be read.
     """
     messages = [Message(str(number), (notified,)) for number, notified in enumerate(objects)]
@@ -198,12 +198,12 @@ async def ingest_objects(
 
 
 async def ingest_object(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
-    """Pack the raw object that an event of Google's storage announces, and return once it is durable.
+    """Pack the raw object of a Cloud Storage event, and return when its samples are durable.
 
-    Objects that one instance is told of within a second of each other are packed together.
+    Objects that one instance receives within a second are packed together.
 
     Raises:
-        StokerError: it cannot be packed, or not in time; the platform announces it again.
+        StokerError: the object cannot be packed, or not in time; the platform sends the event again.
     """
     await _announced(deployment).add((cloud_storage_object(event), deadline))
     return {}
@@ -211,7 +211,7 @@ async def ingest_object(event: object, deployment: Deployment, deadline: Deadlin
 
 @cache
 def _announced(deployment: Deployment) -> Batcher[tuple[Notified, Deadline]]:
-    """Return what collects the objects that an instance is told of."""
+    """Return the batcher that collects the objects of concurrent events of an instance."""
 
     async def ingest_all(announced: Sequence[tuple[Notified, Deadline]]) -> Sequence[StokerError | None]:
         first = min((deadline for _, deadline in announced), key=lambda deadline: deadline.at_seconds)
@@ -221,7 +221,7 @@ def _announced(deployment: Deployment) -> Batcher[tuple[Notified, Deadline]]:
 
 
 async def _ingest(messages: Sequence[Message], deployment: Deployment, deadline: Deadline) -> dict[str, StokerError]:
-    """Pack what messages announce; return the ids of those that failed, each with the reason."""
+    """Pack the objects of messages, and return the ids of the messages that failed, each with its error."""
     failed: dict[str, StokerError] = {}
     target = await _target(deployment)
     found: dict[str, list[_Raw]] = defaultdict(list)
@@ -237,7 +237,7 @@ async def _ingest(messages: Sequence[Message], deployment: Deployment, deadline:
     for source, raws in found.items():
         packing = _Packing(source, target, deployment, deadline)
         most_items = 1 if target.ingest.kind == "webdataset" else len(raws)
-        # So that a deadline costs one run and not all.
+        # Several runs, so that a deadline interrupts only one of them.
         for group in grouped(raws, lambda raw: raw.info.size_bytes, most_bytes=_RUN_BYTES, most_items=most_items):
             await packing.take(group)
         await packing.give_up()
@@ -250,7 +250,7 @@ async def _ingest(messages: Sequence[Message], deployment: Deployment, deadline:
 async def _target(deployment: Deployment) -> _Target:
     ingest = deployment.settings.ingest
     if ingest is None:
-        raise ConfigError("this deployment takes in no raw objects: STOKER_INGEST is not set")
+        raise ConfigError("this deployment ingests no raw objects: STOKER_INGEST is not set; it names the data set")
     url = deployment.settings.datasets[ingest.dataset]
     known = deployment.known_datasets.get(url)
     if known is None:
@@ -263,43 +263,43 @@ async def _target(deployment: Deployment) -> _Target:
 
 
 def _schema(ingest: Ingest) -> Schema | None:
-    """Return the columns of what is taken in; None if only the first archive tells."""
+    """Return the columns of ingested samples; None if they are found in the first archive."""
     if ingest.kind == "webdataset":
         return None
     return files_schema() if ingest.kind == "files" else images_schema(ingest.classes)
 
 
 def _raw(notified: Notified, message: str, deployment: Deployment, target: _Target) -> _Raw | None:
-    """Return the object as one below a source of the deployment; None if it is no sample.
+    """Return the object with its source of the deployment; None if it is not a sample.
 
     Raises:
-        EventError: it is none of this deployment's, or can be no sample of its data set.
-        ConfigError: its key is one that no store takes.
+        EventError: the object is below no source, too large, or of an unknown class.
+        ConfigError: its key is not valid in any store.
     """
     full = f"{notified.url}/{notified.info.key}"
     place = f"{parse_url(notified.url).place}{notified.info.key}"
     sources = ((source, parse_url(source).place) for source in deployment.settings.sources)
     source, root = next(((source, root) for source, root in sources if place.startswith(root)), ("", ""))
     if not source:
-        raise EventError(f"{full[:200]} is below none of this deployment's sources; STOKER_SOURCES lists them")
+        raise EventError(f"{full[:200]} is below no source of this deployment; STOKER_SOURCES lists its sources")
     info = ObjectInfo(key=place[len(root) :], size_bytes=notified.info.size_bytes, tag=notified.info.tag)
     check_key(info.key)
     kind = target.ingest.kind
     is_sample = info.key.lower().endswith(".tar") if kind == "webdataset" else belongs(kind, info.key)
     if not is_wanted(info) or not is_sample:
-        _log.warning("leaving out %s: no sample of kind %s", _line(full), kind)
+        _log.warning("leaving out %s: it is not a sample of kind %s", _line(full), kind)
         return None
     limit_bytes = target.ingest.super_sample_bytes
     if kind != "webdataset" and info.size_bytes > limit_bytes:
-        raise EventError(f"{full} has {info.size_bytes} bytes, more than a super-sample of {limit_bytes}")
+        raise EventError(f"{full} has {info.size_bytes} bytes, more than a super-sample of {limit_bytes} bytes")
     label = None if target.schema is None else target.schema.get("label")
     if kind == "image-folder" and isinstance(label, Array) and info.key.partition("/")[0] not in (label.classes or ()):
-        raise EventError(f"{full} is of a class that the data set does not have; STOKER_INGEST names them")
+        raise EventError(f"{full} is of a class that the data set does not have; STOKER_INGEST lists its classes")
     return _Raw(source, info, message)
 
 
 def _line(what: object) -> str:
-    """Return a text as one printable line: keys hold what their owners want, and a log is read by lines."""
+    """Return a text as one printable line for the log, since keys may contain any characters."""
     return ascii(str(what))[1:-1]
 
 
@@ -307,13 +307,13 @@ class _Packing:
     """Packs raw objects of one source.
 
     Args:
-        source: their URL.
-        target: what they are made into.
-        deployment: whose stores and catalog.
-        deadline: of the invocation.
+        source: URL of the source.
+        target: data set that gets the samples.
+        deployment: deployment with the stores and the catalog.
+        deadline: end of the invocation.
 
     Attributes:
-        failed: the messages whose objects were not packed, and why.
+        failed: id of each message whose objects were not packed → error.
     """
 
     def __init__(self, source: str, target: _Target, deployment: Deployment, deadline: Deadline) -> None:
@@ -323,9 +323,9 @@ class _Packing:
         self.failed: dict[str, StokerError] = {}
 
     async def take(self, group: Sequence[_Raw]) -> None:
-        """Pack a group as one run; where some objects keep it from that, find them by halving, so that they fail alone.
+        """Pack a group as one run; if objects fail, find them by halving the group, so that they fail alone.
 
-        Where so many do that it is not for the objects, all that are left fail together.
+        After 16 such failures, whose cause is probably not the objects, the rest of a group fails together.
         """
         try:
             await self._take(group)
@@ -339,24 +339,24 @@ class _Packing:
                 self.failed.update((raw.message, error) for raw in group)
 
     async def give_up(self) -> None:
-        """Forget the runs that cannot be finished, behind those that took their place.
+        """Delete the records of runs that cannot be finished, after the runs that replace them.
 
-        Not those that another invocation of the same event has finished after all.
+        Runs that another invocation of the same event has finished are kept.
         """
         catalog = self._deployment.catalog(self._target.url)
         found = [(await catalog.journal(run)).recorded for run in self._given_up]
         await catalog.forget([each.run for each in found if each is not None and each.state == "packing"])
 
     async def _take(self, group: Sequence[_Raw]) -> None:
-        """Pack a group as one run, without what was replaced or deleted since it was announced."""
+        """Pack a group as one run, without objects that were replaced or deleted after their notification."""
         if self._deadline.is_near:
-            raise DeadlineError(f"no time was left for {len(group)} objects of {self._source}")
+            raise DeadlineError(f"no time was left to pack {len(group)} objects of {self._source}")
         objects = list({(raw.info.key, raw.info.tag): raw.info for raw in group}.values())
         if len({info.key for info in objects}) == len(objects):
             try:
                 await self._pack(objects)
             except (ObjectChangedError, NotFoundError) as error:
-                _log.warning("%s: %s; packing what is there", self._source, _line(error))
+                _log.warning("%s: %s; packing the objects that exist", self._source, _line(error))
             else:
                 return
         if there := await self._still_there(objects):
@@ -373,12 +373,12 @@ class _Packing:
             raise
         if record.state == "packing":
             raise DeadlineError(
-                f"run {part.run} of {len(part.objects)} objects did not come to its end in time; it goes on when they "
-                "are announced again"
+                f"run {part.run} of {len(part.objects)} objects did not finish in time; it continues when their "
+                "messages are delivered again"
             )
 
     async def _part(self, objects: Sequence[ObjectInfo]) -> tuple[Part, ObjectSource | None]:
-        """Return the part that raw objects are, and its samples where they had to be opened to tell the columns."""
+        """Return the part of raw objects, and its samples if they were opened to find the columns."""
         target, ordered = self._target, tuple(sorted(objects, key=lambda info: info.key.encode()))
         schema, opened = target.schema, None
         if schema is None:
@@ -398,7 +398,7 @@ class _Packing:
         return part, opened
 
     async def _still_there(self, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-        """Return the objects that are in the bucket as they were announced, with the sizes that they have."""
+        """Return the objects that are in the bucket with the tag of their notification, with their current sizes."""
         store = self._deployment.source(self._source)
         found: dict[str, ObjectInfo] = {}
 
@@ -415,15 +415,15 @@ class _Packing:
 
 
 class Batcher(Generic[T]):
-    """Collects items until there are enough of them or the first has waited long enough, then works on all at once.
+    """Collects items into a batch until it is full or its first item has waited long enough, then processes the batch.
 
-    One batch is worked on at a time, since it has the memory of the whole instance; the next one collects meanwhile.
+    One batch is processed at a time, since it may use the whole instance's memory; the next one collects meanwhile.
 
     Args:
-        work: gets the items, and returns for each how its request ends: an error, or None if all is well. What it
-            raises, all of them end with.
-        most_items: in one batch.
-        wait_seconds: that the first item of a batch waits for others.
+        work: function of the items of a batch that returns an error or None for each; if it raises, all items get that
+            error.
+        most_items: maximum number of items of a batch.
+        wait_seconds: time that the first item of a batch waits for others.
     """
 
     def __init__(
@@ -442,10 +442,10 @@ class Batcher(Generic[T]):
         self._batch: asyncio.Task[Sequence[Exception | None]] | None = None
 
     async def add(self, item: T) -> None:
-        """Wait until the batch that has the item is done. Cancelled, the item stays in its batch.
+        """Add an item and wait until its batch is processed. After a cancellation, the item stays in its batch.
 
         Raises:
-            Exception: what the work came to with the item, or raised.
+            Exception: ``work`` returned this error for the item, or raised it.
         """
         if self._batch is None:
             self._items, self._is_full = [], asyncio.Event()
@@ -459,7 +459,7 @@ class Batcher(Generic[T]):
             raise error
 
     def _close(self) -> None:
-        """Let the open batch begin, and the next item open another."""
+        """Start the open batch; the next item opens another one."""
         self._is_full.set()
         self._batch = None
 

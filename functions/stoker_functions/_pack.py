@@ -1,8 +1,8 @@
-"""pack: raw objects in, super-samples and their record out.
+"""pack: reads raw objects, and writes super-samples and their record.
 
-Bounded by the function's memory, and nothing is written to its disk. Before the deadline it stops, records what is
-durable and says so; the same event, invoked again, goes on behind that. The same event at the same time, or after the
-end, changes nothing: keys are a hash of the event, and an object is only ever written where there is none.
+It stays within the function's memory and writes nothing to its disk. Before the deadline it stops, records the
+super-samples that are durable and returns; the same event, invoked again, continues after them. Repeating an event at
+the same time or after its end changes nothing: keys are a hash of the event, and an object is never overwritten.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from stoker_functions._deployment import Deadline, Deployment
 
 _log = logging.getLogger("stoker_functions.pack")
 _BASE_BYTES = 128 << 20  # Python, numpy and the cloud's SDK, measured on Lambda's runtime client
-_BUILDING_SUPER_SAMPLES = 3  # under construction: its values, its data section, the object
+_BUILDING_SUPER_SAMPLES = 3  # memory of one under construction, in super-samples: values, data section, object
 _MOST_UPLOADS = 8
-_SAVING_SECONDS = 1.0  # to write the record, behind the last upload
-_LAST_SECONDS = 0.2  # to answer
+_SAVING_SECONDS = 1.0  # time to write the record, after the last upload
+_LAST_SECONDS = 0.2  # time to answer
 
 
 async def pack(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
-    """Pack the part that the event is.
+    """Pack the part that the event describes.
 
     Returns:
-        ``run`` (16 hexadecimal digits), ``state`` (``complete``, or ``packing``: invoke the same event again),
-        ``samples``, ``objects`` and ``size_bytes`` that are durable, ``requests`` to stores in this invocation.
+        ``run`` (16 hexadecimal digits), ``state`` (``complete``, or ``packing``: invoke the same event again), the
+        durable ``samples``, ``objects`` and ``size_bytes``, and ``requests`` to stores in this invocation.
 
     Raises:
-        EventError: the event is no part, or of a place that this deployment has nothing to do with.
+        EventError: the event is not a part, or its URLs are not allowed by the settings.
         ConfigError: the instance has too little memory.
-        PackError: a raw object is damaged, was replaced, or is too large; or the time is too short for anything.
+        PackError: a raw object is damaged, was replaced, or is too large; or the time is too short for one
+            super-sample.
         SchemaError: a raw object has other columns than the data set.
         StoreError: the bucket fails.
     """
@@ -51,7 +52,7 @@ async def pack(event: object, deployment: Deployment, deadline: Deadline) -> dic
 
 
 def pack_result(record: PackRecord) -> dict[str, Any]:
-    """Return what an invocation says of a run."""
+    """Return the result of an invocation for a run."""
     return {
         "run": record.run,
         "state": "packing" if record.state == "packing" else "complete",
@@ -67,10 +68,10 @@ async def pack_part(
     """Pack a part, as far as the time allows, and return its record; see :func:`pack`.
 
     Args:
-        part: what to pack.
-        deployment: whose stores and catalog.
-        deadline: of the invocation.
-        opened: the part's samples, where they were opened before.
+        part: part to pack.
+        deployment: deployment with the stores and the catalog.
+        deadline: end of the invocation.
+        opened: samples of the part, if they are open already.
     """
     time_seconds = deadline.remaining_seconds()
     store, source = deployment.dataset(part.dataset), deployment.source(part.source)
@@ -103,7 +104,7 @@ async def pack_part(
         raise PackError(f"{part.source}: the part has no samples; nothing was packed")
     if limit.expired() and len(run.packed) == len(record):
         raise PackError(
-            f"run {part.run} of {part.source} did not come to a single super-sample of "
+            f"run {part.run} of {part.source} did not finish a single super-sample of "
             f"{format_bytes(part.super_sample_bytes)} in {time_seconds:.0f} s; give the function more time or memory, "
             "or make smaller super-samples"
         )
@@ -111,14 +112,14 @@ async def pack_part(
 
 
 async def _keep(run: RunWriter, deadline: Deadline) -> None:
-    """Record what is durable, as far as there is time."""
+    """Record the super-samples that are durable, if there is time."""
     with suppress(TimeoutError):
         async with asyncio.timeout_at(deadline.at_seconds - _LAST_SECONDS):
             await run.keep(seconds=max(0.0, deadline.remaining_seconds() - _SAVING_SECONDS))
 
 
 def _concurrency(memory_bytes: int, super_sample_bytes: int) -> int:
-    """Return how many uploads the memory has room for at once."""
+    """Return the number of concurrent uploads that fit in memory."""
     free_bytes = memory_bytes - _BASE_BYTES - MAX_AHEAD_BYTES - _BUILDING_SUPER_SAMPLES * super_sample_bytes
     uploads = free_bytes // super_sample_bytes
     if uploads < 1:

@@ -1,12 +1,12 @@
-"""The catalog in Redis, for fleets of packers: records in memory while runs are packed, in the bucket once committed.
+"""The catalog in Redis, for many packers: records are in memory while runs are packed, in the bucket once committed.
 
-The metadata server of DIESEL (Wang et al., ICPP 2020). What Redis has may be lost, wholly or its newest writes: the
-first record of each run is in the bucket, written before its first object, and its super-samples' heads tell the rest
-(:mod:`stoker._maintenance.inspection`). Runs that the bucket knows and Redis does not are restored whenever the
-records are read; where Redis has another identity than it had then, as behind a restart or a fail-over, all unfinished
-runs are.
+The metadata server of DIESEL (Wang et al., ICPP 2020). Redis may lose all of its data or its newest writes: the first
+record of each run is in the bucket, written before its first object, and the rest can be read from the heads of its
+super-samples (:mod:`stoker._maintenance.inspection`). Runs that are in the bucket and not in Redis are restored when
+the records are read; if Redis has another identity than at the last reading, as after a restart or a fail-over, all
+unfinished runs are.
 
-One hash a data set: ``stoker:{URL}:records``, run → record. A record only grows: a script compares how far the two are.
+One hash per data set: ``stoker:{URL}:records``, run → record. A record only grows: a script compares the progress.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class RedisCatalog(BucketCatalog):
     """The pack records of one data set in Redis; see the module.
 
     Args:
-        store: where the data set is.
-        url: of the server, ``redis://host:port/0`` or ``rediss://…``, without a password.
-        password: of the server.
+        store: store of the data set.
+        url: URL of the server, ``redis://host:port/0`` or ``rediss://…``, without a password.
+        password: password of the server; default none.
     """
 
     def __init__(self, store: RetryingStore, url: str, *, password: str | None = None) -> None:
@@ -68,7 +68,7 @@ class RedisCatalog(BucketCatalog):
         self._save = self._redis.register_script(_SAVE)
 
     async def journal(self, run: str) -> Journal:
-        """Return what is recorded of a run: one command, and a GET where Redis does not know it."""
+        """Return the journal of a run: one command, and a GET if the run is not in Redis."""
         known = self._parsed(run, await self._asked(self._redis.hget(self._records_key, run)))
         if known is not None:
             return _RedisJournal(self, None, known)
@@ -76,7 +76,7 @@ class RedisCatalog(BucketCatalog):
         return _RedisJournal(self, first.tag, first.recorded)
 
     async def records(self) -> list[PackRecord]:
-        """Return every record, by run, having restored what Redis has lost."""
+        """Restore the records that Redis has lost, and return all, sorted by run."""
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.hgetall(self._records_key)
             pipe.get(self._server_key)
@@ -96,13 +96,13 @@ class RedisCatalog(BucketCatalog):
         return _farthest({**in_memory, **restored_runs}, in_bucket)
 
     async def save(self, records: Iterable[PackRecord]) -> None:
-        """Record in the bucket that runs are committed, and take them out of memory."""
+        """Record committed runs in the bucket, and delete them from Redis."""
         committed = list(records)
         await super().save(committed)
         await self._remove([record.run for record in committed])
 
     async def forget(self, runs: Iterable[str]) -> None:
-        """Delete the records of runs, from the bucket first: a record that is only in memory is restored from there."""
+        """Delete the records of runs, from the bucket first, since records in the bucket are restored to Redis."""
         names = list(runs)
         await super().forget(names)
         await self._remove(names)
@@ -112,7 +112,7 @@ class RedisCatalog(BucketCatalog):
         await self._redis.aclose()
 
     async def put(self, record: PackRecord) -> None:
-        """Record a run in memory unless what is there is as far or farther."""
+        """Record a run in Redis, unless the record there has the same or more progress."""
         state, objects = record.progress
         progress = (state << 40) + objects
         arguments: list[Any] = [record.run, progress, record.to_bytes()]
@@ -124,7 +124,7 @@ class RedisCatalog(BucketCatalog):
         async def restore(record: PackRecord) -> None:
             try:
                 found[record.run] = await restored(self.store, record)
-            except FormatError as error:  # it stays unfinished, and the other runs are not kept from their commit
+            except FormatError as error:  # the run stays unfinished, and the others can still be committed
                 _log.warning("%s: cannot restore the record of run %s: %s", self.store.url, record.run, error)
                 found[record.run] = record
             if found[record.run] is not record:
@@ -134,7 +134,7 @@ class RedisCatalog(BucketCatalog):
         return found
 
     def _parsed(self, run: str, data: bytes | None) -> PackRecord | None:
-        """Return the record that Redis has of a run; None if it has none, or a damaged one: that is as good as lost."""
+        """Return the record of a run in Redis; None if there is none or it is damaged, which counts as lost."""
         try:
             return None if data is None else PackRecord.from_bytes(data)
         except (FormatError, ChecksumError) as error:
@@ -149,11 +149,11 @@ class RedisCatalog(BucketCatalog):
                 await self._asked(pipe.execute())
 
     async def _asked(self, answer: Any) -> Any:
-        """Await an answer of the server, translating its errors; the client's annotations do not tell its type."""
+        """Await a reply of the server and translate its errors; the client does not annotate the type of a reply."""
         try:
             return await answer
         except exceptions.AuthenticationError:
-            raise CredentialsError(f"{self._url} refuses the password in STOKER_CATALOG_PASSWORD") from None
+            raise CredentialsError(f"{self._url} rejects the password: correct STOKER_CATALOG_PASSWORD") from None
         except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
             raise ConnectionLostError(f"{self._url}: {str(error)[:200]}") from error
         except exceptions.RedisError as error:
@@ -161,9 +161,9 @@ class RedisCatalog(BucketCatalog):
 
 
 def _late(in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackRecord]) -> list[str]:
-    """Return the runs of which memory has what an invocation that was repeated wrote after the run's end.
+    """Return the runs whose record in Redis is stale: a repeated invocation wrote it after the end of the run.
 
-    The bucket was listed later, so it knows better.
+    The bucket was listed later, so its records are newer.
     """
     return [run for run in in_memory if run not in in_bucket or in_bucket[run].is_committed]
 
@@ -171,14 +171,14 @@ def _late(in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackRecor
 def _doubtful(
     in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackRecord], *, is_same_server: bool
 ) -> list[PackRecord]:
-    """Return the records that may have come farther than they say: lost ones, and all of another server's memory."""
+    """Return the records that may lack progress: those that Redis lost; after a change of server, all."""
     lost = [record for run, record in in_bucket.items() if run not in in_memory]
     doubtful = lost if is_same_server else [*lost, *in_memory.values()]
     return [record for record in doubtful if record.state == "packing"]
 
 
 def _farthest(in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackRecord]) -> list[PackRecord]:
-    """Return the record of each run that has come farther, by run; that in memory where they are equal."""
+    """Return the record with more progress of each run, sorted by run; the one in Redis if both are equal."""
     found = {**in_bucket, **in_memory}
     for run, record in in_bucket.items():
         if record.progress > found[run].progress:
@@ -187,14 +187,14 @@ def _farthest(in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackR
 
 
 class _RedisJournal(Journal):
-    """What is recorded of one run: its first record in the bucket, all others in memory."""
+    """The journal of one run: its first record is in the bucket, all later ones are in Redis."""
 
     def __init__(self, catalog: RedisCatalog, tag: str | None, recorded: PackRecord | None) -> None:
         super().__init__(catalog.store, tag, recorded)
         self._catalog = catalog
 
     async def save(self, record: PackRecord) -> None:
-        """Record the run, in the bucket too if that does not know it.
+        """Record the run in Redis, and also in the bucket if it is not there yet.
 
         Raises:
             PackError: the record was deleted.

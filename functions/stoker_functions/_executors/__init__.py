@@ -1,6 +1,6 @@
-"""Where a fan-out's functions run: on this machine, on AWS Lambda, on Google's functions, or on a Ray cluster.
+"""The executors of a fan-out: worker processes, AWS Lambda, Google Cloud functions, and Ray.
 
-Each is an entry point of the group ``stoker.executors``; what it needs is imported when it is asked for.
+Each is an entry point of the group ``stoker.executors``, and imports its dependencies when it is opened.
 """
 
 from __future__ import annotations

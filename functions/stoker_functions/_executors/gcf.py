@@ -14,8 +14,8 @@ from stoker.errors import ConfigError, CredentialsError, StokerError
 from stoker.fanout import ExecutorOptions, error_of_function
 from stoker_functions._executors.transport import HttpExecutor, refusal, result_of
 
-_SIZES = {"compact": (4 << 30, 1.0), "shuffle": (8 << 30, 2.0)}  # as infra/terraform deploys them
-_SIZE = (2 << 30, 1.0)  # of all others
+_SIZES = {"compact": (4 << 30, 1.0), "shuffle": (8 << 30, 2.0)}  # memory and processors, as in infra/terraform
+_SIZE = (2 << 30, 1.0)  # of all other functions
 _BILLED_STEP_SECONDS = 0.1
 _PLACE = "{function}"
 
@@ -23,15 +23,15 @@ _PLACE = "{function}"
 class GcfExecutor(HttpExecutor):
     """Posts events to ``https://{region}-{project}.cloudfunctions.net/{prefix}-{function}``.
 
-    With an ``endpoint_url``, functions are below that instead; or at it, with their names for ``{function}``, as
-    services of Cloud Run are: ``https://{function}-123456789012.us-central1.run.app``. One on this machine or without
-    TLS gets no token.
+    With an ``endpoint_url``, functions are below that URL instead. If it contains ``{function}``, the function's name
+    replaces that, as for Cloud Run services: ``https://{function}-123456789012.us-central1.run.app``. An endpoint
+    without TLS gets no token.
 
-    Google does not tell what a call is charged: it is the time that the answer took, in steps of 0.1 s, at the memory
-    and processors that the options name, else those that ``infra/terraform`` gives the function.
+    Google does not report the billed time of a call. It is taken as the time of the answer, rounded up to 0.1 s, with
+    the memory and processors of the options, else those that ``infra/terraform`` gives the function.
 
     Raises:
-        ConfigError: region and project are not given, nor an endpoint.
+        ConfigError: neither region and project nor an endpoint are given.
     """
 
     name = "gcf"
@@ -47,7 +47,7 @@ class GcfExecutor(HttpExecutor):
         if options.endpoint_url is None and not (options.region and options.project):
             raise ConfigError(
                 "functions on Google Cloud are found by region and project, or by an endpoint; set "
-                "--function-region and --function-project, or --function-url; in a warm tier's URL region= and "
+                "--function-region and --function-project, or --function-url; in a warm tier's URL, region= and "
                 "project=, or endpoint="
             )
         self._root = options.endpoint_url or f"https://{options.region}-{options.project}.cloudfunctions.net"
@@ -60,7 +60,7 @@ class GcfExecutor(HttpExecutor):
         return self
 
     def vcpus(self, function: str) -> float:
-        """Return what the options say, else what the function is deployed with."""
+        """Return the processors of a function: those of the options, else those that it is deployed with."""
         return self._options.vcpus or size_of(function)[1]
 
     async def _signed(self, function: str, data: bytes) -> Call:
@@ -91,12 +91,12 @@ class GcfExecutor(HttpExecutor):
 
 
 def size_of(function: str) -> tuple[int, float]:
-    """Return the memory in bytes and the processors that a function is deployed with."""
+    """Return the memory in bytes and the number of processors that a function is deployed with."""
     return _SIZES.get(function, _SIZE)
 
 
 def _refused(function: str, url: str, reply: Reply) -> StokerError:
-    """Return the function's own error, which has a type, or the platform's."""
+    """Return the function's error, if the response has its type, else the platform's."""
     said = reply.document
     if isinstance(said.get("errorType"), str):
         return error_of_function(function, said["errorType"], str(said.get("errorMessage", "")))

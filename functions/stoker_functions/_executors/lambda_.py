@@ -32,7 +32,7 @@ _REPORT = re.compile(r"^REPORT RequestId: .*$|^.*\"platform\.report\".*$", re.MU
 
 
 class LambdaExecutor(HttpExecutor):
-    """Calls ``{prefix}-{function}`` by synchronous ``Invoke``; botocore knows the configuration, and signs.
+    """Calls ``{prefix}-{function}`` by synchronous ``Invoke``; botocore reads the configuration and signs.
 
     Region, endpoint and credentials come from the options, else from the standard AWS environment and files.
 
@@ -45,7 +45,7 @@ class LambdaExecutor(HttpExecutor):
     vendor = "Lambda"
     max_event_bytes = 6 << 20
     timeout_seconds = 930.0  # a function has at most 900
-    most_calls = 1000  # what an account has at first is less or equal
+    most_calls = 1000  # the initial limit of an account is at most this
     heeds = frozenset({"prefix", "region", "endpoint_url"})
 
     async def __aenter__(self) -> LambdaExecutor:
@@ -60,10 +60,10 @@ class LambdaExecutor(HttpExecutor):
                 self._region, self._root = client.meta.region_name, client.meta.endpoint_url
         except NoRegionError:
             raise ConfigError(
-                "the functions' AWS region is not known; set AWS_REGION, or --function-region; in a warm "
-                "tier's URL region="
+                "the functions' AWS region is not known; set AWS_REGION or --function-region, or region= in a warm "
+                "tier's URL"
             ) from None
-        except (BotoCoreError, ValueError) as error:  # the latter for an endpoint that is no URL
+        except (BotoCoreError, ValueError) as error:  # ValueError for an endpoint that is not a URL
             raise ConfigError(f"the AWS configuration is not valid: {error}") from None
         self._connect(self._root)
         return self
@@ -91,7 +91,7 @@ class LambdaExecutor(HttpExecutor):
 
 
 def _failed(name: str, said: Mapping[str, Any]) -> StokerError:
-    """Return the error of a function, or of the platform that ended it."""
+    """Return the error of a function, or the error of the platform that ended it."""
     error_type, message = str(said.get("errorType") or ""), str(said.get("errorMessage") or "no message")
     if error_type == _TIMED_OUT or (not error_type and "Task timed out after" in message):
         return DeadlineError(f"{name} ran out of time ({message}); it is called again")
@@ -101,10 +101,14 @@ def _failed(name: str, said: Mapping[str, Any]) -> StokerError:
 
 
 def add_bill(answer: Answer, log_result: str) -> Answer:
-    """Return an answer with what the end of an invocation's log says of it, base64-encoded as ``Invoke`` returns it.
+    """Return an answer with the billed time, memory and cold start from the end of an invocation's log.
 
-    The report is a line of text or, for functions that log in JSON, an object. The answer stays as it is if there is
-    none: the platform does not promise one.
+    The report in the log is a line of text or, for functions that log in JSON, an object. The platform does not
+    guarantee one; without it, the answer is unchanged.
+
+    Args:
+        answer: answer of the invocation.
+        log_result: end of the log, in base64, as ``Invoke`` returns it.
     """
     try:
         log = base64.b64decode(log_result, validate=True).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Functions as tasks of a Ray cluster; one of this machine's own is started where there is none."""
+"""The Ray executor, which runs functions as tasks of a Ray cluster, or of a new local one if there is none."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from stoker_functions._executors.worker import Runner, answer_of
 
 
 class RayExecutor(Executor):
-    """Runs each function as a task with one processor; Ray decides where, and lets wait what finds none free.
+    """Runs each function as a task with one processor; Ray places tasks, and queues them if no processor is free.
 
-    Every machine of the cluster needs stoker installed and reaches the buckets with credentials of its own; settings
-    of the options go with each task. A cluster that this process is connected to already is used, and left as it is.
+    Every machine of the cluster needs stoker and its own credentials for the buckets; each task carries the settings of
+    the options. If this process is connected to a cluster already, that one is used and stays connected.
     """
 
     name = "ray"
@@ -43,7 +43,7 @@ class RayExecutor(Executor):
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(f"there is no Ray cluster at {self._options.endpoint_url}: {error}") from error
         self.concurrency = self._options.concurrency or max(1, processors)
-        # The driver tries again, and counts it.
+        # No retries here: the fan-out driver retries, and counts them.
         self._task = ray.remote(num_cpus=1, max_retries=0)(perform)
         return self
 
@@ -57,7 +57,7 @@ class RayExecutor(Executor):
         """Run a function on the cluster.
 
         Raises:
-            ConnectionLostError: the machine or process that ran it is gone.
+            ConnectionLostError: the machine or process that ran the function was lost.
             FunctionError: the function failed.
         """
         if self._task is None:
@@ -81,10 +81,10 @@ def perform(function: str, event: str, environment: Mapping[str, str], functions
     """Run a function to its end on the machine that Ray has chosen.
 
     Args:
-        function: its name.
-        event: a JSON object.
-        environment: settings, over those of the machine.
-        functions: name → ``module:function``, beside stoker's own.
+        function: name of the function.
+        event: event of the function, a JSON object.
+        environment: environment variables that override those of the machine.
+        functions: name → ``module:function`` of functions in addition to stoker's own.
 
     Returns:
         A JSON object for :func:`stoker_functions._executors.worker.answer_of`.

@@ -1,6 +1,6 @@
-"""HTTP to functions: one request that may be silent for an hour, over a connection that is kept alive meanwhile.
+"""HTTP calls of functions: one request that may take an hour, over a connection with TCP keep-alive.
 
-What platforms answer becomes the result of a function, or a typed error that says the remedy.
+The platform's response becomes the result of a function, or a typed error with the remedy.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from stoker.fanout import ExecutorOptions, error_of_function
 
 _CONNECT_SECONDS = 10.0
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 4}
-"""Gateways forget a connection without traffic, AWS's after 350 s. What a system does not know is left out; macOS calls
-the first by the second's name."""
+"""Socket options, since gateways drop connections without traffic (AWS after 350 s). Options that the system lacks are
+left out; the first is called TCP_KEEPALIVE on macOS."""
 _BAD_CREDENTIALS: Rule = (CredentialsError, "the credentials are missing, wrong or expired; log in again")
 _BUSY: Rule = (ServerError, "the function is being changed or started; try again")
-_SERVER: Rule = (ServerError, "the platform failed inside; try again")
+_SERVER: Rule = (ServerError, "the platform had an internal error; try again")
 _THROTTLED: Rule = (
     ThrottledError,
-    "too many functions run at once; have the limit on concurrency raised, or ask for fewer calls at once",
+    "too many functions run at once; raise the platform's concurrency limit, or lower the number of concurrent calls",
 )
-_TOO_LARGE: Rule = (StoreError, "the event is larger than the platform takes; plan smaller parts")
+_TOO_LARGE: Rule = (StoreError, "the event is larger than the platform accepts; plan smaller parts")
 
 _REFUSALS: dict[str, Rule] = {
-    # By the platform's own code, or by status.
-    "400": (StoreError, "the platform does not take the call"),
+    # By the platform's own code, or by HTTP status.
+    "400": (StoreError, "the platform rejects the call"),
     "401": _BAD_CREDENTIALS,
     "403": (
         PermissionDeniedError,
@@ -76,14 +76,14 @@ _UNKNOWN = _REFUSALS["400"]
 class HttpExecutor(Executor):
     """Posts each event to the URL of its function, once, and waits for the answer.
 
-    Waiting costs a connection each and brings the result, the error and the bill back with it; a call that nobody waits
-    for would need a place where all this is found later.
+    Each waiting call takes a connection, which returns the result, the error and the bill; asynchronous calls would
+    need a place to store these.
 
     Attributes:
-        vendor: whose platform it is, for messages.
-        max_event_bytes: what the platform takes.
-        timeout_seconds: that a call may take, unless the options say otherwise.
-        most_calls: at once, unless the options say otherwise.
+        vendor: name of the platform's vendor, for messages.
+        max_event_bytes: size of the largest event that the platform accepts.
+        timeout_seconds: time limit of a call, unless the options have one.
+        most_calls: maximum number of concurrent calls, unless the options have one.
     """
 
     vendor: ClassVar[str]
@@ -109,11 +109,11 @@ class HttpExecutor(Executor):
         """Call a function and wait for its end.
 
         Raises:
-            ConfigError: the event is larger than the platform takes.
-            ThrottledError: no instance is free, or may be started.
-            TransientError: the call was lost, or the function failed in a way that may pass.
+            ConfigError: the event is larger than the platform accepts.
+            ThrottledError: no instance is free, and none may be started.
+            TransientError: the call was lost, or the function failed and may succeed if it is called again.
             FunctionError: the function failed.
-            StoreError: the platform refuses for a reason that will stay.
+            StoreError: the platform rejects the call, and would do so again.
         """
         if self._session is None:
             raise ConfigError("an executor is used inside its 'async with' block")
@@ -127,22 +127,22 @@ class HttpExecutor(Executor):
         return self._answer(function, call, reply, asyncio.get_running_loop().time() - begun_seconds)
 
     def _name(self, function: str) -> str:
-        """Return what a function is deployed as."""
+        """Return the name that a function is deployed by."""
         return f"{self._options.prefix}-{function}"
 
     @abstractmethod
     async def _signed(self, function: str, data: bytes) -> Call:
-        """Return the call of a function."""
+        """Return the signed request that calls a function."""
 
     @abstractmethod
     def _answer(self, function: str, call: Call, reply: Reply, seconds: float) -> Answer:
-        """Return what became of a call that took so long, or raise the function's error or the platform's."""
+        """Return the answer of a call that took ``seconds``, or raise the function's or the platform's error."""
 
 
 def open_session(url: str, *, timeout_seconds: float) -> aiohttp.ClientSession:
     """Return a session for calls below ``url`` in the running loop, through the environment's proxy.
 
-    It makes as many connections as there are calls: their number is the caller's business.
+    It does not limit the number of connections: the caller limits its calls.
 
     Raises:
         ConfigError: the environment names a proxy or certificates that cannot be used.
@@ -168,7 +168,7 @@ def _kept_alive(address: AddrInfoType) -> socket.socket:
 
 
 def refusal(address: str, reply: Reply, *, code: str = "", text: str) -> StoreError:
-    """Return the error for what a platform refused, by its own code or by the status."""
+    """Return the error of a platform's error response, by its own code or by the HTTP status."""
     rule = _REFUSALS.get(code) or _REFUSALS.get(str(reply.status), _UNKNOWN)
     return error_of(address, reply, {str(reply.status): rule}, code, text)
 
@@ -177,13 +177,13 @@ def result_of(function: str, body: bytes) -> dict[str, Any]:
     """Return a function's result.
 
     Raises:
-        ServerError: the body is not JSON: somebody else answered.
-        FunctionError: it is JSON and no object.
+        ServerError: the body is not JSON, so another server answered.
+        FunctionError: the body is JSON, but not an object.
     """
     try:
         result = json.loads(body)
     except (ValueError, RecursionError):
         raise ServerError(f"{function} answered {len(body)} bytes that are not JSON") from None
     if not isinstance(result, dict):
-        raise error_of_function(function, "TypeError", f"the result is no JSON object but a {type(result).__name__}")
+        raise error_of_function(function, "TypeError", f"the result is not a JSON object but a {type(result).__name__}")
     return result

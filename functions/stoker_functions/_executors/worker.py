@@ -1,9 +1,8 @@
-"""Functions in worker processes of this machine, one at a time in each, and the program of such a process.
+"""The local executor, which runs functions in worker processes of this machine, and the program of a worker.
 
-``python -m stoker_functions._executors.worker`` is a worker of the local executor, with a pipe at either end: messages
-are four bytes of length, then that many bytes. One event at a time arrives on standard input and is answered on
-standard output. When the input ends, be it because the executor closed it or because its process was killed, what runs
-is cancelled and the worker ends too.
+``python -m stoker_functions._executors.worker`` is a worker. It reads one event at a time from standard input and
+writes the answer to standard output; a message is four bytes of length, then that many bytes. When the input ends,
+because the executor closed it or was killed, the worker cancels the running function and ends.
 """
 
 from __future__ import annotations
@@ -29,15 +28,21 @@ from stoker_functions._instance import HANDLERS, handler_of
 _NO_DEADLINE = Deadline(math.inf, math.inf)
 _KIB = 1 if sys.platform == "darwin" else 1 << 10  # what ru_maxrss counts in
 _LENGTH_BYTES = 4
-_LEAVE_SECONDS = 5.0  # that an idle worker has to end by itself
+_LEAVE_SECONDS = 5.0  # time for an idle worker to end by itself
 
 
 class Runner:
-    """Calls handlers with one deployment, which is made at the first call.
+    """Calls handlers with one deployment, which is opened at the first call.
 
     Args:
-        environ: where the deployment's settings are read.
-        functions: name → ``module:function``, beside stoker's own.
+        environ: environment variables with the deployment's settings.
+        functions: name → ``module:function`` of functions in addition to stoker's own.
+
+    Example:
+        >>> runner = Runner(os.environ, {})
+        >>> outcome = await runner.perform("compact", {"dataset": "/data/train"})
+        >>> answer = answer_of("compact", outcome)
+        >>> await runner.close()
     """
 
     def __init__(self, environ: Mapping[str, str], functions: Mapping[str, str]) -> None:
@@ -46,20 +51,25 @@ class Runner:
         self._deployment: Deployment | None = None
 
     async def perform(self, function: str, event: Mapping[str, Any]) -> str:
-        """Run a function to its end; return a JSON object for :func:`answer_of`, also if it fails."""
+        """Run a function to its end, and return a JSON object for :func:`answer_of`, also if the function fails.
+
+        Args:
+            function: name of the function.
+            event: event of the function, of JSON values.
+        """
         begun_seconds = asyncio.get_running_loop().time()
         is_cold = self._deployment is None
         try:
             outcome: dict[str, Any] = {"result": await self._result(function, event)}
             json.dumps(outcome, allow_nan=False)
-        except Exception as error:  # noqa: BLE001 - a function's boundary: whatever it raises is its answer
+        except Exception as error:  # noqa: BLE001 - a function's boundary: its error is its answer
             outcome = {"errorType": type(error).__name__, "errorMessage": str(error)}
         seconds = asyncio.get_running_loop().time() - begun_seconds
         used_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
         return json.dumps({**outcome, "billed_seconds": seconds, "memory_bytes": used_bytes, "is_cold": is_cold})
 
     async def close(self) -> None:
-        """Release what the deployment holds."""
+        """Close the deployment."""
         if self._deployment is not None:
             await self._deployment.close()
 
@@ -70,16 +80,24 @@ class Runner:
             raise ConfigError(f"there is no function {function!r}, only {', '.join(self._functions)}")
         result: object = await handler_of(self._functions[function])(event, self._deployment, _NO_DEADLINE)
         if not isinstance(result, dict):
-            raise TypeError(f"the result is no JSON object but a {type(result).__name__}")
+            raise TypeError(f"the result is not a JSON object but a {type(result).__name__}")
         return result
 
 
 def answer_of(function: str, outcome: str | bytes) -> Answer:
-    """Return the answer that :meth:`Runner.perform` wrote down, or raise the error.
+    """Return the answer in the outcome of :meth:`Runner.perform`, or raise its error.
+
+    Args:
+        function: name of the function, for errors.
+        outcome: JSON object from :meth:`Runner.perform`.
 
     Raises:
         FunctionError: the function failed.
-        TransientError: it failed in a way that may pass.
+        TransientError: the function failed, and may succeed if it is called again.
+
+    Example:
+        >>> answer = answer_of("pack", await runner.perform("pack", event))
+        >>> answer.result["samples"]
     """
     fields = json.loads(outcome)
     if "result" not in fields:
@@ -88,12 +106,12 @@ def answer_of(function: str, outcome: str | bytes) -> Answer:
 
 
 def frame(message: bytes) -> bytes:
-    """Return a message as it travels."""
+    """Return a message with its length in front."""
     return len(message).to_bytes(_LENGTH_BYTES, "big") + message
 
 
 async def read_frame(stream: asyncio.StreamReader) -> bytes | None:
-    """Return the next message; None if the pipe has ended, in the middle of one or before."""
+    """Return the next message; None if the pipe has ended, also within a message."""
     try:
         return await stream.readexactly(int.from_bytes(await stream.readexactly(_LENGTH_BYTES), "big"))
     except (asyncio.IncompleteReadError, ConnectionError):
@@ -101,11 +119,10 @@ async def read_frame(stream: asyncio.StreamReader) -> bytes | None:
 
 
 class LocalExecutor(Executor):
-    """Worker processes with a deployment of their own each; they speak JSON over pipes.
+    """Runs functions in worker processes, which have a deployment each and exchange JSON over pipes.
 
-    A worker is started when a call finds none idle, up to one per core. One that dies, or whose call is cancelled, is
-    replaced: it is killed as a cloud would kill an instance. If this process dies, its workers see the end of their
-    input and go, too.
+    A call starts a worker if none is idle, by default up to one per core. A worker whose call is cancelled is killed,
+    as a cloud kills an instance; a dead worker is replaced. If this process dies, its workers end with their input.
     """
 
     name = "local"
@@ -136,10 +153,10 @@ class LocalExecutor(Executor):
         self._workers.clear()
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
-        """Run a function in a worker; waits while all are busy.
+        """Run a function in a worker, after waiting for one that is free.
 
         Raises:
-            ConnectionLostError: the worker died, or none could be started.
+            ConnectionLostError: the worker died or could not be started.
             DeadlineError: the function took longer than the options allow.
             FunctionError: the function failed.
         """
@@ -163,8 +180,8 @@ class LocalExecutor(Executor):
         return answer_of(function, answer)
 
     async def _started(self) -> Process:
-        # In a session of its own, so that Ctrl-C on the terminal reaches only this process, which then ends it.
-        # And -P: what lies in the current folder is no module.
+        # In its own session, so that Ctrl-C on the terminal reaches only this process, which then ends the worker.
+        # -P keeps modules of the current folder out.
         program = (sys.executable, "-P", "-m", "stoker_functions._executors.worker", self._functions)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -176,7 +193,7 @@ class LocalExecutor(Executor):
         return process
 
     async def _fate(self, process: Process) -> str:
-        """Return what became of a worker that has closed its pipe."""
+        """Describe the end of a worker that has closed its pipe."""
         await _ended(process)
         self._workers.discard(process)
         code = process.returncode or 0
@@ -190,7 +207,7 @@ def _cores() -> int:
 async def _exchanged(process: Process, request: bytes) -> bytes | None:
     assert process.stdin is not None  # noqa: S101 - both are pipes
     assert process.stdout is not None  # noqa: S101
-    with suppress(ConnectionError):  # the worker is gone: then the answer's pipe has ended, too
+    with suppress(ConnectionError):  # the worker has ended, and so has the pipe of its answer
         process.stdin.write(request)
         await process.stdin.drain()
     return await read_frame(process.stdout)
@@ -202,7 +219,7 @@ def _kill(process: Process) -> None:
 
 
 async def _ended(process: Process) -> None:
-    """Close a worker's input and wait for its end, which an idle one finds by itself."""
+    """Close a worker's input, at which an idle worker ends, and wait for the end; kill it after 5 s."""
     assert process.stdin is not None  # noqa: S101 - it is a pipe
     process.stdin.close()
     try:
@@ -214,7 +231,7 @@ async def _ended(process: Process) -> None:
 
 
 def main() -> None:
-    """Serve until the input ends. Anything that a function prints goes to standard error instead."""
+    """Run a worker until its input ends; output that functions print goes to standard error."""
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with os.fdopen(answers, "wb", buffering=0) as pipe:
@@ -244,7 +261,7 @@ async def _serve(answers: int) -> None:
 async def _answered(runner: Runner, request: bytes, answers: int) -> None:
     call = json.loads(request)
     answer = memoryview(frame((await runner.perform(call["function"], call["event"])).encode()))
-    with suppress(BrokenPipeError):  # nobody waits for it any more
+    with suppress(BrokenPipeError):  # the executor has ended
         while answer:
             answer = answer[os.write(answers, answer) :]
 

@@ -1,1 +1,1 @@
-"""Materialized epochs: the samples of one epoch of ``full``, written in its order as a small data set of their own."""
+"""Materialized epochs: the samples of one epoch of shuffle ``full``, written in its order as a separate data set."""

@@ -1,4 +1,4 @@
-"""``stoker shuffle``: epochs of ``full`` as objects of their own, made ahead of the training that reads them."""
+"""``stoker shuffle``: writes epochs of shuffle ``full`` as separate objects, ahead of the training that reads them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stoker_functions._shuffle_job.work import ShuffleTask, Way, perform
 
 _EPOCHS = re.compile(r"(\d{1,8})(?:\.\.(\d{1,8}))?", re.ASCII)
 _DEFAULT_BYTES = 1 << 30
-_TASK_SECONDS = 900.0  # the most that Lambda allows
+_TASK_SECONDS = 900.0  # Lambda's maximum
 _DAYS_A_MONTH = 30
 
 
@@ -40,24 +40,24 @@ def configure(parser: ArgumentParser) -> None:
     flags.add_version(parser)
     flags.add_store_options(parser)
     seed = flags.whole_number_to((1 << 64) - 1)
-    parser.add_argument("--seed", type=seed, required=True, metavar="N", help="of the training")
-    epochs = "from 0; as 3, or 3..10"
+    parser.add_argument("--seed", type=seed, required=True, metavar="N", help="seed of the training")
+    epochs = "epoch or range of epochs to write, from 0: 3, or 3..10"
     names = ("--epoch", "--epochs")
     parser.add_argument(*names, dest="epochs", type=_epochs, required=True, metavar="N[..M]", help=epochs)
-    lanes = "of the training: its number of ranks, unless it says lanes= (default: 1)"
+    lanes = "lanes of the training: its number of ranks, unless it sets lanes= (default: 1)"
     parser.add_argument("--lanes", type=flags.positive, default=1, metavar="N", help=lanes)
-    parser.add_argument("--plan", action="store_true", help="only show what each way would take")
+    parser.add_argument("--plan", action="store_true", help="only show the cost of each way, and exit")
     parser.add_argument("--way", choices=get_args(Way), help="how samples are read (default: the cheapest that fits)")
-    slices = "cut an epoch into so many, at least"
+    slices = "minimum number of slices of an epoch (default: 1)"
     parser.add_argument("--slices", type=flags.positive, default=1, metavar="N", help=slices)
-    keep = "keep the N epochs before the first, and delete older ones (default: delete none)"
+    keep = "keep N epochs before the first one, and delete older ones (default: delete none)"
     parser.add_argument("--keep", type=flags.whole_number_to(MAX_EPOCH), metavar="N", help=keep)
-    memory = "of this process, or of a function: a slice has to fit in it (default: 1GiB)"
+    memory = "memory of this process or of a function, which must hold a slice (default: 1GiB)"
     parser.add_argument("--memory", type=flags.size, default=_DEFAULT_BYTES, metavar="SIZE", help=memory)
     parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
     group = parser.add_argument_group("shuffling in many functions at once", "see docs/fan-out.md")
     flags.add_function_options(group.add_argument, "shuffle")
-    parser.set_defaults(when_interrupted="interrupted; what was written stays: run the same command again to go on")
+    parser.set_defaults(when_interrupted="interrupted; written objects are kept: run the same command again to continue")
 
 
 def _epochs(text: str) -> range:
@@ -111,17 +111,17 @@ def _plan_config(args: Namespace, executor: Executor, key: PriceKey) -> PlanConf
 
 
 class _Making:
-    """Makes epochs, one after the other."""
+    """Makes the epochs of the command, one after the other."""
 
     def __init__(self, args: Namespace, plan: EpochPlan, store: ObjectStore, executor: Executor) -> None:
         self._args, self._plan, self._store = args, plan, store
         self._progress: Progress | None = None
-        # A late task in this process would only be kept from its work by a second one.
+        # No second copies of late tasks in this process: they would only slow the first one down.
         patience = FanoutConfig(late_fraction=0.0, late_burst=0) if not args.on else FanoutConfig(most=args.workers)
         self._driver = Driver(executor, patience, on_progress=self._show)
 
     async def make(self, layout: EpochLayout) -> None:
-        """Make one epoch, unless it is there, and delete those that are older than ``--keep`` says."""
+        """Make one epoch, unless it exists, and delete those that are older than ``--keep`` allows."""
         args = self._args
         phases = self._plan.phases(
             dataset=flags.url_for_functions(parse_url(args.url)),
@@ -165,7 +165,7 @@ class _Making:
             self._progress.update(done)
 
     def tell(self) -> None:
-        """Say what all of it took."""
+        """Print the summary: time, requests, bytes and dollars."""
         lines = self._driver.report.lines()
         if self._args.on:
             say(self._args, *lines)
@@ -174,14 +174,14 @@ class _Making:
         gets, puts = reading.requests[Operation.GET], reading.requests[Operation.PUT]
         say(
             self._args,
-            *lines[:-1],  # the last is of functions
+            *lines[:-1],  # the last line is about functions
             f"{counted(gets, 'GET')}, {format_bytes(reading.read_bytes)} read; {counted(puts, 'PUT')}, "
             f"{format_bytes(reading.written_bytes)} written; ${Prices.load().dollars(reading):.6f} for them",
         )
 
 
 def _shown(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifest, store: StorePrices) -> str:
-    """Return what each way would take, as lines."""
+    """Return a table of the cost of each way, as lines."""
     rows = [("way", "slices", "scatters", "GETs", "PUTs", "read", "written", "bucket", "functions", "time", "")]
     best = min((plan for plan in plans if not plan.problem), key=lambda plan: plan.rank, default=None)
     rows += [
@@ -208,11 +208,11 @@ def _shown(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifest, stor
 
 
 class InProcess(Executor):
-    """Runs the one function ``shuffle``.
+    """Runs the function ``shuffle`` in this process.
 
     Args:
-        store: where the data set is; the caller closes it.
-        memory_bytes: that a task may use; there is one at a time, which reads and writes much at once.
+        store: store of the data set, which the caller closes.
+        memory_bytes: memory that a task may use; one task runs at a time, with many concurrent requests.
     """
 
     name = "this process"
@@ -227,13 +227,13 @@ class InProcess(Executor):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Do nothing: every call has ended when its caller has."""
+        """Do nothing: each call ends with its caller."""
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
-        """Carry out a task.
+        """Execute a task.
 
         Raises:
-            StokerError: it could not be.
+            StokerError: the task failed.
         """
         started = asyncio.get_running_loop().time()
         result = await perform(self._store, ShuffleTask.from_event(event), memory_bytes=self._memory_bytes)

@@ -1,7 +1,7 @@
-"""What the tasks of a materialized epoch have recorded in its store; its commit; and the deletion of old ones.
+"""The records of a materialized epoch's tasks, the commit of an epoch, and the deletion of old epochs.
 
-The record of a task is a manifest, stored beside what it lists: the task is complete when its record has all of its
-samples. Records only grow, so any number of processes may carry out the same task at the same time.
+The record of a task is a manifest, stored beside the objects that it lists: the task is complete when its record has
+all of its samples. Records only grow, so any number of processes may execute the same task at the same time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _RECORD_FOLDER = "parts/"
 
 
 class PartRecord:
-    """The record of one task; made by :meth:`opened`.
+    """The record of one task, constructed by :meth:`opened`.
 
     Args:
-        store: the epoch's folder.
-        run: that the record is called by.
+        store: folder of the epoch.
+        run: name of the record.
         dataset: id of the epoch's data set.
     """
 
@@ -40,11 +40,11 @@ class PartRecord:
         self._dataset = dataset
         self._tag: str | None = None
         self.written: Manifest | None = None
-        """What is stored, as far as is known here; None if nothing is."""
+        """Manifest of the super-samples that this process knows to be stored; None if there are none."""
 
     @classmethod
     async def opened(cls, store: Store, run: str, dataset: str) -> PartRecord:
-        """Return what the store has, with or without a record: one GET."""
+        """Return the record in the store, or an empty one if there is none: one GET."""
         record = cls(store, run, dataset)
         await record._read()
         return record
@@ -54,14 +54,14 @@ class PartRecord:
 
     @property
     def samples(self) -> int:
-        """How many samples are stored."""
+        """Number of samples that are stored."""
         return 0 if self.written is None else self.written.samples
 
     async def save(self, written: Manifest) -> None:
-        """Record it, unless what is there, perhaps of another process, is as far or farther.
+        """Save a manifest, unless the stored one, perhaps of another process, has as many super-samples or more.
 
         Raises:
-            PackError: the record was deleted, and what it lists may be too.
+            PackError: the record was deleted, and perhaps the objects that it lists.
         """
         while len(self) < len(written):
             try:
@@ -82,9 +82,9 @@ class PartRecord:
             self.written = self._tag = None
             return
         except (FormatError, ChecksumError) as error:
-            raise PackError(f"{self._name} is damaged: {error}; delete it, and it is made again") from None
+            raise PackError(f"{self._name} is damaged: {error}; delete it, and shuffle again") from None
         if written.dataset != self._dataset:
-            raise PackError(f"{self._name} is of another data set; delete it, and it is made again")
+            raise PackError(f"{self._name} is of another data set; delete it, and shuffle again")
         self.written, self._tag = written, info.tag
 
     @property
@@ -93,38 +93,38 @@ class PartRecord:
 
 
 SCATTERED_FOLDER = "scattered/"
-"""Of an epoch: what lies between the scatters and the slices, until the commit."""
+"""Folder of the cells in an epoch's folder, from the scatters until the commit."""
 _REQUESTS_AT_ONCE = 32
 
 
 async def commit_epoch(
     store: Store, layout: EpochLayout, runs: Sequence[str], *, keep: int, stop_at_seconds: float = math.inf
 ) -> dict[str, Any]:
-    """Make an epoch visible that all slices are there of, and delete what nobody needs any more.
+    """Make an epoch with all its slices visible, and delete its cells and old epochs.
 
     Args:
-        store: where the data set is.
-        layout: of the epoch.
-        runs: of its slices that have samples, in order.
-        keep: how many epochs of the run before this one to keep; what is older is deleted.
-        stop_at_seconds: on the clock of the event loop, when deleting ends; committed again, it goes on.
+        store: store of the data set.
+        layout: layout of the epoch.
+        runs: runs of the slices that have samples, in order.
+        keep: number of epochs of the run before this one to keep; older ones are deleted.
+        stop_at_seconds: time on the clock of the event loop when deleting stops; another commit continues it.
 
     Returns:
-        ``state``, the ``folder`` of the epoch, how many objects were ``deleted``, and ``deleted_epochs``, which older
-        epochs they are of.
+        ``state``, the ``folder`` of the epoch, the number of ``deleted`` objects, and the older epochs that they
+        belonged to, ``deleted_epochs``.
 
     Raises:
-        PackError: a slice is not there yet, or something else stands where the epoch belongs; nothing was committed.
+        PackError: a slice is not complete, or another object is where the epoch belongs; nothing was committed.
     """
     folder = FolderStore(store, layout.folder)
     if await read_epoch(store, layout) is None:
         built = await _built(folder, layout, runs)
-        with suppress(PreconditionFailedError):  # somebody was first
+        with suppress(PreconditionFailedError):  # another process was first
             await versions.publish(folder, built)
         if await read_epoch(store, layout) is None:
             raise PackError(
-                f"epoch {layout.epoch} was committed, and is not there: it was deleted meanwhile, or something else "
-                f"stands where it belongs; delete {folder.url}, and shuffle again"
+                f"epoch {layout.epoch} was committed, and is not there: it was deleted meanwhile, or another object is "
+                f"in its place; delete {folder.url}, and shuffle again"
             )
     deleted = await delete_epochs(store, layout, keep=keep, stop_at_seconds=stop_at_seconds)
     return {
@@ -136,7 +136,7 @@ async def commit_epoch(
 
 
 async def _built(folder: FolderStore, layout: EpochLayout, runs: Sequence[str]) -> Manifest:
-    """Return the manifest that has what all slices have written."""
+    """Return the manifest of the super-samples of all slices."""
     found: dict[str, Manifest] = {}
 
     async def read(run: str) -> None:
@@ -162,7 +162,7 @@ async def _built(folder: FolderStore, layout: EpochLayout, runs: Sequence[str]) 
 
 
 class DeletedEpochs(NamedTuple):
-    """What was deleted: how many objects, of which older epochs, and whether all that was to be deleted is gone."""
+    """The result of a deletion: number of objects, the older epochs they belonged to, and whether it is complete."""
 
     objects: int
     epochs: tuple[int, ...]
@@ -172,9 +172,9 @@ class DeletedEpochs(NamedTuple):
 async def delete_epochs(
     store: Store, layout: EpochLayout, *, keep: int, stop_at_seconds: float = math.inf
 ) -> DeletedEpochs:
-    """Delete the epochs of a run that are more than ``keep`` before this one, and what was scattered for this one.
+    """Delete the epochs of a run that are more than ``keep`` before this one, and the cells of this one.
 
-    An epoch's manifest goes first and its super-samples last, so at no time does anything name what is not there.
+    An epoch's manifest is deleted first and its super-samples last, so no manifest ever names a deleted object.
     """
     retrying = RetryingStore(store)
     first_kept = layout.folder_of(max(0, layout.epoch - keep))
@@ -207,5 +207,5 @@ async def _keys(store: RetryingStore, prefix: str, end: str = "\U0010ffff") -> l
 
 
 def _turn(key: str) -> int:
-    """Return when to delete an object: what names others before these."""
+    """Return the turn in which to delete an object: manifests first, then records, then super-samples."""
     return 0 if "/manifest" in key else 1 if f"/{_RECORD_FOLDER}" in key else 2

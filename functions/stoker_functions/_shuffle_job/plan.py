@@ -1,4 +1,4 @@
-"""What each way to make an epoch takes, and which one to take: pure.
+"""The cost of each way to make an epoch, and the choice of one, as pure functions.
 
 For ``N`` samples in ``M`` super-samples of ``D`` bytes, ``S`` slices, ``T`` scatters, and ``O`` super-samples written:
 
@@ -10,8 +10,8 @@ For ``N`` samples in ``M`` super-samples of ``D`` bytes, ``S`` slices, ``T`` sca
   slice; a slice reads its ``T`` cells. With ``C`` the super-samples in the ``T · S`` cells, at least one each:
   ``M + C + S · T`` GETs and ``2 D`` bytes read; ``C + O`` PUTs and ``2 D`` bytes written.
 
-Records and manifests come on top, a few requests a task. What ``streamed`` and ``scattered`` read is held in memory
-until the slice, or the scatter, is all there: that says how many there are at least.
+Records and manifests add a few requests per task. ``streamed`` and ``scattered`` hold all samples of a slice or scatter
+in memory before they write, which sets the minimum number of these.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from stoker_functions._shuffle_job.samples import HEADER_BYTES, RECORD_EVERY_OBJ
 from stoker_functions._shuffle_job.work import ShuffleTask, Way
 
 _HEADROOM = 1.2
-"""Parts are not all of the same size: what the mean one may need is this much less than what there is."""
+"""Memory divided by the memory of an average part, at least: parts differ in size."""
 _BYTES_PER_SECOND, _REQUESTS_PER_SECOND = 75e6, 500.0
-"""To and from the store, of one task."""
+"""Throughput and request rate of one task, to and from the store."""
 _TIME_SHARE = 0.6
-"""Of the time that a task has; the rest is for slow days."""
+"""Fraction of a task's time limit that a plan may use; the rest is for times when the store is slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanConfig:
-    """What to plan for.
+    """Requirements and prices of a plan.
 
     Attributes:
-        lanes: into how many parts the epoch is cut.
+        lanes: number of parts that the order of the epoch is cut into.
         store: prices of the bucket.
-        slices: at least so many.
-        memory_bytes: that a task may use.
-        task_seconds: that a task may take; none for ever.
-        at_once: tasks at the same time.
-        prices: of the function that carries out a task, None where nothing is charged.
-        configured_bytes: of memory that is paid for.
-        vcpus: that are paid for.
+        slices: minimum number of slices; default 1.
+        memory_bytes: memory that a task may use.
+        task_seconds: time limit of a task; default no limit.
+        at_once: number of concurrent tasks; default 1.
+        prices: prices of the function that executes a task; default None, no charge.
+        configured_bytes: memory of the function that is billed.
+        vcpus: processors of the function that are billed.
 
     Raises:
-        ConfigError: there cannot be so many lanes, or slices.
+        ConfigError: the number of lanes or slices is out of range.
     """
 
     lanes: int
@@ -77,11 +77,11 @@ class PlanConfig:
 
     @property
     def most_slices(self) -> int:
-        """How many slices there may be, which have equal parts of a lane each."""
+        """Maximum number of slices, which all have equal parts of a lane."""
         return MAX_SLICES // self.lanes * self.lanes
 
     def task_dollars(self, seconds: float) -> float:
-        """Return what a task costs that takes so long."""
+        """Return the price of a task that takes ``seconds``."""
         if self.prices is None:
             return 0.0
         return self.prices.invocation_dollars(seconds=seconds, memory_bytes=self.configured_bytes, vcpus=self.vcpus)
@@ -89,22 +89,22 @@ class PlanConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan:
-    """One way to make an epoch, and what it takes; requests and bytes are expected values.
+    """One way to make an epoch, and its cost; requests and bytes are expected values.
 
     Attributes:
-        way: how slices read.
-        slices: into how many parts the epoch is cut to be written.
-        scatters: into how many parts the super-samples are cut to be scattered.
-        object_bytes: limit of a super-sample's data.
-        get_requests: of all tasks.
-        put_requests: of all tasks.
-        read_bytes: by all tasks.
-        written_bytes: by all tasks.
-        store_dollars: for requests and bytes.
-        function_dollars: for functions.
-        task_seconds: of the longest task.
-        seconds: of all.
-        problem: why it cannot be done so; empty if it can.
+        way: how slices read, as in :class:`ShuffleTask`.
+        slices: number of parts that the epoch is cut into for writing.
+        scatters: number of parts that the super-samples are cut into for scattering.
+        object_bytes: limit of a written super-sample's data.
+        get_requests: GET requests of all tasks.
+        put_requests: PUT requests of all tasks.
+        read_bytes: bytes read by all tasks.
+        written_bytes: bytes written by all tasks.
+        store_dollars: price of requests and bytes.
+        function_dollars: price of the functions.
+        task_seconds: time of the longest task.
+        seconds: time of the whole plan.
+        problem: reason why the plan does not work; empty if it works.
     """
 
     way: Way
@@ -123,19 +123,19 @@ class EpochPlan:
 
     @property
     def dollars(self) -> float:
-        """What all of it costs, storage aside."""
+        """Price of the epoch, without storage."""
         return self.store_dollars + self.function_dollars
 
     @property
     def rank(self) -> tuple[float, float]:
-        """What plans that work are compared by, the least first: what they cost, and how long they take."""
+        """Sort key of plans that work: price, then time."""
         return round(self.dollars, 9), self.seconds
 
     def phases(self, **epoch: Any) -> list[list[ShuffleTask]]:
-        """Return the tasks, each list to be done before the next is begun.
+        """Return the tasks in lists, each of which must be complete before the next one begins.
 
         Args:
-            epoch: ``dataset``, ``version``, ``seed``, ``epoch``, ``lanes`` and ``keep`` of the tasks.
+            **epoch: ``dataset``, ``version``, ``seed``, ``epoch``, ``lanes`` and ``keep`` of the tasks.
         """
         first = ShuffleTask(
             way=self.way,
@@ -152,7 +152,7 @@ class EpochPlan:
 
 
 def plan_ways(manifest: Manifest, config: PlanConfig) -> tuple[EpochPlan, ...]:
-    """Return what every way would take, with as many parts as memory and time ask for.
+    """Return the plan of each way, with as many parts as memory and time require.
 
     Raises:
         BudgetError: the memory is too small for any way.
@@ -162,10 +162,10 @@ def plan_ways(manifest: Manifest, config: PlanConfig) -> tuple[EpochPlan, ...]:
 
 
 def chosen_plan(plans: Sequence[EpochPlan]) -> EpochPlan:
-    """Return the cheapest plan that works; of those that cost the same, the fastest.
+    """Return the cheapest plan that works; among equal prices, the fastest.
 
     Raises:
-        BudgetError: none works; says why.
+        BudgetError: no plan works; the message has the reasons.
     """
     working = [plan for plan in plans if not plan.problem]
     if not working:
@@ -177,7 +177,7 @@ def chosen_plan(plans: Sequence[EpochPlan]) -> EpochPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Tasks of one kind: how many, and what each of them takes."""
+    """Tasks of one kind: their number, and the requests and bytes of each."""
 
     count: int
     get_requests: float
@@ -187,20 +187,20 @@ class _Parts:
 
     @property
     def seconds(self) -> float:
-        """About how long one takes."""
+        """Estimated time of one task."""
         requests, moved_bytes = self.get_requests + self.put_requests, self.read_bytes + self.written_bytes
         return requests / _REQUESTS_PER_SECOND + moved_bytes / _BYTES_PER_SECOND
 
 
 _SUMMED = ("get_requests", "put_requests", "read_bytes", "written_bytes")
-"""What tasks have in a sum in the plan of all."""
+"""Attributes of tasks that a plan adds up."""
 
 
 class _Planner:
     def __init__(self, manifest: Manifest, config: PlanConfig) -> None:
         self._manifest, self._config = manifest, config
         self._size_bytes, largest_bytes = manifest.size_bytes, manifest.largest_bytes
-        # With its header, an object is no larger than those of the data set: what a loader has to hold stays the same.
+        # With its header, an object is no larger than those of the data set, so a loader needs no more memory.
         self._object_bytes = min(MAX_SUPER_SAMPLE_BYTES, max(largest_bytes - HEADER_BYTES, largest_bytes // 2))
         self._memory = TaskMemory.plan(
             config.memory_bytes, largest_bytes=largest_bytes, object_bytes=self._object_bytes
@@ -229,11 +229,11 @@ class _Planner:
             problem, kinds = str(error), [_Parts(1, 0, 0, 0, 0)]
         slowest_seconds = max(kind.seconds for kind in kinds)
         if not problem and slowest_seconds > _TIME_SHARE * most_seconds:
-            problem = f"a task would take about {slowest_seconds:,.0f} s of the {most_seconds:,.0f} s that it has"
+            problem = f"a task would take about {slowest_seconds:,.0f} s of its limit of {most_seconds:,.0f} s"
         if not problem and way != "ranged" and slices < self._least_parts:
-            problem = f"the samples do not fit in memory in {slices} slices, the most there may be"
+            problem = f"the samples do not fit in memory in {slices} slices, which is the maximum"
         if not problem and way == "scattered" and scatters < self._least_parts:
-            problem = f"the samples of one super-sample in {scatters} do not fit in memory"
+            problem = f"the samples do not fit in memory in {scatters} scatters, one per super-sample"
         return self._summed(way, (slices, scatters), kinds, problem)
 
     def _kinds(self, way: Way, slices: int, scatters: int) -> list[_Parts]:
@@ -254,15 +254,15 @@ class _Planner:
         ]
 
     def _objects(self, parts: int) -> int:
-        """Return how many super-samples are written where so many parts share none."""
+        """Return the number of super-samples written by ``parts`` parts, which share none."""
         return parts * math.ceil(self._size_bytes / parts / self._object_bytes) if parts else 0
 
     def _parts(self, count: int, gets: float, puts: float, read_bytes: float, written_bytes: float) -> _Parts:
-        """Return tasks that besides read the manifest and write their records."""
+        """Return tasks with their requests, including those for the manifest and the records."""
         return _Parts(count, gets + 2, puts + 1 + puts // RECORD_EVERY_OBJECTS, read_bytes, written_bytes)
 
     def _ranged(self, slices: int) -> tuple[float, float]:
-        """Return the GETs and the bytes of one slice that is read by ranges."""
+        """Return the GET requests and bytes of one slice that is read by ranges."""
         manifest = self._manifest
         limits = ReadLimits(slot_bytes=self._memory.group_bytes(manifest), range_bytes=manifest.largest_bytes)
         dealing = Partition(samples=manifest.samples, batch_size=1, world_size=slices)

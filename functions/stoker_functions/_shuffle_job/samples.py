@@ -1,11 +1,11 @@
-"""Reads samples from anywhere in a data set, as they are stored, in the order in which they are to be; and writes them.
+"""Reads stored samples from anywhere in a data set, in a given order, and writes them as super-samples.
 
-They are read in two ways: whole super-samples, from each of which the wanted samples are kept until all are there; or
-ranges, group by group. The bytes are verified as they arrive, and the checksum of each value travels with it.
+They are read in two ways: whole super-samples, of which the wanted samples are kept until all are read; or ranges,
+group by group. The bytes are verified as they arrive, and each value keeps its checksum.
 
-Writing may end at any time and be gone on with by anybody. Objects are cut where their sizes and the borders between
-sections say, so the same samples always make the same objects, byte for byte. They are written only where there are
-none yet, side by side, and counted in order.
+Writing may stop at any time, and any process may continue it. Sizes and the borders of sections decide where an object
+ends, so the same samples always make the same objects, byte for byte. Objects are never overwritten; uploads are
+concurrent, and recorded in order.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ from stoker.errors import BudgetError, ChecksumError, DeadlineError, PackError
 from stoker_functions._shuffle_job.epochs import PartRecord
 
 _PROGRAM_BYTES = 160 << 20
-"""Of an instance: the interpreter, libraries and connections."""
+"""Memory of an instance for the interpreter, libraries and connections."""
 _SAMPLE_BYTES = 192
-"""What is known of a sample in memory besides its values: measured, and rounded up."""
+"""Memory of a sample besides its values and columns: measured, and rounded up."""
 _COLUMN_BYTES = 16
-"""Of it, for each column: a length and a checksum."""
+"""Memory of a sample for each column: a length and a checksum."""
 HEADER_BYTES = 64 << 10
-"""More than the header of a super-sample has, unless there are hundreds of columns."""
+"""Upper bound of a super-sample's header, unless there are hundreds of columns."""
 _MOST_READS, _MOST_UPLOADS = 16, 8
 _LEAST = 2
 _HEDGES = 2
 _SHARE = 8
-"""Objects on their way, there or back, take up to so much of the memory: one part in this many."""
+"""Objects being read, and objects being written, each take at most the memory divided by this."""
 _MOST_GROUP_BYTES = 64 << 20
 RECORD_EVERY_OBJECTS = 16
 _TWO_AHEAD_BYTES = MAX_AHEAD_BYTES // 2
 
 
 def usable_bytes(instance_bytes: int) -> int:
-    """Return what a task may use of the memory of an instance."""
+    """Return the memory of an instance that a task may use, in bytes."""
     return max(0, instance_bytes - _PROGRAM_BYTES)
 
 
 def held_bytes(columns: int, samples: float, size_bytes: float) -> float:
-    """Return what samples take whose values have ``size_bytes`` in all."""
+    """Return the memory in bytes of samples whose values have ``size_bytes`` in total."""
     return size_bytes + samples * (_SAMPLE_BYTES + _COLUMN_BYTES * columns)
 
 
@@ -71,10 +71,10 @@ class TaskMemory:
     """The memory of one task.
 
     Attributes:
-        reads: objects on their way here.
-        hedges: more of them, for late requests.
-        uploads: objects on their way to the store; two more are under construction.
-        values_bytes: of samples that are held, and what is known of them.
+        reads: number of objects that are read at a time.
+        hedges: number of second reads for late ones.
+        uploads: number of objects that are uploaded at a time; two more are under construction.
+        values_bytes: memory for the samples that are held, with their lengths and checksums.
     """
 
     reads: int
@@ -84,15 +84,15 @@ class TaskMemory:
 
     @classmethod
     def plan(cls, memory_bytes: int, *, largest_bytes: int, object_bytes: int) -> Self:
-        """Return how ``memory_bytes`` are spent.
+        """Return the division of ``memory_bytes``.
 
         Args:
-            memory_bytes: the budget.
-            largest_bytes: of an object that is read.
-            object_bytes: limit of the data of an object that is written.
+            memory_bytes: memory budget of the task.
+            largest_bytes: size of the largest object that is read.
+            object_bytes: limit of a written object's data.
 
         Raises:
-            BudgetError: it is too small; names the figure that fits.
+            BudgetError: the budget is too small; the message has the figure that fits.
         """
         written_bytes = object_bytes + HEADER_BYTES
         reads = max(_LEAST, min(_MOST_READS, memory_bytes // _SHARE // largest_bytes))
@@ -107,10 +107,10 @@ class TaskMemory:
         return cls(reads=reads, hedges=_HEDGES, uploads=uploads, values_bytes=memory_bytes - passing_bytes)
 
     def group_bytes(self, manifest: Manifest) -> int:
-        """Return how large a group of samples may be that is read by ranges: three of them, and all heads, are held.
+        """Return the size limit of a group that is read by ranges; memory holds three groups and all heads.
 
         Raises:
-            BudgetError: there is no room; names the figure that fits.
+            BudgetError: the memory is too small; the message has the figures.
         """
         heads_bytes = HeadMemory.size_bytes(manifest, manifest.schema)
         group_bytes = min(_MOST_GROUP_BYTES, (self.values_bytes - heads_bytes) // 3)
@@ -126,12 +126,12 @@ class TaskMemory:
 
 @dataclass(slots=True, eq=False)
 class Samples:
-    """Consecutive samples, as they are stored.
+    """Consecutive samples in their stored form.
 
     Attributes:
-        values: of each sample, all columns one behind the other, in the schema's order.
-        sizes: ``int64 [samples, columns]``, the bytes of each value.
-        checksums: ``uint32 [samples, columns]``, as they were when the sample was packed.
+        values: bytes of each sample: the values of its columns one after the other, in the schema's order.
+        sizes: size of each value in bytes, ``int64 [samples, columns]``.
+        checksums: checksum of each value from packing, ``uint32 [samples, columns]``.
     """
 
     values: list[bytes]
@@ -140,7 +140,7 @@ class Samples:
 
     @classmethod
     def empty(cls, samples: int, columns: int) -> Samples:
-        """Return room for samples."""
+        """Return empty samples, to be filled in."""
         shape = samples, columns
         return cls([b""] * samples, np.zeros(shape, np.int64), np.zeros(shape, np.uint32))
 
@@ -150,13 +150,13 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSource:
-    """What samples are read from.
+    """A data set to read samples from.
 
     Attributes:
-        manifest: of the data set.
-        fetcher: reads from its store.
-        memory: of the task.
-        stop_at_seconds: on the clock of the event loop, when reading that cannot be made use of any more ends.
+        manifest: manifest of the data set.
+        fetcher: fetcher that reads from its store.
+        memory: memory of the task.
+        stop_at_seconds: time on the clock of the event loop after which no more is read, since it could not be written.
     """
 
     manifest: Manifest
@@ -166,17 +166,17 @@ class SampleSource:
 
 
 async def read_whole(source: SampleSource, wanted: Group) -> Samples:
-    """Return samples from super-samples that are read whole, each once.
+    """Return samples, reading each of their super-samples once and whole.
 
     Args:
-        source: where they are.
-        wanted: which, in order.
+        source: data set of the samples.
+        wanted: super-sample and row of each sample, in order.
 
     Raises:
-        BudgetError: they do not fit in memory together.
-        DeadlineError: there is no time to read all of them.
-        StoreError: a super-sample could not be had.
-        FormatError: one is not what the manifest says.
+        BudgetError: the samples do not fit in memory together.
+        DeadlineError: there is no time to read all super-samples.
+        StoreError: a super-sample could not be read.
+        FormatError: a super-sample does not match the manifest.
     """
     loop = asyncio.get_running_loop()
     manifest, values_bytes = source.manifest, source.memory.values_bytes
@@ -210,7 +210,7 @@ async def read_whole(source: SampleSource, wanted: Group) -> Samples:
 
 
 def _keep(samples: Samples, head: Head, data: memoryview, rows: NDArray[np.int64], places: NDArray[np.int64]) -> int:
-    """Copy rows of a super-sample to their places, and return how many bytes their values have."""
+    """Copy rows of a super-sample to their places, and return the size of their values in bytes."""
     extents = [head.row_ranges(name, rows) for name in head.schema]
     starts, ends = (np.stack(part, axis=1) for part in zip(*extents, strict=True))
     samples.sizes[places] = ends - starts
@@ -221,16 +221,16 @@ def _keep(samples: Samples, head: Head, data: memoryview, rows: NDArray[np.int64
 
 
 async def read_groups(source: SampleSource, blocks: Iterable[Group]) -> AsyncGenerator[Samples, None]:
-    """Yield samples that are read by ranges, in order, a group at a time; while one is used, the next is read.
+    """Yield samples that are read by ranges, in order, a group at a time; the next group is read ahead.
 
     Args:
-        source: where they are; the heads of all its super-samples are read first.
-        blocks: which are wanted, in order: some at a time.
+        source: data set of the samples; the heads of all its super-samples are read first.
+        blocks: super-sample and row of each sample, in order, in blocks of any size.
 
     Raises:
-        BudgetError: there is no room for groups.
-        StoreError: bytes could not be had.
-        FormatError: a super-sample is not what the manifest says.
+        BudgetError: the memory is too small for groups.
+        StoreError: a range could not be read.
+        FormatError: a super-sample does not match the manifest.
     """
     reader = _GroupReader(source)
     await reader.heads.load(source.fetcher)
@@ -250,7 +250,7 @@ class _GroupReader:
         self._large = [name for name, column in self._schema.items() if not is_small(column)]
 
     def groups(self, blocks: Iterable[Group]) -> Iterator[Group]:
-        """Cut blocks so that the values of a group leave room for what is read in vain."""
+        """Cut blocks into groups whose values leave room for unneeded bytes inside ranges."""
         for block in blocks:
             starts, ends = self.heads.extents(self._large, block)
             cuts = cut_sizes((ends - starts).sum(axis=0), self._limits.payload_bytes)
@@ -276,7 +276,7 @@ class _GroupReader:
     def _assemble(
         self, group: Group, samples: Samples, data: memoryview, addresses: Mapping[str, NDArray[np.int64]]
     ) -> None:
-        """Put the values of each sample one behind the other: large ones from ``data``, small ones from the heads."""
+        """Join the values of each sample: large ones from ``data``, small ones from the heads."""
         columns: list[list[memoryview]] = []
         for number, (name, column) in enumerate(self._schema.items()):
             if name in addresses:
@@ -292,16 +292,16 @@ class _GroupReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteConfig:
-    """What is written, and how.
+    """The sections of a part to write, and the limits of writing.
 
     Attributes:
         dataset: id of the data set.
-        schema: of its samples.
-        sections: of the part, in order: the run that packs one, and its samples. They share no super-sample; those of
-            one run follow each other.
+        schema: schema of its samples.
+        sections: run and number of samples of each section, in order. Sections share no super-sample; those of one
+            run follow each other.
         object_bytes: limit of a super-sample's data.
-        uploads: at once.
-        stop_at_seconds: on the clock of the event loop, when no other super-sample is begun.
+        uploads: number of concurrent uploads.
+        stop_at_seconds: time on the clock of the event loop after which no other super-sample is begun.
     """
 
     dataset: str
@@ -313,12 +313,12 @@ class WriteConfig:
 
 
 class PartWriter:
-    """Writes one part, from where its record says that it has come.
+    """Writes one part, continuing after the samples in its record.
 
     Args:
-        store: the folder.
-        record: of the part.
-        config: what to write.
+        store: folder of the part.
+        record: record of the part.
+        config: sections and limits.
     """
 
     def __init__(self, store: Store, record: PartRecord, config: WriteConfig) -> None:
@@ -332,13 +332,13 @@ class PartWriter:
         self._uploads = InOrder(config.uploads, self._packed.extend)
 
     async def write(self, samples: AsyncGenerator[Samples, None]) -> None:
-        """Write the samples that come next, as far as there is time, and record how far the part has come.
+        """Write the next samples, as far as there is time, and record the progress of the part.
 
-        What is no whole super-sample then is dropped. However it ends, no upload is under way behind it.
+        An incomplete super-sample is dropped. No upload continues after the end, also after an error.
 
         Raises:
-            ChecksumError: a value is not what was packed any more; nothing of it was written.
-            PackError: the store has something else where a super-sample belongs, or the record is of other work.
+            ChecksumError: a value changed in memory; it was not written.
+            PackError: another object is where a super-sample belongs, or the record is of another part.
             StoreError: an upload failed.
         """
         sections = self._sections_left()
@@ -353,19 +353,19 @@ class PartWriter:
             await self._uploads.cancel()
 
     def _sections_left(self) -> deque[tuple[str, int]]:
-        """Return the sections, and what is left of the one in which the record ends."""
+        """Return the sections that are left, the first one without its recorded samples."""
         sections = deque(section for section in self._config.sections if section[1])
         for run, packed in self._packed:
             section, left = sections.popleft() if sections else ("", 0)
             if packed.samples > left or (run, packed.ordinal) != (section, self._ordinals[run]):
-                raise PackError(f"{self._store.url} has the record of other work than this; delete its parts/")
+                raise PackError(f"{self._store.url} has the record of another part in this place; delete its parts/")
             self._ordinals[run] += 1
             if packed.samples < left:
                 sections.appendleft((run, left - packed.samples))
         return sections
 
     async def _write_section(self, run: str, count: int, rows: AsyncGenerator[_Row, None]) -> bool:
-        """Write so many samples; return whether there is time for more."""
+        """Write the samples of a section, and return whether there is time for more."""
         for _ in range(count):
             values, checksums = await anext(rows)
             is_full = len(self._builder) and self._builder.size_with(values) > self._config.object_bytes
@@ -380,7 +380,7 @@ class PartWriter:
         data, packed = self._builder.finish(Origin(dataset=self._config.dataset, run=run, ordinal=ordinal))
         key = object_key(run, ordinal)
         if Head.parse(data, len(data)).checksums.tobytes() != b"".join(self._checksums):
-            raise ChecksumError(f"{key}: a value is not what was packed; it changed in memory")
+            raise ChecksumError(f"{key}: a value changed in memory after it was read; run the same task again")
         self._checksums.clear()
         self._ordinals[run] += 1
         await self._uploads.add(partial(self._upload, key, run, data, packed))
@@ -391,7 +391,7 @@ class PartWriter:
     async def _upload(self, key: str, run: str, data: bytes, packed: Packed) -> tuple[str, Packed]:
         stored = await put_super_sample(self._store, key, data, packed)
         if stored is None:
-            raise PackError(f"{self._store.url}/{key} holds something else; delete it, and shuffle again")
+            raise PackError(f"{self._store.url}/{key} has other contents; delete it, and shuffle again")
         return run, stored
 
     async def _save(self) -> None:
@@ -400,11 +400,11 @@ class PartWriter:
 
 
 _Row: TypeAlias = tuple[list[bytes], bytes]
-"""The values of a sample, and their checksums as a super-sample has them."""
+"""The values of a sample, and their checksums in the form of a super-sample."""
 
 
 async def _rows(blocks: AsyncGenerator[Samples, None]) -> AsyncGenerator[_Row, None]:
-    """Yield samples one by one; each is let go of then."""
+    """Yield samples one by one, and release each."""
     async for samples in blocks:
         for place, value in enumerate(samples.values):
             ends = accumulate(samples.sizes[place].tolist(), initial=0)

@@ -1,6 +1,6 @@
-"""The tasks of which a materialized epoch is made, as events that a function takes, and how one is carried out.
+"""The tasks that make a materialized epoch, as events of a function, and their execution.
 
-In a function or elsewhere, a task scatters super-samples, writes a slice, or commits the epoch.
+A task scatters super-samples, writes a slice, or commits the epoch, in a function or elsewhere.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ Way = Literal["ranged", "streamed", "scattered"]
 _RECORDS_AT_ONCE = 16
 
 _Read = Callable[[int], AsyncGenerator[Samples, None]]
-"""Reads the samples of a part, in order, without so many at its start, which are written."""
+"""Reads the samples of a part, in order, without the given number at its start, which are written already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShuffleTask:
-    """One task. Whoever carries it out, how often, and at the same time as whom, makes no difference to its result.
+    """One task, whose result is the same however often, and by however many processes at a time, it is executed.
 
     Attributes:
         dataset: URL of the data set.
-        version: of its manifest.
-        seed: of the order.
-        epoch: from 0.
-        lanes: into how many parts the epoch is cut.
-        way: how a slice reads: by ranges, all super-samples streamed past, or what was scattered before.
-        slices: into how many parts the epoch is cut to be written.
-        scatters: into how many parts the super-samples are cut to be scattered; 0 but for the way ``scattered``.
-        object_bytes: limit of a super-sample's data that is written.
-        step: ``scatter`` some super-samples to slices, write a ``slice``, or ``commit`` what all slices have written.
-        part: which scatter or slice; 0 for a commit.
-        keep: commits keep so many epochs of the run before this one, and delete older ones; by default they keep all.
+        version: version of its manifest.
+        seed: seed of the order.
+        epoch: number of the epoch, from 0.
+        lanes: number of parts that the order of the epoch is cut into.
+        way: how a slice reads: ``ranged`` by ranges, ``streamed`` all super-samples, ``scattered`` the scatters' cells.
+        slices: number of parts that the epoch is cut into for writing.
+        scatters: number of parts that the super-samples are cut into for scattering; 0 except with ``scattered``.
+        object_bytes: limit of the data of a written super-sample.
+        step: ``scatter`` some super-samples to slices, write a ``slice``, or ``commit`` all slices.
+        part: number of the scatter or slice, from 0; 0 for a commit.
+        keep: number of earlier epochs of the run that a commit keeps; it deletes older ones. Default: keep all.
 
     Raises:
-        ConfigError: values do not go together.
+        ConfigError: values contradict each other.
     """
 
     dataset: str
@@ -88,10 +88,12 @@ class ShuffleTask:
 
     def __post_init__(self) -> None:
         if (self.way == "scattered") != (self.scatters > 0):
-            raise ConfigError(f"the way {self.way!r} does not go with {self.scatters} scatters")
+            raise ConfigError(
+                f"the way {self.way!r} does not go with {self.scatters} scatters: only 'scattered' has any, at least 1"
+            )
         parts = {"scatter": self.scatters, "slice": self.slices, "commit": 1}[self.step]
         if not 0 <= self.part < parts:
-            raise ConfigError(f"part {self.part} is not in [0, {parts}), of which a {self.step} is one")
+            raise ConfigError(f"part {self.part} of a {self.step} is not in [0, {parts})")
 
     def to_event(self) -> dict[str, Any]:
         """Return the task as a JSON object."""
@@ -99,11 +101,11 @@ class ShuffleTask:
 
     @classmethod
     def from_event(cls, event: object) -> ShuffleTask:
-        """Return the task that an event asks for.
+        """Return the task of an event.
 
         Raises:
-            EventError: it is not one; names the field.
-            ConfigError: its values do not go together.
+            EventError: the event is not a task; the message names the field.
+            ConfigError: its values contradict each other.
         """
         fields = Fields(event, "shuffle event")
         values: Mapping[str, Any] = {
@@ -125,21 +127,21 @@ class ShuffleTask:
 
 
 async def shuffle(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
-    """Carry out the task that the event is, which may come any number of times, also at the same time.
+    """Execute the task in an event, which may arrive any number of times, also at the same time.
 
     Returns:
-        ``state``: ``complete``, or ``packing`` where the deadline came first and the same event goes on; and counts.
+        ``state``: ``complete``, or ``packing`` if the deadline came first, and the same event continues; and counts.
 
     Raises:
         DeadlineError: there is too little time; the same event may be tried again.
-        EventError: the event is not a task, or of a data set that is none of this deployment's.
-        StokerError: the task cannot be carried out; see :func:`perform`.
+        EventError: the event is not a task, or the settings do not allow its data set.
+        StokerError: the task failed; see :func:`perform`.
     """
     task = ShuffleTask.from_event(event)
     store = deployment.dataset(task.dataset)
     memory_bytes = usable_bytes(deployment.settings.memory_bytes)
     name = f"{task.step} {task.part} of epoch {task.epoch}"
-    slow = "could not stop in time: the bucket is slow; what was recorded stays"
+    slow = "could not stop in time, since the bucket is slow; the recorded progress is kept"
     async with deadline.limit(name, slow, late=True):
         with deployment.counted() as requests:
             done = await perform(store, task, memory_bytes=memory_bytes, stop_at_seconds=deadline.stop_at_seconds)
@@ -149,25 +151,25 @@ async def shuffle(event: object, deployment: Deployment, deadline: Deadline) -> 
 async def perform(
     store: Store, task: ShuffleTask, *, memory_bytes: int, stop_at_seconds: float = math.inf
 ) -> dict[str, Any]:
-    """Carry out a task, and return how far it is as a JSON object: ``state`` is ``complete``, or else ``packing``.
+    """Execute a task, and return its progress as a JSON object: ``state`` is ``complete`` or ``packing``.
+
+    After a cancellation, the same task continues with the objects that were written.
 
     Args:
-        store: where the data set is.
-        task: what to do.
-        memory_bytes: that may be used.
-        stop_at_seconds: on the clock of the event loop, when nothing else is begun. A task that is not complete then
-            goes on when it is carried out again.
-
-    Cancelling leaves nothing behind but what the same task, carried out again, makes use of.
+        store: store of the data set.
+        task: task to execute.
+        memory_bytes: memory that the task may use.
+        stop_at_seconds: time on the clock of the event loop after which no more work is begun; an incomplete task
+            continues when it is executed again. Default: no limit.
 
     Raises:
         NotFoundError: there is no such version of the data set.
         BudgetError: the memory is too small.
         DeadlineError: the time is too short.
-        PackError: what must be done before is not done, or something else stands where the epoch belongs.
+        PackError: an earlier task is not complete, or another object is where the epoch belongs.
         StoreError: the store failed.
     """
-    plain = store.wrapped if isinstance(store, RetryingReader) else store  # the fetcher has a patience of its own
+    plain = store.wrapped if isinstance(store, RetryingReader) else store  # the fetcher retries by itself
     manifest = await read_manifest(plain, task.version)
     layout = EpochLayout(manifest, seed=task.seed, lanes=task.lanes, epoch=task.epoch)
     work = _Work(plain, task, layout, memory_bytes, stop_at_seconds)
@@ -178,7 +180,7 @@ async def perform(
     except (PackError, NotFoundError):
         if await read_epoch(plain, layout) is None:
             raise
-        return {"state": "complete"}  # somebody else has committed the epoch, and deleted what was scattered for it
+        return {"state": "complete"}  # another process has committed the epoch, and deleted the scattered samples
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,7 +191,7 @@ class _Work:
     memory_bytes: int
     stop_at_seconds: float
 
-    # Where things are.
+    # Folders, runs and rows.
 
     @property
     def _folder(self) -> FolderStore:
@@ -211,14 +213,14 @@ class _Work:
         return self.layout.run_id("cell", self._scatter_run(scatter), part)
 
     def _scatter_rows(self) -> NDArray[np.int64]:
-        """Return the first super-sample of each scatter, and the one behind the last: ``int64 [scatters + 1]``."""
+        """Return the first super-sample of each scatter, and the end of the last one: ``int64 [scatters + 1]``."""
         count = self.task.scatters
         return np.arange(count + 1) * len(self.layout.manifest) // count
 
     # The steps.
 
     async def commit(self) -> dict[str, Any]:
-        """Make the epoch visible, once all slices are there."""
+        """Make the epoch visible, if all slices are complete."""
         starts = self.layout.slice_starts(self.task.slices)
         runs = [self._slice_run(part) for part in np.flatnonzero(np.diff(starts)).tolist()]
         return await commit_epoch(
@@ -228,7 +230,7 @@ class _Work:
     async def scatter(self) -> dict[str, Any]:
         """Write the samples of some super-samples, sorted by the slices that they belong to."""
         layout, manifest, part = self.layout, self.layout.manifest, self.task.part
-        if await read_epoch(self.store, layout) is not None:  # and what was scattered for it is deleted
+        if await read_epoch(self.store, layout) is not None:  # its scattered samples are deleted
             return {"state": "complete"}
         first, last = self._scatter_rows()[part : part + 2].tolist()
         starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
@@ -273,9 +275,9 @@ class _Work:
         yield await read_whole(self._source(self._scattered, cells), wanted[done:])
 
     async def _cells(self, start: int, stop: int) -> tuple[Manifest, Group]:
-        """Return what was scattered to this slice, as a manifest, and where in it the slice's samples are, in order.
+        """Return a manifest of the cells of this slice, and the places of the slice's samples in it, in order.
 
-        A cell has the samples that one scatter had for one slice, in the order of the slice.
+        A cell has the samples that one scatter wrote for one slice, in the order of the slice.
         """
         super_samples, _ = self.layout.order.locate(self.layout.samples_of(np.arange(start, stop)))
         scatters = np.searchsorted(self._scatter_rows(), super_samples, "right") - 1
@@ -286,7 +288,10 @@ class _Work:
             record = await PartRecord.opened(self._scattered, self._scatter_run(scatter), self.layout.dataset)
             found[scatter] = _rows_of(record.written, self._cell_run(scatter, self.task.part))
             if sum(packed.samples for packed in found[scatter]) != counts[scatter]:
-                raise PackError(f"scatter {scatter} of {self.task.scatters} has not come to slice {self.task.part} yet")
+                raise PackError(
+                    f"scatter {scatter} of {self.task.scatters} has not written all samples of slice {self.task.part} "
+                    "yet; complete the scatters first"
+                )
 
         present = [scatter for scatter, count in enumerate(counts) if count]
         await for_each(present, read, concurrency=_RECORDS_AT_ONCE)
@@ -303,12 +308,12 @@ class _Work:
         rows = np.searchsorted(borders, numbers, "right") - 1
         return cells, Group(rows, numbers - borders[rows])
 
-    # What they have in common.
+    # Common to scatters and slices.
 
     async def _write(
         self, folder: FolderStore, run: str, sections: list[tuple[str, int]], samples: _Read
     ) -> dict[str, Any]:
-        """Write a part from where its record says that it has come, as far as there is time."""
+        """Continue to write a part after the samples in its record, as far as there is time."""
         record = await PartRecord.opened(folder, run, self.layout.dataset)
         config = WriteConfig(
             dataset=self.layout.dataset,
@@ -351,7 +356,7 @@ class _Work:
 
 
 def _rows_of(written: Manifest | None, run: str) -> list[Any]:
-    """Return the super-samples of a run that a record has."""
+    """Return the super-samples of a run in a record."""
     row = 0
     for each in () if written is None else written.runs:
         if each.run == run and written is not None:

@@ -132,7 +132,7 @@ def test_the_most_slices_are_a_plan_that_tasks_can_be_made_of() -> None:
 def test_data_that_fits_in_no_number_of_slices_is_a_problem_that_is_told() -> None:
     found = plans(data_set(15000 * GIB, 100_000), memory_bytes=240 << 20, task_seconds=math.inf)
     for way in ("streamed", "scattered"):
-        assert "in 65536 slices, the most there may be" in found[way].problem
+        assert "in 65536 slices, which is the maximum" in found[way].problem
 
 
 def test_a_task_that_would_take_too_long_is_cut_and_if_that_is_of_no_use_the_way_is_none() -> None:

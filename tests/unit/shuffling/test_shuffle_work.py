@@ -407,7 +407,7 @@ def test_a_slice_before_its_scatters_is_an_error() -> None:
     async def spoil(store: Store, tasks: list[list[ShuffleTask]]) -> None:
         await carry_out(store, [[tasks[0][0]], tasks[1]])
 
-    refused(PackError, "scatter 1 of 2 has not come", spoil, "scattered")
+    refused(PackError, "scatter 1 of 2 has not written all samples", spoil, "scattered")
 
 
 def test_a_commit_before_its_slices_commits_nothing() -> None:
@@ -424,7 +424,7 @@ def test_something_else_where_a_super_sample_belongs_is_left_alone() -> None:
         run = layout.run_id("slice", starts[0], starts[1], 2000)
         await store.put(f"{layout.folder}data/{run}/00000000", b"mine")
 
-    refused(PackError, "holds something else", spoil, "streamed")
+    refused(PackError, "has other contents", spoil, "streamed")
 
 
 @pytest.mark.parametrize("bytes_", [b"", b"x" * 100, b"\xff" * 5000])
@@ -442,10 +442,10 @@ def test_a_record_that_is_none_is_an_error_that_names_it(bytes_: bytes) -> None:
     ("change", "match"),
     [
         (lambda manifest, run: replace(manifest, dataset="0" * 16), "is of another data set"),
-        (lambda manifest, run: replace(manifest, runs=(PackRun("0" * 16, 0, 3),)), "record of other work"),
-        (lambda manifest, run: replace(manifest, runs=(PackRun(run, 1, 3),)), "record of other work"),
-        (lambda manifest, run: with_samples(manifest, 1000), "record of other work"),
-        (lambda manifest, run: with_samples(manifest, 70), "record of other work"),
+        (lambda manifest, run: replace(manifest, runs=(PackRun("0" * 16, 0, 3),)), "record of another part"),
+        (lambda manifest, run: replace(manifest, runs=(PackRun(run, 1, 3),)), "record of another part"),
+        (lambda manifest, run: with_samples(manifest, 1000), "record of another part"),
+        (lambda manifest, run: with_samples(manifest, 70), "record of another part"),
     ],
     ids=["data set", "run", "numbers", "more than there are", "over the border of a lane"],
 )
