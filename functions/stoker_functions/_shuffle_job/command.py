@@ -57,7 +57,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
     group = parser.add_argument_group("shuffling in many functions at once", "see docs/fan-out.md")
     flags.add_function_options(group.add_argument, "shuffle")
-    parser.set_defaults(when_interrupted="interrupted; written objects are kept: run the same command again to continue")
+    parser.set_defaults(when_interrupted="interrupted; written objects stay: run the same command again to go on")
 
 
 def _epochs(text: str) -> range:

@@ -138,7 +138,7 @@ def test_data_that_fits_in_no_number_of_slices_is_a_problem_that_is_told() -> No
 def test_a_task_that_would_take_too_long_is_cut_and_if_that_is_of_no_use_the_way_is_none() -> None:
     manifest = data_set(200 * GIB, 100_000)
     long, short = plans(manifest, task_seconds=math.inf), plans(manifest, task_seconds=300.0)
-    assert "of the 5 s" in plans(manifest, task_seconds=5.0)["streamed"].problem
+    assert "of its limit of 5 s" in plans(manifest, task_seconds=5.0)["streamed"].problem
     for way in ("ranged", "streamed"):
         assert not short[way].problem
         assert short[way].task_seconds <= 300
