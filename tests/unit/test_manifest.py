@@ -263,7 +263,7 @@ def test_an_object_that_is_listed_twice_is_a_format_error(numbers: list[int], ro
     ("metadata", "problem"),
     [
         ({"stoker_manifest": None}, "not a manifest"),
-        ({"stoker_manifest": "2"}, "a newer stoker may"),
+        ({"stoker_manifest": "2"}, "use a newer stoker"),
         ({"dataset": None}, "no 'dataset'"),
         ({"schema": None}, "no 'schema'"),
         ({"schema": "[]"}, "schema is not valid"),

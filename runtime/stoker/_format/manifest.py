@@ -327,7 +327,7 @@ class Manifest:
         """
         header = tensorfile.parse_header(data, len(data))
         if header.metadata.get("stoker_manifest") != FORMAT:
-            raise FormatError("this is not a manifest of a format that this version reads; a newer stoker may")
+            raise FormatError("this is not a manifest in a format that this version reads; use a newer stoker")
         arrays = tensorfile.arrays_of(header, data)
         try:
             metadata = header.metadata
@@ -386,7 +386,7 @@ def _checksum(metadata: Mapping[str, str], tensors: Sequence[tensorfile.Tensor],
 
 def _parsed_version(text: str) -> int:
     if not _VERSION.fullmatch(text):
-        raise FormatError(f"the manifest's version {text[:20]!r} is not a number from 1")
+        raise FormatError(f"the manifest's version {text[:20]!r} is not a positive integer")
     return int(text)
 
 

@@ -107,7 +107,7 @@ async def commit(store: Store, build: Callable[[Manifest | None], Manifest]) -> 
         following = 1 if base is None else base.version + 1
         if built.version != following or following <= lost:
             raise StoreError(
-                f"version {built.version} of {store.url} cannot follow what is there; nothing was committed"
+                f"version {built.version} of {store.url} does not follow the newest version; nothing was committed"
             )
         try:
             return await publish(store, built)
