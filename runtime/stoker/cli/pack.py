@@ -41,7 +41,7 @@ def configure(parser: ArgumentParser) -> None:
         help="the raw data: a folder (of images in class folders, of files, of .tar files), an .npy, .npz or .tar "
         "file, or several WebDataset tars as 'train-{000..099}.tar'; a path, or an s3:// or gs:// URL",
     )
-    add("url", type=flags.writable, metavar="DST", help="the new data set: a path, or an s3:// or gs:// URL")
+    add("url", type=flags.writable, metavar="DST", help="the data set to write: a path, or an s3:// or gs:// URL")
     add("--kind", choices=KINDS, help="kind of SRC (default: detected from the file names)")
     add("--strict", action="store_true", help="fail on a tar without an end marker, which may be truncated")
     links = "follow symbolic links that lead out of a local SRC (default: such links are an error)"
