@@ -1,4 +1,12 @@
-"""Planning ahead: the simulator, which runs the fetcher itself against modelled buckets and machines."""
+"""Simulator that runs the fetcher's own code against models of buckets and machines, on a virtual clock.
+
+The commands ``stoker plan``, ``stoker simulate`` and ``stoker allocate`` use it. In programs it gives bucket models:
+
+Example:
+    >>> from stoker_sim import BucketModel
+    >>> BucketModel(connection_bytes_per_second=50e6, requests_per_second=3500).total_bytes_per_second
+    inf
+"""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""What to change, and what it is worth: settings from closed forms, tried in the simulator before they are advised."""
+"""Advice for a training: settings from closed forms, each checked in the simulator before it is suggested."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from stoker_sim._predict import Prediction, Workload, predict
 
 _MIB = 1 << 20
 _LEAST_BYTES, _MOST_BYTES = _MIB, 32 * _MIB
-"""Of a super-sample. Reading more at a time into fresh memory is three to five times slower."""
+"""Suggested size of a super-sample. Larger reads into fresh memory are three to five times slower."""
 _SMALLEST_BYTES = 64 << 10
-"""Of a super-sample of a data set so small that it has too few in any case."""
+"""Minimum size of a super-sample of a small data set, which has few of them at any size."""
 _TRANSFER_PER_FIRST_BYTE = 8
-"""A request is well spent if its bytes take about so many times as long as waiting for the first of them."""
+"""Ratio of transfer time to time to the first byte at which a request is efficient."""
 _SPARE_RATE = 1.5
-"""Bytes of a request, for each that would be enough where a bucket limits the rate of requests."""
+"""Reserve factor for the bytes of a request where the bucket limits the request rate."""
 _TOO_SMALL, _TOO_LARGE = 2.5, 4.0
-"""Super-samples that are so many times smaller or larger than they should be are worth packing again."""
+"""Factors below and above the right super-sample size from which packing again is worth it."""
 _WINDOW, _LEAST_WINDOW = 8, 2
 _WINDOWS_EACH = 4
-"""A rank should have at least so many windows of super-samples in an epoch, or there is little to shuffle."""
+"""Minimum number of windows of a rank in an epoch; with fewer there is little to shuffle."""
 _STALL = 0.01
-"""A stall below this is not worth a change; nor is a change that makes an epoch shorter by a smaller part of it."""
+"""Minimum stall worth a change, and minimum relative reduction of an epoch that makes a change worth it."""
 _SLOTS_FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-"""Of a window's slots, tried in this order: the least that is enough is advised."""
+"""Multiples of a window's slots, tried in this order; the first that suffices is suggested."""
 _IN_FLIGHT = 4
-"""Super-samples on their way, beside a window's, for which there should be room."""
+"""Super-samples in flight for which there should be room beside the window."""
 _STARTS = 6
-"""Simulated for the range of a first batch."""
+"""Number of starts simulated for the range of the time to the first batch."""
 _MEMORY_BYTES_PER_SECOND = 8e9
-"""Of a copy out of a cache in memory."""
+"""Rate of a copy out of a cache in memory."""
 _LATE = 5.0
-"""A bucket has a tail if its slowest first byte is so many times the median."""
+"""A bucket has a late tail if its slowest first byte takes more than this multiple of the median."""
 
 
 _WARM_COMMAND = "Loader(tier=...) with the URL that `stoker warm proxy` prints: docs/tiers.md"
@@ -51,15 +51,15 @@ _WARM_COMMAND = "Loader(tier=...) with the URL that `stoker warm proxy` prints: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a node and its ranks can spare, and what a late first byte is like.
+    """Memory and disk available on a node, the length of the run, and the first bytes measured.
 
     Attributes:
-        memory_bytes: for a rank's loader, at most.
-        disk_bytes: of a node, for a cache; 0 if there is no disk.
-        disk_folder: where.
-        slowest_seconds: of the first bytes seen.
-        median_seconds: of them.
-        epochs: that the run is to have.
+        memory_bytes: maximum memory of one rank's loader.
+        disk_bytes: disk space of a node for a cache; 0 if there is no disk.
+        disk_folder: folder of the cache on that disk.
+        slowest_seconds: longest time to the first byte seen, in seconds.
+        median_seconds: median time to the first byte, in seconds.
+        epochs: number of epochs of the run.
 
     Raises:
         ConfigError: there is a disk, and its folder cannot be written into ``cache="disk:…"``.
@@ -74,19 +74,19 @@ class Resources:
 
     def __post_init__(self) -> None:
         if self.disk_bytes and (not self.disk_folder or set(self.disk_folder) & set('?"\\\0')):
-            raise ConfigError(f'disk_folder {self.disk_folder!r} is empty, or has one of ?, ", \\ in it: name another')
+            raise ConfigError(f'disk_folder {self.disk_folder!r} is empty or contains ?, " or \\: name another folder')
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """One setting.
+    """The suggested value of one setting.
 
     Attributes:
-        name: of the setting.
-        given: as it is.
-        advised: as it should be; equal to ``given`` if it is right.
-        reason: why.
-        command: that changes it, or the argument of ``Loader``; empty if there is nothing to change.
+        name: name of the setting.
+        given: its value now.
+        advised: the suggested value; equal to ``given`` if nothing should change.
+        reason: reason for the suggested value.
+        command: command or argument of ``Loader`` that changes it; empty if there is nothing to change.
     """
 
     name: str
@@ -97,20 +97,20 @@ class Suggestion:
 
     @property
     def is_change(self) -> bool:
-        """Whether something should be done."""
+        """Whether the suggested value differs from the present one."""
         return self.given != self.advised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to change.
+    """Suggestions for a workload, with predictions before and after.
 
     Attributes:
         suggestions: super-sample size, window, schedule, memory, cache and warm tier, in this order.
-        given: what is predicted as things are; None if that cannot run.
-        refused: why it cannot, else ``""``.
-        advised: what is predicted when all suggestions are followed.
-        workload: that does.
+        given: prediction for the present settings; None if a loader refuses them.
+        refused: message of the error with which a loader refuses them, or ``""``.
+        advised: prediction with all suggestions followed.
+        workload: the workload with all suggestions followed.
     """
 
     suggestions: tuple[Suggestion, ...]
@@ -121,10 +121,14 @@ class Advice:
 
 
 def advise(given: Workload, resources: Resources) -> Advice:
-    """Return what to change in a workload.
+    """Return suggestions for the settings of a workload.
+
+    Args:
+        given: the workload with its present settings.
+        resources: memory and disk that the suggestions may use.
 
     Raises:
-        BudgetError: the resources are too little for any order of this data set.
+        BudgetError: the memory is too small for any order of this data set.
     """
     before, refused = _tried(given)
     workload, suggestions = given, list[Suggestion]()
@@ -136,37 +140,37 @@ def advise(given: Workload, resources: Resources) -> Advice:
 
 
 def _with(given: Workload, **settings: Any) -> Workload:
-    """Return the workload with other settings of its loaders."""
+    """Return the workload with some settings of its loaders replaced."""
     return replace(given, feed=replace(given.feed, **settings))
 
 
 def _tried(workload: Workload) -> tuple[Prediction | None, str]:
     try:
         return predict(workload, starts=_STARTS), ""
-    except StokerError as error:  # too little memory, or a link on which its super-samples come too late
+    except StokerError as error:  # too little memory, or a link too slow for its super-samples
         return None, str(error)
 
 
 def _repacked(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
-    """Return the workload with super-samples of a good size, if theirs is far from it."""
+    """Suggest a super-sample size if the present one is far from the right one."""
     manifest = given.manifest
     average, good = manifest.size_bytes / len(manifest), _good_bytes(given, resources)
     shown, is_small = format_bytes(average), average < good / _TOO_SMALL
     if not is_small and average <= _TOO_LARGE * good and manifest.largest_bytes <= 2 * _slot_bytes(resources):
-        reason = "a request is mostly transfer, and the memory holds enough of them"
+        reason = "requests spend most of their time on transfer, and enough super-samples fit into the memory"
         return given, Suggestion("super-sample size", shown, shown, reason)
     if is_small:
-        reason = "fewer requests, each of which is mostly transfer, and still enough of them to shuffle"
+        reason = "fewer requests, which spend most of their time on transfer, and still enough objects to shuffle"
         command = f"stoker compact URL --super-sample-bytes {good}"
     else:
-        reason = "smaller ones leave memory to look ahead, and more to shuffle"
+        reason = "smaller ones leave memory to fetch ahead, and shuffle better"
         command = f"stoker pack SOURCE URL --super-sample-bytes {good}"
     suggestion = Suggestion("super-sample size", shown, format_bytes(good), reason, command)
     return replace(given, manifest=_alike(manifest, good)), suggestion
 
 
 def _good_bytes(given: Workload, resources: Resources) -> int:
-    """Return a power of two: large enough for the bucket, small enough for the memory and for shuffling."""
+    """Return a power of two that is large enough for the bucket, and small enough for the memory and for shuffling."""
     rate = min(given.bucket.connection_bytes_per_second, given.node_bytes_per_second)
     wanted = max(_TRANSFER_PER_FIRST_BYTE * resources.median_seconds * rate, _bytes_of_a_request(given))
     share = given.manifest.size_bytes / given.feed.world_size / (_WINDOW * _WINDOWS_EACH)
@@ -176,18 +180,18 @@ def _good_bytes(given: Workload, resources: Resources) -> int:
 
 
 def _bytes_of_a_request(given: Workload) -> float:
-    """Return how many bytes a request has to bring for all ranks to compute without waiting for the request rate."""
+    """Return the minimum bytes of a request with which the request rate does not limit the ranks."""
     needed = given.feed.world_size * given.samples_per_second * given.sample_bytes
     return _SPARE_RATE * needed / given.bucket.requests_per_second
 
 
 def _slot_bytes(resources: Resources) -> int:
-    """Return how large a super-sample may be for a window and as many again in flight to fit."""
+    """Return the maximum size of a super-sample with which twice a window and the fetches in flight fit."""
     return max(1, resources.memory_bytes // (2 * (_WINDOW + _IN_FLIGHT)))
 
 
 def _alike(manifest: Manifest, size_bytes: int) -> Manifest:
-    """Return a data set of about as many samples and bytes, in super-samples of another size."""
+    """Return the manifest of a data set of about the same samples and bytes, in super-samples of another size."""
     samples = max(1, round(size_bytes * manifest.samples / manifest.size_bytes))
     count = max(1, round(manifest.samples / samples))
     samples = max(1, manifest.samples // count)
@@ -195,27 +199,27 @@ def _alike(manifest: Manifest, size_bytes: int) -> Manifest:
 
 
 def _windowed(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
-    """Return the workload with the default window, or the largest that fits."""
+    """Suggest at least the default window, or the largest that fits into the memory."""
     order = given.feed.order
     window = max(order.window, _WINDOW)
     while window > _LEAST_WINDOW and _least_memory(given, window) > resources.memory_bytes:
         window //= 2
-    reason = "mixes well and costs little" if window >= _WINDOW else "the largest for which there is memory"
+    reason = "shuffles well and costs little" if window >= _WINDOW else "the largest window that fits into the memory"
     command = f"Loader(window={window})" if window != order.window else ""
     suggestion = Suggestion("window", str(order.window), str(window), reason, command)
     return _with(given, order=replace(order, window=window)), suggestion
 
 
 def _continuous(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
-    """Return the workload with the schedule that is never worse than another."""
-    schedule, reason = given.feed.schedule, "fetch as far ahead as the memory goes, across epochs"
-    command = "" if isinstance(schedule, Continuous) else "leave schedule= out"
+    """Suggest the continuous schedule, which is never worse than another."""
+    schedule, reason = given.feed.schedule, "fetches as far ahead as the memory allows, across epochs"
+    command = "" if isinstance(schedule, Continuous) else "leave out schedule="
     suggestion = Suggestion("schedule", type(schedule).__name__, "Continuous", reason, command)
     return _with(given, schedule=Continuous()), suggestion
 
 
 def _least_memory(given: Workload, window: int, factor: float = 1.25) -> int:
-    """Return the memory with which ``factor`` times a window's slots, and some in flight, fit."""
+    """Return the memory that ``factor`` times a window's slots and the fetches in flight take, in bytes."""
     feed, manifest = given.feed, given.manifest
     order = replace(feed.order, window=window)
     slot_bytes = _rounded(manifest.largest_bytes, ALIGNMENT_BYTES)
@@ -224,24 +228,24 @@ def _least_memory(given: Workload, window: int, factor: float = 1.25) -> int:
 
 
 def _most_memory(given: Workload) -> int:
-    """Return the memory that a loader can fill: a window, a whole epoch ahead of it, and hedges."""
+    """Return the maximum memory a loader can use: a window, a whole epoch ahead of it, and hedges, in bytes."""
     return _with(given, memory_bytes=MOST_BYTES).slots.size_bytes
 
 
 def _with_memory(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
-    """Return the workload with the least memory with which an epoch takes about as long as with all that there is.
+    """Suggest the least memory with which an epoch takes about as long as with all available memory.
 
     Raises:
-        BudgetError: there is not even enough for the window.
+        BudgetError: the memory is too small even for the window.
     """
     window, memory_bytes = given.feed.order.window, given.feed.memory_bytes
     least = _least_memory(given, window, 1.0)
     most = min(resources.memory_bytes, max(least, _most_memory(given)))
     if most < least:
         raise BudgetError(
-            f"no loader of this data set fits into the {format_bytes(most)} that a rank may have: window {window} with "
+            f"no loader of this data set fits into the {format_bytes(most)} available to a rank: window {window} with "
             f"super-samples of {format_bytes(given.manifest.largest_bytes)} takes {format_bytes(least)}; plan with "
-            "more memory (--memory), or with fewer ranks on a node"
+            "more memory (--memory) or with fewer ranks on a node"
         )
     best = predict(_with(given, memory_bytes=most)).later
     chosen = most
@@ -253,9 +257,9 @@ def _with_memory(given: Workload, resources: Resources) -> tuple[Workload, Sugge
             chosen = size_bytes
             break
     fits = memory_bytes <= resources.memory_bytes
-    reason = f"{format_bytes(chosen)} is the least that waits as little as all that there is"
+    reason = f"with {format_bytes(chosen)} training waits as little as with all available memory"
     if not fits:
-        reason = f"there are {format_bytes(resources.memory_bytes)}, and {reason}"
+        reason = f"only {format_bytes(resources.memory_bytes)} are available, and {reason}"
     advised = memory_bytes if fits and memory_bytes >= chosen else chosen
     command = "" if advised == memory_bytes else f"Loader(memory={_written(chosen)})"
     suggestion = Suggestion("memory", format_bytes(memory_bytes), format_bytes(advised), reason, command)
@@ -271,14 +275,14 @@ def _rounded(size_bytes: int, unit_bytes: int) -> int:
 
 
 def _cached(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
-    """Return the workload with a cache, if one is worth having."""
+    """Suggest a cache if it makes epochs noticeably shorter."""
     none = replace(given, cache=None)
     without = predict(none).later
     said = "none" if given.cache is None else format_bytes(given.cache.size_bytes)
     if resources.epochs < 2:
-        reason = "there is one epoch: nothing comes back"
+        reason = "in a single epoch nothing is read again"
     elif without.stall < _STALL:
-        reason = f"training waits {without.stall:.1%} of the time without one"
+        reason = f"without a cache training waits {without.stall:.1%} of the time"
     else:
         for cache in _caches(given, resources):
             cached = replace(given, cache=cache)
@@ -290,18 +294,18 @@ def _cached(given: Workload, resources: Resources) -> tuple[Workload, Suggestion
                 place = "memory:" if cache.is_of_rank else f"disk:{resources.disk_folder}"
                 advised = f"{place.partition(':')[0]}, {format_bytes(cache.size_bytes)}"
                 reason = (
-                    f"serves {found.hit_rate:.0%} of later epochs: a stall of {later.stall:.0%} instead of "
-                    f"{without.stall:.0%}, in {later.seconds / without.seconds:.0%} of the time"
+                    f"serves {found.hit_rate:.0%} of the reads of later epochs: stall {later.stall:.0%} instead of "
+                    f"{without.stall:.0%}, epoch time {later.seconds / without.seconds:.0%}"
                 )
                 command = f'Loader(cache="{place}?limit={_limit(cache.size_bytes)}")'
                 return cached, Suggestion("cache", said, advised, reason, command)
         has_disk = resources.disk_bytes > 0
-        reason = "too small to help" if has_disk else "name a disk with --disk: a node could keep what it reads"
+        reason = "too small to help" if has_disk else "give the size of a disk with --disk to plan a cache on it"
     return none, Suggestion("cache", said, "none", reason)
 
 
 def _caches(given: Workload, resources: Resources) -> Iterator[Cache]:
-    """Yield a cache in what memory is left over, and one on the disk, where a super-sample fits into a rank's part."""
+    """Yield a cache in the remaining memory and one on the disk, each if a super-sample fits into a rank's part."""
     needed_bytes = math.ceil(1.02 * given.manifest.size_bytes)
     memory_bytes = min(resources.memory_bytes - given.feed.memory_bytes, needed_bytes)
     disk_bytes = min(resources.disk_bytes, needed_bytes)
@@ -313,33 +317,33 @@ def _caches(given: Workload, resources: Resources) -> Iterator[Cache]:
 
 
 def _limit(size_bytes: int) -> str:
-    """Return a cache's limit as a person writes it; a small one to the byte, since it may hold one super-sample."""
+    """Return a cache's limit in MiB; if small, in bytes, since rounding could leave no room for a super-sample."""
     return str(size_bytes) if size_bytes < 100 * _MIB else f"{size_bytes // _MIB}MiB"
 
 
 def _warm(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
-    """Say whether functions that hold the data set in memory would help: where the bucket is late, and nothing else.
+    """Suggest the warm tier if late answers of the bucket are the only cause of the stall.
 
-    They buy time, not money: beside a bucket of the same region they cost more than reading it.
+    The tier saves time, not money: its functions cost more than reads from a bucket of the same region.
     """
     found, is_worth = predict(given), False
     late = resources.slowest_seconds > _LATE * max(1e-9, resources.median_seconds)
     if found.later.stall < _STALL:
-        reason = f"training waits {found.later.stall:.1%} of the time without it"
+        reason = f"without it training waits {found.later.stall:.1%} of the time"
     elif found.bound.limit == "bandwidth":
-        reason = "the node's network is full, and its functions would be behind it too"
+        reason = "the node's network is full, and reads from functions would use the same network"
     elif found.bound.limit in ("requests", "request rate"):
-        reason = "requests are too many; larger super-samples cost nothing"
+        reason = "the number of requests is the limit; larger super-samples reduce it at no cost"
     elif given.cache is not None:
-        reason = "the cache is nearer, and free"
+        reason = "the cache is nearer and costs nothing"
     elif resources.epochs < 2:
-        reason = "there is one epoch: nothing comes back"
+        reason = "in a single epoch nothing is read again"
     elif given.manifest.size_bytes / len(given.manifest) < _LEAST_BYTES:
-        reason = "cutting up super-samples below 1 MiB costs more than it saves"
+        reason = "to cut super-samples below 1 MiB into shards costs more than it saves"
     elif late:
         is_worth = True
-        reason = "the bucket answers late; what was read once comes sooner from functions, for more money"
+        reason = "the bucket answers late; functions answer repeated reads sooner, for more money"
     else:
-        reason = "late answers are few enough to be asked for again"
+        reason = "late answers are rare enough for hedged requests"
     advised, command = ("on", _WARM_COMMAND) if is_worth else ("off", "")
     return given, Suggestion("warm tier", "off", advised, reason, command)

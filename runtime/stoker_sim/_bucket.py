@@ -1,6 +1,6 @@
-"""A bucket as it behaves, without its bytes: data sets, what a fetcher sees of them, and shared links.
+"""Simulated buckets: timing without bytes, synthetic data sets, and shared network links.
 
-What was recorded of a real one is a model, too: durations of a file, and the bucket that a trace shows.
+A model can also be estimated from a real bucket: from durations in a file, or from a trace.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _RUN = "0" * 16
 
 
 def described(*, super_samples: int, samples: int, super_sample_bytes: int, head_bytes: int = 4096) -> Manifest:
-    """Return the manifest of a data set of so many super-samples that are all alike.
+    """Return the manifest of a synthetic data set whose super-samples are all alike.
 
     Args:
-        super_samples: how many.
-        samples: in each.
-        super_sample_bytes: size of each.
-        head_bytes: of its head, at most the whole.
+        super_samples: number of super-samples.
+        samples: number of samples in each super-sample.
+        super_sample_bytes: size of each super-sample, in bytes.
+        head_bytes: size of each head, in bytes; cut to the size of the super-sample.
 
     Raises:
-        ConfigError: a number is not positive, or more than the format has room for.
+        ConfigError: a number is not positive, or does not fit into the format's 32 bits.
     """
     given = {"super_samples": super_samples, "samples": samples, "super_sample_bytes": super_sample_bytes}
     for name, number in given.items():
@@ -59,16 +59,16 @@ def described(*, super_samples: int, samples: int, super_sample_bytes: int, head
 
 
 def bodiless(manifest: Manifest) -> Manifest:
-    """Return a manifest whose objects all have the checksum of what is never there: 0."""
+    """Return a copy of the manifest with all checksums 0, which is the checksum of objects without bytes."""
     rows = replace(manifest.rows, crc32c=np.zeros_like(manifest.rows.crc32c))
     return replace(manifest, rows=rows)
 
 
 def size_of(manifest: Manifest) -> Callable[[str], int]:
-    """Return a function that tells the size in bytes of an object of a manifest by its key; KeyError if it has none."""
+    """Return a function from an object's key to its size in bytes, which raises KeyError for unknown keys."""
     if len(manifest.runs) > 1:
         return {manifest.key(row): int(manifest.rows.size_bytes[row]) for row in range(len(manifest))}.__getitem__
-    # Keys end in the row's number: no dictionary of a million keys is needed.
+    # Keys end in the row number, so a dictionary of a million keys is not needed.
     first, prefix = manifest.runs[0].first_number, manifest.key(0).rpartition("/")[0]
     sizes = manifest.rows.size_bytes
 
@@ -82,18 +82,18 @@ def size_of(manifest: Manifest) -> Callable[[str], int]:
 
 
 _End = tuple[float, int, asyncio.Future[None]]
-"""The work that is done for all when somebody's is, a number that nobody else has, and his turn to go."""
+"""The common progress at which a request ends, a unique number, and the future that its caller awaits."""
 
 
 class Shared:
-    """Processor sharing: all who are served are served at one rate, which depends on how many they are.
+    """Processor sharing: all active requests are served at the same rate, which depends on their number.
 
-    So one number says how far everybody has come: the work done for each so far. Somebody is done when that number has
-    grown by his work (A. Demers, S. Keshav, S. Shenker, "Analysis and Simulation of a Fair Queueing Algorithm", SIGCOMM
-    1989, section 2). Serving costs O(log n).
+    So a single number, the work done for each request so far, describes the progress of all. A request ends when that
+    number has grown by the request's work (A. Demers, S. Keshav, S. Shenker, "Analysis and Simulation of a Fair
+    Queueing Algorithm", SIGCOMM 1989, section 2). A request costs O(log n).
 
     Args:
-        rate: of each, in units of work a second, by how many are served.
+        rate: function from the number of active requests to the rate of each, in units of work a second.
     """
 
     def __init__(self, rate: Callable[[int], float]) -> None:
@@ -105,15 +105,15 @@ class Shared:
         self._ends: list[_End] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timed: tuple[_End, float] | None = None
-        """Who is waited for, and at which rate."""
+        """The request for whose end the timer is set, and the rate assumed."""
 
     @property
     def next_end_seconds(self) -> float:
-        """When somebody is done if nobody comes or goes before, in the loop's time; infinity if nobody is served."""
+        """Loop time of the next end of a request if none begins or is cancelled before; infinity if none is active."""
         return math.inf if self._timer is None else self._timer.when()
 
     async def serve(self, work: float) -> None:
-        """Return when so much work has been done; cancelled, leave the rest to the others."""
+        """Return when this amount of work has been done; if cancelled, the rate is shared among the other requests."""
         loop = asyncio.get_running_loop()
         self._settle(loop.time())
         turn: asyncio.Future[None] = loop.create_future()
@@ -123,14 +123,14 @@ class Shared:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.cancelled():  # else it was done just before
+            if turn.cancelled():  # otherwise the request ended just before the cancellation
                 self._settle(loop.time())
                 self._served -= 1
                 self._plan(loop)
             raise
 
     def set_rate(self, rate: Callable[[int], float]) -> None:
-        """Serve all at another rate from now on; what has been done stays done."""
+        """Change the rate from now on; work that has been done stays done."""
         loop = asyncio.get_running_loop()
         self._settle(loop.time())
         self._rate_of = rate
@@ -144,7 +144,7 @@ class Shared:
         self._settled_seconds = now_seconds
 
     def _plan(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Set the one timer to who is done first; those that were cancelled have nothing to wait for."""
+        """Set the timer to the next end of a request that was not cancelled."""
         while self._ends and self._ends[0][2].done():
             heapq.heappop(self._ends)
         timed = (self._ends[0], self._rate()) if self._ends else None
@@ -160,7 +160,7 @@ class Shared:
     def _end_first(self) -> None:
         loop = asyncio.get_running_loop()
         self._settle(loop.time())
-        self._done = max(self._done, self._ends[0][0])  # what rounding has left of it
+        self._done = max(self._done, self._ends[0][0])  # rounding may have left it slightly below
         self._timed = self._timer = None
         while self._ends and self._ends[0][0] <= self._done:
             turn = heapq.heappop(self._ends)[2]
@@ -171,11 +171,11 @@ class Shared:
 
 
 class SharedLink(Shared):
-    """A network: every transfer gets ``min(connection, total / transfers)`` bytes a second.
+    """A network link: every transfer gets ``min(connection, total / transfers)`` bytes a second.
 
     Args:
-        connection_bytes_per_second: of one transfer at most.
-        total_bytes_per_second: of all together.
+        connection_bytes_per_second: maximum rate of one transfer.
+        total_bytes_per_second: maximum rate of all transfers together.
     """
 
     def __init__(self, *, connection_bytes_per_second: float, total_bytes_per_second: float = math.inf) -> None:
@@ -188,12 +188,12 @@ class SharedLink(Shared):
 
 
 class SimulatedBucket:
-    """What all nodes share of a bucket: its bandwidth and its request rate.
+    """The state of a bucket that all nodes share: its bandwidth and its request rate.
 
     Args:
-        model: how it answers.
-        size_of: the size in bytes of the object under a key; raises KeyError if there is none.
-        objects: bytes of all objects by their keys; None: the objects have no bytes.
+        model: latency, bandwidth, request rate and errors of the bucket.
+        size_of: function from a key to the size of its object in bytes; raises KeyError if there is none.
+        objects: content of all objects by key; None for objects without bytes.
     """
 
     def __init__(
@@ -207,10 +207,10 @@ class SimulatedBucket:
         self._free_seconds = 0.0
 
     def line_seconds(self) -> float:
-        """Take a place in line for a request and return how long it takes until it is its turn.
+        """Enter a request into the queue and return its waiting time in seconds.
 
         Raises:
-            ThrottledError: the line is too long.
+            ThrottledError: the request would wait longer than the model's ``longest_line_seconds``.
         """
         now_seconds = asyncio.get_running_loop().time()
         each_seconds = 1.0 / self.model.requests_per_second
@@ -222,12 +222,12 @@ class SimulatedBucket:
 
 
 class ModelledReader:
-    """Objects that take time, most often without bytes: a :class:`~stoker.abc.Readable` on a virtual clock.
+    """A :class:`~stoker.abc.Readable` on a virtual clock, whose reads take time and usually move no bytes.
 
     Args:
-        url: of it, for errors.
-        size_of: the size in bytes of the object under a key; raises KeyError if there is none.
-        objects: bytes of all objects by their keys; None: the objects have no bytes.
+        url: URL of the store in error messages.
+        size_of: function from a key to the size of its object in bytes; raises KeyError if there is none.
+        objects: content of all objects by key; None for objects without bytes.
     """
 
     def __init__(self, url: str, size_of: Callable[[str], int], objects: Mapping[str, bytes] | None = None) -> None:
@@ -243,7 +243,7 @@ class ModelledReader:
         tag: str | None = None,
         begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
-        """Take the time that the bytes would; without bytes ``into`` is left as it is."""
+        """Wait as long as the read takes; ``into`` is left unchanged if the objects have no bytes."""
         info = await self.head(key)
         if begun is not None:
             begun()
@@ -253,13 +253,13 @@ class ModelledReader:
         return info
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return the object, all of whose bytes are zero if the objects have none."""
+        """Return the object's content, zeros if the objects have no bytes."""
         data = bytearray(self._info(key).size_bytes)
         info = await self.get_range(key, 0, len(data), into=memoryview(data))
         return bytes(data), info
 
     async def head(self, key: str) -> ObjectInfo:
-        """Return an object's size at once: whoever reads in an order knows it.
+        """Return an object's size at once: a reader that has the manifest knows it without a request.
 
         Raises:
             NotFoundError: there is no such object.
@@ -267,7 +267,7 @@ class ModelledReader:
         return self._info(key)
 
     async def _transfer(self, key: str, size_bytes: int) -> None:
-        """Take the time that bytes take once their object has been found."""
+        """Wait as long as the bytes take after the first one."""
         raise NotImplementedError
 
     def _info(self, key: str) -> ObjectInfo:
@@ -278,14 +278,14 @@ class ModelledReader:
 
 
 class BucketView(ModelledReader):
-    """A bucket as one machine sees it, whose transfers share the machine's network and the bucket's.
+    """A bucket as one machine reads it: transfers share the machine's network and the bucket's bandwidth.
 
     Args:
-        bucket: what it shares with other machines.
-        rng: for what is drawn.
-        bytes_per_second: of the machine's network. A transfer takes as long as the slower of it and the bucket.
-        seed: of draws that depend on an object and on how often it was asked for, and on nothing else: two runs that
-            differ in a setting then meet the same late answers. None draws from ``rng`` in the order of requests.
+        bucket: the bucket's state, shared with other machines.
+        rng: generator of latencies and errors.
+        bytes_per_second: bandwidth of the machine's network; a transfer takes as long as on the slower of both links.
+        seed: seed of draws that depend only on the key and on the number of its earlier requests, so that two runs
+            with different settings get the same late answers. None draws from ``rng`` in the order of requests.
     """
 
     def __init__(
@@ -304,12 +304,12 @@ class BucketView(ModelledReader):
         self._links = [link for link in (own, bucket.link) if link.total_bytes_per_second < math.inf]
 
     async def head(self, key: str) -> ObjectInfo:
-        """Take the time of a first byte.
+        """Wait for the first byte, and in the queue if requests are too many.
 
         Raises:
             NotFoundError: there is no such object.
-            ThrottledError: there are too many requests.
-            ServerError: as often as the model says.
+            ThrottledError: the queue is too long.
+            ServerError: a random error, with the model's probability.
         """
         model, rng = self._bucket.model, self._rng_of(key)
         first_byte_seconds = model.first_byte.draw(rng)
@@ -320,7 +320,7 @@ class BucketView(ModelledReader):
             raise
         await asyncio.sleep(line_seconds + first_byte_seconds)
         if model.error_fraction and rng.random() < model.error_fraction:
-            raise ServerError(f"{self.url}/{key}: 500, as the model wants it")
+            raise ServerError(f"{self.url}/{key}: 500, a random error of the bucket model (error_fraction)")
         return self._info(key)
 
     async def _transfer(self, key: str, size_bytes: int) -> None:
@@ -343,17 +343,17 @@ _MICROSECONDS = 1e-6
 
 
 def read_durations(path: Path, event: str = "first_byte") -> Recorded:
-    """Return the durations in a file: those of the events of one name in a trace, or a list of seconds.
+    """Return the durations in a file: a list of seconds, or the durations of a trace's events of one name.
 
     Args:
-        path: a Chrome trace (``{"traceEvents": [...]}`` or its list), a JSON list of seconds, or a text with a number
-            of seconds on each line; of one that is cut off, what is before that. The numbers are held in memory.
-        event: name of the trace's events.
+        path: a Chrome trace (``{"traceEvents": [...]}`` or its list), a JSON list of seconds, or a text file with a
+            number of seconds on each line. A truncated file is read up to its end. All numbers are held in memory.
+        event: name of the events, if the file is a trace.
 
     Raises:
         ConfigError: the file cannot be read, or has no such durations.
     """
-    told = f"{path} has no list of seconds, and no trace's events {event!r}"
+    told = f"{path} has neither a list of seconds nor a trace with events {event!r}"
     try:
         seconds = tuple(array("d", _durations(path, event)))
     except (AttributeError, OverflowError, TypeError) as error:
@@ -381,31 +381,47 @@ _CONNECTION_QUANTILE, _TOTAL_QUANTILE = 0.9, 0.95
 
 
 def recorded_latency(told: Iterable[Told]) -> Recorded:
-    """Return the first bytes' times of a trace's requests.
+    """Return the distribution of the times to the first byte of a trace's requests.
 
-    A request that was overtaken by its hedge counts with the time after which it was given up: it would have taken
-    longer, nobody knows how much. So the tail of a run with hedges is told too short where the latest are.
+    A request that was overtaken by its hedge counts with the time until it was cancelled, although it would have taken
+    longer. So in a run with hedges the latest first bytes are underestimated.
+
+    Args:
+        told: records of the trace, as :func:`~stoker.trace.read_trace` yields them.
 
     Raises:
-        ConfigError: the trace has no request whose answer began, or cannot be read.
+        ConfigError: the trace has no request with a first byte, or cannot be read.
+
+    Example:
+        >>> latency = recorded_latency(read_trace(Path("trace.json")))  # doctest: +SKIP
+        >>> sorted(latency.seconds)[len(latency.seconds) // 2]  # median, in seconds  # doctest: +SKIP
+        0.021
     """
     return _latency(_answers(told))
 
 
 def recorded_bucket(told: Iterable[Told]) -> BucketModel:
-    """Return a bucket that answers as a trace's did: first bytes, a connection's rate and that of all together.
+    """Return a model of the bucket of a trace: first bytes, the rate of a connection and of all together.
 
-    A connection's rate is that of the fastest tenth, which shared the link with the fewest others. The whole rate is
-    what all transfers together reached, but for the fastest twentieth of the time; a run that never filled its link
-    does not tell what more would have gone through. Of the trace, some 40 bytes a request are held in memory.
+    The rate of a connection is the 90th percentile over transfers, since the fastest ones shared the link with the
+    fewest others. The rate of all connections is the 95th percentile over time of their sum; if the run never filled
+    its link, the real limit is higher. About 40 bytes a request are held in memory.
+
+    Args:
+        told: records of the trace, as :func:`~stoker.trace.read_trace` yields them.
 
     Raises:
         ConfigError: the trace has no transfers, or cannot be read.
+
+    Example:
+        >>> bucket = recorded_bucket(read_trace(Path("trace.json")))  # doctest: +SKIP
+        >>> bucket.total_bytes_per_second  # doctest: +SKIP
+        1240000000.0
     """
     answers = _answers(told)
     whole = answers[answers["is_whole"] & (answers["transfer_seconds"] > 0)]
     if not len(whole):
-        raise ConfigError("the trace has no transfer that took time, so it does not tell how fast the bucket was")
+        raise ConfigError("the trace has no complete transfer that took time: record a longer run to learn the rate")
     return BucketModel(
         first_byte=_latency(answers),
         connection_bytes_per_second=float(np.quantile(_rates(whole), _CONNECTION_QUANTILE)),
@@ -414,14 +430,14 @@ def recorded_bucket(told: Iterable[Told]) -> BucketModel:
 
 
 def _answers(told: Iterable[Told]) -> NDArray[np.void]:
-    """Return answers as rows of an array, whose fields are theirs."""
+    """Return the trace's answers as a structured array with the fields of ``Answer``."""
     fields = [*zip(Answer._fields, ("f8", "f8", "f8", "i8", "?", "?"), strict=True)]
     return np.fromiter((each.what for each in told if isinstance(each.what, Answer)), fields)
 
 
 def _latency(answers: NDArray[np.void]) -> Recorded:
     if not answers["is_begun"].any():
-        raise ConfigError("the trace has no first bytes: its store does not tell when an answer begins, or it is empty")
+        raise ConfigError("the trace has no first bytes: it is empty, or its store does not report first bytes")
     return Recorded(tuple(answers["first_byte_seconds"].tolist()))
 
 
@@ -431,14 +447,14 @@ def _rates(answers: NDArray[np.void]) -> NDArray[np.float64]:
 
 
 def _total_rate(answers: NDArray[np.void]) -> float:
-    """Return a quantile over time of the bytes a second that all transfers moved, each at its own mean rate."""
+    """Return a quantile over time of the sum of all transfers' rates, in bytes a second; each rate is a mean."""
     begins = answers["sent_seconds"] + answers["first_byte_seconds"]
     ends, rates = begins + answers["transfer_seconds"], _rates(answers)
     moments = np.concatenate([begins, ends])
     order = np.argsort(moments, kind="stable")
     together = np.cumsum(np.concatenate([rates, -rates])[order])[:-1]
     lasted = np.diff(moments[order])
-    busy = (lasted > 0) & (together > rates.min() / 2)  # what is left of sums that should be zero is no transfer
+    busy = (lasted > 0) & (together > rates.min() / 2)  # a sum that should be 0 may differ from it by rounding
     by_rate = np.argsort(together[busy], kind="stable")
     share = np.cumsum(lasted[busy][by_rate]) / math.fsum(lasted[busy])
     return float(together[busy][by_rate][int(np.searchsorted(share, _TOTAL_QUANTILE))])
