@@ -1,7 +1,7 @@
-"""Scenarios that a person describes in a TOML file, whose every field is in ``docs/simulator.md``.
+"""Reader of scenario files in TOML; ``docs/simulator.md`` lists all fields.
 
-Each field has the type and lies within the bounds that it must have. One that nobody asked for is an error too, since
-it is most often the misspelling of one that has a default. Every error names the field by its whole path.
+The type and the bounds of each field are checked. Unknown fields are errors, since most are misspelled names of fields
+that have a default. Every error names the field by its whole path.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from stoker_warm._erasure import Code
 Config = TypeVar("Config")
 _SIZED = ("_bytes", "_bytes_per_second")
 _MOST_INTEGER = (1 << 63) - 1
-"""TOML's own bound, which Python's reader does not keep."""
+"""TOML's limit on integers, which Python's parser does not enforce."""
 
 
 def read_section(path: Path) -> Section:
-    """Return a file's top section.
+    """Return the top-level section of a file.
 
     Raises:
-        ConfigError: it cannot be read, is too large, or is not TOML.
+        ConfigError: the file cannot be read, is too large, or is not TOML.
     """
     return Section(read_toml(path), str(path))
 
 
 class Section:
-    """A table of the file. Its methods take a field out and raise ConfigError where it is not what it must be.
+    """A table of the file, whose methods remove and return a field, or raise ConfigError if it is invalid.
 
     Args:
-        values: of its fields.
-        file: for errors.
-        path: of the section in the file, such as ``bucket.first_byte``.
+        values: values of the fields by name.
+        file: path of the file.
+        path: path of the section in the file, such as ``bucket.first_byte``; empty for the top-level section.
     """
 
     def __init__(self, values: Mapping[str, Any], file: str, path: str = "") -> None:
@@ -73,7 +73,7 @@ class Section:
 
     @property
     def folder(self) -> Path:
-        """Where the file is: what it names is relative to it."""
+        """Folder of the file, to which paths in the file are relative."""
         return Path(self._file).parent
 
     def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = _MOST_INTEGER) -> int:
@@ -84,7 +84,7 @@ class Section:
         return value
 
     def number(self, name: str, default: float | None = None, *, least: float = 0.0, most: float = math.inf) -> float:
-        """Return a number from ``least`` to ``most``; where its name says bytes, ``"90MB"`` is one too."""
+        """Return a number from ``least`` to ``most``; fields of bytes may have a unit, such as ``"90MB"``."""
         value = self._take(name, default)
         number = self._size(name, value) if isinstance(value, str) and name.endswith(_SIZED) else value
         if not isinstance(number, int | float) or isinstance(number, bool) or not least <= number <= most:
@@ -92,7 +92,7 @@ class Section:
         return float(number)
 
     def size(self, name: str, default: int | None = None) -> int:
-        """Return a number of bytes, which may be written with a unit, such as ``"8MiB"``."""
+        """Return a number of bytes, which may have a unit, such as ``"8MiB"``."""
         return self._size(name, self._take(name, default))
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -103,7 +103,7 @@ class Section:
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return a text that is not empty."""
+        """Return a non-empty text."""
         value = self._take(name, default)
         if not isinstance(value, str) or not value:
             raise self.wrong(name, value, "a text")
@@ -117,23 +117,23 @@ class Section:
         return str(value)
 
     def within(self, name: str) -> Section:
-        """Return the section of this name; an empty one if there is none."""
+        """Return the section of this name, empty if the file has none."""
         value = self._left.pop(name, {})
         if not isinstance(value, dict):
             raise self.wrong(name, value, f"a table, [{self._named(name)}]")
         return Section(value, self._file, self._named(name))
 
     def each(self, name: str) -> list[Section]:
-        """Return the sections of an array of tables, none if there is none."""
+        """Return the sections of an array of tables, an empty list if the file has none."""
         value = self._left.pop(name, [])
         if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
             raise self.wrong(name, value, f"an array of tables, [[{self._named(name)}]]")
         return [Section(one, self._file, f"{self._named(name)}[{place}]") for place, one in enumerate(value)]
 
     def config(self, kind: type[Config], **given: Any) -> Config:
-        """Return a frozen dataclass whose numbers and switches, those that are not given, are this section's fields.
+        """Return a frozen dataclass with ``given`` and, for its other numbers and booleans, this section's fields.
 
-        What is left out has the dataclass's default.
+        Fields that are left out have the dataclass's default.
         """
         readers: dict[type, Callable[[str], Any]]
         readers = {int: partial(self.integer, least=0), float: self.number, bool: partial(self.boolean, default=False)}
@@ -143,7 +143,10 @@ class Section:
         return self.checked(kind, **given)
 
     def checked(self, make: Callable[..., Config], **given: Any) -> Config:
-        """Return what is made of this section's fields, all of them; what it refuses is said to be of this section."""
+        """Return ``make(**given)``; a ConfigError that it raises gets the file and this section's path.
+
+        All fields of the section must have been read before.
+        """
         self.end()
         try:
             return make(**given)
@@ -151,14 +154,20 @@ class Section:
             raise ConfigError(f"{self._file}: {self._path + ': ' if self._path else ''}{error}") from None
 
     def end(self) -> None:
-        """Refuse fields that were not asked for."""
+        """Raise ConfigError if fields are left that were not read."""
         if self._left:
             raise ConfigError(
-                f"{self._file}: {self._named(min(self._left))} means nothing: leave it out, or look for a misspelling"
+                f"{self._file}: {self._named(min(self._left))} means nothing here: leave it out, or check the spelling"
             )
 
     def wrong(self, name: str, value: object, wanted: str) -> ConfigError:
-        """Return the error for a field that is not what it must be."""
+        """Return the error for a field with an invalid value.
+
+        Args:
+            name: name of the field.
+            value: its value.
+            wanted: description of the values that are valid.
+        """
         return ConfigError(f"{self._file}: {self._named(name)} is {shown(value)}, not {wanted}")
 
     def _size(self, name: str, value: Any) -> int:
@@ -167,14 +176,14 @@ class Section:
         except ConfigError as error:
             raise ConfigError(f"{self._file}: {self._named(name)}: {error}") from None
         if size_bytes > MOST_BYTES:
-            raise self.wrong(name, value, f"a number of bytes of at most {MOST_BYTES}, an exbibyte")
+            raise self.wrong(name, value, f"a number of bytes of at most {MOST_BYTES} (1 EiB)")
         return size_bytes
 
     def _take(self, name: str, default: object) -> Any:
         if name in self._left:
             value = self._left.pop(name)
             if isinstance(value, int) and not -_MOST_INTEGER <= value <= _MOST_INTEGER:
-                raise self.wrong(name, value, "a number of 64 bits, as TOML has them")
+                raise self.wrong(name, value, "a number of 64 bits, which is TOML's limit")
             return value
         if default is None:
             raise ConfigError(f"{self._file}: {self._named(name)} is missing")
@@ -189,21 +198,21 @@ def _range(least: float, most: float, endless: float) -> str:
 
 
 _MOST_SUPER_SAMPLES = 10_000_000
-"""What a model keeps of one is some hundred bytes."""
+"""Maximum number of super-samples; the simulator holds a few hundred bytes for each."""
 _MOST_EVENTS = 500_000_000
 _LEAST_REQUESTS_PER_SECOND = 0.001
 _DEVICES = {"memory": (10e9, 0.0), "disk": (2e9, 0.0001)}
-"""Kind of cache → bytes a second and seconds before the first one, where the file does not say."""
+"""Kind of cache → default rate in bytes a second, and default latency in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioFile:
-    """What a file describes.
+    """The content of a scenario file.
 
     Attributes:
-        title: for the results.
-        url: whose prices the bucket has.
-        scenario: to simulate.
+        title: title of the results.
+        url: URL of the store whose request prices are used.
+        scenario: the scenario to simulate.
     """
 
     title: str
@@ -212,15 +221,15 @@ class ScenarioFile:
 
 
 def read_scenario(path: Path) -> ScenarioFile:
-    """Read a scenario. A data set that is named by its URL is asked for its manifest, and for nothing else.
+    """Read a scenario file; of a data set given by its URL only the manifest is read.
 
     Raises:
-        ConfigError: the file cannot be read, or a field is missing, unknown or out of bounds; names it.
+        ConfigError: the file cannot be read, or a field is missing, unknown or out of bounds; the error names it.
         StoreError: the manifest could not be read.
     """
     top = read_section(path)
     title, epochs = top.text("title", path.stem), top.integer("epochs", 1)
-    nodes = top.integer("nodes", 1, most=MAX_LANES)  # each has a lane of its own at least
+    nodes = top.integer("nodes", 1, most=MAX_LANES)  # each node needs at least one lane
     dataset, order, bucket, node = (top.within(name) for name in ("dataset", "order", "bucket", "node"))
     url = dataset.text("url") if "url" in dataset else ""
     prices_of, sections = bucket.text("prices_of", url or "s3"), node.each("caches")
@@ -237,7 +246,7 @@ def read_scenario(path: Path) -> ScenarioFile:
     top.end()
     manifest = _manifest(dataset, url)
     for section, cache in zip(sections, caches, strict=True):
-        if cache.limit_bytes < manifest.largest_bytes:  # which a loader refuses, too
+        if cache.limit_bytes < manifest.largest_bytes:  # a loader refuses such a cache, too
             wanted = f"at least {manifest.largest_bytes}, the size of the largest super-sample"
             raise section.wrong("limit_bytes", cache.limit_bytes, wanted)
     scenario = top.checked(Scenario, manifest=manifest, epochs=epochs, caches=caches, **settings)
@@ -246,14 +255,14 @@ def read_scenario(path: Path) -> ScenarioFile:
 
 
 def _check_length(path: Path, scenario: Scenario) -> None:
-    """Refuse what would be simulated for days, or for ever."""
+    """Raise ConfigError if the simulation would take days."""
     feed, manifest = scenario.feed, scenario.manifest
     steps = feed.dealing(manifest.samples).steps_from(0) * feed.world_size
     events = scenario.epochs * (steps + len(manifest))
     if events > _MOST_EVENTS:
         raise ConfigError(
             f"{path}: epochs {scenario.epochs:,} of {steps:,} batches and {len(manifest):,} super-samples each "
-            f"are more than the {_MOST_EVENTS:,} that are simulated in a day; take fewer epochs, nodes or "
+            f"are more than the {_MOST_EVENTS:,} that can be simulated in a day: take fewer epochs, nodes or "
             "super_samples, or a larger batch_size"
         )
 
@@ -280,7 +289,7 @@ async def _pinned(url: str, version: int | None) -> Manifest:
 
 
 def _bucket(section: Section) -> BucketModel:
-    """Return a bucket, one that a trace tells of if there is one; what the file says goes before that."""
+    """Return the bucket model; figures in the file take precedence over those of a trace."""
     usual = BucketModel()
     if "trace" in section:
         usual = recorded_bucket(read_trace(section.folder / section.text("trace")))
@@ -342,7 +351,7 @@ def _cache(section: Section) -> TierModel:
 
 
 _REMOVED = ("backup_seconds", "put_back", "together")
-"""Fields of earlier releases, which are accepted with a warning."""
+"""Fields of earlier releases that are accepted with a warning and ignored."""
 
 
 def _warm(section: Section) -> WarmModel:
@@ -377,7 +386,7 @@ def _warn_of_removed(section: Section) -> None:
     for name in _REMOVED:
         if name in section:
             section.number(name)
-            text = f"warm.{name} has no effect: reads write lost shards again, nothing else does; leave it out"
+            text = f"warm.{name} has no effect, since only reads rewrite lost shards; leave it out"
             warnings.warn(text, DeprecationWarning, stacklevel=2)
 
 
@@ -390,7 +399,7 @@ def _code(section: Section, default: str) -> Code:
 
 
 def _latency(section: Section, default: Latency, most_seconds: float = LONGEST_SECONDS) -> Latency:
-    """Return a distribution: constant, lognormal, or what a file has; a part of it may be late."""
+    """Return a distribution: constant, log-normal, or measured values of a file; a fraction of it may be late."""
     usual = _usual(section, default, most_seconds)
     if "late_fraction" not in section:
         section.end()
@@ -408,7 +417,7 @@ def _usual(section: Section, default: Latency, most_seconds: float) -> Latency:
         try:
             return LogNormal(median, p99)
         except ConfigError as error:
-            raise section.wrong("p99_seconds", p99, f"what a distribution has: {error}") from None
+            raise section.wrong("p99_seconds", p99, f"a valid 99th percentile: {error}") from None
     if "recorded" in section:
         path, event = section.folder / section.text("recorded"), section.text("event", "first_byte")
         return read_durations(path, event)

@@ -1,8 +1,8 @@
-"""A warm tier in virtual time: objects as shards in functions that a platform takes back, read by the first k of n.
+"""A warm tier in virtual time: objects as erasure-coded shards in functions, read by the first k of n shards.
 
-Shards are lost when the model of a node (:mod:`stoker_sim._warm_fleet`) says so, and written again by the next
-read of their object. What the nodes are called for is billed as there, as if nobody read them: what is read besides is
-calls of its own, and losses are noticed no sooner for it.
+Shards are lost when the model of a node (:mod:`stoker_sim._warm_fleet`) loses its memory, and rewritten by the next
+read of their object. Keep-warm calls are billed as in that model, as if there were no reads: reads are billed as extra
+calls, and do not make the proxy notice losses sooner.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _FIRST_HORIZON_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmModel(Bounded):
-    """Functions that hold super-samples for all ranks.
+    """Model of a warm tier, whose functions hold super-samples for all ranks.
 
     Attributes:
-        config: of the tier: nodes, code, how often they are called and how long they linger.
-        memory_bytes: of a node, as configured and billed.
-        limit_bytes: of these, for shards.
-        bytes_per_second: of a node.
-        latency: before a shard's first byte, the call that wakes its node included.
-        mean_life_seconds: of an instance before the platform takes it; None: it takes none.
+        config: settings of the tier: number of nodes, erasure code, call interval and linger time.
+        memory_bytes: configured and billed memory of a node, in bytes.
+        limit_bytes: part of that memory for shards, in bytes.
+        bytes_per_second: rate at which a node sends or receives.
+        latency: distribution of the time to a shard's first byte, including the call that wakes its node.
+        mean_life_seconds: mean life of an instance before the platform reclaims it, in seconds; None for unlimited.
     """
 
     config: WarmConfig = field(default_factory=WarmConfig)
@@ -51,10 +51,15 @@ class WarmModel(Bounded):
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)
         if self.limit_bytes > self.memory_bytes:
-            raise ConfigError(f"limit_bytes is at most memory_bytes, {self.memory_bytes}, not {self.limit_bytes}")
+            raise ConfigError(f"limit_bytes is at most memory_bytes ({self.memory_bytes}), not {self.limit_bytes}")
 
     def lives(self, seconds: float, seed: str) -> list[NodeLife]:
-        """Return what becomes of the nodes; a longer time begins with the same."""
+        """Return the simulated lives of the nodes.
+
+        Args:
+            seconds: duration of the simulation, in seconds; a longer one begins with the same events.
+            seed: seed of the reclaims.
+        """
         config = self.config
 
         def life(node: int) -> NodeLife:
@@ -68,18 +73,18 @@ class WarmModel(Bounded):
 
 @dataclass(slots=True, kw_only=True)
 class WarmTally:
-    """What a warm tier did in a run.
+    """Counters of a warm tier in one run.
 
     Attributes:
-        hits: objects that were read.
-        losses: objects that were here, and of which too many shards were lost.
-        rebuilt: lost shards that a read has written again.
-        evicted: objects that went for others.
-        shards: that were read and written.
-        shard_bytes: of all of these.
-        held_bytes: of each node in the end.
-        lives: of the nodes, to the end of the run.
-        model: of the tier.
+        hits: number of reads served by the tier.
+        losses: number of reads of objects that had lost too many shards.
+        rebuilt: number of lost shards rewritten by reads.
+        evicted: number of objects evicted.
+        shards: number of shards read and written.
+        shard_bytes: total size of these shards, in bytes.
+        held_bytes: mean bytes held by a node at the end of the run.
+        lives: lives of the nodes up to the end of the run.
+        model: model of the tier.
     """
 
     hits: int = 0
@@ -93,7 +98,7 @@ class WarmTally:
     model: WarmModel
 
     def bill(self, prices: FunctionPrices) -> Bill:
-        """Return what the tier costs; all shards that move do so in calls of their own, which is the most they are."""
+        """Return the cost of the tier, an upper bound: each shard is counted as moved in a call of its own."""
         model = self.model
         calls = NodeCalls(
             memory_bytes=model.memory_bytes,
@@ -111,7 +116,7 @@ class WarmTally:
 
 @dataclass(slots=True)
 class _Object:
-    """Where an object's shards are, and since when."""
+    """Nodes of an object's shards, and the times at which the shards were written."""
 
     ref: ObjectRef
     nodes: list[int]
@@ -119,14 +124,14 @@ class _Object:
 
 
 class SimulatedWarm:
-    """What is in the functions, for all ranks, on one virtual-clock loop. Ranks read through a :class:`WarmView` each.
+    """The state of a simulated warm tier, which all ranks share; each reads through its own :class:`WarmView`.
 
-    What is offered is there at once, as in :class:`~stoker_sim._caches.SimulatedTier`; the least
-    recently used objects go for it.
+    Offered objects are stored at once, as in :class:`~stoker_sim._caches.SimulatedTier`; the least recently used
+    objects are evicted for them.
 
     Args:
-        model: of the tier.
-        seed: of what is drawn.
+        model: model of the tier.
+        seed: seed of latencies, placement and reclaims.
     """
 
     def __init__(self, model: WarmModel, seed: str) -> None:
@@ -138,9 +143,9 @@ class SimulatedWarm:
         self._counted = WarmTally(model=model)
 
     def shard_seconds(self, ref: ObjectRef) -> float | None:
-        """Return after how many seconds enough shards of an object are there; None if it is not here.
+        """Return the time until enough shards of an object have arrived, in seconds; None if it is not stored.
 
-        Shards that are lost are written again, since whoever asks has the object then.
+        The read rewrites lost shards, since the reader has the whole object afterwards.
         """
         config, now_seconds = self._model.config, asyncio.get_running_loop().time()
         held = self._objects.get(ref.row)
@@ -161,7 +166,7 @@ class SimulatedWarm:
         return seconds[config.code.data - 1] + self._transfer_seconds(ref)
 
     def keep(self, ref: ObjectRef) -> None:
-        """Put an object away, if it is not here and fits."""
+        """Store an object if it is not stored yet and fits."""
         code, now_seconds = self._model.config.code, asyncio.get_running_loop().time()
         evicted = self._residents.offer(ref.row, code.shards * code.shard_bytes(ref.size_bytes))
         if evicted is None or ref.row in self._objects:
@@ -174,7 +179,7 @@ class SimulatedWarm:
         self._move(ref, code.shards)
 
     def tally(self, seconds: float) -> WarmTally:
-        """Return what was done until then."""
+        """Return the counters of a run that took this many seconds."""
         held_bytes = self._residents.used / self._model.config.nodes
         return replace(self._counted, held_bytes=held_bytes, lives=self._model.lives(seconds, self._seed))
 
@@ -186,7 +191,7 @@ class SimulatedWarm:
         self._counted.shard_bytes += shards * self._model.config.code.shard_bytes(ref.size_bytes)
 
     def _restore(self, held: _Object, positions: Sequence[int]) -> None:
-        """Write shards again, to the nodes that lost them: those have most room."""
+        """Rewrite lost shards to the nodes that lost them, which have the most room."""
         for at in positions:
             held.since_seconds[at] = asyncio.get_running_loop().time()
         self._move(held.ref, len(positions))
@@ -203,11 +208,11 @@ class SimulatedWarm:
 
 
 class WarmView(ModelledTier):
-    """The tier as one rank's fetcher sees it, through that machine's network.
+    """A simulated warm tier as one rank reads it, through its machine's network.
 
     Args:
-        shared: what all ranks share.
-        network_bytes_per_second: of the machine.
+        shared: state of the tier, shared by all ranks.
+        network_bytes_per_second: bandwidth of the machine.
     """
 
     name = "warm"
@@ -219,7 +224,7 @@ class WarmView(ModelledTier):
         )
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
-        """Take the time that a read would if the object is here, none if it is not; ``into`` is left as it is."""
+        """Wait as long as the read takes; return False at once if it is not stored. ``into`` is left unchanged."""
         seconds = self._shared.shard_seconds(ref)
         if seconds is None:
             return False
@@ -229,5 +234,5 @@ class WarmView(ModelledTier):
         return True
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
-        """Put the object away."""
+        """Store the object."""
         self._shared.keep(ref)

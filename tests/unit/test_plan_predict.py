@@ -396,7 +396,7 @@ def test_a_link_that_brings_nothing_in_time_is_an_error_with_its_figures() -> No
 
 @pytest.mark.parametrize("there_is", [0, 1, 5000])
 def test_memory_for_no_window_at_all_is_an_error_that_says_how_much_one_takes(there_is: int) -> None:
-    with pytest.raises(BudgetError, match=r"that a rank may have: window 2 with super-samples of .* takes"):
+    with pytest.raises(BudgetError, match=r"available to a rank: window 2 with super-samples of .* takes"):
         advise(workload(super_samples=40, size=40_000), replace(RESOURCES, memory_bytes=there_is))
 
 

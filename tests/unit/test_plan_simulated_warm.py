@@ -157,8 +157,8 @@ def test_the_outcome_says_what_the_tier_did_and_cost(tmp_path: Path) -> None:
     run, prices = simulate(scenario), Prices.load()
     assert run.warm is not None
     said = " ".join(scenario_outcome("x", scenario, run, prices=prices, url="s3").remarks)
-    assert f"Of {run.warm.hits + run.warm.losses} reads of what it held, {run.warm.losses} found" in said
-    assert f"{run.warm.rebuilt} were written again" in said
+    assert f"Of {run.warm.hits + run.warm.losses} reads of objects it held, {run.warm.losses} found" in said
+    assert f"{run.warm.rebuilt} shards rewritten" in said
     assert f"costs ${run.warm.bill(prices.function('lambda')).dollars:.3g}" in said
 
 
@@ -213,7 +213,7 @@ def test_a_field_that_is_wrong_is_named(tmp_path: Path, line: str, message: str)
 
 @pytest.mark.parametrize("line", ["backup_seconds = 60", "put_back = 4", "together = 0.5"])
 def test_a_removed_field_is_accepted_with_a_warning_that_names_it(tmp_path: Path, line: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"^warm.{line.partition(' ')[0]} has no effect: .*; leave it out"):
+    with pytest.warns(DeprecationWarning, match=f"^warm.{line.partition(' ')[0]} has no effect, .*; leave it out"):
         assert scenario_of(tmp_path, f"[warm]\n{line}\n").warm == WarmModel()
 
 

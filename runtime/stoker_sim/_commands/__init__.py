@@ -1,17 +1,17 @@
-"""``stoker plan``, ``simulate`` and ``allocate``."""
+"""The commands ``stoker plan``, ``stoker simulate`` and ``stoker allocate``."""
 
 from stoker.cli import Command
 
 plan_command = Command.of_module(
     "stoker_sim._commands.plan",
     name="plan",
-    help="predict what a training takes of a data set, and say what to change",
+    help="predict the stalls and costs of a training, and suggest settings",
 )
 allocate_command = Command.of_module(
-    "stoker_sim._commands.allocate", name="allocate", help="divide cache and bandwidth among jobs that share them"
+    "stoker_sim._commands.allocate", name="allocate", help="divide cache and bandwidth among jobs"
 )
 simulate_command = Command.of_module(
     "stoker_sim._commands.simulate",
     name="simulate",
-    help="run the papers' experiments, or a scenario of yours, in virtual time",
+    help="run the papers' experiments, or your own scenario, in virtual time",
 )

@@ -1,4 +1,4 @@
-"""``stoker allocate``: divide a cluster's cache and its way to the bucket among jobs."""
+"""``stoker allocate``: divide a cluster's cache and its bandwidth from the bucket among jobs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _FOLDER = "/mnt/nvme/stoker"
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("jobs", type=Path, metavar="JOBS.toml", help="of the jobs and the cluster that they share")
-    parser.add_argument("--cache", type=size, metavar="SIZE", help="on all nodes together (default: as the file says)")
-    rate = "from the bucket, such as 10Gbit (default: as the file says)"
+    parser.add_argument("jobs", type=Path, metavar="JOBS.toml", help="file that describes the jobs and their cluster")
+    parser.add_argument("--cache", type=size, metavar="SIZE", help="cache of all nodes together (default: the file's)")
+    rate = "bandwidth from the bucket, such as 10Gbit (default: the file's)"
     parser.add_argument("--bandwidth", type=rate_from(0.0), metavar="RATE", help=rate)
-    policy = "the most in all, the same part of its full rate for every job, or equal parts (default: greedy)"
+    policy = "maximize the total rate, the smallest share of a job's full rate, or divide equally (default: greedy)"
     parser.add_argument("--policy", choices=_OFFERED, default="greedy", help=policy)
     parser.add_argument("--json", action="store_true", help="write JSON")
 
@@ -42,26 +42,26 @@ def run(args: Namespace) -> int:
 
 
 def _limit(share: Share) -> int:
-    """Return what the data set has on one node, in whole megabytes.
+    """Return the cache of the job's data set on one node, in bytes, a whole number of megabytes.
 
-    Of jobs that share it, the one that starts first writes as much, and the others read that: none has a part.
+    Jobs that share a data set share this cache: the first one fills it and the others read it.
     """
     return share.cache_bytes // share.job.nodes // _MEGABYTE * _MEGABYTE
 
 
 def _cache(share: Share) -> str | None:
-    """Return what to give to the Loader as ``cache``."""
+    """Return the value of the Loader's ``cache`` argument; None if no cache is allocated."""
     limit_bytes = _limit(share)
     return f"disk:{_FOLDER}?limit={limit_bytes // _MEGABYTE}MB" if limit_bytes else None
 
 
 def _rate(share: Share) -> int | None:
-    """Return what to give to the FetchConfig of a node's only rank, in bytes a second; None if nothing is allocated."""
+    """Return ``max_bytes_per_second`` for the FetchConfig of a node's only rank; None if nothing is allocated."""
     return int(share.bytes_per_second / share.job.nodes) or None
 
 
 def _settings(share: Share) -> str:
-    """Return what to write for a job; empty if nothing is."""
+    """Return the Loader call of a job, or an empty string if it has no settings."""
     settings = [f'cache="{cache}"'] if (cache := _cache(share)) else []
     settings += [f"fetch=FetchConfig(max_bytes_per_second={rate})"] if (rate := _rate(share)) else []
     return f"Loader(…, {', '.join(settings)})" if settings else ""
@@ -117,7 +117,7 @@ def _as_text(found: Allocation, cluster: Cluster, policy: str) -> str:
     lines = [f"{policy}: from the second epoch on", table(rows)]
     named = [(printable(share.job.name), text) for share in found.shares if (text := _settings(share))]
     if named:
-        lines += ["what to write, where a node has one rank", table(named)]
+        lines += ["settings of each job, if a node has one rank", table(named)]
     idle = [printable(share.job.name) for share in found.shares if not share.rate]
     if idle and policy == "greedy" and cluster.bytes_per_second:
         lines.append(f"nothing is left for {', '.join(idle)}; with --policy max-min all jobs train")
@@ -129,7 +129,7 @@ def _rates(bytes_per_second: float, rate: float, full: float) -> tuple[str, str,
 
 
 def _bytes(size_bytes: float) -> str:
-    """Return a size in powers of 1000, as disks, networks and the file's own figures are given."""
+    """Format a size with decimal units, as is usual for disks and networks."""
     for unit in ("B", "kB", "MB", "GB"):
         if size_bytes < 999.5:
             return f"{size_bytes:.3g} {unit}"
@@ -144,12 +144,12 @@ def read_jobs(path: Path, *, cache_bytes: int | None, bytes_per_second: float | 
     """Read a file of jobs.
 
     Args:
-        path: of it.
-        cache_bytes: of the cluster, in place of the file's,
-        bytes_per_second: and so here.
+        path: TOML file of the jobs and the cluster.
+        cache_bytes: cache of the cluster, in bytes; None takes the file's.
+        bytes_per_second: bandwidth of the cluster from the bucket; None takes the file's.
 
     Raises:
-        ConfigError: the file cannot be read, or a field is missing, unknown or out of bounds; names the job and it.
+        ConfigError: the file cannot be read, or a field is missing, unknown or out of bounds; names job and field.
     """
     top = read_section(path)
     cluster = top.within("cluster")
@@ -159,7 +159,7 @@ def read_jobs(path: Path, *, cache_bytes: int | None, bytes_per_second: float | 
     jobs = [_job(section) for section in top.each("jobs")]
     top.end()
     if not jobs:
-        raise ConfigError(f"{path} has no jobs; describe each in a table [[jobs]]")
+        raise ConfigError(f"{path} has no jobs: describe each one in a [[jobs]] table")
     return jobs, Cluster(
         cache_bytes=size_bytes if cache_bytes is None else cache_bytes,
         bytes_per_second=rate if bytes_per_second is None else bytes_per_second,
@@ -185,10 +185,10 @@ def _job(section: Section) -> Job:
 
 
 def _compute_rate(section: Section) -> float:
-    """Return what a job trains a second, which a person may know in bytes or in samples."""
+    """Return the rate at which a job trains, in bytes a second, given in bytes or in samples."""
     if "samples_per_second" in section:
         if "compute" in section:
-            raise section.wrong("compute", section.text("compute"), "left out, as it must be beside samples_per_second")
+            raise section.wrong("compute", section.text("compute"), "left out: samples_per_second is given, too")
         return section.number("samples_per_second", most=_MOST_SAMPLES_PER_SECOND) * section.size("sample_bytes")
     return _read_rate(section, "compute")
 

@@ -1,4 +1,4 @@
-"""``stoker plan``: what a training will take of a data set, and what to change before it starts."""
+"""``stoker plan``: predict the time and cost of a training on a data set, and suggest settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stoker_sim._scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECO
 
 _WIDTH = 80
 _CONNECTION_BYTES_PER_SECOND = 90e6
-"""Of one connection to an object store, where nothing was measured."""
+"""Assumed rate of one connection to an object store if none was measured."""
 _SCHEDULES: Mapping[str, Schedule] = {"continuous": Continuous(), "next-batch": NextBatch()}
 
 
@@ -38,34 +38,35 @@ def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_dataset(parser)
     training = parser.add_argument_group("the training")
-    rate = "samples a second that the accelerator of one rank takes"
+    rate = "samples per second that one accelerator (one rank) trains"
     training.add_argument("--gpu-rate", type=number_from(0.001, 1e12), required=True, metavar="N", help=rate)
-    training.add_argument("--nodes", type=positive, default=1, metavar="N", help="that share each epoch (default: 1)")
-    ranks = "of each node, one an accelerator; they share what is a node's (default: 1)"
+    training.add_argument("--nodes", type=positive, default=1, metavar="N", help="number of nodes (default: 1)")
+    ranks = "ranks of a node, one per accelerator; they share its network, memory and disk (default: 1)"
     training.add_argument("--ranks-per-node", type=positive, default=1, metavar="N", help=ranks)
-    training.add_argument("--epochs", type=positive, default=10, metavar="N", help="of the run (default: 10)")
+    training.add_argument("--epochs", type=positive, default=10, metavar="N", help="epochs of the run (default: 10)")
     hour = number_from(0.0, 1e9)
-    training.add_argument("--price-of-hour", type=hour, metavar="USD", help="of one node, for what waiting costs")
+    training.add_argument("--price-of-hour", type=hour, metavar="USD", help="price of one node per hour")
     first_byte = number_from(0.001, 1000 * LONGEST_FIRST_BYTE_SECONDS)
-    node = parser.add_argument_group("a node", "what is left out is this machine's, measured")
-    node.add_argument("--memory", type=size, metavar="SIZE", help="for its loaders (default: half of what is free)")
-    node.add_argument("--disk", type=size, default=0, metavar="SIZE", help="for a cache (default: none)")
-    node.add_argument("--disk-folder", default="/mnt/nvme/stoker", metavar="PATH", help="where the disk would be")
-    node.add_argument("--first-byte", type=first_byte, metavar="MS", help="milliseconds until the bucket answers")
+    node = parser.add_argument_group("a node", "values that are left out are measured on this machine")
+    node.add_argument("--memory", type=size, metavar="SIZE", help="memory for all loaders (default: half of the free)")
+    node.add_argument("--disk", type=size, default=0, metavar="SIZE", help="disk space for a cache (default: none)")
+    node.add_argument("--disk-folder", default="/mnt/nvme/stoker", metavar="PATH", help="folder of that cache")
+    node.add_argument("--first-byte", type=first_byte, metavar="MS", help="milliseconds to the bucket's first byte")
     bandwidth = rate_from(LEAST_BYTES_PER_SECOND)
-    node.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help="from the bucket, as 10Gbit or 1GB/s")
-    limit = "requests a second that the bucket answers all nodes together (default: as measured)"
+    node.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help="from the bucket, such as 10Gbit or 1GB/s")
+    limit = "requests per second that the bucket answers, of all nodes together (default: measured)"
     node.add_argument("--requests-per-second", type=number_from(0.1, 1e9), metavar="N", help=limit)
-    probed, read = size_from(LEAST_PROBE_BYTES), "to read at most (default: 256MiB)"
+    probed, read = size_from(LEAST_PROBE_BYTES), "maximum number of bytes to read for the measurement (default: 256MiB)"
     node.add_argument("--probe", type=probed, default=256 << 20, metavar="SIZE", help=read)
-    node.add_argument("--egress", choices=get_args(Egress), default="same_region", help="where it is from the bucket")
-    now = parser.add_argument_group("the loader of each rank as it is", "Loader's own defaults, if left out")
-    now.add_argument("--batch-size", type=positive, default=256, metavar="N", help="of a rank (default: 256)")
-    shuffles = get_args(Shuffle)
-    now.add_argument("--shuffle", choices=shuffles, default="window", help="(default: window; full is not planned)")
-    now.add_argument("--window", type=positive, default=8, metavar="N", help="in super-samples (default: 8)")
-    now.add_argument("--loader-memory", type=size, default=512_000_000, metavar="SIZE", help="(default: 512MB)")
-    now.add_argument("--schedule", choices=_SCHEDULES, default="continuous", help="(default: continuous)")
+    node.add_argument("--egress", choices=get_args(Egress), default="same_region", help="distance to the bucket")
+    now = parser.add_argument_group("present settings of the loader of each rank")
+    now.add_argument("--batch-size", type=positive, default=256, metavar="N", help="samples of a rank (default: 256)")
+    shuffles, shuffled = get_args(Shuffle), "shuffle (default: window; full cannot be planned)"
+    now.add_argument("--shuffle", choices=shuffles, default="window", help=shuffled)
+    now.add_argument("--window", type=positive, default=8, metavar="N", help="window in super-samples (default: 8)")
+    memory = "memory budget (default: 512MB)"
+    now.add_argument("--loader-memory", type=size, default=512_000_000, metavar="SIZE", help=memory)
+    now.add_argument("--schedule", choices=_SCHEDULES, default="continuous", help="schedule (default: continuous)")
     parser.add_argument("--json", action="store_true", help="write JSON")
 
 
@@ -78,12 +79,12 @@ def run(args: Namespace) -> int:
 
 
 def _feed(args: Namespace) -> PipelineConfig:
-    """Return the loader as it is, checked before anything is read."""
+    """Return the present settings of the loader, validated before anything is read."""
     ranks = args.nodes * args.ranks_per_node
     if ranks > MAX_LANES:
         raise ConfigError(
             f"--nodes {args.nodes} with --ranks-per-node {args.ranks_per_node} are {ranks:,} ranks, more than the "
-            f"{MAX_LANES:,} that can share an epoch"
+            f"{MAX_LANES:,} that can share an epoch: give fewer"
         )
     return PipelineConfig(
         order=OrderConfig(shuffle=args.shuffle, window=args.window, lanes=ranks),
@@ -97,7 +98,7 @@ def _feed(args: Namespace) -> PipelineConfig:
 async def _looked(
     args: Namespace, feed: PipelineConfig, prices: Prices
 ) -> tuple[Workload, Resources, Probe | None, StorePrices]:
-    """Read the manifest, and measure what was not given; a workload that cannot be planned is not measured for."""
+    """Read the manifest and, if the workload is valid, measure the figures that were not given."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     async with opened(args) as store:
@@ -105,7 +106,7 @@ async def _looked(
         manifest = await read_manifest(store, args.at)
         read_seconds = loop.time() - begun
         if not manifest.samples:
-            raise ConfigError(f"{args.url} holds no samples yet: there is nothing to plan")
+            raise ConfigError(f"{args.url} holds no samples yet: pack some before you plan")
         workload = Workload(
             manifest=manifest, feed=feed, samples_per_second=args.gpu_rate, ranks_per_node=args.ranks_per_node
         )
@@ -118,20 +119,20 @@ async def _looked(
 
 
 def _spread(count: int) -> Sequence[int]:
-    """Return up to 64 rows, from all over the data set."""
+    """Return 64 to 127 row numbers, spread evenly over the data set; all if it has fewer than 64."""
     return range(0, count, max(1, count // 64))
 
 
 def _with_bucket(
     args: Namespace, workload: Workload, measured: Probe | None, read_seconds: tuple[float, float]
 ) -> tuple[Workload, Resources]:
-    """Return a workload with the bucket as measured, but for what is given, and what a rank and its node can spare.
+    """Return the workload with a model of the bucket, and the resources of a rank and its node.
 
     Args:
-        args: of the command line.
-        workload: without a bucket.
-        measured: what the probe found, None where all was given.
-        read_seconds: that opening the store and reading the manifest took, without imports and with them.
+        args: arguments of the command line; given figures replace measured ones.
+        workload: the workload, with a default bucket.
+        measured: result of the probe; None if all figures were given.
+        read_seconds: duration of opening the store and reading the manifest, in seconds, without and with imports.
     """
     if measured is not None:
         model, total = measured.bucket(), measured.total_bytes_per_second
@@ -168,7 +169,7 @@ def _with_bucket(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What was asked and found; ``probe`` is None where all was given."""
+    """The command's arguments and results; ``probe`` is None if all figures were given."""
 
     args: Namespace
     workload: Workload
@@ -178,16 +179,16 @@ class _Plan:
     advice: Advice
 
     def dollars(self, epoch: EpochForecast) -> float:
-        """Return what the bucket asks for an epoch of all nodes."""
+        """Return the bucket's price of an epoch of all nodes, in dollars."""
         return epoch.dollars(self.prices, self.args.egress)
 
     def waiting_dollars(self, epoch: EpochForecast) -> float | None:
-        """Return what the nodes cost while they wait; None if their price is not known."""
+        """Return the cost of all nodes while they wait, in dollars; None if their price is not given."""
         hour = self.args.price_of_hour
         return None if hour is None else epoch.wait_seconds / 3600 * self.args.nodes * hour
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``--json`` writes."""
+        """Return the document that ``--json`` writes."""
         manifest, advice = self.workload.manifest, self.advice
         return {
             "url": self.args.url,
@@ -215,7 +216,7 @@ class _Plan:
         return shown
 
     def as_text(self) -> list[str]:
-        """Return the lines of what is shown."""
+        """Return the lines of the text output."""
         args, manifest, ranks = self.args, self.workload.manifest, self.args.ranks_per_node
         average, sample = (format_bytes(manifest.size_bytes / len(manifest)), format_bytes(self.workload.sample_bytes))
         need = format_bytes(ranks * args.gpu_rate * self.workload.sample_bytes)
@@ -237,7 +238,7 @@ class _Plan:
         ]
 
     def _bucket(self) -> str:
-        """Return how the bucket answers, and whence that is known."""
+        """Describe the bucket, and whether the figures were given or measured."""
         found, bucket = self.probe, self.workload.bucket
         limit, excess = bucket.requests_per_second, _excess(bucket)
         limited = "" if limit == math.inf else f"; the bucket answers {limit:,.3g} requests/s, and {excess}"
@@ -248,7 +249,7 @@ class _Plan:
             return f"as given: {rates}{limited}"
         took = f"{counted(found.requests, 'request')} and {format_bytes(found.read_bytes)} in {_seconds(found.seconds)}"
         if found.is_rate_assumed:
-            return f"measured with {took}: {rates}; rates are assumed, since the objects are too small to tell{limited}"
+            return f"measured with {took}: {rates}; rates are assumed: the objects are too small to measure{limited}"
         more = "" if found.is_saturated else " at least"
         return f"measured with {took}: {rates}{more} (with {counted(found.connections, 'connection')}){limited}"
 
@@ -279,8 +280,8 @@ class _Plan:
 
 
 def _excess(model: BucketModel) -> str:
-    """Return what a bucket does with more requests than it answers."""
-    return "lets more of them wait" if model.longest_line_seconds == math.inf else "refuses more of them"
+    """Describe what a bucket does with requests above its rate."""
+    return "queues requests above that" if model.longest_line_seconds == math.inf else "refuses requests above that"
 
 
 def _wrapped(text: str) -> list[str]:
@@ -290,7 +291,7 @@ def _wrapped(text: str) -> list[str]:
 def _bound(advice: Advice) -> list[str]:
     bound = (advice.given or advice.advised).bound
     return _wrapped(
-        f"no epoch can be shorter than {_seconds(bound.seconds)}, by {bound.limit}: compute "
+        f"no epoch can be shorter than {_seconds(bound.seconds)}, limited by {bound.limit}: compute "
         f"{_seconds(bound.compute_seconds)}, bandwidth {_seconds(bound.transfer_seconds)}, requests "
         f"{_seconds(bound.request_seconds)}"
         + (f", request rate {_seconds(bound.rate_seconds)}" if bound.rate_seconds else "")

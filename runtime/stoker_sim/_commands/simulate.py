@@ -1,4 +1,4 @@
-"""``stoker simulate``: run a paper's experiment, or a scenario of one's own, in virtual time."""
+"""``stoker simulate``: run a paper's experiment or a scenario file in virtual time."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _SCENARIO = ".toml"
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("names", metavar="NAME", nargs="*", help="an experiment, 'all' of them, or a SCENARIO.toml")
-    parser.add_argument("--list", action="store_true", help="show the experiments and whose figures they stand beside")
-    where = "where NAME.csv, NAME.png and NAME.html go (default: experiments)"
+    parser.add_argument("names", metavar="NAME", nargs="*", help="name of an experiment, 'all', or a SCENARIO.toml")
+    parser.add_argument("--list", action="store_true", help="list the experiments with the papers they compare to")
+    where = "folder for NAME.csv, NAME.png and NAME.html (default: experiments)"
     parser.add_argument("--out", type=Path, default=Path("experiments"), metavar="FOLDER", help=where)
-    parser.add_argument("--quick", action="store_true", help="fewer points")
-    parser.add_argument("--no-html", action="store_true", help="no pages, which are 5 MB each")
-    parser.add_argument("--json", action="store_true", help="write JSON, and no files")
-    trace = f"write waits and fetches of a SCENARIO.toml's first {MOST_RANKS} ranks, for 'stoker trace' and Perfetto"
+    parser.add_argument("--quick", action="store_true", help="simulate fewer points")
+    parser.add_argument("--no-html", action="store_true", help="write no HTML pages (5 MB each)")
+    parser.add_argument("--json", action="store_true", help="print JSON and write no files")
+    trace = f"write a trace of a SCENARIO.toml's first {MOST_RANKS} ranks, for 'stoker trace' and Perfetto"
     parser.add_argument("--trace", type=Path, metavar="FILE", help=trace)
 
 
@@ -45,11 +45,11 @@ def run(args: Namespace) -> int:
         print(table([(name, (found := experiments.load(name)).title, found.source) for name in experiments.NAMES]))
         return 0
     names = experiments.NAMES if args.names == ["all"] else args.names
-    for name in names:  # before any of them is run
+    for name in names:  # report unknown names before any experiment runs
         if not name.endswith(_SCENARIO):
             experiments.load(name)
     if args.trace is not None and (len(names) > 1 or not names[0].endswith(_SCENARIO)):
-        raise ConfigError("--trace is for one SCENARIO.toml: name that alone")
+        raise ConfigError(f"--trace needs a single SCENARIO.toml, not {' '.join(names)}")
     if args.json:
         print(json_text([_as_json(_experiment(name, args.trace), args.quick) for name in names]))
         return 0
@@ -64,11 +64,11 @@ def run(args: Namespace) -> int:
 
 
 def _check_places(names: Sequence[str], folder: Path) -> None:
-    """Find out before minutes of work whether what comes of them has a place, each its own."""
+    """Check before minutes of work that the results can be written, each to its own file."""
     for stem, count in Counter(map(_stem, names)).items():
         if count > 1:
             raise ConfigError(
-                f"{stem}.csv would be written {count} times: give each once, and files of different names"
+                f"{stem}.csv would be written {count} times: name each experiment once, and rename files of equal name"
             )
     with _saying(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,11 +79,11 @@ def _stem(name: str) -> str:
 
 
 def _experiment(name: str, trace: Path | None) -> Experiment:
-    """Return the experiment of a name, or the one that a file describes."""
+    """Return the experiment with this name, or the one that a scenario file describes."""
     if not name.endswith(_SCENARIO):
         return experiments.load(name)
     file, prices = read_scenario(Path(name)), Prices.load()
-    prices.store(file.url)  # before it is run
+    prices.store(file.url)  # report an unknown store before the run
 
     def run(quick: bool) -> Outcome:
         ran = _traced(file.scenario, trace)
@@ -139,7 +139,7 @@ def _write(experiment: Experiment, found: Outcome, folder: Path, *, with_html: b
 
 @contextmanager
 def _saying(folder: Path) -> Iterator[None]:
-    """Say of an error of the operating system which folder it is about, and what to do."""
+    """Translate an error of the operating system into one that names the folder and the option."""
     try:
         yield
     except OSError as error:
@@ -147,18 +147,18 @@ def _saying(folder: Path) -> Iterator[None]:
 
 
 _PLATFORM = "lambda"
-"""Whose prices functions have."""
+"""Platform whose prices are used for functions."""
 
 
 def scenario_outcome(name: str, scenario: Scenario, run: Run, *, prices: Prices, url: str) -> Outcome:
-    """Return a run's table, a line an epoch and one for all, and its picture.
+    """Return the table of a run, with a row for each epoch and a total, and its figure.
 
     Args:
-        name: of the table.
-        scenario: what was simulated.
-        run: what it took.
-        prices: of requests,
-        url: to a store like this one.
+        name: name of the table.
+        scenario: the simulated scenario.
+        run: result of the simulation.
+        prices: price list of requests and functions.
+        url: URL of the store whose request prices are used.
     """
     dollars = prices.request_dollars(url, Operation.GET)
     tiers = sorted({tier for each in run.epochs for tier in each.tier_hits})
@@ -168,9 +168,9 @@ def scenario_outcome(name: str, scenario: Scenario, run: Run, *, prices: Prices,
     first = max(each.first_batch_seconds for each in run.of_epoch(0) if each.first_batch_seconds is not None)
     nodes = counted(scenario.feed.world_size, "node")
     remarks: tuple[str, ...] = (
-        f"{nodes}, {counted(len(scenario.manifest), 'super-sample')}; waits are of a node.",
-        f"The first batch was there after {first:.3g} s on the last of the nodes.",
-        f"A GET costs ${dollars:.3g} ({url}, {prices.date}); look-ups, requests and bytes are of all nodes together.",
+        f"{nodes}, {counted(len(scenario.manifest), 'super-sample')}; waits are per node.",
+        f"The last node had its first batch after {first:.3g} s.",
+        f"A GET costs ${dollars:.3g} ({url}, {prices.date}); look-ups, requests and bytes are sums over all nodes.",
     )
     if run.warm is not None:
         remarks = (*remarks, *_warm_remarks(run.warm, run.seconds, prices))
@@ -183,9 +183,9 @@ def _warm_remarks(warm: WarmTally, seconds: float, prices: Prices) -> tuple[str,
     reads, dollars = counted(warm.hits + warm.losses, "read"), f"${bill.dollars:.3g} at {_PLATFORM}'s prices"
     parts = f"reads and writes ${bill.read_dollars:.3g}, upkeep ${bill.upkeep_dollars:.3g}"
     return (
-        f"The warm tier: {counted(config.nodes, 'function')}, {config.code} shards; {warm.evicted} went for others.",
-        f"Of {reads} of what it held, {warm.losses} found too many shards lost; {warm.rebuilt} were written again.",
-        f"Its functions lost their memory {gone} times in {seconds / 3600:.3g} h. All costs {dollars}: {parts}.",
+        f"The warm tier: {counted(config.nodes, 'function')}, {config.code} shards; {warm.evicted} objects evicted.",
+        f"Of {reads} of objects it held, {warm.losses} found too many shards lost; {warm.rebuilt} shards rewritten.",
+        f"Its functions lost their memory {gone} times in {seconds / 3600:.3g} h. In all it costs {dollars}: {parts}.",
     )
 
 
@@ -213,7 +213,7 @@ def _row(
 
 
 def _panels(table: Table, tiers: Sequence[str]) -> list[Panel]:
-    """Draw a table of epochs."""
+    """Return the figure of a table of epochs."""
 
     def series(columns: Mapping[str, str]) -> list[Series]:
         return [Series(name, table.cells("epoch"), table.cells(column)) for name, column in columns.items()]

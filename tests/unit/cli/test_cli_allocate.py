@@ -97,7 +97,7 @@ def test_people_read_a_table_with_totals_and_lines_to_copy(tmp_path: Path, capsy
         "  fast    100 GB  100%  0 B/s      100 MB/s  100%          compute\n"
         "  in all  150 GB        10 MB/s    120 MB/s  100%\n"
         "  of      150 GB        10 MB/s\n"
-        "what to write, where a node has one rank\n"
+        "settings of each job, if a node has one rank\n"
         '  slow  Loader(…, cache="disk:/mnt/nvme/stoker?limit=50000MB", '
         "fetch=FetchConfig(max_bytes_per_second=10000000))\n"
         '  fast  Loader(…, cache="disk:/mnt/nvme/stoker?limit=100000MB")\n'
@@ -118,7 +118,7 @@ def test_who_gets_nothing_under_greedy_is_named(tmp_path: Path, capsys: pytest.C
     ("text", "problem"),
     [
         ("", "cluster.cache_bytes is missing"),
-        (CLUSTER, "has no jobs; describe each in a table [[jobs]]"),
+        (CLUSTER, "has no jobs: describe each one in a [[jobs]] table"),
         ("[cluster", "is not TOML"),
         ("jobs = " + "[" * 5000, "is not TOML"),
         (CLUSTER.replace("80Mbit", "80Mb") + FAST, "cluster.bandwidth is '80Mb', not a rate such as"),
@@ -132,7 +132,7 @@ def test_who_gets_nothing_under_greedy_is_named(tmp_path: Path, capsys: pytest.C
         (CLUSTER + FAST.replace('"100MB/s"', '"0"'), "compute_bytes_per_second " + NOT.format(0.0, "fast")),
         (CLUSTER + FAST + "nodes = 0\n", "jobs[0].nodes is 0, not an integer from 1 to 65,536 (the job 'fast')"),
         (CLUSTER + FAST + "gpus = 8\n", "jobs[0].gpus means nothing"),
-        (CLUSTER + SLOW + 'compute = "1GB"\n', "jobs[0].compute is '1GB', not left out, as it must be beside samples"),
+        (CLUSTER + SLOW + 'compute = "1GB"\n', "jobs[0].compute is '1GB', not left out: samples_per_second is given, too"),
         (CLUSTER + SLOW.replace("200", "nan"), "jobs[0].samples_per_second is nan, not a number"),
         (CLUSTER + SLOW.replace("200", "inf"), "jobs[0].samples_per_second is inf, not a number from 0 to 1,000,000,0"),
         (CLUSTER + SLOW.replace("200", "1e308"), "jobs[0].samples_per_second is 1e+308, not a number from 0 to"),
