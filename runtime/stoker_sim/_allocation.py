@@ -1,13 +1,13 @@
-"""Who gets how much cache and how much of the way to the bucket, where jobs share both.
+"""Allocation of cache and bandwidth to jobs that share both, and job completion times of a queue.
 
 The model is SiloD's (H. Zhao and others, "SiloD: A Co-design of Caching and Scheduling for Deep Learning Clusters",
 EuroSys 2023): a job that computes ``f*`` bytes a second, reads a data set of ``d`` bytes once an epoch in random order,
 has ``c`` of them cached and ``b`` bytes a second from the bucket, trains ``f = min(f*, b / (1 - c/d))`` bytes a second.
 
-Jobs in a queue are done when a cluster says whose policy divides both anew whenever one comes or goes. Data flows as a
-fluid: between two events every job trains at the rate of that estimate. A job's cache fills as it reads, and what it
-adds counts for it from its next epoch on, since each sample is read once an epoch. What a policy takes from a data set
-is lost and must be read again.
+For a queue, the policy divides both again whenever a job starts or ends. Data flows as a fluid: between two events each
+job trains at the rate of that estimate. A job's cache fills while the job reads, and additions count for the job from
+its next epoch on, since each sample is read once an epoch. Bytes that a policy takes from a data set are lost and must
+be read again.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from stoker._base.sizes import counted
 from stoker.errors import ConfigError
 
 Caches = Mapping[Hashable, int]
-"""What is cached of each data set, in bytes on all its nodes together, by :attr:`Job.data`."""
+"""Cached bytes of each data set, on all its nodes together, by :attr:`Job.data`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Bounded):
-    """One that trains.
+    """A training job.
 
     Attributes:
-        name: of it.
-        dataset: what it reads; jobs that name the same one share what is cached of it. None: nobody else reads it.
-        dataset_bytes: of all of it.
-        compute_bytes_per_second: what it trains while it never waits for data, on all its nodes together.
-        nodes: machines with a cache each. A node keeps for itself, and reads another part in each epoch, so only its
-            own cache serves it.
+        name: name of the job.
+        dataset: name of its data set; jobs with the same one share its cache. None if no other job reads it.
+        dataset_bytes: size of the data set, in bytes.
+        compute_bytes_per_second: rate at which it trains without waiting for data, on all its nodes together.
+        nodes: number of machines, each with its own cache. A node reads another part of the data set in each epoch,
+            and only its own cache serves it.
     """
 
     name: str
@@ -47,24 +47,24 @@ class Job(Bounded):
 
     @property
     def data(self) -> Hashable:
-        """What it reads, equal for jobs that share it."""
+        """Key of its data set, equal for jobs that share it."""
         return (self.dataset,) if self.dataset is not None else (None, self.name)
 
     @property
     def cacheable_bytes(self) -> int:
-        """What caches on all its nodes need so that it reads nothing from the bucket."""
+        """Cache on all its nodes together with which it reads nothing from the bucket, in bytes."""
         return self.dataset_bytes * self.nodes
 
     def missed(self, cache_bytes: float) -> float:
-        """Return the part of its reads, 0 to 1, that so much cache on all its nodes together does not serve."""
+        """Return the miss rate, 0 to 1, with ``cache_bytes`` of cache on all its nodes together."""
         return max(0.0, 1.0 - cache_bytes / self.cacheable_bytes)
 
     def rate(self, missed: float, bytes_per_second: float) -> float:
-        """Return the bytes that it trains a second: SiloD's estimate.
+        """Return the rate at which it trains, in bytes a second: SiloD's estimate.
 
         Args:
-            missed: the part of its reads that goes to the bucket.
-            bytes_per_second: from the bucket.
+            missed: fraction of its reads that go to the bucket, 0 to 1.
+            bytes_per_second: bandwidth from the bucket.
         """
         if bytes_per_second >= self.compute_bytes_per_second * missed:
             return self.compute_bytes_per_second
@@ -73,11 +73,11 @@ class Job(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster(Bounded):
-    """What jobs share.
+    """The resources that jobs share.
 
     Attributes:
-        cache_bytes: on all nodes together.
-        bytes_per_second: from the bucket.
+        cache_bytes: cache of all nodes together, in bytes.
+        bytes_per_second: bandwidth from the bucket.
     """
 
     cache_bytes: Finite[NotNegative[int]]
@@ -86,12 +86,12 @@ class Cluster(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What a job gets.
+    """Allocation of one job.
 
     Attributes:
-        job: who.
-        cache_bytes: of its data set, on all its nodes together; jobs that share the data set share these.
-        bytes_per_second: from the bucket.
+        job: the job.
+        cache_bytes: cache of its data set, on all its nodes together; jobs that share the data set share it.
+        bytes_per_second: bandwidth from the bucket.
     """
 
     job: Job
@@ -100,51 +100,51 @@ class Share:
 
     @property
     def hit_rate(self) -> float:
-        """The part of its reads that the cache serves, from the second epoch on."""
+        """Fraction of its reads that the cache serves from the second epoch on, 0 to 1."""
         return 1.0 - self.job.missed(self.cache_bytes)
 
     @property
     def rate(self) -> float:
-        """The bytes that it trains a second, from the second epoch on."""
+        """Rate at which it trains from the second epoch on, in bytes a second."""
         return self.job.rate(self.job.missed(self.cache_bytes), self.bytes_per_second)
 
     @property
     def is_compute_bound(self) -> bool:
-        """Whether it never waits for data, to a millionth."""
+        """Whether it never waits for data, to within a millionth."""
         return self.rate >= self.job.compute_bytes_per_second * (1 - 1e-6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What every job gets, in the order of the jobs."""
+    """Allocation of all jobs, in the order of the jobs."""
 
     shares: tuple[Share, ...]
 
     @property
     def rate(self) -> float:
-        """The bytes that all jobs train a second."""
+        """Total rate at which the jobs train, in bytes a second."""
         return sum(share.rate for share in self.shares)
 
     @property
     def cache_bytes(self) -> int:
-        """What is cached of all data sets."""
+        """Total cache of all data sets, in bytes."""
         return sum({share.job.data: share.cache_bytes for share in self.shares}.values())
 
     @property
     def bytes_per_second(self) -> float:
-        """What all jobs get from the bucket."""
+        """Total bandwidth of all jobs from the bucket."""
         return sum(share.bytes_per_second for share in self.shares)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A way to divide.
+    """A policy that divides the resources of a cluster.
 
     Attributes:
-        name: of it.
-        cache: gives each data set its cache.
-        bandwidth: gives each job its bytes a second: of those that each needs to train at its full rate, of the parts
-            of their reads that jobs miss, and of the bytes a second that there are.
+        name: name of the policy.
+        cache: function from jobs and cluster to the cache of each data set.
+        bandwidth: function to the bandwidth of each job, from the bandwidth with which each trains at its full rate,
+            the miss rate of each, and the total bandwidth.
     """
 
     name: str
@@ -152,9 +152,12 @@ class Policy:
     bandwidth: Callable[[Sequence[float], Sequence[float], float], list[float]]
 
     def flow(self, jobs: Sequence[Job], cached: Sequence[float], bytes_per_second: float) -> list[tuple[float, float]]:
-        """Return, for jobs of which so much counts as cached, each one's bytes a second: from the bucket, and trained.
+        """Return for each job its bandwidth from the bucket and its training rate, both in bytes a second.
 
-        What is cached may count only later, so this is asked by itself.
+        Args:
+            jobs: the jobs.
+            cached: cached bytes that count for each job in this epoch, which may be fewer than the cache holds.
+            bytes_per_second: total bandwidth from the bucket.
         """
         missed = [job.missed(cache_bytes) for job, cache_bytes in zip(jobs, cached, strict=True)]
         needed = [job.compute_bytes_per_second * part for job, part in zip(jobs, missed, strict=True)]
@@ -163,10 +166,10 @@ class Policy:
 
 
 def allocate(jobs: Sequence[Job], cluster: Cluster, policy: Policy) -> Allocation:
-    """Divide what a cluster has.
+    """Divide the resources of a cluster among jobs.
 
     Raises:
-        ConfigError: two jobs have one name, or disagree on the size or the nodes of a data set that they share.
+        ConfigError: two jobs have the same name, or disagree on the size or the nodes of a data set that they share.
     """
     _check(jobs)
     caches = policy.cache(jobs, cluster)
@@ -179,29 +182,29 @@ def _check(jobs: Sequence[Job]) -> None:
     names, known = set[str](), dict[Hashable, Job]()
     for job in jobs:
         if job.name in names:
-            raise ConfigError(f"two jobs are called {job.name!r}; give each a name of its own")
+            raise ConfigError(f"two jobs are called {job.name!r}; give each one its own name")
         names.add(job.name)
         first = known.setdefault(job.data, job)
         for field in ("dataset_bytes", "nodes"):
             if getattr(job, field) != getattr(first, field):
                 raise ConfigError(
                     f"the jobs {first.name!r} and {job.name!r} share the data set {job.dataset!r}, and "
-                    f"{field} is {getattr(first, field)} in one and {getattr(job, field)} in the other: they share its "
-                    "cache only on the same nodes; else name the data set differently"
+                    f"{field} is {getattr(first, field)} in one and {getattr(job, field)} in the other: give both the "
+                    "same value, or give the data set another name in one of them"
                 )
 
 
 _NO_GAIN = 1 + 1e-9
-"""Times the rate before: a placement that is not better than this is the last."""
+"""Minimum factor by which a placement must improve the rate for the search to go on."""
 _TRIED = 64
-"""Data sets that are placed first, one after the other, where bandwidth does not suffice."""
+"""Maximum number of data sets tried in first place if bandwidth does not suffice."""
 
 
 def _by_efficiency(jobs: Sequence[Job], rates: Sequence[float], cache_bytes: int) -> Caches:
-    """Give most cache where a byte of it saves most: rate over size, the rates of all who share a data set together.
+    """Fill the cache in order of bytes saved per byte cached: the sum of the rates of a data set's jobs over its size.
 
-    This is the least that jobs of such rates can need from the bucket. Of equals the smallest is first, since what is
-    cached whole needs nothing from the bucket.
+    With these rates no placement needs less from the bucket. Of equal data sets the smallest is first, since one that
+    is cached whole needs nothing from the bucket.
     """
     sizes = {job.data: job.cacheable_bytes for job in jobs}
     saved, possible = (dict.fromkeys(sizes, 0.0) for _ in range(2))
@@ -220,7 +223,7 @@ def _efficient_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
 
 
 def _even_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
-    """Give every job as much; those that share a data set put theirs together."""
+    """Give each job the same cache; jobs that share a data set add theirs up."""
     readers = Counter(job.data for job in jobs)
     parts = _filled(cluster.cache_bytes, [job.cacheable_bytes / readers[job.data] for job in jobs])
     caches = dict.fromkeys(readers, 0.0)
@@ -230,12 +233,12 @@ def _even_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
 
 
 def _best_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
-    """Return a placement with which all jobs together train as fast as is found.
+    """Return the placement with the highest total training rate found.
 
-    The most efficient placement is best while there is bandwidth for what it leaves: all train at their full rates.
-    Where there is not, some jobs stand, and what is cached of their data is wasted. Which should stand is a knapsack
-    problem, so several placements are tried, and each is placed again with the rates that came out, as long as that
-    gains. Neither half of a round can lose, and equal parts are among those tried.
+    The most efficient placement is optimal if the bandwidth suffices for its misses: all jobs train at their full rates.
+    If not, some jobs stop, and the cache of their data is wasted. To choose these jobs is a knapsack problem, so several
+    placements are tried, equal parts among them, and each is improved by placing again with the resulting rates while
+    that gains. Neither half of such a round can lower the rate.
     """
     full = sum(job.compute_bytes_per_second for job in jobs)
     best: Caches = {}
@@ -250,7 +253,7 @@ def _best_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
 
 
 def _tried(jobs: Sequence[Job], cluster: Cluster) -> Iterator[Caches]:
-    """Yield the most efficient placement, equal parts, and those that keep what fits whole, each in turn first."""
+    """Yield the most efficient placement, equal parts, and placements of whole data sets, each with another first."""
     efficient = _efficient_cache(jobs, cluster)
     yield efficient
     yield _even_cache(jobs, cluster)
@@ -284,13 +287,13 @@ def _fastest(jobs: Sequence[Job], cluster: Cluster, caches: Caches) -> list[floa
 
 
 def _in_proportion(needed: Sequence[float], missed: Sequence[float], bytes_per_second: float) -> list[float]:
-    """Give all the same part of what they need: all who need any train at the same part of their full rates."""
+    """Give all jobs the same fraction of their need, so that all train at the same fraction of their full rates."""
     part = min(1.0, bytes_per_second / total) if (total := sum(needed)) else 0.0
     return [each * part for each in needed]
 
 
 def _most_hits_first(needed: Sequence[float], missed: Sequence[float], bytes_per_second: float) -> list[float]:
-    """Give all that they need to those that train most with a byte; the last who get some share it in proportion."""
+    """Satisfy jobs in order of rising miss rate; jobs of equal miss rate share in proportion to their need."""
     given = [0.0] * len(needed)
     for _, alike in groupby(sorted(range(len(needed)), key=missed.__getitem__), key=missed.__getitem__):
         places = list(alike)
@@ -302,12 +305,12 @@ def _most_hits_first(needed: Sequence[float], missed: Sequence[float], bytes_per
 
 
 def _evenly(needed: Sequence[float], missed: Sequence[float], bytes_per_second: float) -> list[float]:
-    """Give all as much, as a network does that their connections share."""
+    """Give all jobs the same bandwidth, as a network does that their connections share."""
     return _filled(bytes_per_second, needed)
 
 
 def _filled(total: float, caps: Sequence[float]) -> list[float]:
-    """Divide a total evenly, but give none more than its cap: what one cannot use goes to the others."""
+    """Divide a total evenly with a cap for each part (water-filling): the rest of a capped part goes to the others."""
     parts = [0.0] * len(caps)
     for place, index in enumerate(sorted(range(len(caps)), key=caps.__getitem__)):
         parts[index] = min(caps[index], total / (len(caps) - place))
@@ -323,12 +326,11 @@ _POLICIES = (
     Policy("no-cache", lambda jobs, cluster: {}, _evenly),
 )
 POLICIES = {policy.name: policy for policy in _POLICIES}
-"""By name: the most in all; the same part of its full rate for everybody, as large as can be; the same for everybody;
-and the bucket alone."""
+"""Policies by name: highest total rate; largest equal fraction of the full rates; equal parts; and no cache."""
 
 
 _ENDED = 1e-9
-"""Of an epoch: what is left of it when it counts as read."""
+"""Remaining fraction of an epoch at which it counts as read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,13 +338,13 @@ class Submission(Bounded):
     """A job in the queue.
 
     Attributes:
-        job: what it is.
-        seconds: when it is handed in.
-        epochs: how many it trains.
-        gpus: that it holds while it runs.
+        job: the job.
+        seconds: time of its submission, in seconds.
+        epochs: number of epochs that it trains.
+        gpus: number of GPUs that it holds while it runs.
 
     Raises:
-        ConfigError: a number cannot be.
+        ConfigError: a number is out of bounds.
     """
 
     job: Job
@@ -352,18 +354,18 @@ class Submission(Bounded):
 
     @property
     def least_seconds(self) -> float:
-        """What it takes alone, with all its data at hand."""
+        """Duration without other jobs and with all its data cached, in seconds."""
         return self.epochs * self.job.dataset_bytes / self.job.compute_bytes_per_second
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A job that is done.
+    """A completed job.
 
     Attributes:
-        submission: which.
-        started_seconds: when it got its GPUs.
-        ended_seconds: when its last epoch ended.
+        submission: the submission of the job.
+        started_seconds: time at which it got its GPUs, in seconds.
+        ended_seconds: time at which its last epoch ended, in seconds.
     """
 
     submission: Submission
@@ -372,13 +374,13 @@ class Completion:
 
     @property
     def seconds(self) -> float:
-        """The job completion time: from handing in to the end."""
+        """Job completion time, from submission to end, in seconds."""
         return self.ended_seconds - self.submission.seconds
 
 
 @dataclass(slots=True)
 class _Running:
-    """A job that trains: what is left to do, and what of the cache counts in this epoch."""
+    """A running job: the rest of its work, and the cached bytes that count in this epoch."""
 
     submission: Submission
     started_seconds: float
@@ -390,8 +392,14 @@ class _Running:
 def completions(submissions: Sequence[Submission], cluster: Cluster, gpus: int, policy: Policy) -> list[Completion]:
     """Run a queue, first in, first out, and return the jobs in the order in which they end.
 
+    Args:
+        submissions: jobs in any order.
+        cluster: cache and bandwidth that the jobs share.
+        gpus: number of GPUs of the cluster.
+        policy: policy that divides cache and bandwidth.
+
     Raises:
-        ConfigError: a job wants more GPUs than there are, or nothing comes from the bucket, so that no cache can fill.
+        ConfigError: a job wants more GPUs than there are, or the bandwidth is 0, so that no cache can fill.
     """
     for each in submissions:
         if each.gpus > gpus:
@@ -412,7 +420,7 @@ class _Queue:
         self._changed = True
 
     def run(self) -> list[Completion]:
-        """Go from event to event: a job comes, or an epoch ends. The cache is divided anew when a job comes or goes."""
+        """Advance from event to event, submissions and ends of epochs; divide the cache when a job starts or ends."""
         caches: Caches = {}
         while self._coming or self._running:
             self._start()
@@ -430,7 +438,7 @@ class _Queue:
         return self._done
 
     def _start(self) -> None:
-        """Let jobs begin that have come, in line, as long as the first finds its GPUs free."""
+        """Start submitted jobs in order until the first one whose GPUs are not free."""
         while self._coming and self._coming[0].seconds <= self._now_seconds:
             if self._coming[0].gpus > self._free_gpus:
                 break
@@ -442,7 +450,7 @@ class _Queue:
             self._running.append(_Running(each, self._now_seconds, each.epochs, job.dataset_bytes, kept))
 
     def _place(self) -> Caches:
-        """Divide the cache; what is over a data set's part is lost at once."""
+        """Divide the cache; cached bytes above a data set's new part are lost at once."""
         caches = self._policy.cache([each.submission.job for each in self._running], self._cluster)
         self._resident = {data: min(self._resident.get(data, 0.0), room) for data, room in caches.items()}
         for each in self._running:

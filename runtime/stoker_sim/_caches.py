@@ -1,4 +1,4 @@
-"""Caches of a node in virtual time: real policies and real accounts of bytes, on devices that move none."""
+"""Caches of a node in virtual time: real eviction policies and byte accounts, without the bytes."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from stoker_sim._bucket import SharedLink
 
 Key = TypeVar("Key", bound=Hashable)
 REPLICA_AWARE = "replica-aware"
-"""The policy that only a simulated cache has: a loader's does not know what the caches of other nodes hold."""
+"""Policy of simulated caches only: a loader's cache does not know what the caches of other nodes hold."""
 
 
 class ModelledTier:
-    """A :class:`~stoker.abc.Tier` on a virtual-clock loop: what a read takes is its subclass's, and no bytes move."""
+    """Base class of tiers on a virtual clock: a :class:`~stoker.abc.Tier` whose reads take time and move no bytes."""
 
     name = "cache"
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
-        """Keep nothing that is not here."""
+        """Discard the object."""
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing."""
 
 
 class SettledTier(ModelledTier):
-    """A tier that finds a steady part of what it is asked for.
+    """A tier with a constant hit rate.
 
     Args:
-        device: that all who read share.
-        hit_rate: that part, 0 to 1.
+        device: link that all readers share.
+        hit_rate: fraction of reads that hit, 0 to 1.
     """
 
     def __init__(self, device: SharedLink, hit_rate: float) -> None:
         self._device, self._hit_rate, self._asked = device, hit_rate, 0
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
-        """Take the time of a read where the object is here; ``into`` is left as it is."""
+        """Wait as long as the read takes and return True; return False at once on a miss. ``into`` is unchanged."""
         self._asked += 1
         if int(self._asked * self._hit_rate) == int((self._asked - 1) * self._hit_rate):
             return False
@@ -60,14 +60,14 @@ class SettledTier(ModelledTier):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierModel(Bounded):
-    """A cache of one node.
+    """Model of one node's cache.
 
     Attributes:
-        name: in the results.
-        limit_bytes: what it holds.
-        policy: name of the eviction policy, as a loader's cache has it, or ``replica-aware``.
-        bytes_per_second: of its device; all who read share it.
-        latency: before a read's first byte.
+        name: name of the cache in the results.
+        limit_bytes: capacity in bytes.
+        policy: name of the eviction policy: one of a loader's cache, or ``replica-aware``.
+        bytes_per_second: bandwidth of the device, shared by all readers.
+        latency: distribution of the time to a read's first byte.
     """
 
     name: str = "disk"
@@ -80,8 +80,8 @@ class TierModel(Bounded):
         """Return the empty cache of one rank.
 
         Args:
-            future: when the rank needs each super-sample next.
-            rng: source of what is drawn.
+            future: access forecast of the rank.
+            rng: generator of latencies.
             copies: number of ranks whose cache of this model holds each super-sample; all ranks share the counter.
         """
         is_shared = self.policy == REPLICA_AWARE
@@ -90,15 +90,15 @@ class TierModel(Bounded):
 
 
 class SimulatedTier(ModelledTier, Generic[Key]):
-    """A cache. Nodes that are given the same one share it.
+    """A simulated cache, shared by all nodes that get the same instance.
 
-    What is offered is resident at once and costs the device nothing: a tier writes behind its readers' backs.
+    An offered object is stored at once and takes no time on the device, since a tier writes in the background.
 
     Args:
-        residents: what is here, in bytes, by the policy under test.
-        key_of: what the residents call an object: its row for policies that know the order, else its key.
-        model: of the cache, whose limit and policy are the residents' own.
-        rng: for what is drawn.
+        residents: entries of the cache with their eviction policy.
+        key_of: function from an object to its key in ``residents``: its row for policies that know the order.
+        model: model of the cache; its limit and policy are those of ``residents``.
+        rng: generator of latencies.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SimulatedTier(ModelledTier, Generic[Key]):
         self._device = SharedLink(connection_bytes_per_second=rate, total_bytes_per_second=rate)
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
-        """Take the time that a read would if the object is here, none if it is not; ``into`` is left as it is."""
+        """Wait as long as the read takes and return True; return False at once on a miss. ``into`` is unchanged."""
         if not self.residents.look_up(self._key_of(ref)):
             return False
         await asyncio.sleep(self._latency.draw(self._rng))
@@ -117,16 +117,16 @@ class SimulatedTier(ModelledTier, Generic[Key]):
         return True
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
-        """Keep the object if the policy wants it."""
+        """Store the object if the policy admits it."""
         self.residents.offer(self._key_of(ref), ref.size_bytes)
 
 
 class ReplicaAware(Lru[Key]):
-    """Global eviction: evicts first the entry whose recency and rarity together are worth least.
+    """Global eviction: evicts the entry with the least value, which falls with its age and its number of copies.
 
     The value of an entry is ``recency - other copies``, where recency is 1 for the entry used last and 0 for the least
     recently used one. After Alluxio's global eviction, in which workers report their replicas to the master and receive
-    all counts with its heartbeats; here counts are never late.
+    all counts with its heartbeats; here counts are always current.
 
     Args:
         copies: counter of the caches that hold each key, which these caches share.
@@ -142,12 +142,12 @@ class ReplicaAware(Lru[Key]):
         self._copies[key] += 1
 
     def removed(self, key: Key) -> None:
-        """Count a copy less."""
+        """Remove a copy from the count."""
         super().removed(key)
         self._copies[key] -= 1
 
     def victims(self, newcomer: Key) -> Iterator[Key]:
-        """Yield all entries by rising value; of equals, the least recently used first. Takes time linear in entries."""
+        """Yield all entries by rising value; of equal ones, the least recently used first. O(n) before the first."""
         last = max(1, len(self._order) - 1)
         worth = [(place / last - (self._copies[key] - 1), place, key) for place, key in enumerate(self._order)]
         heapq.heapify(worth)
@@ -157,12 +157,13 @@ class ReplicaAware(Lru[Key]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cache:
-    """A nearer place.
+    """A cache of a planned training.
 
     Attributes:
-        size_bytes: that it may hold.
-        bytes_per_second: of its device.
-        is_of_rank: whether each rank has one of its own, as in its memory; else a node's ranks share one, as a disk.
+        size_bytes: capacity in bytes.
+        bytes_per_second: bandwidth of its device.
+        is_of_rank: whether each rank has its own cache, as in memory; otherwise the ranks of a node share one, as on a
+            disk.
     """
 
     size_bytes: int
@@ -171,7 +172,7 @@ class Cache:
 
 
 class _Epochs:
-    """The objects that one node reads, epoch after epoch; and, of each reading, when the same object is read next."""
+    """The sequence of objects that one node reads over all epochs, with the position of each object's next read."""
 
     def __init__(self, epochs: Sequence[NDArray[np.int64]]) -> None:
         self.sequence = np.concatenate(epochs)
@@ -188,16 +189,16 @@ class _Epochs:
             yield key
 
     def next_use(self, key: int) -> int:
-        """Return when a key that was read before is read next."""
+        """Return the position at which a key that was read before is read next."""
         return int(self._next[self._latest[key]])
 
 
 def hit_rates(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) -> list[float]:
-    """Return the hit rate of each epoch of a node whose cache takes what it reads.
+    """Return the hit rate of each epoch of a node that offers all objects it reads to its cache.
 
     Args:
-        epochs: ``int64 [readings]``, the objects that are read in each.
-        capacity: of the cache, in objects.
+        epochs: for each epoch an array ``int64 [reads]`` of the objects read.
+        capacity: capacity of the cache, in objects.
         policy: name of the eviction policy, one of :func:`~stoker._cache.eviction.policy_names`.
 
     Raises:
@@ -214,24 +215,23 @@ def hit_rates(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) -
 
 
 _HIT_OBJECTS, _HIT_EPOCHS, _HIT_SETTLED = 300, 12, 6
-"""Of a reader in an epoch; epochs; and from which of them on a cache counts as settled. Costs milliseconds."""
+"""Objects a reader reads in an epoch, epochs, and the first epoch with a settled cache. Takes milliseconds."""
 
 
 def settled_hit_rate(share: float, caches: int, policy: str) -> float:
-    """Return the hit rate of a cache that has room for ``share`` of what its reader reads in an epoch.
+    """Return the hit rate of a settled cache, found by running the policy on epochs of 300 objects.
 
-    A lone reader reads everything each epoch in another order; one of several reads another part each epoch. Found by
-    the policy itself on epochs of 300 objects.
+    A single reader reads the whole data set in each epoch, in another order; one of several reads another random part.
 
     Args:
-        share: of an epoch's bytes.
-        caches: each with a reader of its own, among whom each epoch is dealt.
-        policy: who goes.
+        share: capacity of the cache, as a fraction of the bytes that its reader reads in an epoch.
+        caches: number of caches, each with its own reader; an epoch is divided among the readers.
+        policy: name of the eviction policy.
     """
     capacity = int(share * _HIT_OBJECTS)
     if not capacity or share >= caches:
         return float(capacity > 0)
     rng = np.random.default_rng(0)
     epochs = [rng.permutation(_HIT_OBJECTS * caches)[:_HIT_OBJECTS] for _ in range(_HIT_EPOCHS)]
-    settled = hit_rates(epochs, capacity, policy)[_HIT_SETTLED : _HIT_EPOCHS - 1]  # the last one has no future
+    settled = hit_rates(epochs, capacity, policy)[_HIT_SETTLED : _HIT_EPOCHS - 1]  # the last one has no next uses
     return float(np.mean(settled))

@@ -1,7 +1,7 @@
-"""What a run will take: its epochs simulated with the fetcher's own code, beside a bound that nothing can beat.
+"""Prediction of a run: simulated epochs, with the fetcher's own code, and a lower bound of an epoch's time.
 
-The bound is a closed form: the least time that an epoch can take, whatever is fetched in which order. An excerpt of a
-workload is simulated for the whole: enough to tell, and little enough to take a second.
+The bound is a closed form: the least time that an epoch can take with any schedule and order. A scaled-down workload is
+simulated in place of the whole one, so that a prediction takes about a second.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from stoker_sim._scenario import Run, Scenario, TierMaker, simulate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload(Scenario):
-    """What is trained, on what; it is simulated as a scenario is.
+    """A training to predict: a scenario with the rate of the accelerators.
 
     Attributes:
-        samples_per_second: that the accelerator of one rank takes.
-        start_seconds: from constructing a loader until its fetching may begin: names, handshakes, the manifest.
-        start_range_seconds: the least and the most of that; None if it is always the same.
-        cache: of each node or rank, if any; ranks of a node share it if it is a disk.
+        samples_per_second: samples that the accelerator of one rank trains per second.
+        start_seconds: time from constructing a loader until it may fetch, in seconds: DNS, handshakes, the manifest.
+        start_range_seconds: minimum and maximum of that time; None if it is constant.
+        cache: cache of each rank or of each node; None for none.
 
     Raises:
-        ConfigError: there is nothing to train, a step takes more than a day, the ranks fill no whole nodes, or the
-            shuffle is ``full``.
+        ConfigError: there is nothing to train, a step takes more than a day, the number of ranks is no multiple of
+            ``ranks_per_node``, or the shuffle is ``full``.
     """
 
     samples_per_second: Positive[float]
@@ -52,41 +52,43 @@ class Workload(Scenario):
         if not self.step_seconds <= LONGEST_SECONDS:
             raise ConfigError(
                 f"a batch of {self.feed.batch_size:,} takes {self.step_seconds:,.0f} s at {self.samples_per_second:g} "
-                f"samples a second, and what takes more than {LONGEST_SECONDS:,.0f} s is not planned: give a smaller "
-                "batch_size or more samples_per_second"
+                f"samples a second; the maximum is {LONGEST_SECONDS:,.0f} s: give a smaller batch_size or more "
+                "samples_per_second"
             )
         if self.feed.world_size % self.ranks_per_node:
-            raise ConfigError(f"{counted(self.feed.world_size, 'rank')} make no nodes of {self.ranks_per_node} each")
+            raise ConfigError(
+                f"{counted(self.feed.world_size, 'rank')} cannot be divided into nodes of {self.ranks_per_node} each"
+            )
         if self.feed.order.shuffle == "full":
             raise ConfigError(
-                "shuffle 'full' is not planned: it holds the whole data set, or reads single samples, and no part "
-                "of an epoch tells of the rest; Loader(shuffle='full') itself says how many requests an epoch takes, "
-                "and refuses what costs more than Budget(max_dollars_per_epoch=…) allows"
+                "shuffle 'full' is not planned: it holds the whole data set or reads single samples, so no part of an "
+                "epoch is typical of the rest; Loader(shuffle='full') itself reports the requests of an epoch, and "
+                "refuses to exceed Budget(max_dollars_per_epoch=…)"
             )
 
     @property
     def nodes(self) -> int:
-        """Machines that train."""
+        """Number of nodes."""
         return self.feed.world_size // self.ranks_per_node
 
     @property
     def steps(self) -> int:
-        """Of each rank in an epoch."""
+        """Number of steps of each rank in an epoch."""
         return self.feed.dealing(self.manifest.samples).steps_from(0)
 
     @property
     def step_seconds(self) -> float:
-        """What an accelerator takes for a batch."""
+        """Time that an accelerator takes for a batch, in seconds."""
         return self.feed.batch_size / self.samples_per_second
 
     @property
     def sample_bytes(self) -> float:
-        """The average size of a sample, with its part of everything that stands around it."""
+        """Average size of a sample, including its part of heads and padding, in bytes."""
         return self.manifest.size_bytes / self.manifest.samples
 
     @property
     def hit_rate(self) -> float:
-        """The part of its super-samples, 0 to 1, that a rank finds in its cache once that has settled."""
+        """Fraction of its super-samples that a rank finds in a settled cache, 0 to 1."""
         if self.cache is None:
             return 0.0
         caches = self.feed.world_size if self.cache.is_of_rank else self.nodes
@@ -96,22 +98,22 @@ class Workload(Scenario):
 
 _MOST_FETCHES = 400
 _MOST_STEPS = 3_000
-"""Simulated in an epoch, on all ranks together. The rest is extrapolated."""
+"""Maximum fetches and steps simulated in an epoch, of all ranks together. The rest is extrapolated."""
 _LEAST_WINDOWS = 4
-"""Simulated on each rank, however many steps that is."""
+"""Minimum number of windows simulated on each rank, even if that exceeds the maximum number of steps."""
 _MOST_TINY_STEPS, _TINY_STEPS_EACH = 4 * _MOST_STEPS, 32
-"""Where there are more steps than the first, some are simulated as one, but each super-sample lasts for the second."""
+"""Above the first number of steps, several are simulated as one, but at least the second for each super-sample."""
 _START_STEPS = 2
-"""Of all ranks, that are simulated of a start."""
+"""Number of steps of all ranks simulated for a start."""
 _MOST_RANKS = 8
-"""Simulated, or one node's; where there are more, each has as much to do as before, in a data set as much smaller."""
+"""Maximum number of ranks simulated, but at least one node's; the data set shrinks with the number of ranks."""
 
 
 def excerpt(workload: Workload) -> Workload:
-    """Return as much of a workload as is simulated: fewer nodes, and fewer super-samples for each of their ranks.
+    """Return the part of a workload to simulate: fewer nodes, and fewer super-samples for each of their ranks.
 
-    A short last step, for which some super-samples are read again, comes once in a whole epoch, and is left out of a
-    part that stands for more.
+    The incomplete last step of an epoch, for which some super-samples are read again, occurs once in an epoch; so a
+    part that is extrapolated leaves it out.
     """
     feed, manifest = workload.feed, workload.manifest
     ranks = workload.ranks_per_node * min(workload.nodes, max(1, _MOST_RANKS // workload.ranks_per_node))
@@ -139,7 +141,7 @@ def excerpt(workload: Workload) -> Workload:
 
 
 def beginning(small: Workload, super_samples: int) -> Workload:
-    """Return as much of an excerpt as its start reads: so many super-samples or a few steps, if it has more."""
+    """Return the part of an excerpt that a start reads: ``super_samples`` of them, or a few steps if that is more."""
     manifest, feed = small.manifest, small.feed
     step_fetches = feed.world_size * feed.batch_size * len(manifest) / manifest.samples
     kept = max(super_samples, math.ceil(_START_STEPS * step_fetches))
@@ -150,16 +152,17 @@ def beginning(small: Workload, super_samples: int) -> Workload:
 
 
 def _coarse_batch(batch_size: int, manifest: Manifest) -> int:
-    """Return the size of batches to simulate: several at once where they are many, and tiny beside super-samples."""
+    """Return the batch size to simulate: a multiple if steps are many and batches small beside super-samples."""
     several = manifest.samples // (batch_size * _MOST_TINY_STEPS)
     each = manifest.samples // (batch_size * len(manifest) * _TINY_STEPS_EACH)
     return batch_size * max(1, min(several, each))
 
 
 def _thinned(manifest: Manifest, kept: int, most_samples: float) -> Manifest:
-    """Return a manifest of so many super-samples evenly taken from another, the largest one always among them.
+    """Return a manifest of ``kept`` super-samples at even distances, always including the largest one.
 
-    Where more ranks share a super-sample than are simulated, each has fewer samples, ``most_samples`` in all.
+    If they have more than ``most_samples`` samples together, the samples of each are reduced, since ranks that are not
+    simulated use the others.
     """
     rows = manifest.rows
     keep = np.zeros(len(manifest), np.bool_)
@@ -177,13 +180,15 @@ def _thinned(manifest: Manifest, kept: int, most_samples: float) -> Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """T ≥ max(compute, (1 - κ)·bytes / bandwidth, (1 - κ)·GETs·latency / concurrency, (1 - κ)·GETs / rate), in seconds.
+    """Lower bound of the time of an epoch, in seconds.
+
+    T ≥ max(compute, (1 - κ)·bytes / bandwidth, (1 - κ)·GETs·latency / concurrency, (1 - κ)·GETs / rate).
 
     Attributes:
-        compute_seconds: the first term.
-        transfer_seconds: the second.
-        request_seconds: the third.
-        rate_seconds: the fourth.
+        compute_seconds: first term, the computation.
+        transfer_seconds: second term, the transfers.
+        request_seconds: third term, the latency of requests.
+        rate_seconds: fourth term, the bucket's limit on the request rate.
     """
 
     compute_seconds: float
@@ -193,14 +198,14 @@ class Bound:
 
     @property
     def seconds(self) -> float:
-        """The largest of them."""
+        """The largest term."""
         return max(self.compute_seconds, self.transfer_seconds, self.request_seconds, self.rate_seconds)
 
     @property
     def limit(self) -> str:
-        """Which of them it is: ``"compute"``, ``"bandwidth"``, ``"requests"`` or ``"request rate"``.
+        """Name of the largest term: ``"compute"``, ``"bandwidth"``, ``"requests"`` or ``"request rate"``.
 
-        The first where they are equal.
+        The first one if several are equal.
         """
         terms = {
             "compute": self.compute_seconds,
@@ -212,12 +217,12 @@ class Bound:
 
 
 def bound_of(workload: Workload, ahead: int, hit_rate: float) -> Bound:
-    """Return the bound of an epoch.
+    """Return the lower bound of an epoch.
 
     Args:
-        workload: what each node's epoch asks for.
-        ahead: slots that each rank has to fetch into.
-        hit_rate: the part of bytes and requests that a cache serves, 0 to 1: κ.
+        workload: the training.
+        ahead: number of slots of each rank for fetches ahead.
+        hit_rate: fraction of bytes and requests that a cache serves, 0 to 1: κ.
     """
     feed, bucket, nodes, missed = workload.feed, workload.bucket, workload.nodes, 1.0 - hit_rate
     rng = random.Random(0)  # noqa: S311 - a model's
@@ -234,25 +239,25 @@ def bound_of(workload: Workload, ahead: int, hit_rate: float) -> Bound:
 
 
 _EPOCHS, _EPOCHS_OF_RANKS = 3, 5
-"""Those between the first and the last are what every later one is like: begun with a full ring, and with another one
-to look ahead into. Of several ranks, now one and now another is behind, so more of them are simulated."""
+"""Number of epochs simulated. Those between the first and the last are typical: they begin with a full ring and fetch
+ahead into the next epoch. With several ranks the slowest one varies, so more epochs are simulated."""
 _START_WINDOWS = 2
-"""Of super-samples, for each rank, that are simulated of a start."""
+"""Number of windows of each rank simulated for a start."""
 _START_SPREAD = 1.5
-"""Starts took 0.67 to 1.5 of those that were simulated: on a quiet machine, and beside other programs."""
+"""Measured starts took 0.67 to 1.5 times the simulated time, on an idle machine and beside other programs."""
 _DRAWS = 501
-"""Of a first byte, for its median: odd, so that it is one of them."""
+"""Number of draws for the median of the first byte: odd, so that the median is one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochForecast:
-    """One epoch, of the slowest rank where it is about time, of all ranks where it is about requests.
+    """Prediction of one epoch: the time of the slowest rank, and the requests of all ranks.
 
     Attributes:
-        seconds: that it takes.
-        wait_seconds: of these, for data.
-        requests: of all ranks.
-        read_bytes: of all ranks.
+        seconds: duration of the epoch, in seconds.
+        wait_seconds: part of it spent waiting for data, in seconds.
+        requests: number of requests of all ranks.
+        read_bytes: number of bytes read by all ranks.
     """
 
     seconds: float
@@ -262,41 +267,41 @@ class EpochForecast:
 
     @property
     def stall(self) -> float:
-        """The part of the time, 0 to 1, that is waited."""
+        """Fraction of the time spent waiting for data, 0 to 1."""
         return self.wait_seconds / self.seconds if self.seconds else 0.0
 
     def grown(self, factor: float) -> EpochForecast:
-        """Return an epoch that is ``factor`` times as long."""
+        """Return an epoch with all figures multiplied by ``factor``."""
         return EpochForecast(**{name: factor * value for name, value in asdict(self).items()})
 
     def at_least(self, seconds: float) -> EpochForecast:
-        """Return an epoch that takes no less: one that found more in its ring than it left there is not typical."""
+        """Return an epoch of at least ``seconds``: one that began with a fuller ring than it left is not typical."""
         more = max(0.0, seconds - self.seconds)
         return replace(self, seconds=self.seconds + more, wait_seconds=self.wait_seconds + more)
 
     def followed_by(self, other: EpochForecast) -> EpochForecast:
-        """Return an epoch whose second part is another."""
+        """Return this epoch and another one as one, the sum of all figures."""
         return EpochForecast(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
 
     def dollars(self, store: StorePrices, egress: Egress = "same_region") -> float:
-        """Return what a store with these prices asks for the requests and the bytes."""
+        """Return the price of the requests and the bytes at a store, in dollars."""
         moved = store.transfer_dollars(read_bytes=round(self.read_bytes), written_bytes=0, egress=egress)
         return self.requests * store.request_dollars(Operation.GET) + moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a workload will take.
+    """Prediction of a workload.
 
     Attributes:
-        first_batch_seconds: from constructing the loader.
-        first_batch_range_seconds: from below the least to above the most of several simulated starts.
-        first: epoch, in which caches are empty, from constructing the loader.
-        later: epochs.
-        bound: of a later epoch.
-        hit_rate: of the cache in later epochs.
-        simulated: the part of an epoch, 0 to 1, that was simulated; the rest is extrapolated.
-        slots: of each rank's ring.
+        first_batch_seconds: time from constructing the loader to the first batch, in seconds.
+        first_batch_range_seconds: range of that time over several simulated starts, widened at both ends.
+        first: the first epoch, with empty caches, from constructing the loader.
+        later: each later epoch.
+        bound: lower bound of a later epoch.
+        hit_rate: hit rate of the cache in later epochs, 0 to 1.
+        simulated: fraction of an epoch that was simulated, 0 to 1; the rest is extrapolated.
+        slots: number of slots of each rank's ring.
     """
 
     first_batch_seconds: float
@@ -310,18 +315,16 @@ class Prediction:
 
 
 def predict(workload: Workload, *, seed: int = 0, starts: int = 1) -> Prediction:
-    """Simulate a workload, or as much of it as is worth its time, and extrapolate.
-
-    The same workload gives the same prediction.
+    """Simulate a workload or a part of it, and extrapolate; the same workload gives the same prediction.
 
     Args:
-        workload: to predict.
-        seed: of what is drawn.
-        starts: simulated for the range of the first batch.
+        workload: the workload to predict.
+        seed: seed of the simulations.
+        starts: number of starts simulated for the range of the time to the first batch.
 
     Raises:
-        BudgetError: the memory is too small for the order; names the figure that fits.
-        ConfigError: the bucket or the network is so slow that a loader could not have its data.
+        BudgetError: the memory is too small for the order; the error names the size that fits.
+        ConfigError: the bucket or the network is too slow for a loader to fetch its data.
     """
     feed, hit_rate = workload.feed, workload.hit_rate
     slots = workload.slots
@@ -347,7 +350,7 @@ def predict(workload: Workload, *, seed: int = 0, starts: int = 1) -> Prediction
 
 @lru_cache(maxsize=8)
 def _runs(workload: Workload, seed: int) -> tuple[Workload, Run, Run]:
-    """Return an excerpt and its runs, with empty and with settled caches; advice asks for the same ones again."""
+    """Return an excerpt and its runs with empty and with settled caches; cached, since advice repeats predictions."""
     small, hit_rate = excerpt(workload), workload.hit_rate
     cold = _simulated(small, 0.0, seed)
     return small, cold, _simulated(small, hit_rate, seed) if hit_rate else cold
@@ -375,9 +378,9 @@ def _first_batch_seconds(run: Run) -> float:
 def _first_batch_range(
     workload: Workload, small: Workload, begun: float, seed: int, starts: int
 ) -> tuple[float, float]:
-    """Return the least and the most that a first batch takes: first bytes and handshakes differ from start to start.
+    """Return the range of the time to the first batch over several starts, which differ in first bytes and handshakes.
 
-    The processor's part of a start is not simulated, so the range is wider than what comes out, both ways.
+    The processor time of a start is not simulated, so the simulated range is widened at both ends.
     """
     window, ranks = small.feed.order.window, small.feed.world_size
     few = beginning(small, _START_WINDOWS * window * ranks)
@@ -388,7 +391,7 @@ def _first_batch_range(
 
 
 def _settled(cache: Cache, ranks_per_node: int, hit_rate: float) -> TierMaker:
-    """Return what makes a rank's cache, whose device is its own or its node's."""
+    """Return a function that creates a rank's settled cache, on a device of its own or of its node."""
     rate, readers = cache.bytes_per_second, 1 if cache.is_of_rank else ranks_per_node
     devices = defaultdict[int, SharedLink](
         lambda: SharedLink(connection_bytes_per_second=rate, total_bytes_per_second=rate)
@@ -397,14 +400,14 @@ def _settled(cache: Cache, ranks_per_node: int, hit_rate: float) -> TierMaker:
 
 
 def _forecast(run: Run, epoch: int, each_for: float) -> EpochForecast:
-    """Return an epoch of a run whose every rank stands for ``each_for``.
+    """Return the forecast of an epoch from a run in which each rank represents ``each_for`` ranks.
 
-    What is fetched ahead is counted in the epoch that uses it. Ranges into which the first super-samples of a run are
-    cut are requests of its first epoch; hedges are spread over all.
+    Fetches ahead count in the epoch that uses them. The ranges into which the first super-samples of a run are split
+    count as requests of its first epoch; hedges are spread over all epochs.
     """
     results = run.of_epoch(epoch)
     slowest = max(results, key=lambda each: each.seconds)
-    # Ranks in step wait for the one that waits for data, too.
+    # Ranks in step also wait for the slowest one.
     wait_seconds = slowest.wait_seconds if len(results) == 1 else slowest.seconds - slowest.compute_seconds
     reads_of = [sum(each.look_ups for each in run.of_epoch(number)) for number in range(_epochs(run))]
     hits = sum(each.tier_hits.total() for each in run.epochs)
@@ -425,6 +428,6 @@ def _epochs(run: Run) -> int:
 
 
 def _lasting(run: Run, each_for: float) -> EpochForecast:
-    """Return what an epoch is like behind the first: the mean of those that have another one to look ahead into."""
+    """Return the forecast of a later epoch: the mean of all but the first and the last."""
     several = [_forecast(run, epoch, each_for) for epoch in range(1, _epochs(run) - 1)]
     return reduce(EpochForecast.followed_by, several).grown(1.0 / len(several))

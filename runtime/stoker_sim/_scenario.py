@@ -1,4 +1,4 @@
-"""A whole run in virtual time: nodes that train from one bucket, each with the fetcher's own code."""
+"""Simulation of a whole run in virtual time: ranks that train from one bucket, each with the fetcher's own code."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ from stoker_sim._simulated_warm import SimulatedWarm, WarmModel, WarmTally, Warm
 
 _log = logging.getLogger("stoker.simulated")
 _log.addHandler(logging.NullHandler())
-_log.propagate = False  # what is simulated is no warning to whoever plans
+_log.propagate = False  # warnings about simulated faults do not concern the user
 
 
 @dataclass(slots=True, kw_only=True)
 class EpochResult:
-    """What an epoch took on one node.
+    """Result of one epoch on one rank.
 
     Attributes:
-        rank: of the node.
-        epoch: its number.
-        seconds: from its first step's beginning to its last step's end.
-        wait_seconds: of these, for data.
-        compute_seconds: of these, at work on batches.
-        steps: batches.
-        look_ups: super-samples that a batch asked for when it first needed them.
-        misses: of these, those that were not in the ring yet.
-        requests: ranged reads that were sent to the bucket meanwhile, for this epoch or the next.
-        read_bytes: that these brought.
-        hedges: of these requests, second ones for late bytes.
-        tier_hits: super-samples that came from a nearer place, by its name.
-        first_batch_seconds: from the start of the run to the first batch, in the first epoch; else None.
+        rank: rank of the node.
+        epoch: number of the epoch.
+        seconds: time from the beginning of its first step to the end of its last one, in seconds.
+        wait_seconds: part of that time spent waiting for data.
+        compute_seconds: part of that time spent computing on batches.
+        steps: number of batches.
+        look_ups: number of super-samples at their first use by a batch.
+        misses: number of these that were not in the ring yet.
+        requests: number of ranged reads sent to the bucket during the epoch, for this epoch or the next.
+        read_bytes: number of bytes that these reads returned.
+        hedges: number of these reads that were second requests for late bytes.
+        tier_hits: number of super-samples read from each tier, by the tier's name.
+        first_batch_seconds: time from the start of the run to the first batch; None after the first epoch.
     """
 
     rank: int
@@ -76,52 +76,52 @@ class EpochResult:
 
     @property
     def miss_rate(self) -> float:
-        """Misses of look-ups."""
+        """Fraction of look-ups that missed, 0 to 1."""
         return self.misses / self.look_ups
 
 
 class _RingOfNothing(Ring):
-    """The states of slots. Nothing that matters is ever written to the rings of a run, so they share one slot."""
+    """A ring that tracks the states of its slots, which share one slot's memory: no rank reads what is written."""
 
     def __init__(self, slots: int, slot_bytes: int, slot: memoryview) -> None:
         super().__init__(slots, slot_bytes, allocate=lambda _: slot[:0])
         self._slot = slot
 
     def view(self, slot: int, length_bytes: int) -> memoryview:
-        """Return the same bytes for every slot. Copying from one to another then costs nothing, either."""
+        """Return the same memory for every slot, so that copies between slots cost nothing."""
         super().view(slot, length_bytes)
         return self._slot[:length_bytes]
 
 
 TierMaker = Callable[[PipelineConfig, Manifest], Sequence[Tier]]
-"""Makes a rank's tiers."""
+"""Function that creates the tiers of a rank."""
 
 _ORDERS = 12
-"""Orders of epochs that are kept: the present one, the next, and what caches look into."""
+"""Number of epochs whose order is cached: the present one, the next, and those that caches look ahead into."""
 _GARBAGE_AFTER = 2_000_000
-"""Objects made before the collector looks for circles: fetches leave none, and looking walks over all that live."""
+"""Allocations between runs of the garbage collector: fetches leave no cycles, and each run visits all live objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario(Bounded):
-    """What is simulated.
+    """Configuration of a simulation.
 
     Attributes:
-        manifest: of the data set, packed or :func:`~stoker_sim._bucket.described`.
-        feed: what each rank delivers and with which memory, schedule and fetching; its rank is each one's own.
-        bucket: how the bucket answers.
-        store: that all read from in place of a modelled bucket, through no network of theirs; None for the bucket.
-        compute: what a step takes once its batch is there.
-        node_bytes_per_second: of each machine's network.
-        ranks_per_node: that share a machine's network; the last machine may have fewer.
-        epochs: how many are trained.
-        in_step: whether each step waits for the slowest node, as data-parallel training does.
-        caches: of each rank, nearest first.
-        tiers: makes what else is nearer than the bucket, and farther than the caches.
-        warm: functions that hold super-samples for all nodes, the last place before the bucket; None for none.
-        seed: of what is drawn; the order has its own.
-        draws_by_object: whether what is drawn for a request depends on the object and on how often it was asked for,
-            and on nothing else, so that runs that differ in a setting can be compared.
+        manifest: manifest of the data set, of a packed one or from :func:`~stoker_sim._bucket.described`.
+        feed: configuration of each rank's batch pipeline: order, memory, schedule and fetching; its rank is replaced.
+        bucket: model of the bucket.
+        store: store that all ranks read instead of a modelled bucket, without a network model; None for the bucket.
+        compute: distribution of the compute time of a step, in seconds.
+        node_bytes_per_second: network bandwidth of each machine.
+        ranks_per_node: number of ranks that share a machine's network; the last machine may have fewer.
+        epochs: number of epochs.
+        in_step: whether each step waits for the slowest rank, as data-parallel training does.
+        caches: models of each rank's caches, nearest first.
+        tiers: function that creates a rank's other tiers, which are asked after the caches; None for none.
+        warm: model of a warm tier that all nodes share, asked last before the bucket; None for none.
+        seed: seed of latencies and errors; the order has its own.
+        draws_by_object: whether the draws for a request depend only on its object and on the number of earlier
+            requests for it, so that runs with different settings can be compared.
     """
 
     manifest: Manifest
@@ -148,10 +148,10 @@ class Scenario(Bounded):
 
     @property
     def slots(self) -> SlotPlan:
-        """What each rank's memory is divided into.
+        """Division of each rank's memory into slots.
 
         Raises:
-            BudgetError: it is too small for the order; names the figure that fits.
+            BudgetError: the memory is too small for the order; the error names the size that fits.
         """
         feed, manifest = self.feed, self.manifest
         fixed_bytes, dealing = manifest.file_bytes + feed.held_bytes, feed.dealing(manifest.samples)
@@ -160,17 +160,17 @@ class Scenario(Bounded):
 
 @dataclass(kw_only=True, eq=False)
 class _Node:
-    """One rank's run; :meth:`run` it once, on a virtual clock.
+    """The run of one rank; :meth:`run` may be called once, on a virtual clock.
 
     Attributes:
-        scenario: of this rank.
-        bucket: where the data set is.
-        tiers: makes the nearer places, for a rank that needs super-samples when the future says so.
-        memory: of one slot, which all rings share.
-        order: gives the order of an epoch.
-        meet: waited for after each step, where nodes go in step.
-        recorder: follows fetches, and is told of waits.
-        results: of its epochs so far.
+        scenario: the scenario, with this rank's number.
+        bucket: store of the data set.
+        tiers: function that creates the rank's tiers from its access forecast; None for no tiers.
+        memory: memory of one slot, which all rings share.
+        order: source of the order of an epoch.
+        meet: barrier after each step, if ranks train in step; otherwise None.
+        recorder: recorder of fetches and waits; None for no record.
+        results: results of the epochs so far.
     """
 
     scenario: Scenario
@@ -197,19 +197,19 @@ class _Node:
             tiers=self.tiers(self._future) if self.tiers is not None and self._future is not None else (),
             is_start=True,
             log=_log,
-            checksum=lambda _: 0,  # of what moves no bytes
+            checksum=lambda _: 0,  # objects without bytes have the checksum 0
         )
         self._counted = self._fetcher.stats
 
     async def fetch(self, ref: int, *, urgent: bool = False) -> int:
-        """Fetch a super-sample by its row: what the prefetcher asks for."""
+        """Fetch a super-sample by its row number, for the prefetcher."""
         return await self._fetcher.fetch(self.manifest.ref(ref), urgent=urgent)
 
     async def run(self) -> list[EpochResult]:
-        """Train; return one result an epoch.
+        """Train all epochs and return one result for each.
 
         Raises:
-            StokerError: a super-sample could not be had.
+            StokerError: a super-sample could not be fetched.
         """
         steps = Steps(self.manifest.rows.samples, self._stretch, self.order)
         queue = StepQueue(steps, None if self._future is None else self._future.take)
@@ -255,7 +255,7 @@ class _Node:
                 self._count(now)
 
     async def _take(self, step: PlannedStep[int], prefetcher: Prefetcher[int], now: EpochResult) -> None:
-        """Have all that a step needs, and give back what it has used."""
+        """Wait for all super-samples of a step, and release those that it is the last to use."""
         loop = asyncio.get_running_loop()
         for segment in step.segments:
             for item in segment.passed:
@@ -272,7 +272,7 @@ class _Node:
                 prefetcher.release(item)
 
     def _count(self, now: EpochResult) -> None:
-        """Enter what was fetched since the last time."""
+        """Add the fetches since the last call to an epoch's result."""
         before, self._counted = self._counted, self._fetcher.stats
         now.requests = self._counted.requests - before.requests
         now.read_bytes = self._counted.bytes - before.bytes
@@ -281,23 +281,23 @@ class _Node:
 
 
 LEAST_BYTES_PER_SECOND = 1000.0
-"""Of a link that a person describes: on a slower one no super-sample of a sensible size arrives in time."""
+"""Minimum rate of a link in a scenario: on slower ones no super-sample of a sensible size arrives in time."""
 LONGEST_FIRST_BYTE_SECONDS = 10.0
-"""Of a bucket that a person describes: by default a request is given up after twice that."""
+"""Maximum time to the first byte in a scenario: half of the default timeout of a request."""
 
 
 def by_lanes(
     manifest: Manifest, order: OrderConfig, batch_size: int, ring_bytes: int, fetch: FetchConfig, **settings: Any
 ) -> Scenario:
-    """Return a scenario with a rank for each lane.
+    """Return a scenario with one rank for each lane.
 
     Args:
-        manifest: of the data set.
-        order: of its samples.
-        batch_size: of each rank.
-        ring_bytes: of each rank's memory, the manifest aside.
-        fetch: how each rank fetches.
-        settings: the scenario's others.
+        manifest: manifest of the data set.
+        order: configuration of the order.
+        batch_size: samples in a batch of one rank.
+        ring_bytes: memory of each rank without the manifest, in bytes.
+        fetch: configuration of each rank's fetches.
+        settings: other fields of the scenario.
     """
     memory_bytes, ranks = manifest.file_bytes + ring_bytes, order.lanes
     feed = PipelineConfig(order=order, batch_size=batch_size, world_size=ranks, memory_bytes=memory_bytes, fetch=fetch)
@@ -305,24 +305,24 @@ def by_lanes(
 
 
 def one_by_one(at_once: int, **settings: Any) -> FetchConfig:
-    """Return how to fetch whole super-samples, as many at once and none a second time for being late."""
+    """Return a configuration that fetches whole super-samples, ``at_once`` concurrently, without hedging."""
     counts = {"concurrency_start": at_once, "concurrency_least": at_once, "concurrency_most": at_once}
     return FetchConfig(**counts, split_parts=1, hedge=False, **settings)
 
 
 def slot_bytes(size_bytes: int) -> int:
-    """Return the bytes of a ring's slot that holds so many."""
+    """Return the size of a ring slot for an object of ``size_bytes``, in bytes."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a scenario took.
+    """Result of a simulation.
 
     Attributes:
-        epochs: of every node, by epoch and then by rank.
-        seconds: from the start to the end of the last node.
-        warm: what the warm tier did, if there is one.
+        epochs: results of all ranks, ordered by epoch and then by rank.
+        seconds: time from the start to the end of the last rank, in seconds.
+        warm: counters of the warm tier; None if there is none.
     """
 
     epochs: tuple[EpochResult, ...]
@@ -330,46 +330,46 @@ class Run:
     warm: WarmTally | None = None
 
     def of_epoch(self, epoch: int) -> tuple[EpochResult, ...]:
-        """Return an epoch on all nodes, by rank."""
+        """Return the results of one epoch, ordered by rank."""
         return tuple(each for each in self.epochs if each.epoch == epoch)
 
     @property
     def wait_seconds(self) -> float:
-        """For data, of all nodes in all epochs."""
+        """Total time that ranks waited for data, in seconds."""
         return sum(each.wait_seconds for each in self.epochs)
 
     @property
     def look_ups(self) -> int:
-        """Super-samples that batches asked for."""
+        """Total number of look-ups."""
         return sum(each.look_ups for each in self.epochs)
 
     @property
     def requests(self) -> int:
-        """Sent to the bucket by all nodes in all epochs."""
+        """Total number of requests to the bucket."""
         return sum(each.requests for each in self.epochs)
 
     @property
     def read_bytes(self) -> int:
-        """That these brought."""
+        """Total number of bytes read from the bucket."""
         return sum(each.read_bytes for each in self.epochs)
 
     @property
     def stall(self) -> float:
-        """The part of the nodes' time, 0 to 1, in which they waited for data."""
+        """Fraction of the ranks' time spent waiting for data, 0 to 1."""
         return self.wait_seconds / max(1e-12, sum(each.seconds for each in self.epochs))
 
 
 def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]] = lambda rank: ()) -> Run:
-    """Run a scenario on a virtual clock; the same scenario gives the same run.
+    """Run a scenario on a virtual clock; the same scenario gives the same result.
 
     Args:
-        scenario: to run.
-        sinks_of: returns what is told of a rank's fetches and waits
-            (:func:`~stoker._trace.chrome.rank_traces` for example). No record is kept of ranks that have none.
+        scenario: the scenario to run.
+        sinks_of: function that returns the trace sinks of a rank, for example
+            :func:`~stoker._trace.chrome.rank_traces`. Ranks without sinks keep no record.
 
     Raises:
-        BudgetError: the memory is too small for the order; or ``full`` would be read in groups, which takes bytes.
-        ConfigError: a node could not have a super-sample: the bucket or the network is too slow, or fails too often.
+        BudgetError: the memory is too small for the order; or ``full`` would be read in groups, which needs bytes.
+        ConfigError: a super-sample could not be fetched: the bucket or network is too slow, or fails too often.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(_GARBAGE_AFTER, *thresholds[1:])
@@ -379,7 +379,7 @@ def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]] 
         size, network = format_bytes(scenario.manifest.largest_bytes), f"{scenario.node_bytes_per_second:g}"
         raise ConfigError(
             f"through such a bucket a loader cannot have its data, super-samples of up to {size}: {scenario.bucket}, "
-            f"node_bytes_per_second={network}; the first that failed: {error}"
+            f"node_bytes_per_second={network}; the first error: {error}"
         ) from error
     finally:
         gc.set_threshold(*thresholds)

@@ -367,7 +367,7 @@ def test_a_disk_that_is_slower_than_the_bucket_is_left_alone() -> None:
     [
         (0, "ranks_per_node must be at least 1, not 0"),
         (-1, "ranks_per_node must be at least 1, not -1"),
-        (2, "3 ranks make no nodes of 2 each"),
+        (2, "3 ranks cannot be divided into nodes of 2 each"),
     ],
 )
 def test_ranks_that_fill_no_whole_nodes_are_refused(ranks_per_node: int, message: str) -> None:

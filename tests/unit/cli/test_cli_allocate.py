@@ -132,7 +132,7 @@ def test_who_gets_nothing_under_greedy_is_named(tmp_path: Path, capsys: pytest.C
         (CLUSTER + FAST.replace('"100MB/s"', '"0"'), "compute_bytes_per_second " + NOT.format(0.0, "fast")),
         (CLUSTER + FAST + "nodes = 0\n", "jobs[0].nodes is 0, not an integer from 1 to 65,536 (the job 'fast')"),
         (CLUSTER + FAST + "gpus = 8\n", "jobs[0].gpus means nothing"),
-        (CLUSTER + SLOW + 'compute = "1GB"\n', "jobs[0].compute is '1GB', not left out: samples_per_second is given, too"),
+        (CLUSTER + SLOW + 'compute = "1GB"\n', "jobs[0].compute is '1GB', not left out: samples_per_second is given"),
         (CLUSTER + SLOW.replace("200", "nan"), "jobs[0].samples_per_second is nan, not a number"),
         (CLUSTER + SLOW.replace("200", "inf"), "jobs[0].samples_per_second is inf, not a number from 0 to 1,000,000,0"),
         (CLUSTER + SLOW.replace("200", "1e308"), "jobs[0].samples_per_second is 1e+308, not a number from 0 to"),
