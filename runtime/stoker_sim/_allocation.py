@@ -235,8 +235,8 @@ def _even_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
 def _best_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
     """Return the placement with the highest total training rate found.
 
-    The most efficient placement is optimal if the bandwidth suffices for its misses: all jobs train at their full rates.
-    If not, some jobs stop, and the cache of their data is wasted. To choose these jobs is a knapsack problem, so several
+    The most efficient placement is optimal if the bandwidth suffices for its misses: all jobs train at full rate. If
+    not, some jobs stop, and the cache of their data is wasted. To choose these jobs is a knapsack problem, so several
     placements are tried, equal parts among them, and each is improved by placing again with the resulting rates while
     that gains. Neither half of such a round can lower the rate.
     """

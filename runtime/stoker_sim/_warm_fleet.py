@@ -1,14 +1,14 @@
-"""Nodes of a warm tier through time: when a platform takes them back, what is lost with them, and what a fleet costs.
+"""Model of the nodes of a warm tier over time: reclaimed instances, lost objects, and the cost of the fleet.
 
-A node is a function of one **instance**. Objects are cut into shards, each on a node of its own, by a Reed-Solomon code
-of ``data`` + ``parity`` shards (A. Wang et al., "InfiniCache" (FAST 2020), section 3): any ``data`` of them restore an
+A node is a function with one **instance**. Objects are cut into shards, each on another node, by a Reed-Solomon code of
+``data`` + ``parity`` shards (A. Wang et al., "InfiniCache" (FAST 2020), section 3): any ``data`` of them restore an
 object.
 
-The policy is the proxy's. A node is called when there was no contact with it for some time; that the platform has taken
-its instance shows at the next contact. Lost shards are written again by the next read of their object.
+The policy is the proxy's: it calls a node after some time without contact, and notices at the next contact that the
+platform has reclaimed the instance. The next read of an object rewrites its lost shards.
 
-Between two reclaims the schedule is arithmetic, so that little is played. A fleet costs the calls that keep it warm,
-calls to find out what new instances hold, reads, and writing lost shards again.
+Between two reclaims the schedule is computed in closed form. The cost of a fleet consists of calls that keep it warm,
+calls that ask new instances for their contents, reads, and rewriting lost shards.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from stoker_warm._erasure import Code
 
 HOUR_SECONDS = 3600.0
 _ROUNDING = 1e-9
-"""Parts of an interval that two times which are the same may differ by."""
+"""Fraction of an interval by which two equal times may differ through rounding."""
 
 
 Seconds = Finite[NotNegative[float]]
-"""A duration."""
+"""A duration in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reclaim(Bounded):
-    """How a platform takes instances back. Lives have no memory: an old instance is as safe as a young one.
+    """Model of how a platform reclaims instances; lives are exponential, so the age of an instance does not matter.
 
     Attributes:
-        mean_life_seconds: of an instance that is kept warm.
-        together: the part of all reclaims, 0 to 1, that take every instance of a function at once: when its host goes.
-        idle_seconds: an instance that nobody invokes for so long is taken.
+        mean_life_seconds: mean life of an instance that is kept warm, in seconds.
+        together: fraction of reclaims that take all instances of a function at once, 0 to 1, as when its host fails.
+        idle_seconds: time without a call after which an instance is reclaimed, in seconds.
     """
 
     mean_life_seconds: Positive[float]
@@ -54,10 +54,9 @@ class Reclaim(Bounded):
 
 
 def reclaims(mean_life_seconds: float, seconds: float, rng: random.Random) -> Iterator[float]:
-    """Yield when a platform would take the instance of one function, in seconds from 0 and rising.
+    """Yield the rising times at which a platform reclaims the instance of one function, in seconds from 0.
 
-    Lives have no memory, so a reclaim hits whichever instance is there. That nobody invokes a function for too long is
-    not looked at here.
+    Lives are exponential, so a reclaim hits the instance that is there at that time. Idle functions are not modelled.
     """
     now_seconds = 0.0
     while (now_seconds := now_seconds + rng.expovariate(1.0 / mean_life_seconds)) < seconds:
@@ -65,7 +64,7 @@ def reclaims(mean_life_seconds: float, seconds: float, rng: random.Random) -> It
 
 
 def placed(code: Code, objects: int, functions: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return ``int64 [objects, shards]``, the function that holds each shard; those of an object differ.
+    """Return ``int64 [objects, shards]``, the random function that holds each shard; those of an object differ.
 
     Raises:
         ConfigError: there are fewer functions than an object has shards.
@@ -76,16 +75,16 @@ def placed(code: Code, objects: int, functions: int, rng: np.random.Generator) -
 
 
 def lost_at_reads(code: Code, lost: Sequence[Iterable[float]], reads: int, read_seconds: float) -> NDArray[np.float64]:
-    """Return ``float64 [reads]``: what part of all objects each read finds lost, if a read writes lost shards again.
+    """Return ``float64 [reads]``: the fraction of all objects that each read finds lost, if reads rewrite lost shards.
 
-    Objects are on random functions, so the part follows from how many functions lose their memory between two reads:
-    nothing is drawn.
+    Objects are on random functions, so the expected fraction follows from the number of functions that lose their
+    memory between two reads; nothing is drawn.
 
     Args:
-        code: of the objects.
-        lost: of each function, when it loses its memory, in seconds.
-        reads: of each object, one behind the other.
-        read_seconds: from one to the next.
+        code: erasure code of the objects.
+        lost: for each function the times at which it loses its memory, in seconds.
+        reads: number of consecutive reads of each object.
+        read_seconds: time between two reads, in seconds.
     """
     is_lost = lost_within(lost, reads, read_seconds)
     gone = np.array([_too_many(code, len(lost), down) for down in range(len(lost) + 1)])
@@ -96,18 +95,18 @@ def lost_at_reads(code: Code, lost: Sequence[Iterable[float]], reads: int, read_
 def lost_between_reads(
     code: Code, lost: Sequence[Iterable[float]], hours: int, read_seconds: float
 ) -> NDArray[np.float64]:
-    """Return ``float64 [hours]``: what part of all objects is lost in each hour if a read writes lost shards again.
+    """Return ``float64 [hours]``: the fraction of all objects lost in each hour, if reads rewrite lost shards.
 
-    The hours of any number of objects follow: of n, none is lost with (1 - part) ** n.
+    The probability that none of n objects is lost in an hour is (1 - fraction) ** n.
 
     Args:
-        code: of the objects.
-        lost: of each function, when it loses its memory, in seconds.
-        hours: that are looked at.
-        read_seconds: every object is read so often; an hour is a multiple of it.
+        code: erasure code of the objects.
+        lost: for each function the times at which it loses its memory, in seconds.
+        hours: number of hours.
+        read_seconds: time between two reads of each object, in seconds.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: an hour is no multiple of ``read_seconds``.
     """
     reads = round(HOUR_SECONDS / read_seconds)
     if not reads or abs(reads * read_seconds - HOUR_SECONDS) > 1e-6:
@@ -118,7 +117,7 @@ def lost_between_reads(
 
 
 def lost_within(lost: Sequence[Iterable[float]], periods: int, seconds: float) -> NDArray[np.bool_]:
-    """Return ``bool [periods, functions]``: whether a function loses its memory in each of so many periods."""
+    """Return ``bool [periods, functions]``: whether each function loses its memory in each period of ``seconds``."""
     is_lost = np.zeros((periods, len(lost)), np.bool_)
     for function, times in enumerate(lost):
         is_lost[[int(at // seconds) for at in times if at < periods * seconds], function] = True
@@ -126,20 +125,21 @@ def lost_within(lost: Sequence[Iterable[float]], periods: int, seconds: float) -
 
 
 def _too_many(code: Code, functions: int, down: int) -> float:
-    """Return the probability that an object has more of its shards on so many functions than it has parity."""
+    """Return the probability that more than ``parity`` shards of an object are on ``down`` given functions."""
     many = sum(comb(down, n) * comb(functions - down, code.shards - n) for n in range(code.parity + 1, code.shards + 1))
     return many / comb(functions, code.shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLife:
-    """What became of a node.
+    """The simulated life of a node.
 
     Attributes:
-        losses: when its memory was lost, and when the proxy noticed, in seconds from 0 and rising.
-        greetings: calls that were made because another contact had found the instance gone, so that whoever is there
-            instead says what it holds.
-        warm_calls: to keep it warm.
+        losses: for each loss of its memory the time of the loss and the time at which the proxy noticed, in seconds
+            from 0 and rising.
+        greetings: number of calls that asked a new instance for its contents after a contact had found the old one
+            gone.
+        warm_calls: number of calls to keep it warm.
     """
 
     losses: tuple[tuple[float, float], ...]
@@ -156,15 +156,15 @@ def lived(
     uses_per_second: float,
     rng: random.Random,
 ) -> NodeLife:
-    """Return what becomes of a node that always holds something.
+    """Simulate the life of a node that always holds something.
 
     Args:
-        warm_seconds: it is called this long after the last contact.
-        reclaimed: when the platform takes the instance that is there, rising.
-        seconds: that are looked at.
-        offset: 0 to 1: the first call comes when this part of the interval has passed.
-        uses_per_second: how often it is read from or written to, at random times.
-        rng: for these times.
+        warm_seconds: time after the last contact at which the node is called, in seconds.
+        reclaimed: rising times at which the platform reclaims the present instance, in seconds.
+        seconds: duration of the simulation, in seconds.
+        offset: fraction of the interval after which the first call comes, 0 to 1.
+        uses_per_second: mean rate of reads and writes, which come at random times.
+        rng: generator of these times.
 
     Raises:
         ConfigError: the interval, the offset or the rate is out of bounds.
@@ -172,14 +172,16 @@ def lived(
     if not 0 < warm_seconds < math.inf:
         raise ConfigError(f"warm_seconds must be a duration of more than 0 seconds, not {warm_seconds}")
     if not (0 <= offset <= 1 and 0 <= uses_per_second < math.inf):
-        raise ConfigError(f"offset is 0 to 1, uses_per_second at least 0, not {offset} and {uses_per_second}")
+        raise ConfigError(
+            f"offset must be from 0 to 1 and uses_per_second at least 0, not {offset} and {uses_per_second}"
+        )
     losses = list[tuple[float, float]]()
-    contact_seconds = warm_seconds * (offset - 1)  # from which calls are counted
+    contact_seconds = warm_seconds * (offset - 1)  # the contact from which the interval of calls is counted
     for lost_seconds in reclaimed:
         if lost_seconds >= seconds:
             break
         if losses and lost_seconds < losses[-1][1]:
-            continue  # there is no instance before the loss is noticed
+            continue  # until the loss is noticed there is no instance to reclaim
         contact_seconds = losses[-1][1] if losses else contact_seconds
         calls = math.floor((lost_seconds - contact_seconds) / warm_seconds + _ROUNDING) + 1
         used_seconds = lost_seconds + rng.expovariate(uses_per_second) if uses_per_second else math.inf
@@ -192,9 +194,9 @@ def lived(
 
 
 def _warm_calls(warm_seconds: float, seconds: float, uses_per_second: float) -> float:
-    """Return how often the time since the last contact gets too long.
+    """Return the expected number of calls to keep a node warm.
 
-    Between uses at random times with a rate r a call comes once in (exp(rW) - 1) / r seconds.
+    With uses at random times with a rate r and an interval W, a call comes once in (exp(rW) - 1) / r seconds.
     """
     calls, uses = seconds / warm_seconds, uses_per_second * warm_seconds
     return calls * uses / math.expm1(uses) if uses else calls
@@ -202,15 +204,15 @@ def _warm_calls(warm_seconds: float, seconds: float, uses_per_second: float) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """Dollars.
+    """Cost of a fleet, in dollars.
 
     Attributes:
-        warm_dollars: for calls that keep functions warm.
-        backup_dollars: for calls to back up; our nodes have none.
-        greet_dollars: for calls to find out what a new instance holds.
-        read_dollars: for calls in which objects are read or put away.
-        rebuild_dollars: for calls in which lost shards are written again.
-        bucket_dollars: for reading lost objects from the bucket.
+        warm_dollars: cost of calls that keep functions warm.
+        backup_dollars: cost of backup calls, which only InfiniCache's nodes make.
+        greet_dollars: cost of calls that ask new instances for their contents.
+        read_dollars: cost of calls that read or store objects.
+        rebuild_dollars: cost of calls that rewrite lost shards.
+        bucket_dollars: cost of reading lost objects from the bucket.
     """
 
     warm_dollars: float
@@ -222,22 +224,22 @@ class Bill:
 
     @property
     def dollars(self) -> float:
-        """All together."""
+        """Total cost."""
         return self.upkeep_dollars + self.read_dollars
 
     @property
     def upkeep_dollars(self) -> float:
-        """All but reads."""
+        """Total cost without reads."""
         kept = self.warm_dollars + self.backup_dollars + self.greet_dollars
         return kept + self.rebuild_dollars + self.bucket_dollars
 
 
 class Served(NamedTuple):
-    """Calls in which nodes send or take shards.
+    """Calls in which nodes send or receive shards.
 
     Attributes:
-        calls: of nodes.
-        seconds: that they are busy with shards, all together.
+        calls: number of calls.
+        seconds: total time of the transfers, in seconds.
     """
 
     calls: float
@@ -246,15 +248,15 @@ class Served(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCalls(Bounded):
-    """What the calls of our nodes are billed for, by the millisecond.
+    """Billed durations of the calls of a node.
 
     Attributes:
-        memory_bytes: of a node.
-        warm_call_seconds: of a call that only keeps it warm.
-        exchange_seconds: of any other call, besides what it moves: to be there and to say what it holds.
-        linger_seconds: that a node stays after the last request.
-        init_seconds: that an instance takes to start, which is billed.
-        bytes_per_second: that a node sends or takes.
+        memory_bytes: configured memory of a node, in bytes.
+        warm_call_seconds: duration of a call that only keeps the node warm, in seconds.
+        exchange_seconds: duration of any other call without transfers: to connect and report its contents, in seconds.
+        linger_seconds: time that a node stays after its last request, in seconds.
+        init_seconds: time that an instance takes to start, which is billed, in seconds.
+        bytes_per_second: rate at which a node sends or receives.
     """
 
     memory_bytes: Positive[int]
@@ -265,11 +267,11 @@ class NodeCalls(Bounded):
     bytes_per_second: Positive[float] = 75e6
 
     def moving(self, shards: float, shard_bytes: float) -> Served:
-        """Return what it takes that nodes send or take shards, each in a call of its own."""
+        """Return the calls that send or receive ``shards``, one call for each shard."""
         return Served(shards, shards * shard_bytes / self.bytes_per_second)
 
     def greet_seconds(self, lives: Sequence[NodeLife]) -> float:
-        """Return what calls to find out what new instances hold are billed, their starts included."""
+        """Return the billed time of calls that ask new instances for their contents, with their starts, in seconds."""
         greetings, losses = sum(life.greetings for life in lives), sum(len(life.losses) for life in lives)
         return greetings * (self.exchange_seconds + self.linger_seconds) + losses * self.init_seconds
 
@@ -282,14 +284,14 @@ class NodeCalls(Bounded):
         rebuild: Served,
         bucket_dollars: float = 0.0,
     ) -> Bill:
-        """Return what nodes cost.
+        """Return the cost of the nodes.
 
         Args:
-            lives: of the nodes.
-            prices: of functions.
-            read: what they do for objects that are read or put away.
-            rebuild: for lost shards that are written again.
-            bucket_dollars: for what is read from the bucket for these.
+            lives: simulated lives of the nodes.
+            prices: prices of functions.
+            read: calls that read or store objects.
+            rebuild: calls that rewrite lost shards.
+            bucket_dollars: cost of reading lost objects from the bucket, in dollars.
         """
         greetings, warm_calls = sum(life.greetings for life in lives), sum(life.warm_calls for life in lives)
         return Bill(

@@ -1,8 +1,7 @@
-"""The papers' experiments, run again: each is a name that ``stoker simulate`` knows.
+"""The papers' experiments that ``stoker simulate`` reproduces, and their tables and figures.
 
-An experiment hands back tables to read and to keep, and panels to draw; beside them stands what the papers say.
-
-Panels are drawn as a picture (PNG, matplotlib) and as a page to look closer at (HTML, plotly, without a network).
+An experiment returns tables, and panels with our figures beside the published ones. Panels are drawn as PNG by
+matplotlib and as an interactive, self-contained HTML page by plotly.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from stoker.errors import ConfigError
 
 Cell = str | int | float | None
 Row = dict[str, Cell]
-"""A row of a table, by its columns."""
+"""A row of a table: column name → cell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of figures.
+    """A table of figures.
 
     Attributes:
-        name: of the table, fit for a file's name.
-        columns: their names, with units.
-        rows: one cell a column; None is empty.
+        name: name of the table, which is also the stem of its file.
+        columns: names of the columns, with units.
+        rows: rows with one cell for each column; None is an empty cell.
     """
 
     name: str
@@ -47,16 +46,16 @@ class Table:
 
     @classmethod
     def of(cls, name: str, rows: Sequence[Row]) -> Table:
-        """Return a table of rows that all name their cells; there is one at least."""
+        """Return a table of at least one row, whose columns are the keys of the first row."""
         return cls(name, tuple(rows[0]), [tuple(row.values()) for row in rows])
 
     def where(self, column: str, value: Cell) -> Table:
-        """Return the rows that have a value in a column."""
+        """Return a table of the rows whose cell in ``column`` equals ``value``."""
         place = self.columns.index(column)
         return Table(self.name, self.columns, [row for row in self.rows if row[place] == value])
 
     def cells(self, column: str) -> list[Any]:
-        """Return the cells of a column, from top to bottom; figures or None, most often."""
+        """Return the cells of a column, from top to bottom; usually numbers or None."""
         place = self.columns.index(column)
         return [row[place] for row in self.rows]
 
@@ -64,10 +63,10 @@ class Table:
         """Return a line for each value of the column ``by``, over the column ``x``.
 
         Args:
-            by: column with the lines' names.
-            x: column of what each figure is of.
+            by: column of the lines' names.
+            x: column of the x values.
             y: column of our figures.
-            theirs: column of the published ones, if there is one; its name follows that of the line.
+            theirs: column of the published figures, empty for none; its name is appended to that of the line.
         """
         series = []
         for name in dict.fromkeys(self.cells(by)):
@@ -77,7 +76,7 @@ class Table:
         return series
 
     def to_csv(self) -> str:
-        """Return the table as CSV, with a line of names."""
+        """Return the table as CSV with a header line."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.columns)
@@ -87,14 +86,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What is drawn with one mark.
+    """A series of values in a panel.
 
     Attributes:
-        name: in the legend.
-        x: numbers, or names for bars.
-        y: numbers, as many; None is not drawn.
-        is_published: whether somebody else's figures, which are drawn as open marks.
-        kind: how to draw it.
+        name: name in the legend.
+        x: x values: numbers, or names of bars.
+        y: y values, as many as ``x``; None is not drawn.
+        is_published: whether these are published figures, which are drawn as open marks.
+        kind: style of the drawing.
     """
 
     name: str
@@ -109,13 +108,13 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        title: above it.
-        x_label: with unit.
-        y_label: with unit.
-        series: drawn into it.
-        x_log: whether the axis is logarithmic,
-        y_log: and the other one.
-        note: below it: a trend that was published without figures, for example.
+        title: title above the axes.
+        x_label: label of the x axis, with its unit.
+        y_label: label of the y axis, with its unit.
+        series: series to draw.
+        x_log: whether the x axis is logarithmic.
+        y_log: whether the y axis is logarithmic.
+        note: text below the axes, for example a trend that was published without figures.
     """
 
     title: str
@@ -129,12 +128,12 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an experiment found.
+    """Result of an experiment.
 
     Attributes:
-        tables: the first one is the experiment's own.
-        panels: of its figure.
-        remarks: sentences on how well it agrees with what was published, and on what it assumes.
+        tables: tables; the first one has the experiment's name as its file name.
+        panels: panels of the figure.
+        remarks: sentences on the agreement with published figures and on assumptions.
     """
 
     tables: Sequence[Table]
@@ -144,13 +143,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Something that can be run again.
+    """An experiment.
 
     Attributes:
-        name: on the command line.
-        title: one line.
-        source: whose figures ours stand beside.
-        run: does it; True for a quick, coarser one.
+        name: name on the command line.
+        title: title, one line.
+        source: paper whose figures are shown beside ours.
+        run: function that runs it; its argument is True for a quick run with fewer points.
     """
 
     name: str
@@ -160,26 +159,26 @@ class Experiment:
 
 
 def difference(ours: float | None, theirs: float | None) -> float | None:
-    """Return by how much ours is more; None where there is only one of them."""
+    """Return ``ours - theirs``; None if one of them is None."""
     return None if ours is None or theirs is None else ours - theirs
 
 
 def excess(ours: float | None, theirs: float | None) -> float | None:
-    """Return by which part of theirs ours is more; None where there is only one of them."""
+    """Return the relative difference ``ours / theirs - 1``; None if one of them is None."""
     return None if ours is None or theirs is None else ours / theirs - 1
 
 
 def beside(
     name: str, x: Sequence[Cell], ours: Sequence[float | None], theirs: Sequence[float | None], *, published: str = ""
 ) -> list[Series]:
-    """Return our figures and, if there are any, the published ones: bars of what has names, a line over numbers.
+    """Return series of our figures and, if there are any, of the published ones: bars over names, lines over numbers.
 
     Args:
-        name: of ours.
-        x: what each figure is of.
-        ours: figures.
-        theirs: the published ones.
-        published: name of theirs; ours and "published" by default.
+        name: name of our series.
+        x: x values, numbers or names.
+        ours: our figures.
+        theirs: published figures; None where there is none.
+        published: name of their series; by default ``name`` with ", published".
     """
     kind: Literal["bars", "line"] = "bars" if isinstance(x[0], str) else "line"
     series = [Series(name, x, ours, kind=kind)]
@@ -194,7 +193,7 @@ def _plain(cell: Cell) -> Cell:
 
 @lru_cache(maxsize=16)
 def published(paper: str) -> dict[str, Any]:
-    """Return a paper's figures and statements; ``source`` says where they stand."""
+    """Return a paper's figures and statements; ``source`` is the citation."""
     return tomllib.loads(_published(f"{paper}.toml"))
 
 
@@ -240,17 +239,17 @@ _EXPERIMENTS = {
     ),
     "warm-tier": ("warm_tier.run", _OUR_TIER, _INFINICACHE),
 }
-"""Name → function of a module of this folder that runs it, title, and whose figures ours stand beside."""
+"""Name → ``module.function`` in this folder, title, and paper whose figures are shown beside ours."""
 
 NAMES = tuple(_EXPERIMENTS)
-"""All experiments, in the order in which they are shown."""
+"""Names of all experiments, in the order in which they are listed."""
 
 
 def load(name: str) -> Experiment:
-    """Return an experiment.
+    """Return the experiment with this name.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no experiment with this name; the error lists all names.
     """
     if name not in _EXPERIMENTS:
         raise ConfigError(f"there is no experiment {name!r}; there are {', '.join(NAMES)}")
@@ -265,13 +264,13 @@ _PANEL_INCHES = (6.4, 4.2)
 _COLUMNS = 2
 _DOTS_PER_INCH = 110
 _HEADROOM = 0.2
-"""Of the axis, above bars, for the legend."""
+"""Fraction of the axis above bars that is left free for the legend."""
 _LABELLED_BARS = 12
-"""At most, in a panel: more leave no room for their figures."""
+"""Maximum number of bars in a panel with their values as labels: more bars leave no room."""
 _NAMED_TICKS = 7
-"""At most."""
+"""Maximum number of x values that are all labelled on a logarithmic axis."""
 _LINE_POINTS = (1.5, 3.0)
-"""From the last line to the first, so that lines that lie upon each other are all seen."""
+"""Width of the last and of the first line, in points, so that lines that coincide are all visible."""
 _EXTRA = "drawing needs the extra 'plan': pip install 'stoker[plan]'; the CSV is written without it"
 
 
@@ -306,7 +305,7 @@ def _drawn(panels: Sequence[Panel], title: str) -> Any:
 
 
 def _clear_legends(figure: Any) -> None:
-    """Move below its axes each legend that lies on a line or a point: no corner of these was free."""
+    """Move legends that overlap a line or a point below their axes."""
     from matplotlib.transforms import ScaledTranslation
 
     figure.draw_without_rendering()
@@ -360,13 +359,13 @@ def _scale(axes: Any, panel: Panel, *, has_bars: bool) -> None:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    if has_bars:  # they leave no corner free
+    if has_bars:  # bars leave no corner free for the legend
         low, high = axes.get_ylim()
         axes.set_ylim(top=high * (high / low) ** _HEADROOM if panel.y_log else high * (1 + _HEADROOM))
 
 
 def _name_ticks(axes: Any, values: set[float]) -> None:
-    """Name the values themselves on a logarithmic axis, if they are few: powers of ten between them say little."""
+    """Label the values themselves on a logarithmic axis if they are few; powers of ten between them say little."""
     if 1 < len(values) <= _NAMED_TICKS:
         axes.set_xticks(sorted(values), [f"{value:,.10g}" for value in sorted(values)])
         axes.minorticks_off()
@@ -380,7 +379,7 @@ def _draw_bars(axes: Any, series: Series, place: int, count: int, colour: str) -
     if count * len(series.x) <= _LABELLED_BARS:
         axes.bar_label(drawn, [_figure(height) for height in series.y], fontsize=7, padding=1)
     axes.set_xticks(range(len(series.x)), [str(name) for name in series.x], fontsize=8)
-    axes.set_xlim(-0.5, len(series.x) - 0.5)  # also around bars that there are not
+    axes.set_xlim(-0.5, len(series.x) - 0.5)  # leave room for missing bars, too
 
 
 def _figure(height: float | None) -> str:
@@ -396,13 +395,13 @@ def _line_points(every: Sequence[Series], number: int) -> float:
 
 
 def _colour_of(every: Sequence[Series], number: int) -> str:
-    """Return a series' colour: published figures have that of ours which they stand beside, the one before them."""
+    """Return the colour of a series; published figures have the colour of the preceding series of ours."""
     ours = sum(not series.is_published for series in every[: number + 1])
     return _COLOURS[max(0, ours - 1) % len(_COLOURS)]
 
 
 def write_html(panels: Sequence[Panel], title: str, path: Path) -> None:
-    """Draw panels into a page that needs nothing else.
+    """Draw panels into a self-contained HTML page.
 
     Raises:
         ConfigError: plotly is not installed.
