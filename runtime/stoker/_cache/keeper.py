@@ -65,8 +65,8 @@ class Future:
 
     If the rank, or the ranks that share a cache with it, read the whole data set in each epoch, every use is reported
     at the end of its epoch. The number of hits is then the same whichever super-samples the cache keeps; but exact
-    times would make it keep the first ones, so that each epoch would begin with hits only and end with misses only,
-    faster than any network delivers.
+    times would make it keep the first ones, so that each epoch would begin with hits only and end with misses only, at
+    a rate that no network sustains.
 
     Args:
         samples: ``[super-samples]``, number of samples of each.
