@@ -157,7 +157,7 @@ class FetchService:
     def _put(self, index: int, sample: Any) -> None:
         try:
             is_cached = self._cache.put(index, sample)
-        except Exception as error:  # noqa: BLE001 - a task boundary: the cache is full or closed, training goes on
+        except Exception as error:  # noqa: BLE001 - a task boundary: the cache is full or closed, training continues
             if isinstance(error, SampleError):
                 self._refusal = error
             self._note_failure(index, str(error))

@@ -138,8 +138,8 @@ class Shelf:
     async def telling_what_is_missing(self) -> AsyncIterator[None]:
         """Run a block that reads a version of the manifest, and turn a denial of a missing one into NotFoundError.
 
-        Without the right to list a bucket, reading a missing object is denied; but whoever may read the pointer may
-        read every version.
+        Without the right to list a bucket, reading a missing object is denied; but the right to read the pointer comes
+        with the right to read every version.
 
         Raises:
             NotFoundError: the version does not exist.
