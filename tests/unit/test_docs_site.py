@@ -48,3 +48,18 @@ def test_the_first_page_leads_to_a_newcomer_s_five_questions() -> None:
     links = set(re.findall(r"\]\(([\w-]+)\.md\)", (ROOT / "docs" / "index.md").read_text("utf-8")))
     # Install; pack a table and images; read from MinIO; resume on fewer GPUs; add a store.
     assert {"install", "tables", "images", "buckets", "resume", "plugins"} <= links
+
+
+def test_every_decision_is_in_the_table_and_names_modules_and_tests_that_exist() -> None:
+    folder = ROOT / "docs" / "adr"
+    pages = sorted(page for page in folder.glob("*.md") if page.name != "index.md")
+    assert re.findall(r"^\| \[\d{4}\]\(([\w.-]+)\)", (folder / "index.md").read_text("utf-8"), re.MULTILINE) == [
+        page.name for page in pages
+    ]
+    roots = (ROOT, ROOT / "runtime", ROOT / "loader", ROOT / "functions", ROOT / "infra" / "local")
+    for page in pages:
+        text = page.read_text("utf-8")
+        assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == ["Context", "Decision", "Alternatives", "Consequences"]
+        paths = re.findall(r"`((?:tests|infra|stoker\w*)(?:/[\w.-]+)*)`", text)
+        assert any(path.startswith("tests/") for path in paths), page.name
+        assert [path for path in paths if not any((root / path).exists() for root in roots)] == [], page.name
