@@ -1,6 +1,13 @@
-"""A cloud on this machine: a bucket that can be slow and faulty, for tests, benchmarks and the demo.
+"""A cloud on this machine: S3 and GCS servers with configurable delays and faults, for tests, benchmarks and the demo.
 
-A name is loaded when it is first used: ``stoker --help`` loads this package for the demo.
+Names are imported on first use, because ``stoker --help`` imports this package for the ``demo`` command.
+
+Example:
+    >>> from stoker_local import running_bucket
+    >>> with running_bucket() as bucket:
+    ...     _ = bucket.put("stoker", "hello.txt", b"hello")
+    ...     list(bucket.objects["stoker"])
+    ['hello.txt']
 """
 
 from typing import TYPE_CHECKING, Any
@@ -34,7 +41,7 @@ _NAMES_OF = {
     "stoker_local._s3.signature": "KeyPair",
     "stoker_local._network": "PROFILES Fault FaultKind FaultPlan Shape",
 }
-"""Module → the public names that it defines."""
+"""Module → public names that it defines, separated by spaces."""
 
 if TYPE_CHECKING:
     from stoker_local._bucket import BucketConfig, LocalBucket
@@ -43,7 +50,7 @@ if TYPE_CHECKING:
     from stoker_local._network import PROFILES, Fault, FaultKind, FaultPlan, Shape
     from stoker_local._s3.model import BucketSpec
     from stoker_local._s3.signature import KeyPair
-else:  # type checkers would take any name for one that __getattr__ has
+else:  # hidden from type checkers, which would accept any name if they saw __getattr__
 
     def __getattr__(name: str) -> Any:
         return load_name(__name__, name, _NAMES_OF)

@@ -1,6 +1,6 @@
 """``python -m stoker_local``: the local bucket and the local function cloud as programs.
 
-What the function cloud needs is imported only for it: a bucket starts in half the time without aiohttp.
+The function cloud's dependencies are imported only for it: a bucket starts in half the time without aiohttp.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ _OWN_FLAGS = {
     name: f"--{name.replace('_', '-')}"
     for name in ("function", "task_root", "memory_mb", "timeout", "environment", "url_auth", "port")
 }
-"""What a file of ``--config`` says itself, by the name of the option."""
-_HELP = "serve S3 from memory until it is interrupted"
-_FUNCTIONS_HELP = "run Lambda and Google functions, and a bucket, until it is interrupted"
+"""Option name → flag; these settings are part of a ``--config`` file, so the flags cannot be combined with it."""
+_HELP = "serve S3 from memory until interrupted"
+_FUNCTIONS_HELP = "run Lambda and Google functions, and a bucket, until interrupted"
 _FUNCTIONS_DESCRIPTION = (
-    f"{_FUNCTIONS_HELP}; the line that it prints leads a shell to them; what functions write goes to standard error"
+    f"{_FUNCTIONS_HELP}; prints an export command that points a shell's clients to them; "
+    "the functions' output goes to standard error"
 )
 
 
@@ -61,19 +62,23 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     _add_functions(commands)
     bucket = commands.add_parser(
-        "bucket", help=_HELP, description=f"{_HELP}; the line that it prints leads a shell to it"
+        "bucket", help=_HELP, description=f"{_HELP}; prints an export command that points a shell's clients to it"
     )
     bucket.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     bucket.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
     bucket.add_argument(
         "--root",
         default=_MEMORY,
-        help="'memory' (default): start empty; or a folder whose sub-folders are read into memory as buckets",
+        help="'memory' (default) starts empty; a folder: each sub-folder is loaded into memory as a bucket",
     )
-    bucket.add_argument("--profile", choices=sorted(PROFILES), default="none", help="shape of the network")
-    bucket.add_argument("--bucket", action="append", metavar="NAME", help="a bucket to make (default: stoker)")
-    bucket.add_argument("--anonymous", action="store_true", help="let unsigned requests read the buckets")
-    bucket.add_argument("--seed", type=int, default=0, help="of the delays that are drawn")
+    bucket.add_argument(
+        "--profile", choices=sorted(PROFILES), default="none", help="network delays and rates to simulate"
+    )
+    bucket.add_argument(
+        "--bucket", action="append", metavar="NAME", help="bucket to create; repeatable (default: stoker)"
+    )
+    bucket.add_argument("--anonymous", action="store_true", help="allow unsigned requests to read the buckets")
+    bucket.add_argument("--seed", type=int, default=0, help="seed of the random delays (default: 0)")
     bucket.add_argument("--config", choices=["-"], help="read the whole configuration from standard input, as JSON")
     return parser
 
@@ -83,22 +88,26 @@ def _add_functions(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="the configuration as JSON; '-' reads one line of standard input and ends with it",
+        help="configuration file in JSON; '-' reads one line of standard input, and stops when standard input ends",
     )
-    parser.add_argument("--bucket", action="append", metavar="NAME", help="a bucket to make (default: stoker)")
-    own = parser.add_argument_group("without a file")
-    own.add_argument("--function", action="append", metavar="NAME=MODULE.HANDLER", help="a function")
-    own.add_argument("--task-root", metavar="FOLDER", help="folder of the code (default: this one)")
-    own.add_argument("--memory-mb", type=int, metavar="N", help="of each function (default: 512)")
-    own.add_argument("--timeout", type=float, metavar="SECONDS", help="of each function (default: 60)")
-    own.add_argument("--environment", action="append", metavar="NAME=VALUE", help="of each function")
-    own.add_argument("--url-auth", choices=["AWS_IAM", "NONE"], help="give each function a URL")
-    own.add_argument("--port", type=int, help="of the Lambda endpoint (default: a free one)")
+    parser.add_argument(
+        "--bucket", action="append", metavar="NAME", help="bucket to create; repeatable (default: stoker)"
+    )
+    own = parser.add_argument_group("settings without --config")
+    own.add_argument("--function", action="append", metavar="NAME=MODULE.HANDLER", help="Lambda function; repeatable")
+    own.add_argument("--task-root", metavar="FOLDER", help="folder of the functions' code (default: current folder)")
+    own.add_argument("--memory-mb", type=int, metavar="N", help="memory of each function in MiB (default: 512)")
+    own.add_argument("--timeout", type=float, metavar="SECONDS", help="time limit of an invocation (default: 60)")
+    own.add_argument(
+        "--environment", action="append", metavar="NAME=VALUE", help="variable of every function; repeatable"
+    )
+    own.add_argument("--url-auth", choices=["AWS_IAM", "NONE"], help="give each function a URL with this access check")
+    own.add_argument("--port", type=int, help="port of the Lambda endpoint (default: a free one)")
 
 
 def _config(options: argparse.Namespace) -> BucketConfig:
     names = list(dict.fromkeys([*(options.bucket or ["stoker"]), *(p.name for p in _folders(options.root))]))
-    # Beyond this machine the usual secret is none.
+    # The well-known key is public, so a bucket that other machines can reach gets a random secret.
     key = WELL_KNOWN if is_this_machine(options.host) else KeyPair(access_key="stoker", secret_key=token_hex(32))
     return BucketConfig(
         host=options.host,
@@ -114,7 +123,7 @@ def _folders(root: str) -> list[Path]:
 
 
 async def _serve(config: BucketConfig, *, root: str, watch_stdin: bool) -> None:
-    """Serve until SIGINT, SIGTERM or, if it is watched, the end of standard input."""
+    """Serve until SIGINT, SIGTERM or, with ``watch_stdin``, the end of standard input."""
     stop = stopping(watch_stdin=watch_stdin)
     async with LocalBucket(config) as bucket:
         for folder in _folders(root):
@@ -134,14 +143,14 @@ def _cloud_config(options: argparse.Namespace) -> FunctionCloudConfig:
     own = [flag for name, flag in _OWN_FLAGS.items() if getattr(options, name) is not None]
     if options.config is not None:
         if own:
-            raise ValueError(f"{own[0]} does not go with --config, whose file has it all")
+            raise ValueError(f"{own[0]} cannot be combined with --config; put the setting into the configuration file")
         try:
             text = sys.stdin.readline() if options.config == "-" else Path(options.config).read_text("utf-8")
             return FunctionCloudConfig.from_json(text)
         except ValueError as error:
             raise ValueError(f"{'standard input' if options.config == '-' else options.config}: {error}") from error
     if not options.function:
-        raise ValueError("there is no function; give --function NAME=MODULE.HANDLER, or --config FILE")
+        raise ValueError("there is no function to run; give --function NAME=MODULE.HANDLER or --config FILE")
     return FunctionCloudConfig(functions=tuple(_functions(options)), port=options.port or 0)
 
 
@@ -166,12 +175,12 @@ def _functions(options: argparse.Namespace) -> list[FunctionSpec]:
 def _pair(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not name or not separator:
-        raise ValueError(f"{text!r} is not like NAME=VALUE")
+        raise ValueError(f"{text!r} is not of the form NAME=VALUE")
     return name, value
 
 
 async def _serve_functions(config: FunctionCloudConfig, buckets: list[str] | None, *, watch_stdin: bool) -> None:
-    """Serve until SIGINT, SIGTERM or, if it is watched, the end of standard input; then write a bill."""
+    """Serve until SIGINT, SIGTERM or, with ``watch_stdin``, the end of standard input; then print what it cost."""
     from stoker_local._gcs import GcsConfig, LocalGcs
     from stoker_local.functions import function_cloud, total
 
@@ -188,7 +197,7 @@ async def _serve_functions(config: FunctionCloudConfig, buckets: list[str] | Non
         for name, url in {**cloud.function_urls, **cloud.google_urls}.items():
             print(f"# {name}: {url}")
         if cloud.google_url:
-            print(f"# all of Google's, below their names: {cloud.google_url}")
+            print(f"# all Google functions, each at /NAME: {cloud.google_url}")
         sys.stdout.flush()
         await stop.wait()
         figures = cloud.statistics()

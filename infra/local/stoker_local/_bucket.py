@@ -1,4 +1,4 @@
-"""The local bucket: an S3 server in memory that can be slow, far away and broken, as told."""
+"""The local bucket: an in-memory S3 server with configurable delays, rates and faults."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ WELL_KNOWN = KeyPair(access_key="stoker", secret_key="stoker-secret")  # noqa: S
 
 
 def unique_names(what: str, names: Iterable[str]) -> set[str]:
-    """Return names, none of which may be there twice.
+    """Return the names as a set; ``what`` names their kind in the error.
 
     Raises:
-        ValueError: one is.
+        ValueError: a name occurs more than once.
     """
     counted = Counter(names)
     if repeated := [name for name, count in counted.items() if count > 1]:
@@ -41,16 +41,16 @@ def unique_names(what: str, names: Iterable[str]) -> set[str]:
 
 
 class JsonConfig(Bounded):
-    """Base of the configurations that programs read."""
+    """Base of configurations that can be read from JSON."""
 
     __slots__ = ()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the configuration that a JSON object names; what it leaves out has its default.
+        """Create a configuration from a JSON object; absent names keep their defaults.
 
         Raises:
-            ValueError: it is not a JSON object, has an unknown name, or a value is not valid.
+            ValueError: the text is not a JSON object, has an unknown name or an invalid value.
         """
         try:
             values = json.loads(text)
@@ -61,17 +61,25 @@ class JsonConfig(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketConfig(JsonConfig):
-    """What the local bucket serves, to whom, how fast and how badly.
+    """Configuration of a local bucket: its address, buckets, keys, network shape and faults.
 
     Attributes:
-        host: address to listen on. Beyond this machine, nobody is let in without a key that is not well known.
-        port: 0 takes a free one.
-        region: the endpoint's, and that of buckets which name none.
-        keys: who may sign requests; the first one is in :meth:`LocalBucket.environment`.
-        buckets: that exist from the start.
-        max_object_bytes: a longer request body is refused.
-        max_connections: one more is dropped.
-        request_seconds: a connection ends if its next request has not arrived whole after so long.
+        host: address to listen on. If other machines can reach it, the default key and anonymous buckets are refused.
+        port: port to listen on; 0 chooses a free port.
+        region: region of the endpoint and of each bucket that sets none.
+        keys: key pairs that may sign requests; :meth:`LocalBucket.environment` contains the first.
+        buckets: buckets that exist from the start.
+        shape: delays and rates of the simulated network; default as fast as the machine.
+        faults: faults to inject; default none.
+        max_object_bytes: largest accepted request body, in bytes (default 1 GiB).
+        max_connections: maximum number of open connections; further ones are closed.
+        request_seconds: time within which the next request must arrive in full, in seconds; otherwise the connection
+            is closed.
+
+    Example:
+        >>> config = BucketConfig(buckets=(BucketSpec(name="data"),), shape=Shape(first_byte_seconds=0.02))
+        >>> BucketConfig.from_json(config.to_json()) == config
+        True
     """
 
     host: str = "127.0.0.1"
@@ -88,19 +96,22 @@ class BucketConfig(JsonConfig):
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)
         if not is_this_machine(self.host) and any(key.secret_key == WELL_KNOWN.secret_key for key in self.keys):
-            raise ValueError(f"host={self.host!r} is open to other machines; give keys of your own")
+            raise ValueError(f"host={self.host!r} is open to other machines; set keys= to key pairs of your own")
         if not is_this_machine(self.host) and any(bucket.anonymous for bucket in self.buckets):
-            raise ValueError(f"host={self.host!r} is open to other machines; an anonymous bucket would be public")
+            raise ValueError(
+                f"host={self.host!r} is open to other machines, so an anonymous bucket would be public; "
+                "set anonymous=False or listen on 127.0.0.1"
+            )
         unique_names("access key", (key.access_key for key in self.keys))
         unique_names("bucket", (bucket.name for bucket in self.buckets))
 
     def to_json(self) -> str:
-        """Return it as one line of JSON, secrets included: for a pipe, not for a log."""
+        """Return the configuration as one line of JSON; it contains the secret keys, so do not log it."""
         return json.dumps(asdict(self))
 
 
 def client_variables(region: str, keys: Sequence[KeyPair]) -> dict[str, str]:
-    """Return the environment variables by which any AWS client signs with the first of the keys."""
+    """Return the environment variables that make AWS clients sign with the first key."""
     variables = {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
     for key in keys[:1]:
         variables |= {"AWS_ACCESS_KEY_ID": key.access_key, "AWS_SECRET_ACCESS_KEY": key.secret_key}
@@ -109,20 +120,33 @@ def client_variables(region: str, keys: Sequence[KeyPair]) -> dict[str, str]:
 
 
 def environment_of(config: BucketConfig, url: str) -> dict[str, str]:
-    """Return the environment variables that lead any AWS client to the bucket at ``url``, with its first key."""
+    """Return the environment variables that point AWS clients to the bucket at ``url``, with its first key."""
     endpoint = {"AWS_ENDPOINT_URL": url, "AWS_EC2_METADATA_DISABLED": "true"}
     return endpoint | client_variables(config.region, config.keys)
 
 
 class LocalBucket:
-    """An S3 endpoint on this machine, for ``async with``; leaving it ends every connection and frees the port.
+    """An S3 endpoint on this machine: an async context manager that serves from entry to exit.
 
-    Objects are addressed by path (``/bucket/key``), live in memory and are gone at the end. ``inject``, ``reshape``
-    and the counters may be used from any thread.
+    Objects are addressed by path (``/bucket/key``) and live in memory. Leaving the context closes every connection,
+    frees the port and discards the objects. ``inject``, ``reshape`` and the counters may be used from any thread.
+
+    Args:
+        config: configuration; default ``BucketConfig()``.
+        clock: returns the current time in POSIX seconds; default ``time.time``.
 
     Attributes:
-        counts: what has been asked and answered.
-        service: the buckets and the keys, for tests that look inside or expire credentials.
+        counts: counters of requests, statuses, faults, bytes and connections.
+        service: buckets and keys, for tests that inspect objects or expire credentials.
+
+    Example:
+        >>> import asyncio
+        >>> async def main() -> dict[str, int]:
+        ...     async with LocalBucket() as bucket:
+        ...         bucket.put("stoker", "key", b"data")
+        ...         return {key: len(stored.data) for key, stored in bucket.objects["stoker"].items()}
+        >>> asyncio.run(main())
+        {'key': 4}
     """
 
     def __init__(self, config: BucketConfig | None = None, *, clock: Callable[[], float] = time.time) -> None:
@@ -142,32 +166,38 @@ class LocalBucket:
 
     @property
     def url(self) -> str:
-        """The endpoint, without a slash at its end."""
+        """URL of the endpoint, without a trailing slash."""
         if not self._url:
-            raise RuntimeError("the bucket is not running: use it in `async with`")
+            raise RuntimeError("the local bucket is not running; enter it with `async with`")
         return self._url
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that lead any AWS client here."""
+        """Return the environment variables that point AWS clients to this bucket."""
         return environment_of(self.config, self.url)
 
     @property
     def objects(self) -> Mapping[str, ObjectMap]:
-        """The objects of each bucket, by bucket name and then by key; live."""
+        """Bucket name → key → object; a live view."""
         return {name: bucket.objects for name, bucket in self.service.buckets.items()}
 
     def put(self, bucket: str, key: str, data: Body) -> StoredObject:
-        """Store an object without a request; ``data`` is kept, not copied."""
+        """Store an object without a request.
+
+        Args:
+            bucket: name of the bucket.
+            key: key of the object.
+            data: content; kept by reference, not copied.
+        """
         stored = StoredObject(data=memoryview(data).toreadonly(), tag=etag_of(data), modified_at=self._clock())
         self.service.buckets[bucket].objects[key] = stored
         return stored
 
     def inject(self, plan: FaultPlan) -> None:
-        """Replace the faults, from the next request on."""
+        """Replace the fault plan, from the next request on."""
         self._faults = FaultInjector(plan)
 
     def reshape(self, shape: Shape) -> None:
-        """Replace the shape: its delays from the next request on, its rates for new connections."""
+        """Replace the network shape: delays from the next request on, rates for new connections."""
         self._shaper = Shaper(shape)
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -241,7 +271,7 @@ class LocalBucket:
         return body
 
     async def _answer(self, wire: Wire, request: Request, body: Body, pacers: tuple[Pacer, ...]) -> bool:
-        """Answer one request and return whether the connection can carry another."""
+        """Answer one request; return whether the connection can carry another."""
         call = self.service.call(request, body)
         self.counts.requests[call.operation] += 1
         fault = self._faults.draw(call.operation, call.key)
@@ -309,7 +339,7 @@ class LocalBucket:
             await wire.write(part)
 
     async def _administer(self, wire: Wire, request: Request, body: Body) -> bool:
-        """Answer ``GET /-/counts``, ``POST /-/reset`` and ``POST /-/shape``, to this machine only."""
+        """Answer ``GET /-/counts``, ``POST /-/reset`` and ``POST /-/shape``, for clients on this machine only."""
         match request.method, request.path.removeprefix(_ADMIN):
             case _ if not ipaddress.ip_address(wire.peer_address).is_loopback:
                 response = Response(status=403)
@@ -336,14 +366,14 @@ class Counts:
     """Counters since the start or the last reset.
 
     Attributes:
-        requests: by S3 operation (``GetObject`` …); malformed requests count as ``Malformed``.
-        statuses: answers by HTTP status.
+        requests: requests by S3 operation (``GetObject`` …); malformed requests count as ``Malformed``.
+        statuses: responses by HTTP status.
         faults: injected faults by kind; ``tail`` counts GETs delayed by the shape's tail.
         bytes_in: body bytes received.
-        bytes_out: body bytes sent or, of the answers under way, about to be.
-        connections: open now.
-        connections_opened: in all.
-        peak_connections: most that were open at once.
+        bytes_out: body bytes sent, including those of responses in progress.
+        connections: connections open now.
+        connections_opened: connections opened in total.
+        peak_connections: largest number of connections open at once.
     """
 
     requests: Counter[str] = field(default_factory=Counter)
@@ -362,11 +392,11 @@ class Counts:
         self.peak_connections = max(self.peak_connections, self.connections)
 
     def closed(self) -> None:
-        """Count a connection that has ended."""
+        """Count a closed connection."""
         self.connections -= 1
 
     def reset(self) -> None:
-        """Start again from zero; open connections stay counted as open."""
+        """Set the counters to zero; open connections remain counted as open."""
         self.requests.clear()
         self.statuses.clear()
         self.faults.clear()

@@ -1,6 +1,7 @@
-"""A local Google Cloud Storage: the part of its JSON API that stoker and gcloud-aio-storage speak, in memory.
+"""An in-memory Google Cloud Storage server: the part of its JSON API that stoker and gcloud-aio-storage use.
 
-It is exact where other emulators are not: generations only grow, preconditions hold, ranges end where they should.
+Unlike other emulators it follows GCS exactly in three respects: generations only increase, preconditions are checked,
+and ranges end at the right byte.
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ _MAX_RESULTS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcsConfig:
-    """What the local GCS serves, and to whom.
+    """Configuration of a local GCS: its address, buckets and access token.
 
     Attributes:
-        host: address to listen on; beyond this machine, a token must be asked for.
-        port: 0 takes a free one.
-        buckets: that exist from the start.
-        token: the bearer token that requests must carry; empty lets everybody in.
-        forbidden: buckets whose every request is answered 403.
-        max_object_bytes: a longer request body is refused.
+        host: address to listen on; if other machines can reach it, ``token`` is required.
+        port: port to listen on; 0 chooses a free port.
+        buckets: names of the buckets that exist from the start.
+        token: bearer token that requests must carry; empty accepts every request.
+        forbidden: buckets whose requests are all answered with 403.
+        max_object_bytes: largest accepted request body, in bytes (default 1 GiB).
+
+    Example:
+        >>> GcsConfig(buckets=("data",), forbidden=("closed",)).host
+        '127.0.0.1'
     """
 
     host: str = "127.0.0.1"
@@ -50,16 +55,30 @@ class GcsConfig:
 
     def __post_init__(self) -> None:
         if not self.token and not is_this_machine(self.host):
-            raise ValueError(f"host={self.host!r} is open to other machines; give a token")
+            raise ValueError(f"host={self.host!r} is open to other machines; set token= to a secret of your own")
 
 
 class LocalGcs:
-    """A GCS endpoint on this machine, for ``async with``; leaving it ends every connection and frees the port.
+    """A GCS endpoint on this machine: an async context manager that serves from entry to exit.
+
+    Leaving the context closes every connection, frees the port and discards the objects.
+
+    Args:
+        config: configuration; default ``GcsConfig()``.
+        clock: returns the current time in POSIX seconds; default ``time.time``.
 
     Attributes:
-        buckets: the objects of each bucket; live. An object's ``tag`` is its generation.
-        requests: answered requests by ``METHOD status``.
-        watchers: called with every object that a request creates, before it is answered.
+        buckets: bucket name → key → object; live. An object's ``tag`` is its generation.
+        requests: number of answered requests by ``METHOD status``.
+        watchers: functions that are called with every object that a request creates, before the response is sent.
+
+    Example:
+        >>> import asyncio
+        >>> async def main() -> list[str]:
+        ...     async with LocalGcs() as gcs:
+        ...         return list(gcs.environment())
+        >>> asyncio.run(main())
+        ['STORAGE_EMULATOR_HOST']
     """
 
     def __init__(self, config: GcsConfig | None = None, *, clock: Callable[[], float] = time.time) -> None:
@@ -75,19 +94,25 @@ class LocalGcs:
 
     @property
     def url(self) -> str:
-        """The endpoint, without a slash at its end."""
+        """URL of the endpoint, without a trailing slash."""
         if not self._url:
-            raise RuntimeError("the local GCS is not running: use it in `async with`")
+            raise RuntimeError("the local GCS is not running; enter it with `async with`")
         return self._url
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that lead Google's and gcloud-aio's clients here."""
+        """Return the environment variables that point Google's and gcloud-aio's clients to this endpoint."""
         return {"STORAGE_EMULATOR_HOST": self.url}
 
     def fail_next(self, status: int, *, times: int = 1, retry_after_seconds: int | None = None) -> None:
-        """Answer the next ``times`` requests with ``status`` (401, 403, 429, 503 …)."""
+        """Make the next requests fail.
+
+        Args:
+            status: HTTP status of the responses (401, 403, 429, 503 …).
+            times: number of requests that fail.
+            retry_after_seconds: value of the ``Retry-After`` header, in seconds; None sends no such header.
+        """
         headers = {} if retry_after_seconds is None else {"Retry-After": str(retry_after_seconds)}
-        self._failures += [GcsError(status, "This failure was asked for.", headers=headers)] * times
+        self._failures += [GcsError(status, "This failure was injected by fail_next.", headers=headers)] * times
 
     async def __aenter__(self) -> LocalGcs:
         app = web.Application(client_max_size=self.config.max_object_bytes, middlewares=[self._guard])
@@ -110,7 +135,7 @@ class LocalGcs:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
-        """Authenticate, inject failures, and turn refusals into Google's JSON."""
+        """Authenticate, inject failures, and turn errors into Google's JSON."""
         try:
             if self._failures:
                 raise self._failures.pop(0)
@@ -193,7 +218,7 @@ class LocalGcs:
             "x-goog-stored-content-length": str(len(stored.data)),
         }
         span = byte_range(request.headers.get("Range", ""), len(stored.data))
-        # As a stream: aiohttp warns of large bodies that are bytes.
+        # As a stream: aiohttp warns about large bodies of type bytes.
         if span is None:
             return web.Response(body=BytesIO(stored.data), headers=headers)
         if span[0] >= span[1]:
@@ -209,7 +234,7 @@ class LocalGcs:
         return web.Response(status=204)
 
     async def _upload(self, request: web.Request) -> web.Response:
-        """Upload in one request (media, multipart), or announce a resumable one, which the next request completes."""
+        """Upload in one request (media, multipart), or begin a resumable upload, which the next request completes."""
         self._bucket(request)
         bucket = request.match_info["bucket"]
         kind, content_type = request.query.get("uploadType"), request.headers.get("Content-Type", "")
@@ -223,13 +248,13 @@ class LocalGcs:
         resource = json_object(body)
         resource.setdefault("contentType", request.headers.get("X-Upload-Content-Type"))
         name = str(resource.get("name") or request.query.get("name"))
-        _check_generation(request.query, self.buckets[bucket].get(name))  # and again when the bytes are there
+        _check_generation(request.query, self.buckets[bucket].get(name))  # checked again when the bytes arrive
         self._sessions.append((request.query, resource))
         location = f"{self.url}{request.path}?uploadType=resumable&upload_id={len(self._sessions) - 1}"
         return web.Response(headers={"Location": location})
 
     async def _complete_upload(self, request: web.Request) -> web.Response:
-        """Take a resumable upload's bytes, all in one request."""
+        """Store a resumable upload, whose bytes arrive in this one request."""
         if "Content-Range" in request.headers:
             raise GcsError(501, "Resumable uploads in several chunks are not implemented.")
         number = integer(request.query.get("upload_id", ""))
@@ -243,7 +268,7 @@ class LocalGcs:
         if not isinstance(key, str) or not 0 < len(key.encode()) <= 1024:
             raise GcsError(400, "An object needs a name of 1 to 1024 bytes.")
         _check_generation(query, objects.get(key))
-        # Like the cloud's, generations look like microseconds; like the cloud's, they never repeat.
+        # As in GCS, generations look like microseconds and never repeat.
         self._generation = max(self._generation + 1, int(self._clock() * 1e6))
         headers = {"content-type": str(resource.get("contentType") or "application/octet-stream")}
         stored = StoredObject(data=body, tag=str(self._generation), modified_at=self._clock(), headers=headers)
@@ -254,7 +279,7 @@ class LocalGcs:
 
 
 def _check_generation(query: Mapping[str, str], stored: StoredObject | None) -> None:
-    """Refuse a request whose ``ifGenerationMatch`` does not hold; 0 stands for "there is no such object"."""
+    """Refuse a request whose ``ifGenerationMatch`` does not hold; 0 means that the object must not exist."""
     wanted = query.get("ifGenerationMatch")
     if wanted is not None and integer(wanted) != (0 if stored is None else int(stored.tag)):
         raise GcsError(412, "At least one of the pre-conditions you specified did not hold.")
@@ -276,7 +301,12 @@ _REASONS = {
 
 
 class GcsError(Exception):
-    """A request that GCS refuses."""
+    """A GCS error response.
+
+    Attributes:
+        status: HTTP status.
+        headers: further response headers.
+    """
 
     def __init__(self, status: int, message: str, *, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -284,7 +314,7 @@ class GcsError(Exception):
         self.headers = dict(headers or {})
 
     def response(self) -> web.Response:
-        """Return the answer in Google's JSON form."""
+        """Return the response in Google's JSON format."""
         reason = _REASONS[self.status]
         details = [{"domain": "global", "reason": reason, "message": str(self)}]
         error = {"code": self.status, "message": str(self), "errors": details}
@@ -292,14 +322,14 @@ class GcsError(Exception):
 
 
 def integer(text: str) -> int:
-    """Return a parameter's unsigned integer, or refuse the request."""
+    """Parse a parameter as an unsigned integer; raise a 400 :class:`GcsError` if it is not one."""
     if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII):
         raise GcsError(400, f"Invalid unsigned integer value: {text!r}.")
     return int(text)
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Return a request's JSON object, or refuse the request."""
+    """Parse a request body as a JSON object; raise a 400 :class:`GcsError` if it is not one."""
     try:
         value = json.loads(body)
     except ValueError as error:
@@ -328,12 +358,12 @@ def split_upload(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]
 
 
 def checksum_of(stored: StoredObject) -> str:
-    """Return the object's CRC-32C as GCS writes it: big-endian, base64."""
+    """Return the object's CRC-32C in GCS's format: big-endian, base64."""
     return base64.b64encode(crc32c(stored.data).to_bytes(4, "big")).decode()
 
 
 def etag_of(stored: StoredObject) -> str:
-    """Return the object's ETag, which like the cloud's is not a digest of its bytes."""
+    """Return the object's ETag; as in GCS, it is not a digest of the bytes."""
     return base64.b64encode(stored.tag.encode()).decode()
 
 
@@ -357,6 +387,15 @@ def resource_of(bucket: str, key: str, stored: StoredObject) -> dict[str, Any]:
 
 @contextmanager
 def running_gcs(config: GcsConfig | None = None) -> Iterator[LocalGcs]:
-    """Run a local GCS on a thread of its own, for synchronous tests."""
+    """Run a local GCS in a separate thread, for synchronous code.
+
+    Args:
+        config: configuration; default ``GcsConfig()``.
+
+    Example:
+        >>> with running_gcs() as gcs:
+        ...     sorted(gcs.buckets)
+        ['stoker']
+    """
     with running_server(lambda: LocalGcs(config)) as gcs:
         yield gcs

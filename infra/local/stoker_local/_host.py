@@ -1,4 +1,4 @@
-"""Where a local server runs: on a port of an event loop, on a thread of its own, or in a process of its own."""
+"""Runs local servers: on the current event loop, in a separate thread, or in a separate process."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ async def serving(
     handler_cancellation: bool = False,
     max_field_size: int = 1 << 16,
 ) -> AsyncIterator[str]:
-    """Listen, and yield ``host:port``; leaving frees the port and ends every request.
+    """Serve an application and yield its ``host:port``; leaving the context frees the port and ends every request.
 
     Args:
-        application: what answers.
+        application: aiohttp application to serve.
         host: address to listen on.
-        port: 0 takes a free one.
-        handler_cancellation: whether a handler ends when its client goes away.
-        max_field_size: longest header in bytes.
+        port: port to listen on; 0 chooses a free port.
+        handler_cancellation: whether a handler is cancelled when its client disconnects.
+        max_field_size: maximum length of a header, in bytes.
     """
-    from aiohttp import web  # only here: a bucket starts in half the time without it
+    from aiohttp import web  # imported late: a bucket, which does not need it, starts in half the time
 
     runner = web.AppRunner(
         application,
@@ -69,7 +69,7 @@ async def serving(
 
 
 def catch_all(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.Application:
-    """Return an application that answers every request in the same way."""
+    """Return an application that passes every request to one handler."""
     from aiohttp import web
 
     application = web.Application()
@@ -78,7 +78,7 @@ def catch_all(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) ->
 
 
 async def read_body(message: web.BaseRequest | aiohttp.ClientResponse, *, limit_bytes: int) -> bytes | None:
-    """Return a body, or None if it is longer than ``limit_bytes``; no more of it is kept."""
+    """Return a body, or None if it is longer than ``limit_bytes``; reading stops at the limit."""
     if (message.content_length or 0) > limit_bytes:
         return None
     body = bytearray()
@@ -91,9 +91,17 @@ async def read_body(message: web.BaseRequest | aiohttp.ClientResponse, *, limit_
 
 @contextmanager
 def running_server(create: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator[T]:
-    """Run the server that ``create`` returns on an event loop of its own, on a thread of its own.
+    """Run a server on an event loop in a separate thread; leaving the context ends all three.
 
-    An error of its start is raised here; leaving ends the server, its loop and its thread.
+    Args:
+        create: returns the server as an async context manager. It is called and entered in the thread; an error there
+            is raised here.
+
+    Example:
+        >>> from stoker_local import LocalBucket, running_server
+        >>> with running_server(LocalBucket) as bucket:
+        ...     bucket.url.startswith("http://127.0.0.1:")
+        True
     """
     ready: Future[tuple[T, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
@@ -121,34 +129,49 @@ def running_server(create: Callable[[], AbstractAsyncContextManager[T]]) -> Iter
 
 @contextmanager
 def running_bucket(config: BucketConfig | None = None) -> Iterator[LocalBucket]:
-    """Run a local bucket on a thread of its own, for synchronous tests."""
+    """Run a local bucket in a separate thread, for synchronous code.
+
+    Args:
+        config: configuration; default ``BucketConfig()``.
+
+    Example:
+        >>> with running_bucket() as bucket:
+        ...     sorted(bucket.environment())[:2]
+        ['AWS_ACCESS_KEY_ID', 'AWS_DEFAULT_REGION']
+    """
     with running_server(lambda: LocalBucket(config)) as bucket:
         yield bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketProcess:
-    """A local bucket in another process."""
+    """A local bucket in another process, as :func:`bucket_process` yields it.
+
+    Attributes:
+        config: configuration of the bucket.
+        url: URL of the endpoint, without a trailing slash.
+        pid: process id.
+    """
 
     config: BucketConfig
     url: str
     pid: int
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that lead any AWS client here."""
+        """Return the environment variables that point AWS clients to this bucket."""
         return environment_of(self.config, self.url)
 
     def counts(self) -> dict[str, Any]:
-        """Return its counters by name: requests of each kind, and bytes."""
+        """Return the bucket's counters by name: requests by operation, statuses, faults, bytes and connections."""
         counts: dict[str, Any] = json.loads(self._ask("GET", "/-/counts"))
         return counts
 
     def reset(self) -> None:
-        """Set its counters to zero."""
+        """Set the bucket's counters to zero."""
         self._ask("POST", "/-/reset")
 
     def reshape(self, shape: Shape) -> None:
-        """Replace the shape: its delays from the next request on, its rates for new connections."""
+        """Replace the network shape: delays from the next request on, rates for new connections."""
         self._ask("POST", "/-/shape", json.dumps(asdict(shape)))
 
     def _ask(self, method: str, path: str, body: str | None = None) -> bytes:
@@ -162,12 +185,20 @@ class BucketProcess:
 
 @contextmanager
 def bucket_process(config: BucketConfig | None = None) -> Iterator[BucketProcess]:
-    """Run a local bucket in a process of its own, so that it does not share this one's interpreter lock.
+    """Run a local bucket in a separate process, so that it does not compete for this process's interpreter lock.
 
-    It ends when the block is left, and also when this process dies, however it dies: it watches its standard input.
+    The process ends when the block is left, or when this process dies in any way: it watches its standard input.
+
+    Args:
+        config: configuration; default ``BucketConfig()``.
 
     Raises:
-        RuntimeError: it did not start; its own message stands on standard error.
+        RuntimeError: the bucket did not start; standard error contains its message.
+
+    Example:
+        >>> with bucket_process() as bucket:
+        ...     bucket.counts()["requests"]
+        {}
     """
     config = config or BucketConfig()
     command = [sys.executable, "-m", "stoker_local", "bucket", "--config", "-"]
@@ -176,7 +207,7 @@ def bucket_process(config: BucketConfig | None = None) -> Iterator[BucketProcess
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        process_group=0,  # a terminal's Ctrl-C is for this process, which ends the bucket when it no longer needs it
+        process_group=0,  # a terminal's Ctrl-C must reach only this process, which ends the bucket after its last use
     ) as process:
         assert process.stdin is not None  # noqa: S101  (for the type checker)
         assert process.stdout is not None  # noqa: S101  (for the type checker)
@@ -185,7 +216,10 @@ def bucket_process(config: BucketConfig | None = None) -> Iterator[BucketProcess
             process.stdin.flush()
             words = process.stdout.readline().split()
             if not words:
-                raise RuntimeError(f"the local bucket did not start (exit code {process.wait(_EXIT_SECONDS)})")
+                raise RuntimeError(
+                    f"the local bucket did not start (exit code {process.wait(_EXIT_SECONDS)}); "
+                    "see its message on standard error"
+                )
             url = next(word.removeprefix(_URL) for word in words if word.startswith(_URL))
             yield BucketProcess(config=config, url=url, pid=process.pid)
         finally:
@@ -197,7 +231,7 @@ def bucket_process(config: BucketConfig | None = None) -> Iterator[BucketProcess
 
 
 def stopping(*, watch_stdin: bool) -> asyncio.Event:
-    """Return what is set by SIGINT, SIGTERM or, if it is watched, the end of standard input."""
+    """Return an event that SIGINT, SIGTERM or, with ``watch_stdin``, the end of standard input sets."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def watch() -> None:
@@ -212,7 +246,7 @@ def stopping(*, watch_stdin: bool) -> asyncio.Event:
 
 
 class Tasks:
-    """Tasks of a group, which are cancelled when :func:`background`'s block is left."""
+    """Starts tasks that are cancelled when the block of :func:`background` is left."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
@@ -226,17 +260,17 @@ class Tasks:
         """
         if self.has_ended:
             work.close()
-            raise RuntimeError("the function cloud has ended")
+            raise RuntimeError("the function cloud has ended; use it only within `async with function_cloud(...)`")
         return self._group.create_task(work)
 
 
 class _BlockLeftError(Exception):
-    """Makes a task group cancel what still runs."""
+    """Makes a task group cancel its remaining tasks."""
 
 
 @asynccontextmanager
 async def background() -> AsyncIterator[Tasks]:
-    """Yield tasks that end with the block; one that fails ends the block, with its error."""
+    """Yield a starter of tasks that are cancelled when the block is left; an error of a task ends the block."""
     with suppress(_BlockLeftError):
         async with task_group() as group:
             tasks = Tasks(group)

@@ -1,4 +1,4 @@
-"""How fast the bucket answers and how it fails: delays, rates and faults, each drawn from a seeded stream."""
+"""The simulated network of the local bucket: delays, rates and faults, drawn from seeded generators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from stoker._base.arguments import AtLeastOne, Bound, Bounded, Fraction
 from stoker_local._http1 import Body
 
-SO_MAX_PACING_RATE = 47  # Linux; Python's socket module does not name it
+SO_MAX_PACING_RATE = 47  # Linux; missing in Python's socket module
 _BURST_SECONDS = 0.005
 _Finite = Annotated[float, Bound(">=", 0), Bound("<", math.inf)]
 _Rate = Annotated[float, Bound(">=", 1024), Bound("<", math.inf)]
@@ -23,21 +23,26 @@ _Rate = Annotated[float, Bound(">=", 1024), Bound("<", math.inf)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape(Bounded):
-    """What the network between a client and the bucket is like. The default is: as fast as the machine.
+    """Delays and rates of the network between a client and the bucket; default as fast as the machine.
 
     Attributes:
-        first_byte_seconds: median delay before the first byte of an answer, of every operation.
-        first_byte_sigma: sigma of its lognormal distribution; 0 is a constant delay.
-        connection_bytes_per_second: rate of each connection (GETs); None is unlimited. Where the kernel paces, it lets
-            the first ten segments of a connection (640 KB on loopback) go at once.
-        total_bytes_per_second: rate of all connections together (GETs); None is unlimited.
-        tail_fraction: how many GETs, of all, are delayed by another ``tail_seconds``.
-        gets_per_second: GETs answered; what comes faster is refused with 503 SlowDown. None is unlimited.
-        gets_burst: GETs that may come at once, after a pause.
-        gets_wait: let what comes faster wait for its turn, and refuse nothing.
-        software_pacing: pace connections with timers even where the kernel can do it: exact from the first byte,
-            at the cost of a timer for every 256 KiB.
-        seed: of the delays, drawn in the order in which requests arrive.
+        first_byte_seconds: median delay before the first byte of every response, in seconds.
+        first_byte_sigma: sigma of the lognormal distribution of that delay; 0 makes it constant.
+        connection_bytes_per_second: maximum rate of GET bodies on one connection, in bytes/s; None is unlimited. If the
+            kernel does the pacing, the first ten segments of a connection (640 KB on loopback) are not delayed.
+        total_bytes_per_second: maximum rate of GET bodies on all connections together, in bytes/s; None is unlimited.
+        tail_fraction: fraction of GETs, 0 to 1, that are delayed by another ``tail_seconds``.
+        tail_seconds: additional delay of these GETs, in seconds.
+        gets_per_second: maximum rate of GETs; faster ones get 503 SlowDown. None is unlimited.
+        gets_burst: number of GETs that may arrive at once after a pause.
+        gets_wait: delay GETs above the maximum rate instead of refusing them.
+        software_pacing: pace connections with timers even if the kernel can: exact from the first byte, at the cost of
+            one timer per 256 KiB.
+        seed: seed of the delays, which are drawn in the order of the requests.
+
+    Example:
+        >>> Shape(first_byte_seconds=0.02, connection_bytes_per_second=90e6).first_byte_seconds
+        0.02
     """
 
     first_byte_seconds: _Finite = 0.0
@@ -68,10 +73,10 @@ PROFILES = {
 
 
 class Pacer:
-    """A token bucket as a virtual clock: the time at which everything granted so far will have been sent.
+    """A token bucket, kept as the time at which all bytes granted so far will have been sent.
 
-    It grants in the order it is asked, so connections that share one share its rate. Late timers do not lower the
-    rate: up to ``burst_seconds`` of it may be caught up.
+    Grants are made in the order of the calls, so connections that share a pacer share its rate. Late timers do not
+    lower the rate: up to ``burst_seconds`` of delay may be caught up.
     """
 
     __slots__ = ("_burst_seconds", "_bytes_per_second", "_sent_at")
@@ -82,13 +87,13 @@ class Pacer:
         self._sent_at = -math.inf
 
     def reserve(self, size_bytes: int, now: float) -> float:
-        """Grant ``size_bytes`` and return how many seconds after ``now`` the next grant may be used."""
+        """Grant ``size_bytes``; return the seconds after ``now`` at which they may be sent."""
         self._sent_at = max(self._sent_at, now - self._burst_seconds) + size_bytes / self._bytes_per_second
         return max(0.0, self._sent_at - now)
 
 
 class Shaper:
-    """A shape in operation: draws delays and hands out pacers."""
+    """Draws the delays of a :class:`Shape` and creates its pacers."""
 
     __slots__ = ("_next_get_seconds", "_random", "_total", "shape")
 
@@ -99,7 +104,7 @@ class Shaper:
         self._total = None if shape.total_bytes_per_second is None else Pacer(shape.total_bytes_per_second)
 
     def get_delay(self, now: float) -> float | None:
-        """Return the seconds until it is the turn of a GET that arrives now; None if it is refused."""
+        """Return the seconds that a GET arriving at ``now`` waits under ``gets_per_second``; None refuses it."""
         rate, burst = self.shape.gets_per_second, self.shape.gets_burst
         if rate is None:
             return 0.0
@@ -110,19 +115,19 @@ class Shaper:
         return wait
 
     def first_byte_delay(self) -> float:
-        """Return the seconds to wait before answering a request."""
+        """Return the delay before a response, in seconds."""
         shape = self.shape
         if not shape.first_byte_seconds or not shape.first_byte_sigma:
             return shape.first_byte_seconds
         return shape.first_byte_seconds * math.exp(shape.first_byte_sigma * self._random.gauss(0.0, 1.0))
 
     def tail_delay(self) -> float:
-        """Return the further seconds to wait before answering this GET; mostly 0."""
+        """Return the additional delay of one GET, in seconds: ``tail_seconds`` or 0."""
         drawn = self.shape.tail_fraction > 0 and self._random.random() < self.shape.tail_fraction
         return self.shape.tail_seconds if drawn else 0.0
 
     def pacers(self, connection: socket.socket) -> tuple[Pacer, ...]:
-        """Return the pacers of a new connection's bodies, having set its rate in the kernel where that can be."""
+        """Return the pacers of a new connection's bodies; its own rate is set in the kernel if possible."""
         rate = self.shape.connection_bytes_per_second
         total = () if self._total is None else (self._total,)
         if rate is None or (not self.shape.software_pacing and _pace_in_kernel(connection, int(rate))):
@@ -145,14 +150,14 @@ K = TypeVar("K")
 
 
 class FaultKind(StrEnum):
-    """The ways in which an answer can fail."""
+    """Kinds of faults that a response can have."""
 
     SLOW_DOWN = "slow_down"  # 503 SlowDown
     INTERNAL_ERROR = "internal_error"  # 500 InternalError
-    RESET = "reset"  # the connection is reset in mid-body
-    TRUNCATE = "truncate"  # the connection ends in mid-body
+    RESET = "reset"  # the connection is reset within the body
+    TRUNCATE = "truncate"  # the connection is closed within the body
     CORRUPT = "corrupt"  # one byte of the body is wrong
-    STALL = "stall"  # nothing is sent for a while in mid-body, then the rest
+    STALL = "stall"  # the body pauses for ``stall_seconds``, then continues
 
 
 _ANSWERS = (FaultKind.SLOW_DOWN, FaultKind.INTERNAL_ERROR)
@@ -163,9 +168,14 @@ class Fault(Bounded):
     """One fault.
 
     Attributes:
-        position: where in the body it strikes, as a fraction of its length.
-        stall_seconds: how long a stall lasts.
-        retry_after_seconds: what a 503 asks for in ``Retry-After``; None sends no such header.
+        kind: kind of the fault.
+        position: where in the body the fault occurs, as a fraction of its length (0 ≤ position < 1).
+        stall_seconds: duration of a stall, in seconds.
+        retry_after_seconds: value of a 503's ``Retry-After`` header, in seconds; None sends no such header.
+
+    Example:
+        >>> Fault(kind=FaultKind.STALL, stall_seconds=5.0).position
+        0.5
     """
 
     kind: FaultKind
@@ -176,16 +186,21 @@ class Fault(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """Which requests fail.
+    """Selects the requests that fail, by script or at random.
 
     Attributes:
-        script: faults of the first matching requests, in order of arrival; None lets one pass.
-        probabilities: chance of each kind, for matching requests after the script; at most 1 in all.
-        operations: S3 operations that match.
-        key_prefix: keys that match.
-        stall_seconds: of stalls drawn by chance.
-        retry_after_seconds: of 503s drawn by chance.
-        seed: of the draws.
+        script: faults of the first matching requests, in order of arrival; None means no fault.
+        probabilities: probability of each kind for matching requests after the script; their sum is at most 1.
+        operations: S3 operations whose requests match.
+        key_prefix: prefix of the keys whose requests match; empty matches every key.
+        stall_seconds: duration of random stalls, in seconds.
+        retry_after_seconds: ``Retry-After`` of random 503s, in seconds; None sends no such header.
+        seed: seed of the random faults.
+
+    Example:
+        >>> plan = FaultPlan(script=(None, Fault(kind=FaultKind.RESET)), probabilities={FaultKind.SLOW_DOWN: 0.1})
+        >>> plan.operations
+        ('GetObject',)
     """
 
     script: tuple[Fault | None, ...] = ()
@@ -201,18 +216,18 @@ class FaultPlan:
 
 
 def check_probabilities(probabilities: Mapping[Any, float]) -> None:
-    """Refuse what are no chances of faults.
+    """Check the probabilities of a fault plan.
 
     Raises:
-        ValueError: one is negative, or they sum to more than 1.
+        ValueError: a probability is negative, or their sum is greater than 1.
     """
     chances = probabilities.values()
     if any(not chance >= 0 for chance in chances) or not sum(chances) <= 1 + 1e-9:
-        raise ValueError(f"probabilities {dict(probabilities)} are negative or sum to more than 1")
+        raise ValueError(f"probabilities {dict(probabilities)} must not be negative and must sum to at most 1")
 
 
 def kind_at(drawn: float, probabilities: Mapping[K, float]) -> K | None:
-    """Return the kind of fault that a number drawn from [0, 1) stands for, or None if it stands for no fault."""
+    """Return the kind of fault that a random number from [0, 1) selects, or None for no fault."""
     for kind, chance in probabilities.items():
         drawn -= chance
         if drawn < 0:
@@ -221,7 +236,7 @@ def kind_at(drawn: float, probabilities: Mapping[K, float]) -> K | None:
 
 
 class FaultInjector:
-    """A fault plan in operation."""
+    """Draws the faults of a :class:`FaultPlan`, request by request."""
 
     __slots__ = ("_plan", "_random", "_script")
 
@@ -231,7 +246,7 @@ class FaultInjector:
         self._random = random.Random(plan.seed)  # noqa: S311  (reproducible faults, not secrets)
 
     def draw(self, operation: str, key: str) -> Fault | None:
-        """Return the fault of the request that has just arrived, if it has one."""
+        """Return the fault of the next request, or None."""
         plan = self._plan
         if operation not in plan.operations or not key.startswith(plan.key_prefix):
             return None
@@ -251,9 +266,9 @@ class FaultInjector:
 
 
 def cut_answer(head: bytes, body: Body, fault: Fault | None) -> tuple[list[Body], list[Body]]:
-    """Return the pieces of an answer before and after ``fault`` strikes its body, or its head if it has no body.
+    """Split a response into the pieces to send before and after ``fault``.
 
-    One wrong byte is among the pieces before.
+    The fault applies to the body, or to the head if the body is empty. A corrupted byte is among the pieces before.
     """
     view = memoryview(body)
     if fault is None or fault.kind in _ANSWERS or (fault.kind is FaultKind.CORRUPT and not view):

@@ -1,4 +1,4 @@
-"""What S3's operations work on: buckets, calls, errors and the XML they speak; and objects, which GCS has too."""
+"""Data model of the S3 server: buckets, calls, errors and XML; and stored objects, which the GCS server uses, too."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{1,18})?|-([0-9]{1,18}))", re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
-    """An object: immutable, replaced as a whole.
+    """A stored object; immutable, since writes replace an object as a whole.
 
     Attributes:
-        data: read-only, the buffer it was received in.
-        tag: the store's identity of the content: a quoted MD5 (S3) or a decimal generation (GCS).
-        modified_at: POSIX seconds.
-        headers: to be sent with the object (``Content-Type``, ``x-amz-meta-…``).
-        tags: S3's object tags.
-        part_bytes: sizes of the parts that it was uploaded in; empty if it was uploaded whole.
+        data: content; read-only, the buffer that received it.
+        tag: version of the content: a quoted MD5 (S3) or a decimal generation (GCS).
+        modified_at: time of the last write, in POSIX seconds.
+        headers: response headers that are sent with the object (``Content-Type``, ``x-amz-meta-…``).
+        tags: S3 object tags.
+        part_bytes: sizes of the parts of a multipart upload, in bytes; empty if the object was uploaded in one request.
     """
 
     data: Body
@@ -41,10 +41,13 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectCreated:
-    """An object that a request has just made or replaced.
+    """An object that a request has created or replaced.
 
     Attributes:
-        event: S3's name of what happened, such as ``ObjectCreated:Put``.
+        bucket: name of the bucket.
+        key: key of the object.
+        event: name of the event, such as ``ObjectCreated:Put``.
+        stored: the object.
     """
 
     bucket: str
@@ -54,7 +57,7 @@ class ObjectCreated:
 
 
 class ObjectMap(UserDict[str, StoredObject]):
-    """A bucket's objects by key; lists in ascending order of UTF-8 bytes."""
+    """A bucket's objects by key; :meth:`page` lists them in ascending order of UTF-8 bytes."""
 
     _sorted: list[str] | None = None
 
@@ -76,10 +79,12 @@ class ObjectMap(UserDict[str, StoredObject]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A page of keys and of common prefixes, both ascending.
+    """One page of a listing.
 
     Attributes:
-        next_start: where the next page starts, inclusive; None if this was the last.
+        keys: keys in ascending order.
+        prefixes: common prefixes in ascending order.
+        next_start: name at which the next page starts, inclusive; None if this is the last page.
     """
 
     keys: tuple[str, ...]
@@ -90,8 +95,8 @@ class Page:
 def list_page(sorted_keys: Sequence[str], *, prefix: str, delimiter: str = "", start: str = "", limit: int) -> Page:
     """Return at most ``limit`` keys and common prefixes at or after ``start`` (inclusive) under ``prefix``.
 
-    Keys ascend by code point, which is the order of their UTF-8 bytes. Keys that share the part up to the first
-    ``delimiter`` after the prefix count as one common prefix; its keys are skipped by bisection, not one by one.
+    Keys ascend by code point, which is the order of their UTF-8 bytes. Keys that agree up to the first ``delimiter``
+    after the prefix count as one common prefix; its keys are skipped by bisection.
     """
     keys: list[str] = []
     prefixes: list[str] = []
@@ -119,10 +124,10 @@ def successor(prefix: str) -> str:
 
 
 def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
-    """Return the half-open range that ``header`` asks for, cut to the object, or None for the whole object.
+    """Parse a ``Range`` header into a half-open range, clipped to the object; None means the whole object.
 
-    ``a-b`` includes b, ``a-`` goes to the end, ``-n`` is the last n bytes. A range that is well-formed and holds no
-    byte of the object does not start before its end: it is to be answered with 416.
+    ``a-b`` includes b, ``a-`` extends to the end, ``-n`` is the last n bytes. For a well-formed range that contains no
+    byte of the object, start ≥ end: the response must be 416.
     """
     match = _RANGE.fullmatch(header.replace(" ", ""))
     if match is None:
@@ -150,17 +155,18 @@ _STATUS = {
     }.items()
     for code in codes.split()
 }
-"""Of the errors that are not answered 400."""
+"""Error code → HTTP status; all other errors have status 400."""
 OWNER = "<Owner><ID>stoker</ID><DisplayName>stoker</DisplayName></Owner>"  # of every bucket and object
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
 class S3Error(Exception):
-    """A request that S3 refuses.
+    """An S3 error response.
 
     Attributes:
-        code: S3's name of the error.
+        code: S3's error code, such as ``NoSuchKey``.
+        message: S3's error message.
         elements: further XML elements, such as ``Region``.
         headers: further response headers.
     """
@@ -180,7 +186,7 @@ class S3Error(Exception):
         self.headers = headers or {}
 
     def response(self, resource: str) -> Response:
-        """Return the answer that S3 gives; ``resource`` is the path that was asked for."""
+        """Return the error as an HTTP response; ``resource`` is the request's path."""
         fields = {"Code": self.code, "Message": self.message, **self.elements, "Resource": resource}
         inner = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields.items())
         body = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{inner}</Error>'
@@ -190,13 +196,18 @@ class S3Error(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSpec:
-    """A bucket and who may read it.
+    """A bucket of a :class:`BucketConfig`.
 
     Attributes:
-        region: where it lives; None is where the server is.
-        anonymous: unsigned requests may read it.
-        requester_pays: requests must say ``x-amz-request-payer: requester``.
-        ignores_conditions: writes heed neither ``If-None-Match`` nor ``If-Match``, as in stores that lack them.
+        name: name of the bucket: 3 to 63 of a-z, 0-9, '.' and '-'.
+        region: region of the bucket; None is the endpoint's region.
+        anonymous: whether unsigned requests may read the bucket.
+        requester_pays: whether requests must carry ``x-amz-request-payer: requester``.
+        ignores_conditions: whether writes ignore ``If-None-Match`` and ``If-Match``, as some S3-compatible stores do.
+
+    Example:
+        >>> BucketSpec(name="public", anonymous=True).region is None
+        True
     """
 
     name: str
@@ -214,7 +225,15 @@ class BucketSpec:
 
 @dataclass(slots=True, kw_only=True)
 class Upload:
-    """A multipart upload in progress: its parts by number, each with its bytes, quoted MD5 and time."""
+    """A multipart upload in progress.
+
+    Attributes:
+        key: key of the object.
+        initiated_at: start of the upload, in POSIX seconds.
+        headers: response headers of the object.
+        tags: tags of the object.
+        parts: part number → part, with its bytes, quoted MD5 and time.
+    """
 
     key: str
     initiated_at: float
@@ -225,11 +244,12 @@ class Upload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A multipart upload that was completed: S3 answers the same completion again with the same success.
+    """A completed multipart upload, kept because S3 answers a repeated completion with the same success.
 
     Attributes:
-        parts: number and ETag, without quotes, of each part that the request named, in order.
-        tag: the ETag of the object that it made.
+        key: key of the object.
+        parts: number and unquoted ETag of each part, in the order of the request.
+        tag: ETag of the completed object.
     """
 
     key: str
@@ -239,7 +259,17 @@ class Completion:
 
 @dataclass(slots=True, kw_only=True)
 class Bucket:
-    """A bucket's contents; ``uploads`` and ``completions`` are by upload id."""
+    """A bucket's contents.
+
+    Attributes:
+        spec: configuration of the bucket.
+        region: region of the bucket.
+        created_at: time of creation, in POSIX seconds.
+        objects: objects by key.
+        uploads: multipart uploads in progress, by upload id.
+        completions: completed multipart uploads, by upload id.
+        next_upload: number of the next multipart upload.
+    """
 
     spec: BucketSpec
     region: str
@@ -253,7 +283,7 @@ class Bucket:
         """Return an object.
 
         Raises:
-            S3Error: there is none under ``key``.
+            S3Error: the bucket has no object with this key.
         """
         stored = self.objects.get(key)
         if stored is None:
@@ -263,13 +293,14 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One operation that a client asks for.
+    """One S3 operation that a client requests.
 
     Attributes:
-        operation: S3's name of it.
-        bucket: the bucket's name; empty for ``ListBuckets``.
-        key: the object's; empty for operations on buckets.
-        body: what follows the head, still aws-chunked if it was sent so.
+        operation: name of the operation, such as ``GetObject``.
+        bucket: name of the bucket; empty for ``ListBuckets``.
+        key: key of the object; empty for operations on buckets.
+        request: HTTP request.
+        body: request body as received; aws-chunked encoding is not yet decoded.
     """
 
     operation: str
@@ -285,7 +316,7 @@ def element(name: str, text: object) -> str:
 
 
 def xml_response(root: str, inner: str) -> Response:
-    """Return a 200 whose body is ``inner`` within ``root``, in S3's namespace."""
+    """Return a 200 response whose body is ``inner`` within the element ``root``, in S3's namespace."""
     body = (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
         f'<{root} xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{inner}</{root}>'
@@ -294,10 +325,10 @@ def xml_response(root: str, inner: str) -> Response:
 
 
 def parse_xml(body: Body) -> ElementTree.Element:
-    """Parse a request's XML; its elements lose their namespace.
+    """Parse a request's XML and remove the elements' namespaces.
 
     Raises:
-        S3Error: it is not XML, or holds a document type (which could define expanding entities).
+        S3Error: the body is not XML, or contains a document type, which could define expanding entities.
     """
     try:
         text = bytes(body).decode("utf-8")
@@ -312,5 +343,5 @@ def parse_xml(body: Body) -> ElementTree.Element:
 
 
 def iso_time(posix_seconds: float) -> str:
-    """Return a time as S3 writes it in XML."""
+    """Return a time in the format of S3's XML."""
     return datetime.fromtimestamp(posix_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")

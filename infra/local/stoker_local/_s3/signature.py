@@ -1,4 +1,4 @@
-"""Whether a request is from whom it says, and its body as it was sent: AWS Signature Version 4, and checksums.
+"""Authentication of requests by AWS Signature Version 4, and decoding and checksums of their bodies.
 
 Source: AWS General Reference, "Create a signed AWS API request", and the S3 API reference, "Authenticating requests".
 """
@@ -44,13 +44,19 @@ _CHECKSUMS: dict[str, Callable[[Body], bytes]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPair:
-    """An access key and what it may do.
+    """An access key with its secret and its permissions.
 
     Attributes:
-        session_token: if not empty, requests must carry it.
-        expires_at: POSIX seconds after which the key is refused with ``ExpiredToken``; None is never.
-        buckets: the buckets it may touch; None is all.
-        read_only: it may not write.
+        access_key: access key id, without '/'.
+        secret_key: secret access key.
+        session_token: session token that requests must carry; empty requires none.
+        expires_at: time from which the key is refused with ``ExpiredToken``, in POSIX seconds; None is never.
+        buckets: names of the buckets that the key may access; None is all.
+        read_only: whether the key may only read.
+
+    Example:
+        >>> KeyPair(access_key="reader", secret_key="secret", buckets=("data",), read_only=True)
+        KeyPair('reader')
     """
 
     access_key: str
@@ -62,7 +68,7 @@ class KeyPair:
 
     def __post_init__(self) -> None:
         if not self.access_key or not self.secret_key or "/" in self.access_key:
-            raise ValueError("a key pair needs an access key (without '/') and a secret key")
+            raise ValueError("access_key and secret_key must not be empty, and access_key must not contain '/'")
 
     def __repr__(self) -> str:
         return f"KeyPair({self.access_key!r})"
@@ -70,7 +76,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Who a request says it is from, unverified."""
+    """The unverified identity and signature that a request carries."""
 
     access_key: str
     date: str
@@ -85,13 +91,13 @@ class Claim:
 
 
 def read_claim(request: Request, *, service: str = "s3") -> Claim | None:
-    """Return what the request claims, in its header or its query, or None if it is anonymous.
+    """Parse the signature in a request's header or query; return None if the request is unsigned.
 
-    Other services than S3 need not be told the body's hash: where it is missing, ``payload_hash`` is empty, and the
-    caller puts in what it has computed.
+    Services other than S3 do not require the body's hash in the request. If it is missing, ``payload_hash`` is empty,
+    and the caller must fill in the computed hash.
 
     Raises:
-        S3Error: the claim is malformed.
+        S3Error: the signature is malformed.
     """
     if "authorization" in request.headers:
         return _header_claim(request, service)
@@ -145,10 +151,10 @@ def _scope(credential: str, service: str) -> dict[str, str]:
 def verify(request: Request, claim: Claim, keys: Mapping[str, KeyPair], *, now: datetime) -> KeyPair:
     """Return the key pair that signed the request.
 
-    The region of the scope is whatever the signer chose: the caller compares it with the bucket's.
+    The region in the scope is not checked here: the caller compares it with the bucket's.
 
     Raises:
-        S3Error: the key is unknown or expired, the clock is off, or the signature does not match.
+        S3Error: the key is unknown or expired, the clocks differ too much, or the signature does not match.
     """
     key = keys.get(claim.access_key)
     if key is None:
@@ -197,7 +203,7 @@ def _signature(request: Request, claim: Claim, secret_key: str) -> str:
     canonical = "\n".join(
         (
             request.method,
-            # All services but S3 normalize the path and encode it once more than it is sent.
+            # All services except S3 normalize the path and percent-encode it a second time.
             quote(request.path if claim.service == "s3" else _normalized(request.raw_path), safe="/-_.~"),
             "&".join(f"{name}={value}" for name, value in pairs),
             *(f"{name}:{' '.join(headers.get(name, '').split())}" for name in claim.signed_headers),
@@ -237,13 +243,12 @@ def _signing_key(secret_key: str, date: str, region: str, service: str) -> bytes
 
 
 def decode_payload(request: Request, body: Body) -> Body:
-    """Return the object's bytes that ``body`` carries; not aws-chunked, it is returned as it is.
+    """Decode an aws-chunked body and verify its checksums; other bodies are returned unchanged.
 
-    The checksums that the client announced are verified, in headers or in the trailer (CRC-64/NVME excepted, which
-    is taken on trust). Chunk signatures are not implemented.
+    Checksums in headers and in the trailer are verified, except CRC-64/NVME. Chunk signatures are not implemented.
 
     Raises:
-        S3Error: the coding is malformed, or a length or a digest does not match.
+        S3Error: the encoding is malformed, or a length or a digest does not match.
     """
     declared = request.headers.get("x-amz-content-sha256", "UNSIGNED-PAYLOAD")
     digests: Mapping[str, str] = request.headers
@@ -276,7 +281,7 @@ def _verify_digests(digests: Mapping[str, str], body: Body) -> None:
 
 
 def _decode_chunks(body: Body) -> tuple[bytes, dict[str, str]]:
-    """Undo ``size[;extension]CRLF data CRLF … 0 CRLF [name:value CRLF]… CRLF``."""
+    """Decode ``size[;extension]CRLF data CRLF … 0 CRLF [name:value CRLF]… CRLF`` into data and trailer."""
     stream = BytesIO(body)
     chunks: list[bytes] = []
     while True:
