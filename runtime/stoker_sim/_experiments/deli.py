@@ -1,10 +1,10 @@
-"""DELI: its way of loading, sample by sample, in virtual time, and its two workloads.
+"""DELI's loader, which reads sample by sample, in virtual time, and its two workloads.
 
 N. Krichevsky, R. St. Louis, T. Guo, "Quantifying and Improving Performance of Distributed Deep Learning with Cloud
 Storage" (IC2E 2021), section V-A; its measurements are condensed from the authors' repository, cake-lab/DELI (MIT).
-When to fetch is decided by :class:`~stoker._fetch.config.FetchSize`, what stays by
-:class:`~stoker._cache.eviction.Fifo`: the code that a loader runs. What a request takes is the model's. Of the
-workloads there is what the paper says of them, what its authors measured, and what had to be fitted.
+:class:`~stoker._fetch.config.FetchSize` decides when to fetch and :class:`~stoker._cache.eviction.Fifo` what to evict,
+as in a loader; the durations of requests are modelled. The figures of the workloads are the paper's, the authors'
+measurements, and fitted constants.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _UNLIMITED = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleCosts:
-    """What a sample takes, in seconds.
+    """Durations of the operations on one sample, in seconds.
 
     Attributes:
         get_seconds: read from the bucket by the training loop.
         hit_seconds: read from the cache.
-        insert_seconds: added to the cache by the training loop.
-        list_page_seconds: a page of the listing that precedes each fetch; 0 where nothing is listed.
-        fetch_seconds: read and added to the cache by the service, of a fetch's total.
-        contention: how much one fetch slows another one at the same time, apart from sharing the processors: the rate
-            of each is divided by 1 + contention · (fetches - 1).
+        insert_seconds: insertion into the cache by the training loop.
+        list_page_seconds: one page of the listing that precedes each fetch; 0 if nothing is listed.
+        fetch_seconds: share of one sample in a fetch by the service: read and insertion.
+        contention: slowdown of concurrent fetches, apart from sharing the processors: the rate of each is divided by
+            1 + contention · (fetches - 1).
     """
 
     get_seconds: float
@@ -52,17 +52,17 @@ class SampleCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What one node of several that do the same trains.
+    """Training of one of several equal nodes.
 
     Attributes:
-        name: in the measurements.
-        title: in plots.
-        dataset_samples: of the training set, which is what is listed; 70% of it is split among three nodes anew in
-            every epoch.
-        node_samples: of these, a node's in an epoch.
-        compute_seconds: of an epoch's steps, beside fetches as they come.
-        sample_bytes: of a sample in the cache.
-        costs: what a sample takes; fitted, see ``python -m benchmarks.deli_calibration``.
+        name: name in the measurements.
+        title: title in figures.
+        dataset_samples: samples of the training set, all of which are listed; 70% of it is partitioned among three
+            nodes again in each epoch.
+        node_samples: samples of one node in an epoch.
+        compute_seconds: compute time of an epoch's steps beside its fetches, in seconds.
+        sample_bytes: size of a sample in the cache, in bytes.
+        costs: durations of operations, fitted by ``python -m benchmarks.deli_calibration``.
         processors: cores of the node. A step keeps as many threads busy, a fetch one, and all threads share the cores
             evenly: while a step computes on 2 cores, one fetch runs at 2/3 of its rate.
     """
@@ -82,10 +82,10 @@ class Setting:
     """A configuration of DELI.
 
     Attributes:
-        fetch_size: samples that are fetched at a time; 0 where nothing is fetched ahead, and the loop fills the cache.
-        threshold: and when so many that were fetched are left.
-        cache_samples: that the cache holds; None any number, 0 no cache.
-        batch_size: samples of a step, all of which are drawn before the first of them is read.
+        fetch_size: samples of one fetch; 0 fetches nothing ahead, and the training loop fills the cache.
+        threshold: number of fetched samples left at which the next fetch starts.
+        cache_samples: capacity of the cache, in samples; None for unlimited, 0 for no cache.
+        batch_size: samples of a step, all of which are drawn before the first one is read.
     """
 
     fetch_size: int = 0
@@ -96,17 +96,17 @@ class Setting:
 
 @dataclass(slots=True, kw_only=True)
 class SampleEpoch(EpochResult):
-    """What an epoch took: look-ups and misses are of samples.
+    """Result of an epoch, whose look-ups and misses count samples.
 
     Attributes:
-        fetches: that the service was asked for.
+        fetches: number of fetches requested of the service.
     """
 
     fetches: int = 0
 
 
 def simulate_samples(workload: Workload, setting: Setting) -> list[SampleEpoch]:
-    """Return the epochs of one node, simulated; the same node gives the same epochs."""
+    """Simulate one node and return its epochs; the same arguments give the same result."""
     return run_virtual(_Loop(workload, setting).run())
 
 
@@ -136,12 +136,12 @@ class _Loop:
         begun_seconds, fetched = loop.time(), 0
         for start in range(0, len(samples), batch_size):
             batch = samples[start : start + batch_size]
-            for drawn in range(start, start + len(batch)):  # a batch is drawn whole before its first sample is read
+            for drawn in range(start, start + len(batch)):  # the whole batch is drawn before it is read
                 if fetched < len(samples) and (wanted := self._wanted(fetched - drawn)):
                     service.create_task(self._fetch(samples[fetched : fetched + wanted]))
                     fetched = min(fetched + wanted, len(samples))
                     now.fetches += 1
-            await asyncio.sleep(0)  # fetches that were asked for are under way
+            await asyncio.sleep(0)  # let requested fetches start
             asked_seconds = loop.time()
             await self._read(batch, now)
             now.wait_seconds += loop.time() - asked_seconds
@@ -149,24 +149,24 @@ class _Loop:
         now.seconds = loop.time() - begun_seconds
 
     async def _compute(self, seconds: float) -> None:
-        """Take a step, whose threads leave fetches a part of the processors."""
+        """Compute for ``seconds``, during which fetches have only a part of the processors."""
         self._machine.set_rate(partial(self._fetch_rate, step_threads=self._workload.processors))
         await asyncio.sleep(seconds)
         self._machine.set_rate(self._fetch_rate)
 
     def _fetch_rate(self, fetches: int, step_threads: int = 0) -> float:
-        """Return the rate of each of several fetches, of that of one alone."""
+        """Return the rate of each of several concurrent fetches, relative to a single one."""
         share = min(1.0, self._workload.processors / (fetches + step_threads))
         return share / (1.0 + self._costs.contention * (fetches - 1))
 
     def _wanted(self, queued: int) -> int:
-        """Return how many samples to fetch when so many are fetched and not drawn."""
+        """Return the number of samples to fetch if ``queued`` are fetched and not drawn yet."""
         if self._schedule is None:
             return 0
         return self._schedule.admit(Progress(issued=queued, consumed=0, next_item_step=None, step=0))
 
     async def _read(self, batch: Sequence[int], now: SampleEpoch) -> None:
-        """Have each sample after the one before. Time passes at once until a fetch may change what the cache has."""
+        """Read one sample after the other; sleep only once for all reads until a fetch may change the cache."""
         due_seconds, left_seconds = 0.0, self._unchanged_seconds()
         for sample in batch:
             if due_seconds >= left_seconds:
@@ -176,7 +176,7 @@ class _Loop:
         await asyncio.sleep(due_seconds)
 
     def _unchanged_seconds(self) -> float:
-        """Return for how long no fetch ends, if nothing happens meanwhile."""
+        """Return the time until the next end of a fetch if none starts before, in seconds."""
         return self._machine.next_end_seconds - asyncio.get_running_loop().time()
 
     def _look_up_seconds(self, sample: int, now: SampleEpoch) -> float:
@@ -191,7 +191,7 @@ class _Loop:
         return costs.get_seconds + costs.insert_seconds
 
     async def _fetch(self, samples: Sequence[int]) -> None:
-        """Read what is not cached; all of it is seen at once, when the last one is there."""
+        """Read the samples that are not cached; all become visible at once, after the last one."""
         missing = [sample for sample in samples if sample not in self._cache]
         pages = math.ceil(self._workload.dataset_samples / PAGE_OBJECTS)
         await self._machine.serve(pages * self._costs.list_page_seconds + len(missing) * self._costs.fetch_seconds)
@@ -201,14 +201,14 @@ class _Loop:
 
 EPOCHS = (1, 2)
 PAGE_OBJECTS = 1000
-"""That one page of a listing has."""
+"""Number of objects on a page of a listing."""
 _SEED = 1
 
 _HIT_SECONDS_PER_BYTE, _INSERT_SECONDS_PER_BYTE = 1.59e-7, 5.53e-7
 
 
 def _costs(*, sample_bytes: int, get_seconds: float, fetch_seconds: float) -> SampleCosts:
-    """Return costs: one bucket and machine for both workloads, and a cache that takes time by the byte."""
+    """Return the costs of a workload: bucket and machine are the same for both, the cache's times grow with bytes."""
     return SampleCosts(
         get_seconds=get_seconds,
         hit_seconds=sample_bytes * _HIT_SECONDS_PER_BYTE,
@@ -243,16 +243,16 @@ WORKLOADS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Means over nodes and trials of one epoch, as the authors measured them.
+    """The authors' measurements of one epoch, means over nodes and trials.
 
     Attributes:
-        workload: its name.
-        experiment: the authors' name of it.
-        setting: what was measured; None for reading from the disk.
-        epoch: 1 or 2.
-        wait_seconds: for data.
-        miss_rate: of look-ups; None where there was no cache.
-        epoch_seconds: of the epoch, wait and computing.
+        workload: name of the workload.
+        experiment: the authors' name of the experiment.
+        setting: measured setting; None for reads from the disk.
+        epoch: number of the epoch, 1 or 2.
+        wait_seconds: time waiting for data, in seconds.
+        miss_rate: miss rate of look-ups, 0 to 1; None without a cache.
+        epoch_seconds: duration of the epoch, waiting and computing, in seconds.
     """
 
     workload: str
@@ -266,7 +266,7 @@ class Measurement:
 
 @lru_cache(maxsize=1)
 def measurements() -> tuple[Measurement, ...]:
-    """Return what the authors measured: each setting of a workload once, in each epoch."""
+    """Return the authors' measurements, one for each workload, setting and epoch."""
     return tuple(
         Measurement(
             workload=row["workload"],
@@ -282,7 +282,7 @@ def measurements() -> tuple[Measurement, ...]:
 
 
 def measured(workload: str, setting: Setting | None) -> list[Measurement | None]:
-    """Return what was measured of a setting: in the first epoch and in the second, None where nothing was."""
+    """Return the measurements of a setting in the first and the second epoch, None where there is none."""
     found = {each.epoch: each for each in measurements() if (each.workload, each.setting) == (workload, setting)}
     return [found.get(epoch) for epoch in EPOCHS]
 
@@ -305,5 +305,5 @@ def _setting(row: dict[str, str]) -> Setting | None:
 
 @lru_cache(maxsize=1024)
 def simulated(workload: str, setting: Setting) -> tuple[SampleEpoch, ...]:
-    """Return the epochs of one node, simulated."""
+    """Simulate one node of a workload and return its epochs."""
     return tuple(simulate_samples(WORKLOADS[workload], setting))

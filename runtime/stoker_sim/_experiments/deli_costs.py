@@ -1,7 +1,7 @@
-"""DELI's Table II: what two epochs of each workload cost with the disk, the bucket and the paper's best settings.
+"""DELI's Table II: cost of two epochs of each workload with the disk, the bucket and the paper's best settings.
 
-N. Krichevsky, R. St. Louis, T. Guo, "Quantifying and Improving Performance of Distributed Deep Learning with Cloud
-Storage" (IC2E 2021), section III-C, has the model. Its symbols stand in the docstrings::
+The model is that of N. Krichevsky, R. St. Louis, T. Guo, "Quantifying and Improving Performance of Distributed Deep
+Learning with Cloud Storage" (IC2E 2021), section III-C. Docstrings use its symbols::
 
     C     = n · (p_s · S + p_vm · R) + C_api                        equations 1 and 4
     S     = s_os + s_data                                           all data on each node's disk
@@ -30,13 +30,13 @@ from stoker_sim._experiments.deli import PAGE_OBJECTS, WORKLOADS, Setting, measu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliRates:
-    """What the model's prices are.
+    """Prices of the model.
 
     Attributes:
-        disk_dollars_per_gb_month: p_s.
-        node_dollars_per_hour: p_vm.
-        list_dollars: p_A, of one class A request: a page of a listing.
-        get_dollars: p_B, of one class B request: a read.
+        disk_dollars_per_gb_month: p_s, price of a disk.
+        node_dollars_per_hour: p_vm, price of a node.
+        list_dollars: p_A, price of one class A request, a page of a listing.
+        get_dollars: p_B, price of one class B request, a read.
     """
 
     disk_dollars_per_gb_month: float
@@ -48,14 +48,15 @@ class DeliRates:
 def request_dollars(
     epochs: int, samples: int, rates: DeliRates, *, fetch_size: int = 0, listed_objects: int | None = None
 ) -> float:
-    """Return C_api.
+    """Return C_api, the price of all requests in dollars.
 
     Args:
-        epochs: e.
-        samples: m, read once each in an epoch, over all nodes.
-        rates: p_A and p_B.
-        fetch_size: f, where samples are fetched ahead and each fetch lists the bucket; 0 lists once an epoch.
-        listed_objects: that a listing goes through; the model's are the m samples, a bucket may have more.
+        epochs: e, number of epochs.
+        samples: m, number of samples, each read once in an epoch by one of the nodes.
+        rates: prices p_A and p_B.
+        fetch_size: f, samples of a fetch, each of which lists the bucket; 0 fetches nothing ahead and lists once an
+            epoch.
+        listed_objects: number of objects in a listing; None for the model's m, although a bucket may have more.
     """
     pages = math.ceil((listed_objects or samples) / PAGE_OBJECTS)
     listings = math.ceil(samples / fetch_size) if fetch_size else 1
@@ -66,11 +67,11 @@ def deli_cost(nodes: int, disk_gb: float, seconds: float, rates: DeliRates, requ
     """Return the dollars of each of :data:`PARTS`: C_api, n · p_s · S for a month, n · p_vm · R, and C, their sum.
 
     Args:
-        nodes: n.
-        disk_gb: S, of each node.
-        seconds: R, computing and waiting one after the other.
-        rates: p_s and p_vm.
-        requests: C_api; nothing where all data is on disk.
+        nodes: n, number of nodes.
+        disk_gb: S, disk of each node, in GB.
+        seconds: R, sum of compute and wait time, in seconds.
+        rates: prices p_s and p_vm.
+        requests: C_api, price of the requests; 0 if all data is on disk.
     """
     storage = nodes * rates.disk_dollars_per_gb_month * disk_gb
     running = nodes * rates.node_dollars_per_hour * seconds / 3600
@@ -89,20 +90,20 @@ _METHODS: dict[str, Setting | None] = {
     "full fetch 2048": Setting(2048, 0, 2048),
     "50/50 1024": Setting(1024, 1024, 2048),
 }
-"""As they were measured: the fetches of 1024 with a cache without limit. What the cache takes of the disk is the
-paper's: as much as one fetch, and for 50/50 two."""
+"""Settings as measured: fetches of 1024 with an unlimited cache. The cache's part of the disk is the paper's: one
+fetch, and two for 50/50."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Assumptions:
-    """What the paper leaves open; the defaults are fitted to its Table II.
+    """Assumptions on figures that the paper does not give; the defaults are fitted to its Table II.
 
     Attributes:
         rates: prices.
-        objects: that the bucket holds, and that each listing goes through: both workloads' training sets. None is
-            what the paper's equations say, the workload's samples.
-        system_gb: s_os of a node.
-        data_gb: s_data on the disk of a node, whose form is not known: the pixels of both sets are 0.19.
+        objects: number of objects in the bucket and in each listing: the training sets of both workloads. None for
+            the workload's samples, as in the paper's equations.
+        system_gb: s_os of a node, in GB.
+        data_gb: s_data on the disk of a node, in GB. Its format is not known; the pixels of both sets are 0.19 GB.
     """
 
     rates: DeliRates
@@ -125,19 +126,19 @@ def _published_rates() -> DeliRates:
 
 @lru_cache(maxsize=1)
 def _published() -> dict[tuple[str, str, str], Decimal]:
-    """Return the paper's cells by workload, method and part."""
+    """Return the paper's cells by (workload, method, part)."""
     rows = published_rows("deli_table_2")
     return {(row["workload"], row["method"], part): Decimal(row[part]) for row in rows for part in PARTS if row[part]}
 
 
 def _compute_seconds(workload: str) -> float:
-    """Return t_compute: the mean of all that was measured, as the paper says that it took it."""
+    """Return t_compute: the mean of all measured epochs, as in the paper."""
     known = [each for each in measurements() if each.workload == workload]
     return _EPOCHS * mean(each.epoch_seconds - each.wait_seconds for each in known)
 
 
 def _wait_seconds(workload: str, setting: Setting | None) -> tuple[float, str]:
-    """Return t_wait and whether it was measured or, where nothing was, simulated."""
+    """Return t_wait and whether it was measured or simulated."""
     known = [each for each in measured(workload, setting) if each is not None]
     if known or setting is None:
         return sum(each.wait_seconds for each in known), "measured"
@@ -172,7 +173,7 @@ class _Cell:
 
     @property
     def is_met(self) -> bool:
-        """Whether ours is the published one, to the cent."""
+        """Whether ours equals the published one to the cent."""
         return Decimal(repr(self.ours)).quantize(Decimal("0.01"), ROUND_HALF_UP) == self.published
 
 
@@ -197,7 +198,7 @@ def _row(cell: _Cell) -> tuple[Cell, ...]:
 
 
 def _unmet(cell: _Cell, rates: DeliRates) -> str:
-    """Say what keeps a cell from the published one."""
+    """Describe the difference of a cell from the published one."""
     parts = [
         known
         for (workload, method, part), known in _published().items()
@@ -223,7 +224,7 @@ def _panel(workload: str, parts: Sequence[str], cells: Sequence[_Cell]) -> Panel
 
 
 def run(quick: bool) -> Outcome:
-    """Table II: what two epochs cost."""
+    """Run Table II: the cost of two epochs."""
     assumed = _Assumptions(rates=_published_rates())
     cells = _cells(assumed)
     as_printed = replace(assumed.rates, get_dollars=0.002 / 10_000)

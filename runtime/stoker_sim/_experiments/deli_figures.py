@@ -1,7 +1,7 @@
-"""DELI's Table I and its figures: how fast small samples are read, waits, and miss rates by every setting.
+"""DELI's Table I and its figures: read rates of small samples, waits, and miss rates by setting.
 
-Table I has beside it what the same bucket gives in super-samples. Waits stand by setting beside reading directly, and
-over the miss rate; miss rates by the sizes of cache and fetch and by the threshold.
+Table I is extended by super-samples from the same bucket. Waits are shown by setting, beside direct reads, and by miss
+rate; miss rates by cache size, fetch size and threshold.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from stoker_sim._scenario import by_lanes, simulate
 _GET_SECONDS = 0.055
 _GETS_PER_SECOND = 100.0
 _SAMPLE_BYTES = 2_740
-"""What 49.80 kB/s are at one request after the other: the paper does not say how large the objects were."""
+"""Object size at which sequential requests read 49.80 kB/s; the paper does not give the size."""
 _SUPER_SAMPLE_BYTES = 8 << 20
 _CONNECTION_BYTES_PER_SECOND = 20e6
 
@@ -44,12 +44,12 @@ BUCKET = BucketModel(
     requests_per_second=_GETS_PER_SECOND,
     connection_bytes_per_second=_CONNECTION_BYTES_PER_SECOND,
 )
-"""Its bucket, as one node saw it: 55 ms a request, 100 requests a second with 16 threads. The rate of a large transfer
-is not in the paper; 20 MB/s is what a small machine of its time is known to get."""
+"""The paper's bucket as one node measured it: 55 ms a request, 100 requests a second with 16 threads. The rate of a
+large transfer is not in the paper; 20 MB/s is typical of a small machine of its time."""
 
 
 def _bytes_per_second(samples: int, of_one_object: int, at_once: int) -> float:
-    """Return what a node reads of objects that hold so many samples, so many at once."""
+    """Return the rate at which a node reads objects of ``of_one_object`` samples, ``at_once`` concurrently."""
     size_bytes = of_one_object * _SAMPLE_BYTES
     fetch = FetchConfig(hedge=False, concurrency_start=at_once, concurrency_least=1, concurrency_most=at_once)
     objects, ring_bytes = max(2, samples // of_one_object), 128 * size_bytes + (1 << 20)
@@ -60,7 +60,7 @@ def _bytes_per_second(samples: int, of_one_object: int, at_once: int) -> float:
 
 
 def run_table_1(quick: bool) -> Outcome:
-    """Table I: how fast small samples are read, and super-samples."""
+    """Run Table I: read rates of small samples, and of super-samples."""
     samples, large = 500 if quick else 5_000, _SUPER_SAMPLE_BYTES // _SAMPLE_BYTES
     one, several = _bytes_per_second(samples // 5, 1, 1), _bytes_per_second(samples, 1, 16)
     packed, several_packed = _bytes_per_second(20 * large, large, 1), _bytes_per_second(100 * large, large, 16)
@@ -97,7 +97,7 @@ _SETTINGS = {
     "50/50": _BEST,
 }
 _FEWER = {"mnist": 0.856, "cifar10": 0.935}
-"""By how much less than reading directly the paper says that 50/50 waits."""
+"""Relative reduction of the wait by 50/50 against direct reads, as the paper states it."""
 
 
 _COLUMNS = (
@@ -107,7 +107,7 @@ _COLUMNS = (
 
 
 def _table(name: str, workload: Workload, settings: Iterable[Setting | None]) -> Table:
-    """Return each epoch of settings: ours, of which there is none from the disk, and what was published."""
+    """Return a table of our figures and the published ones for each epoch; reads from the disk are not simulated."""
     table = Table(name, _COLUMNS)
     for setting in settings:
         given = setting or Setting()
@@ -122,7 +122,7 @@ def _table(name: str, workload: Workload, settings: Iterable[Setting | None]) ->
 
 
 def _by_epoch(table: Table, figure: str, x: Iterable[Cell]) -> list[Series]:
-    """Return a figure of each setting and the published one: those of the first epoch, and those of the second."""
+    """Return series of a column over the settings for each epoch, each beside the published one."""
     series, settings = [], [*x]
     for epoch in EPOCHS:
         of = table.where("epoch", epoch)
@@ -131,7 +131,7 @@ def _by_epoch(table: Table, figure: str, x: Iterable[Cell]) -> list[Series]:
 
 
 def run_figure_3(quick: bool) -> Outcome:
-    """Figure 3: waits by setting."""
+    """Run Figure 3: waits by setting."""
     table = Table("deli-figure-3", ("workload", "setting", "epoch", "wait s", "published wait s", "difference"))
     panels, remarks = [], []
     for workload in WORKLOADS.values():
@@ -150,7 +150,7 @@ def run_figure_3(quick: bool) -> Outcome:
 
 
 def run_figure_4(quick: bool) -> Outcome:
-    """Figure 4: waits by miss rate."""
+    """Run Figure 4: waits by miss rate."""
     sizes = (256, 1024, 2048) if quick else _FETCH_SIZES
     settings = [*map(Setting, sizes), Setting(1024, 512, 2048), _BEST]
     table = Table("deli-figure-4", ("workload", "figures", "points", "slope s", "intercept s", "r squared"))
@@ -179,13 +179,13 @@ def _simulated(workload: Workload, settings: Iterable[Setting]) -> list[SampleEp
 
 
 def _measured(workload: Workload) -> list[Measurement]:
-    """Return the published epochs with fetches of which the miss rate is known."""
+    """Return the published epochs with fetches and a known miss rate."""
     fetched = (each for each in measurements() if each.setting and each.setting.fetch_size and each.miss_rate)
     return [each for each in fetched if each.workload == workload.name]
 
 
 def _straight_line(points: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Return slope and intercept of the line nearest to points, ``[n, 2]``, and which part of y it explains."""
+    """Fit a straight line to points ``[n, 2]`` and return its slope, intercept and coefficient of determination."""
     x, y = points.T
     slope, intercept = map(float, np.polyfit(x, y, 1))
     return slope, intercept, float(np.corrcoef(x, y)[0, 1] ** 2)
@@ -195,20 +195,20 @@ _CACHE_SHARES = (0.25, 0.5, 0.75, 1.0)
 _FETCH_SIZES = (256, 512, 768, 1024, 1280, 1536, 2048)
 _CACHE_SIZES = (256, 512, 768, 1024, 1536, 2048, 4096)
 _FETCH_SIZE = 1024
-"""Of Figures 7 and 8 (section V-D)."""
+"""Fetch size of Figures 7 and 8 (section V-D), in samples."""
 _BATCH_SIZES = (512, 1024)
 _CACHE_FETCHES = (0.5, 1.0, 2.0, 3.0)
-"""Cache sizes of Figure 8, in fetches."""
+"""Cache sizes of Figure 8, in multiples of the fetch size."""
 _THRESHOLD_SHARES = (0.0, 0.25, 0.5, 0.75)
-"""Thresholds of Figure 8, as parts of the cache, and none to compare them with."""
+"""Thresholds of Figure 8, as fractions of the cache; 0 for comparison."""
 _STATED_FALLS, _STATED_FETCHES = {"mnist": 0.31, "cifar10": 0.80}, 2.0
-"""By which part a threshold of half of the cache lowers the misses, and of which cache that is said (Figure 8)."""
+"""Stated reduction of misses by a threshold of half of the cache, and the cache size in fetches (Figure 8)."""
 _STATED_BEST = {"mnist": "a small difference", "cifar10": "83% fewer misses with 50/50"}
-"""Of a full fetch of the cache's size and 50/50 (Figure 9)."""
+"""Stated comparison of 50/50 with a full fetch of the cache's size (Figure 9)."""
 
 
 class _Sweep(NamedTuple):
-    """Settings of a workload by what they differ in: a panel, with what follows the workload's title."""
+    """Settings of a workload by the varied value, drawn in one panel; ``title`` is appended to the workload's title."""
 
     workload: Workload
     settings: Mapping[Any, Setting]
@@ -216,12 +216,12 @@ class _Sweep(NamedTuple):
     note: str = ""
 
     def miss_rates(self, name: Cell) -> list[float]:
-        """Return those of a setting, in each epoch."""
+        """Return the miss rate of a setting in each epoch."""
         return [each.miss_rate for each in simulated(self.workload.name, self.settings[name])]
 
 
 def _swept(name: str, x_label: str, sweeps: Sequence[_Sweep]) -> Outcome:
-    """Return miss rates over what settings differ in, what was published beside them, and how well the two agree."""
+    """Return miss rates over the varied value, beside the published ones, with a remark on their agreement."""
     joined = Table(name, _COLUMNS)
     panels = []
     for workload, settings, title, note in sweeps:
@@ -245,7 +245,7 @@ def _agreement(table: Table) -> str:
 
 
 def run_figure_5(quick: bool) -> Outcome:
-    """Figure 5: miss rates of a cache alone; the unlimited one stands at the whole data set."""
+    """Run Figure 5: miss rates of a cache alone; the unlimited one is drawn at the size of the whole data set."""
     sweeps = []
     for workload in WORKLOADS.values():
         samples, shares = workload.node_samples, _CACHE_SHARES[:1] if quick else _CACHE_SHARES
@@ -255,14 +255,14 @@ def run_figure_5(quick: bool) -> Outcome:
 
 
 def run_figure_6(quick: bool) -> Outcome:
-    """Figure 6: miss rates by fetch size."""
+    """Run Figure 6: miss rates by fetch size."""
     sizes = _FETCH_SIZES[:: len(_FETCH_SIZES) - 1] if quick else _FETCH_SIZES
     sweeps = [_Sweep(workload, {float(size): Setting(size) for size in sizes}) for workload in WORKLOADS.values()]
     return _swept("deli-figure-6", "fetch size (samples)", sweeps)
 
 
 def run_figure_7(quick: bool) -> Outcome:
-    """Figure 7: miss rates by size of the cache."""
+    """Run Figure 7: miss rates by cache size."""
     sizes = _CACHE_SIZES[::3] if quick else _CACHE_SIZES
     sweeps = []
     for workload, batch_size in product(WORKLOADS.values(), _BATCH_SIZES):
@@ -278,7 +278,7 @@ def run_figure_7(quick: bool) -> Outcome:
 
 
 def run_figure_8(quick: bool) -> Outcome:
-    """Figure 8: miss rates by threshold."""
+    """Run Figure 8: miss rates by threshold."""
     sweeps, falls = [], []
     for fetches, workload in product(_CACHE_FETCHES[2:3] if quick else _CACHE_FETCHES, WORKLOADS.values()):
         cache = int(fetches * _FETCH_SIZE)
@@ -297,7 +297,7 @@ def run_figure_8(quick: bool) -> Outcome:
 
 
 def _falls(sweep: _Sweep) -> str:
-    """Say by which part each threshold lowers the miss rates."""
+    """Describe the relative reduction of the miss rates by each threshold."""
     without, *shares = sweep.settings
     return "; ".join(
         f"{share:.0%} of the cache "
@@ -310,7 +310,7 @@ def _falls(sweep: _Sweep) -> str:
 
 
 def run_figure_9(quick: bool) -> Outcome:
-    """Figure 9: the best settings of one cache."""
+    """Run Figure 9: the best settings of one cache size."""
     settings = {"full fetch 2048": Setting(2048, 0, 2048), "50/50, 1024": _BEST}
     sweeps = [_Sweep(each, settings, note=f"published: {_STATED_BEST[each.name]}") for each in WORKLOADS.values()]
     found, remarks = _swept("deli-figure-9", "", sweeps), []

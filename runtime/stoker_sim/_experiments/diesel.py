@@ -1,11 +1,10 @@
-"""DIESEL: shuffled reads of small files, and how long workers take to know a data set.
+"""DIESEL: shuffled reads of small files, and the time until workers have the metadata of a data set.
 
 L. Wang et al., "DIESEL: A Dataset-Based Distributed Storage and Caching System for Large-Scale Deep Learning
-Training" (ICPP 2020). Reads: by chunks is this package's shuffle ``block`` over super-samples; one by one is the
-same fetcher over objects that hold one file each. Two stores: a file system whose cost of a read is fitted to one of
-the paper's two figures, so that the other one is a check, and a bucket. Starts (slides 21 to 23 and 28): from a
-snapshot, from lists, or from a server; a snapshot here is this package's manifest, read by the code that starts
-every run.
+Training" (ICPP 2020). Reads by chunk use this package's shuffle ``block`` over super-samples; reads one by one use the
+same fetcher over objects of one file each. There are two stores: a bucket, and a file system whose cost of a read is
+fitted to one of the paper's two figures, so that the other one is a check. Workers start (slides 21 to 23 and 28) from
+a snapshot, from listings, or from a server; the snapshot is this package's manifest, read by the code of every run.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ _CLIENTS = (1, 2, 4, 8, 16)
 _UNITS = tuple(4096 << shift for shift in (0, 2, 4, 5, 6, 8, 10, 12))
 _BATCH_FILES = 256
 _HANDLING_SECONDS = 2e-6
-"""Of a file once its bytes are there: this package's loader takes as long."""
+"""Processor time of a file after its bytes have arrived, as in this package's loader."""
 _EPOCHS = 3
-"""Of which the middle one is measured: it neither waits for the first bytes nor runs out of what comes next."""
+"""Number of epochs, of which the middle one is measured: it begins with a full ring and fetches ahead to its end."""
 _SEED = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """A store and how a client reads from it.
+    """A store, and the concurrency of its clients.
 
     Attributes:
-        name: in tables.
-        model: of the store.
-        at_once: reads of a client.
+        name: name in tables.
+        model: model of the store.
+        at_once: number of concurrent reads of a client.
     """
 
     name: str
@@ -63,7 +62,7 @@ class _Place:
 _FILE_SYSTEM = _Place(
     name="file system",
     model=BucketModel(
-        first_byte=Constant(1e-3),  # fitted, with the rate, to a little over four times at 128 KiB
+        first_byte=Constant(1e-3),  # fitted, with the rate, to slightly more than the factor 4 at 128 KiB
         connection_bytes_per_second=500e6,
         total_bytes_per_second=40e9,
         requests_per_second=50_000.0,
@@ -79,14 +78,14 @@ _BUCKET = _Place(
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """How much is read: objects of each client."""
+    """Number of objects that each client reads."""
 
     files: int
     chunks: int
 
 
 def _seconds(place: _Place, *, objects: int, files: int, object_bytes: int, clients: int) -> float:
-    """Return how long clients take that divide a shuffled data set of so many objects: an epoch between two others."""
+    """Return the time of an epoch of clients that partition a shuffled data set, in seconds."""
     slots = 2 * _WINDOW + 2 * place.at_once + 4 if files > 1 else 2 * _BATCH_FILES
     batch_files = max(1, min(_BATCH_FILES, objects * files // clients))
     manifest = described(super_samples=objects, samples=files, super_sample_bytes=object_bytes, head_bytes=64)
@@ -106,7 +105,11 @@ def _files_per_second(place: _Place, file_bytes: int, clients: int, size: _Size,
 
 
 def _compared(size: _Size, clients: tuple[int, ...]) -> tuple[Table, Panel, list[Panel]]:
-    """Return files a second; by how much reading by chunk is faster for one client; and both ways by clients."""
+    """Compare reads by chunk and one by one.
+
+    Returns:
+        The table, the panel of the speed-up for one client, and a panel of rates by number of clients for each store.
+    """
     figures = ("files/s one by one", "files/s by chunk", "times", "published, more than")
     table, panels = Table("diesel-reads", ("store", "file bytes", "clients", *figures)), []
     for place in (_FILE_SYSTEM, _BUCKET):
@@ -134,7 +137,7 @@ def _compared(size: _Size, clients: tuple[int, ...]) -> tuple[Table, Panel, list
 
 
 def _units(size: _Size) -> tuple[Table, Panel]:
-    """Read units of many sizes at random: what the size alone is worth."""
+    """Measure random reads of units of several sizes, for the effect of the size alone."""
     table = Table("diesel-reads-units", ("store", "unit bytes", "bytes/s", "times 4 KiB"))
     for place in (_FILE_SYSTEM, _BUCKET):
         speeds = []
@@ -152,7 +155,7 @@ def _units(size: _Size) -> tuple[Table, Panel]:
 
 
 def run_reads(quick: bool) -> Outcome:
-    """Shuffled reads, by chunk and one by one."""
+    """Run shuffled reads by chunk and one by one."""
     size = _Size(files=200, chunks=24) if quick else _Size(files=600, chunks=96)
     reads, times_panel, panels = _compared(size, _CLIENTS[:2] if quick else _CLIENTS)
     units, unit_panel = _units(size)
@@ -171,11 +174,11 @@ _FILE_BYTES = _PAPER["imagenet_bytes"] // _PAPER["imagenet_files"]
 _SUPER_SAMPLE_BYTES = 8 << 20
 _PAGE_FILES = 1000
 _PAGE_SECONDS = WORKLOADS["cifar10"].costs.list_page_seconds
-"""Of a page of a listing: DELI's measurements say so."""
+"""Duration of one page of a listing, in seconds, as measured by DELI's authors."""
 _FIRST_BYTE_SECONDS = 0.05
 _REQUESTS_PER_SECOND = 5_500.0
 _LOOK_UPS_PER_SECOND = 70_000.0
-"""Of one server in memory: what one Redis answers to pipelined requests."""
+"""Rate of one in-memory server, as of a Redis with pipelined requests."""
 _SERVERS = (1, 4)
 _WORKERS = (1, 4, 16, 64)
 _FILES = (10_000, 100_000, 1_280_000, 9_000_000)
@@ -183,13 +186,13 @@ _FIXED_WORKERS = 16
 
 
 class _Start(NamedTuple):
-    """What starting took.
+    """Result of a start.
 
     Attributes:
-        seconds: until the last worker knows the data set.
-        requests: of all workers.
-        read_bytes: of all workers.
-        dollars: for the requests.
+        seconds: time until the last worker has the metadata of the data set, in seconds.
+        requests: number of requests of all workers.
+        read_bytes: number of bytes read by all workers.
+        dollars: price of the requests, in dollars.
     """
 
     seconds: float
@@ -206,7 +209,7 @@ def _dataset(files: int) -> Manifest:
 
 
 def _elapsed(each: Callable[[int], Awaitable[object]], workers: int) -> float:
-    """Return when the last of the workers, which start together, is done."""
+    """Run workers that start together and return the time at which the last one ends, in seconds."""
 
     async def main() -> float:
         await asyncio.gather(*(each(rank) for rank in range(workers)))
@@ -239,7 +242,7 @@ def _from_lists(files: int, workers: int) -> _Start:
 
     async def listed(rank: int) -> None:
         view = BucketView(bucket, random.Random(rank))  # noqa: S311 - a model's
-        for page in range(pages):  # a page says where the next one begins
+        for page in range(pages):  # pages are sequential: each one gives the start of the next
             await view.head(str(page))
 
     dollars = workers * pages * Prices.load().request_dollars("s3", Operation.LIST)
@@ -259,7 +262,7 @@ _WAYS: dict[str, Callable[[int, int], _Start]] = {
 
 
 def run_start_up(quick: bool) -> Outcome:
-    """How long workers take to know a data set."""
+    """Run the start of workers from a snapshot, from servers and from listings."""
     most_files = 128_000 if quick else _PAPER["imagenet_files"]
     sizes = [files for files in _FILES if files <= most_files] if quick else _FILES
     cases = dict.fromkeys([*product((most_files,), _WORKERS), *product(sizes, (_FIXED_WORKERS,))])

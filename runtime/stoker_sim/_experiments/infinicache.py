@@ -1,8 +1,8 @@
-"""InfiniCache: how much of a cache in functions survives an hour, what it costs, and what parity does to latency.
+"""InfiniCache: availability and cost of a cache in functions, and the effect of parity on latency.
 
 A. Wang et al., "InfiniCache: Exploiting Ephemeral Serverless Functions to Build a Cost-Effective Memory Cache" (FAST
-2020). What is open in the paper is fitted to its results: how long instances live and how many of them go together with
-their back-up to the availability, how long a back-up's calls take and how much is read to the bills.
+2020). Figures that the paper does not give are fitted to its results: the life of instances and the fraction reclaimed
+together with their back-up to the availability, the duration of back-up calls and the number of reads to the bills.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from stoker_warm._erasure import Code
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upkeep(Bounded):
-    """What is done to keep a function's memory.
+    """Measures that keep a function's memory.
 
     Attributes:
-        warm_seconds: it is invoked so often; None never.
-        backup_seconds: it is backed up so often; None never.
-        uses_per_second: how often it is invoked besides, at random times.
+        warm_seconds: interval of calls that keep it warm, in seconds; None for none.
+        backup_seconds: interval of its back-ups, in seconds; None for none.
+        uses_per_second: mean rate of other calls, which come at random times.
     """
 
     warm_seconds: Positive[float] | None = 60.0
@@ -41,15 +41,15 @@ class Upkeep(Bounded):
 
     @property
     def longest_rest_seconds(self) -> float:
-        """The longest that a function is not invoked, uses aside."""
+        """Longest time without a call if there are no uses, in seconds."""
         return min(self.warm_seconds or math.inf, self.backup_seconds or math.inf)
 
 
 def losses(reclaim: Reclaim, upkeep: Upkeep, seconds: float, rng: random.Random) -> Iterator[float]:
     """Yield the times, in seconds from 0 and rising, at which one function loses its memory.
 
-    A function that has lost it begins anew at once, with one instance. Back-ups of different functions fall at
-    different times.
+    After a loss the function begins again at once, with one instance. The back-ups of different functions have
+    different phases.
     """
     phase = rng.random()
     now_seconds, instances = 0.0, 1
@@ -71,7 +71,7 @@ def losses(reclaim: Reclaim, upkeep: Upkeep, seconds: float, rng: random.Random)
 
 
 def _next_reclaim(reclaim: Reclaim, rng: random.Random, instances: int) -> tuple[float, int]:
-    """Return how many seconds pass until the next reclaim of a function, and how many instances it leaves."""
+    """Return the time until the next reclaim of a function, in seconds, and the number of instances it leaves."""
     rate = 1.0 / reclaim.mean_life_seconds
     one_seconds = _exponential(rng, instances * rate * (1.0 - reclaim.together))
     all_seconds = _exponential(rng, rate * reclaim.together)
@@ -85,7 +85,7 @@ def _next_backup_seconds(upkeep: Upkeep, phase: float, now_seconds: float) -> fl
 
 
 def _idle_seconds(reclaim: Reclaim, upkeep: Upkeep, most_seconds: float, rng: random.Random) -> float:
-    """Return after how long a function will have been idle for too long; if that is later than most, anything later."""
+    """Return the time until a function is reclaimed as idle, in seconds; times after ``most_seconds`` are inexact."""
     if upkeep.longest_rest_seconds <= reclaim.idle_seconds:
         return math.inf
     since_seconds = 0.0
@@ -101,13 +101,13 @@ def _exponential(rng: random.Random, rate: float) -> float:
 def kept_hours(code: Code, places: NDArray[np.int64], lost: Sequence[Iterable[float]], hours: int) -> NDArray[np.bool_]:
     """Return ``bool [hours, objects]``: whether an object, whole when an hour began, could be restored at its end.
 
-    Shards that are lost are made again by the next hour, by whoever reads the object.
+    Readers restore lost shards before the next hour.
 
     Args:
-        code: of the objects.
+        code: erasure code of the objects.
         places: ``int64 [objects, shards]``, the function that holds each shard.
-        lost: of each function, when it loses its memory, in seconds.
-        hours: that are looked at.
+        lost: for each function the times at which it loses its memory, in seconds.
+        hours: number of hours.
     """
     is_lost = lost_within(lost, hours, HOUR_SECONDS)
     kept: NDArray[np.bool_] = is_lost[:, places].sum(axis=2) <= code.parity
@@ -115,11 +115,11 @@ def kept_hours(code: Code, places: NDArray[np.int64], lost: Sequence[Iterable[fl
 
 
 def first_arrivals(code: Code, shard_seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ``float64 [reads]``, when each read has enough shards: all are asked for at once, the last are dropped.
+    """Return ``float64 [reads]``, the time at which each read has enough shards; all are requested at once.
 
     Args:
-        code: of the objects.
-        shard_seconds: ``float64 [reads, shards]``, when each shard arrives.
+        code: erasure code of the objects.
+        shard_seconds: ``float64 [reads, shards]``, arrival time of each shard, in seconds.
     """
     arrived: NDArray[np.float64] = np.partition(shard_seconds, code.data - 1, axis=1)[:, code.data - 1]
     return arrived
@@ -127,13 +127,13 @@ def first_arrivals(code: Code, shard_seconds: NDArray[np.float64]) -> NDArray[np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Billing(Bounded):
-    """How long calls are billed.
+    """Billed durations of calls.
 
     Attributes:
-        tick_seconds: what a call takes is rounded up to a multiple of it.
-        warm_call_seconds: of a call that only keeps a function warm.
-        backup_call_seconds: of each of the two instances that a back-up keeps busy.
-        shard_call_seconds: of a function that serves a shard.
+        tick_seconds: unit to which the duration of a call is rounded up, in seconds.
+        warm_call_seconds: duration of a call that only keeps a function warm, in seconds.
+        backup_call_seconds: duration of each of the two calls of a back-up, in seconds.
+        shard_call_seconds: duration of a call that serves a shard, in seconds.
     """
 
     tick_seconds: Positive[float] = 0.001
@@ -142,7 +142,7 @@ class Billing(Bounded):
     shard_call_seconds: Seconds
 
     def billed_seconds(self, seconds: float) -> float:
-        """Return what is billed for a call; a part of a tick is a tick, and so is nothing."""
+        """Return the billed duration of a call, rounded up to ticks, at least one, in seconds."""
         return max(1, math.ceil(seconds / self.tick_seconds - 1e-9)) * self.tick_seconds
 
 
@@ -150,15 +150,15 @@ class Billing(Bounded):
 class WarmFleet:
     """Functions that hold erasure-coded objects.
 
-    :class:`~stoker._cost.usage.WarmTier` reckons with calls that somebody has counted; here they follow from the code
-    and the upkeep, and are billed by the tick.
+    :class:`~stoker._cost.usage.WarmTier` is given the number of calls; here it follows from the code and the upkeep,
+    and calls are billed by the tick.
 
     Attributes:
-        functions: how many.
-        memory_bytes: of each.
-        code: of the objects.
-        upkeep: what keeps them.
-        reads_per_hour: objects that are read.
+        functions: number of functions.
+        memory_bytes: memory of each function, in bytes.
+        code: erasure code of the objects.
+        upkeep: measures that keep the functions' memory.
+        reads_per_hour: number of objects read in an hour.
     """
 
     functions: int
@@ -168,7 +168,7 @@ class WarmFleet:
     reads_per_hour: float = 0.0
 
     def bill(self, hours: float, prices: FunctionPrices, billing: Billing) -> Bill:
-        """Return what so many hours cost."""
+        """Return the cost of ``hours``."""
 
         def dollars(calls: float, seconds: float) -> float:
             used = Calls(calls=calls, seconds=billing.billed_seconds(seconds), memory_bytes=self.memory_bytes)
@@ -187,7 +187,7 @@ class WarmFleet:
 _PAPER = published("infinicache")
 _CODE = Code(_PAPER["data_shards"], _PAPER["parity_shards"])
 _READS_PER_HOUR = {"large objects": 692.0, "all objects": 3950.0}
-"""Fitted: to what the published bills leave beside upkeep."""
+"""Reads an hour, fitted to the published bills without upkeep."""
 _PAPERS_RECLAIM = Reclaim(
     mean_life_seconds=7.4 * 3600, together=0.53, idle_seconds=_PAPER["idle_seconds"]
 )  # both fitted, to the availability without and with back-ups
@@ -205,7 +205,7 @@ _SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """How much is simulated."""
+    """Size of the simulation."""
 
     hours: int
     objects: int
@@ -225,7 +225,7 @@ def _upkeep(*, backup: bool, warm: bool = True, reads_per_hour: float = _READS_P
 
 
 def _kept(reclaim: Reclaim, upkeep: Upkeep, size: _Size, code: Code = _CODE) -> float:
-    """Return the part of object-hours that is kept."""
+    """Return the fraction of object-hours in which the object is kept, 0 to 1."""
     functions, rng = _PAPER["functions"], random.Random(_SEED)  # noqa: S311 - a model's
     lost = [tuple(losses(reclaim, upkeep, size.hours * 3600.0, rng)) for _ in range(functions)]
     return float(kept_hours(code, _places(code, size.objects), lost, size.hours).mean())
@@ -339,7 +339,7 @@ def _published_rates(x: float) -> Series:
 
 
 def run(quick: bool) -> Outcome:
-    """What lasts an hour, what it costs, and latencies."""
+    """Run availability, cost and latency."""
     size = _QUICK if quick else _FULL
     bills, dollar_panel = _bills()
     latencies, latency_panel = _latencies(size)

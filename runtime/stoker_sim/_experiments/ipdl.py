@@ -1,18 +1,18 @@
-"""IPDL: fetching the next batch while one trains, beside loader workers, from one disk and from a cluster's memory.
+"""IPDL: prefetching the next batch, beside loader workers, from one disk and from a cluster's memory.
 
 X. Ruan, H. Chen, "Informed Prefetching in I/O Bounded Distributed Deep Learning" (PAISE 2021). The paper's loader is
-the schedule ``NextBatch(1)`` with one reader; it and deeper ones are this package's own schedule, prefetcher and ring.
-The plots' figures are not in the text, so ours stand beside the trends that the slides state. What a disk, a cluster
-and a step take is not published: typical figures are assumed.
+the schedule ``NextBatch(1)`` with one reader; it and deeper ones use this package's schedule, prefetcher and ring. The
+text does not give the figures of the plots, so ours are compared with the trends that the slides state. The times of a
+disk, a cluster and a step are not published: typical figures are assumed.
 
-Workers load as in torch.utils.data (versions 1.4 to 2): every worker has a queue, batches are dealt to workers in
-turn, as many as ``prefetch_factor`` for each at first and one more whenever the training loop takes one. A batch that
-is ready early waits for those before it. Without workers the loop loads its batches itself.
+Workers load as in torch.utils.data (versions 1.4 to 2): each worker has a queue, and batches are assigned to workers in
+turn, ``prefetch_factor`` to each at first and one more whenever the training loop takes one. A batch that is ready
+early waits for those before it. Without workers the training loop loads its batches itself.
 
-The disk has one head: what it reads next is what lies nearest of what it is asked for. Serving the nearest request
-never waits for a better one. So a lone reader, which asks for the next piece only when it has the last one, finds
-the head where it left it; two readers take the head away from each other between two pieces of one file (S. Iyer, P.
-Druschel, "Anticipatory scheduling", SOSP 2001, section 1); and of many requests one is near.
+The disk has one head and serves the nearest pending request first, without waiting for a nearer one. So a single
+reader, which requests the next piece after it has received the last one, finds the head where it left it; two readers
+move the head away from each other between two pieces of one file (S. Iyer, P. Druschel, "Anticipatory scheduling", SOSP
+2001, section 1); and of many requests one is near.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from stoker_sim._scenario import Scenario, one_by_one, simulate, slot_bytes
 
 @dataclass(eq=False)
 class Disk:
-    """One disk, which many may read from.
+    """Model of one disk for any number of readers.
 
     Attributes:
-        rng: for the platter's place.
-        settle_seconds: of the shortest move of the head.
-        stroke_seconds: of the longest; others grow with the root of the distance.
-        turn_seconds: of a turn of the platter, of which each read waits for a part.
-        bytes_per_second: while the head reads.
-        pieces: places that a file is read from, one after the other, all near: its record, and its bytes.
+        rng: generator of rotational delays.
+        settle_seconds: duration of the shortest seek, in seconds.
+        stroke_seconds: duration of the longest seek, in seconds; others grow with the square root of the distance.
+        turn_seconds: duration of one rotation, in seconds; each read waits for a random part of it.
+        bytes_per_second: transfer rate.
+        pieces: number of consecutive reads of a file at nearby positions: its record, and its bytes.
     """
 
     rng: random.Random
@@ -68,11 +68,11 @@ class Disk:
         self._waiting: list[tuple[float, asyncio.Future[None]]] = []
 
     async def read_file(self, place: float, size_bytes: int) -> None:
-        """Take the time of a file; cancelled, let the head go on to the next one.
+        """Wait as long as the read of a file takes; if cancelled, the head moves on to the next request.
 
         Args:
-            place: where it lies, 0 to 1.
-            size_bytes: of its last piece; the others take none.
+            place: position of the file on the disk, 0 to 1.
+            size_bytes: size of its last piece, in bytes; the others have none.
         """
         for piece in range(self.pieces):
             await self._read(place + piece * 1e-9, size_bytes if piece == self.pieces - 1 else 0)
@@ -88,13 +88,13 @@ class Disk:
             self._pass_on()
 
     def _seek_seconds(self, distance: float) -> float:
-        """Return how long the head takes for a distance, in parts of its whole way; 0 for none."""
+        """Return the duration of a seek over a distance from 0 to 1, in seconds; 0 if the distance is 0."""
         if not distance:
             return 0.0
         return self.settle_seconds + (self.stroke_seconds - self.settle_seconds) * math.sqrt(distance)
 
     async def _turn(self, place: float) -> None:
-        """Return when the head may be moved to a place."""
+        """Wait until the head may move to a position."""
         if not self._is_busy:
             self._is_busy = True
             return
@@ -108,7 +108,7 @@ class Disk:
             raise
 
     def _pass_on(self) -> None:
-        """Give the head to whoever is nearest to it."""
+        """Give the head to the nearest pending request."""
         self._waiting = [each for each in self._waiting if not each[1].done()]
         if not self._waiting:
             self._is_busy = False
@@ -119,12 +119,12 @@ class Disk:
 
 
 class DiskView(ModelledReader):
-    """A disk's files as objects.
+    """Reader of a disk's files as objects.
 
     Args:
-        disk: where they are.
-        size_of: the size in bytes of the file under a key; raises KeyError if there is none.
-        place_of: where it lies, 0 to 1.
+        disk: the disk.
+        size_of: function from a key to the size of its file in bytes; raises KeyError if there is none.
+        place_of: function from a key to the position of its file, 0 to 1.
     """
 
     def __init__(self, disk: Disk, size_of: Callable[[str], int], place_of: Callable[[str], float]) -> None:
@@ -139,11 +139,11 @@ T = TypeVar("T")
 
 
 class Processors:
-    """Cores that jobs share evenly, each on one of them at most.
+    """Cores that jobs share evenly; each job uses at most one core.
 
     Attributes:
-        cores: how many.
-        busy_seconds: of work that was given to them, in seconds of one core.
+        cores: number of cores.
+        busy_seconds: total work, in core-seconds.
     """
 
     def __init__(self, cores: int) -> None:
@@ -152,16 +152,16 @@ class Processors:
         self._shared = Shared(lambda jobs: min(1.0, cores / jobs))
 
     async def work(self, seconds: float) -> None:
-        """Take what so many seconds of a core take beside the other jobs."""
+        """Wait as long as work of this many core-seconds takes beside the other jobs."""
         self.busy_seconds += seconds
         await self._shared.serve(seconds)
 
 
 class DecodingView(ReaderWrapper[Readable]):
-    """Another store to read from, each of whose answers is decoded once it is there.
+    """Wrapper of a store that decodes each answer after it has arrived.
 
     Args:
-        wrapped: what is read.
+        wrapped: store to read from.
         processors: CPU cores that decode.
         seconds: decode time of one answer, in seconds.
     """
@@ -171,7 +171,7 @@ class DecodingView(ReaderWrapper[Readable]):
         self._processors, self._seconds = processors, seconds
 
     async def _perform(self, operation: Operation, key: str, request: Callable[[], Awaitable[T]]) -> T:
-        """Read, and decode what has bytes."""
+        """Perform the request, and decode the answer if it has bytes."""
         answer = await request()
         if operation is Operation.GET:
             await self._processors.work(self._seconds)
@@ -179,7 +179,7 @@ class DecodingView(ReaderWrapper[Readable]):
 
 
 Load = Callable[[int], Awaitable[object]]
-"""Loads a sample, given by its number."""
+"""Function that loads the sample of a number."""
 
 
 async def train(
@@ -191,15 +191,15 @@ async def train(
     prefetch_factor: int = 2,
     hand_over_seconds: float = 0.0,
 ) -> None:
-    """Load batches in their order and take a step on each.
+    """Load batches in order and run a step on each.
 
     Args:
-        batches: the samples of each.
-        load: loads a sample; a worker loads one after the other.
-        step: trains on the batch that is there.
-        workers: processes that load; 0 loads in the training loop.
-        prefetch_factor: batches that a worker is asked for ahead.
-        hand_over_seconds: that the training loop takes for a batch of a worker's.
+        batches: sample numbers of each batch.
+        load: function that loads a sample; a worker loads one after the other.
+        step: function that trains on a loaded batch.
+        workers: number of worker processes; 0 loads in the training loop.
+        prefetch_factor: number of batches that each worker loads ahead.
+        hand_over_seconds: time that the training loop takes to receive a batch from a worker, in seconds.
     """
     if not workers:
         for batch in batches:
@@ -261,24 +261,24 @@ _LATE_BUCKET = BucketModel(first_byte=Late(LogNormal(0.02, 0.08), _LATE_FRACTION
 
 @dataclass(slots=True)
 class _Steps:
-    """What steps take, a :class:`~stoker._diagnostics.latency.Latency` which notes when each begins."""
+    """Durations of steps, a :class:`~stoker._diagnostics.latency.Latency` that records the start of each step."""
 
     begun_seconds: list[float] = field(default_factory=list)
 
     def draw(self, rng: random.Random | None = None) -> float:
-        """Return what a step takes that begins now."""
+        """Record a step that begins now and return its duration, in seconds."""
         self.begun_seconds.append(asyncio.get_running_loop().time())
         return _STEP_SECONDS
 
 
 class _Found(NamedTuple):
-    """What a loader took.
+    """Result of a loader.
 
     Attributes:
-        seconds: of ten batches, on average,
-        least_seconds: and of the ten that were fastest.
-        spread: how much it varies: the standard deviation over the mean.
-        processor: part of the machine's cores that was busy.
+        seconds: mean time of ten batches, in seconds.
+        least_seconds: minimum time of ten batches, in seconds.
+        spread: standard deviation of that time over its mean.
+        processor: fraction of the machine's cores that was busy, 0 to 1.
     """
 
     seconds: float
@@ -301,14 +301,14 @@ _Trend = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where samples are.
+    """A store of samples, and the published trends.
 
     Attributes:
-        name: in tables.
-        cores: of the machine that trains.
-        trend: what the slides say.
-        store: makes the store of a data set.
-        trends: what the slides say, one by one: ours, and whether it holds, by what each number of workers took.
+        name: name in tables.
+        cores: cores of the machine that trains.
+        trend: trend that the slides state.
+        store: function that creates the store of a data set.
+        trends: function from our results by number of workers to rows of trend, our figures, and whether it holds.
     """
 
     name: str
@@ -361,14 +361,14 @@ def _with_workers(place: _Place, workers: int, batches: int) -> _Found:
         await store.get_range(manifest.key(sample), 0, _SAMPLE_BYTES, into=memoryview(b""))
 
     async def step() -> None:
-        await processors.work(steps.draw())  # the loop keeps a core busy while it drives the accelerator
+        await processors.work(steps.draw())  # the training loop keeps one core busy during a step
 
     run_virtual(train(drawn.tolist(), load, step, workers=workers, hand_over_seconds=_HAND_OVER_SECONDS))
     return _Found.of(steps, processors.busy_seconds, place.cores)
 
 
 def _with_schedule(place: _Place, depth: int, readers: int, batches: int) -> _Found:
-    manifest, steps, processors = _dataset(), _Steps(), Processors(place.cores - 1)  # one core is the loop's
+    manifest, steps, processors = _dataset(), _Steps(), Processors(place.cores - 1)  # one core runs the training loop
     feed = PipelineConfig(
         order=OrderConfig(seed=_SEED, window=1),
         batch_size=_BATCH,
@@ -395,7 +395,7 @@ def _dataset() -> Manifest:
 
 
 def run(quick: bool) -> Outcome:
-    """Loader workers beside schedules of ours."""
+    """Run loader workers and our schedules."""
     batches = 20 if quick else 100
     workers = (0, 1, 2, 4, 8) if quick else _PAPER["workers"]
     depths: Sequence[int] = (1, 4) if quick else (1, 2, 4, 8)

@@ -1,13 +1,13 @@
-"""Our own runs: DELI's workloads with our schedules, caches by policy, and what simulating a thousand nodes takes.
+"""Our own experiments: DELI's workloads with our schedules, caches by policy, and the cost of simulating 1,000 nodes.
 
-The workloads are read sample by sample from the same bucket, and as super-samples. Of 1,000 nodes, each reads 1,000
+The workloads are read from the same bucket sample by sample and as super-samples. Of 1,000 nodes, each reads 1,000
 super-samples an epoch.
 
-Caches are one node's that reads everything, and those of several that share each epoch. Beside ours: hits of uniform
-caching are the cache's share of the data (SiloD, EuroSys 2023; CoorDL, VLDB 2021); those of LRU follow from random
-orders, share + (1 - share) ln(1 - share). The experiment ``caching`` asks the policies alone. In ``ddp`` three nodes
-train together and partition each epoch anew: the whole fetcher asks them as it looks ahead, and what a cache has not
-comes from a bucket.
+Caches belong to a single node that reads everything, or to several that partition each epoch. References: the hit rate
+of uniform caching is the cache's share of the data (SiloD, EuroSys 2023; CoorDL, VLDB 2021); that of LRU follows from
+random orders, share + (1 - share) ln(1 - share). The experiment ``caching`` runs the policies alone. In ``ddp`` three
+nodes train together and partition each epoch again: the whole fetcher uses the caches as it fetches ahead, and misses
+are read from a bucket.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _NODES = 3
 _BATCH_SIZE = 512
 _CACHE_SAMPLES = 2048
 _GETS_PER_SECOND = 100.0
-"""That one of the paper's nodes got with 16 threads."""
+"""Request rate of one of the paper's nodes with 16 threads."""
 _CONNECTION_BYTES_PER_SECOND = 20e6
 _OBJECT_BYTES = 1 << 18
 _WINDOW = 4
 _REQUESTS_AT_ONCE = 16
 _EPOCHS = 2
-"""The first, and one like all later ones."""
+"""The first epoch, and one that is typical of all later ones."""
 _DIRECT = "directly"
 _THEIRS = {_DIRECT: Setting(cache_samples=0), "DELI, 50/50": Setting(1024, 1024, 2048)}
-"""Ways that the paper measured, too."""
+"""Settings that the paper measured, too."""
 _QUICK_PART = 12
-"""A quick run has this part of each data set, and of its computing."""
+"""Divisor of each data set and its compute time in a quick run."""
 
 
 def _epochs(workload: Workload, samples: int) -> list[EpochResult]:
-    """Return each epoch of the first node, with a ring as large as the paper's cache and so many samples an object."""
+    """Return the epochs of the first node, with a ring of the size of the paper's cache and ``samples`` per object."""
     bucket = BucketModel(
         first_byte=Constant(workload.costs.get_seconds),
         requests_per_second=_NODES * _GETS_PER_SECOND,
@@ -90,7 +90,7 @@ def _part(workload: Workload, part: int) -> Workload:
 
 
 def run_ours(quick: bool) -> Outcome:
-    """The paper's workloads with our schedules."""
+    """Run the paper's workloads with our schedules."""
     part = _QUICK_PART if quick else 1
     columns = ("workload", "way", "epoch", "wait s", "less than directly", "miss rate", "epoch s", "epoch / bound")
     table, panels = Table("ours", columns), []
@@ -124,15 +124,15 @@ _REMARKS = (
 
 _POLICIES = ("lru", "fifo", "uniform", "next-use")
 _SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Caches, of what a node reads in an epoch."""
+"""Cache sizes, as fractions of the objects that a node reads in an epoch."""
 _WARM_UP = 0.6
-"""The part of the epochs that is not counted: caches fill, and next-use learns what to keep."""
+"""Fraction of epochs that is not counted, while caches fill and next-use adapts."""
 _PARTITIONED_HITS = {
     "fifo": (0.011, 0.048, 0.112, 0.207),
     "uniform": (0.083, 0.167, 0.249, 0.332),
     "next-use": (0.250, 0.416, 0.539, 0.627),
 }
-"""Hit rates of three nodes that partition each epoch anew, by cache over partition."""
+"""Reference hit rates of three nodes that partition each epoch again, for each of ``_SHARES``."""
 _OF_READ = "cache / what the node reads in an epoch"
 
 
@@ -142,7 +142,7 @@ def _settled(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) ->
 
 
 def run_caching(quick: bool) -> Outcome:
-    """Hit rates of policies alone."""
+    """Run the policies alone and return their hit rates."""
     objects, epochs = (300, 10) if quick else (3_000, 30)
     rng = np.random.default_rng(7)
     alone = [rng.permutation(objects) for _ in range(epochs)]
@@ -167,7 +167,7 @@ def run_caching(quick: bool) -> Outcome:
 
 
 def _references(nodes: int, policy: str) -> Sequence[float]:
-    """Return known hit rates, none if there are none."""
+    """Return reference hit rates, or an empty sequence if there are none."""
     if nodes > 1:
         return _PARTITIONED_HITS.get(policy, ())
     if policy == "lru":
@@ -177,8 +177,8 @@ def _references(nodes: int, policy: str) -> Sequence[float]:
 
 _DDP_POLICIES = ("fifo", "uniform", "next-use")
 _WARM_UP_EPOCHS = 8
-"""Are not counted: caches fill, and next-use learns what to keep. Nor is the last one, a part of which is fetched
-before it begins, while nothing is fetched for the next."""
+"""Number of first epochs that are not counted, while caches fill and next-use adapts. The last epoch is not counted
+either: a part of it is fetched before it begins, and nothing is fetched for a next one."""
 _SAMPLES = 64
 _SUPER_SAMPLE_BYTES = 8 << 20
 _SLOTS = 20
@@ -208,7 +208,7 @@ def _held(share: float, super_samples: int) -> int:
 
 
 def _by_policy_alone(policy: str, share: float, super_samples: int, epochs: int) -> float:
-    """Return the hit rate of a policy that is asked for the same objects in the same order, one after the other."""
+    """Return the hit rate of a policy alone that reads the same objects in the same order, one after the other."""
     samples = np.full(super_samples, _SAMPLES)
     orders = [Order(samples, _ORDER, epoch) for epoch in range(epochs)]
     rates = [
@@ -235,7 +235,7 @@ def _ddp_row(policy: str, share: float, super_samples: int, epochs: int) -> tupl
 
 
 def run_ddp(quick: bool) -> Outcome:
-    """Hit rates of nodes that train together."""
+    """Run nodes that train together and return the hit rates of their caches."""
     super_samples, epochs = (240, _WARM_UP_EPOCHS + 5) if quick else (3_000, _WARM_UP_EPOCHS + 9)
     cases = product(_DDP_POLICIES, (0.5,) if quick else _SHARES)
     columns = (
@@ -264,11 +264,11 @@ _SCALE_BYTES = 8 << 20
 
 
 def measured_cost(nodes: int, super_samples: int) -> tuple[float, Run]:
-    """Return the seconds of this process that an epoch took to simulate, and the run.
+    """Simulate an epoch and return the processor time of this process in seconds, and the run.
 
     Args:
-        nodes: how many.
-        super_samples: of 8 MiB, a batch each, that each node reads.
+        nodes: number of nodes.
+        super_samples: number of super-samples that each node reads, each of 8 MiB and one batch.
     """
     objects, order = nodes * super_samples, OrderConfig(seed=1, lanes=nodes)
     manifest = described(super_samples=objects, samples=_SCALE_SAMPLES, super_sample_bytes=_SCALE_BYTES)
@@ -280,13 +280,13 @@ def measured_cost(nodes: int, super_samples: int) -> tuple[float, Run]:
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process ever had."""
+    """Return the peak resident memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
 
 
 def run_scale(quick: bool) -> Outcome:
-    """What simulating takes."""
+    """Run simulations of growing size and return their processor time and memory."""
     columns = ("nodes", "super-samples of each", "fetches", "processor s", "µs a fetch", "peak memory MB", "stall")
     table, panels = Table("scale", columns), []
     for nodes, super_samples in _QUICK_SIZES if quick else _SIZES:

@@ -1,7 +1,7 @@
-"""SiloD: job completion times of a queue on a cluster whose jobs share cache and bandwidth, and its estimate of a rate.
+"""SiloD: job completion times on a cluster whose jobs share cache and bandwidth, and its estimate of a training rate.
 
-Completion times are those of our policies and of equal parts; the estimate stands beside what the fetcher does in
-virtual time with such a cache and bucket.
+Completion times compare our policies with equal parts; the estimate is compared with the fetcher in virtual time with
+the same cache and bucket.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from stoker_sim._scenario import Scenario, by_lanes, simulate
 _GPUS = 96
 _CACHE_BYTES = 2 * 10**12
 _LOAD = 0.7
-"""Of the GPUs, by what the queue would take if nobody ever waited for data."""
+"""Utilization of the GPUs if no job waited for data."""
 _BANDWIDTHS = (0.125e9, 0.25e9, 0.375e9, 0.5e9, 1e9, 2e9)
-"""Bytes a second from the bucket: 1 to 16 Gbit/s."""
+"""Bandwidths from the bucket in bytes a second: 1 to 16 Gbit/s."""
 _SHOWN = 0.25e9
-"""Of which every job is shown."""
+"""Bandwidth for which all jobs are drawn, in bytes a second."""
 _PUBLISHED = 7.4
 _HOUR = 3600.0
 
@@ -44,18 +44,18 @@ _MIX = (
     ("speech, 60 GB (LibriSpeech)", 60 * 10**9, 15e6),
     ("language, 160 GB (tokens, BERT)", 160 * 10**9, 2e6),
 )
-"""Kinds of jobs, in equal parts: name, bytes of the data set, and bytes a second that a GPU of 2020 trains of it."""
+"""Kinds of jobs, equally likely: name, bytes of the data set, and bytes a second that one GPU of 2020 trains."""
 _GPUS_OF_A_JOB = (1, 1, 1, 2, 2, 4, 8)
 _LEAST_HOURS, _MOST_HOURS = 1.0, 24.0
 
 
 def queue(jobs: int, seed: int, *, share_data: bool = False) -> list[Submission]:
-    """Return a queue: jobs of the mix, with lengths drawn log-uniformly, that come at random.
+    """Return a random queue of jobs of the mix, with log-uniform lengths and exponential gaps.
 
     Args:
-        jobs: how many.
-        seed: of what is drawn.
-        share_data: whether all jobs of a kind read one data set; else each has its own.
+        jobs: number of jobs.
+        seed: seed of the draws.
+        share_data: whether all jobs of a kind read one data set; otherwise each has its own.
     """
     rng = random.Random(f"silod {seed}")  # noqa: S311 - a model's
     drawn = []
@@ -78,23 +78,23 @@ def queue(jobs: int, seed: int, *, share_data: bool = False) -> list[Submission]
 
 _GREEDY, _MAX_MIN, _EQUAL = (POLICIES[name] for name in ("greedy", "max-min", "equal"))
 _BY_EFFICIENCY = Policy(name="efficiency alone", cache=_MAX_MIN.cache, bandwidth=_GREEDY.bandwidth)
-"""SiloD's greedy placement, where ours asks again which rates come out."""
+"""SiloD's greedy placement, without the improvement of ours by the resulting rates."""
 _WAYS = {
     **{f"{policy.name}, own data": (policy, False) for policy in (_GREEDY, _BY_EFFICIENCY, _MAX_MIN, _EQUAL)},
     **{f"{policy.name}, shared data": (policy, True) for policy in (_GREEDY, _MAX_MIN, _EQUAL)},
     "no cache": (POLICIES["no-cache"], False),
 }
-"""Name, how it divides, and whether jobs share data sets."""
+"""Name → policy, and whether jobs share data sets."""
 _FACTORS = (
     ("own data: greedy over equal parts", "greedy, own data", "equal, own data"),
     ("shared data: greedy over equal parts", "greedy, shared data", "equal, shared data"),
     ("greedy with shared caches over equal caches of one's own", "greedy, shared data", "equal, own data"),
 )
-"""Name, ours, and what ours is compared with."""
+"""Name, our case, and the case it is compared with."""
 
 
 def _hours(way: str, bandwidth: float, jobs: int, seeds: Sequence[int]) -> list[float]:
-    """Return the completion time of each job, in the order in which they are handed in, of one queue after another."""
+    """Return the completion times of all jobs in hours, queue by queue, in the order of submission."""
     policy, shares_data = _WAYS[way]
     cluster, hours = Cluster(cache_bytes=_CACHE_BYTES, bytes_per_second=bandwidth), list[float]()
     for seed in seeds:
@@ -104,7 +104,7 @@ def _hours(way: str, bandwidth: float, jobs: int, seeds: Sequence[int]) -> list[
 
 
 def run_allocate(quick: bool) -> Outcome:
-    """Completion times of a queue of jobs, by policy."""
+    """Run queues of jobs and return completion times by policy."""
     jobs, seeds, bandwidths = (80, (1,), (0.25e9, 1e9)) if quick else (150, (1, 2, 3), _BANDWIDTHS)
     found = {(way, at): _hours(way, at, jobs, seeds) for at, way in product(bandwidths, _WAYS)}
     means = {case: mean(hours) for case, hours in found.items()}
@@ -162,26 +162,26 @@ def _remarks(means: _Means, jobs: int, seeds: Sequence[int]) -> list[str]:
 
 
 _SAMPLES = 64
-"""Of a super-sample, and of a batch of each node."""
+"""Samples of a super-sample, and of a batch of each node."""
 _SUPER_SAMPLE_BYTES = 8 << 20
 _RATE = 400e6
 _FIRST_BYTE = LogNormal(0.02, 0.08)
 _GOOD = 0.05
 _SEED = 1
 _UNSEEN = 0.01
-"""Of the data set, on a node, when its cache counts as filled."""
+"""Fraction of the data set that a node has not read when its cache counts as filled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What the estimate does not ask for.
+    """Figures that the estimate does not depend on.
 
     Attributes:
-        super_samples: of the data set.
-        policy: of the cache.
-        first_byte: of the bucket's answers.
-        memory_bytes: for what is read ahead, of each node.
-        warm_epochs: that are trained once the caches are filled.
+        super_samples: number of super-samples of the data set.
+        policy: name of the cache's eviction policy.
+        first_byte: distribution of the bucket's time to the first byte.
+        memory_bytes: memory of each node for fetches ahead, in bytes.
+        warm_epochs: number of epochs trained with filled caches.
     """
 
     super_samples: int = 500
@@ -194,21 +194,21 @@ class Circumstances:
 _USUAL = Circumstances()
 _SLOW = Circumstances(first_byte=LogNormal(0.1, 0.5))
 _SEVERAL = Circumstances(memory_bytes=256 << 20, warm_epochs=18)
-"""Which parts fall to a node, and so its hits, is chance: many epochs even that out."""
+"""Several nodes: the parts that fall to a node, and so its hits, are random, and many epochs average them."""
 _LITTLE = Circumstances(super_samples=2000, memory_bytes=512 << 20)
-"""So much data that what is read ahead is no cache beside them, as with real data sets."""
+"""Memory that is small beside the data set, as with real ones: fetches ahead then have no effect as a cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Something to estimate.
+    """A job whose rate is estimated and simulated.
 
     Attributes:
-        kind: of it.
-        supply: what the job gets from the bucket, over what it needs to train at its full rate.
-        share: what it gets.
-        around: everything else.
-        kept: what it keeps together with others.
+        kind: kind of the case.
+        supply: bandwidth of the job over the bandwidth that it needs to train at its full rate.
+        share: allocation of the job.
+        around: all other figures.
+        kept: entries of a cache that it shares with other jobs; None for its own.
     """
 
     kind: str
@@ -218,18 +218,18 @@ class Case:
     kept: Residents[str] | None = None
 
     def error(self) -> float:
-        """Return by which part the job is faster, in virtual time, than the estimate."""
+        """Return the relative difference of the simulated rate from the estimate."""
         return simulated_rate(self.share, self.around, self.kept) / self.share.rate - 1
 
 
 def simulated_rate(share: Share, around: Circumstances, kept: Residents[str] | None = None) -> float:
-    """Return the bytes that a job trains a second once its cache is warm.
+    """Return the simulated rate of a job with a warm cache, in bytes a second.
 
     Args:
-        share: what it gets.
-        around: everything else.
-        kept: what several jobs on one node keep together of their data set, by keys; the job's nodes have caches of
-            their own if None.
+        share: allocation of the job.
+        around: all other figures.
+        kept: entries, by key, of a cache that several jobs on one node share; None for a cache on each of the job's
+            nodes.
     """
     scenario = _scenario(share, around)
     if kept is None:
@@ -245,7 +245,7 @@ def simulated_rate(share: Share, around: Circumstances, kept: Residents[str] | N
 
 
 def _scenario(share: Share, around: Circumstances) -> Scenario:
-    """Return a run of a job, without its cache, that goes on for an epoch so that the others have one to read ahead."""
+    """Return the scenario of a job without its cache; one extra epoch lets the counted ones fetch ahead."""
     job = share.job
     super_sample_bytes = job.dataset_bytes // around.super_samples
     return by_lanes(
@@ -256,7 +256,7 @@ def _scenario(share: Share, around: Circumstances) -> Scenario:
         FetchConfig(),
         bucket=BucketModel(
             first_byte=around.first_byte,
-            total_bytes_per_second=share.bytes_per_second or math.inf,  # who needs none still fills the cache
+            total_bytes_per_second=share.bytes_per_second or math.inf,  # without a limit it can fill its cache
         ),
         compute=Constant(super_sample_bytes * job.nodes / job.compute_bytes_per_second),
         epochs=_cold_epochs(job.nodes) + around.warm_epochs + 1,
@@ -266,15 +266,15 @@ def _scenario(share: Share, around: Circumstances) -> Scenario:
 
 
 def _cold_epochs(nodes: int) -> int:
-    """Return after how many epochs the caches of nodes are filled, which see a random part of the data set in each.
+    """Return the number of epochs until the caches of nodes are filled, each with a random part of the data set.
 
-    One more goes by until all is read that was on its way, side by side, when the last one of them ended.
+    One extra epoch lets the fetches complete that were in flight at the end of the last of these epochs.
     """
     return 1 + (1 if nodes == 1 else math.ceil(math.log(_UNSEEN) / math.log(1 - 1 / nodes)))
 
 
 def cases(quick: bool = False) -> Iterator[Case]:
-    """Yield what is estimated, kind by kind."""
+    """Yield the cases, kind by kind."""
     rates = (_RATE,) if quick else (_RATE, 100e6, 800e6)
     cached = (0.0, 0.9) if quick else (0.0, 0.25, 0.5, 0.75, 0.9)
     supplies = (0.5, 1.0) if quick else (0.25, 0.5, 0.8, 1.0, 1.25, 2.0)
@@ -306,7 +306,7 @@ def _case(kind: str, rate: float, part: float, supply: float, around: Circumstan
 
 
 def run_estimate(quick: bool) -> Outcome:
-    """The estimate of a rate beside the fetcher."""
+    """Run the estimate of a rate beside the fetcher in virtual time."""
     columns = ("kind", "nodes", "f* MB/s", "cached", "supply", "estimate MB/s", "simulated MB/s", "error")
     table = Table("silod-estimator", columns)
     for case in cases(quick):

@@ -1,10 +1,11 @@
-"""Our warm tier beside InfiniCache: what lasts an hour, and what that costs, if a platform takes instances at random.
+"""Our warm tier beside InfiniCache: availability and cost if a platform reclaims instances at random.
 
-A. Wang et al., "InfiniCache: Exploiting Ephemeral Serverless Functions to Build a Cost-Effective Memory Cache" (FAST
-2020), is what it stands beside: 400 functions of 1.5 GB for 50 hours.
+Compared with A. Wang et al., "InfiniCache: Exploiting Ephemeral Serverless Functions to Build a Cost-Effective Memory
+Cache" (FAST 2020): 400 functions of 1.5 GB for 50 hours.
 
-A node's history is that of :mod:`stoker_sim._warm_fleet`, which is checked against the real proxy. What is lost follows
-from it without drawing objects, since these are on random nodes: a read writes again what was lost since the last one.
+The history of a node is that of :mod:`stoker_sim._warm_fleet`, which is checked against the real proxy. Expected losses
+follow from it without drawing objects, since these are on random nodes: each read rewrites the shards lost since the
+last one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from stoker_warm._erasure import Code
 PAPER = published("infinicache")
 OBJECT_BYTES = 8 << 20
 OBJECTS = 3_950
-"""Each is read once an hour, so as many reads as the paper's largest bill is for."""
+"""Number of objects; with one read an hour each, the reads are those of the paper's largest bill."""
 LINGER_SECONDS = 0.05
 KEEP_WARM_SECONDS = 60.0
 _SEED = 1
@@ -33,7 +34,7 @@ _SEED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a fleet holds for how long, and how often each object is read."""
+    """Size of a fleet, the objects it holds, the duration, and the interval of the reads of each object."""
 
     hours: int
     functions: int = PAPER["functions"]
@@ -42,27 +43,27 @@ class Load:
 
     @property
     def reads(self) -> float:
-        """Of objects."""
+        """Number of reads of objects."""
         return self.objects * self.hours * 3600.0 / self.read_seconds
 
     def shards_of_node(self, code: Code) -> float:
-        """Return how many shards a node holds."""
+        """Return the mean number of shards on a node."""
         return self.objects * code.shards / self.functions
 
     def held_bytes(self, code: Code) -> float:
-        """Return what a node holds."""
+        """Return the mean number of bytes on a node."""
         return self.shards_of_node(code) * code.shard_bytes(OBJECT_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What came of it.
+    """Availability and cost of a tier.
 
     Attributes:
-        reads: the part of reads in which the object could be restored.
-        object_hours: the part of object-hours in which the object could always be restored.
-        whole_hours: the part of hours in which every object could.
-        bill: for all.
+        reads: fraction of reads whose object could be restored, 0 to 1.
+        object_hours: fraction of object-hours in which the object could be restored at all times, 0 to 1.
+        whole_hours: fraction of hours in which all objects could be restored, 0 to 1.
+        bill: cost of the tier.
     """
 
     reads: float
@@ -72,7 +73,7 @@ class Found:
 
 
 class Case(NamedTuple):
-    """A tier on a platform: how long instances live on average, how objects are cut, and what is asked of it."""
+    """A simulated tier: mean life of an instance in minutes, erasure code, and load."""
 
     life_minutes: int
     code: Code
@@ -81,7 +82,7 @@ class Case(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _reclaims(life_minutes: int, functions: int, hours: int) -> list[list[float]]:
-    """Return when the platform takes instances: the same for every case."""
+    """Return for each function the times of its reclaims, in seconds; they are the same in all cases."""
     rng = random.Random(_SEED)  # noqa: S311 - a model's
     return [list(reclaims(60.0 * life_minutes, hours * 3600.0, rng)) for _ in range(functions)]
 
@@ -96,12 +97,12 @@ def _histories(case: Case) -> list[NodeLife]:
 
 @lru_cache(maxsize=1024)
 def found_of(case: Case) -> Found:
-    """Return what comes of a tier; the platform takes the same instances at the same times from each."""
+    """Simulate a tier and return its availability and cost; reclaims come at the same times in all cases."""
     code, load, histories = case.code, case.load, _histories(case)
     lost_seconds = [[at for at, _ in each.losses] for each in histories]
     lost = lost_between_reads(code, lost_seconds, load.hours, load.read_seconds)
     at_reads = lost_at_reads(code, lost_seconds, round(load.hours * 3600.0 / load.read_seconds), load.read_seconds)
-    # What a node loses twice between two reads is written again once.
+    # Shards that a node loses twice between two reads are rewritten once.
     refills = sum(len({int(at // load.read_seconds) for at in each}) for each in lost_seconds)
     rebuild = _CALLS.moving(refills * load.shards_of_node(code), code.shard_bytes(OBJECT_BYTES))
     prices = Prices.load()
@@ -121,12 +122,12 @@ def found_of(case: Case) -> Found:
 
 
 _CALLS = NodeCalls(memory_bytes=PAPER["memory_bytes"], linger_seconds=LINGER_SECONDS)
-"""What calls of the paper's functions are billed for."""
+"""Billed durations of calls, with the memory of the paper's functions."""
 _THEIR_DOLLARS = max(bill["dollars"] for bill in PAPER["bills"])
 _THEIR_RATE = PAPER["availability"]["with_backup"]
 _ASKED = (10, 30, 60)
 _PAPERS = 444
-"""Minutes: the lives that fit InfiniCache's availability: see the experiment ``infinicache``."""
+"""Mean life in minutes that fits InfiniCache's availability; see the experiment ``infinicache``."""
 _CODES = tuple(Code.parse(text) for text in ("4+2", "8+4", "10+2", "10+4", "10+6", "12+4", "4+4", "4+5"))
 _READ_MINUTES = (5, 10, 20, 60)
 _NONE_LOST = f"hours with none of {OBJECTS:,} lost"
@@ -148,7 +149,7 @@ _FIGURES: dict[str, Callable[[Case], Cell]] = {
     "upkeep $": lambda case: found_of(case).bill.upkeep_dollars,
     "all $": lambda case: found_of(case).bill.dollars,
 }
-"""What tables tell of a case, by the name of its column."""
+"""Column name → function from a case to its cell."""
 
 
 def _table(name: str, columns: tuple[str, ...], cases: Iterable[Case]) -> Table:
@@ -164,7 +165,7 @@ def _by_case(cases: Iterable[Case]) -> Table:
 
 
 def _cheapest(cases: Sequence[Case], hours: int) -> Table:
-    """Return what costs least of all that is above InfiniCache's availability, and what comes next to it if none is."""
+    """Return the cheapest case above InfiniCache's availability, or else the one with the highest availability."""
     columns = ("mean life min", "read every min", "code", "object-hours kept", "all $", "upkeep $")
     table = Table("warm-tier-cheapest", (*columns, "above InfiniCache's for less"))
     their_dollars = _THEIR_DOLLARS * hours / PAPER["hours"]
@@ -183,11 +184,11 @@ def _cheapest(cases: Sequence[Case], hours: int) -> Table:
 
 
 _SHOWN = ((Code(10, 2), 60), (Code(10, 4), 60), (Code(10, 4), 10), (Code(4, 4), 60), (Code(4, 4), 10), (Code(4, 5), 5))
-"""Codes and minutes between reads."""
+"""Drawn codes, with minutes between reads."""
 
 
 def _by_life(lives: Sequence[int], load: Load) -> list[Panel]:
-    """Draw what is kept and what it costs by mean life."""
+    """Return panels of availability and cost by mean life."""
     loads = [(code, replace(load, read_seconds=60.0 * minutes)) for code, minutes in _SHOWN]
     names = [f"{code}, read every {minutes} min" for code, minutes in _SHOWN]
     known = [PAPER["availability"][name] for name in ("with_backup", "without_backup")]
@@ -211,7 +212,7 @@ def _by_life(lives: Sequence[int], load: Load) -> list[Panel]:
 
 
 def _by_objects(counts: Sequence[int], lives: Sequence[int], load: Load) -> tuple[Table, Panel]:
-    """Return both availabilities and the bill by how much the tier holds."""
+    """Return both availabilities and the cost by number of objects."""
     cases, series = list[Case](), []
     for life, code in product(lives, (Code(10, 4), Code(4, 4))):
         of = [Case(life, code, replace(load, objects=objects, read_seconds=600.0)) for objects in counts]
@@ -228,7 +229,7 @@ def _by_objects(counts: Sequence[int], lives: Sequence[int], load: Load) -> tupl
 
 
 def run(quick: bool) -> Outcome:
-    """What our tier keeps, and what that costs."""
+    """Run our tier and return its availability and cost."""
     load = Load(hours=2 if quick else PAPER["hours"])
     lives = (*_ASKED[1 if quick else 0 :], _PAPERS)
     codes = (Code(10, 2), Code(4, 4)) if quick else _CODES
