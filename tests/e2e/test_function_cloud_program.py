@@ -105,10 +105,10 @@ def test_a_configuration_comes_from_a_file_or_from_standard_input_whose_end_is_t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--function", "nameless"], "not like NAME=VALUE"),
+        (["--function", "nameless"], "not of the form NAME=VALUE"),
         (["--function", "f=m.f", "--memory-mb", "1"], "memory_mb must be at least 128"),
-        (["--config", "x.json", "--function", "f=m.f"], "--function does not go with --config"),
-        (["--config", "x.json", "--port", "0"], "--port does not go with --config"),
+        (["--config", "x.json", "--function", "f=m.f"], "--function cannot be combined with --config"),
+        (["--config", "x.json", "--port", "0"], "--port cannot be combined with --config"),
         ([], "give --function NAME=MODULE.HANDLER"),
         (["--config", "/does/not/exist.json"], "No such file"),
     ],
