@@ -1,4 +1,11 @@
-"""A function cloud on this machine: real Lambda and Google runtimes, invoked, frozen, killed and billed."""
+"""A function cloud on this machine: runs Lambda and Google functions in their real runtimes, with faults and billing.
+
+Example:
+    >>> config = FunctionCloudConfig(functions=(FunctionSpec(name="echo", handler="my_module.echo"),))
+    >>> async with function_cloud(config) as cloud:
+    ...     outcome = await cloud.invoke("echo", {"n": 1})
+    ...     print(outcome.payload, cloud.statistics()["echo"].dollars)
+"""
 
 from stoker_local.functions._cloud import FunctionCloud, function_cloud
 from stoker_local.functions._config import (

@@ -1,4 +1,4 @@
-"""The local function cloud: real runtimes, an endpoint to invoke them, and what triggers them, on this machine."""
+"""The local function cloud: function instances, the endpoints that invoke them, and their triggers."""
 
 from __future__ import annotations
 
@@ -43,16 +43,23 @@ _MAX_HEADER_BYTES = 1 << 16
 
 
 class FunctionCloud:
-    """A running function cloud, as :func:`function_cloud` yields it; for use on that event loop.
+    """A running function cloud, as :func:`function_cloud` yields it; use it on the same event loop.
 
     Attributes:
-        config: what runs.
-        url: of the Lambda endpoint.
-        queues: by name.
-        function_urls: of the functions that have one, by function.
-        google_urls: of the Google functions, by function.
-        google_url: below which all Google functions are by their names, as those of a project; empty without any.
-        tmp: ``tmpfs`` if instances have a limited ``/tmp`` of their own, ``folder`` if it is a folder in ``TMPDIR``.
+        config: configuration of the cloud.
+        url: URL of the Lambda endpoint.
+        queues: queues by name.
+        function_urls: function name → function URL, for Lambda functions with ``url_auth``.
+        google_urls: function name → URL, for Google functions.
+        google_url: URL under which every Google function is available at ``/NAME``; empty if there are none.
+        tmp: ``tmpfs`` if each instance has its own ``/tmp`` of limited size, ``folder`` if it uses a folder in
+            ``TMPDIR``.
+
+    Example:
+        >>> async with function_cloud(config, bucket=bucket) as cloud:
+        ...     cloud.inject(FunctionFaultPlan(probabilities={FunctionFaultKind.KILL: 0.1}))
+        ...     outcome = await cloud.invoke("ingest", {"dataset": "s3://stoker/train"})
+        ...     print(outcome.error_type, cloud.log("ingest"))
     """
 
     def __init__(
@@ -86,23 +93,28 @@ class FunctionCloud:
     # --- use ----------------------------------------------------------------------------------------------------
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that lead any AWS client's Lambda calls here, with the first key."""
+        """Return the environment variables that point AWS clients' Lambda calls to this cloud, with the first key."""
         return {"AWS_ENDPOINT_URL_LAMBDA": self.url, **client_variables(self.config.region, self.config.keys)}
 
     async def invoke(self, function: str, event: Any, *, waits: bool = False) -> Outcome:
-        """Run a Lambda function without a request; ``waits`` rather than be throttled.
+        """Run a Lambda function directly, without an HTTP request.
+
+        Args:
+            function: name of the function.
+            event: JSON-serialisable event.
+            waits: wait for the function's concurrency instead of being throttled.
 
         Raises:
-            KeyError: there is no such function.
-            ServiceError: throttled.
+            KeyError: the function does not exist.
+            ServiceError: the invocation was throttled.
         """
         return await self._fleets[function].invoke(self._invocation(event), waits=waits)
 
     def fire(self, schedule: str) -> asyncio.Task[None]:
-        """Fire a schedule ahead of its time; the task ends when its event has been handled or given up.
+        """Fire a schedule now; the returned task ends when its event has been handled or all retries have failed.
 
         Raises:
-            KeyError: there is no such schedule.
+            KeyError: the schedule does not exist.
         """
         fired = next((each for each in self.config.schedules if each.name == schedule), None)
         if fired is None:
@@ -112,31 +124,31 @@ class FunctionCloud:
         return self._fleets[fired.function].accept(self._invocation(event))
 
     def inject(self, plan: FunctionFaultPlan) -> None:
-        """Replace the faults, from the next invocation on."""
+        """Replace the fault plan, from the next invocation on."""
         self._faults.replace(plan)
 
     def reclaim(self) -> None:
-        """Take all idle instances back at once."""
+        """End all idle instances at once."""
         pools: list[Pool[Any]] = [*self._fleets.values(), *self._services.values()]
         for pool in pools:
             pool.reclaim()
 
     def statistics(self) -> dict[str, FunctionStatistics]:
-        """Return the figures of every function; :func:`~stoker_local.functions.total` adds them up."""
+        """Return the statistics of every function; :func:`~stoker_local.functions.total` sums them."""
         return self._ledger.statistics()
 
     def events(self, since: int = 0) -> list[Happening]:
-        """Return what has happened from number ``since`` on, oldest first."""
+        """Return the events from number ``since`` on, oldest first; only the newest 10,000 are kept."""
         return self._ledger.events(since)
 
     def log(self, function: str) -> str:
-        """Return what the newest 200 invocations of a function wrote."""
+        """Return the output of the function's newest 200 invocations."""
         return "".join(self._ledger.accounts[function].logs)
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def _start(self, stack: AsyncExitStack, *, bucket: LocalBucket | None, gcs: LocalGcs | None) -> None:
-        """Start everything; the stack ends it. To be called by :func:`function_cloud` only."""
+        """Start all servers and triggers, which ``stack`` ends; only :func:`function_cloud` calls this."""
         config = self.config
         authority = Authority(config.keys, region=config.region, clock=self._clock)
         api = invoke_api(self._fleets, authority, new_id=self._new_id)
@@ -164,7 +176,7 @@ class FunctionCloud:
             stack.callback(queue.close)
 
     def _invocation(self, event: Any) -> Invocation:
-        """Return an event's delivery, with an id of its own."""
+        """Return the delivery of an event under a new request id."""
         return Invocation(request_id=self._new_id(), payload=json.dumps(event).encode())
 
     async def _serve(self, stack: AsyncExitStack, application: web.Application, port: int = 0) -> str:
@@ -173,7 +185,7 @@ class FunctionCloud:
     def _opened(
         self, spec: AnySpec, environment: Mapping[str, str], platform: str, *, vcpus: float = 0.0
     ) -> InstanceConfig[AnySpec]:
-        """Return what the instances of a function of either platform have in common."""
+        """Return the configuration that all instances of a function share; add its account to the ledger."""
         return InstanceConfig(
             spec=spec,
             cloud=self.config,
@@ -225,22 +237,27 @@ async def function_cloud(
     clock: Callable[[], float] = time.time,
     echo: Callable[[str], object] = lambda text: None,
 ) -> AsyncIterator[FunctionCloud]:
-    """Run a function cloud; however the block is left, its processes have ended and its ports are free.
+    """Run a function cloud; however the block is left, its processes are ended and its ports freed.
 
-    Functions get the environment of ``bucket`` (Lambda) or ``gcs`` (Google), which are running local clouds, and
-    ``config.environment``; nothing of this process's own environment.
+    Functions get the environment variables of ``bucket`` (Lambda) or ``gcs`` (Google) and ``config.environment``, but
+    none of this process's own.
 
     Args:
-        config: what runs.
-        bucket: the local S3 that notifies, running.
-        gcs: the local GCS that notifies, running.
-        clock: POSIX seconds.
-        echo: is given what every invocation writes.
+        config: configuration of the cloud.
+        bucket: running local S3 whose objects trigger notifications; None if there is none.
+        gcs: running local GCS whose objects trigger Google functions; None if there is none.
+        clock: returns the current time in POSIX seconds; default ``time.time``.
+        echo: is called with the output of every invocation; by default, output is only kept for ``log``.
 
     Raises:
-        ValueError: a notification names a bucket that is not there.
-        MissingExtraError: what functions run in is not installed.
-        OSError: a port is taken, or the private ``/tmp`` that is wanted cannot be had.
+        ValueError: a notification names a bucket that does not exist.
+        MissingExtraError: a runtime that the functions need is not installed.
+        OSError: a port is in use, or ``tmp="tmpfs"`` is not possible on this system.
+
+    Example:
+        >>> config = FunctionCloudConfig(functions=(FunctionSpec(name="echo", handler="my_module.echo"),))
+        >>> async with LocalBucket() as bucket, function_cloud(config, bucket=bucket) as cloud:
+        ...     outcome = await cloud.invoke("echo", {"n": 1})
     """
     _check_buckets(config, bucket, gcs)
     _check_runtimes(config)
@@ -256,7 +273,7 @@ async def function_cloud(
 
 
 def _session() -> aiohttp.ClientSession:
-    """Return what passes requests on as they are, each on a connection of its own: instances may go at any time."""
+    """Return a session that forwards requests unchanged, each on a new connection: instances may end at any time."""
     return aiohttp.ClientSession(
         auto_decompress=False,
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
@@ -271,14 +288,14 @@ def _check_buckets(config: FunctionCloudConfig, bucket: LocalBucket | None, gcs:
         ("GCS", {each.bucket for each in config.finalized}, gcs.buckets if gcs else {}),
     ):
         if missing := sorted(names - set(there)):
-            raise ValueError(f"there is no bucket {', '.join(missing)} in the local {kind} to be told of")
+            raise ValueError(f"a notification names a bucket that the local {kind} does not have: {', '.join(missing)}")
 
 
 def _check_runtimes(config: FunctionCloudConfig) -> None:
-    """Raise here what each instance would die of."""
+    """Check that the runtimes are installed, without which every instance would fail to start."""
     for kind, functions, module in (
         ("Lambda", config.functions, "awslambdaric"),
         ("Google", config.google, "functions_framework"),
     ):
         if functions and find_spec(module) is None:
-            raise MissingExtraError(f"{kind} functions run in {module}; pip install 'stoker[local]'")
+            raise MissingExtraError(f"{kind} functions need {module}; pip install 'stoker[local]'")

@@ -1,4 +1,4 @@
-"""The local function cloud's configuration: functions, queues and triggers, each checked, and as a whole."""
+"""Configuration of the local function cloud: functions, queues, triggers and faults, with their validation."""
 
 from __future__ import annotations
 
@@ -29,18 +29,24 @@ _VARIABLE_VALUE = re.compile(r"[\x01-\ud7ff\ue000-\U0010ffff]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSpec(Bounded):
-    """A Lambda function.
+    """Configuration of a Lambda function.
 
     Attributes:
+        name: name of the function: 1 to 64 of A-Z, a-z, 0-9, '-' and '_'.
         handler: ``module.function``, importable from ``task_root`` or from this Python's packages.
-        task_root: folder of the code, where the function's processes run.
-        timeout_seconds: of one invocation.
-        concurrency: most invocations at once, each in an instance of its own; one more is throttled.
-        tmp_mb: size of ``/tmp``.
-        environment: the function's variables, at most 4 KB in all.
-        url_auth: who may call its function URL; empty gives it none.
-        retries: of events (``InvocationType="Event"``) whose function failed.
-        on_failure: queue that takes events which failed every time; empty drops them.
+        task_root: folder of the code and working folder of the function's processes.
+        memory_mb: memory of an instance, in MiB (128 to 10,240).
+        timeout_seconds: time limit of one invocation, in seconds (at most 900).
+        concurrency: maximum number of concurrent invocations, each in its own instance; further ones are throttled.
+        tmp_mb: size of ``/tmp``, in MiB (512 to 10,240).
+        environment: environment variables, at most 4 KB in total.
+        url_auth: access check of the function URL, ``AWS_IAM`` or ``NONE``; empty gives the function no URL.
+        retries: number of retries of an asynchronous event (``InvocationType="Event"``) that failed (0 to 2).
+        on_failure: queue that receives events whose retries all failed; empty drops them.
+
+    Example:
+        >>> FunctionSpec(name="ingest", handler="stoker_functions.aws.ingest", memory_mb=1769).memory_bytes >> 20
+        1769
     """
 
     name: str
@@ -59,30 +65,35 @@ class FunctionSpec(Bounded):
         if not _LAMBDA_NAME.fullmatch(self.name):
             raise ValueError(f"{self.name!r} is not a function name: 1 to 64 of A-Z, a-z, 0-9, '-' and '_'")
         if "." not in self.handler:
-            raise ValueError(f"handler={self.handler!r} of {self.name} is not module.function")
+            raise ValueError(f"handler={self.handler!r} of {self.name} is not of the form module.function")
         if not Path(self.task_root).is_dir():
-            raise ValueError(f"task_root={self.task_root!r} of {self.name} is no folder")
+            raise ValueError(f"task_root={self.task_root!r} of {self.name} is not a folder")
         Bounded.__post_init__(self)
         size_bytes = check_variables(self.environment, owner=self.name)
         if size_bytes > _ENVIRONMENT_BYTES:
-            raise ValueError(f"the environment of {self.name} has {size_bytes} bytes; Lambda takes 4096")
+            raise ValueError(f"the environment of {self.name} has {size_bytes} bytes; Lambda allows 4096")
 
     @property
     def memory_bytes(self) -> int:
-        """The configured memory."""
+        """Memory of an instance, in bytes."""
         return self.memory_mb << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSpec(Bounded):
-    """A queue.
+    """Configuration of a queue with at-least-once delivery.
 
     Attributes:
-        visibility_seconds: how long a received message is hidden; not deleted by then, it comes back.
-        max_receives: a message received so often without being deleted goes to ``dead_letters``.
-        dead_letters: a queue; empty gives messages back for ever.
-        duplicate_probability: chance that a received message will come again although it is deleted, as queues that
-            deliver at least once may do.
+        name: name of the queue.
+        visibility_seconds: time for which a received message is hidden, in seconds; if it has not been deleted by
+            then, it becomes visible again.
+        max_receives: number of receives after which a message that was never deleted moves to ``dead_letters``.
+        dead_letters: name of the dead-letter queue; empty redelivers messages without limit.
+        duplicate_probability: probability that a received message is delivered a second time even if it is deleted.
+
+    Example:
+        >>> QueueSpec(name="raw", dead_letters="dead").max_receives
+        5
     """
 
     name: str
@@ -94,12 +105,19 @@ class QueueSpec(Bounded):
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)
         if self.dead_letters == self.name:
-            raise ValueError(f"{self.name} cannot be its own queue of dead letters")
+            raise ValueError(f"{self.name} cannot be its own queue of dead letters; name another in dead_letters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notification:
-    """Tells a queue of objects that are created in a bucket of the local S3, by keys' beginning and end."""
+    """Sends a message to a queue for every object that is created in a bucket of the local S3.
+
+    Attributes:
+        bucket: name of the bucket.
+        queue: name of the queue.
+        prefix: prefix of the keys that are notified; empty is every key.
+        suffix: suffix of the keys that are notified; empty is every key.
+    """
 
     bucket: str
     queue: str
@@ -109,14 +127,17 @@ class Notification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSource(Bounded):
-    """Feeds a function from a queue.
+    """Invokes a Lambda function with batches of messages from a queue.
 
     Attributes:
-        batch_size: most messages of one invocation.
-        window_seconds: how long a batch waits to be full, from its first message.
-        concurrency: most invocations at once; each waits for the function's own concurrency rather than be throttled.
-        report_failures: the function says which messages failed (``ReportBatchItemFailures``); else a batch succeeds
-            or fails whole.
+        queue: name of the queue.
+        function: name of the Lambda function.
+        batch_size: maximum number of messages per invocation.
+        window_seconds: time to wait for a full batch after its first message, in seconds.
+        concurrency: maximum number of concurrent invocations; each waits for the function's own concurrency instead of
+            being throttled.
+        report_failures: whether the function reports which messages failed (``ReportBatchItemFailures``); otherwise a
+            batch succeeds or fails as a whole.
     """
 
     queue: str
@@ -129,12 +150,18 @@ class EventSource(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Calls a function again and again.
+    """Invokes a Lambda function periodically.
 
     Attributes:
-        rate: ``rate(5 minutes)``; beside EventBridge's units there are seconds.
-        input: the event; None is what EventBridge sends.
-        enabled: if not, it only fires when it is told to.
+        name: name of the schedule.
+        function: name of the Lambda function.
+        rate: period in EventBridge's syntax, such as ``rate(5 minutes)``; seconds are allowed, too.
+        input: event to send; None sends EventBridge's scheduled event.
+        enabled: whether the schedule fires periodically; if not, only :meth:`FunctionCloud.fire` fires it.
+
+    Example:
+        >>> Schedule(name="commit", function="commit", rate="rate(5 minutes)").period_seconds
+        300.0
     """
 
     name: str
@@ -146,31 +173,34 @@ class Schedule:
     def __post_init__(self) -> None:
         match = _RATE.fullmatch(self.rate)
         if match is None or (match["count"] == "1") == bool(match["plural"]):
-            raise ValueError(f"{self.rate!r} of {self.name} is not like 'rate(1 minute)' or 'rate(5 minutes)'")
+            raise ValueError(
+                f"rate={self.rate!r} of {self.name} is not of the form 'rate(1 minute)' or 'rate(5 minutes)'"
+            )
 
     @property
     def period_seconds(self) -> float:
-        """The time between two calls."""
+        """Time between two invocations, in seconds."""
         match = _RATE.fullmatch(self.rate)
-        assert match is not None  # noqa: S101  (checked when it was made)
+        assert match is not None  # noqa: S101  (checked in __post_init__)
         return int(match["count"]) * _UNIT_SECONDS[match["unit"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoogleSpec(Bounded):
-    """A Google Cloud Function, second generation.
+    """Configuration of a Google Cloud Function (second generation).
 
     Attributes:
-        source: the Python file.
-        target: the function in it.
-        signature: what it takes.
-        cpus: of an instance; billed beside its memory.
-        timeout_seconds: of one request.
-        instances: most instances at once.
-        concurrency: most requests at once in one instance.
-        environment: the function's variables.
-        token: bearer token that requests must carry, as the platform demands of who may not be anybody; empty lets
-            everybody on this machine in.
+        name: name of the function: 1 to 63 of a-z, 0-9 and '-'.
+        source: path of the Python file.
+        target: name of the function in the file.
+        signature: type of the function: ``http`` or ``cloudevent``.
+        memory_mb: memory of an instance, in MiB (at least 128).
+        cpus: CPUs of an instance; billed in addition to its memory.
+        timeout_seconds: time limit of one request, in seconds (at most 3600).
+        instances: maximum number of instances.
+        concurrency: maximum number of concurrent requests per instance.
+        environment: environment variables.
+        token: bearer token that requests must carry; empty accepts every request from this machine.
     """
 
     name: str
@@ -189,7 +219,7 @@ class GoogleSpec(Bounded):
         if not _SERVICE_NAME.fullmatch(self.name):
             raise ValueError(f"{self.name!r} is not a service name: 1 to 63 of a-z, 0-9 and '-'")
         if not Path(self.source).is_file():
-            raise ValueError(f"source={self.source!r} of {self.name} is no file")
+            raise ValueError(f"source={self.source!r} of {self.name} is not a file")
         if not self.target.isidentifier():
             raise ValueError(f"target={self.target!r} of {self.name} is not the name of a function")
         Bounded.__post_init__(self)
@@ -197,22 +227,25 @@ class GoogleSpec(Bounded):
 
     @property
     def folder(self) -> str:
-        """Where the code lies."""
+        """Folder of the source file."""
         return str(Path(self.source).absolute().parent)
 
     @property
     def memory_bytes(self) -> int:
-        """The configured memory."""
+        """Memory of an instance, in bytes."""
         return self.memory_mb << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectFinalized(Bounded):
-    """Tells a Google function of objects that are created in a bucket of the local GCS, as CloudEvents.
+    """Sends a CloudEvent to a Google function for every object that is created in a bucket of the local GCS.
 
     Attributes:
-        queue: holds events until the function has answered them with a 2xx status; its dead letters take the others.
-        concurrency: most events under way at once.
+        bucket: name of the bucket.
+        function: name of the Google function.
+        queue: queue that holds each event until the function answers with a 2xx status; events that are never
+            acknowledged go to its dead-letter queue.
+        concurrency: maximum number of events in delivery at once.
     """
 
     bucket: str
@@ -222,28 +255,28 @@ class ObjectFinalized(Bounded):
 
 
 def check_variables(variables: Mapping[str, str], *, owner: str) -> int:
-    """Return the size of the variables in bytes; errors name them and never show a value.
+    """Validate environment variables and return their size in bytes; errors contain names, never values.
 
     Raises:
-        ValueError: a process cannot have them.
+        ValueError: a name or a value is not possible in a process's environment.
     """
     size_bytes = 0
     for name, value in variables.items():
         if not _VARIABLE.fullmatch(name):
-            raise ValueError(f"{name!r} in the environment of {owner} is no name: letters, digits and '_'")
+            raise ValueError(f"{name!r} in the environment of {owner} is not a name: letters, digits and '_'")
         if not isinstance(value, str) or not _VARIABLE_VALUE.fullmatch(value):
-            raise ValueError(f"{name} in the environment of {owner} is not a text that a process can have")
+            raise ValueError(f"{name} in the environment of {owner} must be a text without NUL and lone surrogates")
         size_bytes += len(name) + len(value.encode())
     return size_bytes
 
 
 class FunctionFaultKind(StrEnum):
-    """The ways in which a cloud can treat an invocation badly."""
+    """Kinds of faults that an invocation can have."""
 
-    KILL = "kill"  # its instance is killed in mid-invocation
-    FREEZE = "freeze"  # its instance stands still in mid-invocation for a while
+    KILL = "kill"  # its instance is killed during the invocation
+    FREEZE = "freeze"  # its instance is stopped for a while during the invocation
     DUPLICATE = "duplicate"  # its event is delivered twice
-    RECLAIM = "reclaim"  # the idle instances are gone, so it is a cold start
+    RECLAIM = "reclaim"  # all idle instances are ended first, so it needs a cold start
     THROTTLE = "throttle"  # it is refused: 429 TooManyRequestsException
 
 
@@ -252,8 +285,14 @@ class FunctionFault(Bounded):
     """One fault.
 
     Attributes:
-        after_seconds: when a kill or a freeze strikes, from the start of the handler; if that has ended, it misses.
-        freeze_seconds: how long a freeze lasts.
+        kind: kind of the fault.
+        after_seconds: time of a kill or freeze after the handler's start, in seconds; without effect if the handler
+            has ended by then.
+        freeze_seconds: duration of a freeze, in seconds.
+
+    Example:
+        >>> FunctionFault(kind=FunctionFaultKind.KILL, after_seconds=0.1).freeze_seconds
+        0.5
     """
 
     kind: FunctionFaultKind
@@ -263,15 +302,19 @@ class FunctionFault(Bounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionFaultPlan(Bounded):
-    """Which invocations are struck.
+    """Selects the invocations that fail, by script or at random.
 
     Attributes:
-        script: faults of the first matching invocations, in order of arrival; None lets one pass.
-        probabilities: chance of each kind, for matching invocations after the script; at most 1 in all.
-        functions: names of functions that match; empty is all.
-        within_seconds: kills and freezes drawn by chance strike at a moment drawn from [0, ``within_seconds``).
-        freeze_seconds: of freezes drawn by chance.
-        seed: of the draws. What hits a function's n-th invocation depends on nothing but this, its name and n.
+        script: faults of the first matching invocations, in order of arrival; None means no fault.
+        probabilities: probability of each kind for matching invocations after the script; their sum is at most 1.
+        functions: names of the functions whose invocations match; empty is all functions.
+        within_seconds: random kills and freezes occur at a uniform time in [0, ``within_seconds``) after the start.
+        freeze_seconds: duration of random freezes, in seconds.
+        seed: seed of the random faults; the fault of a function's n-th invocation depends only on it, the name and n.
+
+    Example:
+        >>> FunctionFaultPlan(probabilities={FunctionFaultKind.KILL: 0.1}, functions=("ingest",)).within_seconds
+        0.5
     """
 
     script: tuple[FunctionFault | None, ...] = ()
@@ -287,7 +330,7 @@ class FunctionFaultPlan(Bounded):
 
 
 class FunctionFaultInjector:
-    """A fault plan in operation."""
+    """Draws the faults of a :class:`FunctionFaultPlan`, invocation by invocation."""
 
     __slots__ = ("_ordinals", "_plan", "_script")
 
@@ -295,13 +338,13 @@ class FunctionFaultInjector:
         self.replace(plan)
 
     def replace(self, plan: FunctionFaultPlan) -> None:
-        """Follow another plan, from its beginning."""
+        """Switch to another plan, from its beginning."""
         self._plan = plan
         self._script = deque(plan.script)
         self._ordinals: Counter[str] = Counter()
 
     def draw(self, function: str) -> FunctionFault | None:
-        """Return the fault of the invocation that has just arrived, if it has one."""
+        """Return the fault of the function's next invocation, or None."""
         plan = self._plan
         if plan.functions and function not in plan.functions:
             return None
@@ -310,7 +353,7 @@ class FunctionFaultInjector:
         if not plan.probabilities:
             return None
         self._ordinals[function] += 1
-        # A generator of its own for each invocation: what one draws does not depend on the others' order of arrival.
+        # One generator per invocation: its fault does not depend on the order in which functions are invoked.
         chance = random.Random(f"{plan.seed}/{function}/{self._ordinals[function]}")  # noqa: S311  (not secrets)
         kind = kind_at(chance.random(), plan.probabilities)
         if kind is None:
@@ -324,21 +367,38 @@ class FunctionFaultInjector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionCloudConfig(JsonConfig):
-    """What the local function cloud runs.
+    """Configuration of a local function cloud: functions, queues, triggers and faults.
 
     Attributes:
-        host: a loopback address; other machines are never let in.
-        keys: who may sign requests; the first one is in :meth:`FunctionCloud.environment`.
-        environment: variables that every function gets from its platform: endpoints, its role's credentials.
-        notifications: from the local bucket to queues.
-        sources: from queues to functions.
-        finalized: from the local GCS to Google functions.
-        idle_seconds: an instance without work for so long is reclaimed.
-        init_seconds: a cold start that takes longer fails.
-        event_retry_seconds: waits before the first and the second retry of an event. Lambda's are 60 and 120.
-        tmp: ``tmpfs`` gives every instance a ``/tmp`` of its own in a private mount namespace; ``folder`` a folder in
-            ``TMPDIR``, in which one file, but not all together, is limited; ``auto`` the first where the system allows.
-        seed: of request ids and of duplicates in queues.
+        host: address to listen on; must be a loopback address.
+        port: port of the Lambda endpoint; 0 chooses a free port.
+        region: AWS region in requests, events and ARNs.
+        account: AWS account id in ARNs.
+        keys: key pairs that may sign requests; :meth:`FunctionCloud.environment` contains the first.
+        environment: environment variables of every function, such as endpoints and credentials.
+        functions: Lambda functions.
+        queues: queues of the triggers.
+        notifications: notifications from the local S3 to queues.
+        sources: queues that invoke Lambda functions.
+        schedules: schedules that invoke Lambda functions.
+        google: Google functions.
+        finalized: events from the local GCS to Google functions.
+        idle_seconds: time without work after which an instance is reclaimed, in seconds.
+        init_seconds: time limit of a cold start, in seconds.
+        event_retry_seconds: waits before the first and the second retry of an event, in seconds; Lambda's are 60 and
+            120.
+        tmp: ``tmpfs`` gives each instance its own ``/tmp`` in a private mount namespace; ``folder`` gives it a folder
+            in ``TMPDIR``, where only the size of single files is limited; ``auto`` is ``tmpfs`` if the system allows.
+        faults: faults to inject; default none.
+        seed: seed of request ids and of duplicates in queues.
+
+    Example:
+        >>> config = FunctionCloudConfig(
+        ...     functions=(FunctionSpec(name="ingest", handler="stoker_functions.aws.ingest", timeout_seconds=20),),
+        ...     queues=(QueueSpec(name="raw"),),
+        ...     notifications=(Notification(bucket="raw", queue="raw", suffix=".jpg"),),
+        ...     sources=(EventSource(queue="raw", function="ingest"),),
+        ... )
     """
 
     host: str = "127.0.0.1"
@@ -363,19 +423,19 @@ class FunctionCloudConfig(JsonConfig):
 
     def __post_init__(self) -> None:
         if not is_this_machine(self.host):
-            raise ValueError(f"host={self.host!r} is open to other machines; functions run only for this one")
+            raise ValueError(f"host={self.host!r} is open to other machines; set it to a loopback address")
         if not self.keys:
-            raise ValueError("keys are empty: nobody could sign a request")
+            raise ValueError("keys are empty, so no request could be signed; set at least one key pair")
         Bounded.__post_init__(self)
         if not min(self.event_retry_seconds) >= 0:
-            raise ValueError(f"event_retry_seconds={self.event_retry_seconds} is negative")
+            raise ValueError(f"event_retry_seconds={self.event_retry_seconds} must not be negative")
         check_variables(self.environment, owner="every function")
         self._check_names()
         self._check_visibility()
         self._check_dead_letters()
 
     def _check_names(self) -> None:
-        """Refuse a name that two have, and one that nothing has."""
+        """Refuse duplicate names and references to names that do not exist."""
         unique_names("function", [*(spec.name for spec in self.functions), *(spec.name for spec in self.google)])
         unique_names("schedule", (schedule.name for schedule in self.schedules))
         queues = unique_names("queue", (spec.name for spec in self.queues))
@@ -396,14 +456,14 @@ class FunctionCloudConfig(JsonConfig):
                 raise ValueError(f"there is no {what} {', '.join(unknown)}; there are: {there}")
 
     def _check_visibility(self) -> None:
-        """Refuse what Lambda refuses: messages that would come back while their function may still be at work."""
+        """Refuse, as Lambda does, messages that could become visible again while their function still works on them."""
         timeouts = {spec.name: spec.timeout_seconds for spec in self.functions}
         visible = {spec.name: spec.visibility_seconds for spec in self.queues}
         for source in self.sources:
             if visible[source.queue] < timeouts[source.function]:
                 raise ValueError(
                     f"visibility_seconds={visible[source.queue]} of {source.queue} is less than "
-                    f"timeout_seconds={timeouts[source.function]} of {source.function}"
+                    f"timeout_seconds={timeouts[source.function]} of {source.function}; raise it to at least that"
                 )
 
     def _check_dead_letters(self) -> None:
@@ -411,4 +471,4 @@ class FunctionCloudConfig(JsonConfig):
             TopologicalSorter({spec.name: [spec.dead_letters] for spec in self.queues}).prepare()
         except CycleError as error:
             name = min(error.args[1])
-            raise ValueError(f"the dead letters of {name} come back to {name}") from error
+            raise ValueError(f"the dead letters of {name} come back to {name}; break the cycle") from error

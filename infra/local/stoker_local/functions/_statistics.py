@@ -1,4 +1,4 @@
-"""One invocation and how it ended, in Lambda's words; and what every function has done, with what it would cost."""
+"""Invocations and their outcomes in Lambda's terms, and the statistics and cost of every function."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _KEPT_LOGS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """Something that happened.
+    """An event in the life of a function.
 
     Attributes:
-        number: ascending, from 0; none is left out.
-        seconds: since the cloud's start.
-        function: whose.
-        instance: whose; empty where none was concerned.
-        what: ``cold-start``, ``start-failed``, ``invoke``, ``answer``, ``error``, ``throttle``, ``kill``, ``freeze``,
-            ``duplicate``, ``reclaim``, ``retry``, ``dropped`` (all attempts have failed), ``undelivered`` (dropped, and
-            too large for the queue of failures).
-        detail: such as the error's type.
+        number: sequence number, from 0 without gaps.
+        seconds: time since the cloud's start, in seconds.
+        function: name of the function.
+        instance: name of the instance; empty if the event concerns none.
+        what: kind of the event: ``cold-start``, ``start-failed``, ``invoke``, ``answer``, ``error``, ``throttle``,
+            ``kill``, ``freeze``, ``duplicate``, ``reclaim``, ``retry``, ``dropped`` (all attempts have failed) or
+            ``undelivered`` (dropped, and too large for the failure queue).
+        detail: further information, such as the type of an error.
     """
 
     number: int
@@ -43,21 +43,21 @@ class Happening:
 
 @dataclass(slots=True, kw_only=True)
 class FunctionStatistics:
-    """Figures since the start.
+    """Statistics of a function since the cloud's start.
 
     Attributes:
-        instances: alive now, without those that are being killed.
-        busy: of these, with an invocation now.
-        peak_instances: most that were alive at once.
-        cold_starts: instances started, also in vain.
-        invocations: that have ended, as often as an event was delivered.
-        errors: of these, failed.
-        throttles: refused for concurrency.
-        reclaimed: instances that were taken back while idle.
-        faults: injected, by kind; kills and freezes only if they struck.
-        billed_seconds: of invocations and cold starts.
-        gb_seconds: of configured memory.
-        dollars: at list prices, requests included.
+        instances: instances alive now, without those being killed.
+        busy: instances with an invocation now.
+        peak_instances: largest number of instances alive at once.
+        cold_starts: instances started, including failed starts.
+        invocations: invocations that have ended; each delivery of an event counts.
+        errors: invocations that failed.
+        throttles: invocations refused because of the concurrency limit.
+        reclaimed: instances ended while idle.
+        faults: injected faults by kind; kills and freezes count only if they took effect.
+        billed_seconds: billed time of invocations and cold starts, in seconds.
+        gb_seconds: billed time multiplied by the configured memory, in GB-seconds.
+        dollars: cost at list prices, including the price per request, in US dollars.
     """
 
     instances: int = 0
@@ -76,12 +76,12 @@ class FunctionStatistics:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One function's page of a ledger.
+    """Collects one function's statistics, events and logs.
 
     Attributes:
-        function: its name.
-        figures: as they grow; :meth:`read` adds what they cost.
-        logs: what its newest 200 invocations wrote.
+        function: name of the function.
+        figures: counters so far, without cost, which :meth:`read` adds.
+        logs: output of the newest 200 invocations.
     """
 
     function: str
@@ -93,11 +93,11 @@ class Account:
     logs: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LOGS))
 
     def note(self, what: str, *, instance: str = "", detail: str = "") -> None:
-        """Add a happening to the ledger."""
+        """Add an event of this function to the ledger."""
         self._ledger.note(self.function, what, instance=instance, detail=detail)
 
     def started(self, *, instances: int) -> None:
-        """Count a cold start, after which there are so many instances."""
+        """Count a cold start; ``instances`` is the number of instances after it."""
         self.figures.cold_starts += 1
         self.figures.instances = instances
         self.figures.peak_instances = max(self.figures.peak_instances, instances)
@@ -108,14 +108,14 @@ class Account:
         self.note(kind.value, detail="injected")
 
     def wrote(self, log: bytes) -> None:
-        """Keep what an invocation wrote."""
+        """Keep and echo the output of an invocation."""
         if log:
             text = log.decode("utf-8", "replace")
             self.logs.append(text)
             self._ledger.echo(text)
 
     def read(self) -> FunctionStatistics:
-        """Return a copy of the figures, with what they cost."""
+        """Return a copy of the statistics, including their cost."""
         figures, prices = self.figures, self._prices
         per_second = prices.invocation_dollars(seconds=1.0, memory_bytes=self._memory_bytes, vcpus=self._vcpus)
         per_second -= prices.dollars_per_request
@@ -128,11 +128,11 @@ class Account:
 
 
 class Ledger:
-    """All functions' accounts, and the newest happenings.
+    """Collects the statistics of all functions and the newest 10,000 events.
 
     Attributes:
-        accounts: by function.
-        echo: is given what every invocation writes.
+        accounts: function name → account.
+        echo: is called with the output of every invocation.
     """
 
     def __init__(self, *, clock: Callable[[], float], echo: Callable[[str], object]) -> None:
@@ -145,13 +145,13 @@ class Ledger:
         self._numbers = count()
 
     def open(self, function: str, platform: str, *, memory_bytes: int, vcpus: float = 0.0) -> Account:
-        """Open a function's account, at the prices of a platform (``lambda``, ``cloud-run``)."""
+        """Create the account of a function, with the prices of ``platform`` (``lambda`` or ``cloud-run``)."""
         account = Account(function, self, self._prices[platform], memory_bytes, vcpus)
         self.accounts[function] = account
         return account
 
     def note(self, function: str, what: str, *, instance: str = "", detail: str = "") -> None:
-        """Add a happening."""
+        """Add an event."""
         number, seconds = next(self._numbers), self._clock() - self._started_at
         happening = Happening(
             number=number, seconds=seconds, function=function, instance=instance, what=what, detail=detail
@@ -159,16 +159,22 @@ class Ledger:
         self._happenings.append(happening)
 
     def statistics(self) -> dict[str, FunctionStatistics]:
-        """Return the figures of every function."""
+        """Return the statistics of every function."""
         return {name: account.read() for name, account in self.accounts.items()}
 
     def events(self, since: int) -> list[Happening]:
-        """Return the happenings from ``since`` on, oldest first; of the oldest, only the newest 10,000 are kept."""
+        """Return the events from number ``since`` on, oldest first; only the newest 10,000 are kept."""
         return [happening for happening in self._happenings if happening.number >= since]
 
 
 def total(figures: Mapping[str, FunctionStatistics]) -> FunctionStatistics:
-    """Return the sums over functions; ``peak_instances`` is the sum of their peaks."""
+    """Sum the statistics of all functions; ``peak_instances`` is the sum of the functions' peaks.
+
+    Example:
+        >>> one = FunctionStatistics(invocations=2, faults=Counter(kill=1))
+        >>> total({"a": one, "b": one}).invocations
+        4
+    """
     names = [field.name for field in fields(FunctionStatistics) if field.name != "faults"]
     sums = {name: sum(getattr(each, name) for each in figures.values()) for name in names}
     return FunctionStatistics(**sums, faults=sum((Counter(each.faults) for each in figures.values()), Counter()))
@@ -182,7 +188,7 @@ _STATUS = {
     "ResourceNotFoundException": 404,
     "TooManyRequestsException": 429,
 }
-"""Of the errors that are not answered 403."""
+"""Error code → HTTP status; all other errors have status 403."""
 MAX_REQUEST_BYTES = 6_291_456
 MAX_EVENT_BYTES = 1 << 20  # of asynchronous invocations
 MAX_RESULT_BYTES = 6_291_556
@@ -193,9 +199,9 @@ class Invocation:
     """One delivery of an event to a function.
 
     Attributes:
-        request_id: the same for every attempt and every duplicate of one event.
-        payload: JSON.
-        client_context: JSON that the caller sent beside the payload, or empty.
+        request_id: id of the event; equal for all its attempts and duplicates.
+        payload: event as JSON.
+        client_context: client context of the caller as JSON; empty if there is none.
     """
 
     request_id: str
@@ -205,10 +211,11 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came out of a sandbox: the handler's result, or an error object as JSON.
+    """The result of a handler, or the error of its instance.
 
     Attributes:
-        error_type: empty for a result.
+        payload: result or error object, as JSON.
+        error_type: type of the error; empty for a result.
     """
 
     payload: bytes
@@ -217,16 +224,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """An invocation that has ended.
+    """The outcome of an invocation.
 
     Attributes:
-        payload: the result or, if ``error_type`` is not empty, the error object, as JSON.
-        error_type: such as ``ValueError``, ``Runtime.OutOfMemory``, ``Sandbox.Timedout``.
-        seconds: of the invocation itself.
-        init_seconds: of the cold start that it waited for; None if it found a warm instance.
-        billed_milliseconds: both, rounded up.
-        memory_bytes: most resident memory that the instance has had so far; 0 where the system does not tell.
-        log: the end of what was written, with Lambda's own lines around it.
+        request_id: id of the event.
+        payload: result or, if ``error_type`` is not empty, error object, as JSON.
+        error_type: type of the error, such as ``ValueError``, ``Runtime.OutOfMemory`` or ``Sandbox.Timedout``; empty
+            for a result.
+        seconds: duration of the invocation without the cold start, in seconds.
+        init_seconds: duration of the cold start, in seconds; None if an idle instance was used.
+        billed_milliseconds: sum of both, rounded up to milliseconds.
+        memory_bytes: peak resident memory of the instance so far, in bytes; 0 if the system does not report it.
+        log: last 4 KiB of the output, with Lambda's START, END and REPORT lines.
     """
 
     request_id: str
@@ -240,23 +249,23 @@ class Outcome:
 
     @property
     def is_cold(self) -> bool:
-        """Whether an instance was started for it."""
+        """Whether the invocation needed a cold start."""
         return self.init_seconds is not None
 
 
 def failure(error_type: str, message: str, request_id: str) -> Answer:
-    """Return the answer of a sandbox that could not give one itself."""
+    """Return an error in Lambda's format, for an instance that could not report it itself."""
     error = {"errorType": error_type, "errorMessage": f"RequestId: {request_id} Error: {message}"}
     return Answer(payload=json.dumps(error).encode(), error_type=error_type)
 
 
 def billed_milliseconds(seconds: float, init_seconds: float | None) -> int:
-    """Return what is billed: the cold start and the invocation together, a begun millisecond counts whole."""
+    """Return the billed duration: the cold start and the invocation together, rounded up to milliseconds."""
     return math.ceil((seconds + (init_seconds or 0.0)) * 1000)
 
 
 def report(spec: FunctionSpec, outcome: Outcome) -> bytes:
-    """Return the lines that Lambda writes after an invocation's own."""
+    """Return the END and REPORT lines that Lambda appends to an invocation's log."""
     fields = [
         f"REPORT RequestId: {outcome.request_id}",
         f"Duration: {outcome.seconds * 1000:.2f} ms",
@@ -274,11 +283,12 @@ def report(spec: FunctionSpec, outcome: Outcome) -> bytes:
 
 
 class ServiceError(Exception):
-    """A call that the service refuses; no function has run.
+    """A Lambda service error; the function was not run.
 
     Attributes:
-        code: Lambda's name of the error.
-        reason: why a call was throttled, empty for other errors.
+        code: Lambda's error code, such as ``TooManyRequestsException``.
+        message: error message.
+        reason: reason of a throttle; empty for other errors.
     """
 
     def __init__(self, code: str, message: str, *, reason: str = "") -> None:
@@ -289,11 +299,11 @@ class ServiceError(Exception):
 
     @property
     def status(self) -> int:
-        """The HTTP status that goes with the code."""
+        """HTTP status of the error."""
         return _STATUS.get(self.code, 403)
 
     def response(self) -> web.Response:
-        """Return the answer that botocore turns into its exception of the same name."""
+        """Return the HTTP response, which botocore turns into its exception of the same name."""
         body = {"Type": "User", "message": self.message}
         if self.reason:
             body["Reason"] = self.reason

@@ -34,7 +34,7 @@ F = FunctionSpec(name="f", handler="m.f")
         ({"name": "x" * 65}, "function name"),
         ({"name": "é"}, "function name"),
         ({"handler": "f"}, "module.function"),
-        ({"task_root": "/does/not/exist"}, "no folder"),
+        ({"task_root": "/does/not/exist"}, "is not a folder"),
         ({"memory_mb": 127}, r"memory_mb.* must be .*, not 127"),
         ({"memory_mb": 10_241}, r"memory_mb.* must be .*, not 10241"),
         ({"tmp_mb": 511}, r"tmp_mb.* must be .*, not 511"),
@@ -56,7 +56,7 @@ def test_a_function_that_lambda_would_refuse_is_refused(changes: dict[str, Any],
     ("changes", "message"),
     [
         ({"name": "Upper"}, "service name"),
-        ({"source": "/does/not/exist.py"}, "no file"),
+        ({"source": "/does/not/exist.py"}, "is not a file"),
         ({"target": "a.b"}, "name of a function"),
         ({"signature": "typed"}, r"signature.* must be .*, not 'typed'"),
         ({"memory_mb": 64}, r"memory_mb.* must be .*, not 64"),
@@ -84,7 +84,7 @@ def test_rates_are_read(rate: str) -> None:
     "rate", ["", "5 minutes", "rate(0 minutes)", "rate(1 minutes)", "rate(2 minute)", "rate(-1 minutes)", "cron(* *)"]
 )
 def test_what_is_no_rate_is_refused(rate: str) -> None:
-    with pytest.raises(ValueError, match="is not like"):
+    with pytest.raises(ValueError, match="is not of the form"):
         Schedule(name="s", function="f", rate=rate)
 
 
