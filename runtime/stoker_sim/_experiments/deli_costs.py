@@ -209,7 +209,7 @@ def _unmet(cell: _Cell, rates: DeliRates) -> str:
     waits = "{:.0f} s of {} waits".format(*_wait_seconds(cell.workload, _METHODS[cell.method]))
     return (
         f"Not met: {cell.workload}, {cell.method}, {cell.part}: ${cell.ours:.4f} beside ${cell.published}. The "
-        f"published parts of this row add up to ${sum(parts)}; {seconds:.0f} of the {waits} make the difference."
+        f"published parts of this row add up to ${sum(parts)}; {seconds:.0f} s of the {waits} explain the difference."
     )
 
 
@@ -253,10 +253,10 @@ def run(quick: bool) -> Outcome:
 def _remarks(assumed: _Assumptions) -> list[str]:
     rates = assumed.rates
     return [
-        "t_wait is what was measured, and simulated where nothing was; t_compute is the mean of all measured epochs.",
-        f"A node-hour is ${rates.node_dollars_per_hour:.3f} for n1-standard-2 with a K80, listed; the paper has none.",
-        f"Class B requests are ${rates.get_dollars * 10_000:.3f} for 10,000, the list price; the paper prints $0.002.",
-        f"Disks are ${rates.disk_dollars_per_gb_month:g} a GB and month, the list price; the paper has none.",
-        f"Fitted: s_os is {assumed.system_gb:g} GB and s_data {assumed.data_gb:g} GB a node.",
+        "t_wait is measured, or else simulated; t_compute is the mean of all measured epochs.",
+        f"A node-hour costs ${rates.node_dollars_per_hour:.3f}, n1-standard-2 with a K80, listed; the paper has none.",
+        f"10,000 class B requests cost ${rates.get_dollars * 10_000:.3f}, the list price; the paper prints $0.002.",
+        f"Disks cost ${rates.disk_dollars_per_gb_month:g} per GB and month, the list price; the paper gives none.",
+        f"Fitted: s_os is {assumed.system_gb:g} GB and s_data {assumed.data_gb:g} GB per node.",
         f"Fitted: each fetch lists {assumed.objects:,} objects, both training sets in one bucket.",
     ]

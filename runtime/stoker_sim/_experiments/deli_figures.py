@@ -78,9 +78,9 @@ def run_table_1(quick: bool) -> Outcome:
     bars = beside("simulated", names, table.cells("kB/s"), table.cells("published kB/s"), published="published")
     limits = f"{_GET_SECONDS * 1e3:.0f} ms and {_GETS_PER_SECOND:.0f} are answered a second"
     remarks = (
-        f"A request takes {limits}, as the authors' measurements have it.",
-        f"{_SAMPLE_BYTES:,} bytes a sample make the first rate what it is, so only the others are predicted.",
-        f"Super-samples: {_CONNECTION_BYTES_PER_SECOND / 1e6:.0f} MB/s a connection are an assumption.",
+        f"A request takes {limits}, as the authors measured.",
+        f"The size of a sample, {_SAMPLE_BYTES:,} bytes, is fitted to the first rate; only the others are predicted.",
+        f"Super-samples: {_CONNECTION_BYTES_PER_SECOND / 1e6:.0f} MB/s per connection are assumed.",
         "The disk is not simulated.",
     )
     panel = Panel("Reading MNIST", "", "kB/s", bars, y_log=True)
@@ -145,7 +145,7 @@ def run_figure_3(quick: bool) -> Outcome:
             f"{workload.title}: 50/50 waits {1 - best / direct:.1%} less than reading directly; the paper says "
             f"{_FEWER[workload.name]:.1%}."
         )
-    remarks.append("The disk is not simulated: its published waits stand there to be compared with.")
+    remarks.append("The disk is not simulated: its published waits are shown for comparison.")
     return Outcome([table], panels, remarks)
 
 
@@ -168,7 +168,7 @@ def run_figure_4(quick: bool) -> Outcome:
         series.append(Series("straight line through ours", x_ends, [intercept + slope * rate for rate in x_ends]))
         panels.append(Panel(workload.title, "miss rate", "wait for data (s)", series))
         remarks.append(
-            f"{workload.title}: {slope:.0f} s a unit of miss rate beside {their_slope:.0f} published; a straight line "
+            f"{workload.title}: {slope:.0f} s per unit of miss rate, {their_slope:.0f} published; a straight line "
             f"explains {straightness:.1%} of ours and {their_straightness:.1%} of theirs."
         )
     return Outcome([table], panels, remarks)
@@ -271,7 +271,7 @@ def run_figure_7(quick: bool) -> Outcome:
     beyond = [each.miss_rates(4)[1] - each.miss_rates(1)[1] for each in sweeps]
     remark = (
         f"From a cache of one fetch to one of four, the miss rate of the second epoch changes by "
-        f"{min(beyond):+.3f} to {max(beyond):+.3f}; the paper's trend is that it does not."
+        f"{min(beyond):+.3f} to {max(beyond):+.3f}; the paper's trend is no change."
     )
     found = _swept("deli-figure-7", "cache size / fetch size (1,024 samples)", sweeps)
     return replace(found, remarks=[remark])

@@ -163,10 +163,10 @@ def run_reads(quick: bool) -> Outcome:
 
 
 _REMARKS = (
-    "By chunk: super-samples of 4 MiB, shuffle block in groups of 8. One by one: an object a file, the same fetcher.",
-    "Fitted: a read takes 1 ms and a stream has 500 MB/s, to just over 4 times at 128 KiB; over 50 at 4 KiB follow.",
-    "So do the 25 times of the unit size, if the talk, which does not name its units, means 4 and 128 KiB.",
-    "What a shuffle of chunks does to accuracy is not simulated; benchmarks/shuffle_quality measures how it mixes.",
+    "By chunk: super-samples of 4 MiB, shuffle block in groups of 8. One by one: one object per file, same fetcher.",
+    "Fitted to slightly over 4 times at 128 KiB: 1 ms per read and 500 MB/s per stream. Over 50 times at 4 KiB follow.",
+    "The 25 times of the unit size follow, too, if the talk, which does not name its units, means 4 and 128 KiB.",
+    "The effect of shuffled chunks on accuracy is not simulated; benchmarks/shuffle_quality measures the mixing.",
 )
 
 
@@ -294,8 +294,8 @@ def _remarks(files: int) -> tuple[str, ...]:
     size_bytes = _dataset(files).file_bytes
     return (
         f"The snapshot of {files:,} files is our manifest: {size_bytes:,} bytes, a row for each super-sample of 8 MiB.",
-        "What a super-sample holds, its head says, which comes with it. DIESEL's snapshot has a row for each file.",
-        f"A page of a listing takes {_PAGE_SECONDS:.2f} s, as DELI measured.",
+        "The head of a super-sample, read with it, lists its content. DIESEL's snapshot has a row for each file.",
+        f"A page of a listing takes {_PAGE_SECONDS:.2f} s, as DELI's authors measured.",
         f"A server answers {_LOOK_UPS_PER_SECOND:,.0f} look-ups a second, as one Redis does.",
-        "Published are trends only: with a snapshot throughput grows with workers, without one with servers.",
+        "Only trends are published: throughput grows with workers with a snapshot, and with servers without one.",
     )

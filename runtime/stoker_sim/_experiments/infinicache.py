@@ -354,10 +354,10 @@ def run(quick: bool) -> Outcome:
 
 _REMARKS = (
     "An object-hour is kept if an object that is whole when the hour begins loses at most 2 of its 12 shards in it.",
-    "Fitted: a mean life of 7.4 h to 81.4% without back-ups; that 53% of reclaims take the back-up, too, to 95.4%.",
-    "If instances went one by one, back-ups would keep all but a few of 100,000 object-hours.",
+    "Fitted: a mean life of 7.4 h to 81.4% without back-ups; 53% of reclaims that also take the back-up to 95.4%.",
+    "If instances were reclaimed one by one, back-ups would keep all but a few of 100,000 object-hours.",
     "Fitted: 0.9 s for each of a back-up's two calls; 692 reads of large objects an hour, and 3,950 of all objects.",
     "The 3.24 dollars of calls that keep functions warm follow from the price list alone.",
-    "The bill of large objects with back-ups is not in dollars in the paper: it is ElastiCache's over its 31 times.",
-    "The bucket is durable: an object that is lost is read from it again.",
+    "The paper gives the bill of large objects with back-ups not in dollars, but as 1/31 of ElastiCache's.",
+    "The bucket is durable: an object lost in the cache is read from the bucket again.",
 )

@@ -434,10 +434,10 @@ def _panels(table: Table) -> list[Panel]:
 
 
 _REMARKS = (
-    "The slides state trends; their plots' figures are not in the text. NextBatch(1) with one reader is the paper's.",
-    "Assumed: seeks of 1 to 16 ms, 7,200 turns a minute; 4 ms a file in a cluster; decoding 0.5 ms; steps 0.15 s.",
-    "A file is two reads that lie together. One reader finds the head where it was; two take it from each other.",
-    "With more, one of those that wait is near. Batches of workers come in bursts, so ten of them vary.",
-    "Depth is worth something where reading keeps up but for what is late; where it does not, only readers are.",
+    "The slides state trends; the text has no figures of their plots. NextBatch(1) with one reader is the paper's.",
+    "Assumed: seeks of 1 to 16 ms, 7,200 rpm; 4 ms per file in a cluster; decoding 0.5 ms; steps 0.15 s.",
+    "A file is two adjacent reads. A single reader finds the head where it left it; two move it away from each other.",
+    "With more readers a pending request is near. Batches of workers come in bursts, so the time of ten varies.",
+    "Depth helps if reading keeps up except for late answers; if it does not, only more readers help.",
     "No file is in the page cache.",
 )

@@ -111,14 +111,14 @@ def run_ours(quick: bool) -> Outcome:
         known = [*(each.wait_seconds if each else None for each in later), *(None for _ in ours)]
         bars = beside("simulated", [*theirs, *ours], waits, known, published="published")
         panels.append(Panel(workload.title, "", "wait for data in epoch 2 (s)", bars))
-    remarks = (*_REMARKS, f"Our rows are of 1/{part} of each data set.") if quick else _REMARKS
+    remarks = (*_REMARKS, f"Our rows are for 1/{part} of each data set.") if quick else _REMARKS
     return Outcome([table], panels, remarks)
 
 
 _REMARKS = (
-    f"The bucket is the paper's: {_GETS_PER_SECOND:.0f} requests a second and node.",
-    f"Our ring has room for {_CACHE_SAMPLES:,} samples, as the cache of 50/50; nothing else is cached.",
-    "Epochs are partitioned anew. The bound is the longer of computing and requests at that rate.",
+    f"The bucket is the paper's: {_GETS_PER_SECOND:.0f} requests per second and node.",
+    f"Our ring holds {_CACHE_SAMPLES:,} samples, as many as the cache of 50/50; nothing else is cached.",
+    "Each epoch is partitioned again. The bound is the larger of the times of computing and of requests at that rate.",
 )
 
 
@@ -161,7 +161,7 @@ def run_caching(quick: bool) -> Outcome:
     counted = f"{objects:,} objects, {epochs} epochs, of which the last {1 - _WARM_UP:.0%} count"
     remarks = (
         f"{counted}; ours differ from the reference by at most {max(errors):.3f}.",
-        "A cache that nodes share can reach its whole share; a node by itself keeps what will come back to it.",
+        "A cache shared by nodes can have hits of its whole share; a node's own keeps objects that it reads again.",
     )
     return Outcome([table], panels, remarks)
 
@@ -251,8 +251,8 @@ def run_ddp(quick: bool) -> Outcome:
     remarks = (
         f"{super_samples:,} super-samples, {epochs} epochs; hits are counted from the {_WARM_UP_EPOCHS + 1}th on.",
         f"Hit rates differ from the reference by at most {error:.3f}.",
-        f"A policy that is asked alone, in the same order, has the same hit rates but for {lost:.4f}.",
-        f"After the first epoch the loop misses at most {missed:.2%} of its look-ups, whatever the cache holds.",
+        f"A policy alone, in the same order, has the same hit rates within {lost:.4f}.",
+        f"After the first epoch the loop misses at most {missed:.2%} of its look-ups, with any size of the cache.",
     )
     return Outcome([table], [panel], remarks)
 
@@ -297,7 +297,7 @@ def run_scale(quick: bool) -> Outcome:
         series = [Series("simulated", table.cells("nodes"), table.cells(column))]
         panels.append(Panel(title, "nodes", unit, series, x_log=True, y_log=True))
     remarks = (
-        "One process on one core; processor time, since the machine may have other work. It differs between machines.",
+        "One process on one core; processor time, since other programs may run. It differs between machines.",
         "Every fetch runs the real prefetcher, fetcher (permit, deadline, hedge timer, retries) and ring.",
     )
     return Outcome([table], panels, remarks)

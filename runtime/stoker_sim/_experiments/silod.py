@@ -152,8 +152,8 @@ def _panels(table: Table, found: dict[tuple[str, float], list[float]], means: _M
 def _remarks(means: _Means, jobs: int, seeds: Sequence[int]) -> list[str]:
     cluster = f"{len(seeds)} x {jobs} jobs of 5 kinds on {_GPUS} GPUs with {_CACHE_BYTES / 1e12:g} TB of cache"
     remarks = [
-        f"{cluster}; both are ours, so the published factor stands beside ours and is not met point by point.",
-        "Equal parts are divided among those who can use them, as a shared network does.",
+        f"{cluster}; both differ from the paper's, so the published factor is shown but not matched point by point.",
+        "Equal parts are divided among the jobs that can use them, as in a shared network.",
     ]
     for name, ours, theirs in _FACTORS:
         factors = [means[theirs, at] / hours for (way, at), hours in means.items() if way == ours]

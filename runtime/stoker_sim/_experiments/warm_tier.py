@@ -243,10 +243,10 @@ def run(quick: bool) -> Outcome:
 
 _COUNTS = (100, 1_000, OBJECTS)
 _REMARKS = (
-    "Object-hours: an object that is whole when the hour begins can be restored all through it, as in 'infinicache'.",
-    f"Hours with none lost: the same of all {OBJECTS:,} objects at once. It falls with their number.",
-    "Reads served: by the tier. What it lost comes from the bucket, by one GET, and is put away again.",
-    "A read writes again what its object has lost since the read before. Nothing else does.",
-    "What nodes lose and are called for is that of the real proxy in virtual time.",
-    f"Assumed: {LINGER_SECONDS * 1000:.0f} ms of lingering, 75 MB/s a function, 0.3 s to start one, 25 ms for a call.",
+    "Object-hours: an object that is whole when the hour begins can be restored throughout it, as in 'infinicache'.",
+    f"Hours with none lost: all {OBJECTS:,} objects can be restored throughout. The fraction falls with their number.",
+    "Reads served: by the tier. A lost object is read from the bucket by one GET and stored again.",
+    "A read rewrites the shards that its object has lost since the last read. Nothing else does.",
+    "Losses and calls of nodes are those of the real proxy in virtual time.",
+    f"Assumed: {LINGER_SECONDS * 1000:.0f} ms of lingering, 75 MB/s per function, 0.3 s to start one, 25 ms per call.",
 )
