@@ -295,7 +295,7 @@ def _cached(given: Workload, resources: Resources) -> tuple[Workload, Suggestion
                 advised = f"{place.partition(':')[0]}, {format_bytes(cache.size_bytes)}"
                 reason = (
                     f"serves {found.hit_rate:.0%} of the reads of later epochs: stall {later.stall:.0%} instead of "
-                    f"{without.stall:.0%}, epoch time {later.seconds / without.seconds:.0%}"
+                    f"{without.stall:.0%}, epochs take {later.seconds / without.seconds:.0%} of the time"
                 )
                 command = f'Loader(cache="{place}?limit={_limit(cache.size_bytes)}")'
                 return cached, Suggestion("cache", said, advised, reason, command)

@@ -48,20 +48,20 @@ def configure(parser: ArgumentParser) -> None:
     training.add_argument("--price-of-hour", type=hour, metavar="USD", help="price of one node per hour")
     first_byte = number_from(0.001, 1000 * LONGEST_FIRST_BYTE_SECONDS)
     node = parser.add_argument_group("a node", "values that are left out are measured on this machine")
-    node.add_argument("--memory", type=size, metavar="SIZE", help="memory for all loaders (default: half of the free)")
+    node.add_argument("--memory", type=size, metavar="SIZE", help="memory of all loaders (default: half of the free)")
     node.add_argument("--disk", type=size, default=0, metavar="SIZE", help="disk space for a cache (default: none)")
     node.add_argument("--disk-folder", default="/mnt/nvme/stoker", metavar="PATH", help="folder of that cache")
     node.add_argument("--first-byte", type=first_byte, metavar="MS", help="milliseconds to the bucket's first byte")
     bandwidth = rate_from(LEAST_BYTES_PER_SECOND)
-    node.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help="from the bucket, such as 10Gbit or 1GB/s")
+    node.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help="bandwidth from the bucket, such as 10Gbit")
     limit = "requests per second that the bucket answers, of all nodes together (default: measured)"
     node.add_argument("--requests-per-second", type=number_from(0.1, 1e9), metavar="N", help=limit)
     probed, read = size_from(LEAST_PROBE_BYTES), "maximum number of bytes to read for the measurement (default: 256MiB)"
     node.add_argument("--probe", type=probed, default=256 << 20, metavar="SIZE", help=read)
     node.add_argument("--egress", choices=get_args(Egress), default="same_region", help="distance to the bucket")
-    now = parser.add_argument_group("present settings of the loader of each rank")
-    now.add_argument("--batch-size", type=positive, default=256, metavar="N", help="samples of a rank (default: 256)")
-    shuffles, shuffled = get_args(Shuffle), "shuffle (default: window; full cannot be planned)"
+    now = parser.add_argument_group("present settings of each rank's loader", "by default those of Loader")
+    now.add_argument("--batch-size", type=positive, default=256, metavar="N", help="samples per rank (default: 256)")
+    shuffles, shuffled = get_args(Shuffle), "kind of shuffle (default: window; full cannot be planned)"
     now.add_argument("--shuffle", choices=shuffles, default="window", help=shuffled)
     now.add_argument("--window", type=positive, default=8, metavar="N", help="window in super-samples (default: 8)")
     memory = "memory budget (default: 512MB)"
