@@ -1,4 +1,4 @@
-"""How callers reach functions: Lambda's ``Invoke`` and function URLs, with signatures as Lambda verifies them.
+"""HTTP endpoints of Lambda functions: ``Invoke`` and function URLs, with Lambda's verification of signatures.
 
 Sources: AWS Lambda API Reference, "Invoke"; AWS Lambda Developer Guide, "Invoking Lambda function URLs", request and
 response payloads (format 2.0).
@@ -39,7 +39,7 @@ _CODES = {
 
 
 def invoke_api(fleets: Mapping[str, Fleet], authority: Authority, *, new_id: Callable[[], str]) -> web.Application:
-    """Return ``Invoke`` over HTTP, as boto3's and aioboto3's Lambda clients call it."""
+    """Return the application of Lambda's ``Invoke`` API, which boto3's and aioboto3's Lambda clients call."""
 
     async def answer(request: web.Request) -> web.Response:
         try:
@@ -83,7 +83,7 @@ async def _invoke(
 
 
 def _named(fleets: Mapping[str, Fleet], name: str, qualifier: str) -> Fleet:
-    """Return the function of a name, a partial or a whole ARN, with or without the only version there is."""
+    """Return the function of a name, partial ARN or full ARN; ``$LATEST`` is the only version."""
     name = name.removesuffix(":$LATEST").rpartition(":")[2]
     fleet = fleets.get(name)
     if fleet is None or qualifier != "$LATEST":
@@ -97,7 +97,7 @@ def _too_large(limit_bytes: int) -> ServiceError:
 
 
 def _checked(body: bytes) -> bytes:
-    """Return the event; nothing is an empty object."""
+    """Validate and return an event in JSON; an empty body stands for an empty object."""
     try:
         json.loads(body or b"{}")
     except (ValueError, RecursionError) as error:
@@ -113,13 +113,19 @@ def _client_context(header: str) -> str:
         return ""
     try:
         context = json.loads(base64.b64decode(header, validate=True))
-        return json.dumps(context)  # on one line, in ASCII: it is sent on as a header
+        return json.dumps(context)  # on one line, in ASCII, because it is forwarded as a header
     except (binascii.Error, ValueError, RecursionError) as error:
         raise ServiceError("InvalidParameterValueException", "Client context is not base64 of JSON.") from error
 
 
 class Authority:
-    """Lets in who signs with one of its keys, for one region's Lambda."""
+    """Authenticates signed Lambda requests of one region.
+
+    Args:
+        keys: key pairs that may sign requests.
+        region: region that signatures must name.
+        clock: returns the current time in POSIX seconds.
+    """
 
     def __init__(self, keys: Iterable[KeyPair], *, region: str, clock: Callable[[], float]) -> None:
         self._keys = {key.access_key: key for key in keys}
@@ -127,10 +133,10 @@ class Authority:
         self._clock = clock
 
     def admit(self, request: web.BaseRequest, body: bytes) -> KeyPair:
-        """Return whose request it is.
+        """Return the key pair that signed a request.
 
         Raises:
-            ServiceError: it is nobody's: unsigned, wrongly signed, or signed with an unknown or expired key.
+            ServiceError: the request is unsigned, wrongly signed, or signed with an unknown or expired key.
         """
         try:
             head = _head_of(request)
@@ -163,7 +169,7 @@ def _head_of(request: web.BaseRequest) -> Request:
 
 
 def joined_headers(request: web.BaseRequest) -> dict[str, str]:
-    """Return the headers by name in lower case, values of a repeated name joined with a comma."""
+    """Return the headers by lower-case name; values of a repeated name are joined with commas."""
     return {name.lower(): ",".join(request.headers.getall(name)) for name in request.headers}
 
 
@@ -174,7 +180,7 @@ _TEXTUAL = ("application/json", "application/javascript", "application/xml")
 
 
 def function_url(fleet: Fleet, authority: Authority, *, new_id: Callable[[], str]) -> web.Application:
-    """Return the endpoint of one function, open to all on this machine or to those who sign (``AWS_IAM``)."""
+    """Return the application of a function URL, open to this machine, or to signed requests only (``AWS_IAM``)."""
 
     async def answer(request: web.Request) -> web.Response:
         if not request.raw_path.startswith("/"):  # meant for a proxy
@@ -214,14 +220,14 @@ def _refusal(status: int, message: str) -> web.Response:
 def request_event(
     request: web.BaseRequest, body: bytes, *, caller: str, request_id: str, received_at: float
 ) -> dict[str, Any]:
-    """Return the event that the function gets.
+    """Return the event that a function URL passes to its function (payload format 2.0).
 
     Args:
-        request: to the function's URL.
-        body: of the request.
-        caller: access key of who signed it; empty if nobody had to.
-        request_id: of the invocation.
-        received_at: POSIX seconds.
+        request: request to the function URL.
+        body: body of the request.
+        caller: access key that signed the request; empty if signatures are not required.
+        request_id: id of the invocation.
+        received_at: time of the request, in POSIX seconds.
     """
     raw_path, _, raw_query = request.raw_path.partition("?")
     headers = joined_headers(request)
@@ -274,7 +280,7 @@ def _context(
 
 
 def _text_of(body: bytes, content_type: str) -> str | None:
-    """Return a body that is text, or None if it must be sent as base64."""
+    """Return a body as text, or None if it must be sent as base64."""
     kind = content_type.partition(";")[0].strip().lower()
     if body and not kind.startswith("text/") and kind not in _TEXTUAL:
         return None
@@ -292,10 +298,10 @@ def _joined(pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
 
 
 def reply_of(payload: bytes) -> web.Response:
-    """Return the response that a result stands for; one without a status code is itself the body of a 200.
+    """Convert a function's result to an HTTP response; a result without a status code is the body of a 200.
 
     Raises:
-        ValueError: it says that it is a response, and is none.
+        ValueError: the result has a status code, but is not a valid response.
     """
     try:
         result = json.loads(payload)
@@ -306,9 +312,9 @@ def reply_of(payload: bytes) -> web.Response:
     status, headers, body = result["statusCode"], result.get("headers") or {}, result.get("body") or ""
     cookies = result.get("cookies") or []
     if type(status) is not int or not 200 <= status <= 599:
-        raise ValueError(f"statusCode {status!r} is no HTTP status")
+        raise ValueError(f"statusCode {status!r} is not an HTTP status from 200 to 599")
     if not isinstance(headers, dict) or not isinstance(body, str) or not isinstance(cookies, list):
-        raise ValueError("headers, body and cookies of a result are an object, a text and a list")
+        raise ValueError("headers, body and cookies of a result must be an object, a text and a list")
     response = web.Response(
         status=status,
         headers=_headers(headers),
@@ -326,14 +332,14 @@ def _headers(headers: Mapping[str, object]) -> dict[str, str]:
 
 def _name(name: str) -> str:
     if not _TOKEN.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a header")
+        raise ValueError(f"{name!r} is not a valid header name")
     return name.lower()
 
 
 def _plain(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     if not _VALUE.fullmatch(text):
-        raise ValueError("a header has a line end, or another character that none may have")
+        raise ValueError("the value of a header contains a line end or another forbidden character")
     return text
 
 

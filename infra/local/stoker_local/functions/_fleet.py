@@ -1,4 +1,4 @@
-"""The instances of a function, and a Lambda function as its callers see it, invoked at once or by an event.
+"""The instances of a function, and Lambda functions with synchronous and asynchronous invocation.
 
 Source: AWS Lambda Developer Guide, "How Lambda handles errors and retries with asynchronous invocation" and "Capturing
 records of Lambda asynchronous invocations".
@@ -33,12 +33,16 @@ _STRIKE_LATER = (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE)
 
 
 class Instance(Protocol):
-    """What a pool knows of an instance."""
+    """The interface of instances in a pool.
+
+    Attributes:
+        name: name of the instance.
+    """
 
     name: str
 
     async def live(self) -> None:
-        """Run until it ends; cancelled, end it."""
+        """Run the instance until it ends; end it if cancelled."""
 
 
 T = TypeVar("T", bound=Instance)
@@ -48,11 +52,11 @@ class Pool(Generic[T]):
     """The instances of a function.
 
     Attributes:
-        account: counts what happens.
-        tasks: in which instances live.
-        slots: one is acquired for every invocation, by :meth:`admit` or :meth:`repeat`.
-        living: but for those that are about to end.
-        idle: of these, the one that worked last is last.
+        account: statistics and events of the function.
+        tasks: starts the tasks that run the instances.
+        slots: semaphore for the concurrency limit; :meth:`admit` or :meth:`repeat` acquires one slot per invocation.
+        living: instance → task, without instances that are about to end.
+        idle: idle instance → timer that reclaims it; the most recently used instance is last.
     """
 
     def __init__(
@@ -68,13 +72,13 @@ class Pool(Generic[T]):
         self._named = 0
 
     async def admit(self, *, waits: bool = False) -> FunctionFault | None:
-        """Acquire a slot for an invocation; return the fault that is to strike it.
+        """Acquire a slot for an invocation; return the fault to inject into it, or None.
 
         Args:
-            waits: wait for a slot rather than be throttled.
+            waits: wait for a slot instead of being throttled.
 
         Raises:
-            ServiceError: throttled.
+            ServiceError: the invocation was throttled.
         """
         fault = self._faults.draw(self.account.function)
         kind = fault and fault.kind
@@ -91,7 +95,7 @@ class Pool(Generic[T]):
         return fault
 
     def repeat(self, fault: FunctionFault | None, deliver: Callable[[], Awaitable[object]]) -> None:
-        """Deliver a duplicate, if that is the fault: beside the first delivery if there is a slot, else after it."""
+        """Deliver a duplicate if ``fault`` is one: concurrently if a slot is free, otherwise when one becomes free."""
 
         async def deliver_again() -> None:
             await self.slots.acquire()
@@ -101,7 +105,7 @@ class Pool(Generic[T]):
             self.tasks.start(deliver_again())
 
     def start(self, instance: T) -> None:
-        """Let a new instance live."""
+        """Run a new instance."""
         self.living[instance] = self.tasks.start(self._live(instance))
         self.account.started(instances=len(self.living))
 
@@ -111,17 +115,17 @@ class Pool(Generic[T]):
         return f"{self.account.function}/{self._named}"
 
     def wake(self, instance: T) -> None:
-        """Note that an instance has work."""
+        """Mark an instance as busy: cancel its timer."""
         if timer := self.idle.pop(instance, None):
             timer.cancel()
 
     def rest(self, instance: T) -> None:
-        """Note that an instance has no more work; it is taken back if none comes."""
+        """Mark an instance as idle; it is reclaimed after ``idle_seconds`` without work."""
         loop = asyncio.get_running_loop()
         self.idle[instance] = loop.call_later(self._idle_seconds, self._take_back, instance)
 
     def reclaim(self) -> None:
-        """Take all idle instances back at once."""
+        """End all idle instances at once."""
         for instance in list(self.idle):
             self._take_back(instance)
 
@@ -144,12 +148,13 @@ class Pool(Generic[T]):
 
 
 class Fleet(Pool[Sandbox]):
-    """A Lambda function: its work is done in tasks, one for each invocation.
+    """A Lambda function; each invocation runs in its own task.
 
-    The instance that worked last works next, so that the others can be taken back.
+    The most recently used instance is used next, so that the others can be reclaimed.
 
     Attributes:
-        arn: the function's Amazon resource name.
+        spec: configuration of the function.
+        arn: Amazon resource name of the function.
     """
 
     def __init__(self, config: InstanceConfig[FunctionSpec], queues: Mapping[str, LocalQueue]) -> None:
@@ -162,16 +167,16 @@ class Fleet(Pool[Sandbox]):
         self._queues = queues
 
     async def invoke(self, invocation: Invocation, *, waits: bool = False) -> Outcome:
-        """Run the function once; an instance is started if none is idle.
+        """Run the function once; start an instance if none is idle.
 
-        Cancelling the caller does not stop the function, as with the real one.
+        As in Lambda, cancelling the caller does not stop the function.
 
         Args:
-            invocation: what to run.
-            waits: wait for the function's concurrency rather than be throttled.
+            invocation: event to deliver.
+            waits: wait for the function's concurrency instead of being throttled.
 
         Raises:
-            ServiceError: throttled.
+            ServiceError: the invocation was throttled.
         """
         fault = await self.admit(waits=waits)
         task = self.tasks.start(self._run(invocation, fault))
@@ -191,7 +196,7 @@ class Fleet(Pool[Sandbox]):
             if sandbox.is_alive:
                 self.rest(sandbox)
             else:
-                self._forget(sandbox)  # its process may take a while to end, and the next instance does not wait
+                self._forget(sandbox)  # its process may take a while to end; the next instance must not wait for it
             return self._outcome(
                 sandbox,
                 Outcome(
@@ -210,7 +215,7 @@ class Fleet(Pool[Sandbox]):
             self.slots.release()
 
     async def _ready(self) -> tuple[Sandbox, Answer | None, float | None]:
-        """Return an idle instance, or a new one with the error and the seconds of its start."""
+        """Return an idle instance, or a new one with the error and the duration of its start, in seconds."""
         if sandbox := next(reversed(self.idle), None):
             self.wake(sandbox)
             return sandbox, None, None
@@ -222,7 +227,7 @@ class Fleet(Pool[Sandbox]):
         return sandbox, error, sandbox.init_seconds
 
     def _outcome(self, sandbox: Sandbox, outcome: Outcome) -> Outcome:
-        """Count an invocation that has ended, and return it with the end of its whole log."""
+        """Record an invocation that has ended; return its outcome with the last 4 KiB of the complete log."""
         log = b"START RequestId: %b Version: $LATEST\n" % outcome.request_id.encode()
         log += outcome.log + report(self.spec, outcome)
         self.account.wrote(log)
@@ -236,7 +241,7 @@ class Fleet(Pool[Sandbox]):
     # --- events -------------------------------------------------------------------------------------------------
 
     def accept(self, invocation: Invocation) -> asyncio.Task[None]:
-        """Take an event over; the task ends when it has been handled or given up."""
+        """Invoke the function asynchronously; the task ends when the event has been handled or all retries failed."""
         return self.tasks.start(self._deliver(invocation))
 
     async def _deliver(self, invocation: Invocation) -> None:
@@ -252,7 +257,7 @@ class Fleet(Pool[Sandbox]):
             self._hand_over(invocation, outcome)
 
     def _hand_over(self, invocation: Invocation, outcome: Outcome) -> None:
-        """Give what has failed to the queue of failures, unless it is more than a message can be."""
+        """Send a failed event to the failure queue, unless it is too large for a message."""
         try:
             record = json.dumps(_record(self.arn, invocation, outcome, attempts=1 + self.spec.retries))
             self._queues[self.spec.on_failure].send(record)
@@ -260,7 +265,7 @@ class Fleet(Pool[Sandbox]):
             self.account.note("undelivered", detail=self.spec.on_failure)
 
     async def _attempt(self, invocation: Invocation) -> Outcome:
-        """Wait for the function's concurrency; being throttled all the same is no failed attempt."""
+        """Invoke the function when it has a free slot; an injected throttle is retried and is not a failed attempt."""
         while True:
             try:
                 return await self.invoke(invocation, waits=True)

@@ -1,6 +1,6 @@
-"""A Google function: one address, and instances behind it that come and go, each the real Functions Framework.
+"""Google functions: one address per function, and instances behind it that each run the real Functions Framework.
 
-Events of the local GCS are sent to it as CloudEvents until they are acknowledged.
+Events of the local GCS are sent as CloudEvents until they are acknowledged.
 Source: CloudEvents HTTP protocol binding, binary mode; Google's ``google.cloud.storage.object.v1.finalized``.
 """
 
@@ -52,12 +52,12 @@ _LOOK_SECONDS = 0.02
 
 
 class Instance(FunctionProcess[GoogleSpec]):
-    """One instance. :meth:`live` is its life; the rest may be used while that runs.
+    """One instance of a Google function; its other methods may be used while :meth:`live` runs.
 
     Attributes:
-        url: where it listens.
-        active: requests under way.
-        start_seconds: from its start until it listened.
+        url: URL at which it listens.
+        active: number of requests in progress.
+        start_seconds: time from the start until it listened, in seconds; 0 before that.
     """
 
     def __init__(self, name: str, config: InstanceConfig[GoogleSpec]) -> None:
@@ -75,13 +75,13 @@ class Instance(FunctionProcess[GoogleSpec]):
             environment=self._environment(),
             folder=spec.folder,
             memory_bytes=spec.memory_bytes,
-            tmp_bytes=spec.memory_bytes,  # files written count as memory there
+            tmp_bytes=spec.memory_bytes,  # on Cloud Run, files count as memory
         )
 
     async def _leave(self, process: asyncio.subprocess.Process) -> None:
-        """Ask the process to end and give it ten seconds, as Cloud Run does."""
+        """Send SIGTERM and wait at most ten seconds, as Cloud Run does."""
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGCONT)  # one that stands still could not hear
+            process.send_signal(signal.SIGCONT)  # a stopped process would not handle the signal
             process.terminate()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TERMINATION_SECONDS):
@@ -112,7 +112,7 @@ class Instance(FunctionProcess[GoogleSpec]):
         }
 
     async def listening(self) -> bool:
-        """Wait until it takes connections; return whether it does, rather than have ended."""
+        """Wait until the instance accepts connections; return False if it ends or takes too long instead."""
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         while self.is_alive and loop.time() < started_at + _START_SECONDS:
@@ -131,10 +131,11 @@ class Instance(FunctionProcess[GoogleSpec]):
 
 
 def reserved_port(host: str) -> int:
-    """Return a port that only who asks for it by number gets, for a minute.
+    """Return a free port that the system assigns to no other socket for a minute, unless one binds it by number.
 
-    The framework can only be told a port, not be given a socket. After a connection that this side has closed first,
-    the system gives the port to nobody who wants any (TIME_WAIT; Stevens, "TCP/IP Illustrated", section 13.5).
+    The Functions Framework takes a port, but no open socket. After a connection that this side has closed first, the
+    system does not choose the port for a socket that binds port 0 (TIME_WAIT; Stevens, "TCP/IP Illustrated", section
+    13.5).
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as server:
@@ -150,7 +151,7 @@ def _bracketed(host: str) -> str:
 
 
 class Service(Pool[Instance]):
-    """One Google function: requests go to the first instance that has room, else to a new one."""
+    """A Google function; each request goes to the first instance with free capacity, otherwise to a new instance."""
 
     def __init__(self, config: InstanceConfig[GoogleSpec], session: aiohttp.ClientSession) -> None:
         self.spec, cloud = config.spec, config.cloud
@@ -161,12 +162,12 @@ class Service(Pool[Instance]):
         self._active_since: dict[Instance, float] = {}
 
     async def answer(self, request: web.Request, target: str = "") -> web.Response:
-        """Answer a request as one for ``target``, a path and query; empty is the request's own."""
+        """Answer an HTTP request; ``target`` replaces its path and query unless it is empty."""
         target = target or request.raw_path
         sent, wanted = request.headers.get("Authorization", ""), f"Bearer {self.spec.token}"
         if self.spec.token and not hmac.compare_digest(sent.encode("utf-8", "replace"), wanted.encode()):
             return web.Response(status=401, text="Unauthorized", headers={"WWW-Authenticate": "Bearer"})
-        if not target.startswith("/"):  # meant for a proxy
+        if not target.startswith("/"):  # a request to a proxy
             return web.Response(status=400, text="Bad Request")
         body = await read_body(request, limit_bytes=_MAX_BODY_BYTES)
         if body is None:
@@ -174,7 +175,7 @@ class Service(Pool[Instance]):
         return await self.call(request.method, target, request.headers, body)
 
     async def call(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> web.Response:
-        """Let an instance answer a request; ``target`` is its path and query as sent."""
+        """Forward a request to an instance; ``target`` is the path and query, still percent-encoded."""
         forward = partial(self._forward, method, target, headers, body)
         try:
             fault = await self.admit()
@@ -186,7 +187,7 @@ class Service(Pool[Instance]):
     async def _in_slot(
         self, forward: Callable[[Instance], Awaitable[web.Response]], fault: FunctionFault | None
     ) -> web.Response:
-        """Answer a request in the slot that was acquired for it."""
+        """Answer a request within an acquired slot."""
         instance = self._lease()
         try:
             if instance.start_seconds or await instance.listening():
@@ -205,7 +206,7 @@ class Service(Pool[Instance]):
     async def _forward(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes, instance: Instance
     ) -> web.Response:
-        """Pass a request on and its answer back."""
+        """Forward a request to an instance and return the instance's response."""
         try:
             async with self._session.request(
                 method,
@@ -220,7 +221,7 @@ class Service(Pool[Instance]):
             return web.Response(status=504, text="upstream request timeout")
         except (aiohttp.ClientError, OSError):
             instance.kill()
-            return web.Response(status=503, text="The instance has ended before it answered.")
+            return web.Response(status=503, text="The instance ended before it answered.")
         if instance.exceeds(self.spec.memory_bytes):
             # Cloud Run would have killed it before it could answer.
             instance.kill()
@@ -233,7 +234,7 @@ class Service(Pool[Instance]):
     # --- instances ----------------------------------------------------------------------------------------------
 
     def _lease(self) -> Instance:
-        """Return an instance with room for one more request, which is counted; started if there is none."""
+        """Return an instance with capacity for one more request, and count the request; start one if there is none."""
         usable = (i for i in self.living if i.is_alive and i.active < self.spec.concurrency)
         instance = next(usable, None)
         if instance is None:
@@ -261,12 +262,12 @@ class Service(Pool[Instance]):
 
 
 def _end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    """Return the headers that a proxy passes on, repeated ones too."""
+    """Return the headers that a proxy forwards, including repeated ones."""
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP_BY_HOP)
 
 
 def gateway(services: Mapping[str, Service]) -> web.Application:
-    """Return what passes ``/NAME/path?query`` on to the service NAME as ``/path?query``."""
+    """Return an application that forwards ``/NAME/path?query`` to the service NAME as ``/path?query``."""
 
     async def answer(request: web.Request) -> web.Response:
         target = _TARGET.fullmatch(request.raw_path)
@@ -280,14 +281,14 @@ def gateway(services: Mapping[str, Service]) -> web.Application:
 
 
 def finalized_message(created: ObjectCreated) -> str:
-    """Return the event of an object, headers and body, as a queue holds it."""
+    """Return the queue message of an object's event: its headers and body, as JSON."""
     resource = resource_of(created.bucket, created.key, created.stored)
     headers = {
         "ce-specversion": "1.0",
         "ce-id": f"{created.bucket}/{created.stored.tag}",
         "ce-type": _TYPE,
         "ce-source": f"//storage.googleapis.com/projects/_/buckets/{created.bucket}",
-        # Percent-encoded is what a header cannot carry, as the binding has it.
+        # Characters that a header cannot contain are percent-encoded, as the binding requires.
         "ce-subject": quote(f"objects/{created.key}", safe=_HEADER_CHARACTERS, errors="surrogatepass"),
         "ce-time": datetime.fromtimestamp(created.stored.modified_at, UTC).isoformat(),
         "content-type": "application/json",
@@ -296,7 +297,7 @@ def finalized_message(created: ObjectCreated) -> str:
 
 
 async def push(queue: LocalQueue, service: Service) -> None:
-    """Post events to a function until cancelled, one at a time; what is not acknowledged comes back."""
+    """Post events to a function until cancelled, one at a time; unacknowledged events become visible again."""
     while True:
         (delivery,) = await queue.receive(1)
         message: dict[str, Any] = json.loads(delivery.body)

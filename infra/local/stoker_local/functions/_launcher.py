@@ -1,14 +1,15 @@
-"""Started by path in a bare interpreter: limits this process, gives it its own ``/tmp``, and becomes a function.
+"""Launcher and reaper of function processes, run by path in a bare interpreter.
 
-It imports nothing but the standard library's lightest modules, since its time counts as cold start. Its argument
-is a JSON object: ``command`` to become, ``parent`` (process to die with), ``address_bytes``, ``file_bytes`` and
+With an argument, it limits this process, gives it its own ``/tmp`` and executes the function's command. It imports only
+light modules of the standard library, because its time counts as cold start. The argument is a JSON object:
+``command`` to execute, ``parent`` (id of the process whose death ends this one), ``address_bytes``, ``file_bytes`` and
 ``open_files`` (limits or null), ``tmp_bytes`` (size of the private ``/tmp`` or null) and ``keep`` (folders under
-``/tmp`` that stay visible).
+``/tmp`` that remain visible).
 
-Without an argument it kills what a cloud leaves behind that dies itself. Its standard input is then a pipe that ends
-with the cloud, however it dies. Until then, each line says of a process group that it has come (``+123``) or gone
-(``-123``), or that all is well and over (``.``), since what was forked from the cloud's process may still hold the
-pipe.
+Without an argument, it kills the process groups that remain when the cloud's process dies. Its standard input is a pipe
+that the death of the cloud's process closes. Each line announces that a process group has started (``+123``) or ended
+(``-123``), or that the cloud has ended normally (``.``); the last is necessary because a fork of the cloud's process
+may keep the pipe open.
 
 ``/tmp`` is a tmpfs in a private mount namespace: mount_namespaces(7), user_namespaces(7), tmpfs(5).
 """
@@ -31,7 +32,7 @@ _TMP = "/tmp"  # noqa: S108  (the function's own)
 
 
 def launch(settings: dict[str, Any]) -> None:
-    """Become the command, or exit with what prevents it on standard error."""
+    """Replace this process by the command, or exit with the reason on standard error."""
     for limit, name in (
         (resource.RLIMIT_AS, "address_bytes"),
         (resource.RLIMIT_FSIZE, "file_bytes"),
@@ -44,10 +45,10 @@ def launch(settings: dict[str, Any]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         if settings["tmp_bytes"] is not None:
             _mount_tmp(libc, settings["tmp_bytes"], settings["keep"])
-        # Last, since the kernel forgets it when a process gets another user namespace.
+        # Last, because the kernel resets it when a process enters another user namespace.
         libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != settings["parent"]:
-        sys.exit("the cloud has ended")
+        sys.exit("the process of the function cloud has ended")
     os.execv(settings["command"][0], settings["command"])  # noqa: S606  (what this program is for)
 
 
@@ -59,13 +60,13 @@ def _limit(kind: int, value: int) -> None:
 
 def _mount_tmp(libc: ctypes.CDLL, size_bytes: int, keep: list[str]) -> None:
     user, group = os.geteuid(), os.getegid()
-    if libc.unshare(_NEW_MOUNTS):  # without the right to: as root of a namespace of its own
+    if libc.unshare(_NEW_MOUNTS):  # not permitted: retry as root of a new user namespace
         _check(libc.unshare(_NEW_MOUNTS | _NEW_USER), "unshare")
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123  (pathlib takes milliseconds to import)
                 file.write(text)
     _check(libc.mount(None, b"/", None, _RECURSIVE | _PRIVATE, None), "make mounts private")
-    kept = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in keep]  # the way to what is about to vanish
+    kept = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in keep]  # opened before the mount hides them
     options = f"size={size_bytes},mode=1777".encode()
     _check(libc.mount(b"tmpfs", _TMP.encode(), b"tmpfs", _NO_SET_UID | _NO_DEVICES, options), "mount /tmp")
     for path, descriptor in kept:
@@ -81,7 +82,7 @@ def _check(result: int, what: str) -> None:
 
 
 def guard(lines: Iterable[str]) -> None:
-    """Follow the groups to the end, then kill those that are left."""
+    """Track process groups until the input ends or says ``.``, then kill the remaining groups."""
     groups: set[int] = set()
     for line in lines:
         if line.startswith("."):

@@ -1,4 +1,4 @@
-"""Functions' processes: started, limited in memory and ``/tmp``, listened to, and killed with this process."""
+"""Processes of functions: started with limits on memory and ``/tmp``, and killed when this process ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LAUNCHER = Path(__file__).with_name("_launcher.py")
 _TMP = Path("/tmp")  # noqa: S108  (the function's own)
 _PROBE_SECONDS = 30.0
 ADDRESS_ALLOWANCE_BYTES = 1 << 30
-"""What libraries, stacks and arenas take of the address space beyond what is ever resident."""
+"""Address space beyond resident memory that libraries, stacks and allocator arenas reserve, in bytes."""
 _PIPE_BYTES = 1 << 16
 _KEPT_BYTES = 1 << 16
 _TAIL_BYTES = 4096
@@ -43,14 +43,15 @@ AnySpec = TypeVar("AnySpec", bound=FunctionSpec | GoogleSpec)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """A process to run.
+    """The command, environment and limits of a process.
 
     Attributes:
-        command: its program must be a path.
-        environment: all of it, but for what leads to its ``/tmp``.
-        folder: its code, where it runs; it is seen even below ``/tmp``.
-        memory_bytes: that it may use, as are ``tmp_bytes`` of its ``/tmp``.
-        open_files: at once; None is as many as this process.
+        command: program, which must be a path, and its arguments.
+        environment: complete environment, except the variables that name its ``/tmp``.
+        folder: folder of its code and working folder; visible even if it is under ``/tmp``.
+        memory_bytes: memory limit, in bytes.
+        tmp_bytes: size limit of its ``/tmp``, in bytes.
+        open_files: maximum number of open files; None is this process's own limit.
     """
 
     command: tuple[str, ...]
@@ -62,10 +63,10 @@ class ProcessPlan:
 
 
 class Warden:
-    """Runs processes; see :func:`warden`.
+    """Runs processes and ensures that they end with this one; :func:`warden` creates it.
 
     Attributes:
-        tmp: what they get for a ``/tmp``.
+        tmp: kind of the processes' ``/tmp``.
     """
 
     def __init__(self, tmp: Literal["tmpfs", "folder"], guardian: asyncio.StreamWriter) -> None:
@@ -74,11 +75,11 @@ class Warden:
 
     @asynccontextmanager
     async def running(self, plan: ProcessPlan, output: Output) -> AsyncIterator[asyncio.subprocess.Process]:
-        """Run a process in a group of its own; when the block is left, the whole group is killed and cleared up after.
+        """Run a process in a new process group; leaving the context kills the group and removes its folder.
 
         Args:
-            plan: what runs.
-            output: takes what it writes.
+            plan: process to run.
+            output: pipe that receives its standard output and error.
         """
         tmp = None if self.tmp == "tmpfs" else tempfile.mkdtemp(prefix="stoker-tmp-")
         home = {"HOME": "/tmp"} if tmp is None else {"HOME": tmp, "TMPDIR": tmp}  # noqa: S108  (its own)
@@ -90,7 +91,7 @@ class Warden:
                 stderr=output.writer,
                 env={**plan.environment, **home},
                 cwd=plan.folder,
-                process_group=0,  # what it starts is frozen and killed with it
+                process_group=0,  # so that its children are frozen and killed with it
             )
             output.started()
             self._guardian.write(b"+%d\n" % process.pid)
@@ -107,10 +108,10 @@ class Warden:
 
 @asynccontextmanager
 async def warden(tmp: Literal["auto", "tmpfs", "folder"]) -> AsyncIterator[Warden]:
-    """Yield a warden, whose processes are killed with this one, however it ends.
+    """Yield a supervisor whose processes are killed when this process ends, in whatever way.
 
     Raises:
-        OSError: ``tmpfs`` is wanted and this system does not allow it.
+        OSError: ``tmp`` is ``tmpfs`` and this system does not allow it.
     """
     chosen = choose_tmp(tmp)
     guardian = await asyncio.create_subprocess_exec(
@@ -118,7 +119,7 @@ async def warden(tmp: Literal["auto", "tmpfs", "folder"]) -> AsyncIterator[Warde
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         env={},
-        process_group=0,  # a terminal's Ctrl-C is not for it
+        process_group=0,  # so that a terminal's Ctrl-C does not reach it
     )
     assert guardian.stdin is not None  # noqa: S101  (for the type checker)
     try:
@@ -130,7 +131,7 @@ async def warden(tmp: Literal["auto", "tmpfs", "folder"]) -> AsyncIterator[Warde
 
 
 def launch_command(plan: ProcessPlan, *, tmp_folder: str | None) -> tuple[str, ...]:
-    """Return the command that becomes a plan's within its limits; ``tmp_folder`` of None gives it a tmpfs."""
+    """Return the launcher's command for a plan; without ``tmp_folder``, the process gets a private tmpfs."""
     settings = {
         "command": list(plan.command),
         "parent": os.getpid(),
@@ -144,22 +145,22 @@ def launch_command(plan: ProcessPlan, *, tmp_folder: str | None) -> tuple[str, .
 
 
 def choose_tmp(wanted: Literal["auto", "tmpfs", "folder"]) -> Literal["tmpfs", "folder"]:
-    """Return which kind of ``/tmp`` processes get, having tried a private one if it is wanted.
+    """Return the kind of ``/tmp`` that processes get, after testing whether a private one is possible.
 
     Raises:
-        OSError: ``tmpfs`` is wanted and this system does not allow it.
+        OSError: ``tmpfs`` was requested and this system does not allow it.
     """
     if wanted == "folder" or (wanted == "auto" and sys.platform != "linux"):
         return "folder"
     problem = _mount_problem()
     if wanted == "tmpfs" and problem:
-        raise OSError(f"this system gives functions no private /tmp ({problem}); use tmp='folder'")
+        raise OSError(f"this system does not allow a private /tmp for functions ({problem}); use tmp='folder'")
     return "folder" if problem else "tmpfs"
 
 
 @cache
 def _mount_problem() -> str:
-    """Return why processes can have no ``/tmp`` of their own here, or nothing if they can."""
+    """Return why processes cannot have a private ``/tmp`` on this system; empty if they can."""
     true = (shutil.which("true") or "/bin/true",)
     plan = ProcessPlan(command=true, environment={}, folder="", memory_bytes=1 << 30, tmp_bytes=1 << 20)
     probe = launch_command(plan, tmp_folder=None)
@@ -174,9 +175,9 @@ def _under_tmp(*paths: str) -> list[str]:
 
 
 def peak_memory_bytes(pid: int) -> int:
-    """Return the most resident memory that a process or one that it has started has had; 0 where that cannot be told.
+    """Return the largest peak of resident memory of a process or its descendants, in bytes; 0 if unknown.
 
-    They are not added up: what was forked shares pages.
+    The peaks are not added, because forked processes share pages.
     """
     status = _text_of(f"/proc/{pid}/status")
     peaks = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
@@ -186,14 +187,14 @@ def peak_memory_bytes(pid: int) -> int:
 def _children(pid: int) -> list[int]:
     threads = f"/proc/{pid}/task"
     try:
-        names = os.listdir(threads)  # noqa: PTH208  (pathlib is slow, and this is done after every invocation)
+        names = os.listdir(threads)  # noqa: PTH208  (pathlib is slow, and this runs after every invocation)
     except OSError:
         return []
     return [int(child) for name in names for child in _text_of(f"{threads}/{name}/children").split()]
 
 
 def _text_of(path: str) -> str:
-    """Return what the kernel says, or nothing of a process or thread that has ended."""
+    """Return the text of a file in ``/proc``; empty if its process or thread has ended."""
     try:
         return Path(path).read_text("ascii", "replace")
     except OSError:
@@ -201,15 +202,19 @@ def _text_of(path: str) -> str:
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process and all that it has started; one that has ended is left in peace."""
+    """Send a signal to a process group; a group that has ended is ignored."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
 
 
 class Output:
-    """The reading end of a pipe on an event loop.
+    """A pipe that collects the output of a process on the event loop.
 
-    What a process wrote before it answered is in the pipe when its answer arrives, so :meth:`take` never misses it.
+    Output that a process writes before its response is in the pipe when the response arrives, so :meth:`take` returns
+    it.
+
+    Attributes:
+        writer: file descriptor of the writing end; -1 once it is closed.
     """
 
     def __init__(self) -> None:
@@ -220,19 +225,19 @@ class Output:
         self._loop.add_reader(self._reader, self._read)
 
     def started(self) -> None:
-        """Close this process's writing end: the other process has its own."""
+        """Close this process's writing end; the started process has its own copy."""
         os.close(self.writer)
         self.writer = -1
 
     def take(self) -> bytes:
-        """Return the end, up to 64 KiB, of what was written since the last call."""
+        """Return the output since the last call, at most its last 64 KiB."""
         self._read_all()
         taken = bytes(self._kept)
         self._kept.clear()
         return taken
 
     def close(self) -> None:
-        """Read what is there, and stop; :meth:`take` still returns it."""
+        """Read the remaining output and close the pipe; :meth:`take` still returns the output."""
         self._read_all()
         self._loop.remove_reader(self._reader)
         for descriptor in (self._reader, self.writer):
@@ -241,20 +246,20 @@ class Output:
         self._reader = self.writer = -1
 
     def _read_all(self) -> None:
-        """Read what the pipe holds, and no more than it can: somebody may write without end."""
+        """Read at most one pipe's capacity, because the process may write without end."""
         left_bytes = _PIPE_BYTES
         while left_bytes > 0 and (read_bytes := self._read()):
             left_bytes -= read_bytes
 
     def _read(self) -> int:
-        """Read once; return how much there was."""
+        """Read once; return the number of bytes."""
         if self._reader < 0:
             return 0
         try:
             piece = os.read(self._reader, _PIPE_BYTES)
         except BlockingIOError:
             return 0
-        if not piece:  # every writer has ended
+        if not piece:  # every writer has closed the pipe
             self._loop.remove_reader(self._reader)
             return 0
         self._kept += piece
@@ -263,20 +268,22 @@ class Output:
 
 
 def tail(log: bytes) -> bytes:
-    """Return the last 4 KiB, which is what callers may ask for."""
+    """Return the last 4 KiB of a log, as much as Lambda returns to callers."""
     return log[-_TAIL_BYTES:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceConfig(Generic[AnySpec]):
-    """What all instances of a function have in common.
+    """Configuration and services that all instances of a function share.
 
     Attributes:
-        cloud: what all functions have in common.
-        environment: what the platform gives it; the function's own variables come on top.
-        account: counts what happens.
-        faults: draws what strikes invocations.
-        tasks: in which instances live.
+        spec: configuration of the function.
+        cloud: configuration of the cloud.
+        environment: environment variables from the platform; the function's own variables override them.
+        warden: runs the processes.
+        account: statistics and events of the function.
+        faults: draws the faults of invocations.
+        tasks: starts the tasks that run the instances.
     """
 
     spec: AnySpec
@@ -289,13 +296,13 @@ class InstanceConfig(Generic[AnySpec]):
 
 
 class FunctionProcess(ABC, Generic[AnySpec]):
-    """The process of one instance, with all that it has started; it can be signalled while it runs.
+    """The process group of one instance, which can be signalled while it runs.
 
     Attributes:
-        name: of the instance, for logs and statistics.
-        ended: its exit code, once it has ended and been cleared up after.
-        peak_bytes: most resident memory when it was last measured, 0 where the system does not tell.
-        output: what it writes.
+        name: name of the instance, for logs and statistics.
+        ended: future of the exit code; done once the process has ended and its resources are released.
+        peak_bytes: peak resident memory at the last measurement, in bytes; 0 if the system does not report it.
+        output: output of the processes.
     """
 
     def __init__(self, name: str, config: InstanceConfig[AnySpec]) -> None:
@@ -309,13 +316,13 @@ class FunctionProcess(ABC, Generic[AnySpec]):
 
     @abstractmethod
     def _planned(self) -> AbstractAsyncContextManager[ProcessPlan]:
-        """Make what the process needs, which is there until it has ended, and plan it."""
+        """Yield the plan of the process; resources that it needs exist while the context is open."""
 
     async def _leave(self, process: asyncio.subprocess.Process) -> None:
-        """Take leave of a process that is about to be killed."""
+        """Prepare a process for being killed; by default, do nothing."""
 
     async def live(self) -> None:
-        """Run the process until it ends, and clear up after it; cancelled, end it first."""
+        """Run the process until it ends, and release its resources; end it first if cancelled."""
         code = -signal.SIGKILL
         try:
             async with self._planned() as plan, self._config.warden.running(plan, self.output) as process:
@@ -331,25 +338,25 @@ class FunctionProcess(ABC, Generic[AnySpec]):
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process has not ended, nor is about to."""
+        """Whether the process has neither ended nor been killed."""
         return not self._is_killed and not self.ended.done()
 
     def kill(self) -> None:
-        """End the process and all that it has started, at once, frozen or not."""
+        """Kill the process group at once, even if it is frozen."""
         self._signal(signal.SIGKILL)
         self._is_killed = True
 
     def freeze(self) -> None:
-        """Stop every thread of it."""
+        """Stop the process group (SIGSTOP)."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue the process group (SIGCONT)."""
         self._signal(signal.SIGCONT)
 
     @contextmanager
     def striking(self, fault: FunctionFault | None) -> Iterator[None]:
-        """Let a kill or a freeze strike at its time, unless the block is left before; what is frozen is thawed then."""
+        """Inject a kill or a freeze at its time, unless the block is left earlier; leaving it ends a freeze."""
         if fault is None or fault.kind not in (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE):
             yield
             return
@@ -375,7 +382,7 @@ class FunctionProcess(ABC, Generic[AnySpec]):
             signal_group(self._pid, number)
 
     def exceeds(self, memory_bytes: int) -> bool:
-        """Measure the resident memory of its processes; return whether one has ever had more than this."""
+        """Measure the resident memory of the processes; return whether the peak of one is above ``memory_bytes``."""
         if not self.ended.done():
             self.peak_bytes = max(self.peak_bytes, peak_memory_bytes(self._pid))
         return self.peak_bytes > memory_bytes

@@ -1,6 +1,6 @@
-"""One instance of a Lambda function: a real runtime client in a process of its own, frozen when it has nothing to do.
+"""One instance of a Lambda function: the real runtime client in a separate process, which is frozen while it is idle.
 
-Every instance has a Runtime API of its own, so that no event is given to the poll of one that has died.
+Every instance has its own Runtime API endpoint, so that no event is given to the pending poll of a dead instance.
 Source of the contract: AWS Lambda Developer Guide, "Using the Lambda runtime API for custom runtimes".
 """
 
@@ -28,16 +28,16 @@ _SETTLE_SECONDS = 10.0
 _OPEN_FILES = 1024
 _MEMORY_ERRORS = ("MemoryError", "_ArrayMemoryError")  # Python's and numpy's
 _MAX_ERROR_BYTES = 1 << 20
-_MAX_HEADER_BYTES = 1 << 21  # the client sends an error's whole trace in one
+_MAX_HEADER_BYTES = 1 << 21  # the runtime client sends an error's complete stack trace in one header
 _VERSION = "/2018-06-01/runtime"
 _ERROR_TYPE = re.compile(r"[\w.:$-]{1,255}")
 
 
 class Sandbox(FunctionProcess[FunctionSpec]):
-    """One instance. :meth:`live` is its life; the rest may be used while that runs.
+    """One instance of a Lambda function; its other methods may be used while :meth:`live` runs.
 
     Attributes:
-        init_seconds: how long it took to start, once it has.
+        init_seconds: duration of the start, in seconds; 0 before its end.
     """
 
     def __init__(self, name: str, config: InstanceConfig[FunctionSpec], arn: str) -> None:
@@ -90,14 +90,14 @@ class Sandbox(FunctionProcess[FunctionSpec]):
         }
 
     def thaw(self) -> None:
-        """Let it go on, unless it stands still because it waits for work."""
+        """Continue the process group, unless it is frozen because it waits for work."""
         if self._api.state is not InstanceState.FROZEN:
             super().thaw()
 
     # --- its work -----------------------------------------------------------------------------------------------
 
     async def start(self) -> Answer | None:
-        """Wait until it asks for work; return an error if it ends, fails or takes too long instead."""
+        """Wait until the instance polls for work; return an error if it ends, fails or takes too long instead."""
         loop = asyncio.get_running_loop()
         started_at, limit = loop.time(), self._config.cloud.init_seconds
         await self._wait_for(self._api.polled, self._api.answer, seconds=limit)
@@ -109,7 +109,7 @@ class Sandbox(FunctionProcess[FunctionSpec]):
         return answer
 
     async def run(self, invocation: Invocation, fault: FunctionFault | None) -> tuple[Answer, float]:
-        """Let it do one invocation; return the answer and its seconds, once it is frozen again or has ended."""
+        """Run one invocation; return its result and duration in seconds, once the instance is frozen or has ended."""
         if self.ended.done():
             return _exit_of(self.ended.result(), invocation.request_id), 0.0
         loop, limit = asyncio.get_running_loop(), self._config.spec.timeout_seconds
@@ -133,7 +133,7 @@ class Sandbox(FunctionProcess[FunctionSpec]):
         return answer, seconds
 
     def _verdict(self, request_id: str, late: str) -> Answer:
-        """Return how its start or the invocation has ended, in Lambda's words; ``late`` says that it has not."""
+        """Return the result of the start or invocation, in Lambda's terms; ``late`` is the message of a timeout."""
         if self._api.answer.done():
             return self._api.answer.result()
         if self.ended.done():
@@ -141,7 +141,7 @@ class Sandbox(FunctionProcess[FunctionSpec]):
         return failure("Sandbox.Timedout", late, request_id)
 
     async def _wait_for(self, *events: asyncio.Future[None] | asyncio.Future[Answer], seconds: float) -> None:
-        """Wait for the first of these, for its end, or for so long."""
+        """Wait for one of the events or the end of the process, at most ``seconds``."""
         await asyncio.wait({*events, self.ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
     async def _end(self) -> None:
@@ -156,12 +156,12 @@ def _exit_of(code: int, request_id: str) -> Answer:
 
 
 class InstanceState(StrEnum):
-    """Where an instance is in its life."""
+    """States of an instance."""
 
     STARTING = "starting"
     FROZEN = "frozen"
     BUSY = "busy"
-    ANSWERED = "answered"  # and not back for more yet
+    ANSWERED = "answered"  # has answered, but not yet polled for the next event
     DEAD = "dead"
 
 
@@ -176,12 +176,16 @@ _STEPS: Mapping[tuple[InstanceState, str], InstanceState] = {
 
 
 class RuntimeApi:
-    """The endpoint of one instance.
+    """The Runtime API endpoint of one instance.
+
+    Args:
+        arn: Amazon resource name of the function.
+        on_poll: is called when the instance begins to wait for work.
 
     Attributes:
-        state: of the instance.
-        answer: of the start or of the invocation under way; a start answers only if it fails.
-        polled: done while the instance waits for work.
+        state: state of the instance.
+        answer: future of the result of the start or current invocation; a start has a result only if it fails.
+        polled: future that is done while the instance waits for work.
     """
 
     def __init__(self, *, arn: str, on_poll: Callable[[], None]) -> None:
@@ -195,7 +199,7 @@ class RuntimeApi:
         self.polled: asyncio.Future[None] = self._loop.create_future()
 
     def begin(self, invocation: Invocation, *, timeout_seconds: float) -> None:
-        """Hand out an invocation; :attr:`answer` is that of it from here on."""
+        """Give an invocation to the instance; from now on, :attr:`answer` is the future of its result."""
         self.step("invoke")
         self.answer, self.polled = self._loop.create_future(), self._loop.create_future()
         self._request_id = invocation.request_id
@@ -203,10 +207,10 @@ class RuntimeApi:
         self._work.put_nowait((invocation, deadline_milliseconds))
 
     def step(self, event: str) -> None:
-        """Go on to the next state.
+        """Change the state according to an event.
 
         Raises:
-            HTTPForbidden: the event cannot happen in this state.
+            HTTPForbidden: the event is not allowed in the current state.
         """
         if (self.state, event) not in _STEPS:
             error = {"errorType": "InvalidStateTransition", "errorMessage": f"{event} while {self.state}"}
@@ -214,13 +218,13 @@ class RuntimeApi:
         self.state = _STEPS[self.state, event]
 
     def serving(self, host: str) -> AbstractAsyncContextManager[str]:
-        """Listen on a free port; yields the address that the runtime client takes."""
+        """Serve on a free port; the context yields the address for the runtime client."""
         app = web.Application()
         app.router.add_get(f"{_VERSION}/invocation/next", self._next)
         app.router.add_post(f"{_VERSION}/invocation/{{id}}/response", self._respond)
         app.router.add_post(f"{_VERSION}/invocation/{{id}}/error", self._fail)
         app.router.add_post(f"{_VERSION}/init/error", self._fail)
-        # A poll ends with its process.
+        # A pending poll must end when its process dies.
         return serving(app, host, handler_cancellation=True, max_field_size=_MAX_HEADER_BYTES)
 
     async def _next(self, request: web.Request) -> web.Response:
@@ -260,7 +264,7 @@ class RuntimeApi:
 
 
 async def _error(request: web.Request) -> Answer:
-    """Return an error that others can read: what has no type, or none that could be one, is text."""
+    """Parse a reported error; a body without a valid error type becomes the message of an ``Unhandled`` error."""
     body = await read_body(request, limit_bytes=_MAX_ERROR_BYTES) or b""
     try:
         error_type = json.loads(body)["errorType"]

@@ -1,4 +1,4 @@
-"""What calls functions by itself: schedules, objects that are created, and queues, which deliver at least once.
+"""Triggers of functions: schedules, object notifications, and queues with at-least-once delivery.
 
 Sources: Amazon S3 User Guide, "Event message structure"; Amazon EventBridge, "Scheduled Event"; Amazon SQS Developer
 Guide, "visibility timeout", "dead-letter queues" and "at-least-once delivery"; AWS Lambda Developer Guide, "Using
@@ -28,7 +28,7 @@ from stoker_local.functions._statistics import MAX_REQUEST_BYTES, Outcome, Servi
 
 
 async def keep_firing(schedule: Schedule, fire: Callable[[], object]) -> None:
-    """Fire after every period, until cancelled; a late event loop delays no later firing."""
+    """Call ``fire`` after every period, until cancelled; the periods do not drift if the event loop is late."""
     loop = asyncio.get_running_loop()
     due = loop.time()
     while True:
@@ -38,7 +38,7 @@ async def keep_firing(schedule: Schedule, fire: Callable[[], object]) -> None:
 
 
 def scheduled_event(schedule: Schedule, *, region: str, account: str, event_id: str, now: float) -> dict[str, Any]:
-    """Return the event that a schedule sends: its own input, or what EventBridge sends."""
+    """Return the event of a schedule: its input, or EventBridge's scheduled event."""
     if schedule.input is not None:
         return dict(schedule.input)
     return {
@@ -55,7 +55,7 @@ def scheduled_event(schedule: Schedule, *, region: str, account: str, event_id: 
 
 
 def matches(notification: Notification, created: ObjectCreated) -> bool:
-    """Whether a queue is to be told of an object."""
+    """Return whether a notification applies to an object."""
     return (
         created.bucket == notification.bucket
         and created.key.startswith(notification.prefix)
@@ -68,7 +68,7 @@ def _iso(posix_seconds: float) -> str:
 
 
 def opening_message(bucket: str, now: float) -> str:
-    """Return what S3 sends first, when a notification is set up."""
+    """Return the test message that S3 sends when a notification is set up."""
     event = {
         "Service": "Amazon S3",
         "Event": "s3:TestEvent",
@@ -81,7 +81,7 @@ def opening_message(bucket: str, now: float) -> str:
 
 
 def created_message(created: ObjectCreated, *, region: str, sequence: int) -> str:
-    """Return what S3 sends of an object; its key is URL-encoded, with a plus for a blank."""
+    """Return S3's message about a created object; its key is URL-encoded, with a plus for a space."""
     record: dict[str, Any] = {
         "eventVersion": "2.1",
         "eventSource": "aws:s3",
@@ -111,7 +111,7 @@ def created_message(created: ObjectCreated, *, region: str, sequence: int) -> st
 
 
 def create_queues(specs: Sequence[QueueSpec], *, seed: int, clock: Callable[[], float]) -> dict[str, LocalQueue]:
-    """Return the queues by name, each made after the one that takes its dead letters."""
+    """Create the queues, each after its dead-letter queue; return them by name."""
     queues: dict[str, LocalQueue] = {}
     known = {spec.name: spec for spec in specs}
     for name in TopologicalSorter({spec.name: [spec.dead_letters] for spec in specs}).static_order():
@@ -123,7 +123,7 @@ def create_queues(specs: Sequence[QueueSpec], *, seed: int, clock: Callable[[], 
 
 @contextmanager
 def watching(watchers: list[Callable[[ObjectCreated], None]], react: Callable[[ObjectCreated], None]) -> Iterator[None]:
-    """React to objects that are created, on this event loop, whatever thread the bucket runs on."""
+    """Call ``react`` on this event loop for every object that is created, even if the bucket runs in another thread."""
     loop = asyncio.get_running_loop()
 
     def on_created(created: ObjectCreated) -> None:
@@ -137,16 +137,20 @@ def watching(watchers: list[Callable[[ObjectCreated], None]], react: Callable[[O
 
 
 _MAX_MESSAGE_BYTES = 1 << 20
-_RECORD_BYTES = 640  # of a record beside its body, at most
+_RECORD_BYTES = 640  # maximum size of a record without its body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message, by itself immutable; times are POSIX seconds, 0 is never.
+    """An immutable message of a queue.
 
     Attributes:
-        receives: how often it has been received.
-        receipt: of the last time; deletes it, as long as it is hidden.
+        message_id: id of the message.
+        body: content.
+        sent_at: time of sending, in POSIX seconds.
+        first_received_at: time of the first receive, in POSIX seconds; 0 if it was never received.
+        receives: number of receives.
+        receipt: receipt handle of the latest receive, which deletes the message while it is hidden.
     """
 
     message_id: str
@@ -158,7 +162,20 @@ class Message:
 
 
 class LocalQueue:
-    """A queue in memory, for one event loop."""
+    """An in-memory queue with at-least-once delivery; use it on one event loop.
+
+    Args:
+        spec: configuration of the queue.
+        chance: generator of message ids and duplicates.
+        dead_letters: queue that receives messages after ``spec.max_receives`` receives; None redelivers for ever.
+        clock: returns the current time in POSIX seconds; default ``time.time``.
+
+    Example:
+        >>> queue = LocalQueue(QueueSpec(name="raw"), chance=random.Random(0))
+        >>> _ = queue.send("hello")
+        >>> queue.bodies
+        ['hello']
+    """
 
     def __init__(
         self,
@@ -185,19 +202,19 @@ class LocalQueue:
 
     @property
     def bodies(self) -> list[str]:
-        """The bodies of the visible messages, oldest first; nothing is received by looking."""
+        """Bodies of the visible messages, oldest first; reading them does not receive them."""
         return [message.body for message in self._visible]
 
     async def drained(self) -> None:
-        """Wait until no message is left, neither visible nor hidden."""
+        """Wait until the queue has neither visible nor hidden messages."""
         while len(self):
             await self._change()
 
     def send(self, body: str) -> str:
-        """Add a message and return its id.
+        """Send a message and return its id.
 
         Raises:
-            ValueError: it is empty or longer than 1 MiB.
+            ValueError: the body is empty or longer than 1 MiB.
         """
         if not 0 < len(body.encode()) <= _MAX_MESSAGE_BYTES:
             raise ValueError(f"a message for {self.spec.name} has {len(body.encode())} bytes; it takes 1 to 1048576")
@@ -213,13 +230,15 @@ class LocalQueue:
         limit_bytes: int = 6_000_000,
         size_of: Callable[[str], int] = len,
     ) -> list[Message]:
-        """Wait for messages, then until there are ``limit`` or for the window; return and hide them, oldest first.
+        """Wait for a batch of messages; return and hide them, oldest first.
+
+        The batch ends at ``limit`` messages, at ``limit_bytes``, or when the window is over.
 
         Args:
-            limit: most messages.
-            window_seconds: from the first message on.
-            limit_bytes: most bytes of all together; a message that is longer comes alone.
-            size_of: returns how many bytes a body counts.
+            limit: maximum number of messages.
+            window_seconds: time to wait for further messages after the first, in seconds.
+            limit_bytes: maximum total size, in bytes; a longer message is returned alone.
+            size_of: returns the size that a body counts, in bytes.
         """
         taken: list[Message] = []
         left_bytes = self._take(taken, limit, limit_bytes, size_of)
@@ -228,7 +247,7 @@ class LocalQueue:
             left_bytes = self._take(taken, limit, limit_bytes, size_of)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(window_seconds):
-                while len(taken) < limit and not self._visible:  # what is visible does not fit
+                while len(taken) < limit and not self._visible:  # a visible message here is one that does not fit
                     await self._change()
                     left_bytes = self._take(taken, limit, left_bytes, size_of)
         return taken
@@ -238,13 +257,13 @@ class LocalQueue:
         await self._changed.wait()
 
     def delete(self, receipt: str) -> None:
-        """Remove a message for good; a receipt that is not valid any more is ignored."""
+        """Delete a message; a receipt that is no longer valid is ignored."""
         if hidden := self._hidden.pop(receipt, None):
             hidden[1].cancel()
             self._changed.set()
 
     def close(self) -> None:
-        """Forget everything."""
+        """Discard all messages."""
         for _, timer in self._hidden.values():
             timer.cancel()
         self._hidden.clear()
@@ -252,14 +271,14 @@ class LocalQueue:
         self._changed.set()
 
     def add(self, message: Message) -> None:
-        """Put a message at the end, visible."""
+        """Append a message, visible."""
         self._visible.append(message)
         self._changed.set()
 
     def _take(self, taken: list[Message], limit: int, left_bytes: int, size_of: Callable[[str], int]) -> int:
-        """Hide visible messages and add them to ``taken``, as long as they fit; return the bytes that are left.
+        """Hide visible messages and append them to ``taken`` while they fit; return the remaining bytes.
 
-        Those that were received too often become dead letters instead.
+        Messages that have been received ``max_receives`` times move to the dead-letter queue instead.
         """
         while self._visible and len(taken) < limit:
             message = self._visible[0]
@@ -298,9 +317,9 @@ class LocalQueue:
 async def poll(
     source: EventSource, queue: LocalQueue, invoke: Callable[[dict[str, Any]], Awaitable[Outcome]], *, queue_arn: str
 ) -> None:
-    """Feed a function from a queue until cancelled, one batch at a time.
+    """Invoke a function with batches from a queue until cancelled, one batch at a time.
 
-    Messages that were not handled are left to the queue: they come back when their visibility ends.
+    Messages that were not handled stay in the queue and become visible again after their visibility time.
     """
     while True:
         batch = await queue.receive(
@@ -320,7 +339,7 @@ async def poll(
 
 
 def batch_event(batch: Sequence[Message], *, queue_arn: str) -> dict[str, Any]:
-    """Return a batch as Lambda hands it to a function."""
+    """Return the event that Lambda passes to a function for a batch."""
     records = [
         {
             "messageId": delivery.message_id,
@@ -346,7 +365,7 @@ def batch_event(batch: Sequence[Message], *, queue_arn: str) -> dict[str, Any]:
 def failed_messages(batch: Sequence[Message], outcome: Outcome, *, reports: bool) -> set[str]:
     """Return the ids of the messages that were not handled.
 
-    All of them, if the function failed, or if what it reports is malformed or names a message that is not in the batch.
+    These are all messages if the function failed, or if its report is malformed or names a message outside the batch.
     """
     everything = {delivery.message_id for delivery in batch}
     if outcome.error_type:
