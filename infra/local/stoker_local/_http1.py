@@ -1,8 +1,8 @@
-"""HTTP/1.1: request heads and response heads as values, and one connection as awaitable reads and writes.
+"""An HTTP/1.1 server connection: parsing of request heads, and reading and writing of bodies.
 
-Strict where leniency is how requests are smuggled: one length per message, no folded headers, no bare line feeds.
-An object's bytes are sent in slices of the buffer they stay in, each handed to the transport only when the one before
-has left it, so a slow reader costs the server no memory.
+The parser is strict where leniency would permit request smuggling: one length per message, no folded headers, no bare
+line feeds. A body is sent in slices of its own buffer, each written after the transport has sent the previous one, so
+that a slow client does not increase the server's memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Serve = Callable[["Wire"], Coroutine[Any, Any, None]]
 
 
 class BadRequestError(Exception):
-    """The peer does not speak HTTP/1.1 as it should: it is answered ``status`` and disconnected."""
+    """A violation of HTTP/1.1 by the peer, which gets a response with ``status`` and is disconnected."""
 
     def __init__(self, message: str, *, status: int = 400) -> None:
         super().__init__(message)
@@ -37,14 +37,16 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request.
+    """The head of one request.
 
     Attributes:
-        raw_path: as sent, percent-encoded, without the query.
-        path: decoded.
-        query: decoded pairs in the order they were sent.
-        headers: names in lower case; values of a repeated name joined with a comma.
-        body_bytes: length of the body that follows, or None if it is chunked.
+        method: HTTP method.
+        raw_path: percent-encoded path as sent, without the query.
+        path: decoded path.
+        query: decoded names and values of the query, in order.
+        headers: headers by lower-case name; values of a repeated name are joined with commas.
+        body_bytes: length of the body, in bytes; None if the body is chunked.
+        keep_alive: whether the connection remains open after the response.
     """
 
     method: str
@@ -57,13 +59,19 @@ class Request:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The query as a dictionary; the first value of a repeated name wins."""
+        """Query as a dictionary, with the first value of each name."""
         return dict(reversed(self.query))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """One response, with its body even where that is not sent (an answer to HEAD)."""
+    """One response, including the body of a HEAD response, which is not sent.
+
+    Attributes:
+        status: HTTP status.
+        headers: response headers, without Content-Length.
+        body: response body.
+    """
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +79,7 @@ class Response:
 
 
 def parse_query(raw: str) -> tuple[tuple[str, str], ...]:
-    """Return the decoded pairs of a query string, in order; ``a`` is ``("a", "")``."""
+    """Return the decoded names and values of a query string, in order; ``a`` becomes ``("a", "")``."""
     pairs = (item.partition("=") for item in raw.split("&") if item)
     return tuple(
         (unquote_plus(name, errors="strict"), unquote_plus(value, errors="strict")) for name, _, value in pairs
@@ -79,10 +87,10 @@ def parse_query(raw: str) -> tuple[tuple[str, str], ...]:
 
 
 def parse_head(head: bytes) -> Request:
-    """Parse everything up to, and without, the empty line.
+    """Parse a request head, without its final empty line.
 
     Raises:
-        BadRequestError: it is not a valid HTTP/1.x request head.
+        BadRequestError: the bytes are not a valid HTTP/1.x request head.
     """
     lines = head.decode("latin-1").split("\r\n")
     method, target, version = _request_line(lines[0])
@@ -145,7 +153,7 @@ def _body_bytes(headers: Mapping[str, str]) -> int | None:
 
 
 def compose_head(response: Response, *, keep_alive: bool) -> bytes:
-    """Return the status line and headers of a response, with its length, up to and with the empty line."""
+    """Return the head of a response: the status line, headers, Content-Length and the empty line."""
     lines = [f"HTTP/1.1 {response.status} {_REASONS.get(response.status, '')}"]
     lines += [f"{name}: {value}" for name, value in response.headers.items()]
     if response.status not in (204, 304):
@@ -156,16 +164,19 @@ def compose_head(response: Response, *, keep_alive: bool) -> bytes:
 
 
 class Wire(asyncio.StreamReaderProtocol):
-    """A connection that is served by one task, which ends with it (and it with the task).
+    """A server connection with one task that serves it; either ends when the other does.
 
-    asyncio has already switched Nagle's algorithm off (TCP_NODELAY).
+    asyncio itself disables Nagle's algorithm (TCP_NODELAY).
 
-    The task is cancelled when the peer goes away, so none of the awaits here needs a time limit of its own. A peer that
-    closes only its sending side counts as gone, so that an abandoned request does not outlive its client.
+    The task is cancelled when the peer disconnects, so the awaits here need no time limit. A peer that closes only its
+    sending side counts as disconnected, so that an abandoned request does not outlive its client.
+
+    Args:
+        serve: coroutine function that serves the connection.
 
     Attributes:
-        reader: what the peer sends.
-        task: serves the connection.
+        reader: stream of the bytes from the peer.
+        task: task that serves the connection.
     """
 
     def __init__(self, serve: Serve) -> None:
@@ -180,16 +191,16 @@ class Wire(asyncio.StreamReaderProtocol):
         self.transport.set_write_buffer_limits(high=0)
         self._writer = asyncio.StreamWriter(self.transport, self, self.reader, loop)
         self.socket: socket.socket = transport.get_extra_info("socket")
-        self.peer_address: str = (transport.get_extra_info("peername") or ("0.0.0.0",))[0]  # noqa: S104  (nobody's)
+        self.peer_address: str = (transport.get_extra_info("peername") or ("0.0.0.0",))[0]  # noqa: S104  (unknown)
         self.task = loop.create_task(self._run())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the task; there is nobody to answer."""
+        """Cancel the task, because no response can be sent any more."""
         super().connection_lost(exc)
         self.task.cancel()
 
     def eof_received(self) -> bool:
-        """Let the connection end."""
+        """Close the connection when the peer closes its sending side."""
         return False
 
     async def _run(self) -> None:
@@ -199,10 +210,10 @@ class Wire(asyncio.StreamReaderProtocol):
             self.transport.close()
 
     async def read_until(self, mark: bytes) -> bytes:
-        """Read up to ``mark`` and return what stands before it.
+        """Read through the next ``mark``; return the bytes before it.
 
         Raises:
-            BadRequestError: ``mark`` is not within 64 KiB.
+            BadRequestError: the next 64 KiB do not contain ``mark``.
         """
         try:
             return (await self.reader.readuntil(mark)).removesuffix(mark)
@@ -210,17 +221,17 @@ class Wire(asyncio.StreamReaderProtocol):
             raise BadRequestError("too many bytes without an end", status=431) from error
 
     async def read_exactly(self, size_bytes: int) -> bytearray:
-        """Read ``size_bytes`` bytes; memory grows with what arrives, not with what was announced."""
+        """Read ``size_bytes`` bytes; memory is allocated as bytes arrive, not for the announced size."""
         body = bytearray()
         while len(body) < size_bytes:
             body += await self.reader.read(size_bytes - len(body))
         return body
 
     async def read_chunked(self, *, limit_bytes: int) -> bytearray:
-        """Read a body in HTTP chunks and skip its trailers.
+        """Read a chunked body and skip its trailers.
 
         Raises:
-            BadRequestError: a chunk is malformed, or all are longer than ``limit_bytes``.
+            BadRequestError: a chunk is malformed, or the body is longer than ``limit_bytes``.
         """
         body = bytearray()
         while size := _chunk_bytes(await self.read_until(b"\r\n")):
@@ -234,9 +245,9 @@ class Wire(asyncio.StreamReaderProtocol):
         return body
 
     async def write(self, data: Body) -> None:
-        """Write, and return once the transport holds none of it; slices as it goes, copies nothing that fits.
+        """Write ``data`` in slices; return when the transport's buffer is empty.
 
-        Once the connection is lost, the rest is dropped: asyncio would complain, and the task is about to end.
+        If the connection is lost, the rest is dropped: asyncio would log a warning, and the task is about to end.
         """
         view = memoryview(data)
         for start in range(0, len(view), _SLICE_BYTES):
@@ -246,9 +257,9 @@ class Wire(asyncio.StreamReaderProtocol):
             await self._writer.drain()
 
     async def linger(self) -> None:
-        """End our side and discard what still comes, for a moment.
+        """Close the sending side and discard incoming bytes for at most one second.
 
-        Closing with unread bytes would reset the connection, and the peer might never see why it was refused.
+        Closing with unread bytes would reset the connection, and the peer might not receive the error response.
         """
         self._writer.write_eof()
         with suppress(TimeoutError):
@@ -257,7 +268,7 @@ class Wire(asyncio.StreamReaderProtocol):
                     pass
 
     def reset(self) -> None:
-        """Drop the connection so that the peer sees a reset, not an end."""
+        """Abort the connection with a TCP reset."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 

@@ -1,6 +1,6 @@
-"""S3's protocol without its network, as one synchronous function: requests in, responses out, nothing awaited.
+"""The S3 protocol without I/O: a synchronous function from requests to responses.
 
-Here is which operation a request is, whether it may, and what operations on buckets answer.
+This module routes requests to operations, checks permissions and implements the operations on buckets.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _ROUTES: dict[tuple[str, str, str], tuple[str, Callable[..., Response] | None]] 
     ("DELETE", "object", "uploadId"): ("AbortMultipartUpload", multipart.abort_upload),
     ("GET", "object", "uploadId"): ("ListParts", multipart.list_parts),
 }
-"""The operation of a method, a level and a sub-resource, and what performs it where that is given one bucket.
+"""(method, level, sub-resource) → operation and its handler, if the handler works on one bucket.
 
-Copies have a method of their own here, and what performs them is given their source.
+Copies have the method ``PUT copy`` here, and their handlers also take the source object.
 """
 _OPERATIONS = {name: handler for name, handler in _ROUTES.values() if handler is not None}
 _COPIES = ("CopyObject", "UploadPartCopy")
@@ -66,7 +66,7 @@ _NOT_IMPLEMENTED = (
     "policy policyStatus publicAccessBlock replication requestPayment restore retention select torrent website"
 )
 _SUBRESOURCES = {subresource for _, _, subresource in _ROUTES if subresource}.union(_NOT_IMPLEMENTED.split())
-_READS = ("Get", "Head", "List")  # how the names of operations that only read begin
+_READS = ("Get", "Head", "List")  # prefixes of the operations that only read
 _CREATIONS = {
     "PutObject": "ObjectCreated:Put",
     "CopyObject": "ObjectCreated:Copy",
@@ -76,12 +76,18 @@ _MAX_KEY_BYTES = 1024
 
 
 class S3Service:
-    """The buckets of one endpoint.
+    """The buckets and keys of one S3 endpoint.
+
+    Args:
+        region: region of the endpoint.
+        keys: key pairs that may sign requests.
+        buckets: buckets to create.
+        clock: returns the current time in POSIX seconds.
 
     Attributes:
-        buckets: by name.
+        buckets: buckets by name.
         keys: key pairs by access key; may be changed at any time.
-        watchers: called with every object that a request creates, before it is answered.
+        watchers: functions that are called with every object that a request creates, before the response is sent.
     """
 
     def __init__(
@@ -101,13 +107,13 @@ class S3Service:
             self.add_bucket(spec)
 
     def add_bucket(self, spec: BucketSpec) -> Bucket:
-        """Make an empty bucket and return it; one of that name is replaced."""
+        """Create an empty bucket, which replaces one of the same name, and return it."""
         bucket = Bucket(spec=spec, region=spec.region or self.region, created_at=self._clock())
         self.buckets[spec.name] = bucket
         return bucket
 
     def call(self, request: Request, body: Body) -> Call:
-        """Return which operation, on what, a request is; it may still be refused."""
+        """Determine the operation, bucket and key of a request, without checking permissions."""
         bucket, _, key = request.path[1:].partition("/")
         level = "object" if key else "bucket" if bucket else "service"
         asked = [name for name, _ in request.query if name in _SUBRESOURCES]
@@ -118,12 +124,12 @@ class S3Service:
         return Call(operation=operation, bucket=bucket, key=key, request=request, body=body)
 
     def perform(self, call: Call) -> Response:
-        """Answer an operation; what S3 refuses is answered with its error."""
+        """Perform an operation and return its response, which may be an S3 error."""
         try:
             return self._perform(call)
         except S3Error as error:
             response = error.response(call.request.path)
-            if call.operation == "HeadBucket" and (bucket := self.buckets.get(call.bucket)):  # whoever asks is told
+            if call.operation == "HeadBucket" and (bucket := self.buckets.get(call.bucket)):  # sent to everyone
                 response = replace(response, headers={**response.headers, "x-amz-bucket-region": bucket.region})
             return response
 
@@ -163,13 +169,13 @@ class S3Service:
         return bucket
 
     def _copy_source(self, call: Call, key: KeyPair | None) -> StoredObject:
-        """Return the object that a copy reads, if who asks may read it."""
+        """Return the source object of a copy, after checking that ``key`` may read it."""
         name, source_key = multipart.parse_copy_source(call.request.headers[multipart.COPY_SOURCE])
         self._check_rights(call, name, key, reads=True)
         return self._bucket(name).stored_object(source_key)
 
     def _authenticate(self, call: Call, bucket: Bucket | None) -> KeyPair | None:
-        """Return the key pair that signed a request, or None if nobody did."""
+        """Return the key pair that signed a request, or None if the request is unsigned."""
         claim = read_claim(call.request)
         if claim is None:
             return None
@@ -178,7 +184,7 @@ class S3Service:
         return key
 
     def _check_rights(self, call: Call, name: str, key: KeyPair | None, *, reads: bool) -> None:
-        """Refuse what ``key`` may not do in the bucket ``name``."""
+        """Raise AccessDenied if ``key`` may not perform the operation in the bucket ``name``."""
         bucket = self.buckets.get(name)
         if key is None:
             if bucket is None or not bucket.spec.anonymous or not reads:
@@ -190,7 +196,7 @@ class S3Service:
             raise S3Error("AccessDenied", "Access Denied: the requester pays for this bucket")
 
     def _check_region(self, region: str, bucket: Bucket | None) -> None:
-        """Refuse a scope of another region as S3 does: a redirect from this endpoint, else a malformed header."""
+        """Refuse a signature for the wrong region: with a redirect if it names the endpoint's, else as malformed."""
         home = self.region if bucket is None else bucket.region
         if region == home:
             return
@@ -235,7 +241,7 @@ class S3Service:
             del self.buckets[call.bucket]
             return Response(status=204)
         if call.operation == "GetBucketLocation":
-            # The region's name, empty for the first region that S3 had.
+            # The name of the region, which is empty for us-east-1.
             return xml_response("LocationConstraint", "" if bucket.region == "us-east-1" else bucket.region)
         if call.operation == "GetBucketVersioning":
             return xml_response("VersioningConfiguration", "")  # never enabled

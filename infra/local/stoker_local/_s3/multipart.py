@@ -1,4 +1,4 @@
-"""S3's multipart uploads, and copies within the endpoint, whole or as a part."""
+"""S3's multipart uploads, and copies within the endpoint, of whole objects or to a part."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from stoker_local._s3.signature import decode_payload
 
 _MIN_PART_BYTES = 5 << 20
 _MAX_PARTS = 10_000
-_MAX_COMPLETIONS = 1000  # S3 forgets them after hours
+_MAX_COMPLETIONS = 1000  # S3 keeps them for hours
 _PART_NUMBER = re.compile(r"[0-9]{1,5}", re.ASCII)
 COPY_SOURCE = "x-amz-copy-source"
 _DIRECTIVES = ("COPY", "REPLACE")
@@ -51,7 +51,7 @@ def open_upload(bucket: Bucket, call: Call) -> Upload:
     """Return the upload in progress that a request names.
 
     Raises:
-        S3Error: there is none of that id for that key.
+        S3Error: no upload in progress has this id and key.
     """
     upload = bucket.uploads.get(_upload_id(call))
     if upload is None or upload.key != call.key:
@@ -60,10 +60,10 @@ def open_upload(bucket: Bucket, call: Call) -> Upload:
 
 
 def part_number(call: Call) -> int:
-    """Return the number of the part that a request sends.
+    """Return the part number of a request.
 
     Raises:
-        S3Error: it is not from 1 to 10,000.
+        S3Error: the number is not from 1 to 10,000.
     """
     number = call.request.parameters.get("partNumber", "")
     if not _PART_NUMBER.fullmatch(number) or not 1 <= int(number) <= _MAX_PARTS:
@@ -72,7 +72,7 @@ def part_number(call: Call) -> int:
 
 
 def create_upload(bucket: Bucket, call: Call, now: float) -> Response:
-    """CreateMultipartUpload: its id is a number, told by nobody and guessed by anybody, as befits a local bucket."""
+    """CreateMultipartUpload: upload ids are ascending numbers; they can be guessed, unlike those of S3."""
     upload_id = f"upload-{bucket.next_upload:08}"
     bucket.next_upload += 1
     headers, tags = object_headers(call.request), tags_of_header(call.request.headers.get("x-amz-tagging", ""))
@@ -82,7 +82,7 @@ def create_upload(bucket: Bucket, call: Call, now: float) -> Response:
 
 
 def upload_part(bucket: Bucket, call: Call, now: float) -> Response:
-    """UploadPart: a part may be sent again, the last one counts."""
+    """UploadPart: a repeated part replaces the previous one."""
     upload, number = open_upload(bucket, call), part_number(call)
     data = decode_payload(call.request, call.body)
     part = StoredObject(data=data, tag=etag_of(data), modified_at=now)
@@ -91,10 +91,10 @@ def upload_part(bucket: Bucket, call: Call, now: float) -> Response:
 
 
 def complete_upload(bucket: Bucket, call: Call, now: float) -> Response:
-    """CompleteMultipartUpload: the object appears whole, from the named parts in their order.
+    """CompleteMultipartUpload: creates the object atomically from the listed parts, in order.
 
-    The same request after a success, as of a client that never saw the answer, succeeds again and changes nothing,
-    whatever has become of the object and whether or not its conditions would hold now.
+    A repeated request, such as one of a client that did not receive the response, succeeds again and changes nothing,
+    even if the object has changed or the request's conditions no longer hold.
     """
     upload_id = _upload_id(call)
     completion = bucket.completions.get(upload_id)
@@ -122,7 +122,7 @@ def complete_upload(bucket: Bucket, call: Call, now: float) -> Response:
 
 
 def _named_parts(call: Call) -> tuple[tuple[int, str], ...]:
-    """Return the number and the ETag, without quotes, of each part that a completion names."""
+    """Return the number and the unquoted ETag of each part in a completion request."""
     nodes = parse_xml(decode_payload(call.request, call.body)).findall("Part")
     named = [(node.findtext("PartNumber") or "", (node.findtext("ETag") or "").strip('"')) for node in nodes]
     if not named or not all(_PART_NUMBER.fullmatch(number) for number, _ in named):
@@ -149,7 +149,7 @@ def _completed(call: Call, completion: Completion) -> Response:
 
 
 def abort_upload(bucket: Bucket, call: Call, now: float) -> Response:
-    """AbortMultipartUpload: its parts are gone."""
+    """AbortMultipartUpload: discards the upload's parts."""
     open_upload(bucket, call)
     del bucket.uploads[_upload_id(call)]
     return Response(status=204)
@@ -160,10 +160,10 @@ def _upload_id(call: Call) -> str:
 
 
 def parse_copy_source(header: str) -> tuple[str, str]:
-    """Return the bucket and the key that an ``x-amz-copy-source`` names: ``[/]bucket/key[?versionId=null]``, encoded.
+    """Parse an ``x-amz-copy-source``, percent-encoded ``[/]bucket/key[?versionId=null]``; return bucket and key.
 
     Raises:
-        S3Error: it is malformed, or names a version.
+        S3Error: the header is malformed, or names a version.
     """
     path, _, query = header.partition("?")
     try:
@@ -179,7 +179,7 @@ def parse_copy_source(header: str) -> tuple[str, str]:
 
 
 def copy_object(bucket: Bucket, call: Call, now: float, source: StoredObject) -> Response:
-    """CopyObject: metadata and tags are the source's, or, where their directive is ``REPLACE``, the request's."""
+    """CopyObject: metadata and tags are the source's, or the request's if their directive is ``REPLACE``."""
     headers = call.request.headers
     replaces_metadata = _directive(call, "metadata") == "REPLACE"
     replaces_tags = _directive(call, "tagging") == "REPLACE"
@@ -203,7 +203,7 @@ def copy_object(bucket: Bucket, call: Call, now: float, source: StoredObject) ->
 
 
 def upload_part_copy(bucket: Bucket, call: Call, now: float, source: StoredObject) -> Response:
-    """UploadPartCopy: a part that is an object, or a range of one."""
+    """UploadPartCopy: copies an object, or a range of it, to a part."""
     upload, number = open_upload(bucket, call), part_number(call)
     _check_source_conditions(call, source)
     data = _copied_bytes(call.request.headers.get(f"{COPY_SOURCE}-range"), source.data)
@@ -227,7 +227,7 @@ def _check_source_conditions(call: Call, source: StoredObject) -> None:
 
 
 def _copied_bytes(header: str | None, data: Body) -> Body:
-    """Return the range of ``data`` to copy; unlike a read's range, it is never cut to the object."""
+    """Return the range of ``data`` to copy; unlike a read's range, it is not clipped to the object."""
     if header is None:
         return data
     match = _RANGE.fullmatch(header)
@@ -249,7 +249,7 @@ def _copy_response(root: str, tag: str, now: float) -> Response:
 
 
 def list_uploads(bucket: Bucket, call: Call, now: float) -> Response:
-    """ListMultipartUploads: by key, then by age, which their ids have for an order. Folding is not implemented."""
+    """ListMultipartUploads: sorted by key, then by upload id, which is by age; delimiters are not implemented."""
     query = call.request.parameters
     if query.get("delimiter"):
         raise S3Error("NotImplemented", "ListMultipartUploads with a delimiter is not implemented.")
@@ -272,7 +272,7 @@ def list_uploads(bucket: Bucket, call: Call, now: float) -> Response:
 
 
 def list_parts(bucket: Bucket, call: Call, now: float) -> Response:
-    """ListParts: of one upload, by number."""
+    """ListParts: returns one page of an upload's parts, sorted by number."""
     query = call.request.parameters
     upload, limit = open_upload(bucket, call), number_parameter(query, "max-parts")
     marker = number_parameter(query, "part-number-marker", default=0, maximum=10_000)

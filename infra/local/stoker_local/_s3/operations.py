@@ -46,12 +46,12 @@ _PART_NUMBER = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
 def read_outcome(headers: Mapping[str, str], stored: StoredObject, *, prefix: str = "if-") -> HTTPStatus:
-    """Return what a read's conditions come to: 200 if they hold, 304 if the client has this version, else 412.
+    """Evaluate a read's conditions: 200 if they hold, 304 if the client has this version, otherwise 412.
 
-    ``prefix`` is ``COPY_SOURCE_IF`` for those on the source of a copy.
+    ``prefix`` is ``COPY_SOURCE_IF`` for the conditions on the source of a copy.
 
-    ``…match`` that holds makes ``…unmodified-since`` void, and ``…none-match`` makes ``…modified-since`` void. A time
-    that is not a valid HTTP date is ignored (RFC 9110, section 13.1.3).
+    ``…match`` takes precedence over ``…unmodified-since``, and ``…none-match`` over ``…modified-since``. A time that is
+    not a valid HTTP date is ignored (RFC 9110, section 13.1.3).
     """
     modified_at = int(stored.modified_at)
     if (tags := headers.get(prefix + "match")) is not None:
@@ -68,10 +68,10 @@ def read_outcome(headers: Mapping[str, str], stored: StoredObject, *, prefix: st
 
 
 def check_write_conditions(bucket: Bucket, call: Call) -> None:
-    """Refuse a write whose ``If-None-Match: *`` or ``If-Match`` does not hold, where the bucket heeds them.
+    """Check ``If-None-Match: *`` and ``If-Match`` of a write, unless the bucket ignores conditions.
 
     Raises:
-        S3Error: it does not hold, or is one that S3 does not implement: ``If-None-Match`` with an ETag, or both.
+        S3Error: a condition does not hold, or S3 does not implement it: ``If-None-Match`` with an ETag, or both.
     """
     headers = call.request.headers
     if bucket.spec.ignores_conditions:
@@ -87,10 +87,10 @@ def check_write_conditions(bucket: Bucket, call: Call) -> None:
 
 
 def check_delete_condition(bucket: Bucket, key: str, tag: str | None) -> None:
-    """Refuse to replace or delete an object that does not have the ETag ``tag``, or, for ``*``, is not there.
+    """Check that an object has the ETag ``tag`` before it is replaced or deleted; ``*`` only requires it to exist.
 
     Raises:
-        S3Error: it does not hold.
+        S3Error: the object does not exist or has another ETag.
     """
     if tag is None:
         return
@@ -99,7 +99,7 @@ def check_delete_condition(bucket: Bucket, key: str, tag: str | None) -> None:
 
 
 def failed(condition: str) -> S3Error:
-    """Return the error of a condition that does not hold; ``condition`` is its header."""
+    """Return the error for a condition that does not hold; ``condition`` is the name of its header."""
     message = "At least one of the pre-conditions you specified did not hold"
     return S3Error("PreconditionFailed", message, elements={"Condition": condition})
 
@@ -120,10 +120,10 @@ def _posix_time(date: str | None) -> int | None:
 
 
 def tags_of_header(header: str) -> Mapping[str, str]:
-    """Return the tags in an ``x-amz-tagging`` header, which are encoded like a query.
+    """Parse the tags in an ``x-amz-tagging`` header, which are encoded like a query.
 
     Raises:
-        S3Error: they are not, or S3 does not take them.
+        S3Error: the header is malformed, or S3 does not allow the tags.
     """
     try:
         pairs = parse_query(header)
@@ -170,12 +170,12 @@ def _checked(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
 
 
 def etag_of(data: Body) -> str:
-    """Return the ETag of an object that was put whole: its quoted MD5."""
+    """Return the ETag of an object that was uploaded in one request: its quoted MD5."""
     return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
 
 
 def object_headers(request: Request) -> dict[str, str]:
-    """Return the headers of a write that reads give back."""
+    """Return the headers of a write that are stored with the object and returned by reads."""
     kept = {n: v for n, v in request.headers.items() if n in _KEPT_HEADERS or n.startswith("x-amz-meta-")}
     codings = [c.strip() for c in request.headers.get("content-encoding", "").split(",")]
     if coding := ",".join(c for c in codings if c not in ("", "aws-chunked")):
@@ -184,7 +184,7 @@ def object_headers(request: Request) -> dict[str, str]:
 
 
 def get_object(bucket: Bucket, call: Call, now: float) -> Response:
-    """GetObject and HeadObject: whole, one range or one part, with conditions."""
+    """GetObject and HeadObject: the whole object, one range or one part, with conditions."""
     stored = bucket.stored_object(call.key)
     headers = {
         **stored.headers,
@@ -209,7 +209,7 @@ def get_object(bucket: Bucket, call: Call, now: float) -> Response:
 
 
 def _span(call: Call, stored: StoredObject) -> tuple[int, int] | None:
-    """Return the half-open range that is asked for, by ``Range`` or ``partNumber``; None is the whole object."""
+    """Return the half-open range that ``Range`` or ``partNumber`` requests; None is the whole object."""
     header, number = call.request.headers.get("range"), call.request.parameters.get("partNumber")
     if number is not None:
         if header is not None:
@@ -228,7 +228,7 @@ def _span(call: Call, stored: StoredObject) -> tuple[int, int] | None:
 
 
 def _part_span(number: str, stored: StoredObject) -> tuple[int, int] | None:
-    """Return the range of a part as it was uploaded; an object that was put whole is its own only part."""
+    """Return the range of a part of the upload; an object that was uploaded in one request has one part."""
     sizes = stored.part_bytes or (len(stored.data),)
     if not _PART_NUMBER.fullmatch(number) or int(number) < 1:
         raise S3Error("InvalidArgument", "Part number must be an integer between 1 and 10000, inclusive")
@@ -239,7 +239,7 @@ def _part_span(number: str, stored: StoredObject) -> tuple[int, int] | None:
 
 
 def _query_headers(call: Call, stored: StoredObject) -> dict[str, str]:
-    """Return the headers that parameters ask for: ``response-content-type=…`` and its like, and the number of parts."""
+    """Return the headers that the query requests: overrides (``response-content-type=…``) and the number of parts."""
     query = call.request.parameters
     headers = {n: query[f"response-{n}"] for n in _OVERRIDABLE if f"response-{n}" in query}
     if any(not value.isascii() or not value.isprintable() for value in headers.values()):  # it could end the header
@@ -252,7 +252,7 @@ def _query_headers(call: Call, stored: StoredObject) -> dict[str, str]:
 
 
 def put_object(bucket: Bucket, call: Call, now: float) -> Response:
-    """PutObject: whole, atomic, visible at once."""
+    """PutObject: replaces the object atomically; it is visible at once."""
     data = decode_payload(call.request, call.body)
     tags = tags_of_header(call.request.headers.get("x-amz-tagging", ""))
     check_write_conditions(bucket, call)
@@ -268,14 +268,14 @@ def put_object(bucket: Bucket, call: Call, now: float) -> Response:
 
 
 def delete_object(bucket: Bucket, call: Call, now: float) -> Response:
-    """DeleteObject: deleting what is not there succeeds, unless the request has a condition."""
+    """DeleteObject: succeeds if the object does not exist, unless the request has a condition."""
     check_delete_condition(bucket, call.key, call.request.headers.get("if-match"))
     bucket.objects.pop(call.key, None)
     return Response(status=204)
 
 
 def delete_objects(bucket: Bucket, call: Call, now: float) -> Response:
-    """DeleteObjects: up to 1,000 keys, each with its own condition and outcome."""
+    """DeleteObjects: deletes up to 1,000 keys, each with its own condition and result."""
     request = parse_xml(decode_payload(call.request, call.body))
     nodes = request.findall("Object")
     if not 0 < len(nodes) <= _MAX_KEYS or not all(node.findtext("Key") for node in nodes):
@@ -296,16 +296,16 @@ def delete_objects(bucket: Bucket, call: Call, now: float) -> Response:
     return xml_response("DeleteResult", "".join(parts))
 
 
-NULL_VERSION = "null"  # the version of every object of a bucket that has never had versioning
+NULL_VERSION = "null"  # version id of every object in a bucket without versioning
 
 Coder = Callable[[str, str], str]
 
 
 def list_objects_v2(bucket: Bucket, call: Call, now: float) -> Response:
-    """ListObjectsV2: one page; its continuation token is the key where the next one starts."""
+    """ListObjectsV2: returns one page; its continuation token encodes the key at which the next page starts."""
     query = call.request.parameters
     token, start_after = query.get("continuation-token"), query.get("start-after", "")
-    # The least string after `start_after` is itself and a NUL; an empty one is before every key.
+    # The smallest string greater than `start_after` is `start_after` plus NUL; an empty one precedes every key.
     start = _decode_token(token) if token is not None else start_after and start_after + "\0"
     page, parts = _page(bucket, query, start)
     coded = url_coder(query)
@@ -320,19 +320,19 @@ def list_objects_v2(bucket: Bucket, call: Call, now: float) -> Response:
 
 
 def list_objects(bucket: Bucket, call: Call, now: float) -> Response:
-    """ListObjects (version 1): one page of the keys after ``marker``."""
+    """ListObjects (version 1): returns one page of the keys after ``marker``."""
     query = call.request.parameters
     marker, coded = query.get("marker", ""), url_coder(query)
     page, parts = _page(bucket, query, _after(marker, query))
     parts.append(coded("Marker", marker))
-    if page.next_start is not None and query.get("delimiter"):  # else it is the last key, and S3 does not repeat it
+    if page.next_start is not None and query.get("delimiter"):  # otherwise it equals the last key, and S3 omits it
         parts.append(coded("NextMarker", _last(page)))
     parts += [f"<Contents>{_entry(bucket, key, coded)}{OWNER}</Contents>" for key in page.keys]
     return xml_response("ListBucketResult", "".join(parts + _common_prefixes(page, coded)))
 
 
 def list_object_versions(bucket: Bucket, call: Call, now: float) -> Response:
-    """ListObjectVersions of a bucket that never had versioning: each object has one version, ``null``."""
+    """ListObjectVersions: returns one page of a bucket without versioning; each object has one version, ``null``."""
     query = call.request.parameters
     marker, version, coded = query.get("key-marker", ""), query.get("version-id-marker", ""), url_coder(query)
     if version and not marker:
@@ -349,10 +349,10 @@ def list_object_versions(bucket: Bucket, call: Call, now: float) -> Response:
 
 
 def url_coder(query: dict[str, str]) -> Coder:
-    """Return what writes an element that holds a key: percent-encoded if the request asks for it.
+    """Return the function that writes XML elements with keys, percent-encoded if the request sets ``encoding-type``.
 
     Raises:
-        S3Error: it asks for another encoding.
+        S3Error: ``encoding-type`` is not ``url``.
     """
     encoding = query.get("encoding-type")
     if encoding not in (None, "url"):
@@ -361,10 +361,10 @@ def url_coder(query: dict[str, str]) -> Coder:
 
 
 def number_parameter(query: dict[str, str], name: str, *, default: int = 1000, maximum: int = 1000) -> int:
-    """Return a numeric parameter, at most ``maximum``.
+    """Return an integer parameter, reduced to ``maximum`` if it is larger.
 
     Raises:
-        S3Error: it is not a number.
+        S3Error: the parameter is not an integer.
     """
     text = query.get(name, str(default))
     if not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII):
@@ -373,7 +373,7 @@ def number_parameter(query: dict[str, str], name: str, *, default: int = 1000, m
 
 
 def _page(bucket: Bucket, query: dict[str, str], start: str) -> tuple[Page, list[str]]:
-    """Return the page from ``start`` on, and the elements that all listings have."""
+    """Return the page that starts at ``start``, and the XML elements that all listings have."""
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     limit, coded = number_parameter(query, "max-keys"), url_coder(query)
     page = bucket.objects.page(prefix=prefix, delimiter=delimiter, start=start, limit=limit)
@@ -399,7 +399,7 @@ def _last(page: Page) -> str:
 
 
 def _after(marker: str, query: dict[str, str]) -> str:
-    """Return where a listing starts that follows ``marker``: a common prefix stands for all its keys."""
+    """Return the start of a listing after ``marker``; a marker that is a common prefix skips all its keys."""
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     cut = marker.find(delimiter, len(prefix)) if delimiter and marker.startswith(prefix) else -1
     if cut >= 0 and cut + len(delimiter) == len(marker):
