@@ -88,8 +88,8 @@ def test_ctrl_c_ends_the_demo_and_its_functions(empty_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--images", "9"), "--images goes with --functions only"),
-        (("--functions", "--epochs", "2"), "--epochs and --workers are of the trainings"),
+        (("--images", "9"), "--images requires --functions"),
+        (("--functions", "--epochs", "2"), "--epochs and --workers cannot be combined with --functions"),
         (("--functions", "--seed", "-1"), "--seed -1 is negative"),
     ],
 )

@@ -83,7 +83,7 @@ def test_images_beyond_the_digits_are_the_digits_moved_by_a_pixel() -> None:
 
 def test_more_images_than_there_are_moves_are_refused() -> None:
     assert len(RawImages(some_digits(1), 9)) == 9
-    with pytest.raises(ConfigError, match="10 images are too many: the digits, moved by a pixel at most, make 9"):
+    with pytest.raises(ConfigError, match="10 images are too many; the digits and their shifted copies are 9"):
         RawImages(some_digits(1), 10)
 
 
@@ -180,7 +180,7 @@ def test_the_block_tells_the_newest_of_what_happened_to_instances_and_not_every_
         happening("error", detail="Runtime.ExitError"),
     ]
     *_, first, second = [row for row in block(a_moment(happenings=happenings), PRICES) if row]
-    assert first == "  1.0 s  ingest/1 is killed in mid-invocation"
+    assert first == "  1.0 s  ingest/1 is killed during an invocation"
     assert second == "  1.0 s  ingest/1 fails: Runtime.ExitError"
 
 

@@ -1,4 +1,4 @@
-"""``stoker demo``: one model, one bucket, two ways to read it; or raw images, and functions that pack them."""
+"""``stoker demo``: trains with and without stoker from a local bucket, or shows functions that pack raw images."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ _IMAGES = 2500
 
 
 def _configure(parser: ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=7, metavar="N", help="of all that is random (default: 7)")
-    training = parser.add_argument_group("two trainings, with and without stoker")
-    training.add_argument("--epochs", type=positive, metavar="N", help=f"of both trainings (default: {_EPOCHS})")
+    parser.add_argument("--seed", type=int, default=7, metavar="N", help="seed of everything random (default: 7)")
+    training = parser.add_argument_group("training with and without stoker")
+    training.add_argument("--epochs", type=positive, metavar="N", help=f"epochs of each training (default: {_EPOCHS})")
     training.add_argument(
-        "--workers", type=positive, metavar="N", help="of the plain DataLoader (default: try a few, take the best)"
+        "--workers",
+        type=positive,
+        metavar="N",
+        help="worker processes of the plain DataLoader (default: the fastest of a few that are tried)",
     )
-    functions = parser.add_argument_group("functions that pack what arrives, and die while they do")
-    functions.add_argument("--functions", action="store_true", help="show these instead")
-    functions.add_argument("--images", type=positive, metavar="N", help=f"that arrive (default: {_IMAGES:,})")
+    functions = parser.add_argument_group("functions that pack arriving images, with injected faults")
+    functions.add_argument("--functions", action="store_true", help="show functions instead of training")
+    functions.add_argument("--images", type=positive, metavar="N", help=f"number of images (default: {_IMAGES:,})")
 
 
 def _check(args: Namespace) -> None:
-    """Raise ConfigError for options that do not go together."""
+    """Raise ConfigError for options that cannot be combined."""
     if args.functions and (args.epochs is not None or args.workers is not None):
-        raise ConfigError("--epochs and --workers are of the trainings; they cannot go with --functions")
+        raise ConfigError("--epochs and --workers cannot be combined with --functions, which does not train")
     if args.images is not None and not args.functions:
-        raise ConfigError("--images goes with --functions only")
+        raise ConfigError("--images requires --functions")
     if args.seed < 0:
-        raise ConfigError(f"--seed {args.seed} is negative")
+        raise ConfigError(f"--seed {args.seed} is negative; it must be at least 0")
 
 
 def _run(args: Namespace) -> int:
     """Run one of the demos.
 
     Raises:
-        ConfigError: options do not go together.
-        MissingExtraError: what the demo needs is not installed.
+        ConfigError: options cannot be combined.
+        MissingExtraError: a package that the demo needs is not installed.
     """
     _check(args)
     with Screen(sys.stdout) as screen:
@@ -51,7 +54,7 @@ def _run(args: Namespace) -> int:
             screen.line("A model learns handwritten digits from a bucket, twice.")
         screen.draw("loading PyTorch and scikit-learn ...")
         try:
-            # Imported only here: every command of stoker loads this module, and PyTorch takes seconds.
+            # Imported late: every stoker command imports this module, and importing PyTorch takes seconds.
             if args.functions:
                 from stoker_local._demo import function_run
 
@@ -66,7 +69,7 @@ def _run(args: Namespace) -> int:
 
 command = Command(
     name="demo",
-    help="train on digits from a local bucket with and without stoker; or watch functions pack what arrives",
+    help="train on digits from a local bucket with and without stoker, or watch functions pack arriving images",
     configure=_configure,
     run=_run,
 )

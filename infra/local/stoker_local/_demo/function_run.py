@@ -1,4 +1,4 @@
-"""``stoker demo --functions``, from the empty buckets to the bill: raw images become training data."""
+"""``stoker demo --functions``: functions pack arriving images despite faults, and training reads the result."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from stoker_torch import Loader
 
 RAW, DATASET = "s3://raw/images", "s3://stoker/digits"
 DATASET_KEY = ("stoker", "digits/")
-"""The bucket of the data set, and what its keys begin with."""
+"""Bucket of the data set, and prefix of its keys."""
 INGEST, COMMIT, COMPACT = "ingest", "commit", "compact"
-MEMORY_MB = 1769  # as deployed: one processor
+MEMORY_MB = 1769  # as in a deployment: one CPU
 _IMAGES_PER_SECOND, _LIMIT_SECONDS = 250.0, 300.0
-_INSTANCES, _MESSAGES = 3, 80  # of ingest at most, and of one of its calls
+_INSTANCES, _MESSAGES = 3, 80  # maximum instances of ingest, and maximum messages of one invocation
 _COMPACT_BYTES = 64 << 10
 _CLASSES = [str(digit) for digit in range(10)]
-_INGEST_SECONDS = 6.0  # short, since the messages of one that dies come back after so long
+_INGEST_SECONDS = 6.0  # short, because the messages of a killed instance become visible again only after it
 _OTHER_SECONDS = 60.0
-_TRICKLED_BYTES = 8 << 10  # small, so that there is something to compact
+_TRICKLED_BYTES = 8 << 10  # small, so that there are super-samples to compact
 _CHANCES = {
     FunctionFaultKind.KILL: 0.12,
     FunctionFaultKind.FREEZE: 0.10,
@@ -67,22 +67,22 @@ _TELL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionDemoConfig:
-    """What the demo does.
+    """Configuration of the demo.
 
     Attributes:
-        images: how many raw objects are put.
-        seed: of the faults.
+        images: number of raw images.
+        seed: seed of the faults.
     """
 
     images: int = 2500
     seed: int = 7
 
     def bucket(self) -> BucketConfig:
-        """Return the buckets: for raw images, and for the data set; as far away as a cloud's."""
+        """Return the buckets of the raw images and of the data set, with the delays of a cloud."""
         return BucketConfig(buckets=(BucketSpec(name="raw"), BucketSpec(name=DATASET_KEY[0])), shape=SHAPE)
 
     def cloud(self) -> FunctionCloudConfig:
-        """Return the functions and what calls them: as they are deployed, with shorter times."""
+        """Return the functions and their triggers, as in a deployment, but with shorter times."""
         return FunctionCloudConfig(
             functions=(_function(INGEST, _INSTANCES), _function(COMMIT, 1), _function(COMPACT, 1)),
             queues=(
@@ -111,7 +111,7 @@ class FunctionDemoConfig:
         )
 
     def faults(self) -> FunctionFaultPlan:
-        """Return what happens to the functions' instances while they work."""
+        """Return the faults that are injected into the functions."""
         return FunctionFaultPlan(probabilities=_CHANCES, within_seconds=0.12, freeze_seconds=0.5, seed=self.seed)
 
 
@@ -138,13 +138,13 @@ def _function(name: str, concurrency: int) -> FunctionSpec:
 
 @dataclass(slots=True)
 class Epoch:
-    """What an epoch of training has delivered.
+    """The samples that one epoch delivered.
 
     Attributes:
-        times: how often each image came, by key.
-        changed: keys of those whose bytes or label are not what was put.
-        gets: that the loader sent.
-        dollars: for these, at list prices.
+        times: key → number of deliveries of the image.
+        changed: keys of images whose bytes or label differ from the uploaded ones.
+        gets: number of GETs that the loader sent.
+        dollars: cost of the GETs at list prices, in US dollars.
     """
 
     times: Counter[str] = field(default_factory=Counter)
@@ -153,13 +153,13 @@ class Epoch:
     dollars: float = 0.0
 
     def note(self, images: RawImages, key: str, content: bytes, label: int) -> None:
-        """Note an image that was delivered."""
+        """Record a delivered image."""
         self.times[key] += 1
         if images.contents.get(key) != content or key.partition("/")[0] != str(label):
             self.changed.add(key)
 
     def failures(self, images: RawImages) -> list[str]:
-        """Return what is not as it should be, in words: every image exactly once, as it was put."""
+        """Return a message for every way in which the epoch does not contain each image exactly once, unchanged."""
         missing = images.contents.keys() - self.times.keys()
         repeated = [key for key, times in self.times.items() if times > 1]
         found = {"missing": missing, "delivered more than once": repeated, "not what was put": self.changed}
@@ -167,7 +167,7 @@ class Epoch:
 
 
 def read_epoch(images: RawImages, seed: int, stopped: threading.Event) -> Epoch:
-    """Read one epoch as a training does, until its end or until it is stopped."""
+    """Read one epoch with a Loader, until its end or until ``stopped`` is set."""
     epoch = Epoch()
     with Loader(DATASET, batch_size=_BATCH, seed=seed, memory="64MB", epochs=1) as loader:
         for batch in loader:
@@ -181,11 +181,11 @@ def read_epoch(images: RawImages, seed: int, stopped: threading.Event) -> Epoch:
 
 
 def run(config: FunctionDemoConfig, screen: Screen) -> int:
-    """Run the demo; return 0 if training got every image exactly once, as it was put.
+    """Run the demo; return 0 if the epoch has every image exactly once, unchanged.
 
     Raises:
-        ConfigError: there are not so many images.
-        MissingExtraError: Lambda's runtime client, which functions run in, is not installed.
+        ConfigError: ``config.images`` is larger than the number of images available.
+        MissingExtraError: Lambda's runtime client, which the functions need, is not installed.
     """
     if find_spec("awslambdaric") is None:
         raise MissingExtraError("the functions need awslambdaric; pip install 'stoker[local]'")
@@ -209,29 +209,29 @@ async def _demonstrate(config: FunctionDemoConfig, images: RawImages, screen: Sc
                     if not limit.expired():
                         raise
                     screen.rows(block(observer.look(), prices))
-                    return screen.exit_code([f"it did not come to its end in {_LIMIT_SECONDS:.0f} s"])
+                    return screen.exit_code([f"the demo did not finish within {_LIMIT_SECONDS:.0f} s"])
                 screen.rows(function_table(observer.look().functions))
                 return _conclude(images, packed, epoch, screen, prices)
 
 
 def _introduce(config: FunctionDemoConfig, images: RawImages, screen: Screen) -> None:
-    """Say what is to be seen."""
+    """Print the parts of the demo."""
     screen.item("bucket", "S3 on this machine: 20 ms to the first byte, 90 MB/s a connection")
     screen.item("images", f"{len(images):,}, a PNG object each, {images.mean_bytes:.0f} bytes on average")
     screen.item(
         "chain",
-        f"each is announced in a queue; ingest packs up to {_MESSAGES} of them at a time, commit makes "
-        "versions of what is packed, every two seconds, compact makes few large super-samples of many small ones",
+        f"a queue announces each image; the function ingest packs up to {_MESSAGES} at a time, commit publishes a new "
+        "version every two seconds, and compact merges small super-samples into large ones",
     )
     chances = ", ".join(f"{kind} {chance:.0%}" for kind, chance in config.faults().probabilities.items())
-    screen.item("trouble", f"of all calls: {chances}")
+    screen.item("faults", f"probabilities per invocation: {chances}")
     screen.line()
 
 
 async def _perform(
     config: FunctionDemoConfig, images: RawImages, cloud: FunctionCloud, observer: Observer
 ) -> tuple[Snapshot, Epoch]:
-    """Let it happen; return the moment before the epoch is read, and what it delivered."""
+    """Run all phases; return the snapshot before the epoch, and the samples that the epoch delivered."""
     cloud.inject(config.faults())
     observer.phase = "raw images arrive, functions pack them"
     await images.put_all(RAW, per_second=_IMAGES_PER_SECOND)
@@ -249,26 +249,26 @@ async def _perform(
 
 
 def _conclude(images: RawImages, packed: Snapshot, epoch: Epoch, screen: Screen, prices: Prices) -> int:
-    """Say how it ended."""
+    """Print the bill and the check; return the exit code."""
     screen.rows(bill_table(packed, epoch, prices))
     store, function = prices.store(DATASET), prices.functions["lambda"]
     screen.item(
         "counted",
-        "requests by the bucket, but for those that brought the raw images, which are the same either way, and an "
-        f"epoch's by the loader; seconds of {MEMORY_MB:,} MB by the function cloud, start-ups included, as many as it "
-        f"took on this machine, which runs all the rest as well. List prices of {store.name} and {function.name}, "
-        f"{store.region}, {prices.date}.",
+        "requests by the bucket, without the uploads of the raw images, which are the same in both columns, and those "
+        f"of the epoch by the loader; GB-s by the function cloud with {MEMORY_MB:,} MB per instance, including cold "
+        f"starts, as measured on this machine, which also runs everything else. List prices of {store.name} and "
+        f"{function.name}, {store.region}, {prices.date}.",
     )
     failures = epoch.failures(images)
     if not failures:
         delivered = sum(epoch.times.values())
-        screen.item("checked", f"the epoch had {delivered:,} samples: every image exactly once, as it was put")
+        screen.item("checked", f"the epoch had {delivered:,} samples: every image exactly once, unchanged")
     return screen.exit_code(failures)
 
 
 @asynccontextmanager
 async def _shown(observer: Observer, screen: Screen, prices: Prices) -> AsyncIterator[None]:
-    """Show what is going on until the block is left."""
+    """Show the progress until the block is left."""
 
     async def show() -> None:
         while True:
@@ -285,10 +285,10 @@ async def _shown(observer: Observer, screen: Screen, prices: Prices) -> AsyncIte
 _HAPPENINGS = 5
 _WORDS = {
     "cold-start": "starts cold",
-    "kill": "is killed in mid-invocation",
-    "freeze": "freezes in mid-invocation",
-    "duplicate": "gets one event twice",
-    "reclaim": "is taken back while idle",
+    "kill": "is killed during an invocation",
+    "freeze": "is frozen during an invocation",
+    "duplicate": "receives an event twice",
+    "reclaim": "is reclaimed while idle",
     "error": "fails: {detail}",
     "throttle": "is throttled",
     "dropped": "loses an event: {detail}",
@@ -297,7 +297,7 @@ _BUCKET, _PREFIX = DATASET_KEY
 
 
 def block(now: Snapshot, prices: Prices) -> list[str]:
-    """Return the lines of a block that is redrawn: nowhere wider than 78 columns."""
+    """Return the lines of the redrawn display, at most 78 columns wide."""
     functions, requests = total(now.functions).dollars, prices.dollars(now.requests)
     put_one_by_one = one_by_one(now.visible, prices, Operation.GET, Operation.PUT)
     return [
@@ -318,7 +318,7 @@ def block(now: Snapshot, prices: Prices) -> list[str]:
 
 
 def line(now: Snapshot) -> str:
-    """Return the moment in a line."""
+    """Return a snapshot as one line."""
     all_of_them = total(now.functions)
     killed, frozen = (all_of_them.faults.get(kind, 0) for kind in ("kill", "freeze"))
     return (
@@ -329,7 +329,7 @@ def line(now: Snapshot) -> str:
 
 
 def function_table(functions: Mapping[str, FunctionStatistics]) -> list[str]:
-    """Return a table of what each function has done."""
+    """Return the lines of a table with each function's statistics."""
     head = ["", "alive", "busy", "cold starts", "calls", "errors", "killed", "frozen", "twice", "GB-s"]
     rows = [[name, *_cells(figures)] for name, figures in functions.items()]
     return aligned([head, *rows])
@@ -343,7 +343,7 @@ def _cells(figures: FunctionStatistics) -> list[str]:
 
 
 def _news(happenings: Sequence[Happening]) -> list[str]:
-    """Return the newest happenings in words, always as many lines."""
+    """Return the newest events as text, padded to a constant number of lines."""
     worth_telling = [each for each in happenings if each.what in _WORDS and (each.instance or each.what != "reclaim")]
     lines = [
         f"{each.seconds:5.1f} s  {each.instance or each.function} {_WORDS[each.what].format(detail=each.detail)}"
@@ -353,12 +353,12 @@ def _news(happenings: Sequence[Happening]) -> list[str]:
 
 
 def bill_table(packed: Snapshot, epoch: Epoch, prices: Prices) -> list[str]:
-    """Return a table of what both ways cost.
+    """Return the lines of a table that compares the costs of super-samples and single objects.
 
     Args:
-        packed: the moment when everything was packed.
-        epoch: that was read then.
-        prices: to use.
+        packed: snapshot after everything was packed.
+        epoch: epoch that was read after it.
+        prices: list prices.
     """
     samples, gets, puts = packed.images, Operation.GET, Operation.PUT
     functions, requests = total(packed.functions), packed.requests.requests
@@ -378,23 +378,23 @@ def bill_table(packed: Snapshot, epoch: Epoch, prices: Prices) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One moment.
+    """State of the demo at one moment.
 
     Attributes:
-        phase: what is being done, in a word.
-        seconds: since the start.
-        images: how many raw objects there are to be.
-        put: how many there are.
-        waiting: messages that no function has.
-        delivered: messages that a function has, or had when it died.
-        dead: messages that were given up.
-        functions: figures by function.
-        super_samples: in the bucket, visible or not.
-        version: of the manifest, 0 before the first.
-        visible_super_samples: that it has.
-        visible: samples that it has.
-        requests: to the bucket, but for those that brought the raw images.
-        happenings: all that has happened to instances, oldest first.
+        phase: current phase, as text.
+        seconds: time since the start, in seconds.
+        images: total number of raw images.
+        put: number of uploaded raw images.
+        waiting: number of visible messages in the queue.
+        delivered: number of hidden messages, which a function has, or had when it was killed.
+        dead: number of messages in the dead-letter queue.
+        functions: function name → statistics.
+        super_samples: number of super-samples in the bucket, visible or not.
+        version: version of the manifest; 0 before the first.
+        visible_super_samples: number of super-samples in the manifest.
+        visible: number of samples in the manifest.
+        requests: requests to the bucket, without the uploads of the raw images.
+        happenings: events of the functions, oldest first.
     """
 
     phase: str
@@ -414,10 +414,10 @@ class Snapshot:
 
 
 class Observer:
-    """Looks at the clouds from inside, so that looking costs nothing and is on no bill.
+    """Reads the state of the bucket and the function cloud in memory, without requests that would count.
 
     Attributes:
-        phase: what is being done, in a word.
+        phase: current phase, as text.
     """
 
     def __init__(self, bucket: LocalBucket, cloud: FunctionCloud, images: RawImages) -> None:
@@ -427,7 +427,7 @@ class Observer:
         self._manifest: tuple[str, Manifest | None] = ("", None)
 
     def look(self) -> Snapshot:
-        """Return this moment."""
+        """Return the current state."""
         queue, manifest = self._cloud.queues["raw"], self._newest()
         return Snapshot(
             phase=self.phase,
@@ -454,11 +454,11 @@ class Observer:
 
 
 def bucket_reading(counts: Mapping[str, Any], *, raw_puts: int = 0) -> Reading:
-    """Return what the bucket was asked for.
+    """Convert the bucket's counters to a reading, without the uploads of the raw images.
 
     Args:
-        counts: of the bucket, as :meth:`~stoker_local._bucket.Counts.as_dict` has them.
-        raw_puts: requests that brought the raw samples, which are left out: they are the same in any case.
+        counts: counters as :meth:`~stoker_local._bucket.Counts.as_dict` returns them.
+        raw_puts: number of started uploads of raw images, which are not counted.
     """
     requests = dict(counts["requests"])
     requests["PutObject"] = max(0, requests.get("PutObject", 0) - raw_puts)
@@ -466,6 +466,6 @@ def bucket_reading(counts: Mapping[str, Any], *, raw_puts: int = 0) -> Reading:
 
 
 def one_by_one(samples: int, prices: Prices, *operations: Operation) -> float:
-    """Return what the bucket asks for one request of each operation for every sample, in dollars."""
+    """Return the cost of one request of each operation per sample, in US dollars."""
     store = prices.store(DATASET)
     return samples * sum(store.request_dollars(operation) for operation in operations)

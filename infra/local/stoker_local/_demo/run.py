@@ -1,4 +1,4 @@
-"""The demo from the empty bucket to the table: both ways side by side, and why they differ."""
+"""The training demo: fills a bucket, trains with a plain DataLoader and with stoker, and compares them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stoker_torch import Loader, LoaderStatistics
 
 _BUCKET, _IMAGES, _PACKED = "digits", "images", "packed"
 _BATCH_SIZE = 32
-_SUPER_SAMPLE_BYTES = 16 << 10  # small, so that there is something to fetch ahead
+_SUPER_SAMPLE_BYTES = 16 << 10  # small, so that there are enough super-samples to fetch ahead
 _LEAST_ACCURACY = 0.97
 SHAPE = Shape(first_byte_seconds=0.020, connection_bytes_per_second=90e6)
 _OPERATIONS = {
@@ -43,13 +43,13 @@ _OPERATIONS = {
 
 
 def run(epochs: int, seed: int, workers: int | None, screen: Screen) -> int:
-    """Run the demo; return 0 if both ways learned and the loader waited less.
+    """Run the demo; return 0 if both trainings reached the accuracy and stoker's loader stalled less.
 
     Args:
-        epochs: of both trainings.
-        seed: of the initial weights and of the orders.
-        workers: of the DataLoader; None tries a few.
-        screen: shows it.
+        epochs: number of epochs of each training.
+        seed: seed of the initial weights and of the orders.
+        workers: number of the DataLoader's workers; None tries a few.
+        screen: output.
     """
     train_digits, test_digits = training.load()
     bucket_config = BucketConfig(buckets=(BucketSpec(name=_BUCKET),), shape=SHAPE)
@@ -60,7 +60,7 @@ def run(epochs: int, seed: int, workers: int | None, screen: Screen) -> int:
         _warm_up()
 
         def trained(name: str, how: str, opening: AbstractContextManager[Batches]) -> Result:
-            """Train on what ``opening`` opens: each way has the same model, bucket, test and display."""
+            """Train on the batches that ``opening`` opens, with the same model, bucket, test and display each time."""
             screen.draw(f"{name} starts ...")
             bucket.reset()
             model = new_model(seed)
@@ -106,7 +106,7 @@ def _tuned(epochs: int, screen: Screen) -> int:
 
 
 def _warm_up() -> None:
-    """Train a step on nothing: PyTorch imports parts of itself only then, which is no wait for data."""
+    """Train one step on zeros, because PyTorch's lazy imports would otherwise count as time of the first training."""
     shape = (_BATCH_SIZE, training.IMAGE_SIDE, training.IMAGE_SIDE, 1)
     batch = {"image": torch.zeros(shape, dtype=torch.uint8), "label": torch.zeros(_BATCH_SIZE, dtype=torch.int64)}
     train(nullcontext([batch]), new_model(seed=0), epochs=1, on_step=lambda _: None)
@@ -145,15 +145,15 @@ def _conclude(direct: Result, loader: Result, bucket_wait_seconds: float, screen
     store = prices.store(loader.reading.url)
     screen.item(
         "counted",
-        "by the bucket itself; the DataLoader's bytes and dollars include listing the images once. Dollars are what "
-        f"stoker's meter makes of these counts at the list prices of {store.name}, {store.region}, {prices.date}.",
+        "by the bucket; the DataLoader's bytes and dollars include listing the images once. Dollars are computed from "
+        f"these counts at the list prices of {store.name}, {store.region}, {prices.date}.",
     )
     return screen.exit_code(failures(direct, loader, _LEAST_ACCURACY))
 
 
 @contextmanager
 def led_to(variables: Mapping[str, str]) -> Iterator[None]:
-    """Lead AWS clients to the local bucket, whatever the user's own settings are, and PyTorch's cache to its end."""
+    """Set environment variables for AWS clients, without the user's own settings, and a temporary PyTorch cache."""
     before = dict(os.environ)
     nowhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull, "NO_PROXY": "127.0.0.1"}
     with TemporaryDirectory(prefix="stoker-demo-", ignore_cleanup_errors=True) as cache:
@@ -170,12 +170,12 @@ def led_to(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """Let the model compute on one core, so that what feeds it has another and no idle thread spins for work."""
+    """Limit PyTorch to one thread, so that data loading has another core and no idle thread spins."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with warnings.catch_warnings():
-            # It advises a worker per core; these wait for the network, and their best number is found by trying.
+            # The warning recommends one worker per core; these wait for the network, and their best number is measured.
             warnings.filterwarnings("ignore", "This DataLoader will create")
             yield
     finally:
@@ -184,14 +184,14 @@ def quiet_torch() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How one way of reading did.
+    """Result of one training.
 
     Attributes:
-        name: of the way.
-        workers: how many it has, in words.
-        accuracy: on the test images, 0 to 1.
-        timing: of the training.
-        reading: what the bucket counted.
+        name: name of the loader.
+        workers: description of its workers.
+        accuracy: accuracy on the test images, 0 to 1.
+        timing: timing of the training.
+        reading: requests and bytes that the bucket counted.
     """
 
     name: str
@@ -202,7 +202,7 @@ class Result:
 
 
 def read_counts(url: str, counts: Mapping[str, Any]) -> Reading:
-    """Return the bucket's own counters as a reading of stoker's meter, which knows the prices."""
+    """Convert the bucket's counters to a reading of stoker's meter, to which prices can be applied."""
     requests: Counter[Operation] = Counter(dict.fromkeys(Operation, 0))
     for name, count in counts["requests"].items():
         requests[_OPERATIONS[name]] += count
@@ -210,7 +210,7 @@ def read_counts(url: str, counts: Mapping[str, Any]) -> Reading:
 
 
 def table(direct: Result, loader: Result, prices: Prices) -> list[str]:
-    """Return the lines of a table, narrower than 80 columns."""
+    """Return the lines of the comparison, narrower than 80 columns."""
     columns = [_cells(result, prices) for result in (direct, loader)]
     return aligned([(label, left, right) for (label, left), (_, right) in zip(*columns, strict=True)], heads=2)
 
@@ -232,27 +232,27 @@ def _cells(result: Result, prices: Prices) -> list[tuple[str, str]]:
 
 
 def why(direct: Result, loader: Result, bucket_wait_seconds: float) -> str:
-    """Return what explains the difference.
+    """Return the explanation of the difference.
 
     Args:
-        direct: one object per image.
-        loader: super-samples.
-        bucket_wait_seconds: of the loader's wait, the part that was for the bucket.
+        direct: result with one object per image.
+        loader: result with super-samples.
+        bucket_wait_seconds: part of the loader's wait that was for the bucket, in seconds.
     """
     gets = [result.reading.requests[Operation.GET] for result in (direct, loader)]
     return (
-        f"a GET waits for its first byte however little it asks for. The DataLoader sent {gets[0]:,}, one per image "
-        f"and epoch, as many at a time as it has workers, and these compete with the model for the processor. The "
-        f"Loader sent {gets[1]:,}, known in advance and under way while the model trains: it waited "
-        f"{bucket_wait_seconds:.2f} s for the bucket, the rest for gathering and decoding. These images are tiny; "
-        "the larger they are, the more bytes count and the less GETs do."
+        f"every GET waits for its first byte, however small the object is. The DataLoader sent {gets[0]:,} GETs, one "
+        f"per image and epoch, at most one at a time per worker, and the workers compete with the model for the "
+        f"processor. The Loader sent {gets[1]:,} GETs, ahead of time, while the model trained: it waited "
+        f"{bucket_wait_seconds:.2f} s for the bucket, and the rest for gathering and decoding. These images are tiny; "
+        "the larger images are, the more bytes matter and the less GETs do."
     )
 
 
 def failures(direct: Result, loader: Result, least_accuracy: float) -> list[str]:
-    """Return what is not as the demo promises, in words."""
+    """Return a message for every result that is not as the demo promises."""
     found = [
-        f"with the {result.name} the model reached {result.accuracy:.1%}, not {least_accuracy:.0%}"
+        f"with the {result.name}, the model reached an accuracy of {result.accuracy:.1%}, not {least_accuracy:.0%}"
         for result in (direct, loader)
         if result.accuracy < least_accuracy
     ]

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: lines that are redrawn on a terminal, plain ones elsewhere; and tables."""
+"""The demo's output: lines that are redrawn on a terminal and plain lines elsewhere, and tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _CLEAR = "\r\x1b[K"
 
 
 class Screen:
-    """A stream that people look at; leaving it wipes lines that are being redrawn.
+    """Writes text to a terminal or another stream; leaving the context erases the redrawn lines.
+
+    Args:
+        stream: stream to write to.
 
     Attributes:
         is_terminal: whether lines can be redrawn.
@@ -37,25 +40,25 @@ class Screen:
             self._write(self._wiped())
 
     def line(self, text: str = "") -> None:
-        """Write a text that stays, wrapped at the screen's width."""
+        """Write a permanent text, wrapped at the screen's width."""
         self._stay(self._wrapped(text))
 
     def item(self, label: str, text: str) -> None:
-        """Write a text that stays, in a column of its own behind its label."""
+        """Write a label and a permanent text in a column beside it."""
         self._stay(self._wrapped(f"  {label:<{_LABEL}} {text}", indent=" " * (_LABEL + 3)))
 
     def rows(self, lines: list[str]) -> None:
-        """Write lines that stay, and an empty one behind them."""
+        """Write permanent lines and an empty line after them."""
         self._stay([*(f"  {line}" for line in lines), ""])
 
     def exit_code(self, failures: list[str]) -> int:
-        """Tell of what has failed; return the code that the program ends with."""
+        """Write the failures; return the program's exit code, which is 1 if there are any."""
         for failure in failures:
             self.item("failed", failure)
         return 1 if failures else 0
 
     def draw(self, *lines: str) -> None:
-        """Show lines until the next ones, on a terminal; drawn at most ten times a second, cut at its edges."""
+        """Replace the redrawn lines, on a terminal only; at most ten times a second, clipped to its size."""
         now = time.monotonic()
         if self.is_terminal and now - self._drawn_at >= _REDRAW_SECONDS:
             self._drawn_at = now
@@ -65,7 +68,7 @@ class Screen:
             self._write(wipe + "\n".join(shown))
 
     def milestone(self, text: str) -> None:
-        """Tell what was reached where no line can be redrawn."""
+        """Write a progress line if lines cannot be redrawn."""
         if not self.is_terminal:
             self._write(f"  {text}\n")
 
@@ -78,7 +81,7 @@ class Screen:
         return textwrap.wrap(text, columns - 1, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
     def _wiped(self) -> str:
-        """Return what wipes the lines that were drawn last and goes back to where they began."""
+        """Return the control sequence that erases the redrawn lines and moves to their start."""
         above, self._lines_above = self._lines_above, 0
         return f"\r\x1b[{above}A\x1b[J" if above else _CLEAR
 
@@ -88,12 +91,12 @@ class Screen:
 
 
 def bar(fraction: float, width: int = 24) -> str:
-    """Return a bar that is filled so far."""
+    """Return a progress bar that is filled to ``fraction``, 0 to 1."""
     return f"[{'#' * round(fraction * width):.<{width}}]"
 
 
 def aligned(rows: Sequence[Sequence[str]], *, heads: int = 1) -> list[str]:
-    """Return rows with a line below the heads, the first column to the left and the others to the right."""
+    """Return the lines of a table: the first column left-aligned, the others right-aligned, a rule below the heads."""
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     lines = [
         "  ".join([f"{label:<{first}}", *(f"{cell:>{width}}" for cell, width in zip(cells, others, strict=True))])

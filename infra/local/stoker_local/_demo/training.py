@@ -1,7 +1,7 @@
-"""The demo's data, model and training loop, the same for whatever feeds it, and the way without stoker.
+"""The demo's data, model and training loop, and its data loading without stoker.
 
-The data are scikit-learn's handwritten digits, as PNG objects in a bucket, and packed there. The way without stoker
-is one GET per image, in the worker processes of a plain DataLoader.
+The data are scikit-learn's handwritten digits, as PNG objects in a bucket and packed in the same bucket. Without
+stoker, the worker processes of a plain DataLoader send one GET per image.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from stoker.images import ImageDecoder
 
 IMAGE_SIDE = 8
 DECODE = {"image": ImageDecoder(IMAGE_SIDE, IMAGE_SIDE, mode="L")}
-"""For the loader: to ``uint8 [8, 8, 1]``."""
+"""Decoders for the loader: column ``image`` to ``uint8 [8, 8, 1]``."""
 
 _TEST_IMAGES = 297
 _SPLIT_SEED = 0
 _LARGEST_VALUE = 16
 _PUTS_AT_ONCE = 32
 _SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
-"""Where the digits are moved to, in pixels, from one round of them to the next."""
+"""Shifts of the digits, (rows, columns) in pixels, in each round of repetition."""
 
 Report = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """Images of digits.
+    """Images of digits and their labels.
 
     Attributes:
-        images: ``uint8 [n, 8, 8, 1]``.
-        labels: ``int64 [n]``, 0 to 9.
+        images: images, ``uint8 [n, 8, 8, 1]``.
+        labels: labels 0 to 9, ``int64 [n]``.
     """
 
     images: NDArray[np.uint8]
@@ -69,10 +69,10 @@ class Digits:
 
 
 def load() -> tuple[Digits, Digits]:
-    """Return 1,500 images to train on and 297 to test with: the same ones on every machine."""
+    """Return 1,500 training images and 297 test images; the split is the same on every machine."""
     bunch = load_digits()
     images = np.round(bunch.images * (255 / _LARGEST_VALUE)).astype(np.uint8)[..., None]
-    # The legacy generator: its streams are frozen, those of numpy's newer ones are not.
+    # The legacy generator, because numpy guarantees a stable stream only for it.
     order = np.random.RandomState(_SPLIT_SEED).permutation(len(images))
     test, train = np.split(order, [_TEST_IMAGES])
     labels = bunch.target.astype(np.int64)
@@ -80,22 +80,26 @@ def load() -> tuple[Digits, Digits]:
 
 
 class RawImages:
-    """Digits as PNG files in folders of their classes; beyond the digits' number, again and moved by a pixel.
+    """Digits as PNG files in one folder per class; further rounds repeat the digits, shifted by a pixel.
+
+    Args:
+        digits: source images.
+        count: number of images.
 
     Attributes:
-        contents: of every object, by key.
-        begun: how many were given to the bucket.
-        put: how many it has confirmed.
+        contents: key → content of every object.
+        begun: number of started PUTs.
+        put: number of completed PUTs.
 
     Raises:
-        ConfigError: there are not so many.
+        ConfigError: ``count`` is larger than the number of digits and their shifted repetitions.
     """
 
     def __init__(self, digits: Digits, count: int) -> None:
         rounds = -(-count // len(digits))
         if rounds > len(_SHIFTS):
             most = len(_SHIFTS) * len(digits)
-            raise ConfigError(f"{count:,} images are too many: the digits, moved by a pixel at most, make {most:,}")
+            raise ConfigError(f"{count:,} images are too many; the digits and their shifted copies are {most:,}")
         moved = [np.roll(digits.images, shift, axis=(1, 2)) for shift in _SHIFTS[:rounds]]
         every = Digits(images=np.concatenate(moved), labels=np.tile(digits.labels, rounds))
         self.contents = {f"{every.labels[n]}/{n:05}.png": every.png(n) for n in range(count)}
@@ -106,16 +110,16 @@ class RawImages:
 
     @property
     def mean_bytes(self) -> float:
-        """Mean size of an object."""
+        """Mean size of an object, in bytes."""
         return sum(map(len, self.contents.values())) / len(self)
 
     async def put_all(self, url: str, *, per_second: float = math.inf, report: Report = lambda done: None) -> None:
-        """Put the images into a bucket one by one, no faster than told.
+        """Upload the images to a bucket, one object each.
 
         Args:
-            url: of the folder of classes.
-            per_second: how many, at most.
-            report: told how many objects are there, after each.
+            url: URL of the folder that will contain the class folders.
+            per_second: maximum rate of uploads, in images per second.
+            report: is called with the number of uploaded objects after each.
         """
         store, loop = open_store(url), asyncio.get_running_loop()
         started_at = loop.time()
@@ -135,13 +139,13 @@ class RawImages:
 
 
 async def pack(source_url: str, url: str, super_sample_bytes: int, report: Report) -> Manifest:
-    """Pack a folder of images as ``stoker pack`` does, bucket to bucket, and return the manifest.
+    """Pack a folder of images from bucket to bucket, as ``stoker pack`` does, and return the manifest.
 
     Args:
-        source_url: of the folder of classes.
-        url: where the data set is to be.
-        super_sample_bytes: limit of a super-sample.
-        report: told how many images were packed, after each super-sample.
+        source_url: URL of the folder of class folders.
+        url: URL of the data set to create.
+        super_sample_bytes: maximum size of a super-sample, in bytes.
+        report: is called with the number of packed images after each super-sample.
     """
     source, store = await open_source(source_url), open_store(url)
     try:
@@ -159,7 +163,7 @@ _CANDIDATES = (4, 8, 16, 32)
 
 
 class Batches(Protocol):
-    """What feeds the loop: an iteration is an epoch, a batch has ``image`` and ``label``."""
+    """Interface of the loop's batches: each iteration is one epoch, each batch has ``image`` and ``label``."""
 
     def __len__(self) -> int: ...
 
@@ -167,7 +171,7 @@ class Batches(Protocol):
 
 
 class DigitNet(nn.Sequential):
-    """A small convolutional network: ``uint8 [n, 8, 8, 1]`` to ``float32 [n, 10]``."""
+    """A small convolutional network from images ``uint8 [n, 8, 8, 1]`` to scores ``float32 [n, 10]``."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -183,25 +187,25 @@ class DigitNet(nn.Sequential):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the digits' scores."""
+        """Return the scores of the digits."""
         scores: torch.Tensor = super().forward(images.permute(0, 3, 1, 2).float() / 255)  # type: ignore[no-untyped-call]
         return scores
 
 
 @dataclass(slots=True, kw_only=True)
 class Timing:
-    """How far a training has come, and how long it took.
+    """Progress and timing of a training.
 
     Attributes:
-        epoch: from 1.
-        is_last_of_epoch: whether the epoch ends here.
-        done: share of the training, 0 to 1.
-        loss: of the latest batch.
-        samples: so far.
-        total_seconds: from before its batches were opened to the end of the latest step.
-        loop_seconds: from asking for the first batch to the end of the latest step.
-        wait_seconds: of them, spent asking for batches.
-        first_batch_seconds: from before its batches were opened to the first of them.
+        epoch: number of the current epoch, from 1.
+        is_last_of_epoch: whether the latest step was the last of its epoch.
+        done: completed fraction of the training, 0 to 1.
+        loss: loss of the latest batch.
+        samples: number of samples so far.
+        total_seconds: time from before the batches were opened to the end of the latest step, in seconds.
+        loop_seconds: time from the request of the first batch to the end of the latest step, in seconds.
+        wait_seconds: part of ``loop_seconds`` in which the loop waited for batches.
+        first_batch_seconds: time from before the batches were opened to the first batch, in seconds.
     """
 
     epoch: int = 1
@@ -216,12 +220,12 @@ class Timing:
 
     @property
     def stall(self) -> float:
-        """The share of the loop's time that it waited, 0 to 1."""
+        """Fraction of the loop's time that it waited for batches, 0 to 1."""
         return self.wait_seconds / self.loop_seconds
 
 
 def new_model(seed: int) -> DigitNet:
-    """Return a model whose initial weights only depend on the seed."""
+    """Return a model whose initial weights depend only on the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return DigitNet()
@@ -230,13 +234,13 @@ def new_model(seed: int) -> DigitNet:
 def train(
     opening: AbstractContextManager[Batches], model: DigitNet, epochs: int, on_step: Callable[[Timing], None]
 ) -> Timing:
-    """Train a model and return how long it took.
+    """Train a model and return the timing.
 
     Args:
-        opening: opens the batches on entry, which is timed, and closes them on exit, which is not.
-        model: is trained in place.
-        epochs: how often to go through the batches.
-        on_step: called after every step.
+        opening: context that opens the batches on entry, which is timed, and closes them on exit, which is not.
+        model: model to train, in place.
+        epochs: number of epochs.
+        on_step: is called with the timing after every step.
     """
     timing, made = Timing(), time.perf_counter()
     with opening as batches:
@@ -263,16 +267,20 @@ def train(
 
 
 def accuracy(model: DigitNet, digits: Digits) -> float:
-    """Return the share of images that the model recognises, 0 to 1."""
+    """Return the fraction of images that the model classifies correctly, 0 to 1."""
     with torch.inference_mode():
         answers = model(torch.from_numpy(digits.images)).argmax(dim=1)
     return float((answers == torch.from_numpy(digits.labels)).double().mean())
 
 
 class ImageObjects(Dataset[dict[str, Any]]):
-    """The images below a prefix, each an object in a folder of its class; one GET per item.
+    """A data set of image objects in one folder per class, with one GET per item.
 
-    Each worker process makes its own client when it reads its first image.
+    Each worker process creates its own client when it reads its first image.
+
+    Args:
+        bucket: name of the bucket.
+        prefix: prefix of the keys.
     """
 
     def __init__(self, bucket: str, prefix: str) -> None:
@@ -286,7 +294,7 @@ class ImageObjects(Dataset[dict[str, Any]]):
         self._client: Any = None
 
     def close(self) -> None:
-        """End this process's connections, if it has any."""
+        """Close this process's connections."""
         if self._client is not None:
             self._client.close()
 
@@ -306,7 +314,7 @@ class ImageObjects(Dataset[dict[str, Any]]):
 
 @contextmanager
 def open_direct(bucket: str, prefix: str, workers: int, batch_size: int, seed: int) -> Iterator[Batches]:
-    """List the images and open a DataLoader on them, whose workers live until the end."""
+    """List the images and yield a DataLoader on them with persistent workers."""
     yield DataLoader(
         ImageObjects(bucket, prefix),
         batch_size=batch_size,
@@ -318,14 +326,15 @@ def open_direct(bucket: str, prefix: str, workers: int, batch_size: int, seed: i
 
 
 def tune(bucket: str, prefix: str, batch_size: int, epochs: int, report: Callable[[int, float | None], None]) -> int:
-    """Return the number of workers that should train fastest, of a few that are tried for an epoch each.
+    """Choose the number of workers for the fastest training, by trying a few for one epoch each.
 
     Args:
-        bucket: where the images are.
-        prefix: of their keys.
-        batch_size: of the training.
-        epochs: of the training.
-        report: told each number of workers, first with None, then with the seconds that the training should take.
+        bucket: name of the images' bucket.
+        prefix: prefix of the images' keys.
+        batch_size: batch size of the training.
+        epochs: number of epochs of the training.
+        report: is called for each number of workers, first with None, then with the expected duration of the training
+            in seconds.
     """
     images = ImageObjects(bucket, prefix)
     expected_seconds: dict[int, float] = {}
@@ -338,16 +347,16 @@ def tune(bucket: str, prefix: str, batch_size: int, epochs: int, report: Callabl
 
 
 def _forks() -> bool:
-    """Return whether workers are forked; where each one loads PyTorch anew, many of them are too much for a laptop."""
+    """Return whether workers are forked; if each has to import PyTorch, many are too much for a laptop."""
     return torch.multiprocessing.get_start_method() == "fork"
 
 
 def _tried(images: ImageObjects, workers: int, batch_size: int) -> tuple[float, float]:
-    """Return how many seconds the workers take to start, and to train an epoch once they have."""
+    """Measure the workers' start and one epoch of training; return both durations in seconds."""
     begun = time.perf_counter()
     batches = [[index] for index in range(workers)]
     loader = DataLoader(images, batch_sampler=batches, num_workers=workers, persistent_workers=True)
-    for _ in loader:  # an image for each worker, which makes its client
+    for _ in loader:  # one image for each worker, which creates its client
         pass
     order = list(range(len(images)))
     batches[:] = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
