@@ -25,13 +25,13 @@ from stoker import Bytes, OrderConfig, Schema, open_store
 from stoker._base.checksum import crc32c
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
-from stoker._cache.keeper import Future, KeepingTier
+from stoker._cache.keeper import AccessForecast, ManagedTier
 from stoker._cache.tiers import MemoryTier
 from stoker._fetch.fetcher import Fetcher
-from stoker._format.manifest import Manifest, PackRun, Rows
+from stoker._format.manifest import Manifest, ManifestRows, PackRun
 from stoker._memory.ring import Ring
-from stoker._order.sharding import Partition
-from stoker._order.steps import Stretch
+from stoker._order.sharding import RankSharding
+from stoker._order.steps import PositionRange
 from stoker.abc import Store
 
 OBJECT_BYTES, OBJECTS, ROUNDS, AT_ONCE = 8 << 20, 48, 9, 4
@@ -40,7 +40,7 @@ OBJECT_BYTES, OBJECTS, ROUNDS, AT_ONCE = 8 << 20, 48, 9, 4
 def data_set(objects: int = OBJECTS, size_bytes: int = OBJECT_BYTES) -> tuple[Manifest, list[bytes]]:
     bodies = [random.Random(number).randbytes(size_bytes) for number in range(objects)]
     column = np.full(objects, size_bytes, "<u4")
-    rows = Rows(
+    rows = ManifestRows(
         size_bytes=column,
         samples=np.full(objects, 100, "<u4"),
         head_bytes=column // 100,
@@ -52,10 +52,10 @@ def data_set(objects: int = OBJECTS, size_bytes: int = OBJECT_BYTES) -> tuple[Ma
     return Manifest(dataset="hits", version=1, schema=Schema({"data": Bytes()}), rows=rows, runs=(run,)), bodies
 
 
-def forecast(manifest: Manifest) -> Future:
+def forecast(manifest: Manifest) -> AccessForecast:
     """Return what a loader reads that takes the default order."""
-    partition = Partition(samples=manifest.samples, batch_size=256)
-    return Future(manifest.rows.samples, Stretch(order=OrderConfig(), partition=partition))
+    partition = RankSharding(samples=manifest.samples, batch_size=256)
+    return AccessForecast(manifest.rows.samples, PositionRange(order=OrderConfig(), sharding=partition))
 
 
 def copy_seconds(bodies: list[bytes]) -> float:
@@ -92,7 +92,7 @@ async def longest_stall(work: Coroutine[Any, Any, None]) -> tuple[float, float]:
 class Bench:
     """One ring, and a fetcher that is given tiers."""
 
-    def __init__(self, manifest: Manifest, store: Store, tiers: Sequence[KeepingTier]) -> None:
+    def __init__(self, manifest: Manifest, store: Store, tiers: Sequence[ManagedTier]) -> None:
         self.manifest, self.tiers = manifest, tiers
         self.ring = Ring(AT_ONCE + 2, OBJECT_BYTES)
         self.fetcher = Fetcher(store, ring=self.ring, rng=random.Random(1), tiers=tiers)
@@ -119,7 +119,7 @@ class Bench:
         return median(found)
 
 
-async def offering_seconds(tier: KeepingTier, manifest: Manifest, bodies: Sequence[bytes]) -> float:
+async def offering_seconds(tier: ManagedTier, manifest: Manifest, bodies: Sequence[bytes]) -> float:
     """Return for how long the event loop is busy with an object that is offered, some time after the one before."""
     found = []
     for row, body in enumerate(bodies):
@@ -142,14 +142,14 @@ async def measure(folder: Path) -> None:
     future = forecast(manifest)
     config = FolderConfig(path=folder, dataset="hits", owners=1, preferred=0, share_bytes=2 * OBJECTS * OBJECT_BYTES)
     memory = MemoryTier(OBJECTS * OBJECT_BYTES, "next-use", largest_bytes=OBJECT_BYTES)
-    disk = DiskTier(config, "next-use", largest_bytes=OBJECT_BYTES, behind_bytes=OBJECTS * OBJECT_BYTES)
+    disk = DiskTier(config, "next-use", largest_bytes=OBJECT_BYTES, max_queued_bytes=OBJECTS * OBJECT_BYTES)
     told("one copy", copy_seconds(bodies))
     for name, tier in (("memory", memory), ("disk, page cache", disk)):
         await tier.follow(manifest, future)
         told(f"taking in, {name}", await offering_seconds(tier, manifest, bodies))
         if isinstance(tier, DiskTier):
             await tier.flush()
-    benches: dict[str, list[KeepingTier]] = {"memory": [memory], "disk, page cache": [disk], "bucket in memory": []}
+    benches: dict[str, list[ManagedTier]] = {"memory": [memory], "disk, page cache": [disk], "bucket in memory": []}
     for name, tiers in benches.items():
         bench = Bench(manifest, store, tiers)
         await bench.fetch_all(AT_ONCE)  # so that the ring's pages are there

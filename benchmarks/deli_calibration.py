@@ -24,11 +24,11 @@ from scipy.optimize import minimize
 
 from stoker_sim._experiments.deli import (
     WORKLOADS,
+    DeliSetting,
     Measurement,
     SampleCosts,
     SampleEpoch,
-    Setting,
-    measurements,
+    load_measurements,
     simulate_samples,
 )
 
@@ -103,14 +103,14 @@ CHOSEN = MODELS[2]
 
 def direct_seconds(workload: str) -> float:
     """Return what a direct read took: the wait without a cache over the reads."""
-    direct = Setting(cache_samples=0)
-    waits = [each.wait_seconds for each in measurements() if (each.workload, each.setting) == (workload, direct)]
+    direct = DeliSetting(cache_samples=0)
+    waits = [each.wait_seconds for each in load_measurements() if (each.workload, each.setting) == (workload, direct)]
     return fmean(waits) / WORKLOADS[workload].node_samples
 
 
 def by_setting() -> list[list[Measurement]]:
     """Return the published points that can be simulated, those of one setting together."""
-    known = [each for each in measurements() if each.setting is not None]
+    known = [each for each in load_measurements() if each.setting is not None]
     return [list(points) for _, points in groupby(known, key=lambda each: (each.workload, each.setting))]
 
 

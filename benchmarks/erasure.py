@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 
 from stoker._base.checksum import crc32c
-from stoker_warm._erasure import Code, encode, restore
+from stoker_warm._erasure import ErasureCode, encode, restore
 
 SIZES_MIB = (1, 8, 32)
 CODES = ("4+2", "10+1", "10+2", "10+3")
@@ -32,7 +32,7 @@ def works(size_bytes: int) -> dict[str, Callable[[], object]]:
         "memcpy": lambda: np.copyto(target, source),
         "crc32c": lambda: crc32c(data),
     }
-    for code in map(Code.parse, CODES):
+    for code in map(ErasureCode.parse, CODES):
         parity = [memoryview(bytearray(code.shard_bytes(size_bytes))) for _ in range(code.parity)]
         encode(data, code, parity)
         found[f"{code} encode"] = partial(encode, data, code, parity)

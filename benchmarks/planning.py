@@ -16,9 +16,9 @@ from statistics import median
 import numpy as np
 
 from stoker import Array, OrderConfig, Schema
-from stoker._format.manifest import Manifest, PackRun, Rows
-from stoker._order.sharding import Partition
-from stoker._order.steps import Steps, Stretch
+from stoker._format.manifest import Manifest, ManifestRows, PackRun
+from stoker._order.sharding import RankSharding
+from stoker._order.steps import PositionRange, SuperSampleSteps
 
 SUPER_SAMPLES = 1_000_000
 SAMPLES_EACH = 1000
@@ -28,7 +28,7 @@ ROUNDS = 5
 
 def manifest() -> Manifest:
     column = np.full(SUPER_SAMPLES, 8 << 20, "<u4")
-    rows = Rows(
+    rows = ManifestRows(
         size_bytes=column,
         samples=np.full(SUPER_SAMPLES, SAMPLES_EACH, "<u4"),
         head_bytes=column // 100,
@@ -44,10 +44,12 @@ def manifest() -> Manifest:
 def first_batch(index: Manifest, epoch: int, position: int) -> None:
     """Plan the step at a position, down to the rows of its samples, and the key of its first object."""
     order = OrderConfig(seed=7, shuffle="window", window=8, lanes=RANKS)
-    partition = Partition(samples=index.samples, lanes=RANKS, batch_size=256, rank=3, world_size=RANKS)
-    step = Steps(index.rows.samples, Stretch(order=order, partition=partition, epoch=epoch, position=position)).next()
+    partition = RankSharding(samples=index.samples, lanes=RANKS, batch_size=256, rank=3, world_size=RANKS)
+    step = SuperSampleSteps(
+        index.rows.samples, PositionRange(order=order, sharding=partition, epoch=epoch, position=position)
+    ).next()
     assert step is not None
-    assert sum(len(segment.picks()[1]) for segment in step.segments) == 256
+    assert sum(len(segment.row_indices()[1]) for segment in step.segments) == 256
     index.key(step.first_uses[0][1])
 
 

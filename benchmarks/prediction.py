@@ -28,7 +28,7 @@ from stoker._fetch.config import PipelineConfig
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker_local import BucketConfig, BucketProcess, Shape, bucket_process
-from stoker_sim._predict import Prediction, Workload, predict
+from stoker_sim._predict import PlannedTraining, Prediction, predict
 from stoker_torch import Loader
 
 EPOCHS = 3
@@ -129,7 +129,7 @@ def predicted(url: str, configuration: Configuration) -> Prediction:
 
     manifest, start_seconds, found = asyncio.run(look())
     return predict(
-        Workload(
+        PlannedTraining(
             manifest=manifest,
             feed=PipelineConfig(
                 order=OrderConfig(seed=3, window=configuration.window),

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import sys
 
-from stoker_sim._experiments.ours import measured_cost, peak_bytes
+from stoker_sim._experiments.ours import measure_simulation, peak_bytes
 
 
 def main(arguments: list[str]) -> int:
     """Print one line."""
     nodes, super_samples = (int(arguments[place]) if len(arguments) > place else 1_000 for place in (0, 1))
-    seconds, run = measured_cost(nodes, super_samples)
+    seconds, run = measure_simulation(nodes, super_samples)
     print(
         f"{nodes:,} nodes x {super_samples:,} super-samples: {seconds:.0f} s of processor time, "
-        f"{seconds / run.look_ups * 1e6:.0f} us a fetch, {peak_bytes() / 1e6:.0f} MB at most, "
+        f"{seconds / run.lookups * 1e6:.0f} us a fetch, {peak_bytes() / 1e6:.0f} MB at most, "
         f"{run.seconds:.0f} simulated seconds, stall {run.stall:.2%}"
     )
     return 0

@@ -28,7 +28,7 @@ import numpy as np
 import stoker
 from benchmarks.virtual_clock import BODY, REF, SleepingStore
 from stoker import Continuous
-from stoker._base.fetch_record import strand
+from stoker._base.fetch_record import start_strand
 from stoker._base.recorder import Recorder
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.pipeline import BatchPipeline
@@ -52,19 +52,19 @@ SIZES = (8 << 20, 1 << 20, 128 << 10)
 class Deaf(Recorder):
     """A recorder that keeps nothing."""
 
-    def begun(self, asked_seconds: float, now_seconds: float) -> None:
+    def add_start(self, asked_seconds: float, now_seconds: float) -> None:
         pass
 
-    def yielded(self, epoch: int, asked_seconds: float, now_seconds: float) -> None:
+    def add_batch(self, epoch: int, asked_seconds: float, now_seconds: float) -> None:
         pass
 
 
 class Unrecorded(Loader):
     """A loader without a record."""
 
-    def _create_feed(self, manifest: Manifest, lanes: int) -> BatchPipeline:
+    def _create_pipeline(self, manifest: Manifest, lanes: int) -> BatchPipeline:
         self._recorder, self._resources.recorder = Deaf(), None
-        return super()._create_feed(manifest, lanes)
+        return super()._create_pipeline(manifest, lanes)
 
 
 def pack(size_bytes: int) -> str:
@@ -108,8 +108,8 @@ async def fetch_all(recorder: Recorder | None) -> None:
             asked = loop.time()
             await prefetcher.wait(index)
             if recorder is not None:
-                recorder.waited_for(index, asked, loop.time())
-                recorder.yielded(0, asked, loop.time())
+                recorder.add_item_wait(index, asked, loop.time())
+                recorder.add_batch(0, asked, loop.time())
             prefetcher.release(index)
 
 
@@ -132,16 +132,16 @@ async def record_all(recorder: Recorder) -> None:
     assert isinstance(loop, VirtualClockLoop)
     for item in range(RECORDS):
         asked = loop.time()
-        with recorder.following(item, item) as fetch:
-            with strand(KEY, Phase.QUEUE) as told:
+        with recorder.track(item, item) as fetch:
+            with start_strand(KEY, Phase.QUEUE) as told:
                 loop.jump(0.02)
-                told.attempted([Request(asked, asked + 0.01, asked + 0.02, 1000, is_whole=True, object=KEY)])
-            with strand(KEY, Phase.VERIFY):
+                told.add_attempt([Request(asked, asked + 0.01, asked + 0.02, 1000, is_whole=True, object=KEY)])
+            with start_strand(KEY, Phase.VERIFY):
                 loop.jump(0.001)
             fetch.slot = item % 32
-        recorder.waited_for(item, asked, loop.time())
-        recorder.yielded(0, asked, loop.time())
-        recorder.released(item - 16)
+        recorder.add_item_wait(item, asked, loop.time())
+        recorder.add_batch(0, asked, loop.time())
+        recorder.remove_fetch(item - 16)
 
 
 def measure_fetches() -> None:

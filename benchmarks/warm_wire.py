@@ -22,12 +22,12 @@ from multiprocessing.connection import Connection as Pipe
 from statistics import median
 
 from stoker_warm import _connection
-from stoker_warm._auth import NodeHandshake, ProxyHandshake, Secret
-from stoker_warm._ends import NodeEnd, ProxyEnd
+from stoker_warm._auth import NodeHandshake, ProxyHandshake, WarmSecret
+from stoker_warm._ends import NodeConnection, ProxyConnection
 from stoker_warm._frames import Head, Kind
 
 OBJECT_BYTES = 8 << 20
-SECRET = Secret(bytes(32))
+SECRET = WarmSecret(bytes(32))
 WORKS = ("plain", "1 x 8 MiB", "11 x 0.8 MiB")
 SHARDS = {"1 x 8 MiB": (1, OBJECT_BYTES), "11 x 0.8 MiB": (11, OBJECT_BYTES // 10)}
 
@@ -56,11 +56,13 @@ async def give(port: int, shards: int, shard_bytes: int) -> None:
 
     loop = asyncio.get_running_loop()
     dialled = [
-        await loop.create_connection(lambda: NodeEnd(NodeHandshake(SECRET, "warm-0", {}), serve), "127.0.0.1", port)
+        await loop.create_connection(
+            lambda: NodeConnection(NodeHandshake(SECRET, "warm-0", {}), serve), "127.0.0.1", port
+        )
         for _ in range(shards)
     ]
     for _, connection in dialled:
-        await connection.closed()
+        await connection.wait_closed()
 
 
 def giver(work: str, port: int, server: socket.socket | None, told: Pipe) -> None:
@@ -110,21 +112,21 @@ def plain(reads: int) -> tuple[float, float]:
 async def wired(work: str, reads: int) -> tuple[float, float]:
     shards, shard_bytes = SHARDS[work]
     into = [memoryview(bytearray(shard_bytes)) for _ in range(shards)]
-    made: list[ProxyEnd] = []
+    made: list[ProxyConnection] = []
     all_made = asyncio.Event()
 
-    def ignore(connection: ProxyEnd, kind: Kind, head: Head) -> None:
+    def ignore(connection: ProxyConnection, kind: Kind, head: Head) -> None:
         """Take no note of a notice."""
 
-    def accept() -> ProxyEnd:
-        made.append(ProxyEnd(ProxyHandshake(SECRET), ignore))
+    def accept() -> ProxyConnection:
+        made.append(ProxyConnection(ProxyHandshake(SECRET), ignore))
         if len(made) == shards:
             all_made.set()
         return made[-1]
 
     async def read() -> None:
         wanted: list[Awaitable[object]] = [
-            connection.request(Kind.GET, {"shard": "0"}, into=memory, timeout=10)
+            connection.request(Kind.GET, {"shard": "0"}, into=memory, timeout_seconds=10)
             for connection, memory in zip(made, into, strict=True)
         ]
         await asyncio.gather(*wanted)
@@ -134,7 +136,7 @@ async def wired(work: str, reads: int) -> tuple[float, float]:
         with giving(work, server.sockets[0].getsockname()[1], None) as asked:
             await all_made.wait()
             for connection in made:
-                await connection.ready()
+                await connection.wait_authenticated()
             await read()
             started, used = time.perf_counter(), processor_seconds()
             for _ in range(reads):
@@ -169,8 +171,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--piece-kib", type=int, nargs="*", default=[], help="sizes of pieces to compare")
     options = parser.parse_args(arguments)
     print("| piece KiB | work | GB/s | of plain | CPU s/GB | of plain |\n|---|---|---|---|---|---|")
-    for size_kib in options.piece_kib or [_connection.PIECE_BYTES >> 10]:
-        _connection.PIECE_BYTES = size_kib << 10  # of processes that are forked later, too
+    for size_kib in options.piece_kib or [_connection.MAX_WRITE_BYTES >> 10]:
+        _connection.MAX_WRITE_BYTES = size_kib << 10  # of processes that are forked later, too
         figures = measured(options.rounds, options.reads)
         rate, used = figures["plain"]
         for work, (its_rate, its_used) in figures.items():

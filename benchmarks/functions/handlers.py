@@ -23,14 +23,14 @@ def one_by_one(event: Any, context: Any) -> Any:
 
 async def _copy(event: Any, deployment: Any, deadline: Any) -> dict[str, Any]:
     from stoker._base.task_group import for_each
-    from stoker._sources.listing import read
+    from stoker._sources.listing import read_object
     from stoker.abc import ObjectInfo
 
     source, target = deployment.source(event["source"]), deployment.dataset(event["dataset"])
 
     async def copy(described: list[Any]) -> None:
         key, size_bytes, tag = described
-        await target.put(key, await read(source, ObjectInfo(key=key, size_bytes=size_bytes, tag=tag)))
+        await target.put(key, await read_object(source, ObjectInfo(key=key, size_bytes=size_bytes, tag=tag)))
 
     await for_each(event["objects"], copy, concurrency=_AT_ONCE)
     return {"objects": len(event["objects"])}

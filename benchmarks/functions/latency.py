@@ -22,8 +22,8 @@ from stoker_functions._shuffle_job.work import ShuffleTask
 from stoker_local import PROFILES
 from stoker_local._s3.model import ObjectCreated
 from stoker_local.functions._endpoints import request_event
-from stoker_local.functions._triggers import Message, batch_event, created_message
-from stoker_warm._events import Task, Wake
+from stoker_local.functions._triggers import LocalMessage, batch_event, created_message
+from stoker_warm._events import NodeTask, WakeEvent
 
 __all__ = ["latency"]
 
@@ -113,13 +113,13 @@ class Cases:
         stored = self._place.bucket.put("raw", key, bytes(SMALL_BYTES))
         created = ObjectCreated(bucket="raw", key=key, event="ObjectCreated:Put", stored=stored)
         now = time.time()
-        delivery = Message(
+        delivery = LocalMessage(
             receipt="1",
             message_id="1",
             body=created_message(created, region="us-east-1", sequence=1),
             sent_at=now,
             first_received_at=now,
-            receives=1,
+            receive_count=1,
         )
         return batch_event([delivery], queue_arn="arn:aws:sqs:us-east-1:000000000000:raw")
 
@@ -153,7 +153,7 @@ class Cases:
         return task.to_event()
 
     async def _keep(self) -> Any:
-        return Wake(node="warm-0", proxy="none:0", task=Task.WARM).to_event()
+        return WakeEvent(node="warm-0", proxy="none:0", task=NodeTask.WARM).to_event()
 
     async def _super_sample(self) -> Any:
         return _request("/v1/served/super-samples/0")

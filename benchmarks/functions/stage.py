@@ -16,11 +16,11 @@ import numpy as np
 from benchmarks.functions.quiet import functions_cpu_seconds
 from stoker._cost.prices import GB_BYTES
 from stoker._sources.folders import files_schema
-from stoker._sources.parts import Part
+from stoker._sources.parts import SourcePart
 from stoker.abc import ObjectInfo
 from stoker_local import BucketConfig, BucketSpec, LocalBucket, Shape
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, Outcome, function_cloud
-from stoker_warm._auth import Secret
+from stoker_warm._auth import WarmSecret
 
 __all__ = ["DATA", "MEMORY_BYTES", "Stage", "Usage", "function", "gb_seconds", "pack_event", "stage"]
 
@@ -32,7 +32,7 @@ _SETTINGS = {
     "STOKER_DATASETS": f"all={DATA} taken={DATA}/taken served={DATA}/served",
     "STOKER_SOURCES": RAW,
     "STOKER_INGEST": '{"dataset": "taken", "kind": "files"}',
-    "STOKER_WARM_SECRET": Secret.generate().reveal(),
+    "STOKER_WARM_SECRET": WarmSecret.generate().reveal(),
 }
 _PLENTY_SECONDS = 900.0
 
@@ -125,7 +125,7 @@ def pack_event(
     folder: str, objects: Sequence[ObjectInfo], dataset: str, super_sample_bytes: int = 8 << 20
 ) -> dict[str, Any]:
     """Return the event that packs raw objects into a data set; the same values give the same run."""
-    part = Part(
+    part = SourcePart(
         dataset=f"{DATA}/{dataset}",
         dataset_id=hashlib.sha256(dataset.encode()).hexdigest()[:16],
         source=f"{RAW}/{folder}",

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.tiers.place import Objects, Place
 from benchmarks.warm_tier.fleet import processor_seconds
-from stoker._shared.certificate import ephemeral_tls
+from stoker._shared.certificate import create_ephemeral_tls
 
 __all__ = ["child", "plain_copy", "tls_copy"]
 
@@ -60,7 +60,7 @@ def _serve(pipe: Pipe, objects: Objects, is_tls: bool) -> None:
         connection, _ = server.accept()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if is_tls:
-            connection = ephemeral_tls().context.wrap_socket(connection, server_side=True)
+            connection = create_ephemeral_tls().context.wrap_socket(connection, server_side=True)
         with connection:
             while asked := connection.recv(_ASK_BYTES):
                 connection.sendall(bodies[int.from_bytes(asked)])

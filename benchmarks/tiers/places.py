@@ -22,18 +22,18 @@ from benchmarks.warm_tier.rate import patient
 from stoker import S3Options, open_store
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
-from stoker._cache.keeper import KeepingTier
+from stoker._cache.keeper import ManagedTier
 from stoker._cache.tiers import MemoryTier
 from stoker._shared.address import Address
-from stoker._shared.certificate import ephemeral_tls
+from stoker._shared.certificate import create_ephemeral_tls
 from stoker._shared.client import ServerAddress, SharedTier
-from stoker._shared.objects import ObjectMemory
+from stoker._shared.objects import MemoryStorage
 from stoker._shared.secret import TierSecret
 from stoker._shared.server import TierServer
-from stoker._shared.serving import Endpoint, listening
+from stoker._shared.serving import ListenAddress, serve_tier
 from stoker.abc import ObjectRef, Tier
 from stoker_local import PROFILES, BucketConfig, BucketSpec, bucket_process
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 
 __all__ = ["PLACES", "Opened"]
 
@@ -60,10 +60,10 @@ def _serve(pipe: Pipe, limit_bytes: int, is_tls: bool) -> None:
     """Be what `stoker tier serve` is, until the pipe is closed."""
 
     async def serve() -> None:
-        endpoint = Endpoint(address=Address("127.0.0.1", 0), tls=ephemeral_tls() if is_tls else None)
+        endpoint = ListenAddress(address=Address("127.0.0.1", 0), tls=create_ephemeral_tls() if is_tls else None)
         ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(pipe.fileno(), ended.set)
-        async with listening(TierServer((_SECRET,), ObjectMemory(limit_bytes)), endpoint) as url:
+        async with serve_tier(TierServer((_SECRET,), MemoryStorage(limit_bytes)), endpoint) as url:
             pipe.send(url)
             await ended.wait()
 
@@ -97,7 +97,7 @@ async def _offered(tier: SharedTier, ref: ObjectRef, body: bytes) -> ObjectRef:
 # Caches of this machine.
 
 
-async def _filled(tier: KeepingTier, objects: Objects) -> list[ObjectRef]:
+async def _filled(tier: ManagedTier, objects: Objects) -> list[ObjectRef]:
     manifest = objects.manifest()
     await tier.follow(manifest, forecast(manifest))
     for row, body in enumerate(objects.bodies()):
@@ -121,7 +121,7 @@ async def disk_cache(objects: Objects, core: int | None) -> AsyncIterator[Place]
     share_bytes = 2 * objects.count * objects.size_bytes
     with TemporaryDirectory() as folder:
         config = FolderConfig(path=Path(folder), dataset="hits", owners=1, preferred=0, share_bytes=share_bytes)
-        tier = DiskTier(config, "lru", largest_bytes=objects.size_bytes, behind_bytes=share_bytes)
+        tier = DiskTier(config, "lru", largest_bytes=objects.size_bytes, max_queued_bytes=share_bytes)
         try:
             refs = await _filled(tier, objects)
             await tier.flush()
@@ -180,7 +180,7 @@ async def redis_server(objects: Objects, core: int | None) -> AsyncIterator[Plac
 
 
 @asynccontextmanager
-async def warm_functions(objects: Objects, core: int | None, *, code: Code) -> AsyncIterator[Place]:
+async def warm_functions(objects: Objects, core: int | None, *, code: ErasureCode) -> AsyncIterator[Place]:
     """Read from a proxy in this process, whose nodes never sleep; they have all cores."""
     offered = [Object(ref, body) for ref, body in objects.refs()]
     async with fleet(patient(code, keep_warm_seconds=3600.0, linger_seconds=600.0)) as running:
@@ -228,8 +228,8 @@ PLACES: dict[str, Opened] = {
     "memory": memory_cache,
     "disk": disk_cache,
     "redis": redis_server,
-    "warm-10+1": partial(warm_functions, code=Code(10, 1)),
-    "warm-10+2": partial(warm_functions, code=Code(10, 2)),
+    "warm-10+1": partial(warm_functions, code=ErasureCode(10, 1)),
+    "warm-10+2": partial(warm_functions, code=ErasureCode(10, 2)),
     "bucket": bucket,
 }
 """By the names that the command line has for them."""

@@ -11,9 +11,9 @@ from benchmarks.document import table
 from benchmarks.warm_tier.memory import memory
 from benchmarks.warm_tier.rate import Rates, measured, measured_program
 from benchmarks.warm_tier.tail import tails
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 
-CODES = (Code(10, 1), Code(4, 2), Code(10, 2))
+CODES = (ErasureCode(10, 1), ErasureCode(4, 2), ErasureCode(10, 2))
 
 
 def show_rate(quick: bool) -> None:

@@ -21,17 +21,17 @@ from stoker._shared.secret import TierSecret
 from stoker.abc import ObjectRef
 from stoker.fanout import ExecutorOptions, open_executor
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
-from stoker_warm._auth import Secret
+from stoker_warm._auth import WarmSecret
 from stoker_warm._config import WarmConfig
 from stoker_warm._listener import Listener
-from stoker_warm._place import object_name
+from stoker_warm._place import create_object_name
 from stoker_warm._proxy import Proxy
 from stoker_warm._shard import ShardMac
 
 __all__ = ["Fleet", "Object", "fleet", "made_objects", "processor_seconds"]
 
 _PREFIX = "stoker"
-_SECRET = Secret(bytes(range(32)))
+_SECRET = WarmSecret(bytes(range(32)))
 _TIER_SECRET = TierSecret(bytes(range(32)))
 _MAC = ShardMac(_TIER_SECRET.shards_key)
 
@@ -45,7 +45,7 @@ class Object:
 
     @property
     def name(self) -> str:
-        return object_name(f"{_TIER_SECRET.tenant}/{_TIER_SECRET.name(self.ref)}")
+        return create_object_name(f"{_TIER_SECRET.tenant}/{_TIER_SECRET.object_name(self.ref)}")
 
 
 def made_objects(count: int, size_bytes: int) -> list[Object]:
@@ -138,7 +138,7 @@ async def fleet(config: WarmConfig, **spec: Any) -> AsyncIterator[Fleet]:
     """Run a fleet of real awslambdaric processes; when the block is left, nothing of it is."""
     functions = tuple(
         FunctionSpec(
-            name=f"{_PREFIX}-{config.name_of(node)}",
+            name=f"{_PREFIX}-{config.node_name(node)}",
             handler="stoker_functions.aws.warm_node",
             environment={"STOKER_WARM_SECRET": _SECRET.reveal()},
             **{"memory_mb": 512, "timeout_seconds": 900.0, "concurrency": 2, **spec},

@@ -8,7 +8,7 @@ import psutil
 
 from benchmarks.warm_tier.fleet import fleet, made_objects
 from benchmarks.warm_tier.rate import patient
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 
 __all__ = ["Memory", "memory"]
 
@@ -32,7 +32,7 @@ async def memory(reads: int, samples: int = 10) -> list[Memory]:
     """Read and look, so many times."""
     objects, found = made_objects(OBJECTS, OBJECT_BYTES), []
     into, process = memoryview(bytearray(OBJECT_BYTES)), psutil.Process()
-    async with fleet(patient(Code(4, 2))) as running:
+    async with fleet(patient(ErasureCode(4, 2))) as running:
         await running.put(objects)
         for number in range(1, reads + 1):
             if not await running.proxy.objects.read(objects[number % OBJECTS].name, into):

@@ -16,7 +16,7 @@ from benchmarks.warm_tier.fleet import Object, fleet, made_objects, processor_se
 from benchmarks.warm_tier.plain import Copied, copied
 from stoker.abc import Tier
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 from stoker_warm._tier import WarmTier
 
 __all__ = ["Rates", "measured", "measured_program", "patient"]
@@ -25,7 +25,7 @@ OBJECT_BYTES, OBJECTS = 8 << 20, 6
 _KNOWN_SECONDS = 120.0
 
 
-def patient(code: Code, **changes: object) -> WarmConfig:
+def patient(code: ErasureCode, **changes: object) -> WarmConfig:
     """Return settings for a busy machine, on which a process may be late for reasons of its own."""
     settings: dict[str, object] = {
         "nodes": code.shards,
@@ -53,7 +53,7 @@ class Rates:
         median_seconds: of a read.
     """
 
-    code: Code
+    code: ErasureCode
     bytes_per_second: float
     rate: float
     processor: float
@@ -61,16 +61,16 @@ class Rates:
     median_seconds: float
 
 
-async def measured(code: Code, rounds: int, reads: int) -> Rates:
+async def measured(code: ErasureCode, rounds: int, reads: int) -> Rates:
     """Measure a code, through the proxy of this process."""
     objects = made_objects(OBJECTS, OBJECT_BYTES)
     async with fleet(patient(code)) as running:
         await running.put(objects)
-        tier = WarmTier.over(running.proxy, running.tenant)
+        tier = WarmTier.from_proxy(running.proxy, running.tenant)
         return await _rates(code, tier, running.node_seconds, objects, (rounds, reads))
 
 
-async def measured_program(code: Code, rounds: int, reads: int) -> Rates:
+async def measured_program(code: ErasureCode, rounds: int, reads: int) -> Rates:
     """Measure a code, through a proxy that is a process of its own, over HTTP: one more hop."""
     objects = made_objects(OBJECTS, OBJECT_BYTES)
     async with fleet(patient(code)) as running:
@@ -94,7 +94,7 @@ async def _known(tier: Tier, objects: Sequence[Object]) -> None:
 
 
 async def _rates(
-    code: Code,
+    code: ErasureCode,
     tier: Tier,
     seconds_of_others: Callable[[], float],
     objects: Sequence[Object],

@@ -17,7 +17,7 @@ from stoker import FetchConfig, open_store
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker_local import PROFILES, BucketConfig, bucket_process
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 from stoker_warm._tier import WarmTier
 
 __all__ = ["Tail", "tails"]
@@ -47,7 +47,7 @@ class Tail:
 async def tails(reads: int) -> list[Tail]:
     """Measure the three ways."""
     objects = made_objects(OBJECTS, OBJECT_BYTES)
-    code, alone, rng = Code(10, 2), FetchConfig(hedge=False), random.Random(1)
+    code, alone, rng = ErasureCode(10, 2), FetchConfig(hedge=False), random.Random(1)
     with (
         bucket_process(BucketConfig(shape=PROFILES["cloud-tail"])) as bucket,
         patch.dict(os.environ, bucket.environment()),
@@ -61,7 +61,9 @@ async def tails(reads: int) -> list[Tail]:
             found.append(await reading.tail("bucket, hedged", Fetcher(store, ring=reading.ring, rng=rng)))
             async with fleet(patient(code)) as running:
                 await running.put(objects)
-                warm = Fetcher(store, ring=reading.ring, rng=rng, tiers=[WarmTier.over(running.proxy, running.tenant)])
+                warm = Fetcher(
+                    store, ring=reading.ring, rng=rng, tiers=[WarmTier.from_proxy(running.proxy, running.tenant)]
+                )
                 await reading.tail("once, so that all memory is in use", warm)
                 found.append(await reading.tail(f"warm tier, {code}", warm))
         finally:

@@ -8,20 +8,20 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from stoker._base.fields import Fields
+from stoker._base.fields import JsonFields
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
-from stoker._format.versions import newest_manifest
+from stoker._format.versions import find_newest_manifest
 from stoker._maintenance.compaction import compact as compact_dataset
-from stoker._pack.merge import Job, merge
+from stoker._pack.merge import FanoutJob, merge
 from stoker.errors import EventError, NotFoundError
-from stoker_functions._deployment import Deadline, Deployment
+from stoker_functions._deployment import Deployment, InvocationDeadline
 
-_BYTES_A_SECOND = 20_000_000  # bytes compacted per second: a quarter of a function's network throughput
+_COMPACT_BYTES_PER_SECOND = 20_000_000  # bytes compacted per second: a quarter of a function's network throughput
 _ID = "[0-9a-f]{16}"
 _MAX_RUNS = 100_000
 
 
-async def commit(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+async def commit(event: object, deployment: Deployment, deadline: InvocationDeadline) -> dict[str, Any]:
     """Commit the runs that are packed and not committed yet.
 
     Returns:
@@ -37,8 +37,8 @@ async def commit(event: object, deployment: Deployment, deadline: Deadline) -> d
         StoreError: the bucket failed.
     """
     dataset, job = read_commit_event(event)
-    store, catalog = deployment.dataset(dataset), deployment.catalog(dataset)
-    with deployment.counted() as requests:
+    store, catalog = deployment.dataset_store(dataset), deployment.catalog(dataset)
+    with deployment.count_requests() as requests:
         async with deadline.limit(f"the commit to {dataset}"):
             merged = await merge(store, catalog, now_seconds=time.time(), job=job)
     manifest = merged.manifest
@@ -53,7 +53,7 @@ async def commit(event: object, deployment: Deployment, deadline: Deadline) -> d
     }
 
 
-async def compact(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+async def compact(event: object, deployment: Deployment, deadline: InvocationDeadline) -> dict[str, Any]:
     """Compact a data set.
 
     Returns:
@@ -68,7 +68,7 @@ async def compact(event: object, deployment: Deployment, deadline: Deadline) -> 
         StoreError: the bucket failed.
     """
     dataset, super_sample_bytes = read_compact_event(event)
-    store = deployment.dataset(dataset)
+    store = deployment.dataset_store(dataset)
     async with deadline.limit(f"the compaction of {dataset}"):
         try:
             done = await compact_dataset(
@@ -76,10 +76,10 @@ async def compact(event: object, deployment: Deployment, deadline: Deadline) -> 
                 deployment.catalog(dataset),
                 now_seconds=time.time(),
                 super_sample_bytes=super_sample_bytes,
-                limit_bytes=max(2 * super_sample_bytes, int(deadline.remaining_seconds() * _BYTES_A_SECOND)),
+                limit_bytes=max(2 * super_sample_bytes, int(deadline.remaining_seconds() * _COMPACT_BYTES_PER_SECOND)),
             )
         except NotFoundError:
-            if await newest_manifest(store) is not None:  # another object is missing
+            if await find_newest_manifest(store) is not None:  # another object is missing
                 raise
             return {"version": 0, "objects_before": 0, "objects_after": 0, "state": "complete"}
     return {
@@ -90,27 +90,27 @@ async def compact(event: object, deployment: Deployment, deadline: Deadline) -> 
     }
 
 
-def read_commit_event(event: object) -> tuple[str, Job | None]:
+def read_commit_event(event: object) -> tuple[str, FanoutJob | None]:
     """Return the URL of the data set of a commit event, and the job whose runs to commit; None for runs of no job.
 
     Raises:
         EventError: the event is not a commit event.
     """
-    fields = Fields(event, "commit event")
+    fields = JsonFields(event, "commit event")
     dataset = fields.text("dataset")
     job = fields.text("job", pattern=f"({_ID})?", default="")
     if not job:
         if "runs" in fields or "mode" in fields:
             raise EventError("the commit event has 'runs' or a 'mode', and no 'job': add the id of the job")
-        fields.end()
+        fields.check_no_fields_left()
         return dataset, None
-    runs = fields.array("runs", most=_MAX_RUNS)
+    runs = fields.array("runs", max_length=_MAX_RUNS)
     creates = fields.choice("mode", ("create", "append"), default="append") == "create"
-    fields.end()
-    checked = tuple(Fields({"run": run}, "commit event").text("run", pattern=_ID) for run in runs)
+    fields.check_no_fields_left()
+    checked = tuple(JsonFields({"run": run}, "commit event").text("run", pattern=_ID) for run in runs)
     if not checked or len(set(checked)) < len(checked):
         raise EventError("the commit event's 'runs' are empty, or contain one twice; name each run of the job once")
-    return dataset, Job(id=job, runs=checked, creates=creates)
+    return dataset, FanoutJob(id=job, runs=checked, creates=creates)
 
 
 def read_compact_event(event: object) -> tuple[str, int]:
@@ -119,8 +119,8 @@ def read_compact_event(event: object) -> tuple[str, int]:
     Raises:
         EventError: the event is not a compact event.
     """
-    fields = Fields(event, "compact event")
+    fields = JsonFields(event, "compact event")
     dataset = fields.text("dataset")
-    size_bytes = fields.integer("super_sample_bytes", least=1, most=MAX_SUPER_SAMPLE_BYTES, default=8 << 20)
-    fields.end()
+    size_bytes = fields.integer("super_sample_bytes", min_value=1, max_value=MAX_SUPER_SAMPLE_BYTES, default=8 << 20)
+    fields.check_no_fields_left()
     return dataset, size_bytes

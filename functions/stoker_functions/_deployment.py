@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker._base.fields import Fields
+from stoker._base.fields import JsonFields
 from stoker._base.meter import Meter
-from stoker._base.plugins import needs_extra
+from stoker._base.plugins import require_extra
 from stoker._base.retry import RetryingStore
 from stoker._base.sizes import parse_bytes
 from stoker._format.schema import Schema
@@ -26,7 +26,7 @@ from stoker._pack.catalog import BucketCatalog
 from stoker._stores import open_store
 from stoker._stores.access_token import DATASET_NAME
 from stoker._stores.location import parse_url
-from stoker._stores.object_store import metered
+from stoker._stores.object_store import with_meter
 from stoker.abc import Store
 from stoker.errors import ConfigError, DeadlineError, EventError
 
@@ -38,7 +38,7 @@ _MAX_CLASSES = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ingest:
+class IngestSettings:
     """How new raw objects become samples.
 
     Attributes:
@@ -54,14 +54,14 @@ class Ingest:
     super_sample_bytes: int = 8 << 20
 
     @classmethod
-    def from_json(cls, text: str) -> Ingest:
+    def from_json(cls, text: str) -> IngestSettings:
         """Parse the variable ``STOKER_INGEST``.
 
         Raises:
             ValueError: the text is not JSON, or not an object with these fields.
         """
-        fields = Fields(json.loads(text), "variable STOKER_INGEST")
-        classes = fields.array("classes", most=_MAX_CLASSES, default=[])
+        fields = JsonFields(json.loads(text), "variable STOKER_INGEST")
+        classes = fields.array("classes", max_length=_MAX_CLASSES, default=[])
         if not all(isinstance(name, str) for name in classes) or len(set(classes)) != len(classes):
             raise EventError("the classes are not strings that all differ")
         ingest = cls(
@@ -69,17 +69,17 @@ class Ingest:
             kind=fields.choice("kind", INGEST_KINDS, default="files"),
             classes=tuple(classes),
             super_sample_bytes=fields.integer(
-                "super_sample_bytes", least=1, most=MAX_SUPER_SAMPLE_BYTES, default=8 << 20
+                "super_sample_bytes", min_value=1, max_value=MAX_SUPER_SAMPLE_BYTES, default=8 << 20
             ),
         )
-        fields.end()
+        fields.check_no_fields_left()
         if (ingest.kind == "image-folder") != bool(ingest.classes):
             raise EventError("classes are required for kind image-folder, and not allowed for other kinds")
         return ingest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class DeploymentSettings:
     """Settings of a deployment of functions.
 
     Attributes:
@@ -97,7 +97,7 @@ class Settings:
 
     datasets: Mapping[str, str] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
-    ingest: Ingest | None = None
+    ingest: IngestSettings | None = None
     catalog: str = "bucket"
     catalog_password: str | None = field(default=None, repr=False)
     token_keys: str = field(default="", repr=False)
@@ -112,7 +112,7 @@ class Settings:
                 f"STOKER_INGEST names the data set {self.ingest.dataset!r}, which is not in STOKER_DATASETS"
             )
         if self.ingest is not None:
-            _check_apart(self.datasets.values(), self.sources)
+            _check_disjoint(self.datasets.values(), self.sources)
         if self.catalog != "bucket" and not self.catalog.startswith(("redis://", "rediss://")):
             raise ConfigError("STOKER_CATALOG is neither 'bucket' nor a redis:// or rediss:// URL")
         if set(self.catalog) & set("@?#"):
@@ -122,7 +122,7 @@ class Settings:
             )
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> DeploymentSettings:
         """Return the settings in environment variables.
 
         Raises:
@@ -143,7 +143,7 @@ class Settings:
         Raises:
             EventError: ``datasets`` does not allow it.
         """
-        return _allowed(url, self.datasets.values(), "data set", "STOKER_DATASETS")
+        return _check_allowed(url, self.datasets.values(), "data set", "STOKER_DATASETS")
 
     def source(self, url: str) -> str:
         """Return the URL of raw samples in an event.
@@ -151,10 +151,10 @@ class Settings:
         Raises:
             EventError: ``sources`` does not allow it.
         """
-        return _allowed(url, self.sources, "source", "STOKER_SOURCES")
+        return _check_allowed(url, self.sources, "source", "STOKER_SOURCES")
 
 
-def _named_urls(text: str) -> dict[str, str]:
+def _parse_named_urls(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for pair in text.split():
         name, equals, url = pair.partition("=")
@@ -168,18 +168,18 @@ def _named_urls(text: str) -> dict[str, str]:
     return found
 
 
-def _urls(text: str) -> tuple[str, ...]:
+def _parse_urls(text: str) -> tuple[str, ...]:
     urls = tuple(text.split())
     for url in urls:
         parse_url(url)
     return urls
 
 
-def _check_apart(datasets: Iterable[str], sources: Iterable[str]) -> None:
+def _check_disjoint(datasets: Iterable[str], sources: Iterable[str]) -> None:
     """Raise ConfigError if a data set is inside a source: its own objects would be announced and ingested again."""
     for source in sources:
         for dataset in datasets:
-            if parse_url(dataset).place.startswith(parse_url(source).place):
+            if parse_url(dataset).canonical_url.startswith(parse_url(source).canonical_url):
                 raise ConfigError(
                     f"STOKER_SOURCES has {source}, which contains the data set {dataset}: each ingested object would "
                     "be announced and ingested again, without end; keep raw samples in another bucket or folder"
@@ -202,7 +202,7 @@ def _free_bytes() -> int:
         return _DEFAULT_MEMORY_BYTES
 
 
-def _timeout_seconds(text: str) -> float:
+def _parse_timeout_seconds(text: str) -> float:
     seconds = float(text)
     if not 1 <= seconds <= 86_400:
         raise ConfigError(f"{text[:40]!r} is not a number of seconds from 1 to 86400")
@@ -210,36 +210,36 @@ def _timeout_seconds(text: str) -> float:
 
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
-    "STOKER_DATASETS": _named_urls,
-    "STOKER_SOURCES": _urls,
-    "STOKER_INGEST": Ingest.from_json,
+    "STOKER_DATASETS": _parse_named_urls,
+    "STOKER_SOURCES": _parse_urls,
+    "STOKER_INGEST": IngestSettings.from_json,
     "STOKER_CATALOG": str,
     "STOKER_CATALOG_PASSWORD": str,
     "STOKER_TOKEN_KEYS": str,
     "STOKER_WARM_SECRET": str,
     "STOKER_WARM_SHELF_BYTES": parse_bytes,
-    "STOKER_TIMEOUT_SECONDS": _timeout_seconds,
+    "STOKER_TIMEOUT_SECONDS": _parse_timeout_seconds,
 }
 """Environment variable, named after its setting → function that parses it."""
 
 
-def _allowed(url: str, roots: Iterable[str], what: str, variable: str) -> str:
+def _check_allowed(url: str, roots: Iterable[str], what: str, variable: str) -> str:
     try:
-        wanted = parse_url(url).place
+        wanted = parse_url(url).canonical_url
     except ConfigError as error:
         raise EventError(f"the event's {what} is not a URL: {error}") from None
-    if not any(wanted.startswith(parse_url(root).place) for root in roots):
+    if not any(wanted.startswith(parse_url(root).canonical_url) for root in roots):
         raise EventError(f"this deployment may not touch the {what} {url[:200]!r}; {variable} lists what it may")
     return url
 
 
 _RESERVED_SHARE = 0.1
-_LAST_SECONDS = 0.5  # time to answer before the platform kills the invocation
-_LEAST_RESERVED_SECONDS, _MOST_RESERVED_SECONDS = 2.0, 30.0
+_ANSWER_SECONDS = 0.5  # time to answer before the platform kills the invocation
+_MIN_RESERVED_SECONDS, _MAX_RESERVED_SECONDS = 2.0, 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Deadline:
+class InvocationDeadline:
     """The end of an invocation, on the clock of the running event loop.
 
     Attributes:
@@ -252,10 +252,10 @@ class Deadline:
     stop_at_seconds: float
 
     @classmethod
-    def after(cls, seconds: float) -> Deadline:
+    def after(cls, seconds: float) -> InvocationDeadline:
         """Return the deadline of an invocation that has ``seconds`` left."""
         seconds = max(seconds, 0.0)
-        reserved = min(max(_RESERVED_SHARE * seconds, _LEAST_RESERVED_SECONDS), _MOST_RESERVED_SECONDS)
+        reserved = min(max(_RESERVED_SHARE * seconds, _MIN_RESERVED_SECONDS), _MAX_RESERVED_SECONDS)
         at_seconds = asyncio.get_running_loop().time() + seconds
         return cls(at_seconds, at_seconds - min(reserved, seconds / 2))
 
@@ -274,7 +274,7 @@ class Deadline:
             DeadlineError: the block was cancelled.
         """
         try:
-            async with asyncio.timeout_at(self.at_seconds - _LAST_SECONDS if late else self.stop_at_seconds) as limit:
+            async with asyncio.timeout_at(self.at_seconds - _ANSWER_SECONDS if late else self.stop_at_seconds) as limit:
                 yield
         except TimeoutError as error:
             if not limit.expired():
@@ -299,7 +299,7 @@ class Deployment:
         open_url: function from a URL to its open store.
     """
 
-    def __init__(self, settings: Settings, *, open_url: Callable[[str], Store] = open_store) -> None:
+    def __init__(self, settings: DeploymentSettings, *, open_url: Callable[[str], Store] = open_store) -> None:
         self.settings = settings
         self._open_url = open_url
         self._stores: dict[str, Store] = {}
@@ -308,41 +308,41 @@ class Deployment:
         self.known_datasets: dict[str, tuple[str, Schema]] = {}
         """URL → id and columns of the data sets that were read; a data set never changes these."""
 
-    def dataset(self, url: str) -> RetryingStore:
+    def dataset_store(self, url: str) -> RetryingStore:
         """Return the store of a data set, with a meter.
 
         Raises:
             EventError: the settings do not allow the data set.
         """
-        return self._metered(self.settings.dataset(url))
+        return self._open_metered(self.settings.dataset(url))
 
-    def source(self, url: str) -> RetryingStore:
+    def source_store(self, url: str) -> RetryingStore:
         """Return the store of raw samples, with a meter.
 
         Raises:
             EventError: the settings do not allow the source.
         """
-        return self._metered(self.settings.source(url))
+        return self._open_metered(self.settings.source(url))
 
-    def served(self, url: str) -> Store:
+    def unmetered_store(self, url: str) -> Store:
         """Return the store of a data set without meter and retries, with all capabilities of its adapter.
 
         Raises:
             EventError: the settings do not allow the data set.
         """
-        return self._store(self.settings.dataset(url))
+        return self._open_store(self.settings.dataset(url))
 
     @contextmanager
-    def counted(self) -> Iterator[dict[str, dict[str, int]]]:
+    def count_requests(self) -> Iterator[dict[str, dict[str, int]]]:
         """Count the requests to stores in a block: yields URL → operation → count, filled at the end of the block.
 
         If an instance works on several requests at a time, the counts include those of the others.
         """
-        before = {url: Counter(meter.reading().requests) for url, meter in self._meters.items()}
+        before = {url: Counter(meter.snapshot().requests) for url, meter in self._meters.items()}
         requests: dict[str, dict[str, int]] = {}
         yield requests
         for url, meter in self._meters.items():
-            if sent := Counter(meter.reading().requests) - before.get(url, Counter()):
+            if sent := Counter(meter.snapshot().requests) - before.get(url, Counter()):
                 requests[url] = {str(operation): count for operation, count in sent.items()}
 
     def catalog(self, url: str) -> BucketCatalog:
@@ -353,7 +353,7 @@ class Deployment:
             MissingExtraError: the settings name Redis, and its client is not installed.
         """
         if url not in self._catalogs:
-            self._catalogs[url] = open_catalog(self.dataset(url), self.settings)
+            self._catalogs[url] = open_catalog(self.dataset_store(url), self.settings)
         return self._catalogs[url]
 
     async def close(self) -> None:
@@ -363,18 +363,18 @@ class Deployment:
         for store in self._stores.values():
             await store.close()
 
-    def _metered(self, url: str) -> RetryingStore:
+    def _open_metered(self, url: str) -> RetryingStore:
         if url not in self._meters:
             self._meters[url] = Meter(url)
-        return RetryingStore(metered(self._store(url), meter=self._meters[url]))
+        return RetryingStore(with_meter(self._open_store(url), meter=self._meters[url]))
 
-    def _store(self, url: str) -> Store:
+    def _open_store(self, url: str) -> Store:
         if url not in self._stores:
             self._stores[url] = self._open_url(url)
         return self._stores[url]
 
 
-def open_catalog(store: RetryingStore, settings: Settings) -> BucketCatalog:
+def open_catalog(store: RetryingStore, settings: DeploymentSettings) -> BucketCatalog:
     """Return the catalog with the pack records of the data set in ``store``: in the bucket, or in Redis.
 
     The first use connects.
@@ -384,6 +384,6 @@ def open_catalog(store: RetryingStore, settings: Settings) -> BucketCatalog:
     """
     if settings.catalog == "bucket":
         return BucketCatalog(store)
-    with needs_extra("a catalog in Redis", "redis"):
+    with require_extra("a catalog in Redis", "redis"):
         from stoker_functions._redis_catalog import RedisCatalog
     return RedisCatalog(store, settings.catalog, password=settings.catalog_password)

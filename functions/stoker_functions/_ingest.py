@@ -19,14 +19,14 @@ from functools import cache
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote_plus
 
-from stoker._base.fields import Fields
+from stoker._base.fields import JsonFields
 from stoker._base.task_group import for_each
 from stoker._format import versions
 from stoker._format.schema import Array, Schema
 from stoker._pack.merge import provisional_dataset
-from stoker._sources.folders import belongs, files_schema, images_schema
-from stoker._sources.listing import ObjectSource, is_wanted
-from stoker._sources.parts import Part, grouped
+from stoker._sources.folders import files_schema, images_schema, is_sample_file
+from stoker._sources.listing import ObjectSource, is_raw_object
+from stoker._sources.parts import SourcePart, group_by_size
 from stoker._sources.webdataset import open_webdataset
 from stoker._stores.location import check_key, parse_url
 from stoker.abc import ObjectInfo, SourceListing
@@ -39,7 +39,7 @@ from stoker.errors import (
     StokerError,
     TransientError,
 )
-from stoker_functions._deployment import Deadline, Deployment, Ingest
+from stoker_functions._deployment import Deployment, IngestSettings, InvocationDeadline
 from stoker_functions._pack import pack_part
 
 _MAX_MESSAGES = 10_000  # the largest batch of a queue
@@ -48,7 +48,7 @@ _MAX_BODY_CHARACTERS = 1 << 20  # the largest message of a queue
 
 
 @dataclass(frozen=True, slots=True)
-class Notified:
+class NotifiedObject:
     """A raw object in a notification.
 
     Attributes:
@@ -61,7 +61,7 @@ class Notified:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class QueueMessage:
     """A message of a queue.
 
     Attributes:
@@ -71,29 +71,29 @@ class Message:
     """
 
     id: str
-    objects: tuple[Notified, ...] = ()
+    objects: tuple[NotifiedObject, ...] = ()
     error: EventError | None = None
 
 
-def queue_messages(event: object) -> list[Message]:
+def parse_queue_messages(event: object) -> list[QueueMessage]:
     """Return the messages of an SQS event; a message that is not valid has an error and does not affect the others.
 
     Raises:
         EventError: ``event`` is not an SQS event.
     """
-    fields = Fields(event, "queue event")
+    fields = JsonFields(event, "queue event")
     messages = []
-    for record in fields.array("Records", most=_MAX_MESSAGES):
-        found = Fields(record, "queue event's record")
+    for record in fields.array("Records", max_length=_MAX_MESSAGES):
+        found = JsonFields(record, "queue event's record")
         name, body = found.text("messageId"), found.value("body")
         try:
-            messages.append(Message(name, tuple(_s3_objects(body))))
+            messages.append(QueueMessage(name, tuple(_parse_s3_objects(body))))
         except EventError as error:
-            messages.append(Message(name, error=error))
+            messages.append(QueueMessage(name, error=error))
     return messages
 
 
-def _s3_objects(body: object) -> list[Notified]:
+def _parse_s3_objects(body: object) -> list[NotifiedObject]:
     if not isinstance(body, str) or len(body) > _MAX_BODY_CHARACTERS:
         raise EventError(f"the message's body is not a string of at most {_MAX_BODY_CHARACTERS} characters")
     try:
@@ -102,26 +102,26 @@ def _s3_objects(body: object) -> list[Notified]:
         raise EventError(f"the message's body {body[:80]!r} is not JSON") from None
     if isinstance(content, Mapping) and content.get("Event") == "s3:TestEvent":
         return []
-    records = Fields(content, "S3 notification").array("Records", most=_MAX_RECORDS)
-    return [found for record in records if (found := _s3_object(record)) is not None]
+    records = JsonFields(content, "S3 notification").array("Records", max_length=_MAX_RECORDS)
+    return [found for record in records if (found := _parse_s3_object(record)) is not None]
 
 
-def _s3_object(record: object) -> Notified | None:
-    fields = Fields(record, "S3 notification's record")
+def _parse_s3_object(record: object) -> NotifiedObject | None:
+    fields = JsonFields(record, "S3 notification's record")
     # Amazon omits the prefix "s3:", other S3-compatible stores send it.
     if not fields.text("eventName").removeprefix("s3:").startswith("ObjectCreated:"):
         return None
-    s3 = fields.within("s3")
-    bucket, item = s3.within("bucket"), s3.within("object")
+    s3 = fields.nested("s3")
+    bucket, item = s3.nested("bucket"), s3.nested("object")
     info = ObjectInfo(
         key=unquote_plus(item.text("key")),
         size_bytes=item.integer("size", default=0),
         tag=item.text("eTag", pattern="[ -~]{1,256}"),
     )
-    return Notified(f"s3://{bucket.text('name', pattern='[A-Za-z0-9._-]{3,63}')}", info)
+    return NotifiedObject(f"s3://{bucket.text('name', pattern='[A-Za-z0-9._-]{3,63}')}", info)
 
 
-def cloud_storage_object(data: object) -> Notified:
+def parse_storage_object(data: object) -> NotifiedObject:
     """Return the object of a Cloud Storage notification, which has the object resource of the JSON API.
 
     This is the body of a notification that Pub/Sub pushes unwrapped, and of a CloudEvent
@@ -133,33 +133,33 @@ def cloud_storage_object(data: object) -> Notified:
     Raises:
         EventError: ``data`` is not such a body.
     """
-    fields = Fields(data, "storage event")
+    fields = JsonFields(data, "storage event")
     size, generation = fields.text("size", pattern="[0-9]{1,15}"), fields.text("generation", pattern="[0-9]{1,19}")
     info = ObjectInfo(key=fields.text("name"), size_bytes=int(size), tag=generation)
-    return Notified(f"gs://{fields.text('bucket', pattern='[A-Za-z0-9._-]{3,222}')}", info)
+    return NotifiedObject(f"gs://{fields.text('bucket', pattern='[A-Za-z0-9._-]{3,222}')}", info)
 
 
 _log = logging.getLogger("stoker_functions.ingest")
-_HEADS_AT_ONCE = 32
+_HEAD_CONCURRENCY = 32
 _RUN_BYTES = 256 << 20  # read in some ten seconds
-_MOST_ALONE = 16
-_MOST_COLLECTED = 1000
-_COLLECTING_SECONDS = 1.0
+_MAX_SINGLE_FAILURES = 16
+_MAX_BATCH_OBJECTS = 1000
+_BATCH_WAIT_SECONDS = 1.0
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
+class _IngestTarget:
     """The data set that gets the samples of raw objects."""
 
     url: str
     dataset_id: str
     schema: Schema | None
-    ingest: Ingest
+    ingest: IngestSettings
 
 
 @dataclass(frozen=True, slots=True)
-class _Raw:
+class _RawObject:
     """A raw object below one of the deployment's sources, and the id of its message."""
 
     source: str
@@ -167,7 +167,7 @@ class _Raw:
     message: str
 
 
-async def ingest_queue(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+async def ingest_queue(event: object, deployment: Deployment, deadline: InvocationDeadline) -> dict[str, Any]:
     """Pack the objects in the messages of an SQS event.
 
     Returns:
@@ -178,13 +178,13 @@ async def ingest_queue(event: object, deployment: Deployment, deadline: Deadline
         EventError: the event is not an SQS event.
         ConfigError: ``STOKER_INGEST`` is not set.
     """
-    messages = queue_messages(event)
+    messages = parse_queue_messages(event)
     failed = await _ingest(messages, deployment, deadline)
     return {"batchItemFailures": [{"itemIdentifier": name} for name in failed]}
 
 
 async def ingest_objects(
-    objects: Iterable[Notified], deployment: Deployment, deadline: Deadline
+    objects: Iterable[NotifiedObject], deployment: Deployment, deadline: InvocationDeadline
 ) -> list[StokerError | None]:
     """Pack the raw objects of several notifications together, and return the error of each, or None.
 
@@ -192,12 +192,12 @@ async def ingest_objects(
         ConfigError: ``STOKER_INGEST`` is not set.
         StoreError: the data set cannot be read.
     """
-    messages = [Message(str(number), (notified,)) for number, notified in enumerate(objects)]
+    messages = [QueueMessage(str(number), (notified,)) for number, notified in enumerate(objects)]
     failed = await _ingest(messages, deployment, deadline)
     return [failed.get(message.id) for message in messages]
 
 
-async def ingest_object(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+async def ingest_object(event: object, deployment: Deployment, deadline: InvocationDeadline) -> dict[str, Any]:
     """Pack the raw object of a Cloud Storage event, and return when its samples are durable.
 
     Objects that one instance receives within a second are packed together.
@@ -205,71 +205,77 @@ async def ingest_object(event: object, deployment: Deployment, deadline: Deadlin
     Raises:
         StokerError: the object cannot be packed, or not in time; the platform sends the event again.
     """
-    await _announced(deployment).add((cloud_storage_object(event), deadline))
+    await _object_batcher(deployment).add((parse_storage_object(event), deadline))
     return {}
 
 
 @cache
-def _announced(deployment: Deployment) -> Batcher[tuple[Notified, Deadline]]:
+def _object_batcher(deployment: Deployment) -> Batcher[tuple[NotifiedObject, InvocationDeadline]]:
     """Return the batcher that collects the objects of concurrent events of an instance."""
 
-    async def ingest_all(announced: Sequence[tuple[Notified, Deadline]]) -> Sequence[StokerError | None]:
+    async def ingest_all(
+        announced: Sequence[tuple[NotifiedObject, InvocationDeadline]],
+    ) -> Sequence[StokerError | None]:
         first = min((deadline for _, deadline in announced), key=lambda deadline: deadline.at_seconds)
         return await ingest_objects([found for found, _ in announced], deployment, first)
 
-    return Batcher(ingest_all, most_items=_MOST_COLLECTED, wait_seconds=_COLLECTING_SECONDS)
+    return Batcher(ingest_all, max_items=_MAX_BATCH_OBJECTS, wait_seconds=_BATCH_WAIT_SECONDS)
 
 
-async def _ingest(messages: Sequence[Message], deployment: Deployment, deadline: Deadline) -> dict[str, StokerError]:
+async def _ingest(
+    messages: Sequence[QueueMessage], deployment: Deployment, deadline: InvocationDeadline
+) -> dict[str, StokerError]:
     """Pack the objects of messages, and return the ids of the messages that failed, each with its error."""
     failed: dict[str, StokerError] = {}
-    target = await _target(deployment)
-    found: dict[str, list[_Raw]] = defaultdict(list)
+    target = await _find_target(deployment)
+    found: dict[str, list[_RawObject]] = defaultdict(list)
     for message in messages:
         try:
             if message.error is not None:
                 raise message.error
-            for raw in [_raw(notified, message.id, deployment, target) for notified in message.objects]:
+            for raw in [_match_source(notified, message.id, deployment, target) for notified in message.objects]:
                 if raw is not None:
                     found[raw.source].append(raw)
         except StokerError as error:
             failed[message.id] = error
     for source, raws in found.items():
-        packing = _Packing(source, target, deployment, deadline)
+        packing = _SourcePacker(source, target, deployment, deadline)
         most_items = 1 if target.ingest.kind == "webdataset" else len(raws)
         # Several runs, so that a deadline interrupts only one of them.
-        for group in grouped(raws, lambda raw: raw.info.size_bytes, most_bytes=_RUN_BYTES, most_items=most_items):
-            await packing.take(group)
-        await packing.give_up()
+        for group in group_by_size(raws, lambda raw: raw.info.size_bytes, max_bytes=_RUN_BYTES, max_items=most_items):
+            await packing.pack(group)
+        await packing.forget_unfinished()
         failed.update(packing.failed)
     for name, problem in failed.items():
-        _log.error("message %s: %s: %s", _line(name), type(problem).__name__, _line(problem))
+        _log.error("message %s: %s: %s", _escape_line(name), type(problem).__name__, _escape_line(problem))
     return failed
 
 
-async def _target(deployment: Deployment) -> _Target:
+async def _find_target(deployment: Deployment) -> _IngestTarget:
     ingest = deployment.settings.ingest
     if ingest is None:
         raise ConfigError("this deployment ingests no raw objects: STOKER_INGEST is not set; it names the data set")
     url = deployment.settings.datasets[ingest.dataset]
     known = deployment.known_datasets.get(url)
     if known is None:
-        base = await versions.newest_manifest(deployment.dataset(url))
+        base = await versions.find_newest_manifest(deployment.dataset_store(url))
         if base is not None:
             deployment.known_datasets[url] = known = (base.dataset, base.schema)
     if known is not None:
-        return _Target(url, known[0], known[1], ingest)
-    return _Target(url, provisional_dataset(deployment.dataset(url).url), _schema(ingest), ingest)
+        return _IngestTarget(url, known[0], known[1], ingest)
+    return _IngestTarget(url, provisional_dataset(deployment.dataset_store(url).url), _schema(ingest), ingest)
 
 
-def _schema(ingest: Ingest) -> Schema | None:
+def _schema(ingest: IngestSettings) -> Schema | None:
     """Return the columns of ingested samples; None if they are found in the first archive."""
     if ingest.kind == "webdataset":
         return None
     return files_schema() if ingest.kind == "files" else images_schema(ingest.classes)
 
 
-def _raw(notified: Notified, message: str, deployment: Deployment, target: _Target) -> _Raw | None:
+def _match_source(
+    notified: NotifiedObject, message: str, deployment: Deployment, target: _IngestTarget
+) -> _RawObject | None:
     """Return the object with its source of the deployment; None if it is not a sample.
 
     Raises:
@@ -277,17 +283,17 @@ def _raw(notified: Notified, message: str, deployment: Deployment, target: _Targ
         ConfigError: its key is not valid in any store.
     """
     full = f"{notified.url}/{notified.info.key}"
-    place = f"{parse_url(notified.url).place}{notified.info.key}"
-    sources = ((source, parse_url(source).place) for source in deployment.settings.sources)
+    place = f"{parse_url(notified.url).canonical_url}{notified.info.key}"
+    sources = ((source, parse_url(source).canonical_url) for source in deployment.settings.sources)
     source, root = next(((source, root) for source, root in sources if place.startswith(root)), ("", ""))
     if not source:
         raise EventError(f"{full[:200]} is below no source of this deployment; STOKER_SOURCES lists its sources")
     info = ObjectInfo(key=place[len(root) :], size_bytes=notified.info.size_bytes, tag=notified.info.tag)
     check_key(info.key)
     kind = target.ingest.kind
-    is_sample = info.key.lower().endswith(".tar") if kind == "webdataset" else belongs(kind, info.key)
-    if not is_wanted(info) or not is_sample:
-        _log.warning("leaving out %s: it is not a sample of kind %s", _line(full), kind)
+    is_sample = info.key.lower().endswith(".tar") if kind == "webdataset" else is_sample_file(kind, info.key)
+    if not is_raw_object(info) or not is_sample:
+        _log.warning("leaving out %s: it is not a sample of kind %s", _escape_line(full), kind)
         return None
     limit_bytes = target.ingest.super_sample_bytes
     if kind != "webdataset" and info.size_bytes > limit_bytes:
@@ -295,15 +301,15 @@ def _raw(notified: Notified, message: str, deployment: Deployment, target: _Targ
     label = None if target.schema is None else target.schema.get("label")
     if kind == "image-folder" and isinstance(label, Array) and info.key.partition("/")[0] not in (label.classes or ()):
         raise EventError(f"{full} is of a class that the data set does not have; STOKER_INGEST lists its classes")
-    return _Raw(source, info, message)
+    return _RawObject(source, info, message)
 
 
-def _line(what: object) -> str:
+def _escape_line(what: object) -> str:
     """Return a text as one printable line for the log, since keys may contain any characters."""
     return ascii(str(what))[1:-1]
 
 
-class _Packing:
+class _SourcePacker:
     """Packs raw objects of one source.
 
     Args:
@@ -316,60 +322,62 @@ class _Packing:
         failed: id of each message whose objects were not packed → error.
     """
 
-    def __init__(self, source: str, target: _Target, deployment: Deployment, deadline: Deadline) -> None:
+    def __init__(
+        self, source: str, target: _IngestTarget, deployment: Deployment, deadline: InvocationDeadline
+    ) -> None:
         self._source, self._target, self._deployment, self._deadline = source, target, deployment, deadline
         self._failed_alone = 0
-        self._given_up: list[str] = []
+        self._unfinished_runs: list[str] = []
         self.failed: dict[str, StokerError] = {}
 
-    async def take(self, group: Sequence[_Raw]) -> None:
+    async def pack(self, group: Sequence[_RawObject]) -> None:
         """Pack a group as one run; if objects fail, find them by halving the group, so that they fail alone.
 
         After 16 such failures, whose cause is probably not the objects, the rest of a group fails together.
         """
         try:
-            await self._take(group)
+            await self._pack_present(group)
         except StokerError as error:
-            if not isinstance(error, TransientError) and len(group) > 1 and self._failed_alone < _MOST_ALONE:
-                _log.warning("%s: %s; packing the %d objects in halves", self._source, _line(error), len(group))
-                await self.take(group[: len(group) // 2])
-                await self.take(group[len(group) // 2 :])
+            if not isinstance(error, TransientError) and len(group) > 1 and self._failed_alone < _MAX_SINGLE_FAILURES:
+                _log.warning("%s: %s; packing the %d objects in halves", self._source, _escape_line(error), len(group))
+                await self.pack(group[: len(group) // 2])
+                await self.pack(group[len(group) // 2 :])
             else:
                 self._failed_alone += 1
                 self.failed.update((raw.message, error) for raw in group)
 
-    async def give_up(self) -> None:
+    async def forget_unfinished(self) -> None:
         """Delete the records of runs that cannot be finished, after the runs that replace them.
 
         Runs that another invocation of the same event has finished are kept.
         """
         catalog = self._deployment.catalog(self._target.url)
-        found = [(await catalog.journal(run)).recorded for run in self._given_up]
-        await catalog.forget([each.run for each in found if each is not None and each.state == "packing"])
+        found = [(await catalog.journal(run)).recorded for run in self._unfinished_runs]
+        await catalog.delete_records([each.run for each in found if each is not None and each.state == "packing"])
 
-    async def _take(self, group: Sequence[_Raw]) -> None:
+    async def _pack_present(self, group: Sequence[_RawObject]) -> None:
         """Pack a group as one run, without objects that were replaced or deleted after their notification."""
         if self._deadline.is_near:
             raise DeadlineError(f"no time was left to pack {len(group)} objects of {self._source}")
         objects = list({(raw.info.key, raw.info.tag): raw.info for raw in group}.values())
         if len({info.key for info in objects}) == len(objects):
             try:
-                await self._pack(objects)
+                await self._pack_run(objects)
             except (ObjectChangedError, NotFoundError) as error:
-                _log.warning("%s: %s; packing the objects that exist", self._source, _line(error))
+                _log.warning("%s: %s; packing the objects that exist", self._source, _escape_line(error))
             else:
                 return
-        if there := await self._still_there(objects):
-            await self._pack(there)
+        if there := await self._unchanged_objects(objects):
+            await self._pack_run(there)
 
-    async def _pack(self, objects: Sequence[ObjectInfo]) -> None:
+    async def _pack_run(self, objects: Sequence[ObjectInfo]) -> None:
         """Pack raw objects as one run, to its end."""
-        part, opened = await self._part(objects)
+        part, opened = await self._create_part(objects)
         try:
             record = await pack_part(part, self._deployment, self._deadline, opened)
         except StokerError as error:
             if not isinstance(error, TransientError):
-                self._given_up.append(part.run)
+                self._unfinished_runs.append(part.run)
             raise
         if record.state == "packing":
             raise DeadlineError(
@@ -377,15 +385,15 @@ class _Packing:
                 "messages are delivered again"
             )
 
-    async def _part(self, objects: Sequence[ObjectInfo]) -> tuple[Part, ObjectSource | None]:
+    async def _create_part(self, objects: Sequence[ObjectInfo]) -> tuple[SourcePart, ObjectSource | None]:
         """Return the part of raw objects, and its samples if they were opened to find the columns."""
         target, ordered = self._target, tuple(sorted(objects, key=lambda info: info.key.encode()))
         schema, opened = target.schema, None
         if schema is None:
-            listing = SourceListing(self._source, self._deployment.source(self._source), ordered, is_folder=False)
+            listing = SourceListing(self._source, self._deployment.source_store(self._source), ordered, is_folder=False)
             opened = await open_webdataset(listing)
             schema = opened.schema
-        part = Part(
+        part = SourcePart(
             dataset=target.url,
             dataset_id=target.dataset_id,
             source=self._source,
@@ -397,9 +405,9 @@ class _Packing:
         )
         return part, opened
 
-    async def _still_there(self, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+    async def _unchanged_objects(self, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
         """Return the objects that are in the bucket with the tag of their notification, with their current sizes."""
-        store = self._deployment.source(self._source)
+        store = self._deployment.source_store(self._source)
         found: dict[str, ObjectInfo] = {}
 
         async def look(info: ObjectInfo) -> None:
@@ -410,7 +418,7 @@ class _Packing:
             if now.tag == info.tag:
                 found[info.key] = now
 
-        await for_each(objects, look, concurrency=_HEADS_AT_ONCE)
+        await for_each(objects, look, concurrency=_HEAD_CONCURRENCY)
         return list(found.values())
 
 
@@ -422,7 +430,7 @@ class Batcher(Generic[T]):
     Args:
         work: function of the items of a batch that returns an error or None for each; if it raises, all items get that
             error.
-        most_items: maximum number of items of a batch.
+        max_items: maximum number of items of a batch.
         wait_seconds: time that the first item of a batch waits for others.
     """
 
@@ -430,15 +438,15 @@ class Batcher(Generic[T]):
         self,
         work: Callable[[Sequence[T]], Awaitable[Sequence[Exception | None]]],
         *,
-        most_items: int,
+        max_items: int,
         wait_seconds: float,
     ) -> None:
         self._work = work
-        self._most_items = most_items
+        self._max_items = max_items
         self._wait_seconds = wait_seconds
         self._items: list[T] = []
         self._is_full = asyncio.Event()
-        self._at_work = asyncio.Lock()
+        self._work_lock = asyncio.Lock()
         self._batch: asyncio.Task[Sequence[Exception | None]] | None = None
 
     async def add(self, item: T) -> None:
@@ -452,13 +460,13 @@ class Batcher(Generic[T]):
             self._batch = asyncio.create_task(self._run(self._items, self._is_full))
         batch, number = self._batch, len(self._items)
         self._items.append(item)
-        if len(self._items) >= self._most_items:
-            self._close()
+        if len(self._items) >= self._max_items:
+            self._close_batch()
         error = (await asyncio.shield(batch))[number]
         if error is not None:
             raise error
 
-    def _close(self) -> None:
+    def _close_batch(self) -> None:
         """Start the open batch; the next item opens another one."""
         self._is_full.set()
         self._batch = None
@@ -467,7 +475,7 @@ class Batcher(Generic[T]):
         with suppress(TimeoutError):
             async with asyncio.timeout(self._wait_seconds):
                 await is_full.wait()
-        async with self._at_work:
+        async with self._work_lock:
             if items is self._items:
-                self._close()
+                self._close_batch()
             return await self._work(items)

@@ -21,7 +21,7 @@ from stoker.errors import (
     ThrottledError,
     TransientError,
 )
-from stoker_functions._deployment import Deadline, Deployment
+from stoker_functions._deployment import Deployment, InvocationDeadline
 
 HANDLERS = {
     "pack": "stoker_functions._pack:pack",
@@ -48,7 +48,7 @@ SERVING_HANDLERS = {
     "serve_with_token": "stoker_functions.serve._service:serve_scope_with_token",
 }
 """Handlers of ASGI requests on Google Cloud."""
-Handler = Callable[[object, Deployment, Deadline], Awaitable[dict[str, Any]]]
+Handler = Callable[[object, Deployment, InvocationDeadline], Awaitable[dict[str, Any]]]
 """``await handler(event, deployment, deadline)`` returns the caller's result, as JSON values."""
 _log = logging.getLogger("stoker_functions.hosted")
 _STATUSES: tuple[tuple[type[StokerError] | tuple[type[StokerError], ...], int], ...] = (
@@ -58,7 +58,7 @@ _STATUSES: tuple[tuple[type[StokerError] | tuple[type[StokerError], ...], int], 
 )
 
 
-def handler_of(where: str) -> Callable[..., Awaitable[Any]]:
+def import_handler(where: str) -> Callable[..., Awaitable[Any]]:
     """Import ``module:function`` and return the function."""
     module, _, name = where.partition(":")
     handler: Callable[..., Awaitable[Any]] = getattr(import_module(module), name)
@@ -75,7 +75,7 @@ async def answer_request(handler: Handler, body: bytes, deployment: Deployment) 
             event = json.loads(body)
         except (ValueError, RecursionError):
             raise EventError("the request's body is not JSON") from None
-        return await handler(event, deployment, Deadline.after(deployment.settings.timeout_seconds)), 200
+        return await handler(event, deployment, InvocationDeadline.after(deployment.settings.timeout_seconds)), 200
     except StokerError as error:
         _log.warning("%s: %s", type(error).__name__, error)
         status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)

@@ -14,23 +14,23 @@ from typing import Any
 
 from stoker._base.sizes import format_bytes
 from stoker._base.task_group import MAX_AHEAD_BYTES
-from stoker._pack.plan import still_stored
+from stoker._pack.plan import drop_lost_prefix
 from stoker._pack.record import PackRecord
-from stoker._pack.run import Cutter, RunWriter
+from stoker._pack.run import RunWriter, SuperSampleWriter
 from stoker._sources.listing import ObjectSource
-from stoker._sources.parts import Part, open_part
+from stoker._sources.parts import SourcePart, open_part
 from stoker.errors import ConfigError, PackError
-from stoker_functions._deployment import Deadline, Deployment
+from stoker_functions._deployment import Deployment, InvocationDeadline
 
 _log = logging.getLogger("stoker_functions.pack")
 _BASE_BYTES = 128 << 20  # Python, numpy and the cloud's SDK, measured on Lambda's runtime client
 _BUILDING_SUPER_SAMPLES = 3  # memory of one under construction, in super-samples: values, data section, object
-_MOST_UPLOADS = 8
-_SAVING_SECONDS = 1.0  # time to write the record, after the last upload
-_LAST_SECONDS = 0.2  # time to answer
+_MAX_UPLOADS = 8
+_RECORD_SECONDS = 1.0  # time to write the record, after the last upload
+_ANSWER_SECONDS = 0.2  # time to answer
 
 
-async def pack(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+async def pack(event: object, deployment: Deployment, deadline: InvocationDeadline) -> dict[str, Any]:
     """Pack the part that the event describes.
 
     Returns:
@@ -45,8 +45,8 @@ async def pack(event: object, deployment: Deployment, deadline: Deadline) -> dic
         SchemaError: a raw object has other columns than the data set.
         StoreError: the bucket fails.
     """
-    part = Part.from_json(event)
-    with deployment.counted() as requests:
+    part = SourcePart.from_json(event)
+    with deployment.count_requests() as requests:
         record = await pack_part(part, deployment, deadline)
     return {**pack_result(record), "requests": requests}
 
@@ -63,7 +63,7 @@ def pack_result(record: PackRecord) -> dict[str, Any]:
 
 
 async def pack_part(
-    part: Part, deployment: Deployment, deadline: Deadline, opened: ObjectSource | None = None
+    part: SourcePart, deployment: Deployment, deadline: InvocationDeadline, opened: ObjectSource | None = None
 ) -> PackRecord:
     """Pack a part, as far as the time allows, and return its record; see :func:`pack`.
 
@@ -74,14 +74,14 @@ async def pack_part(
         opened: samples of the part, if they are open already.
     """
     time_seconds = deadline.remaining_seconds()
-    store, source = deployment.dataset(part.dataset), deployment.source(part.source)
+    store, source = deployment.dataset_store(part.dataset), deployment.source_store(part.source)
     concurrency = _concurrency(deployment.settings.memory_bytes, part.super_sample_bytes)
     journal = await deployment.catalog(part.dataset).journal(part.run)
     record = journal.recorded or part.record()
     if record.state != "packing":
         return record
-    record = await still_stored(store, record, part.dataset_id)
-    cutter = Cutter(part.schema, part.super_sample_bytes, dataset=part.dataset_id, run=part.run)
+    record = await drop_lost_prefix(store, record, part.dataset_id)
+    cutter = SuperSampleWriter(part.schema, part.super_sample_bytes, dataset=part.dataset_id, run=part.run)
     run = RunWriter(store, cutter, record, journal, concurrency=concurrency)
     await run.begin()
     try:
@@ -90,11 +90,11 @@ async def pack_part(
             run.skip_durable()
             async with aclosing(samples.read(record.samples)) as found:
                 async for where, sample in found:
-                    if cut := run.cutter.add(sample, where):
+                    if cut := run.sample_writer.add(sample, where):
                         await run.submit(cut)
             await run.complete()
     except Exception as error:
-        await _keep(run, deadline)
+        await _record_progress(run, deadline)
         if not isinstance(error, TimeoutError) or not limit.expired():
             raise
         _log.info("stopping run %s before the deadline, at %d samples", part.run, run.progress.samples)
@@ -111,11 +111,11 @@ async def pack_part(
     return journal.recorded or record
 
 
-async def _keep(run: RunWriter, deadline: Deadline) -> None:
+async def _record_progress(run: RunWriter, deadline: InvocationDeadline) -> None:
     """Record the super-samples that are durable, if there is time."""
     with suppress(TimeoutError):
-        async with asyncio.timeout_at(deadline.at_seconds - _LAST_SECONDS):
-            await run.keep(seconds=max(0.0, deadline.remaining_seconds() - _SAVING_SECONDS))
+        async with asyncio.timeout_at(deadline.at_seconds - _ANSWER_SECONDS):
+            await run.stop(timeout_seconds=max(0.0, deadline.remaining_seconds() - _RECORD_SECONDS))
 
 
 def _concurrency(memory_bytes: int, super_sample_bytes: int) -> int:
@@ -128,4 +128,4 @@ def _concurrency(memory_bytes: int, super_sample_bytes: int) -> int:
             f"an instance with {format_bytes(memory_bytes)} of memory cannot pack super-samples of "
             f"{format_bytes(super_sample_bytes)}; give the function at least {format_bytes(needed_bytes)}"
         )
-    return min(int(uploads), _MOST_UPLOADS)
+    return min(int(uploads), _MAX_UPLOADS)

@@ -23,7 +23,7 @@ from redis.backoff import FullJitterBackoff
 
 from stoker._base.retry import RetryingStore
 from stoker._base.task_group import for_each
-from stoker._maintenance.inspection import restored
+from stoker._maintenance.inspection import restore_record
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.record import STATES, Journal, PackRecord
 from stoker.errors import ChecksumError, ConnectionLostError, CredentialsError, FormatError, PackError, StoreError
@@ -38,7 +38,7 @@ return 1
 """
 _RETRIES = 4
 _TIMEOUT_SECONDS = 5.0
-_RESTORED_AT_ONCE = 4
+_RESTORE_CONCURRENCY = 4
 
 
 class RedisCatalog(BucketCatalog):
@@ -69,10 +69,10 @@ class RedisCatalog(BucketCatalog):
 
     async def journal(self, run: str) -> Journal:
         """Return the journal of a run: one command, and a GET if the run is not in Redis."""
-        known = self._parsed(run, await self._asked(self._redis.hget(self._records_key, run)))
+        known = self._parse_record(run, await self._await_reply(self._redis.hget(self._records_key, run)))
         if known is not None:
             return _RedisJournal(self, None, known)
-        first = await self.stored(run)
+        first = await self.read_journal(run)
         return _RedisJournal(self, first.tag, first.recorded)
 
     async def records(self) -> list[PackRecord]:
@@ -81,19 +81,21 @@ class RedisCatalog(BucketCatalog):
             pipe.hgetall(self._records_key)
             pipe.get(self._server_key)
             pipe.info("server")
-            found, server, info = await self._asked(pipe.execute())
+            found, server, info = await self._await_reply(pipe.execute())
         identity = str(info["run_id"]).encode()
-        parsed = (self._parsed(name.decode(), data) for name, data in found.items())
+        parsed = (self._parse_record(name.decode(), data) for name, data in found.items())
         in_memory = {record.run: record for record in parsed if record is not None}
         in_bucket = {record.run: record for record in await super().records()}
-        late = _late(in_memory, in_bucket)
+        late = _stale_runs(in_memory, in_bucket)
         await self._remove(late)
         for run in late:
             del in_memory[run]
-        restored_runs = await self._restored(_doubtful(in_memory, in_bucket, is_same_server=server == identity))
+        restored_runs = await self._restore_records(
+            _uncertain_records(in_memory, in_bucket, is_same_server=server == identity)
+        )
         if server != identity:
-            await self._asked(self._redis.set(self._server_key, identity))
-        return _farthest({**in_memory, **restored_runs}, in_bucket)
+            await self._await_reply(self._redis.set(self._server_key, identity))
+        return _merge_records({**in_memory, **restored_runs}, in_bucket)
 
     async def save(self, records: Iterable[PackRecord]) -> None:
         """Record committed runs in the bucket, and delete them from Redis."""
@@ -101,10 +103,10 @@ class RedisCatalog(BucketCatalog):
         await super().save(committed)
         await self._remove([record.run for record in committed])
 
-    async def forget(self, runs: Iterable[str]) -> None:
+    async def delete_records(self, runs: Iterable[str]) -> None:
         """Delete the records of runs, from the bucket first, since records in the bucket are restored to Redis."""
         names = list(runs)
-        await super().forget(names)
+        await super().delete_records(names)
         await self._remove(names)
 
     async def close(self) -> None:
@@ -116,24 +118,24 @@ class RedisCatalog(BucketCatalog):
         state, objects = record.progress
         progress = (state << 40) + objects
         arguments: list[Any] = [record.run, progress, record.to_bytes()]
-        await self._asked(self._save(keys=[self._records_key, self._progress_key], args=arguments))
+        await self._await_reply(self._save(keys=[self._records_key, self._progress_key], args=arguments))
 
-    async def _restored(self, records: Iterable[PackRecord]) -> dict[str, PackRecord]:
+    async def _restore_records(self, records: Iterable[PackRecord]) -> dict[str, PackRecord]:
         found: dict[str, PackRecord] = {}
 
         async def restore(record: PackRecord) -> None:
             try:
-                found[record.run] = await restored(self.store, record)
+                found[record.run] = await restore_record(self.store, record)
             except FormatError as error:  # the run stays unfinished, and the others can still be committed
                 _log.warning("%s: cannot restore the record of run %s: %s", self.store.url, record.run, error)
                 found[record.run] = record
             if found[record.run] is not record:
                 await self.put(found[record.run])
 
-        await for_each(records, restore, concurrency=_RESTORED_AT_ONCE)
+        await for_each(records, restore, concurrency=_RESTORE_CONCURRENCY)
         return found
 
-    def _parsed(self, run: str, data: bytes | None) -> PackRecord | None:
+    def _parse_record(self, run: str, data: bytes | None) -> PackRecord | None:
         """Return the record of a run in Redis; None if there is none or it is damaged, which counts as lost."""
         try:
             return None if data is None else PackRecord.from_bytes(data)
@@ -146,9 +148,9 @@ class RedisCatalog(BucketCatalog):
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.hdel(self._records_key, *runs)
                 pipe.hdel(self._progress_key, *runs)
-                await self._asked(pipe.execute())
+                await self._await_reply(pipe.execute())
 
-    async def _asked(self, answer: Any) -> Any:
+    async def _await_reply(self, answer: Any) -> Any:
         """Await a reply of the server and translate its errors; the client does not annotate the type of a reply."""
         try:
             return await answer
@@ -160,7 +162,7 @@ class RedisCatalog(BucketCatalog):
             raise StoreError(f"{self._url}: {str(error)[:200]}") from error
 
 
-def _late(in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackRecord]) -> list[str]:
+def _stale_runs(in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackRecord]) -> list[str]:
     """Return the runs whose record in Redis is stale: a repeated invocation wrote it after the end of the run.
 
     The bucket was listed later, so its records are newer.
@@ -168,7 +170,7 @@ def _late(in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackRecor
     return [run for run in in_memory if run not in in_bucket or in_bucket[run].is_committed]
 
 
-def _doubtful(
+def _uncertain_records(
     in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackRecord], *, is_same_server: bool
 ) -> list[PackRecord]:
     """Return the records that may lack progress: those that Redis lost; after a change of server, all."""
@@ -177,7 +179,7 @@ def _doubtful(
     return [record for record in doubtful if record.state == "packing"]
 
 
-def _farthest(in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackRecord]) -> list[PackRecord]:
+def _merge_records(in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackRecord]) -> list[PackRecord]:
     """Return the record with more progress of each run, sorted by run; the one in Redis if both are equal."""
     found = {**in_bucket, **in_memory}
     for run, record in in_bucket.items():
@@ -203,7 +205,7 @@ class _RedisJournal(Journal):
             await super().save(replace(record, state=STATES[0], prefix=None))
         elif self.recorded.progress >= record.progress:
             return
-        elif record.state != STATES[0] and (await self._catalog.stored(record.run)).recorded is None:
+        elif record.state != STATES[0] and (await self._catalog.read_journal(record.run)).recorded is None:
             raise PackError(f"the record of run {record.run} was deleted while it was packed; pack it again")
         await self._catalog.put(record)
         self.recorded = record

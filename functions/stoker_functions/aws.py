@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from functools import cache, partial
 from typing import Any
 
-from stoker_functions._deployment import Deadline, Deployment, Settings
-from stoker_functions._instance import LAMBDA_HANDLERS, handler_of
+from stoker_functions._deployment import Deployment, DeploymentSettings, InvocationDeadline
+from stoker_functions._instance import LAMBDA_HANDLERS, import_handler
 
 __all__ = [*LAMBDA_HANDLERS]
 
@@ -16,7 +16,7 @@ __all__ = [*LAMBDA_HANDLERS]
 @cache
 def _instance() -> tuple[Deployment, asyncio.Runner]:
     """Return the deployment and the event loop of this instance, which are kept between invocations."""
-    return Deployment(Settings.from_environment()), asyncio.Runner()
+    return Deployment(DeploymentSettings.from_environment()), asyncio.Runner()
 
 
 def _invoke(handler: Callable[..., Awaitable[Any]], event: Any, context: Any) -> Any:
@@ -24,7 +24,7 @@ def _invoke(handler: Callable[..., Awaitable[Any]], event: Any, context: Any) ->
     seconds = context.get_remaining_time_in_millis() / 1000
 
     async def handle() -> Any:
-        return await handler(event, deployment, Deadline.after(seconds))
+        return await handler(event, deployment, InvocationDeadline.after(seconds))
 
     return runner.run(handle())
 
@@ -32,4 +32,4 @@ def _invoke(handler: Callable[..., Awaitable[Any]], event: Any, context: Any) ->
 def __getattr__(name: str) -> Callable[[Any, Any], Any]:
     if name not in LAMBDA_HANDLERS:
         raise AttributeError(f"stoker_functions.aws has no handler {name!r}; it has {', '.join(LAMBDA_HANDLERS)}")
-    return partial(_invoke, handler_of(LAMBDA_HANDLERS[name]))
+    return partial(_invoke, import_handler(LAMBDA_HANDLERS[name]))

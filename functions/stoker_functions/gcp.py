@@ -8,19 +8,19 @@ from typing import Any
 
 import functions_framework.aio as framework
 
-from stoker_functions._deployment import Deployment, Settings
-from stoker_functions._instance import GOOGLE_HANDLERS, SERVING_HANDLERS, answer_request, handler_of
+from stoker_functions._deployment import Deployment, DeploymentSettings
+from stoker_functions._instance import GOOGLE_HANDLERS, SERVING_HANDLERS, answer_request, import_handler
 
 __all__ = [*GOOGLE_HANDLERS, *SERVING_HANDLERS]
 
-_deployment = cache(lambda: Deployment(Settings.from_environment()))
+_deployment = cache(lambda: Deployment(DeploymentSettings.from_environment()))
 
 
 def __getattr__(name: str) -> Callable[[Any], Any]:
     handlers = {**GOOGLE_HANDLERS, **SERVING_HANDLERS}
     if name not in handlers:
         raise AttributeError(f"stoker_functions.gcp has no handler {name!r}; it has {', '.join(handlers)}")
-    handler = handler_of(handlers[name])
+    handler = import_handler(handlers[name])
 
     async def invoke(request: Any) -> Any:
         if name in SERVING_HANDLERS:

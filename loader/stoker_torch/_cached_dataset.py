@@ -21,11 +21,11 @@ from typing import Any, Literal, get_args
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from stoker._base.arguments import explain_arguments
-from stoker._base.closing import Closing
+from stoker._base.closing import Closeable
 from stoker._fetch.config import FetchSize, Progress
 from stoker.errors import ConfigError, SampleError, StokerError
 from stoker_torch._sample_cache import CacheStatistics, DamagedEntryError, SampleCache
-from stoker_torch._user_functions import Executor, ThreadPool
+from stoker_torch._user_functions import BackgroundExecutor, ThreadPool
 
 _log = logging.getLogger("stoker")
 
@@ -34,18 +34,18 @@ Visible = Literal["each", "together"]
 
 
 @dataclass(slots=True)
-class _Fetch:
+class _FetchGroup:
     """Samples that become visible together, in the order of the request.
 
     Attributes:
         indices: indices of the samples.
-        read: index → sample, as far as they are read.
-        ended: number of samples that were read or failed.
+        samples: index → sample, as far as they are read.
+        ended_count: number of samples that were read or failed.
     """
 
     indices: Sequence[int]
-    read: dict[int, Any] = field(default_factory=dict)
-    ended: int = 0
+    samples: dict[int, Any] = field(default_factory=dict)
+    ended_count: int = 0
 
 
 class FetchService:
@@ -66,15 +66,22 @@ class FetchService:
     """
 
     def __init__(
-        self, dataset: Any, cache: SampleCache, executor: Executor, *, visible: Visible, renew: bool, drop_late: bool
+        self,
+        dataset: Any,
+        cache: SampleCache,
+        executor: BackgroundExecutor,
+        *,
+        visible: Visible,
+        renew: bool,
+        drop_late: bool,
     ) -> None:
         self._dataset, self._cache, self._executor = dataset, cache, executor
         self._visible, self._renew, self._drop_late = visible, renew, drop_late
         self._lock = threading.RLock()  # garbage collection may end a sampler's iteration, which calls forget, anywhere
         self._pid = os.getpid()
-        self._wanted: set[int] = set()
+        self._requested: set[int] = set()
         self._being_read: set[int] = set()
-        self._refusal: SampleError | None = None
+        self._sample_error: SampleError | None = None
         self._has_warned = self._is_closed = False
         self.counts = dict.fromkeys(("fetches", "fetched", "already_cached", "failures"), 0)
 
@@ -90,15 +97,15 @@ class FetchService:
         with self._lock:
             self.counts["fetches"] += 1
             for index in indices:
-                if index in self._wanted or self._cache.holds(index, renew=self._renew):
+                if index in self._requested or self._cache.holds(index, renew=self._renew):
                     self.counts["already_cached"] += 1
                 else:
-                    self._wanted.add(index)
+                    self._requested.add(index)
                     missing.append(index)
         groups = [missing] if self._visible == "together" else [[index] for index in missing]
-        for fetch in map(_Fetch, groups):
+        for fetch in map(_FetchGroup, groups):
             for index in fetch.indices:
-                self._executor.submit(partial(self._work, index, fetch))
+                self._executor.submit(partial(self._read_sample, index, fetch))
 
     def check(self) -> None:
         """Check that the service can fetch.
@@ -107,8 +114,8 @@ class FetchService:
             SampleError: a fetched sample had a type that the cache cannot hold.
             StokerError: the service is closed.
         """
-        if self._refusal is not None:
-            raise self._refusal
+        if self._sample_error is not None:
+            raise self._sample_error
         if self._is_closed:
             raise StokerError("the CachedDataset is closed; it fetches nothing for a sampler any more")
 
@@ -126,7 +133,7 @@ class FetchService:
         """Drop requests whose read has not begun, for samples that are no longer needed."""
         if self.is_own:  # a forked child may collect its copy of an iteration
             with self._lock:
-                self._wanted.difference_update(indices)
+                self._requested.difference_update(indices)
 
     def close(self) -> None:
         """Drop queued reads, and wait up to 5 s for current ones; no effect in a forked child."""
@@ -137,42 +144,42 @@ class FetchService:
             stuck = ", ".join(map(str, sorted(self._being_read)))
             _log.warning("fetching threads are still running: the data set has not returned sample %s", stuck)
 
-    def _work(self, index: int, fetch: _Fetch) -> None:
+    def _read_sample(self, index: int, fetch: _FetchGroup) -> None:
         """Read one sample, and put the samples that become visible with it into the cache."""
         try:
-            if index in self._wanted:
+            if index in self._requested:
                 self._being_read.add(index)
-                fetch.read[index] = self._dataset[index]
+                fetch.samples[index] = self._dataset[index]
         except BaseException as error:  # noqa: BLE001 - a thread's boundary: training reads it again, and gets the error
             self._note_failure(index, type(error).__name__)  # not its text, which may contain a signed URL
         finally:
             self._being_read.discard(index)
         with self._lock:
-            fetch.ended += 1
-            is_last = fetch.ended == len(fetch.indices)
+            fetch.ended_count += 1
+            is_last = fetch.ended_count == len(fetch.indices)
         for each in fetch.indices if is_last else ():
-            if each in fetch.read:
-                self._put(each, fetch.read[each])
+            if each in fetch.samples:
+                self._put(each, fetch.samples[each])
 
     def _put(self, index: int, sample: Any) -> None:
         try:
             is_cached = self._cache.put(index, sample)
         except Exception as error:  # noqa: BLE001 - a task boundary: the cache is full or closed, training continues
             if isinstance(error, SampleError):
-                self._refusal = error
+                self._sample_error = error
             self._note_failure(index, str(error))
             return
         if not is_cached:
             self._note_failure(index, "it alone is larger than max_bytes of the cache")
             return
         with self._lock:
-            self._wanted.discard(index)
+            self._requested.discard(index)
             self.counts["fetched"] += 1
 
     def _note_failure(self, index: int, reason: str) -> None:
         """Count a failure, and log the first one."""
         with self._lock:
-            self._wanted.discard(index)
+            self._requested.discard(index)
             self.counts["failures"] += 1
             is_first, self._has_warned = not self._has_warned, True
         if is_first:
@@ -180,7 +187,7 @@ class FetchService:
 
 
 @explain_arguments("CachedDataset")
-class CachedDataset(Dataset[Any], Closing):
+class CachedDataset(Dataset[Any], Closeable):
     """Returns samples from a cache, and on a miss from the data set; a miss does not add the sample to the cache.
 
     A :class:`~stoker_torch.PrefetchSampler` fills the cache through :attr:`service`: threads of this process read
@@ -223,7 +230,7 @@ class CachedDataset(Dataset[Any], Closing):
         renew: bool = True,
         drop_late: bool = True,
         clock: Callable[[], float] = time.perf_counter,
-        executor: Executor | None = None,
+        executor: BackgroundExecutor | None = None,
     ) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise ConfigError(
@@ -236,7 +243,7 @@ class CachedDataset(Dataset[Any], Closing):
         self._clock = clock
         reading = executor or ThreadPool(threads, "stoker-fetch")
         service = FetchService(dataset, cache, reading, visible=visible, renew=renew, drop_late=drop_late)
-        self._service: FetchService | None = service
+        self._fetch_service: FetchService | None = service
         self._finalizer: weakref.finalize[..., Any] | None = weakref.finalize(self, service.close)
 
     @property
@@ -246,11 +253,11 @@ class CachedDataset(Dataset[Any], Closing):
         Raises:
             ConfigError: another process constructed the data set, and fetches.
         """
-        if self._service is None or not self._service.is_own:
+        if self._fetch_service is None or not self._fetch_service.is_own:
             raise ConfigError(
                 "a CachedDataset fetches only in the process that constructed it: construct sampler and data set there"
             )
-        return self._service
+        return self._fetch_service
 
     def __getitem__(self, index: int) -> Any:
         """Return a sample, from the cache or the data set.
@@ -265,8 +272,8 @@ class CachedDataset(Dataset[Any], Closing):
                 return self.cache.get(operator.index(index))
             except KeyError as error:
                 missed, damaged = True, isinstance(error, DamagedEntryError)
-            if self._service is not None:
-                self._service.note_miss(operator.index(index))
+            if self._fetch_service is not None:
+                self._fetch_service.note_miss(operator.index(index))
             return self.dataset[index]
         finally:
             self.cache.counts.add(missed=missed, damaged=damaged, wait_seconds=self._clock() - asked)
@@ -347,9 +354,9 @@ class PrefetchSampler(Sampler[int]):
         if epochs is not None and epochs < 1:
             raise ConfigError(f"epochs must be at least 1, not {epochs}")
         self._across_epochs, self._epochs = across_epochs, epochs
-        self._begun = 0
+        self._epochs_begun = 0
         self._number: int | None = None
-        self._ahead: _Epoch | None = None
+        self._next_epoch: _SamplerEpoch | None = None
 
     @classmethod
     def full_fetch(
@@ -416,7 +423,7 @@ class PrefetchSampler(Sampler[int]):
         try:
             while True:
                 service.check()
-                if indices := self._drawn(epoch):
+                if indices := self._draw_fetch(epoch):
                     service.fetch(indices)
                 if not epoch.queue:
                     return
@@ -424,51 +431,51 @@ class PrefetchSampler(Sampler[int]):
         finally:
             service.forget(epoch.queue)
 
-    def _begin(self) -> _Epoch:
+    def _begin(self) -> _SamplerEpoch:
         """Return the next epoch: the one drawn from ahead, if it has the number that was set."""
-        self._begun += 1
-        ahead, self._ahead = self._ahead, None
+        self._epochs_begun += 1
+        ahead, self._next_epoch = self._next_epoch, None
         if ahead is not None:
             if ahead.number == self._number:
                 return ahead
             self.dataset.service.forget(ahead.queue)
-        return self._opened(self._number)
+        return self._begin_epoch(self._number)
 
-    def _opened(self, number: int | None) -> _Epoch:
+    def _begin_epoch(self, number: int | None) -> _SamplerEpoch:
         if number is not None:
             self.sampler.set_epoch(number)
-        return _Epoch(number, iter(self.sampler))
+        return _SamplerEpoch(number, iter(self.sampler))
 
-    def _drawn(self, epoch: _Epoch) -> list[int]:
+    def _draw_fetch(self, epoch: _SamplerEpoch) -> list[int]:
         """Return the indices to fetch now by the paper's rule, and queue them."""
-        queued = len(epoch.queue) + (len(self._ahead.queue) if self._ahead is not None else 0)
+        queued = len(epoch.queue) + (len(self._next_epoch.queue) if self._next_epoch is not None else 0)
         count = self._schedule.admit(Progress(issued=queued, consumed=0, next_item_step=None, step=0))
         indices = epoch.draw(count)
-        if len(indices) < count and self._across_epochs and (self._epochs is None or self._begun < self._epochs):
-            if self._ahead is None:
-                self._ahead = self._opened(None if epoch.number is None else epoch.number + 1)
-            indices += self._ahead.draw(count - len(indices))
+        if len(indices) < count and self._across_epochs and (self._epochs is None or self._epochs_begun < self._epochs):
+            if self._next_epoch is None:
+                self._next_epoch = self._begin_epoch(None if epoch.number is None else epoch.number + 1)
+            indices += self._next_epoch.draw(count - len(indices))
         return indices
 
 
 @dataclass(slots=True)
-class _Epoch:
+class _SamplerEpoch:
     """One iteration of the sampler.
 
     Attributes:
         number: epoch that the sampler was set to, None if it was not.
-        rest: iterator of the indices that are not drawn yet.
+        undrawn: iterator of the indices that are not drawn yet.
         queue: indices that are drawn and not yielded yet.
     """
 
     number: int | None
-    rest: Iterator[Any]
+    undrawn: Iterator[Any]
     queue: deque[int] = field(default_factory=deque)
 
     def draw(self, count: int) -> list[int]:
         """Move up to ``count`` indices from the rest to the queue, and return them."""
         indices = []
-        for index in islice(self.rest, count):
+        for index in islice(self.undrawn, count):
             try:
                 indices.append(operator.index(index))
             except TypeError:

@@ -15,7 +15,7 @@ import numpy as np
 from stoker._base.arguments import MovedArgument, explain_arguments
 from stoker._base.meter import Egress
 from stoker._base.sizes import parse_bytes
-from stoker._cache.tiers import CacheSpec, Sharers, open_tier
+from stoker._cache.tiers import CacheSharing, CacheSpec, open_tier
 from stoker._cost.prices import parse_dollars
 from stoker._fetch.config import Continuous, FetchConfig, PipelineConfig, Schedule, check_fetch
 from stoker._order.order import OrderConfig, Shuffle
@@ -23,17 +23,17 @@ from stoker._stores.location import is_url_like
 from stoker._stores.options import StoreOptions
 from stoker.abc import RangeReadable, Readable, Tier, TraceSink
 from stoker.errors import ConfigError
-from stoker_torch._user_functions import asks_for_context
+from stoker_torch._user_functions import takes_context
 
 
-def checked_integer(name: str, value: object, least: int) -> int:
+def validate_integer(name: str, value: object, minimum: int) -> int:
     """Return the setting as Python's ``int``, since numpy's integers cannot go into a state as JSON.
 
     Raises:
-        ConfigError: the value is not an integer, or less than ``least``.
+        ConfigError: the value is not an integer, or less than ``minimum``.
     """
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name} {value!r} is not an integer of at least {least}")
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < minimum:
+        raise ConfigError(f"{name} {value!r} is not an integer of at least {minimum}")
     return int(value)
 
 
@@ -108,8 +108,8 @@ class WorkerOptions:
 
     def __post_init__(self) -> None:
         if self.threads is not None:
-            object.__setattr__(self, "threads", checked_integer("threads", self.threads, 1))
-        object.__setattr__(self, "max_bad_samples", checked_integer("max_bad_samples", self.max_bad_samples, 0))
+            object.__setattr__(self, "threads", validate_integer("threads", self.threads, 1))
+        object.__setattr__(self, "max_bad_samples", validate_integer("max_bad_samples", self.max_bad_samples, 0))
         seconds: object = self.timeout_seconds
         if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= TIMEOUT_MAX:
             raise ConfigError(f"timeout_seconds {seconds!r} is not a number of seconds from 0, which is no limit")
@@ -123,7 +123,7 @@ class WorkerOptions:
         """
         if isinstance(workers, WorkerOptions):
             return workers
-        return cls() if workers is None else cls(threads=checked_integer("workers", workers, 1))
+        return cls() if workers is None else cls(threads=validate_integer("workers", workers, 1))
 
 
 MOVED_SETTINGS = {
@@ -161,15 +161,15 @@ _LOADER_HINTS = _HINTS | {
     "worker_init_fn": "workers= are threads, not processes",
     "pin_memory_device": "use pin_memory=True",
 }
-_OF_DATA_LOADER = "give it to the DataLoader"
+_FOR_DATA_LOADER = "give it to the DataLoader"
 _IN_WORKERS = "it cannot be used in worker processes; give DataLoader pin_memory=True"
 _STREAM_HINTS = _HINTS | {
-    "num_workers": f"{_OF_DATA_LOADER}; workers= are threads of each of its processes",
-    "persistent_workers": _OF_DATA_LOADER,
-    "prefetch_factor": _OF_DATA_LOADER,
-    "multiprocessing_context": _OF_DATA_LOADER,
-    "worker_init_fn": _OF_DATA_LOADER,
-    "pin_memory_device": _OF_DATA_LOADER,
+    "num_workers": f"{_FOR_DATA_LOADER}; workers= are threads of each of its processes",
+    "persistent_workers": _FOR_DATA_LOADER,
+    "prefetch_factor": _FOR_DATA_LOADER,
+    "multiprocessing_context": _FOR_DATA_LOADER,
+    "worker_init_fn": _FOR_DATA_LOADER,
+    "pin_memory_device": _FOR_DATA_LOADER,
     "pin_memory": _IN_WORKERS,
     "reuse_buffers": _IN_WORKERS,
     "trace": "trace is for a Loader: worker processes do not know what the training loop waits for; trace a Loader "
@@ -276,7 +276,7 @@ class StreamConfig:
         for name, least in _MINIMA.items():
             value = getattr(self, name)
             if value is not None or name not in optional:
-                object.__setattr__(self, name, checked_integer(name, value, least))
+                object.__setattr__(self, name, validate_integer(name, value, least))
         for name in _FLAGS:
             flag = getattr(self, name, False)
             if not isinstance(flag, bool | np.bool_):
@@ -302,7 +302,7 @@ class StreamConfig:
         for name, function in functions.items():
             if not callable(function):
                 raise ConfigError(f"{name} is a function, not {function!r}")
-            asks_for_context(function, name, is_of_batch=name in ("collate", "batch_transform"))
+            takes_context(function, name, is_of_batch=name in ("collate", "batch_transform"))
 
     def _check_tier(self) -> None:
         if self.tier is not None and self.warm is not None:
@@ -366,7 +366,7 @@ class StreamConfig:
         """
         if not isinstance(self.memory, str) or not self.memory.startswith("node:"):
             return parse_bytes(self.memory, "memory")
-        return parse_bytes(self.memory.removeprefix("node:"), "memory") // _ranks_here()
+        return parse_bytes(self.memory.removeprefix("node:"), "memory") // _local_world_size()
 
     def caches(self) -> tuple[CacheSpec, ...]:
         """Return the caches that ``cache`` names, nearest first.
@@ -393,11 +393,13 @@ class StreamConfig:
 
     warm_tier = shared_tier  # deprecated alias
 
-    def sharers(self, feed: PipelineConfig) -> Sharers:
+    def sharers(self, feed: PipelineConfig) -> CacheSharing:
         """Return the processes that share the caches of this machine with the process of a batch pipeline."""
         workers = feed.workers or 1
-        ranks = _ranks_here()
-        return Sharers(ranks=ranks, workers=workers, number=_local_rank(feed.rank, ranks) * workers + feed.worker)
+        ranks = _local_world_size()
+        return CacheSharing(
+            ranks=ranks, workers=workers, process_index=_local_rank(feed.rank, ranks) * workers + feed.worker
+        )
 
 
 @explain_arguments("Loader", _LOADER_HINTS, MOVED_SETTINGS)
@@ -476,7 +478,7 @@ class LoaderArguments(LoaderConfig):
     url: str | os.PathLike[str] | RangeReadable = field(kw_only=False)
 
 
-def _ranks_here() -> int:
+def _local_world_size() -> int:
     """Return the number of ranks on this machine."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if not ranks.isdecimal() or not int(ranks):
@@ -491,6 +493,6 @@ def _local_rank(rank: int, ranks: int) -> int:
 
 def _local_ranks(rank: int, world_size: int) -> range:
     """Return the ranks of this machine: launchers number them consecutively."""
-    ranks = _ranks_here()
+    ranks = _local_world_size()
     first = rank - _local_rank(rank, ranks)
     return range(max(0, first), min(world_size, first + ranks))

@@ -37,7 +37,7 @@ import torch
 
 from stoker._base.checksum import crc32c
 from stoker.errors import ConfigError, FormatError, SampleError, StokerError
-from stoker_torch._sample_cache import DamagedEntryError, SampleCache, SharedCounts, locked
+from stoker_torch._sample_cache import DamagedEntryError, SampleCache, SharedCounts, lock_path
 
 MAX_DEPTH = 32
 _MAX_DIMENSIONS = 32
@@ -71,7 +71,7 @@ def encode_sample(sample: Any) -> bytearray:
     """
     values: list[Buffer] = []
     try:
-        structure = json.dumps(_described(sample, values, "sample", MAX_DEPTH), separators=(",", ":")).encode()
+        structure = json.dumps(_describe_value(sample, values, "sample", MAX_DEPTH), separators=(",", ":")).encode()
     except ValueError as error:  # an int of thousands of digits
         raise SampleError(f"the sample cannot be stored: {error}") from error
     if len(structure) >= 1 << 32:
@@ -97,12 +97,12 @@ def decode_sample(data: bytearray | bytes, start: int = 0) -> Any:
         FormatError: ``data`` is not exactly one encoded sample of this version. Decoding invalid bytes takes at most a
             few times their size in memory.
     """
-    reader = _Reader(data if isinstance(data, bytearray) else bytearray(data), start)
+    reader = _SampleReader(data if isinstance(data, bytearray) else bytearray(data), start)
     try:
-        structure = json.loads(reader.structure().decode(), object_pairs_hook=_unique)
+        structure = json.loads(reader.structure().decode(), object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"a sample's structure is not valid JSON: {str(error)[:200]}") from None
-    sample = _rebuilt(structure, reader, MAX_DEPTH)
+    sample = _rebuild_value(structure, reader, MAX_DEPTH)
     reader.end()
     return sample
 
@@ -111,108 +111,111 @@ def _padding(size_bytes: int) -> int:
     return -size_bytes % _ALIGNMENT_BYTES
 
 
-def _described(value: Any, values: list[Buffer], place: str, depth: int) -> Any:
+def _describe_value(value: Any, values: list[Buffer], path: str, depth: int) -> Any:
     """Return the structure of a value, and append its bytes to ``values``."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
     if depth == 0:
         raise SampleError(
-            f"{place[:200]} is nested more than {MAX_DEPTH} deep, or contains itself; flatten it with encode="
+            f"{path[:200]} is nested more than {MAX_DEPTH} deep, or contains itself; flatten it with encode="
         )
     if kind in (list, tuple):
-        inner = [_described(item, values, f"{place}[{number}]", depth - 1) for number, item in enumerate(value)]
+        inner = [_describe_value(item, values, f"{path}[{number}]", depth - 1) for number, item in enumerate(value)]
         return [kind.__name__, *inner]
     if kind is dict:
         if unusual := [key for key in value if type(key) is not str]:
-            raise _unsupported(f"the key {unusual[0]!r:.80} of {place}", unusual[0])
-        return ["dict", {key: _described(item, values, f"{place}[{key!r}]", depth - 1) for key, item in value.items()}]
-    return _described_bytes(value, values, place)
+            raise _unsupported_error(f"the key {unusual[0]!r:.80} of {path}", unusual[0])
+        return [
+            "dict",
+            {key: _describe_value(item, values, f"{path}[{key!r}]", depth - 1) for key, item in value.items()},
+        ]
+    return _describe_bytes(value, values, path)
 
 
-def _described_bytes(value: Any, values: list[Buffer], place: str) -> list[Any]:
+def _describe_bytes(value: Any, values: list[Buffer], path: str) -> list[Any]:
     """Return the structure of bytes, a tensor, an array or a scalar, and append its bytes to ``values``."""
     if type(value) is bytes:
         values.append(value)
         return ["bytes", len(value)]
     if type(value) is torch.Tensor:
-        return ["tensor", *_described_tensor(value, values, place)]
+        return ["tensor", *_describe_tensor(value, values, path)]
     if type(value) not in (np.ndarray, np.memmap) and not isinstance(value, np.generic):
-        raise _unsupported(place, value)
+        raise _unsupported_error(path, value)
     if not _ARRAY_DTYPE.fullmatch(value.dtype.str) or value.ndim > _MAX_DIMENSIONS:
-        raise _unsupported(place, value, f" of dtype {value.dtype} and {value.ndim} dimensions")
+        raise _unsupported_error(path, value, f" of dtype {value.dtype} and {value.ndim} dimensions")
     values.append(value.tobytes())
     return ["scalar" if isinstance(value, np.generic) else "array", value.dtype.str, list(value.shape)]
 
 
-def _described_tensor(tensor: torch.Tensor, values: list[Buffer], place: str) -> tuple[str, list[int]]:
+def _describe_tensor(tensor: torch.Tensor, values: list[Buffer], path: str) -> tuple[str, list[int]]:
     dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
     if not dense or tensor.dtype not in _TENSOR_CODES or tensor.dim() > _MAX_DIMENSIONS:
         what = f" of {tensor.dtype}, {tensor.layout}, on {tensor.device}, requires_grad={tensor.requires_grad}"
-        raise _unsupported(place, tensor, what)
+        raise _unsupported_error(path, tensor, what)
     # clone(), since contiguous() keeps the strides of tensors with at most one element, and view(uint8) refuses some.
     flat = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
     values.append(flat.view(torch.uint8).numpy().data)
     return _TENSOR_CODES[tensor.dtype], list(tensor.shape)
 
 
-def _unsupported(place: str, value: object, what: str = "") -> SampleError:
+def _unsupported_error(path: str, value: object, what: str = "") -> SampleError:
     kind = type(value)
     return SampleError(
-        f"{place[:200]} is a {kind.__module__}.{kind.__qualname__}{what}, which cannot be stored without pickle; "
+        f"{path[:200]} is a {kind.__module__}.{kind.__qualname__}{what}, which cannot be stored without pickle; "
         "turn it into tensors, arrays, bytes, numbers, strings, tuples, lists or dicts of these in the dataset, or "
         "with encode= and decode="
     )
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) != len(pairs):
         raise ValueError("a key is repeated")
     return entries
 
 
-class _Reader:
+class _SampleReader:
     """Reads the bytes of an encoded sample once, from front to back."""
 
     def __init__(self, data: bytearray, start: int) -> None:
         self._data = data
-        self._place = start
+        self._offset = start
 
     def take(self, size_bytes: int) -> int:
         """Return the offset of the next ``size_bytes`` bytes, and skip them and their padding."""
-        start, end = self._place, self._place + size_bytes
-        self._place = end + _padding(end)
-        if self._place > len(self._data) or any(self._data[end : self._place]):
+        start, end = self._offset, self._offset + size_bytes
+        self._offset = end + _padding(end)
+        if self._offset > len(self._data) or any(self._data[end : self._offset]):
             raise FormatError(f"a sample of {len(self._data)} bytes has no value of {size_bytes} bytes at {start}")
         return start
 
     def structure(self) -> bytearray:
         """Return the JSON text."""
-        size_bytes = len(self._data) - self._place
+        size_bytes = len(self._data) - self._offset
         if size_bytes < _PREFIX.size:
             raise FormatError(f"{size_bytes} bytes are too few for a sample")
-        magic, version, structure_bytes, total_bytes = _PREFIX.unpack_from(self._data, self._place)
+        magic, version, structure_bytes, total_bytes = _PREFIX.unpack_from(self._data, self._offset)
         if magic != _MAGIC or version != _VERSION:
             raise FormatError(f"a sample starts with {_MAGIC!r} and version {_VERSION}, not {magic!r} and {version}")
         if total_bytes != size_bytes:
             raise FormatError(f"a sample of {total_bytes} bytes has {size_bytes}")
-        self._place += _PREFIX.size
+        self._offset += _PREFIX.size
         start = self.take(structure_bytes)
         return self._data[start : start + structure_bytes]
 
     def array(self, dtype: np.dtype[Any], shape: Any) -> np.ndarray[Any, Any]:
         """Return the next value as an array."""
-        start = self.take(_elements(shape) * dtype.itemsize)
+        start = self.take(_count_elements(shape) * dtype.itemsize)
         return np.ndarray(shape, dtype, buffer=self._data, offset=start)
 
     def end(self) -> None:
         """Check that no bytes are left."""
-        if self._place != len(self._data):
-            raise FormatError(f"{len(self._data) - self._place} bytes follow the last value of a sample")
+        if self._offset != len(self._data):
+            raise FormatError(f"{len(self._data) - self._offset} bytes follow the last value of a sample")
 
 
-def _elements(shape: Any) -> int:
+def _count_elements(shape: Any) -> int:
     """Return the number of elements of a shape."""
     if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS:
         raise FormatError(f"{shape!r:.80} is not the shape of an array in a sample")
@@ -223,7 +226,7 @@ def _elements(shape: Any) -> int:
     return math.prod(shape)
 
 
-def _dtype(name: str) -> np.dtype[Any]:
+def _parse_dtype(name: str) -> np.dtype[Any]:
     """Return the numpy dtype of a name."""
     with contextlib.suppress(TypeError, ValueError):  # a size or unit that numpy does not have
         if _ARRAY_DTYPE.fullmatch(name):
@@ -231,7 +234,7 @@ def _dtype(name: str) -> np.dtype[Any]:
     raise FormatError(f"unknown dtype {name!r:.80} of an array in a sample")
 
 
-def _tensor(name: str, shape: Any, reader: _Reader) -> torch.Tensor:
+def _read_tensor(name: str, shape: Any, reader: _SampleReader) -> torch.Tensor:
     dtype = _TENSOR_DTYPES.get(name)
     if dtype is None:
         raise FormatError(f"unknown dtype {name!r:.80} of a tensor in a sample")
@@ -239,29 +242,29 @@ def _tensor(name: str, shape: Any, reader: _Reader) -> torch.Tensor:
     return torch.from_numpy(elements.view(np.uint8)).view(dtype).reshape(shape)
 
 
-def _rebuilt(structure: Any, reader: _Reader, depth: int) -> Any:
+def _rebuild_value(structure: Any, reader: _SampleReader, depth: int) -> Any:
     """Return the value that a structure describes."""
     if not isinstance(structure, list | dict):
         return structure
     match structure if depth else None:
         case ["list", *items]:
-            return [_rebuilt(item, reader, depth - 1) for item in items]
+            return [_rebuild_value(item, reader, depth - 1) for item in items]
         case ["tuple", *items]:
-            return tuple([_rebuilt(item, reader, depth - 1) for item in items])
+            return tuple([_rebuild_value(item, reader, depth - 1) for item in items])
         case ["dict", dict(entries)]:
-            return {key: _rebuilt(item, reader, depth - 1) for key, item in entries.items()}
+            return {key: _rebuild_value(item, reader, depth - 1) for key, item in entries.items()}
         case ["bytes", size]:
             return reader.array(np.dtype(np.uint8), [size]).tobytes()
         case ["tensor", str(name), shape]:
-            return _tensor(name, shape, reader)
+            return _read_tensor(name, shape, reader)
         case ["array", str(name), shape]:
-            return reader.array(_dtype(name), shape)
+            return reader.array(_parse_dtype(name), shape)
         case ["scalar", str(name), []]:
-            return reader.array(_dtype(name), [])[()]
+            return reader.array(_parse_dtype(name), [])[()]
     raise FormatError(f"{structure!r:.80} is not a structure of a sample, or nested too deep")
 
 
-_NAME = re.compile(r"stoker-cache-[0-9a-f]{16}", re.ASCII)
+_SESSION_FOLDER = re.compile(r"stoker-cache-[0-9a-f]{16}", re.ASCII)
 """Names of the folders of sessions; nothing else is ever removed."""
 
 
@@ -275,10 +278,10 @@ def _begin_session(path: Path) -> tuple[Path, int]:
         OSError: ``path`` is not a folder that can be made, written to and locked.
     """
     path.mkdir(parents=True, exist_ok=True)
-    with locked(path):  # or another new session could remove a folder that is not locked yet
+    with lock_path(path):  # or another new session could remove a folder that is not locked yet
         for left in path.iterdir():
-            if _NAME.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
-                with contextlib.suppress(OSError), locked(left, wait=False):  # skips a folder that is in use
+            if _SESSION_FOLDER.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
+                with contextlib.suppress(OSError), lock_path(left, wait=False):  # skips a folder that is in use
                     shutil.rmtree(left)
         folder = path / f"stoker-cache-{secrets.token_hex(8)}"
         folder.mkdir(mode=0o700)
@@ -336,7 +339,7 @@ class DiskCache(SampleCache):
             raise ConfigError(f"a DiskCache cannot use {path}: give it a folder on a local disk ({error})") from error
         self._session = int(self._folder.name[-16:], 16)  # a random number of 64 bits
         self._finalizer: weakref.finalize[..., Any] | None = weakref.finalize(
-            self, _end, self._pid, self._writing, self._folder, lock
+            self, _remove_session, self._pid, self._write_lock, self._folder, lock
         )
         self.counts: SharedCounts = SharedCounts(self._folder / "counts")
 
@@ -352,7 +355,7 @@ class DiskCache(SampleCache):
             with (self._folder / str(index)).open("rb", buffering=0) as file:
                 data = bytearray(os.fstat(file.fileno()).st_size)
                 file.readinto(data)
-            sample = self._checked(index, data)
+            sample = self._verify_sample(index, data)
         except FileNotFoundError:
             raise KeyError(index) from None
         except (OSError, FormatError) as error:
@@ -381,12 +384,12 @@ class DiskCache(SampleCache):
         if not self.is_own:
             raise StokerError("this DiskCache is a reader: only the process that made it can write to it")
 
-    def _entry(self, index: int, sample: Any) -> tuple[tuple[bytes, bytearray], int]:
+    def _encode_entry(self, index: int, sample: Any) -> tuple[tuple[bytes, bytearray], int]:
         try:
             data = encode_sample(sample if self._encode is None else self._encode(sample))
         except Exception as error:
             raise SampleError(f"sample {index} cannot be stored on disk: {error}") from error
-        parts = self._frame(index, data), data
+        parts = self._frame_header(index, data), data
         return parts, -(-sum(map(len, parts)) // _BLOCK_BYTES) * _BLOCK_BYTES
 
     def _write(self, index: int, entry: tuple[bytes, bytearray]) -> None:
@@ -403,23 +406,23 @@ class DiskCache(SampleCache):
     def _remove(self, index: int) -> None:
         (self._folder / str(index)).unlink(missing_ok=True)
 
-    def _frame(self, index: int, data: bytearray | memoryview) -> bytes:
+    def _frame_header(self, index: int, data: bytearray | memoryview) -> bytes:
         """Return the frame before an encoded sample: session, index, and the checksum of these and the sample."""
         key = _KEY.pack(self._session, index)
         return key + crc32c(data, crc32c(key)).to_bytes(_FRAME_BYTES - len(key), "little")
 
-    def _checked(self, index: int, data: bytearray) -> Any:
+    def _verify_sample(self, index: int, data: bytearray) -> Any:
         """Return the sample in a file.
 
         Raises:
             FormatError: the file is not the one that was written for this sample.
         """
-        if data[:_FRAME_BYTES] != self._frame(index, memoryview(data)[_FRAME_BYTES:]):
+        if data[:_FRAME_BYTES] != self._frame_header(index, memoryview(data)[_FRAME_BYTES:]):
             raise FormatError(f"{self._folder / str(index)} is damaged")
         return decode_sample(data, _FRAME_BYTES)
 
 
-def _end(pid: int, writing: threading.Lock, folder: Path, lock: int) -> None:
+def _remove_session(pid: int, writing: threading.Lock, folder: Path, lock: int) -> None:
     if pid == os.getpid():  # a forked child has a copy of this finalizer, and must not remove its parent's files
         with writing:
             shutil.rmtree(folder, ignore_errors=True)

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker._base.meter import Egress, Operation, Reading
+from stoker._base.meter import Egress, MeterReading, Operation
 from stoker._base.recorder import Recorder, Wait
-from stoker._base.sizes import counted, format_bytes, format_dollars
-from stoker._cache.keeper import CacheStatistics
+from stoker._base.sizes import format_bytes, format_count, format_dollars
+from stoker._cache.keeper import CacheTierStatistics
 from stoker._cost.prices import Prices
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.pipeline import BatchPipeline
-from stoker._format.display import Rows, html_table, plain, text_table
+from stoker._format.display import TableRows, html_table, text_table, to_plain
 from stoker._stores.object_store import price_key
 from stoker.errors import BudgetError
 
@@ -73,25 +73,25 @@ class LoaderPlan:
             egress: where this machine is, seen from the bucket, which decides the price of a transferred byte.
         """
         manifest, partition, order = feed.manifest, feed.partition, feed.config.order
-        expected = feed.opened.forecast()
+        expected = feed.source.forecast()
         store = prices.store(price_key(feed.store))
         return cls(
             samples=partition.samples,
-            steps=partition.steps_from(0),
+            steps=partition.count_steps(0),
             super_samples=len(manifest),
             shuffle=order.shuffle,
             window=order.window,
             lanes=partition.lanes,
-            lanes_read=partition.lanes_touched(),
+            lanes_read=partition.max_open_lanes(),
             get_requests=expected.requests,
             read_bytes=expected.size_bytes,
             dollars=expected.requests * store.request_dollars(Operation.GET)
             + store.transfer_dollars(read_bytes=expected.size_bytes, written_bytes=0, egress=egress),
-            amplification=expected.size_bytes * partition.takers / manifest.size_bytes,
-            memory_bytes=feed.opened.slots.size_bytes,
-            slots=feed.opened.slots.slots,
-            by_groups=feed.opened.slots.holds_groups,
-            takers=partition.takers,
+            amplification=expected.size_bytes * partition.readers / manifest.size_bytes,
+            memory_bytes=feed.source.slots.size_bytes,
+            slots=feed.source.slots.slots,
+            by_groups=feed.source.slots.holds_groups,
+            takers=partition.readers,
         )
 
     def check_dollars(self, most_dollars: float) -> None:
@@ -111,15 +111,15 @@ class LoaderPlan:
 
     def __str__(self) -> str:
         return (
-            f"{counted(self.samples, 'sample')} in {counted(self.super_samples, 'super-sample')}, "
-            f"{counted(self.steps, 'step')} an epoch; "
+            f"{format_count(self.samples, 'sample')} in {format_count(self.super_samples, 'super-sample')}, "
+            f"{format_count(self.steps, 'step')} an epoch; "
             f"shuffle {self.shuffle}, window {self.window}, lanes {self.lanes_read} of {self.lanes}; "
-            f"{counted(self.get_requests, 'GET')}, {format_bytes(self.read_bytes)}, ${self.dollars:.6f} an epoch; "
+            f"{format_count(self.get_requests, 'GET')}, {format_bytes(self.read_bytes)}, ${self.dollars:.6f} an epoch; "
             f"memory {format_bytes(self.memory_bytes)} ({self.slots} slots{' of groups' if self.by_groups else ''})"
         )
 
 
-_SHOWN_SECONDS = 0.001
+_MIN_SHOWN_SECONDS = 0.001
 """The table leaves out phases in which the loop waited less than this."""
 
 
@@ -187,7 +187,7 @@ class LoaderStatistics:
     tier_hits: Mapping[str, int] = field(default_factory=dict)
     tier_late: Mapping[str, int] = field(default_factory=dict)
     tier_states: Mapping[str, str] = field(default_factory=dict)
-    caches: Mapping[str, CacheStatistics] = field(default_factory=dict)
+    caches: Mapping[str, CacheTierStatistics] = field(default_factory=dict)
 
     @property
     def stall(self) -> float:
@@ -202,37 +202,38 @@ class LoaderStatistics:
     def to_dict(self) -> dict[str, Any]:
         """Return every attribute, ``stall`` and ``samples_per_second`` as plain values, fit for JSON."""
         rates = {"stall": self.stall, "samples_per_second": self.samples_per_second}
-        return {**plain(self), **rates}
+        return {**to_plain(self), **rates}
 
     def __repr__(self) -> str:
         return (
-            f"<LoaderStatistics {self._size()}: waited {self._waited()}, {counted(self.get_requests, 'GET')}, "
+            f"<LoaderStatistics {self._format_size()}: waited {self._format_wait()}, "
+            f"{format_count(self.get_requests, 'GET')}, "
             f"{format_bytes(self.read_bytes)}, {format_dollars(self.dollars)}>"
         )
 
     def __str__(self) -> str:
-        return text_table(self._size(), self._rows())
+        return text_table(self._format_size(), self._rows())
 
     def _repr_html_(self) -> str:
-        return html_table(self._size(), self._rows())
+        return html_table(self._format_size(), self._rows())
 
-    def _size(self) -> str:
+    def _format_size(self) -> str:
         batches = f"{self.batches:,} {'batch' if self.batches == 1 else 'batches'}"
-        return f"{batches}, {counted(self.samples, 'sample')}"
+        return f"{batches}, {format_count(self.samples, 'sample')}"
 
-    def _waited(self) -> str:
-        return f"{_shown(self.wait_seconds)} of {_shown(self.loop_seconds)} (stall {self.stall:.1%})"
+    def _format_wait(self) -> str:
+        return f"{_format_seconds(self.wait_seconds)} of {_format_seconds(self.loop_seconds)} (stall {self.stall:.1%})"
 
-    def _rows(self) -> Rows:
+    def _rows(self) -> TableRows:
         """Return the rows of the table; figures that are zero get a row only if a reader looks for them."""
         phases = sorted(self.waits.items(), key=lambda each: -each[1])
-        rows = [("waited", self._waited())]
-        rows += [(f"  {phase}", _shown(seconds)) for phase, seconds in phases if seconds >= _SHOWN_SECONDS]
+        rows = [("waited", self._format_wait())]
+        rows += [(f"  {phase}", _format_seconds(seconds)) for phase, seconds in phases if seconds >= _MIN_SHOWN_SECONDS]
         rows += [("longest wait", str(self.worst_waits[0]))] if self.worst_waits else []
-        first = "none yet" if self.first_batch_seconds is None else f"after {_shown(self.first_batch_seconds)}"
+        first = "none yet" if self.first_batch_seconds is None else f"after {_format_seconds(self.first_batch_seconds)}"
         rows += [
             ("rate", f"{self.samples_per_second:,.0f} samples/s"),
-            ("first batch", f"{first}, beside {_shown(self.construction_seconds)} of construction"),
+            ("first batch", f"{first}, beside {_format_seconds(self.construction_seconds)} of construction"),
             ("GETs", f"{self.get_requests:,}"),
             ("bytes read", format_bytes(self.read_bytes)),
             ("retries", f"{self.retries:,}"),
@@ -241,7 +242,7 @@ class LoaderStatistics:
         ]
         rows += [("there in time", f"{self.look_ups - self.misses:,} of {self.look_ups:,} super-samples")]
         tiers = [name for name in self.tier_hits if name not in self.caches]
-        rows += [(f"from {name}", counted(self.tier_hits[name], "super-sample")) for name in tiers]
+        rows += [(f"from {name}", format_count(self.tier_hits[name], "super-sample")) for name in tiers]
         rows += [
             (f"cache {name}", f"{each.hits:,} of {each.look_ups:,} hit, {format_bytes(each.used_bytes)} held")
             for name, each in self.caches.items()
@@ -259,7 +260,7 @@ class LoaderStatistics:
         return self.wait_seconds / 3600 * dollars_per_hour
 
 
-def _shown(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:,.1f} s"
 
 
@@ -284,40 +285,42 @@ class LoopStatistics:
     wait_seconds: float = 0.0
     loop_seconds: float = 0.0
     first_batch_seconds: float | None = None
-    _first_asked: float = math.inf
-    _beginning: float = 0.0  # seconds spent on beginning iterations that have not yielded yet
+    _first_requested_at: float = math.inf
+    _begin_seconds: float = 0.0  # seconds spent on beginning iterations that have not yielded yet
 
-    def begun(self, asked: float) -> None:
+    def record_begin(self, requested_at: float) -> None:
         """Record the beginning of an iteration, which may read something first.
 
         Args:
-            asked: when the loop asked for the iteration, in seconds of ``time.perf_counter``.
+            requested_at: when the loop asked for the iteration, in seconds of ``time.perf_counter``.
         """
         now = time.perf_counter()
-        self._first_asked = min(self._first_asked, asked)
-        self._beginning += now - asked
-        self.recorder.begun(asked, now)
+        self._first_requested_at = min(self._first_requested_at, requested_at)
+        self._begin_seconds += now - requested_at
+        self.recorder.add_start(requested_at, now)
 
-    def yielded(self, batch: Batch, asked: float) -> None:
+    def record_yield(self, batch: Batch, requested_at: float) -> None:
         """Record a batch that is being yielded.
 
         Args:
             batch: the batch.
-            asked: when the loop asked for it, in seconds of ``time.perf_counter``.
+            requested_at: when the loop asked for it, in seconds of ``time.perf_counter``.
         """
         self.batches += 1
         self.samples += len(batch)
         now = time.perf_counter()
-        self.loop_seconds = now - self._first_asked
+        self.loop_seconds = now - self._first_requested_at
         if self.first_batch_seconds is None:
             self.first_batch_seconds = self.loop_seconds
-        self.wait_seconds += self._beginning + now - asked
-        self._beginning = 0.0
-        self.recorder.yielded(batch.epoch, asked, now)
+        self.wait_seconds += self._begin_seconds + now - requested_at
+        self._begin_seconds = 0.0
+        self.recorder.add_batch(batch.epoch, requested_at, now)
 
-    def snapshot(self, feed: BatchPipeline, reading: Reading, prices: Prices, bad_samples: int) -> LoaderStatistics:
+    def snapshot(
+        self, pipeline: BatchPipeline, reading: MeterReading, prices: Prices, bad_samples: int
+    ) -> LoaderStatistics:
         """Return the counts of this object, of a batch pipeline and of a store's meter."""
-        fetcher, counters = feed.opened.fetcher, feed.counters
+        fetcher, counters = pipeline.source.fetcher, pipeline.counters
         fetched = fetcher.stats
         return LoaderStatistics(
             batches=self.batches,
@@ -327,11 +330,11 @@ class LoopStatistics:
             wait_seconds=self.wait_seconds,
             bucket_wait_seconds=counters.wait_seconds,
             waits=self.recorder.by_phase(),
-            worst_waits=self.recorder.worst(),
+            worst_waits=self.recorder.worst_waits(),
             loop_seconds=self.loop_seconds,
             construction_seconds=self.construction_seconds,
             first_batch_seconds=self.first_batch_seconds,
-            look_ups=counters.look_ups,
+            look_ups=counters.lookups,
             misses=counters.misses,
             get_requests=reading.requests[Operation.GET],
             read_bytes=reading.read_bytes,
@@ -342,5 +345,5 @@ class LoopStatistics:
             tier_late=fetched.tier_late,
             tier_states=fetcher.tiers.states(),
             dollars=prices.dollars(reading),
-            caches=feed.caches(),
+            caches=pipeline.caches(),
         )

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from stoker.errors import ConfigError, StokerError
-from stoker_torch._sample_cache import LookUpCounts, LookUpStatistics
+from stoker_torch._sample_cache import LookupCounts, LookupStatistics
 from stoker_torch._user_functions import ThreadPool
 
 _log = logging.getLogger("stoker")
@@ -40,7 +40,7 @@ class InformedDataLoader(DataLoader[Any]):
     Args:
         *args: positional arguments of ``DataLoader``.
         depth: number of batches to load ahead, which are kept in memory.
-        clock: function that returns the time in seconds, for :attr:`LookUpStatistics.wait_seconds`.
+        clock: function that returns the time in seconds, for :attr:`LookupStatistics.wait_seconds`.
         **settings: keyword arguments of ``DataLoader``.
 
     Raises:
@@ -66,26 +66,26 @@ class InformedDataLoader(DataLoader[Any]):
             raise ConfigError(f"depth must be at least 1, not {depth}")
         self.depth = depth
         self._clock = clock
-        self._counts = LookUpCounts()
+        self._counts = LookupCounts()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's annotation names a private class
         """Begin an epoch; loading begins when its first batch is requested."""
-        return _Iteration(super().__iter__(), self.depth, self._clock, self._counts)
+        return _InformedIteration(super().__iter__(), self.depth, self._clock, self._counts)
 
-    def stats(self) -> LookUpStatistics:
+    def stats(self) -> LookupStatistics:
         """Return the number of batches requested, and of those that were not loaded yet (misses).
 
         The first batch of an epoch is always a miss.
         """
         look_ups, misses, _, waited_ns = self._counts.read()
-        return LookUpStatistics(look_ups=look_ups, misses=misses, wait_seconds=waited_ns / 1e9)
+        return LookupStatistics(look_ups=look_ups, misses=misses, wait_seconds=waited_ns / 1e9)
 
 
-_Loaded = tuple[Any, BaseException | None]
+_LoadedBatch = tuple[Any, BaseException | None]
 """A batch, or the error of loading it; ``StopIteration`` after the last batch."""
 
 
-def _next_of(batches: Iterator[Any]) -> _Loaded:
+def _load_next(batches: Iterator[Any]) -> _LoadedBatch:
     try:
         return next(batches), None
     except BaseException as error:  # noqa: BLE001 - a thread's boundary: whatever it is, the training loop gets it
@@ -98,7 +98,7 @@ def _is_end(error: BaseException | None) -> bool:
 
 
 @dataclass(slots=True)
-class _Line:
+class _SharedQueue:
     """The state that the thread and the training loop share, apart from the iteration, so that this can be collected.
 
     Attributes:
@@ -108,15 +108,15 @@ class _Line:
     """
 
     batches: Iterator[Any]
-    loaded: SimpleQueue[_Loaded] = field(default_factory=SimpleQueue)
+    loaded: SimpleQueue[_LoadedBatch] = field(default_factory=SimpleQueue)
     is_over: bool = False
 
 
-class _Iteration:
+class _InformedIteration:
     """One iteration over an epoch."""
 
-    def __init__(self, batches: Iterator[Any], depth: int, clock: Callable[[], float], counts: LookUpCounts) -> None:
-        self._line: _Line | None = _Line(batches)
+    def __init__(self, batches: Iterator[Any], depth: int, clock: Callable[[], float], counts: LookupCounts) -> None:
+        self._queue: _SharedQueue | None = _SharedQueue(batches)
         self._depth, self._clock, self._counts = depth, clock, counts
         self._pid = os.getpid()
         self._threads: ThreadPool | None = None
@@ -125,13 +125,13 @@ class _Iteration:
         return self
 
     def __next__(self) -> Any:
-        if self._line is None:
+        if self._queue is None:
             raise StopIteration
         if self._pid != os.getpid():
             raise StokerError("an iteration cannot continue in a forked process, without its thread; begin another one")
         asked = self._clock()
-        missed = self._line.loaded.empty()
-        batch, error = self._taken(self._line)
+        missed = self._queue.loaded.empty()
+        batch, error = self._take_batch(self._queue)
         if _is_end(error):
             self.close()
         try:
@@ -145,46 +145,46 @@ class _Iteration:
 
     def close(self) -> None:
         """End the iteration, and its thread after the batch that it is loading. Idempotent."""
-        self._line = None
+        self._queue = None
         if self._threads is not None:
             self._finalizer()
 
-    def _taken(self, line: _Line) -> _Loaded:
+    def _take_batch(self, line: _SharedQueue) -> _LoadedBatch:
         """Return the next batch; the first one is loaded here, the others by the thread."""
         if self._threads is not None:
             try:
                 return line.loaded.get()
             finally:
                 self._threads.submit(self._load)
-        loaded = _next_of(line.batches)
+        loaded = _load_next(line.batches)
         if not _is_end(loaded[1]):
             self._begin(line)
         return loaded
 
-    def _begin(self, line: _Line) -> None:
+    def _begin(self, line: _SharedQueue) -> None:
         """Start the thread, with this thread's context variables, gradient modes and CUDA device."""
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         settings = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), device
         self._load = partial(contextvars.copy_context().run, _load, line, *settings)
         self._threads = ThreadPool(1, "stoker-informed")
-        self._finalizer = weakref.finalize(self, _end, self._threads)
+        self._finalizer = weakref.finalize(self, _close_threads, self._threads)
         for _ in range(self._depth):
             self._threads.submit(self._load)
 
 
-def _load(line: _Line, inference: bool, gradients: bool, device: int | None) -> None:
+def _load(line: _SharedQueue, inference: bool, gradients: bool, device: int | None) -> None:
     """Load a batch, unless the last one was loaded."""
     if line.is_over:
         return
     if device is not None:
         torch.cuda.set_device(device)  # or page-locked memory would belong to the first device
     with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
-        loaded = _next_of(line.batches)
+        loaded = _load_next(line.batches)
     line.is_over = _is_end(loaded[1])
     line.loaded.put(loaded)
     del loaded  # or an error would keep itself, through its traceback's frames
 
 
-def _end(threads: ThreadPool) -> None:
+def _close_threads(threads: ThreadPool) -> None:
     if not threads.close():
         _log.warning("a loading thread is still running: the data set has not returned the batch being loaded ahead")

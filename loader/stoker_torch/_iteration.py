@@ -26,9 +26,9 @@ from stoker._base.recorder import Recorder
 from stoker._base.retry import RetryingReader
 from stoker._base.sizes import format_bytes
 from stoker._base.threads import LoopThread
-from stoker._cache.keeper import Nearer
-from stoker._cache.tiers import made_tiers
-from stoker._cost.prices import Allowance, Prices
+from stoker._cache.keeper import TierSet
+from stoker._cache.tiers import create_tiers
+from stoker._cost.prices import CostBudget, Prices
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.config import PipelineConfig
 from stoker._fetch.gather import GatherRows, gather_rows
@@ -38,18 +38,18 @@ from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.random_words import SampleContext
 from stoker._stores import open_reader
-from stoker._stores.object_store import ObjectStore, metered
+from stoker._stores.object_store import ObjectStore, with_meter
 from stoker.abc import RangeReadable
 from stoker.errors import BudgetExceededError, ConfigError, StokerError
 from stoker_torch._config import Budget, StreamConfig
 from stoker_torch._figures import LoaderPlan, LoopStatistics
 from stoker_torch._pool import PendingBatch, SamplePool
-from stoker_torch._tensors import pinned, to_tensors
+from stoker_torch._tensors import pin_batch, to_tensors
 from stoker_torch._user_functions import ContextOf
 
 T = TypeVar("T")
 
-_BUSY_SECONDS = 0.002
+_MIN_BUSY_SECONDS = 0.002
 """A loop that asks for the next batch sooner is not busy: a batch from another thread would come later, not sooner."""
 
 
@@ -70,14 +70,14 @@ class DoubleBuffer(Generic[T]):
     def __init__(
         self, make: Callable[[], T | None], count: int, is_ready: Callable[[], bool], thread: LoopThread | None
     ) -> None:
-        self._make, self._left, self._is_ready, self._thread = make, count, is_ready, thread
+        self._make, self._remaining, self._is_ready, self._thread = make, count, is_ready, thread
         self._pid = os.getpid()
-        self._turn = threading.RLock()  # a signal's handler may close this in the thread that is in next()
+        self._lock = threading.RLock()  # a signal's handler may close this in the thread that is in next()
         self._is_ended = False
-        self._made: T | Exception | None = None
-        self._handed_seconds: float | None = None
+        self._ready: T | Exception | None = None
+        self._delivered_seconds: float | None = None
         self._preparing: int | None = None
-        self.is_asked = False
+        self.is_waiting = False
         """Whether a thread is in :meth:`next` and makes the value itself, which may take long."""
 
     @property
@@ -88,41 +88,41 @@ class DoubleBuffer(Generic[T]):
     def next(self) -> T | None:
         """Return the next value, or None after the last one."""
         asked_seconds = time.perf_counter()
-        with self._turn:
-            made, self._made = self._made, None
+        with self._lock:
+            made, self._ready = self._ready, None
             if self._is_ended:
                 return None
             if made is None:
-                self.is_asked = True
+                self.is_waiting = True
                 try:
-                    made = self._next_made()
+                    made = self._make_next()
                 finally:
-                    self.is_asked = False
+                    self.is_waiting = False
         if isinstance(made, Exception):
             raise made
-        was_busy = self._handed_seconds is not None and asked_seconds - self._handed_seconds > _BUSY_SECONDS
-        self._handed_seconds = time.perf_counter()
-        if was_busy and self._left and self._thread is not None:
+        was_busy = self._delivered_seconds is not None and asked_seconds - self._delivered_seconds > _MIN_BUSY_SECONDS
+        self._delivered_seconds = time.perf_counter()
+        if was_busy and self._remaining and self._thread is not None:
             self._thread.call_soon(_prepare_in_executor, weakref.ref(self))
         return made
 
     def prepare(self) -> None:
         """Make a value ahead, unless there is one already or ``make`` would wait."""
-        with self._turn:
+        with self._lock:
             self._preparing = threading.get_ident()
             try:
-                if self._made is None and self._left and not self._is_ended and self._is_ready():
-                    self._made = self._next_made()
+                if self._ready is None and self._remaining and not self._is_ended and self._is_ready():
+                    self._ready = self._make_next()
             except Exception as error:  # noqa: BLE001 - next() raises it in place of this value
-                self._made = error
+                self._ready = error
             finally:
                 self._preparing = None
 
-    def _next_made(self) -> T | None:
-        left, self._left = self._left, 0
+    def _make_next(self) -> T | None:
+        left, self._remaining = self._remaining, 0
         made = self._make() if left else None
         if made is not None:
-            self._left = left - 1
+            self._remaining = left - 1
         return made
 
     def end(self) -> None:
@@ -133,8 +133,8 @@ class DoubleBuffer(Generic[T]):
         """Make no more values, and wait for one that is being made."""
         self.end()
         if self._pid == os.getpid():  # a forked child has none of the threads, and what they locked stays locked
-            with self._turn:
-                self._made = None
+            with self._lock:
+                self._ready = None
 
 
 def _prepare_in_executor(reference: weakref.ref[DoubleBuffer[T]]) -> None:
@@ -159,13 +159,13 @@ class LoaderResources:
         prices: prices of the stores.
         pool: worker threads of the user's functions, None without functions.
         recorder: records fetches and waits; None for a stream data set.
-        rows: function that copies rows out of the ring.
+        copy_rows: function that copies rows out of the ring.
         pins_memory: whether batches are put into page-locked memory.
         gathers_ahead: whether a batch is gathered ahead of a busy training loop, if there is no pool.
-        allowance: dollars that this rank may spend, None without a limit.
-        current: batch pipeline in use, None before there is one.
-        nearer: tiers that are read before the bucket, for one pipeline after the other; None before there is one.
-        ahead: double buffer that gathers from the pipeline, for an iteration that may be garbage, or None.
+        cost_budget: dollars that this rank may spend, None without a limit.
+        active_pipeline: batch pipeline in use, None before there is one.
+        tiers: tiers that are read before the bucket, for one pipeline after the other; None before there is one.
+        double_buffer: double buffer that gathers from the pipeline, for an iteration that may be garbage, or None.
         manifest_hedges: number of second requests for manifests that were late.
     """
 
@@ -175,29 +175,31 @@ class LoaderResources:
     prices: Prices = field(default_factory=Prices.load)
     pool: SamplePool | None = None
     recorder: Recorder | None = None
-    rows: GatherRows = gather_rows
+    copy_rows: GatherRows = gather_rows
     pins_memory: bool = False
     gathers_ahead: bool = False
-    allowance: Allowance | None = None
-    current: BatchPipeline | None = None
-    nearer: Nearer | None = None
-    ahead: DoubleBuffer[Any] | None = None
-    _own: Nearer = field(default_factory=Nearer)  # tiers that this object closes: all but one that the caller made
+    cost_budget: CostBudget | None = None
+    active_pipeline: BatchPipeline | None = None
+    tiers: TierSet | None = None
+    double_buffer: DoubleBuffer[Any] | None = None
+    _own_tiers: TierSet = field(
+        default_factory=TierSet
+    )  # tiers that this object closes: all but one that the caller made
     _closing: threading.RLock = field(default_factory=threading.RLock)
     manifest_hedges: int = 0
     _finalizer: weakref.finalize[..., Any] | None = None
 
     @classmethod
-    def open(cls, place: str | os.PathLike[str] | RangeReadable, config: StreamConfig) -> LoaderResources:
+    def open(cls, location: str | os.PathLike[str] | RangeReadable, config: StreamConfig) -> LoaderResources:
         """Open the data set at a path or URL, or in a store."""
-        store = metered(open_reader(place, options=config.options), egress=Budget.of(config.budget).egress)
-        return cls(config=config, store=store, thread=LoopThread("stoker-loader", last=store.close))
+        store = with_meter(open_reader(location, options=config.options), egress=Budget.of(config.budget).egress)
+        return cls(config=config, store=store, thread=LoopThread("stoker-loader", on_close=store.close))
 
     @property
-    def feed(self) -> BatchPipeline:
+    def pipeline(self) -> BatchPipeline:
         """The batch pipeline in use."""
-        assert self.current is not None  # noqa: S101 - its owner creates it before it is used
-        return self.current
+        assert self.active_pipeline is not None  # noqa: S101 - its owner creates it before it is used
+        return self.active_pipeline
 
     def read_manifest(self, version: int | None) -> Manifest:
         """Return a version of the manifest, or the newest one for None.
@@ -211,7 +213,7 @@ class LoaderResources:
         finally:
             self.manifest_hedges += reader.hedges
 
-    def create_feed(self, manifest: Manifest, feed_config: PipelineConfig) -> BatchPipeline:
+    def create_pipeline(self, manifest: Manifest, pipeline_config: PipelineConfig) -> BatchPipeline:
         """Return a new batch pipeline, which is not in use yet.
 
         Raises:
@@ -222,9 +224,9 @@ class LoaderResources:
         unknown = [name for name in config.decode or () if name not in manifest.schema]
         if unknown:
             raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
-        nearer = self.nearer = self.nearer or self._open_tiers(manifest, feed_config)
-        given = self.store, manifest, feed_config, self.thread
-        how: dict[str, Any] = {"copy_rows": self.rows, "recorder": self.recorder, "nearer": nearer}
+        nearer = self.tiers = self.tiers or self._open_tiers(manifest, pipeline_config)
+        given = self.store, manifest, pipeline_config, self.thread
+        how: dict[str, Any] = {"copy_rows": self.copy_rows, "recorder": self.recorder, "nearer": nearer}
         if config.shuffle != "materialized":
             return BatchPipeline(*given, **how)
         budget, pipeline = Budget.of(config.budget), MaterializedPipeline(*given, **how)
@@ -232,14 +234,14 @@ class LoaderResources:
         def check(epoch: BatchPipeline) -> None:
             LoaderPlan.of(epoch, self.prices, budget.egress).check_dollars(budget.max_dollars_per_epoch)
 
-        pipeline.check = check
+        pipeline.check_fallback = check
         return pipeline
 
-    def _open_tiers(self, manifest: Manifest, feed_config: PipelineConfig) -> Nearer:
+    def _open_tiers(self, manifest: Manifest, pipeline_config: PipelineConfig) -> TierSet:
         config = self.config
         caches = config.caches()
-        tiers = made_tiers(caches, manifest, config.sharers(feed_config)) if caches else ()
-        shared = config.shared_tier(self.store, feed_config.world_size * (feed_config.workers or 1))
+        tiers = create_tiers(caches, manifest, config.sharers(pipeline_config)) if caches else ()
+        shared = config.shared_tier(self.store, pipeline_config.world_size * (pipeline_config.workers or 1))
         limit_bytes: int | None = getattr(shared, "max_object_bytes", None)
         if limit_bytes is not None and manifest.largest_bytes > limit_bytes:
             raise ConfigError(
@@ -247,12 +249,12 @@ class LoaderResources:
                 f"{format_bytes(manifest.largest_bytes)}: take a code with more data shards"
             )
         is_lent = shared is not None and shared in (config.tier, config.warm)
-        self._own = Nearer(tiers, None if is_lent else shared)
-        return Nearer(tiers, shared)
+        self._own_tiers = TierSet(tiers, None if is_lent else shared)
+        return TierSet(tiers, shared)
 
     def plan(self) -> LoaderPlan:
         """Return the plan of an epoch of the batch pipeline in use."""
-        plan = LoaderPlan.of(self.feed, self.prices, Budget.of(self.config.budget).egress)
+        plan = LoaderPlan.of(self.pipeline, self.prices, Budget.of(self.config.budget).egress)
         return replace(plan, shuffle=self.config.shuffle)
 
     def check_spending(self) -> None:
@@ -261,13 +263,13 @@ class LoaderResources:
         Raises:
             BudgetExceededError: the budget is spent.
         """
-        if self.allowance is None:
+        if self.cost_budget is None:
             return
         try:
-            self.allowance.check(self.prices.dollars(self.store.meter.reading()))
+            self.cost_budget.check(self.prices.dollars(self.store.meter.snapshot()))
         except BudgetExceededError:
-            if self.current is not None:
-                self.current.stop()
+            if self.active_pipeline is not None:
+                self.active_pipeline.stop()
             raise
 
     def register_finalizer(self, owner: object) -> None:
@@ -280,20 +282,20 @@ class LoaderResources:
             self._finalizer.detach()
         self._finalizer = weakref.finalize(owner, self.close)
 
-    def leave(self) -> None:
+    def end_gathering(self) -> None:
         """End gathering from the batch pipeline, and wait for it; the pipeline continues to fetch ahead."""
-        ahead = self.ahead
+        ahead = self.double_buffer
         if ahead is None:
             return
         ahead.end()
-        if ahead.is_asked and self.current is not None:
-            self.current.stop()  # or close() would wait until the bucket has answered
+        if ahead.is_waiting and self.active_pipeline is not None:
+            self.active_pipeline.stop()  # or close() would wait until the bucket has answered
         ahead.close()
-        self.ahead = None
+        self.double_buffer = None
 
     def close(self) -> None:
         """End fetching, the thread and the connections. Idempotent; a batch pipeline may start again."""
-        ahead = self.ahead
+        ahead = self.double_buffer
         if self.thread.is_current or (ahead is not None and ahead.is_current):
             # Garbage collection runs in any thread; in this one, close() would wait for itself.
             threading.Thread(target=self.close, name="stoker-close").start()
@@ -302,10 +304,10 @@ class LoaderResources:
             if ahead is not None:
                 ahead.end()
             try:
-                if self.current is not None:
-                    self.current.stop()
+                if self.active_pipeline is not None:
+                    self.active_pipeline.stop()
                 if self.thread.is_running:
-                    self.thread.run(self._own.close())
+                    self.thread.run(self._own_tiers.close())
             finally:
                 self.thread.close()  # also waits for a batch that is being gathered
 
@@ -332,7 +334,7 @@ class Cursor(ABC):
         """React to an error that ended the iteration, so that the next iteration may continue it."""
 
 
-class Iteration:
+class BatchIteration:
     """One iteration over an epoch; threads that share it get different batches.
 
     A forked child may continue it, with its own connections and threads, and gets the same batches.
@@ -342,33 +344,33 @@ class Iteration:
         self, resources: LoaderResources, cursor: Cursor, steps: int, statistics: LoopStatistics | None = None
     ) -> None:
         self._resources, self._cursor, self._statistics = resources, cursor, statistics
-        self._left = steps
+        self._remaining = steps
         self._begin()
 
     def _begin(self) -> None:
         """Create the locks and buffers of this process."""
         self._pid = os.getpid()
-        self._turn = threading.RLock()  # one thread at a time waits for a batch
-        self._decision = threading.RLock()  # decides whether a batch is yielded or the iteration was closed before
+        self._next_lock = threading.RLock()  # one thread at a time waits for a batch
+        self._yield_lock = threading.RLock()  # decides whether a batch is yielded or the iteration was closed before
         self._pending: deque[tuple[Batch, PendingBatch] | Exception] = deque()
-        resources, feed = self._resources, self._resources.feed
-        make = partial(_gathered, feed, resources.config.with_ids)  # outlives this, so must not refer to the cursor
+        resources, feed = self._resources, self._resources.pipeline
+        make = partial(_gather_next, feed, resources.config.with_ids)  # outlives this, so must not refer to the cursor
         thread = resources.thread if resources.gathers_ahead and resources.pool is None else None
-        self._ahead = resources.ahead = DoubleBuffer(make, self._left, feed.is_ready, thread)
-        if self._left:
+        self._double_buffer = resources.double_buffer = DoubleBuffer(make, self._remaining, feed.is_ready, thread)
+        if self._remaining:
             self._cursor.seek()
 
-    def __iter__(self) -> Iteration:
+    def __iter__(self) -> BatchIteration:
         return self
 
     def __next__(self) -> Any:
         asked: float | None = None  # waiting for another thread does not count as waiting for data
         try:
-            if self._left and self._pid != os.getpid():
+            if self._remaining and self._pid != os.getpid():
                 asked = time.perf_counter()
                 self._begin()
-            with self._turn:
-                if self._left:
+            with self._next_lock:
+                if self._remaining:
                     self._resources.check_spending()
                 return self._next(time.perf_counter() if asked is None else asked)
         except StopIteration:
@@ -376,44 +378,44 @@ class Iteration:
             self.close()
             raise
         except BaseException:
-            with self._decision:
-                if self._left:  # no other thread has ended it
+            with self._yield_lock:
+                if self._remaining:  # no other thread has ended it
                     self._cursor.fail()
             self.close()
             raise
 
     def _next(self, asked: float) -> Any:
-        taken = self._taken() if self._left else None
-        with self._decision:
-            if taken is None or not self._left:
+        taken = self._take_batch() if self._remaining else None
+        with self._yield_lock:
+            if taken is None or not self._remaining:
                 raise StopIteration
-            self._left -= 1
+            self._remaining -= 1
             self._cursor.commit(taken[0])
             if self._statistics is not None:
-                self._statistics.yielded(taken[0], asked)
+                self._statistics.record_yield(taken[0], asked)
         return taken[1]
 
     def close(self) -> None:
         """End the iteration and drop the batches in the pool, without waiting."""
-        with self._decision:
-            self._left = 0
-        self._ahead.end()
+        with self._yield_lock:
+            self._remaining = 0
+        self._double_buffer.end()
         if self._pid == os.getpid():
             for pending in list(self._pending):
                 if not isinstance(pending, Exception):
                     pending[1].fail(StokerError("the iteration has ended"))
         self._pending = deque()  # a new one, since another thread may be using the old one
 
-    def _taken(self) -> tuple[Batch, Any] | None:
+    def _take_batch(self) -> tuple[Batch, Any] | None:
         """Return the next batch, as gathered and as yielded, or None at the end of the run."""
         resources = self._resources
         if resources.pool is None:
-            gathered = self._ahead.next()
+            gathered = self._double_buffer.next()
             if gathered is None or not resources.pins_memory:
                 return gathered
-            return gathered[0], pinned(gathered[1])
+            return gathered[0], pin_batch(gathered[1])
         pending = self._pending
-        self._fill(resources.pool, pending)
+        self._fill_pool(resources.pool, pending)
         if not pending:
             return None
         oldest = pending.popleft()
@@ -422,35 +424,35 @@ class Iteration:
         asked = time.perf_counter()
         result = oldest[1].result()
         if resources.recorder is not None:
-            resources.recorder.waited(Phase.DECODE, asked, time.perf_counter())
+            resources.recorder.add_wait(Phase.DECODE, asked, time.perf_counter())
         return oldest[0], result
 
-    def _fill(self, pool: SamplePool, pending: deque[tuple[Batch, PendingBatch] | Exception]) -> None:
+    def _fill_pool(self, pool: SamplePool, pending: deque[tuple[Batch, PendingBatch] | Exception]) -> None:
         """Submit batches that are ready to the pool; wait for one only if the pool has none."""
-        feed = self._resources.feed
+        feed = self._resources.pipeline
         while len(pending) < _BATCHES_IN_POOL and (not pending or feed.is_ready()):
             try:
-                gathered = self._ahead.next()
+                gathered = self._double_buffer.next()
             except Exception as error:  # noqa: BLE001 - raised again after the batches before it
                 pending.append(error)
                 return
             if gathered is None:
                 return
             batch, columns = gathered
-            contexts = _contexts_of(feed, batch)
+            contexts = _context_function(feed, batch)
             pending.append((batch, pool.submit(columns, batch.sample_name, contexts)))
 
 
-def _gathered(feed: BatchPipeline, with_ids: bool) -> tuple[Batch, dict[str, Any]] | None:
+def _gather_next(feed: BatchPipeline, with_ids: bool) -> tuple[Batch, dict[str, Any]] | None:
     batch = feed.next()
     if batch is None:
         return None
-    columns: dict[str, Any] = dict(to_tensors(batch.columns, feed.opened.columns))
+    columns: dict[str, Any] = dict(to_tensors(batch.columns, feed.source.columns))
     if with_ids:
         columns["__id__"] = torch.from_numpy(batch.sample_ids())
     return batch, columns
 
 
-def _contexts_of(feed: BatchPipeline, batch: Batch) -> ContextOf:
+def _context_function(feed: BatchPipeline, batch: Batch) -> ContextOf:
     ids, seed = batch.sample_ids(), feed.config.order.seed
     return lambda place: SampleContext(seed=seed, epoch=batch.epoch, sample=int(ids[place]))

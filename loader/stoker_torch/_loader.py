@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stoker._base.arguments import takes_settings
-from stoker._base.closing import Closing
+from stoker._base.closing import Closeable
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import format_bytes
-from stoker._cost.prices import Allowance, parse_dollars
+from stoker._cost.prices import CostBudget, parse_dollars
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.gather import gather_rows
 from stoker._fetch.pipeline import BatchPipeline
@@ -26,9 +26,9 @@ from stoker._format.schema import Column
 from stoker._stores import url_of
 from stoker._trace.chrome import ChromeTrace
 from stoker.errors import ConfigError, StateError
-from stoker_torch._config import Budget, LoaderArguments, checked_integer
+from stoker_torch._config import Budget, LoaderArguments, validate_integer
 from stoker_torch._figures import LoaderPlan, LoaderStatistics, LoopStatistics
-from stoker_torch._iteration import Cursor, Iteration, LoaderResources
+from stoker_torch._iteration import BatchIteration, Cursor, LoaderResources
 from stoker_torch._pool import SamplePool, has_functions
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank
 from stoker_torch._state import RunState
@@ -37,38 +37,38 @@ from stoker_torch._tensors import BufferPool, can_pin_memory
 _log = logging.getLogger("stoker")
 
 
-class RunCursor(Cursor):
+class EpochCursor(Cursor):
     """The position of a loader's run: an epoch, and a position in it over all ranks.
 
     Args:
         resources: open data set with the batch pipeline.
 
     Attributes:
-        place: epoch and position; one value, so that a signal handler never sees half a change.
-        is_fresh: whether the next iteration begins at ``place``, and not with the epoch after it.
+        position: epoch and position; one value, so that a signal handler never sees half a change.
+        is_fresh: whether the next iteration begins at ``position``, and not with the epoch after it.
         is_resumed: whether a state was loaded.
         is_share_over: whether this rank has delivered its share of the epoch; other ranks may have one batch more.
     """
 
     def __init__(self, resources: LoaderResources) -> None:
         self._resources = resources
-        self.place = (0, 0)
+        self.position = (0, 0)
         self.is_fresh, self.is_resumed, self.is_share_over = True, False, False
 
     @property
     def is_abandoned(self) -> bool:
         """Whether the loop began the epoch and left it before its end."""
-        return not self.is_fresh and self.place[1] > 0
+        return not self.is_fresh and self.position[1] > 0
 
     def begin(self) -> None:
         """Begin an iteration: of the next epoch if this one was abandoned."""
         if self.is_abandoned:
-            self.place = (self.place[0] + 1, 0)
+            self.position = (self.position[0] + 1, 0)
         self.is_fresh = False
 
     def set_epoch(self, epoch: int) -> None:
         """Set the position to the start of an epoch."""
-        self.place, self.is_fresh, self.is_share_over = (epoch, 0), True, False
+        self.position, self.is_fresh, self.is_share_over = (epoch, 0), True, False
 
     def resume(self, epoch: int, position: int) -> None:
         """Set the position to that of a state; at an epoch's end, to the start of the next epoch.
@@ -76,37 +76,37 @@ class RunCursor(Cursor):
         Rank 0, which has at least as many batches as any rank, decides whether the epoch is over, since all ranks must
         go to the same position.
         """
-        self.place = (epoch, position) if not position or self._is_left(position) else (epoch + 1, 0)
+        self.position = (epoch, position) if not position or self._has_samples_after(position) else (epoch + 1, 0)
         self.is_fresh, self.is_resumed, self.is_share_over = True, True, False
 
-    def _is_left(self, position: int) -> bool:
-        feed = self._resources.feed
-        return replace(feed.config.dealing(feed.manifest.samples), rank=0).steps_from(position) > 0
+    def _has_samples_after(self, position: int) -> bool:
+        feed = self._resources.pipeline
+        return replace(feed.config.sharding(feed.manifest.samples), rank=0).count_steps(position) > 0
 
     def seek(self) -> None:
-        """Start the batch pipeline at ``place``, unless it is there already."""
-        feed = self._resources.feed
-        if feed.place != self.place:
-            feed.start(*self.place)
+        """Start the batch pipeline at ``position``, unless it is there already."""
+        feed = self._resources.pipeline
+        if feed.position != self.position:
+            feed.start(*self.position)
             self._resources.register_finalizer(self)
 
     def commit(self, batch: Batch) -> None:
         """Set the position to the end of a batch; after the last batch of all ranks, to the next epoch."""
-        self.place, self.is_share_over = (batch.epoch, batch.end), batch.is_last
-        if batch.is_last and not (self._resources.config.evaluation and self._is_left(batch.end)):
+        self.position, self.is_share_over = (batch.epoch, batch.end), batch.is_last
+        if batch.is_last and not (self._resources.config.evaluation and self._has_samples_after(batch.end)):
             self.end()
 
     def end(self) -> None:
         """Go to the next epoch if this rank has delivered its share."""
         if self.is_share_over:
-            self.place, self.is_share_over = (self.place[0] + 1, 0), False
+            self.position, self.is_share_over = (self.position[0] + 1, 0), False
 
     def fail(self) -> None:
-        """Make the next iteration continue at ``place``."""
+        """Make the next iteration continue at ``position``."""
         self.is_fresh = True
 
 
-class Loader(Closing):
+class Loader(Closeable):
     """Iterates over a packed data set; each ``for`` is one epoch, each batch a dictionary of tensors.
 
     ``batch[name]`` is a tensor ``[samples, *shape]`` of the column's dtype, or a :class:`RaggedColumn`. Batches own
@@ -146,26 +146,28 @@ class Loader(Closing):
         self._buffers = BufferPool(pinned=pins_memory) if config.reuse_buffers else None
         self._resources = resources = LoaderResources.open(config.url, config)
         resources.pins_memory, resources.gathers_ahead = pins_memory, self._buffers is None
-        resources.rows = gather_rows if self._buffers is None else self._buffers.gather_rows  # which knows the stream
+        resources.copy_rows = (
+            gather_rows if self._buffers is None else self._buffers.gather_rows
+        )  # which knows the stream
         if has_functions(config):
             resources.pool = SamplePool(config, threads=os.cpu_count() or 1, pin_memory=pins_memory)
         if self._budget.dollars is not None:
-            resources.allowance = Allowance(parse_dollars(self._budget.dollars), self.world_size)
+            resources.cost_budget = CostBudget(parse_dollars(self._budget.dollars), self.world_size)
         try:
             self._trace = self._create_trace()
             self._recorder = Recorder([*config.sinks(), *([] if self._trace is None else [self._trace])])
             resources.recorder = self._recorder
             lanes = self.world_size if config.lanes is None else config.lanes
-            resources.current = self._create_feed(resources.read_manifest(config.version), lanes)
+            resources.active_pipeline = self._create_pipeline(resources.read_manifest(config.version), lanes)
             plan = self.plan
             plan.check_dollars(self._budget.max_dollars_per_epoch)
         except BaseException:
             resources.close()
             raise
-        self._cursor = RunCursor(resources)
+        self._cursor = EpochCursor(resources)
         resources.register_finalizer(self._cursor)  # an iteration holds it, too, and may outlive the loader
         self._empty_loops = 0
-        self._iteration: weakref.ref[Iteration] | None = None
+        self._iteration: weakref.ref[BatchIteration] | None = None
         self._statistics = LoopStatistics(self._recorder)
         self._statistics.construction_seconds = time.perf_counter() - begun_seconds
         _log.info("%s, rank %d of %d: %s", self.url, self.rank, self.world_size, plan)
@@ -175,7 +177,7 @@ class Loader(Closing):
     @property
     def manifest(self) -> Manifest:
         """The pinned version of the data set's index."""
-        return self._resources.feed.manifest
+        return self._resources.pipeline.manifest
 
     @property
     def plan(self) -> LoaderPlan:
@@ -186,23 +188,23 @@ class Loader(Closing):
         return self.manifest.schema.chosen(self.config.columns)
 
     def __repr__(self) -> str:
-        epoch, position = self._cursor.place
+        epoch, position = self._cursor.position
         return (
             f"<Loader {self.url} rank {self.rank} of {self.world_size}: "
-            f"{describe_manifest(self.manifest, self._columns())}; {self._batches_of()}; "
+            f"{describe_manifest(self.manifest, self._columns())}; {self._format_batches()}; "
             f"epoch {epoch}, position {position}>"
         )
 
-    def _batches_of(self) -> str:
+    def _format_batches(self) -> str:
         return f"{len(self):,} batches of {self.config.batch_size:,} an epoch"
 
     def _repr_html_(self) -> str:
-        epoch, position = self._cursor.place
+        epoch, position = self._cursor.position
         manifest = self.manifest
         rows = [
             ("data set", f"version {manifest.version}: {describe_manifest(manifest, self._columns())}"),
             ("rank", f"{self.rank} of {self.world_size}"),
-            ("batches", self._batches_of()),
+            ("batches", self._format_batches()),
             ("order", f"shuffle {self.config.shuffle}, seed {self.config.seed}, window {self.config.window}"),
             ("memory", format_bytes(self.config.memory_bytes())),
             ("next", f"epoch {epoch}, position {position:,}"),
@@ -223,16 +225,16 @@ class Loader(Closing):
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on this rank."""
-        return self._resources.feed.partition.steps_from(0)
+        return self._resources.pipeline.partition.count_steps(0)
 
     @property
     def remaining(self) -> int:
         """Number of batches that are left of the current epoch on this rank."""
-        return self._resources.feed.partition.steps_from(self._cursor.place[1])
+        return self._resources.pipeline.partition.count_steps(self._cursor.position[1])
 
-    def _create_feed(self, manifest: Manifest, lanes: int) -> BatchPipeline:
+    def _create_pipeline(self, manifest: Manifest, lanes: int) -> BatchPipeline:
         config = self.config.feed_config(rank=self.rank, world_size=self.world_size, lanes=lanes)
-        return self._resources.create_feed(manifest, config)
+        return self._resources.create_pipeline(manifest, config)
 
     def _create_trace(self) -> ChromeTrace | None:
         path = self.config.trace
@@ -258,29 +260,29 @@ class Loader(Closing):
             confirm_rank(self.rank, self.world_size)
         resources, cursor = self._resources, self._cursor
         resources.check_spending()  # raises before the position changes, so that the state can still be saved
-        self._leave()
+        self._end_iteration()
         cursor.end()
-        epoch = cursor.place[0] + cursor.is_abandoned
+        epoch = cursor.position[0] + cursor.is_abandoned
         is_over = self.config.epochs is not None and epoch >= self.config.epochs
         if is_over:
-            self._tell_over(epoch, raises=cursor.is_abandoned and not cursor.is_resumed)
+            self._warn_after_last_epoch(epoch, raises=cursor.is_abandoned and not cursor.is_resumed)
         cursor.begin()
-        compare_ranks(self._state().compared(self.config), self.world_size)
+        compare_ranks(self._state().comparison_values(self.config), self.world_size)
         asked = time.perf_counter()
-        iteration = Iteration(resources, cursor, 0 if is_over else self.remaining, self._statistics)
-        self._statistics.begun(asked)
+        iteration = BatchIteration(resources, cursor, 0 if is_over else self.remaining, self._statistics)
+        self._statistics.record_begin(asked)
         cursor.is_share_over = not is_over and not self.remaining  # nothing for this rank
         self._iteration = weakref.ref(iteration)
         return iteration
 
-    def _tell_over(self, epoch: int, *, raises: bool) -> None:
+    def _warn_after_last_epoch(self, epoch: int, *, raises: bool) -> None:
         """Warn that a loop began after the last epoch.
 
         Raises:
             ConfigError: ``raises`` is true.
         """
         self._empty_loops += 1
-        left, position = self._cursor.place
+        left, position = self._cursor.position
         over = f"epochs={self.config.epochs} are over: the next would be epoch {epoch}, counted from 0"
         if raises:
             raise ConfigError(
@@ -295,13 +297,13 @@ class Loader(Closing):
             stacklevel=3,
         )
 
-    def _leave(self) -> None:
+    def _end_iteration(self) -> None:
         """End the current iteration, if any."""
         iteration = None if self._iteration is None else self._iteration()
         if iteration is not None:
             iteration.close()
         self._iteration = None
-        self._resources.leave()
+        self._resources.end_gathering()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
@@ -312,17 +314,17 @@ class Loader(Closing):
         Raises:
             ConfigError: ``epoch`` is not an integer of at least 0.
         """
-        epoch = checked_integer("epoch", epoch, 0)
-        if self._cursor.is_fresh and epoch == self._cursor.place[0]:
+        epoch = validate_integer("epoch", epoch, 0)
+        if self._cursor.is_fresh and epoch == self._cursor.position[0]:
             return
-        self._leave()
+        self._end_iteration()
         self._cursor.set_epoch(epoch)
 
     # State.
 
     def _state(self) -> RunState:
-        epoch, position = self._cursor.place
-        lanes = self._resources.feed.config.order.lanes
+        epoch, position = self._cursor.position
+        lanes = self._resources.pipeline.config.order.lanes
         return RunState.of_config(self.config, self.manifest, lanes, epoch=epoch, position=position)
 
     def state_dict(self) -> dict[str, Any]:
@@ -345,21 +347,21 @@ class Loader(Closing):
         loaded = RunState.from_dict(state)
         mine = self._state()
         loaded.check(mine, self.config)
-        manifest, feed = self.manifest, self._resources.feed
+        manifest, feed = self.manifest, self._resources.pipeline
         if loaded.version != manifest.version:
             manifest = self._resources.read_manifest(loaded.version)
             self._resources.register_finalizer(self._cursor)
         if (loaded.version, loaded.lanes) != (mine.version, mine.lanes):
-            feed = self._create_feed(manifest, loaded.lanes)
+            feed = self._create_pipeline(manifest, loaded.lanes)
         if loaded.position > feed.partition.samples:
             raise StateError(
                 f"the state's position {loaded.position} is beyond the {feed.partition.samples} samples of an epoch; "
                 "load a state of this data set"
             )
-        self._leave()
-        if feed is not self._resources.feed:
-            self._resources.feed.stop()
-            self._resources.current = feed
+        self._end_iteration()
+        if feed is not self._resources.pipeline:
+            self._resources.pipeline.stop()
+            self._resources.active_pipeline = feed
         self._cursor.resume(loaded.epoch, loaded.position)
 
     # The end.
@@ -368,13 +370,13 @@ class Loader(Closing):
         """Return the statistics so far: waits, requests, bytes, retries, hedges, dollars."""
         resources = self._resources
         bad_samples = 0 if resources.pool is None else resources.pool.bad_samples
-        reading = resources.store.meter.reading()
-        found = self._statistics.snapshot(resources.feed, reading, resources.prices, bad_samples)
+        reading = resources.store.meter.snapshot()
+        found = self._statistics.snapshot(resources.pipeline, reading, resources.prices, bad_samples)
         return replace(found, hedges=found.hedges + resources.manifest_hedges)
 
     def close(self) -> None:
         """End fetching, threads and connections. Idempotent; a new iteration starts them again."""
-        self._leave()
+        self._end_iteration()
         self._resources.close()
         if self._resources.pool is not None:
             self._resources.pool.close()

@@ -20,12 +20,12 @@ from torch.utils.data import default_collate
 
 from stoker.errors import SampleError, SampleTimeoutError, StokerError
 from stoker_torch._config import StreamConfig, WorkerOptions
-from stoker_torch._tensors import pinned, stacked
-from stoker_torch._user_functions import ContextOf, ThreadPool, asks_for_context, with_context
+from stoker_torch._tensors import pin_batch, stack_values
+from stoker_torch._user_functions import ContextOf, ThreadPool, add_context_argument, takes_context
 
 _log = logging.getLogger("stoker")
 
-_PARTS_PER_WORKER = 4
+_PARTS_PER_THREAD = 4
 """Parts of a batch per thread: enough that a slow sample does not delay its batch, few enough to schedule cheaply."""
 
 Columns = Mapping[str, Any]
@@ -115,11 +115,11 @@ class SamplePool:
         self._workers = self._options.threads or threads
         self._collate, self._pin_memory = collate or config.collate, pin_memory
         decode, transform = config.decode or {}, config.transform
-        self._decode = [(name, f"decode of column {name!r}", with_context(decode[name])) for name in decode]
-        self._transform = None if transform is None else with_context(transform)
+        self._decode = [(name, f"decode of column {name!r}", add_context_argument(decode[name])) for name in decode]
+        self._transform = None if transform is None else add_context_argument(transform)
         self._is_by_sample = bool(decode) or transform is not None or self._collate is not None
         by_value = [*decode.values(), *([] if transform is None else [transform])]
-        self._needs_context = any(map(asks_for_context, by_value))
+        self._needs_context = any(map(takes_context, by_value))
         self.bad_samples = 0
         self._begin()
 
@@ -132,7 +132,7 @@ class SamplePool:
     def _forget_threads(self) -> None:
         """Drop the references to threads and batches; the next batch starts new threads."""
         self._threads: ThreadPool | None = None
-        self._tasks: dict[int, _Task] = {}
+        self._calls: dict[int, _CurrentCall] = {}
         self._pending: weakref.WeakSet[PendingBatch] = weakref.WeakSet()
 
     def submit(self, columns: Columns, name_of: NameOf, context_of: ContextOf) -> PendingBatch:
@@ -151,9 +151,9 @@ class SamplePool:
         threads = self._threads
         if threads is None:
             threads = self._threads = ThreadPool(self._workers, "stoker-pool")
-            self._finalizer = weakref.finalize(self, _end, threads, self._tasks)
+            self._finalizer = weakref.finalize(self, _close_threads, threads, self._calls)
         count = len(next(iter(columns.values()))) if self._is_by_sample else 0
-        size = max(1, -(-count // (self._workers * _PARTS_PER_WORKER)))
+        size = max(1, -(-count // (self._workers * _PARTS_PER_THREAD)))
         parts = [range(start, min(start + size, count)) for start in range(0, count, size)] or [range(0)]
         batch = PendingBatch(self, columns, name_of, context_of, count, len(parts))
         self._pending.add(batch)
@@ -181,7 +181,7 @@ class SamplePool:
         if result.done():
             return result.result()
         late = SampleTimeoutError(
-            f"no batch within timeout_seconds={timeout_seconds}: {_longest(self._tasks)}; "
+            f"no batch within timeout_seconds={timeout_seconds}: {_describe_longest_call(self._calls)}; "
             "fix the function, or give it more time"
         )
         if self._threads is not None:
@@ -191,9 +191,9 @@ class SamplePool:
         raise late
 
     def make_sample(self, batch: PendingBatch, place: int) -> Any:
-        """Return one sample, or a ``_Bad`` with its error."""
-        tasks, thread = self._tasks, threading.get_ident()
-        task = tasks[thread] = _Task(batch.name_of, place, "reading", monotonic())
+        """Return one sample, or a ``_FailedSample`` with its error."""
+        tasks, thread = self._calls, threading.get_ident()
+        task = tasks[thread] = _CurrentCall(batch.name_of, place, "reading", monotonic())
         try:
             is_whole = self._transform is not None or self._collate is not None
             needed = batch.columns if is_whole else self._config.decode or ()
@@ -205,7 +205,7 @@ class SamplePool:
             task.stage = "transform"
             return sample if self._transform is None else self._transform(sample, context)
         except Exception as error:  # noqa: BLE001 - a task boundary: the user's function failed on this sample
-            return _Bad(task.failure(error))
+            return _FailedSample(task.failure(error))
         finally:
             del tasks[thread]
 
@@ -217,10 +217,10 @@ class SamplePool:
                 whole batch did.
         """
         places = self._good_places(batch.samples)
-        tasks, thread = self._tasks, threading.get_ident()
-        task = tasks[thread] = _Task(batch.name_of, None, "collate", monotonic())
+        tasks, thread = self._calls, threading.get_ident()
+        task = tasks[thread] = _CurrentCall(batch.name_of, None, "collate", monotonic())
         try:
-            result = self._collated(batch.columns, [batch.samples[place] for place in places], places)
+            result = self._collate_batch(batch.columns, [batch.samples[place] for place in places], places)
             if self._config.batch_transform is not None:
                 task.stage = "batch_transform"
                 result = self._config.batch_transform(result)
@@ -228,21 +228,21 @@ class SamplePool:
             raise task.failure(error) from error
         finally:
             del tasks[thread]
-        return pinned(result) if self._pin_memory else result
+        return pin_batch(result) if self._pin_memory else result
 
-    def _collated(self, columns: Columns, good: list[Any], places: list[int]) -> Any:
+    def _collate_batch(self, columns: Columns, good: list[Any], places: list[int]) -> Any:
         if self._collate is not None:
             return self._collate(good)
         if self._transform is not None:
             return default_collate(good)
         if places != list(range(len(places))):
             columns = {name: values[torch.tensor(places)] for name, values in columns.items()}
-        return {**columns, **{name: stacked([sample[name] for sample in good]) for name, *_ in self._decode}}
+        return {**columns, **{name: stack_values([sample[name] for sample in good]) for name, *_ in self._decode}}
 
     def _good_places(self, samples: list[Any]) -> list[int]:
         """Return the place of each sample of the batch; the good ones, in turn, replace the bad ones."""
-        bad = [sample.error for sample in samples if isinstance(sample, _Bad)]
-        good = [place for place, sample in enumerate(samples) if not isinstance(sample, _Bad)]
+        bad = [sample.error for sample in samples if isinstance(sample, _FailedSample)]
+        good = [place for place, sample in enumerate(samples) if not isinstance(sample, _FailedSample)]
         if bad:
             allowed = self._options.max_bad_samples
             with self._lock:
@@ -253,31 +253,31 @@ class SamplePool:
             if too_many or not good:
                 raise bad[0]
         spare = cycle(good)
-        return [next(spare) if isinstance(sample, _Bad) else place for place, sample in enumerate(samples)]
+        return [next(spare) if isinstance(sample, _FailedSample) else place for place, sample in enumerate(samples)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Bad:
+class _FailedSample:
     """The error of a sample that failed, in place of the sample."""
 
     error: SampleError
 
 
 @dataclass(slots=True)
-class _Task:
+class _CurrentCall:
     """The current work of a thread.
 
     Attributes:
         name_of: function that names a sample of the batch.
         place: place of the sample in the batch, None for the whole batch.
         stage: name of the function that is running.
-        begun: start of the work by the monotonic clock, in seconds.
+        begin_seconds: start of the work by the monotonic clock, in seconds.
     """
 
     name_of: NameOf
     place: int | None
     stage: str
-    begun: float
+    begin_seconds: float
 
     def name(self) -> str:
         """Return the name of the sample, or of the batch."""
@@ -287,12 +287,12 @@ class _Task:
 
     def failure(self, error: Exception) -> SampleError:
         """Return the error that wraps an exception of the user's function."""
-        failure = SampleError(f"{self.name()}: {self.stage} failed: {type(error).__name__}: {_text_of(error)}")
+        failure = SampleError(f"{self.name()}: {self.stage} failed: {type(error).__name__}: {_error_text(error)}")
         failure.__cause__ = error
         return failure
 
 
-def _text_of(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return the text of an error."""
     try:
         return str(error)
@@ -300,17 +300,17 @@ def _text_of(error: Exception) -> str:
         return f"<its __str__ raises {type(another).__name__}>"
 
 
-def _longest(tasks: dict[int, _Task]) -> str:
+def _describe_longest_call(tasks: dict[int, _CurrentCall]) -> str:
     """Describe the function that has been running longest, its sample, and the number of other running functions."""
-    under_way = sorted(tasks.copy().values(), key=lambda task: task.begun)
+    under_way = sorted(tasks.copy().values(), key=lambda task: task.begin_seconds)
     if not under_way:
         return "no function is running"
     first = under_way[0]
     others = f" (and {len(under_way) - 1} more)" if len(under_way) > 1 else ""
-    return f"{first.stage} of {first.name()} has not returned for {monotonic() - first.begun:.1f} s{others}"
+    return f"{first.stage} of {first.name()} has not returned for {monotonic() - first.begin_seconds:.1f} s{others}"
 
 
-def _end(threads: ThreadPool, tasks: dict[int, _Task]) -> None:
+def _close_threads(threads: ThreadPool, tasks: dict[int, _CurrentCall]) -> None:
     """End threads; warn if a function does not return."""
     if not threads.close():
-        _log.warning("a thread of the loader is still running: %s", _longest(tasks))
+        _log.warning("a thread of the loader is still running: %s", _describe_longest_call(tasks))

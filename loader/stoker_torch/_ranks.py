@@ -100,10 +100,10 @@ def compare_ranks(settings: Mapping[str, object], world_size: int) -> None:
         )
 
 
-_TRUST_LENGTH = ("lightning.pytorch", "pytorch_lightning", "transformers.trainer")
+_LENGTH_FRAMEWORKS = ("lightning.pytorch", "pytorch_lightning", "transformers.trainer")
 
 
-def refuse_resharding(dataset: IterableDataset[Any], rank: int, world_size: int) -> None:
+def check_no_resharding(dataset: IterableDataset[Any], rank: int, world_size: int) -> None:
     """Check that Accelerate does not divide the samples of ``dataset`` among the ranks again.
 
     Call it when an iteration begins: it examines the DataLoaders that Accelerate is iterating over, and the data sets
@@ -112,8 +112,8 @@ def refuse_resharding(dataset: IterableDataset[Any], rank: int, world_size: int)
     Raises:
         ConfigError: samples would be lost; the message has the remedy.
     """
-    for loader, sends_parts in _dealing():
-        if not _reads(loader.dataset, dataset):
+    for loader, sends_parts in _sharding_loaders():
+        if not _wraps(loader.dataset, dataset):
             continue
         if world_size > 1:
             raise ConfigError(
@@ -130,7 +130,7 @@ def refuse_resharding(dataset: IterableDataset[Any], rank: int, world_size: int)
             )
 
 
-def _dealing() -> Iterator[tuple[Any, bool]]:
+def _sharding_loaders() -> Iterator[tuple[Any, bool]]:
     """Yield each DataLoader that Accelerate divides among the ranks, and whether rank 0 reads for all of them."""
     accelerate = sys.modules.get("accelerate.data_loader")
     if accelerate is None:
@@ -141,19 +141,19 @@ def _dealing() -> Iterator[tuple[Any, bool]]:
             yield loader, sends_parts
 
 
-def _reads(outer: object, dataset: IterableDataset[Any]) -> bool:
+def _wraps(outer: object, dataset: IterableDataset[Any]) -> bool:
     """Return whether ``outer`` is the data set or an iterable data set that wraps it."""
     if outer is dataset:
         return True
-    return isinstance(outer, IterableDataset) and any(_reads(each, dataset) for each in vars(outer).values())
+    return isinstance(outer, IterableDataset) and any(_wraps(each, dataset) for each in vars(outer).values())
 
 
-def trusts_length() -> bool:
+def uses_loader_length() -> bool:
     """Return whether the process has imported a framework that leaves an epoch after ``len(DataLoader)`` batches."""
-    return any(name in sys.modules for name in _TRUST_LENGTH)
+    return any(name in sys.modules for name in _LENGTH_FRAMEWORKS)
 
 
-def warn_of_length(workers: int) -> None:
+def warn_about_length(workers: int) -> None:
     """Warn that a DataLoader with several workers may have more batches than its ``len()``, which a framework uses."""
     warnings.warn(
         f"Lightning and Trainer leave an epoch after len(DataLoader) batches. {workers} workers read this "

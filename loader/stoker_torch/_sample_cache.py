@@ -17,20 +17,20 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import torch
 
-from stoker._base.closing import Closing
+from stoker._base.closing import Closeable
 from stoker._base.sizes import parse_bytes
 from stoker.errors import ConfigError, SampleError, StokerError
 
-Amounts = tuple[int, int, int, int]
+LookupAmounts = tuple[int, int, int, int]
 """Look-ups, misses, damaged entries, and nanoseconds of waiting."""
 
-_NO_LOOK_UPS: Amounts = (0, 0, 0, 0)
-_ROW = struct.Struct("<4Q")
+_NO_LOOKUPS: LookupAmounts = (0, 0, 0, 0)
+_AMOUNTS = struct.Struct("<4Q")
 """Amounts in a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookUpStatistics:
+class LookupStatistics:
     """Counts since construction; the difference of two has the counts between them, for example of an epoch.
 
     Attributes:
@@ -54,7 +54,7 @@ class LookUpStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheStatistics(LookUpStatistics):
+class CacheStatistics(LookupStatistics):
     """Counts of a :class:`~stoker_torch.CachedDataset` and of the service that fills its cache.
 
     Attributes:
@@ -77,30 +77,30 @@ class CacheStatistics(LookUpStatistics):
     failures: int
 
 
-def _with_look_up(amounts: Amounts, missed: bool, damaged: bool, wait_seconds: float) -> Amounts:
+def _add_lookup(amounts: LookupAmounts, missed: bool, damaged: bool, wait_seconds: float) -> LookupAmounts:
     look_ups, misses, damages, waited_ns = amounts
     return look_ups + 1, misses + missed, damages + damaged, waited_ns + round(wait_seconds * 1e9)
 
 
-class LookUpCounts:
+class LookupCounts:
     """Adds up the look-ups of all threads of one process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._amounts = _NO_LOOK_UPS
+        self._amounts = _NO_LOOKUPS
 
     def add(self, *, missed: bool, damaged: bool, wait_seconds: float) -> None:
         """Count one look-up."""
         with self._lock:
-            self._amounts = _with_look_up(self._amounts, missed, damaged, wait_seconds)
+            self._amounts = _add_lookup(self._amounts, missed, damaged, wait_seconds)
 
-    def read(self) -> Amounts:
+    def read(self) -> LookupAmounts:
         """Return the counts so far."""
         return self._amounts
 
 
 @contextlib.contextmanager
-def locked(path: Path, flags: int = os.O_RDONLY, *, wait: bool = True) -> Iterator[int]:
+def lock_path(path: Path, flags: int = os.O_RDONLY, *, wait: bool = True) -> Iterator[int]:
     """Open a file or folder and hold its exclusive lock (``flock``), also against other openings in this process.
 
     Raises:
@@ -129,19 +129,19 @@ class SharedCounts:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._last = path, _NO_LOOK_UPS
-        path.write_bytes(_ROW.pack(*_NO_LOOK_UPS))
+        self._path, self._last = path, _NO_LOOKUPS
+        path.write_bytes(_AMOUNTS.pack(*_NO_LOOKUPS))
 
     def add(self, *, missed: bool, damaged: bool, wait_seconds: float) -> None:
         """Count one look-up; no effect after the file was removed."""
-        with contextlib.suppress(FileNotFoundError), locked(self._path, os.O_RDWR) as file:
-            before: Amounts = _ROW.unpack(os.pread(file, _ROW.size, 0))
-            os.pwrite(file, _ROW.pack(*_with_look_up(before, missed, damaged, wait_seconds)), 0)
+        with contextlib.suppress(FileNotFoundError), lock_path(self._path, os.O_RDWR) as file:
+            before: LookupAmounts = _AMOUNTS.unpack(os.pread(file, _AMOUNTS.size, 0))
+            os.pwrite(file, _AMOUNTS.pack(*_add_lookup(before, missed, damaged, wait_seconds)), 0)
 
-    def read(self) -> Amounts:
+    def read(self) -> LookupAmounts:
         """Return the counts so far; after the file was removed, those that were read last."""
-        with contextlib.suppress(FileNotFoundError), locked(self._path, os.O_RDWR) as file:
-            self._last = _ROW.unpack(os.pread(file, _ROW.size, 0))
+        with contextlib.suppress(FileNotFoundError), lock_path(self._path, os.O_RDWR) as file:
+            self._last = _AMOUNTS.unpack(os.pread(file, _AMOUNTS.size, 0))
         return self._last
 
 
@@ -149,12 +149,12 @@ class DamagedEntryError(KeyError):
     """The cache's entry of an index is not the one that was written; for a reader, the sample is not cached."""
 
 
-class SampleCache(Closing):
+class SampleCache(Closeable):
     """A bounded collection of samples with first-in, first-out eviction, for one run.
 
     All methods may be called from any thread; each subclass says which may be called from other processes. One entry
-    is written at a time. There are two locks, so that a look-up does not wait for a disk: ``_writing`` is held during a
-    write, ``_looking`` only for changes of the index, also inside the other.
+    is written at a time. There are two locks, so that a look-up does not wait for a disk: ``_write_lock`` is held
+    during a write, ``_index_lock`` only for changes of the index, also inside the other.
 
     Args:
         samples: maximum number of samples.
@@ -168,16 +168,16 @@ class SampleCache(Closing):
         counts: look-up counts of all processes that share the cache.
     """
 
-    counts: LookUpCounts | SharedCounts
+    counts: LookupCounts | SharedCounts
 
     def __init__(self, samples: int, max_bytes: int | str | None) -> None:
         self.samples, self._max_bytes = samples, None if max_bytes is None else parse_bytes(max_bytes)
         if samples < 1 or self._max_bytes == 0:
             name = type(self).__name__
             raise ConfigError(f"a {name} needs room for a sample, not samples={samples}, max_bytes={max_bytes}")
-        self._writing, self._looking = threading.Lock(), threading.Lock()
+        self._write_lock, self._index_lock = threading.Lock(), threading.Lock()
         self._sizes: dict[int, int] = {}
-        self._bytes = 0
+        self._total_bytes = 0
         self._is_closed = False
         self._pid = os.getpid()
 
@@ -205,7 +205,7 @@ class SampleCache(Closing):
             StokerError: this process does not fill the cache.
         """
         self._check_own()
-        with self._looking:
+        with self._index_lock:
             if renew and index in self._sizes:
                 self._sizes[index] = self._sizes.pop(index)
             return index in self._sizes
@@ -226,23 +226,23 @@ class SampleCache(Closing):
             StokerError: the cache is closed, or this process does not fill it.
         """
         self._check_own()
-        entry, size_bytes = self._entry(index, sample)
+        entry, size_bytes = self._encode_entry(index, sample)
         if self._max_bytes is not None and size_bytes > self._max_bytes:
             return False
-        with self._writing:
+        with self._write_lock:
             if self._is_closed:
                 raise StokerError(f"the {type(self).__name__} is closed")
             if index not in self._sizes:
                 while self._is_full(size_bytes):
                     self._evict()
                 self._write(index, entry)
-                self._note(index, size_bytes)
+                self._add_size(index, size_bytes)
         return True
 
     def close(self) -> None:
         """Remove all samples and accept no more. Idempotent."""
         if self.is_own:
-            with self._writing, self._looking:
+            with self._write_lock, self._index_lock:
                 self._is_closed = True
                 self._sizes.clear()
 
@@ -251,27 +251,27 @@ class SampleCache(Closing):
         return len(self._sizes)
 
     def _is_full(self, size_bytes: int) -> bool:
-        is_over = self._max_bytes is not None and self._bytes + size_bytes > self._max_bytes
+        is_over = self._max_bytes is not None and self._total_bytes + size_bytes > self._max_bytes
         return bool(self._sizes) and (len(self._sizes) >= self.samples or is_over)
 
     def _evict(self) -> None:
-        with self._looking:
+        with self._index_lock:
             oldest = next(iter(self._sizes))
             size_bytes = self._sizes.pop(oldest)
-            self._bytes -= size_bytes
+            self._total_bytes -= size_bytes
         try:
             self._remove(oldest)
         except OSError:
-            self._note(oldest, size_bytes)  # it still uses space
+            self._add_size(oldest, size_bytes)  # it still uses space
             raise
 
-    def _note(self, index: int, size_bytes: int) -> None:
-        with self._looking:
+    def _add_size(self, index: int, size_bytes: int) -> None:
+        with self._index_lock:
             self._sizes[index] = size_bytes
-            self._bytes += size_bytes
+            self._total_bytes += size_bytes
 
     @abstractmethod
-    def _entry(self, index: int, sample: Any) -> tuple[Any, int]:
+    def _encode_entry(self, index: int, sample: Any) -> tuple[Any, int]:
         """Return the entry of a sample, as it is stored, and its size in bytes."""
 
     @abstractmethod
@@ -287,7 +287,7 @@ class SampleCache(Closing):
         """Raise an error if another process fills the cache."""
 
 
-def held_bytes(sample: Any) -> int:
+def sample_bytes(sample: Any) -> int:
     """Return the bytes of memory that a sample keeps alive; a view counts with the whole storage below it.
 
     Raises:
@@ -296,11 +296,11 @@ def held_bytes(sample: Any) -> int:
     if isinstance(sample, torch.Tensor):
         return sample.untyped_storage().nbytes()
     if isinstance(sample, np.ndarray):
-        return held_bytes(sample.base) if isinstance(sample.base, np.ndarray) else sample.nbytes
+        return sample_bytes(sample.base) if isinstance(sample.base, np.ndarray) else sample.nbytes
     if isinstance(sample, dict):
-        return sys.getsizeof(sample) + sum(held_bytes(key) + held_bytes(value) for key, value in sample.items())
+        return sys.getsizeof(sample) + sum(sample_bytes(key) + sample_bytes(value) for key, value in sample.items())
     if isinstance(sample, list | tuple):
-        return sys.getsizeof(sample) + sum(map(held_bytes, sample))
+        return sys.getsizeof(sample) + sum(map(sample_bytes, sample))
     if sample is None or isinstance(sample, bool | int | float | complex | str | bytes | bytearray | np.generic):
         return sys.getsizeof(sample)
     kind = type(sample)
@@ -317,7 +317,7 @@ class MemoryCache(SampleCache):
     Args:
         samples: maximum number of samples.
         max_bytes: maximum memory of all samples, a number or ``"512MB"``; default no limit.
-        size_of: function of a sample that returns its size in bytes, for ``max_bytes``; default :func:`held_bytes`.
+        size_of: function of a sample that returns its size in bytes, for ``max_bytes``; default :func:`sample_bytes`.
 
     Raises:
         ConfigError: a limit is not positive.
@@ -328,12 +328,12 @@ class MemoryCache(SampleCache):
     """
 
     def __init__(
-        self, samples: int, *, max_bytes: int | str | None = None, size_of: Callable[[Any], int] = held_bytes
+        self, samples: int, *, max_bytes: int | str | None = None, size_of: Callable[[Any], int] = sample_bytes
     ) -> None:
         super().__init__(samples, max_bytes)
         self._size_of = size_of
-        self._held: dict[int, Any] = {}
-        self.counts = LookUpCounts()
+        self._samples_by_index: dict[int, Any] = {}
+        self.counts = LookupCounts()
 
     def get(self, index: int) -> Any:
         """Return a sample.
@@ -343,31 +343,31 @@ class MemoryCache(SampleCache):
             ConfigError: another process fills the cache.
         """
         self._check_own()
-        return self._held[index]
+        return self._samples_by_index[index]
 
     def close(self) -> None:
         """Remove all samples and accept no more. Idempotent."""
         super().close()
-        self._held.clear()
+        self._samples_by_index.clear()
 
     def __repr__(self) -> str:
-        return f"<MemoryCache {len(self._held)} of {self.samples} samples>"
+        return f"<MemoryCache {len(self._samples_by_index)} of {self.samples} samples>"
 
     def __reduce__(self) -> NoReturn:
-        raise ConfigError(_OF_ONE_PROCESS)
+        raise ConfigError(_ONE_PROCESS_MESSAGE)
 
-    def _entry(self, index: int, sample: Any) -> tuple[Any, int]:
+    def _encode_entry(self, index: int, sample: Any) -> tuple[Any, int]:
         return sample, 0 if self._max_bytes is None else self._size_of(sample)
 
     def _write(self, index: int, entry: Any) -> None:
-        self._held[index] = entry
+        self._samples_by_index[index] = entry
 
     def _remove(self, index: int) -> None:
-        del self._held[index]
+        del self._samples_by_index[index]
 
     def _check_own(self) -> None:
         if not self.is_own:
-            raise ConfigError(_OF_ONE_PROCESS)
+            raise ConfigError(_ONE_PROCESS_MESSAGE)
 
 
-_OF_ONE_PROCESS = "a MemoryCache is visible only in the process that made it: use num_workers=0, or a DiskCache"
+_ONE_PROCESS_MESSAGE = "a MemoryCache is visible only in the process that made it: use num_workers=0, or a DiskCache"

@@ -26,28 +26,28 @@ from reprlib import repr as shown
 from types import FrameType
 from typing import Any, ClassVar, Protocol, Self
 
-from stoker._base.closing import Closing
+from stoker._base.closing import Closeable
 from stoker._format.manifest import Manifest
 from stoker.errors import ConfigError, StateError
 from stoker_torch._config import StreamConfig
 
 _FORMAT = 1
-_LEAST = {"seed": 0, "version": 1, "window": 1, "lanes": 1, "limit": 1}
-_SAME_SEQUENCE = {"full", "materialized"}
+_MINIMA = {"seed": 0, "version": 1, "window": 1, "lanes": 1, "limit": 1}
+_EQUIVALENT_SHUFFLES = {"full", "materialized"}
 """Shuffles with the same sequence, so that a state of one can be loaded by the other."""
-_END = 1 << 64  # numbers of the order are counted in words of 64 bits
+_INTEGER_END = 1 << 64  # numbers of the order are counted in words of 64 bits
 
 
-def checked_integer(state: Mapping[str, Any], name: str, least: int = 0) -> int:
+def read_integer(state: Mapping[str, Any], name: str, minimum: int = 0) -> int:
     """Return an integer of a state.
 
     Raises:
-        StateError: the value is not an integer, or less than ``least``.
+        StateError: the value is not an integer, or less than ``minimum``.
         KeyError: the state has no such name.
     """
     number = state[name]
-    if type(number) is not int or not least <= number < _END:
-        raise StateError(f"the state's {name} {shown(number)} is not an integer of at least {least}")
+    if type(number) is not int or not minimum <= number < _INTEGER_END:
+        raise StateError(f"the state's {name} {shown(number)} is not an integer of at least {minimum}")
     return number
 
 
@@ -73,7 +73,7 @@ class SourceState:
     lanes: int
     limit: int | None
     _OWNER: ClassVar[str]
-    _ALIKE: ClassVar[Sequence[str]] = ("drop_last", "evaluation", "epochs", "batch_size")
+    _COMPARED_SETTINGS: ClassVar[Sequence[str]] = ("drop_last", "evaluation", "epochs", "batch_size")
 
     @classmethod
     def of_config(cls, config: StreamConfig, manifest: Manifest, lanes: int, **place: Any) -> Self:
@@ -96,8 +96,8 @@ class SourceState:
             StateError: ``state`` is not such a state.
         """
         try:
-            source = _source_of(state)
-            return cls(**cls._place_of(state, source["lanes"]), **source)
+            source = _parse_source(state)
+            return cls(**cls._parse_position(state, source["lanes"]), **source)
         except StateError:
             raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -105,31 +105,31 @@ class SourceState:
             raise StateError(f"this is not the state of a {cls._OWNER}: {text}") from None
 
     @staticmethod
-    def _place_of(state: Mapping[str, Any], lanes: int) -> dict[str, Any]:
+    def _parse_position(state: Mapping[str, Any], lanes: int) -> dict[str, Any]:
         """Return the position in a state, as attributes; errors of missing and invalid values are the caller's."""
         raise NotImplementedError
 
-    def compared(self, config: StreamConfig) -> dict[str, Any]:
+    def comparison_values(self, config: StreamConfig) -> dict[str, Any]:
         """Return the values that must be equal on all ranks, in the order in which they are compared."""
-        return asdict(self) | {name: getattr(config, name) for name in self._ALIKE}
+        return asdict(self) | {name: getattr(config, name) for name in self._COMPARED_SETTINGS}
 
     def source_dict(self, **rest: Any) -> dict[str, Any]:
         """Return the state as plain values, with ``rest``; ``sources`` has room for more than one data set."""
-        return {"format": _FORMAT, **rest, "sources": [_values(self)]}
+        return {"format": _FORMAT, **rest, "sources": [_source_values(self)]}
 
-    def check(self, mine: SourceState, config: StreamConfig) -> None:
+    def check(self, current: SourceState, config: StreamConfig) -> None:
         """Check that this state can be loaded by a loader.
 
         Args:
-            mine: current state of the loader.
+            current: current state of the loader.
             config: settings of the loader.
 
         Raises:
             StateError: this state is of another data set or order.
         """
         for name in ("dataset", "seed", "shuffle", "window", "limit"):
-            found, wanted = getattr(self, name), getattr(mine, name)
-            if found != wanted and not (name == "shuffle" and {found, wanted} == _SAME_SEQUENCE):
+            found, wanted = getattr(self, name), getattr(current, name)
+            if found != wanted and not (name == "shuffle" and {found, wanted} == _EQUIVALENT_SHUFFLES):
                 raise StateError(
                     f"the state was taken with {name}={found!r}, this loader has {wanted!r}; construct it with the same"
                 )
@@ -142,12 +142,12 @@ class SourceState:
                 )
 
 
-def _values(source: SourceState) -> dict[str, Any]:
+def _source_values(source: SourceState) -> dict[str, Any]:
     """Return the values by name, without the deep copy that ``asdict`` makes."""
     return {each.name: getattr(source, each.name) for each in fields(SourceState)}
 
 
-def _source_of(state: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_source(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a state's only source.
 
     Raises:
@@ -159,10 +159,10 @@ def _source_of(state: Mapping[str, Any]) -> dict[str, Any]:
     if type(state["format"]) is not int or state["format"] != _FORMAT:
         raise StateError(f"state of format {shown(state['format'])}: this version of stoker reads {_FORMAT}")
     (source,) = state["sources"]
-    values = _values(SourceState(**source))
-    for name, least in _LEAST.items():
+    values = _source_values(SourceState(**source))
+    for name, least in _MINIMA.items():
         if name != "limit" or values[name] is not None:
-            checked_integer(values, name, least)
+            read_integer(values, name, least)
     for name in ("dataset", "shuffle"):
         if not isinstance(values[name], str):
             raise StateError(f"the state's {name} {shown(values[name])} is not text")
@@ -181,15 +181,15 @@ class RunState(SourceState):
     epoch: int
     position: int
     _OWNER = "Loader"
-    _ALIKE = ("batch_size", "drop_last", "evaluation", "epochs")
+    _COMPARED_SETTINGS = ("batch_size", "drop_last", "evaluation", "epochs")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON or ``torch.save``."""
         return self.source_dict(epoch=self.epoch, position=self.position)
 
     @staticmethod
-    def _place_of(state: Mapping[str, Any], lanes: int) -> dict[str, Any]:
-        return {name: checked_integer(state, name) for name in ("epoch", "position")}
+    def _parse_position(state: Mapping[str, Any], lanes: int) -> dict[str, Any]:
+        return {name: read_integer(state, name) for name in ("epoch", "position")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,7 @@ class StreamState(SourceState):
     is_complete: bool = False
     _OWNER = "StreamDataset"
 
-    def behind_end(self) -> StreamState:
+    def advance_epoch(self) -> StreamState:
         """Return the start of the next epoch if all lanes have come to the end of this one; else this state."""
         if not self.is_complete or len(self.delivered) < self.lanes:
             return self
@@ -225,12 +225,12 @@ class StreamState(SourceState):
         return self.source_dict(epoch=self.epoch, repeated=self.repeated, lanes=delivered, **rest)
 
     @staticmethod
-    def _place_of(state: Mapping[str, Any], lanes: int) -> dict[str, Any]:
-        delivered = {int(lane): checked_integer(state["lanes"], lane) for lane, _ in state["lanes"].items()}
+    def _parse_position(state: Mapping[str, Any], lanes: int) -> dict[str, Any]:
+        delivered = {int(lane): read_integer(state["lanes"], lane) for lane, _ in state["lanes"].items()}
         unknown = [lane for lane in delivered if not 0 <= lane < lanes]
         if unknown or not delivered:
             raise StateError(f"the state's lanes {unknown or '{}'} are not among {lanes}")
-        counts = {name: checked_integer(state, name) for name in ("epoch", "repeated")}
+        counts = {name: read_integer(state, name) for name in ("epoch", "repeated")}
         return {**counts, "delivered": delivered, "is_complete": state.get("complete") is True}
 
 
@@ -252,7 +252,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         >>> merged = merge_states(torch.load(f"state-{rank}.pt") for rank in range(8))
         >>> dataset.load_state_dict(merged)
     """
-    found = [StreamState.from_dict(each) for state in states for each in _found(state)]
+    found = [StreamState.from_dict(each) for state in states for each in _find_states(state)]
     if not found:
         raise StateError("there is no state of a StreamDataset to merge; give the state_dict() of each worker or rank")
     bare = [replace(state, delivered={}, repeated=0, is_complete=False) for state in found]
@@ -267,10 +267,10 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             )
     is_complete = all(state.is_complete for state in found)
     merged = replace(bare[0], delivered=dict(sorted(delivered.items())), is_complete=is_complete)
-    return merged.behind_end().to_dict()
+    return merged.advance_epoch().to_dict()
 
 
-def _found(state: object) -> Iterator[Mapping[str, Any]]:
+def _find_states(state: object) -> Iterator[Mapping[str, Any]]:
     """Yield the states of stream data sets that a nested state contains."""
     if not isinstance(state, Mapping):
         return
@@ -280,7 +280,7 @@ def _found(state: object) -> Iterator[Mapping[str, Any]]:
     if state.get("_steps_since_snapshot"):
         raise StateError("a StatefulDataLoader's state can be merged only with snapshot_every_n_steps=1")
     for each in state.values():
-        yield from _found(each)
+        yield from _find_states(each)
 
 
 class Stateful(Protocol):
@@ -344,7 +344,7 @@ def save_on_sigterm(
     return Preemption(lambda: callback(loader.state_dict()), tuple(signals), grace_seconds, wait_seconds)
 
 
-class Preemption(Closing):
+class Preemption(Closeable):
     """The active hook of :func:`save_on_sigterm`, which constructs it.
 
     Example:
@@ -357,14 +357,14 @@ class Preemption(Closing):
     def __init__(self, save: Callable[[], object], signals: tuple[int, ...], grace: float, wait: float) -> None:
         self._save = save
         self._grace_seconds, self._wait_seconds = grace, wait
-        self._process, self._main_thread = os.getpid(), threading.get_ident()
+        self._pid, self._main_thread = os.getpid(), threading.get_ident()
         self._signal: int | None = None  # the first one that arrived
         self._arrived_at = 0.0
         self._is_over = False
         # A handler may interrupt any line below, so these are locks for their atomic acquire.
-        self._claim = _thread.allocate_lock()  # acquired by the only call that saves the state
-        self._pending = _thread.allocate_lock()  # held until then; the reminder thread waits for it
-        self._pending.acquire()
+        self._save_lock = _thread.allocate_lock()  # acquired by the only call that saves the state
+        self._unsaved_lock = _thread.allocate_lock()  # held until then; the reminder thread waits for it
+        self._unsaved_lock.acquire()
         self._previous: dict[int, Any] = {}
         try:
             for number in signals:
@@ -398,8 +398,8 @@ class Preemption(Closing):
 
     def checkpoint(self) -> None:
         """Mark a point where model and position match; if a signal has arrived, save the state."""
-        if self._signal is not None and not self._is_over and os.getpid() == self._process:
-            self._hand_over(self._signal, None)
+        if self._signal is not None and not self._is_over and os.getpid() == self._pid:
+            self._save_once(self._signal, None)
 
     def close(self) -> None:
         """Restore the previous handlers, except if this one was replaced in the meantime. Idempotent."""
@@ -407,10 +407,10 @@ class Preemption(Closing):
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, previous)
-        self._settle()
+        self._release_pending()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._is_over or os.getpid() != self._process:
+        if self._is_over or os.getpid() != self._pid:
             self._pass_on(number, frame)
             return
         is_first = self._signal is None
@@ -418,28 +418,28 @@ class Preemption(Closing):
             self._signal, self._arrived_at = number, time.monotonic()
         if is_first and self._wait_seconds:
             # threading.Thread takes locks that the interrupted main thread may hold; start_new_thread takes none.
-            _thread.start_new_thread(self._remind, (number,))
+            _thread.start_new_thread(self._resend_signal, (number,))
         else:
-            self._hand_over(number, frame)
+            self._save_once(number, frame)
 
-    def _remind(self, number: int) -> None:
+    def _resend_signal(self, number: int) -> None:
         """Send the signal again, from a separate thread, unless the state is saved in time."""
-        if not self._pending.acquire(timeout=self._wait_seconds):
+        if not self._unsaved_lock.acquire(timeout=self._wait_seconds):
             signal.pthread_kill(self._main_thread, number)
 
-    def _hand_over(self, number: int, frame: FrameType | None) -> None:
-        if not self._claim.acquire(blocking=False):
+    def _save_once(self, number: int, frame: FrameType | None) -> None:
+        if not self._save_lock.acquire(blocking=False):
             return
-        self._settle()
+        self._release_pending()
         try:
             self._save()
         finally:
             self._is_over = True
         self._pass_on(number, frame)
 
-    def _settle(self) -> None:
+    def _release_pending(self) -> None:
         with contextlib.suppress(RuntimeError):  # released already
-            self._pending.release()
+            self._unsaved_lock.release()
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         previous = self._previous.get(number, signal.SIG_DFL)

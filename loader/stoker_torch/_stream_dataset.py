@@ -12,26 +12,41 @@ from torch.utils.data import IterableDataset
 
 from stoker._base.arguments import check_picklable, takes_settings
 from stoker._format.manifest import Manifest
-from stoker._order.sharding import LaneShare
+from stoker._order.sharding import WorkerSharding
 from stoker._stores import url_of
 from stoker.errors import ConfigError, StateError
 from stoker_torch._config import Budget, StreamArguments
 from stoker_torch._figures import LoaderPlan
-from stoker_torch._iteration import Iteration, LoaderResources
-from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank, refuse_resharding, trusts_length, warn_of_length
+from stoker_torch._iteration import BatchIteration, LoaderResources
+from stoker_torch._ranks import (
+    check_no_resharding,
+    compare_ranks,
+    confirm_rank,
+    find_rank,
+    uses_loader_length,
+    warn_about_length,
+)
 from stoker_torch._state import SourceState, StreamState
-from stoker_torch._stream_reader import MAX_EPOCH, EpochBoard, ShareCursor, StreamReader, Turn, Worker, samples_of
+from stoker_torch._stream_reader import (
+    MAX_EPOCH,
+    EpochBoard,
+    EpochTurn,
+    ShareCursor,
+    StreamReader,
+    Worker,
+    split_samples,
+)
 
-_OF_PROCESS = ("_manifest", "_reader", "_iteration", "_cursor")
+_UNPICKLED_ATTRIBUTES = ("_manifest", "_reader", "_iteration", "_cursor")
 """Attributes that are open in one process, and are left out of a pickle."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class _LoadedState:
     """A state that was loaded, for one turn of all processes; in a worker, for the turn that it begins next (None)."""
 
     state: StreamState
-    turn: Turn | None
+    turn: EpochTurn | None
 
 
 class StreamDataset(IterableDataset[Any]):
@@ -81,7 +96,7 @@ class StreamDataset(IterableDataset[Any]):
 
     _manifest: Manifest | None = None
     _reader: StreamReader | None = None
-    _iteration: Iteration | None = None
+    _iteration: BatchIteration | None = None
     _cursor: ShareCursor | None = None
 
     @takes_settings(StreamArguments)
@@ -92,14 +107,14 @@ class StreamDataset(IterableDataset[Any]):
         self.rank, self.world_size = find_rank(self.config.rank, self.config.world_size)
         self._version, self._lanes = self.config.version, self.config.lanes
         self._board = EpochBoard()
-        self._loaded: _Loaded | None = None
+        self._loaded_state: _LoadedState | None = None
         self._is_length_trusted = False
         try:
             self.plan.check_dollars(self._budget.max_dollars_per_epoch)
         finally:
             self.close()  # it is safer to fork workers while no thread runs
         source = SourceState.of_config(self.config, self.manifest, self._lanes or 0)
-        compare_ranks(source.compared(self.config), self.world_size)
+        compare_ranks(source.comparison_values(self.config), self.world_size)
 
     def _check_settings(self) -> None:
         if self._budget.dollars is not None:
@@ -113,10 +128,10 @@ class StreamDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes that a spawned worker needs, without connections."""
-        self._check_dealing()
+        self._check_sharding()
         check_picklable(self.config.url, "a store")
         check_picklable(self.config.tier or self.config.warm, "a tier")
-        return {name: value for name, value in self.__dict__.items() if name not in _OF_PROCESS}
+        return {name: value for name, value in self.__dict__.items() if name not in _UNPICKLED_ATTRIBUTES}
 
     def __repr__(self) -> str:
         return f"<StreamDataset {self.url} rank {self.rank} of {self.world_size}>"
@@ -132,7 +147,7 @@ class StreamDataset(IterableDataset[Any]):
         """
         if self.batch_size is not None:
             raise TypeError("how many batches a StreamDataset has depends on the number of workers: it has no len()")
-        self._is_length_trusted = trusts_length()
+        self._is_length_trusted = uses_loader_length()
         samples = self.manifest.samples if self.config.limit is None else min(self.manifest.samples, self.config.limit)
         like = self.rank if self.config.evaluation else self.world_size - 1 if self.config.drop_last else 0
         return len(range(like, samples, self.world_size))
@@ -141,16 +156,16 @@ class StreamDataset(IterableDataset[Any]):
     def manifest(self) -> Manifest:
         """The pinned version of the data set's index."""
         if self._manifest is None:
-            self._opened(Worker.here())
+            self._open_reader(Worker.current())
         assert self._manifest is not None  # noqa: S101 - opening has read it
         return self._manifest
 
     @property
     def plan(self) -> LoaderPlan:
         """The plan of an epoch in this process (outside workers: of the rank); ``str()`` makes one line."""
-        return self._opened(Worker.here()).resources.plan()
+        return self._open_reader(Worker.current()).resources.plan()
 
-    def _opened(self, worker: Worker) -> StreamReader:
+    def _open_reader(self, worker: Worker) -> StreamReader:
         """Return the reader of this process; open it if there is none for this worker, version and lanes."""
         lanes = self._lanes or self.world_size * worker.count
         if self._reader is not None:
@@ -174,19 +189,19 @@ class StreamDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or continue at a loaded state. An earlier iteration in the same process ends."""
-        worker = Worker.here()
+        worker = Worker.current()
         if not worker.is_child:  # begun lazily: StatefulDataLoader makes iterators that it never uses
-            return self._values(None)
+            return self._iterate(None)
         try:
-            return self._values(self._begin(worker))
+            return self._iterate(self._begin(worker))
         except Exception as error:  # noqa: BLE001 - raised when asked for data: torch would end a kept worker here
-            return self._values(error)
+            return self._iterate(error)
 
-    def _values(self, begun: Iteration | Exception | None) -> Iterator[Any]:
+    def _iterate(self, iteration: BatchIteration | Exception | None) -> Iterator[Any]:
         """Yield the values of an iteration; after an error outside a worker, the next one continues at its position."""
-        if isinstance(begun, Exception):
-            raise begun
-        iteration = self._begin(Worker.here()) if begun is None else begun
+        if isinstance(iteration, Exception):
+            raise iteration
+        iteration = self._begin(Worker.current()) if iteration is None else iteration
         cursor = self._cursor
         assert cursor is not None  # noqa: S101 - the iteration has just begun
         try:
@@ -194,17 +209,17 @@ class StreamDataset(IterableDataset[Any]):
                 if self.batch_size is not None:
                     yield batch
                     continue
-                for sample in samples_of(batch, cursor.share, cursor.position, cursor.fetched):
+                for sample in split_samples(batch, cursor.share, cursor.position, cursor.fetched_position):
                     if self._cursor is not cursor:
                         return
                     cursor.position += 1
                     yield sample
         except Exception:
-            if self._cursor is cursor and not Worker.here().is_child:
+            if self._cursor is cursor and not Worker.current().is_child:
                 self.load_state_dict(self._state(cursor))
             raise
 
-    def _check_dealing(self) -> None:
+    def _check_sharding(self) -> None:
         """Check that the samples are divided among the ranks exactly once.
 
         Raises:
@@ -212,14 +227,14 @@ class StreamDataset(IterableDataset[Any]):
         """
         if self.config.rank is None:
             confirm_rank(self.rank, self.world_size)
-        refuse_resharding(self, self.rank, self.world_size)
+        check_no_resharding(self, self.rank, self.world_size)
 
-    def _begin(self, worker: Worker) -> Iteration:
+    def _begin(self, worker: Worker) -> BatchIteration:
         """Begin the iteration that the epoch board assigns to this worker."""
-        self._check_dealing()
+        self._check_sharding()
         if self._is_length_trusted and worker.count > 1 and worker.number == 0:
-            warn_of_length(worker.count)
-        self._leave()
+            warn_about_length(worker.count)
+        self._end_iteration()
         turn, state = self._turn_of(worker, self._board.begin)
         if self.config.epochs is not None and turn.epoch >= self.config.epochs and worker.number == 0:
             warnings.warn(
@@ -229,20 +244,22 @@ class StreamDataset(IterableDataset[Any]):
                 UserWarning,
                 stacklevel=3,
             )
-        if self._loaded is not None and self._loaded.turn is None:
-            self._loaded = None
-        reader = self._opened(worker)
-        self._cursor = ShareCursor(reader, turn.epoch, self._share(reader, state))
+        if self._loaded_state is not None and self._loaded_state.turn is None:
+            self._loaded_state = None
+        reader = self._open_reader(worker)
+        self._cursor = ShareCursor(reader, turn.epoch, self._remaining_share(reader, state))
         self._iteration = reader.iterate(self._cursor)
         return self._iteration
 
-    def _leave(self) -> None:
+    def _end_iteration(self) -> None:
         """End the current iteration, if any."""
         if self._iteration is not None:
             self._iteration.close()
         self._iteration = self._cursor = None
 
-    def _turn_of(self, worker: Worker, find: Callable[[Worker, int | None], Turn]) -> tuple[Turn, StreamState | None]:
+    def _turn_of(
+        self, worker: Worker, find: Callable[[Worker, int | None], EpochTurn]
+    ) -> tuple[EpochTurn, StreamState | None]:
         """Return the turn from the epoch board, and the state that was loaded for it, if any.
 
         Args:
@@ -252,7 +269,7 @@ class StreamDataset(IterableDataset[Any]):
         Raises:
             StateError: a state was loaded for the turn and did not reach this process.
         """
-        loaded = self._loaded
+        loaded = self._loaded_state
         if loaded is not None and loaded.turn is None:
             return find(worker, loaded.state.epoch), loaded.state
         turn = find(worker, None)
@@ -265,7 +282,7 @@ class StreamDataset(IterableDataset[Any]):
             )
         return turn, None
 
-    def _share(self, reader: StreamReader, state: StreamState | None) -> LaneShare:
+    def _remaining_share(self, reader: StreamReader, state: StreamState | None) -> WorkerSharding:
         """Return this worker's share of an epoch; with a state, the rest of it."""
         share = reader.share
         if state is None:
@@ -276,7 +293,7 @@ class StreamDataset(IterableDataset[Any]):
                 f"the state lacks lanes {missing} of {share.lanes}, which other workers or ranks have; combine the "
                 "states of all with merge_states()"
             )
-        return share.resumed(state.delivered, state.repeated)
+        return share.resume_at(state.delivered, state.repeated)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, also in persistent workers.
@@ -289,13 +306,13 @@ class StreamDataset(IterableDataset[Any]):
         """
         if not isinstance(epoch, int | np.integer) or not 0 <= epoch <= MAX_EPOCH:
             raise ConfigError(f"epoch {epoch!r} is not an integer in [0, {MAX_EPOCH}]")
-        self._check_dealing()  # Accelerate calls this on every rank, and iterates on one
-        loaded = None if self._loaded is None else self._loaded.turn
-        if loaded is not None and loaded.epoch == epoch and self._board.is_ordered():
+        self._check_sharding()  # Accelerate calls this on every rank, and iterates on one
+        loaded = None if self._loaded_state is None else self._loaded_state.turn
+        if loaded is not None and loaded.epoch == epoch and self._board.has_next():
             return
-        self._leave()
-        self._loaded = None
-        self._board.order(int(epoch))
+        self._end_iteration()
+        self._loaded_state = None
+        self._board.set_next(int(epoch))
 
     # State.
 
@@ -307,22 +324,22 @@ class StreamDataset(IterableDataset[Any]):
         Raises:
             StateError: worker processes read the epoch, so this process does not know the position.
         """
-        worker = Worker.here()
+        worker = Worker.current()
         if not worker.is_child and self._board.is_in_workers():
             raise StateError(
                 "only the DataLoader knows which samples of its workers have reached the training loop, and torch's "
                 "does not say: use torchdata's StatefulDataLoader and its state_dict(), or stoker_torch.Loader"
             )
-        if self._cursor is None or (not worker.is_child and self._board.is_ordered()):
-            return self._coming(worker)
+        if self._cursor is None or (not worker.is_child and self._board.has_next()):
+            return self._next_state(worker)
         return self._state(self._cursor)
 
-    def _coming(self, worker: Worker) -> dict[str, Any]:
+    def _next_state(self, worker: Worker) -> dict[str, Any]:
         """Return the state of an iteration that has not begun."""
-        turn, state = self._turn_of(worker, self._board.coming)
+        turn, state = self._turn_of(worker, self._board.next_turn)
         if state is not None:
             return state.to_dict()
-        reader = self._opened(worker)
+        reader = self._open_reader(worker)
         return self._state(ShareCursor(reader, turn.epoch, reader.share))
 
     def _state(self, cursor: ShareCursor) -> dict[str, Any]:
@@ -330,9 +347,9 @@ class StreamDataset(IterableDataset[Any]):
         delivered, repeated = share.progress(position)
         place = {"epoch": cursor.epoch, "delivered": delivered, "repeated": repeated}
         state = StreamState.of_config(
-            self.config, self.manifest, share.lanes, **place, is_complete=not share.steps_from(position)
+            self.config, self.manifest, share.lanes, **place, is_complete=not share.count_steps(position)
         )
-        return (state if Worker.here().is_child else state.behind_end()).to_dict()
+        return (state if Worker.current().is_child else state.advance_epoch()).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration continue where the state was taken.
@@ -348,7 +365,7 @@ class StreamDataset(IterableDataset[Any]):
             NotFoundError: the manifest version was deleted.
         """
         loaded = StreamState.from_dict(state)
-        worker = Worker.here()
+        worker = Worker.current()
         loaded.check(SourceState.of_config(self.config, self.manifest, loaded.lanes), self.config)
         if worker.is_child:
             lanes = self._lanes or self.world_size * worker.count
@@ -357,22 +374,22 @@ class StreamDataset(IterableDataset[Any]):
                     raise StateError(
                         f"the state was taken with {name}={theirs}, this data set has {mine}; give it {name}={theirs}"
                     )
-            self._loaded = _Loaded(loaded, None)
+            self._loaded_state = _LoadedState(loaded, None)
             return
-        self._leave()
+        self._end_iteration()
         if loaded.version != self.manifest.version:
             self._version, self._manifest = loaded.version, None
         self._lanes = loaded.lanes
-        share = self._opened(worker).share.resumed(loaded.delivered, loaded.repeated)
-        if not share.steps_from(0):  # an epoch that is over
+        share = self._open_reader(worker).share.resume_at(loaded.delivered, loaded.repeated)
+        if not share.count_steps(0):  # an epoch that is over
             self.set_epoch(loaded.epoch + 1)
             return
-        self._loaded = _Loaded(loaded, self._board.order(loaded.epoch, with_state=True))
+        self._loaded_state = _LoadedState(loaded, self._board.set_next(loaded.epoch, with_state=True))
 
     # The end.
 
     def close(self) -> None:
         """End fetching, threads and connections of this process. Idempotent; a new iteration starts them again."""
-        self._leave()
+        self._end_iteration()
         if self._reader is not None:
             self._reader.close()

@@ -25,19 +25,19 @@ from torch.utils.data import get_worker_info
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.config import PipelineConfig
 from stoker._format.manifest import Manifest
-from stoker._order.sharding import LaneShare
+from stoker._order.sharding import WorkerSharding
 from stoker.errors import ConfigError
-from stoker_torch._iteration import Cursor, Iteration, LoaderResources
+from stoker_torch._iteration import BatchIteration, Cursor, LoaderResources
 from stoker_torch._pool import SamplePool, has_functions
 
 _TAG_BITS, _EPOCH_BITS = 20, 24
 MAX_EPOCH = (1 << _EPOCH_BITS) - 1
 MAX_WORKERS = 512
-_KEPT = 4  # entries per worker: several iterations may run at a time, as of a DataLoader zipped with itself
+_TURNS_PER_WORKER = 4  # entries per worker: several iterations may run at a time, as of a DataLoader zipped with itself
 _STATE_TAG = 1
 
 
-class Turn(NamedTuple):
+class EpochTurn(NamedTuple):
     """The serial number and epoch of an iteration; turns compare in their order.
 
     Attributes:
@@ -54,7 +54,7 @@ class Turn(NamedTuple):
         return (self.serial << _EPOCH_BITS | self.epoch) << _TAG_BITS
 
     @classmethod
-    def of(cls, word: int) -> Turn:
+    def of(cls, word: int) -> EpochTurn:
         """Return the turn of a word, ignoring its tag."""
         return cls(word >> _TAG_BITS + _EPOCH_BITS, word >> _TAG_BITS & MAX_EPOCH)
 
@@ -85,7 +85,7 @@ class Worker:
         return cls(number, count, 1 + base_seed % ((1 << _TAG_BITS) - 1))
 
     @classmethod
-    def here(cls) -> Worker:
+    def current(cls) -> Worker:
         """Return the worker that this process is.
 
         Raises:
@@ -112,8 +112,8 @@ class EpochBoard:
     """
 
     def __init__(self) -> None:
-        self._memory = RawArray(ctypes.c_uint64, 1 + (1 + MAX_WORKERS) * _KEPT)
-        self._words[0] = Turn(1, 0).word
+        self._memory = RawArray(ctypes.c_uint64, 1 + (1 + MAX_WORKERS) * _TURNS_PER_WORKER)
+        self._words[0] = EpochTurn(1, 0).word
 
     def __getstate__(self) -> object:
         """Return the shared memory for a process that is being spawned, else a copy of its values."""
@@ -135,71 +135,71 @@ class EpochBoard:
         return _rows_of(self._words)
 
     @property
-    def _ordered(self) -> Turn:
-        return Turn.of(int(self._words[0]))
+    def _next_set(self) -> EpochTurn:
+        return EpochTurn.of(int(self._words[0]))
 
     @property
-    def _latest(self) -> Turn:
-        return Turn.of(int(self._rows.max()))
+    def _last_begun(self) -> EpochTurn:
+        return EpochTurn.of(int(self._rows.max()))
 
-    def order(self, epoch: int, *, with_state: bool = False) -> Turn:
+    def set_next(self, epoch: int, *, with_state: bool = False) -> EpochTurn:
         """Set the epoch of the next iteration for all processes, and return its turn.
 
         Args:
             epoch: number of the epoch, from 0.
             with_state: whether the epoch begins at the position of a state.
         """
-        turn = Turn(max(self._latest, self._ordered).serial + 1, epoch)
+        turn = EpochTurn(max(self._last_begun, self._next_set).serial + 1, epoch)
         self._words[0] = turn.word | (_STATE_TAG if with_state else 0)
         return turn
 
-    def needs_state(self, turn: Turn) -> bool:
+    def needs_state(self, turn: EpochTurn) -> bool:
         """Return whether the parent loaded a state for a turn."""
         return int(self._words[0]) == turn.word | _STATE_TAG
 
-    def coming(self, worker: Worker, epoch: int | None = None) -> Turn:
+    def next_turn(self, worker: Worker, epoch: int | None = None) -> EpochTurn:
         """Return the turn that :meth:`begin` would return, without beginning it."""
         words, mask = self._words.copy(), np.uint64((1 << _TAG_BITS) - 1)  # a copy, since others may begin meanwhile
         rows = _rows_of(words)
         if worker.is_child:
             is_tagged = rows & mask == worker.tag
             mine = max(rows[worker.row][is_tagged[worker.row]].tolist(), default=-1)
-            others = [Turn.of(word) for word in rows[is_tagged].tolist() if word > mine]
+            others = [EpochTurn.of(word) for word in rows[is_tagged].tolist() if word > mine]
             joined = min((turn for turn in others if epoch is None or turn.epoch == epoch), default=None)
             if joined is not None:
                 return joined
-        latest, ordered = Turn.of(int(rows.max())), Turn.of(int(words[0]))
+        latest, ordered = EpochTurn.of(int(rows.max())), EpochTurn.of(int(words[0]))
         if epoch is not None:
-            return Turn(max(latest, ordered).serial + 1, epoch)
+            return EpochTurn(max(latest, ordered).serial + 1, epoch)
         return ordered if ordered.serial > latest.serial else latest._replace(epoch=latest.epoch + 1)
 
-    def begin(self, worker: Worker, epoch: int | None = None) -> Turn:
+    def begin(self, worker: Worker, epoch: int | None = None) -> EpochTurn:
         """Join or begin an iteration, and return its turn.
 
         Args:
             worker: this process.
             epoch: epoch of the iteration, from a state of this worker; None takes the next one.
         """
-        turn = self.coming(worker, epoch)
+        turn = self.next_turn(worker, epoch)
         row = self._rows[worker.row]
         row[int(np.argmin(row))] = turn.word | worker.tag
         return turn
 
-    def is_ordered(self) -> bool:
-        """Return whether no iteration has begun since the last call of :meth:`order`."""
-        return self._ordered.serial > self._latest.serial
+    def has_next(self) -> bool:
+        """Return whether no iteration has begun since the last call of :meth:`set_next`."""
+        return self._next_set.serial > self._last_begun.serial
 
     def is_in_workers(self) -> bool:
         """Return whether a worker process began the latest iteration."""
-        return not self.is_ordered() and Turn.of(int(self._rows[0].max())) < self._latest
+        return not self.has_next() and EpochTurn.of(int(self._rows[0].max())) < self._last_begun
 
 
 def _rows_of(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    return words[1:].reshape(1 + MAX_WORKERS, _KEPT)
+    return words[1:].reshape(1 + MAX_WORKERS, _TURNS_PER_WORKER)
 
 
-_CHUNK_BYTES = 1 << 20
-_CHUNK_SAMPLES = 256
+_MAX_CHUNK_BYTES = 1 << 20
+_MAX_CHUNK_SAMPLES = 256
 """Maximum number of samples of a chunk: small enough that chunks decoded ahead take little memory, large enough that
 the cost of a chunk (20 microseconds) does not matter."""
 
@@ -211,7 +211,8 @@ class StreamReader:
         resources: resources of the data set, which the reader closes.
         manifest: pinned version of the manifest.
         worker: worker whose share is read.
-        feed_config: settings of the rank's batch pipeline; ``chunks`` asks for chunks of samples instead of batches.
+        pipeline_config: settings of the rank's batch pipeline; ``chunks`` asks for chunks of samples instead of
+            batches.
 
     Raises:
         ConfigError: the lanes cannot be divided evenly among the workers.
@@ -219,39 +220,39 @@ class StreamReader:
     """
 
     def __init__(
-        self, resources: LoaderResources, manifest: Manifest, worker: Worker, feed_config: PipelineConfig
+        self, resources: LoaderResources, manifest: Manifest, worker: Worker, pipeline_config: PipelineConfig
     ) -> None:
         self._pid = os.getpid()
-        self.resources, self.is_chunked, self._worker = resources, feed_config.chunks, worker
-        feed_config = replace(feed_config, worker=worker.number, workers=worker.count)
+        self.resources, self.is_chunked, self._worker = resources, pipeline_config.chunks, worker
+        pipeline_config = replace(pipeline_config, worker=worker.number, workers=worker.count)
         if self.is_chunked:
-            feed_config = replace(feed_config, batch_size=_chunk_samples(manifest))
-        self.feed = resources.current = resources.create_feed(manifest, feed_config)
-        assert isinstance(self.feed.partition, LaneShare)  # noqa: S101 - the config names workers
-        self.share = self.feed.partition
+            pipeline_config = replace(pipeline_config, batch_size=_chunk_samples(manifest))
+        self.pipeline = resources.active_pipeline = resources.create_pipeline(manifest, pipeline_config)
+        assert isinstance(self.pipeline.partition, WorkerSharding)  # noqa: S101 - the config names workers
+        self.share = self.pipeline.partition
         config, threads = resources.config, 1 if worker.is_child else os.cpu_count() or 1
         by_sample = bool(config.decode) or config.transform is not None
         collate = list if self.is_chunked and by_sample else None
         if has_functions(config):
             resources.pool = SamplePool(config, threads=threads, collate=collate)
-        self._begun_epoch: int | None = None
+        self._last_epoch: int | None = None
         self._end_epoch: int | None = None
         resources.register_finalizer(self)
 
     def is_for(self, manifest: Manifest, worker: Worker, lanes: int) -> bool:
         """Return whether the reader was made in this process, for this version, worker and number of lanes."""
-        mine = self._pid, self.feed.manifest, self._worker, self.feed.config.order.lanes
+        mine = self._pid, self.pipeline.manifest, self._worker, self.pipeline.config.order.lanes
         return mine == (os.getpid(), manifest, worker, lanes)
 
-    def iterate(self, cursor: ShareCursor) -> Iteration:
+    def iterate(self, cursor: ShareCursor) -> BatchIteration:
         """Return an iteration over the rest of a share by batches or chunks, which advances the cursor."""
-        before, self._begun_epoch = self._begun_epoch, cursor.epoch
+        before, self._last_epoch = self._last_epoch, cursor.epoch
         if before is not None and (cursor.share is not self.share or cursor.epoch in (before, self._end_epoch)):
-            self.feed.stop()  # the data that was fetched ahead is not what comes next
+            self.pipeline.stop()  # the data that was fetched ahead is not what comes next
         # Most worker processes end with their epoch; only one that begins a second epoch fetches beyond it.
         cursor.end_epoch = self._end_epoch = cursor.epoch + 1 if self._worker.is_child and before is None else None
         is_over = self.resources.config.epochs is not None and cursor.epoch >= self.resources.config.epochs
-        return Iteration(self.resources, cursor, 0 if is_over else cursor.share.steps_from(0))
+        return BatchIteration(self.resources, cursor, 0 if is_over else cursor.share.count_steps(0))
 
     def close(self) -> None:
         """End fetching and threads and close connections. Idempotent."""
@@ -270,38 +271,38 @@ class ShareCursor(Cursor):
         epoch: epoch of the iteration.
         share: this worker's share of the epoch.
         position: number of samples of the share that were yielded.
-        fetched: position in the share after the last batch or chunk that the pipeline delivered.
+        fetched_position: position in the share after the last batch or chunk that the pipeline delivered.
         end_epoch: epoch at which fetching ahead ends, None for no end.
     """
 
     reader: StreamReader
     epoch: int
-    share: LaneShare
+    share: WorkerSharding
     position: int = 0
-    fetched: int = 0
+    fetched_position: int = 0
     end_epoch: int | None = None
 
     def seek(self) -> None:
         """Start the batch pipeline after the last batch that it delivered, unless it is there already."""
-        feed = self.reader.feed
-        if feed.place != (self.epoch, self.fetched):
-            feed.start(self.epoch, self.fetched, partition=self.share, end_epoch=self.end_epoch)
+        feed = self.reader.pipeline
+        if feed.position != (self.epoch, self.fetched_position):
+            feed.start(self.epoch, self.fetched_position, partition=self.share, end_epoch=self.end_epoch)
             self.reader.resources.register_finalizer(self.reader)
 
     def commit(self, batch: Batch) -> None:
         """Advance to the end of a batch; within a chunk, the data set advances the position by each sample."""
-        self.fetched = batch.end
+        self.fetched_position = batch.end
         if not self.reader.is_chunked:
             self.position = batch.end
 
 
 def _chunk_samples(manifest: Manifest) -> int:
-    return max(1, min(_CHUNK_SAMPLES, _CHUNK_BYTES * manifest.samples // max(1, manifest.size_bytes)))
+    return max(1, min(_MAX_CHUNK_SAMPLES, _MAX_CHUNK_BYTES * manifest.samples // max(1, manifest.size_bytes)))
 
 
-def samples_of(chunk: Any, share: LaneShare, start: int, end: int) -> list[Any]:
+def split_samples(chunk: Any, share: WorkerSharding, start: int, end: int) -> list[Any]:
     """Return the samples of a chunk in the order of the epoch: results of the pool, or rows of its columns."""
     if isinstance(chunk, dict):
         values = [value.unbind() if isinstance(value, torch.Tensor) else list(value) for value in chunk.values()]
         chunk = [dict(zip(chunk, row, strict=True)) for row in zip(*values, strict=True)]
-    return [chunk[turn] for turn in share.turns(start, end).tolist()]
+    return [chunk[turn] for turn in share.delivery_order(start, end).tolist()]

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
-from stoker._base.sizes import counted
+from stoker._base.sizes import format_count
 from stoker._fetch.gather import Columns, RaggedValues
 from stoker._format.display import describe_type, html_table
 from stoker._format.schema import Column
@@ -89,9 +89,9 @@ class RaggedColumn:
             TypeError: ``index`` is neither an integer nor a selection of samples.
         """
         if not isinstance(index, int | np.integer):
-            places = np.arange(len(self))[_selection(index)]
+            places = np.arange(len(self))[_parse_selection(index)]
             if places.ndim:
-                return self._taken(torch.from_numpy(places))
+                return self._take_rows(torch.from_numpy(places))
             index = int(places)
         if not -len(self) <= index < len(self):
             raise IndexError(f"value {index} of a batch of {len(self)}")
@@ -101,7 +101,7 @@ class RaggedColumn:
             return self.column.decode(memoryview(value.cpu().numpy().tobytes()))
         return value
 
-    def _taken(self, indices: torch.Tensor) -> RaggedColumn:
+    def _take_rows(self, indices: torch.Tensor) -> RaggedColumn:
         lengths = self.lengths()
         parts = self.values.split(lengths.tolist())
         values = torch.cat([self.values[:0], *(parts[index] for index in indices.tolist())])
@@ -142,18 +142,18 @@ class RaggedColumn:
         return RaggedColumn(self.column, self.values.to(*args, **kwargs), self.offsets.to(*args, **kwargs))
 
     def __repr__(self) -> str:
-        return f"<RaggedColumn {describe_type(self.column)}: {self._size()}>"
+        return f"<RaggedColumn {describe_type(self.column)}: {self._format_size()}>"
 
     def _repr_html_(self) -> str:
-        return html_table(f"RaggedColumn {describe_type(self.column)}", [("values", self._size())])
+        return html_table(f"RaggedColumn {describe_type(self.column)}", [("values", self._format_size())])
 
-    def _size(self) -> str:
+    def _format_size(self) -> str:
         lengths = self.lengths()
         longest = f" of {int(lengths.min())} to {int(lengths.max())} elements" if len(self) else ""
-        return f"{counted(len(self), 'value')}{longest}, {self.values.numel():,} in all, on {self.values.device}"
+        return f"{format_count(len(self), 'value')}{longest}, {self.values.numel():,} in all, on {self.values.device}"
 
 
-def _selection(index: Any) -> slice | NDArray[Any]:
+def _parse_selection(index: Any) -> slice | NDArray[Any]:
     """Return a selection of samples as a slice, or as an array of indices or a mask with at most one dimension.
 
     Raises:
@@ -180,7 +180,7 @@ def _selection(index: Any) -> slice | NDArray[Any]:
     return chosen
 
 
-def stacked(values: Sequence[Any]) -> Any:
+def stack_values(values: Sequence[Any]) -> Any:
     """Return numbers, or tensors and arrays of one shape, stacked as by ``default_collate``; other values as a list."""
     if all(isinstance(value, bool | int | float | np.number | np.bool_) for value in values):
         return default_collate([value.item() if isinstance(value, np.bool_) else value for value in values])
@@ -192,22 +192,22 @@ def stacked(values: Sequence[Any]) -> Any:
     return torch.stack([torch.as_tensor(value.copy() if isinstance(value, np.ndarray) else value) for value in values])
 
 
-def pinned(batch: Any) -> Any:
+def pin_batch(batch: Any) -> Any:
     """Return a batch whose tensors and columns, also in dictionaries, lists and tuples, are in page-locked memory."""
     if isinstance(batch, torch.Tensor | RaggedColumn):
         return batch if batch.is_pinned() else batch.pin_memory()
     if isinstance(batch, dict):
-        return {name: pinned(value) for name, value in batch.items()}
+        return {name: pin_batch(value) for name, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(pinned, batch))
-    return type(batch)(map(pinned, batch)) if type(batch) in (list, tuple) else batch
+        return type(batch)(*map(pin_batch, batch))
+    return type(batch)(map(pin_batch, batch)) if type(batch) in (list, tuple) else batch
 
 
 _log = logging.getLogger("stoker")
 
-_HELD_BY_POOL = 2
+_FREE_BUFFER_REFERENCES = 2
 """References to a buffer that is free: the pool's own, and getrefcount's argument."""
-_LEAST_BYTES = 4096
+_MIN_BUFFER_BYTES = 4096
 
 
 @dataclass(slots=True)
@@ -222,37 +222,37 @@ class BufferPool:
 
     Attributes:
         pinned: whether the buffers are page-locked.
-        made: number of buffers made; it stays small if the training loop drops batches in time.
+        buffers_made: number of buffers made; it stays small if the training loop drops batches in time.
     """
 
     pinned: bool = False
-    made: int = 0
+    buffers_made: int = 0
     _buffers: dict[int, list[_Buffer]] = field(default_factory=dict)
 
     def gather_rows(self, memory: memoryview, addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8]:
         """Return rows as :func:`stoker._fetch.gather.gather_rows` does, in a buffer of the pool."""
         size_bytes = len(addresses) * row_bytes
-        target = self._borrowed(size_bytes)[:size_bytes].reshape(len(addresses), row_bytes)
+        target = self._borrow_buffer(size_bytes)[:size_bytes].reshape(len(addresses), row_bytes)
         starts = max(0, len(memory) - row_bytes + 1)
         everything = torch.frombuffer(memory, dtype=torch.uint8)
         overlapping = everything.as_strided((starts, row_bytes), (1, 1))
         torch.index_select(overlapping, 0, torch.from_numpy(addresses), out=torch.from_numpy(target))
         return target
 
-    def _borrowed(self, size_bytes: int) -> NDArray[np.uint8]:
+    def _borrow_buffer(self, size_bytes: int) -> NDArray[np.uint8]:
         """Return a free buffer of at least ``size_bytes``; sizes are powers of two, so that columns can share them."""
-        rounded_bytes = 1 << (max(size_bytes, _LEAST_BYTES) - 1).bit_length()
+        rounded_bytes = 1 << (max(size_bytes, _MIN_BUFFER_BYTES) - 1).bit_length()
         buffers = self._buffers.setdefault(rounded_bytes, [])
         for buffer in buffers:
             if self._is_free(buffer):
                 buffer.event = None
                 return buffer.memory.view()
-        self.made += 1
+        self.buffers_made += 1
         buffers.append(_Buffer(torch.empty(rounded_bytes, dtype=torch.uint8, pin_memory=self.pinned).numpy()))
         return buffers[-1].memory.view()
 
     def _is_free(self, buffer: _Buffer) -> bool:
-        if sys.getrefcount(buffer.memory) > _HELD_BY_POOL:
+        if sys.getrefcount(buffer.memory) > _FREE_BUFFER_REFERENCES:
             return False
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             if buffer.event is None:

@@ -24,15 +24,15 @@ ContextOf = Callable[[int], SampleContext]
 WithContext = Callable[[Any, SampleContext | None], Any]
 """Function of a value and its sample's context."""
 
-_NAME = "context"
+_CONTEXT_PARAMETER = "context"
 
 
-def asks_for_context(function: Callable[..., Any], what: str = "the function", *, is_of_batch: bool = False) -> bool:
+def takes_context(function: Callable[..., Any], label: str = "the function", *, is_of_batch: bool = False) -> bool:
     """Return whether a function has a parameter ``context``.
 
     Args:
         function: function of one value.
-        what: name of the function in error messages.
+        label: name of the function in error messages.
         is_of_batch: whether the value is a batch, for which there is no context.
 
     Raises:
@@ -42,23 +42,27 @@ def asks_for_context(function: Callable[..., Any], what: str = "the function", *
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions written in C have no signature
         return False
-    asks = _NAME in signature.parameters and not is_of_batch
+    asks = _CONTEXT_PARAMETER in signature.parameters and not is_of_batch
     try:
-        signature.bind(None, **({_NAME: None} if asks else {}))
+        signature.bind(None, **({_CONTEXT_PARAMETER: None} if asks else {}))
     except TypeError as error:
         remedy = (
-            f"only decode and transform get a {_NAME!r}, since the samples of a batch depend on its size and on the "
+            f"only decode and transform get a {_CONTEXT_PARAMETER!r}, since the samples of a batch depend on "
+            f"its size and on the "
             "ranks: draw random numbers there, and return them with the sample"
             if is_of_batch
-            else f"it is called with one value, and with the sample's SampleContext if it has a parameter {_NAME!r}"
+            else (
+                f"it is called with one value, and with the sample's SampleContext if it has a parameter "
+                f"{_CONTEXT_PARAMETER!r}"
+            )
         )
-        raise ConfigError(f"{what} {function!r} cannot be called: {error}; {remedy}") from None
+        raise ConfigError(f"{label} {function!r} cannot be called: {error}; {remedy}") from None
     return asks
 
 
-def with_context(function: Callable[..., Any]) -> WithContext:
+def add_context_argument(function: Callable[..., Any]) -> WithContext:
     """Return a function of a value and a context, which passes the context to the user's function if it takes one."""
-    if asks_for_context(function):
+    if takes_context(function):
         return lambda value, context: function(value, context=context)
     return lambda value, _: function(value)
 
@@ -71,7 +75,7 @@ _EXIT_SECONDS = 2.0
 Work = Callable[[], None]
 
 
-class Executor(Protocol):
+class BackgroundExecutor(Protocol):
     """Runs functions in the background."""
 
     def submit(self, work: Work) -> None:
@@ -112,7 +116,7 @@ class ThreadPool:
                 raise StokerError(f"the threads {self._name} were closed while work was being submitted")
             for number in range(len(self._threads), self._count):
                 thread = threading.Thread(
-                    target=_serve, args=(self._queue,), name=f"{self._name}-{number}", daemon=True
+                    target=_run_queue, args=(self._queue,), name=f"{self._name}-{number}", daemon=True
                 )
                 thread.start()
                 self._threads.append(thread)
@@ -145,7 +149,7 @@ class ThreadPool:
         return threads
 
 
-def _serve(queue: SimpleQueue[Work | None]) -> None:
+def _run_queue(queue: SimpleQueue[Work | None]) -> None:
     while (work := queue.get()) is not None:
         work()
         del work  # or an idle thread would keep its last function alive

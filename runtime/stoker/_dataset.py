@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker._base.arguments import check_picklable, explain_arguments
-from stoker._base.closing import Closing
+from stoker._base.closing import Closeable
 from stoker._base.meter import Operation
 from stoker._base.sizes import format_bytes, parse_bytes
 from stoker._base.threads import LoopThread, PerLoop
@@ -27,7 +27,7 @@ from stoker._format.schema import Schema
 from stoker._format.versions import read_manifest
 from stoker._memory.budget import SampleMemory
 from stoker._stores import StoreOptions, open_reader, url_of
-from stoker._stores.object_store import ObjectStore, metered
+from stoker._stores.object_store import ObjectStore, with_meter
 from stoker.abc import RangeReadable
 from stoker.errors import ArgumentError, ConfigError
 
@@ -66,7 +66,7 @@ _HINTS = {
 
 
 @explain_arguments("stoker.open", _HINTS)
-class Dataset(Closing):
+class Dataset(Closeable):
     """A map-style data set: random access to the samples of one version, by number in packed order.
 
     ``dataset[i]`` returns sample ``i`` as a dictionary from column name to the packed value, which owns its memory: an
@@ -120,13 +120,13 @@ class Dataset(Closing):
         memory_bytes = parse_bytes(memory, "memory")
         check_fetch(FetchConfig() if fetch is None else fetch)
         inner = open_reader(url, options=options)
-        self._source = _Source(metered(inner))
-        self._thread = LoopThread("stoker-dataset", last=self._source.close)
+        self._source = _DatasetReader(with_meter(inner))
+        self._thread = LoopThread("stoker-dataset", on_close=self._source.close)
         try:
             self._manifest = self._thread.run(read_manifest(self._source.store, version))
             self._schema = Schema(self._manifest.schema.chosen(columns))
             self._samples = self._manifest.samples
-            self._source.begin(self._manifest, self._schema, memory_bytes, fetch or FetchConfig())
+            self._source.plan(self._manifest, self._schema, memory_bytes, fetch or FetchConfig())
         except BaseException:
             self._thread.close()
             raise
@@ -198,7 +198,7 @@ class Dataset(Closing):
                 and column.
             FormatError: an object does not match the manifest.
         """
-        return self._thread.run(self._source.read(_numbers(indices, len(self))))
+        return self._thread.run(self._source.read(_sample_numbers(indices, len(self))))
 
     __getitems__ = samples  # PyTorch's DataLoader calls this for a batch
 
@@ -214,16 +214,16 @@ class Dataset(Closing):
         self._thread.close()
 
 
-class _Source:
+class _DatasetReader:
     """The readers of a data set, which do not refer to it: the thread must not keep it from garbage collection."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
-        self._readers = PerLoop(self._made)
+        self._readers = PerLoop(self._create_reader)
         self._samples = 0
         self._fetched = FetchCounters()
 
-    def begin(self, manifest: Manifest, columns: Schema, memory_bytes: int, fetch: FetchConfig) -> None:
+    def plan(self, manifest: Manifest, columns: Schema, memory_bytes: int, fetch: FetchConfig) -> None:
         """Plan the memory; connections and buffers follow with the first read.
 
         Raises:
@@ -232,7 +232,7 @@ class _Source:
         memory = SampleMemory.plan(manifest, fetch.hedge_burst if fetch.hedge else 0, memory_bytes)
         self._make = partial(SampleReader, self.store, manifest, columns, memory, fetch, self._fetched)
 
-    def _made(self) -> SampleReader:
+    def _create_reader(self) -> SampleReader:
         return self._make()
 
     async def read(self, numbers: NDArray[np.int64]) -> list[dict[str, Any]]:
@@ -243,12 +243,12 @@ class _Source:
 
     async def close(self) -> None:
         """Close the running loop's reader and connections."""
-        self._readers.take()
+        self._readers.pop()
         await self.store.close()
 
     def statistics(self) -> DatasetStatistics:
         """Return a snapshot of the counts."""
-        reading, fetched = self.store.meter.reading(), self._fetched
+        reading, fetched = self.store.meter.snapshot(), self._fetched
         return DatasetStatistics(
             samples=self._samples,
             get_requests=reading.requests[Operation.GET],
@@ -260,7 +260,7 @@ class _Source:
         )
 
 
-def _numbers(indices: ArrayLike, samples: int) -> NDArray[np.int64]:
+def _sample_numbers(indices: ArrayLike, samples: int) -> NDArray[np.int64]:
     """Return indices as sample numbers from 0, ``int64 [samples]``."""
     try:
         found = np.asarray(indices)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-_ATTEMPTS = 10
-_NUMBERS = 4
+_MAX_ATTEMPTS = 10
+_NUMBERS_PER_ATTEMPT = 4
 """Random numbers per attempt."""
 
 
@@ -58,7 +58,7 @@ class RandomResizedCrop:
     @property
     def numbers(self) -> int:
         """Number of random numbers that :meth:`choose` needs."""
-        return _ATTEMPTS * _NUMBERS
+        return _MAX_ATTEMPTS * _NUMBERS_PER_ATTEMPT
 
     def choose(self, height: int, width: int, uniform: Sequence[float]) -> tuple[int, int, int, int]:
         """Return a crop as ``(top, left, height, width)``, in pixels.
@@ -72,17 +72,17 @@ class RandomResizedCrop:
             uniform: ``numbers`` random numbers in [0, 1).
         """
         shortest, longest = (math.log(ratio) for ratio in self.ratio)
-        for attempt in range(_ATTEMPTS):
-            area, ratio, down, right = uniform[_NUMBERS * attempt : _NUMBERS * (attempt + 1)]
+        for attempt in range(_MAX_ATTEMPTS):
+            area, ratio, down, right = uniform[_NUMBERS_PER_ATTEMPT * attempt : _NUMBERS_PER_ATTEMPT * (attempt + 1)]
             wanted = height * width * (self.scale[0] + area * (self.scale[1] - self.scale[0]))
             proportion = math.exp(shortest + ratio * (longest - shortest))
             part_width, part_height = round(math.sqrt(wanted * proportion)), round(math.sqrt(wanted / proportion))
             if 0 < part_width <= width and 0 < part_height <= height:
                 top, left = int(down * (height - part_height + 1)), int(right * (width - part_width + 1))
                 return top, left, part_height, part_width
-        return self._middle(height, width)
+        return self._central_crop(height, width)
 
-    def _middle(self, height: int, width: int) -> tuple[int, int, int, int]:
+    def _central_crop(self, height: int, width: int) -> tuple[int, int, int, int]:
         part_height, part_width = height, width
         if width / height < self.ratio[0]:
             part_height = round(width / self.ratio[0])
@@ -97,13 +97,13 @@ _TAG = 0x0112
 _EXIF = b"Exif\0\0"
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _FILL = re.compile(rb"\xff+")
-_IN_XMP = re.compile(rb'tiff:Orientation(="|>)([0-9])')
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(="|>)([0-9])')
 _ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _SHORT, _LONG = 3, 4
 _START_OF_SCAN = 0xDA
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
 _ABSENT = -1
-_MOST_SEGMENTS = 4096
+_MAX_SEGMENTS = 4096
 """Maximum JPEG segments to parse: 256 MB of metadata if they are full."""
 # Exceptions that Pillow raises for damaged metadata; the type depends on the position of the damage.
 _DAMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, struct.error, Warning)
@@ -120,17 +120,17 @@ def orientation_of(image: Image.Image) -> int:
 
 def jpeg_orientation(data: memoryview) -> int:
     """Return the orientation of a JPEG, 1 to 8, from the segments before its pixels."""
-    exif, xmp = _metadata(data)
-    found = _plain_orientation(exif)
+    exif, xmp = _read_metadata(data)
+    found = _parse_exif_orientation(exif)
     if found is None:
-        return _by_pillow({"exif": exif, "xmp": xmp})
+        return _orientation_by_pillow({"exif": exif, "xmp": xmp})
     if found == _ABSENT:
-        in_xmp = _IN_XMP.search(xmp)
+        in_xmp = _XMP_ORIENTATION.search(xmp)
         found = UPRIGHT if in_xmp is None else int(in_xmp[2])
     return found if 1 <= found <= 8 else UPRIGHT
 
 
-def _by_pillow(info: Mapping[str, bytes]) -> int:
+def _orientation_by_pillow(info: Mapping[str, bytes]) -> int:
     from PIL import Image  # callers require Pillow
 
     image = Image.Image()
@@ -138,12 +138,12 @@ def _by_pillow(info: Mapping[str, bytes]) -> int:
     return orientation_of(image)
 
 
-def _metadata(data: memoryview) -> tuple[bytes, bytes]:
+def _read_metadata(data: memoryview) -> tuple[bytes, bytes]:
     """Return the EXIF blocks of a JPEG, joined as in Pillow, and its last XMP block."""
     blocks: list[bytes] = []
     xmp = b""
     start = 2
-    for _ in range(_MOST_SEGMENTS):
+    for _ in range(_MAX_SEGMENTS):
         fill = _FILL.match(data, start)
         if fill is None or fill.end() + 3 > len(data):
             break
@@ -163,7 +163,7 @@ def _metadata(data: memoryview) -> tuple[bytes, bytes]:
     return b"".join(blocks), xmp
 
 
-def _plain_orientation(exif: bytes) -> int | None:
+def _parse_exif_orientation(exif: bytes) -> int | None:
     """Return the orientation in an EXIF block, ``_ABSENT`` if it has none, or None if the block is unusual."""
     tiff = exif.removeprefix(_EXIF)
     if not tiff:

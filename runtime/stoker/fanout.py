@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from stoker import errors
-from stoker._base.arguments import Bounded, Positive
+from stoker._base.arguments import BoundedConfig, Positive
 from stoker._base.plugins import load_plugin, plugin_names
 from stoker._fanout.board import FanoutConfig, Task
 from stoker._fanout.driver import Driver
@@ -41,7 +41,7 @@ _MAX_MESSAGE = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorOptions(Bounded):
+class ExecutorOptions(BoundedConfig):
     """Location and credentials of functions. An executor uses the options that apply to it and ignores the others.
 
     Attributes:
@@ -75,7 +75,7 @@ class ExecutorOptions(Bounded):
     functions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        Bounded.__post_init__(self)  # super() does not know a class with slots
+        BoundedConfig.__post_init__(self)  # super() does not know a class with slots
         if self.endpoint_url is not None and self.endpoint_url.startswith("http"):
             check_endpoint(self.endpoint_url, "endpoint_url")
 

@@ -44,7 +44,7 @@ _Choose = Callable[[int, int], tuple[int, int, int, int]]
 # Formats whose decoders are part of Pillow itself; some of the others start programs (EPS starts Ghostscript).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000", "AVIF")
 # EXIF orientation → (transpose, flip up-down, flip left-right), in the order of application.
-_TURNS = {
+_ORIENTATIONS = {
     UPRIGHT: (False, False, False),
     2: (False, False, True),
     3: (False, True, True),
@@ -99,7 +99,7 @@ class ImageDecoder:
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
-        _check((self.height, self.width), self.mode, self.resize, self.max_pixels)
+        _check_options((self.height, self.width), self.mode, self.resize, self.max_pixels)
         if self.random_crop is not None and not isinstance(self.random_crop, RandomResizedCrop):
             raise ConfigError(f"random_crop {self.random_crop!r} is not a RandomResizedCrop: write RandomResizedCrop()")
         if not isinstance(self.flip, int | float) or not 0 <= self.flip <= 1:
@@ -108,7 +108,7 @@ class ImageDecoder:
             raise ConfigError("mean and std belong together: give both, or none")
         for name in ("mean", "std"):
             if (values := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _checked_channels(name, values, self.mode))
+                object.__setattr__(self, name, _validate_channels(name, values, self.mode))
 
     def __call__(self, data: Data, context: SampleContext | None = None) -> NDArray[Any]:
         """Return the decoded image, in memory of its own.
@@ -131,7 +131,7 @@ class ImageDecoder:
             first, *rest = context.uniform(count, stream=Stream.IMAGE).tolist()
             is_mirrored = first < self.flip
             crop = None if self.random_crop is None else partial(self.random_crop.choose, uniform=rest)
-        request = _Request(
+        request = _DecodeOptions(
             size=(self.height, self.width),
             mode=self.mode,
             resize=self.resize,
@@ -139,8 +139,8 @@ class ImageDecoder:
             crop=crop,
             is_mirrored=is_mirrored,
         )
-        pixels = _decoded(data, request)
-        return pixels if self.mean is None or self.std is None else _normalised(pixels, self.mean, self.std)
+        pixels = _decode(data, request)
+        return pixels if self.mean is None or self.std is None else _normalise(pixels, self.mean, self.std)
 
 
 def decode_image(
@@ -175,11 +175,11 @@ def decode_image(
         >>> decode_image(b"P5 1 2 255 ab", size=(2, 2)).shape
         (2, 2, 3)
     """
-    _check(size, mode, resize, max_pixels)
-    return _decoded(data, _Request(size=size, mode=mode, resize=resize, max_pixels=max_pixels))
+    _check_options(size, mode, resize, max_pixels)
+    return _decode(data, _DecodeOptions(size=size, mode=mode, resize=resize, max_pixels=max_pixels))
 
 
-def _check(size: tuple[int, int] | None, mode: str, resize: str, max_pixels: int) -> None:
+def _check_options(size: tuple[int, int] | None, mode: str, resize: str, max_pixels: int) -> None:
     if size is not None and not (len(size) == 2 and all(type(side) is int and side > 0 for side in size)):
         raise ConfigError(f"size {size!r} is not (height, width) in pixels")
     if mode not in get_args(Mode):
@@ -190,7 +190,7 @@ def _check(size: tuple[int, int] | None, mode: str, resize: str, max_pixels: int
         raise ConfigError(f"max_pixels {max_pixels!r} is not at least 1")
 
 
-def _checked_channels(name: str, values: Sequence[float], mode: Mode) -> tuple[float, ...]:
+def _validate_channels(name: str, values: Sequence[float], mode: Mode) -> tuple[float, ...]:
     try:
         channels = tuple(map(float, values))
     except (TypeError, ValueError):
@@ -213,12 +213,12 @@ class _Box(NamedTuple):
     def shape(self) -> tuple[float, float]:
         return self.bottom - self.top, self.right - self.left
 
-    def shrunk(self, reduction: int) -> _Box:
+    def scale_down(self, reduction: int) -> _Box:
         return _Box(*(side / reduction for side in self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
+class _DecodeOptions:
     """Options of one decoding.
 
     Attributes:
@@ -239,7 +239,7 @@ class _Request:
 
     def stored_size(self, orientation: int) -> tuple[int, int] | None:
         """Return the size of the result in the orientation of the file."""
-        return self.size if self.size is None or not _TURNS[orientation][0] else self.size[::-1]
+        return self.size if self.size is None or not _ORIENTATIONS[orientation][0] else self.size[::-1]
 
     def box(self, height: float, width: float, orientation: int) -> _Box:
         """Return the crop of an image, in the orientation of the file."""
@@ -255,7 +255,7 @@ class _Request:
 
     @staticmethod
     def _random_box(choose: _Choose, height: int, width: int, orientation: int) -> _Box:
-        transpose, up_down, left_right = _TURNS[orientation]
+        transpose, up_down, left_right = _ORIENTATIONS[orientation]
         if transpose:
             height, width = width, height
         top, left, part_height, part_width = choose(height, width)
@@ -278,7 +278,7 @@ class _Request:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _DecodedImage:
     """A decoded image, before it is resized and rotated.
 
     Attributes:
@@ -293,28 +293,28 @@ class _Found:
     orientation: int
 
 
-def _decoded(data: Data, request: _Request) -> NDArray[np.uint8]:
+def _decode(data: Data, request: _DecodeOptions) -> NDArray[np.uint8]:
     try:
         view = memoryview(data).cast("B")  # type: ignore[arg-type]  # numpy arrays are buffers
     except TypeError:
         raise SampleError(f"an image must be the contiguous bytes of a file, not {type(data).__name__}") from None
     try:
-        found = _fast_jpeg(view, request) or _opened(view, request)
+        found = _decode_with_simplejpeg(view, request) or _decode_with_pillow(view, request)
     except Image.DecompressionBombError as error:
         raise SampleError(f"the image is too large: {error}") from None
     except _DAMAGE as error:
         reason = str(error).partition(" <_io")[0] or type(error).__name__
         raise SampleError(f"{len(view)} bytes are not an intact image: {reason}") from error
     size = request.stored_size(found.orientation)
-    image = found.image if size is None else _resized(found, size)
-    transpose, up_down, left_right = _TURNS[found.orientation]
+    image = found.image if size is None else _resize(found, size)
+    transpose, up_down, left_right = _ORIENTATIONS[found.orientation]
     pixels = np.asarray(image).reshape(image.height, image.width, -1)
     if transpose:
         pixels = pixels.swapaxes(0, 1)
     return np.array(pixels[:: -1 if up_down else 1, :: -1 if left_right != request.is_mirrored else 1], order="C")
 
 
-def _fast_jpeg(data: memoryview, request: _Request) -> _Found | None:
+def _decode_with_simplejpeg(data: memoryview, request: _DecodeOptions) -> _DecodedImage | None:
     """Decode a JPEG with simplejpeg; return None if it does not support the file."""
     if simplejpeg is None or bytes(data[:3]) != b"\xff\xd8\xff":
         return None
@@ -334,14 +334,14 @@ def _fast_jpeg(data: memoryview, request: _Request) -> _Found | None:
         )
     except ValueError:  # Pillow decides whether such a file is damaged, and says how.
         return None
-    box = request.box(height, width, orientation).shrunk(reduction)
+    box = request.box(height, width, orientation).scale_down(reduction)
     if request.crop is not None:  # so that Pillow copies only the crop, and its filter reads nothing beyond it
-        (left, top, right, bottom), box = _cut(box)
+        (left, top, right, bottom), box = _align_to_pixels(box)
         pixels = pixels[top:bottom, left:right]
-    return _Found(Image.fromarray(pixels[:, :, 0] if request.mode == "L" else pixels), box, orientation)
+    return _DecodedImage(Image.fromarray(pixels[:, :, 0] if request.mode == "L" else pixels), box, orientation)
 
 
-def _opened(data: memoryview, request: _Request) -> _Found:
+def _decode_with_pillow(data: memoryview, request: _DecodeOptions) -> _DecodedImage:
     """Decode an image of any format with Pillow."""
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         width, height = image.size
@@ -354,21 +354,21 @@ def _opened(data: memoryview, request: _Request) -> _Found:
         if reduction == 1:
             width, height = image.size  # Pillow rotates a TIFF itself
         orientation = orientation_of(image)  # some formats store it after the pixels
-        box = request.box(height, width, orientation).shrunk(reduction)
+        box = request.box(height, width, orientation).scale_down(reduction)
         if request.crop is None:
-            return _Found(_converted(image, request.mode), box, orientation)
-        part, box = _cut(box)
-        return _Found(_converted(image.crop(part), request.mode), box, orientation)
+            return _DecodedImage(_convert_mode(image, request.mode), box, orientation)
+        part, box = _align_to_pixels(box)
+        return _DecodedImage(_convert_mode(image.crop(part), request.mode), box, orientation)
 
 
-def _cut(box: _Box) -> tuple[tuple[int, int, int, int], _Box]:
+def _align_to_pixels(box: _Box) -> tuple[tuple[int, int, int, int], _Box]:
     """Return the smallest rectangle of whole pixels around a crop, and the crop relative to it."""
     left, top = int(box.left), int(box.top)
     part = (left, top, math.ceil(box.right), math.ceil(box.bottom))
     return part, _Box(box.left - left, box.top - top, box.right - left, box.bottom - top)
 
 
-def _converted(image: Image.Image, mode: Mode) -> Image.Image:
+def _convert_mode(image: Image.Image, mode: Mode) -> Image.Image:
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
@@ -385,14 +385,14 @@ def _check_pixels(width: int, height: int, limit: int) -> None:
         )
 
 
-def _resized(found: _Found, size: tuple[int, int]) -> Image.Image:
+def _resize(found: _DecodedImage, size: tuple[int, int]) -> Image.Image:
     height, width = size
     if found.box == _Box(0, 0, width, height):
         return found.image
     return found.image.resize((width, height), Image.Resampling.BILINEAR, box=found.box)
 
 
-def _normalised(pixels: NDArray[np.uint8], mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:
+def _normalise(pixels: NDArray[np.uint8], mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:
     """Return the result of torchvision's ``ToTensor`` and ``Normalize`` for pixels, bit for bit."""
     height, width, channels = pixels.shape
     values = np.arange(256, dtype=np.float32) / np.float32(255)

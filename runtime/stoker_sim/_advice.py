@@ -7,42 +7,42 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stoker._base.sizes import MOST_BYTES, format_bytes
+from stoker._base.sizes import MAX_BYTES, format_bytes
 from stoker._cache.disk_folder import BLOCK_BYTES
 from stoker._fetch.config import Continuous
 from stoker._format.manifest import Manifest
 from stoker._memory.budget import window_slots
 from stoker._memory.ring import ALIGNMENT_BYTES
 from stoker.errors import BudgetError, ConfigError, StokerError
-from stoker_sim._bucket import described
-from stoker_sim._caches import Cache
-from stoker_sim._predict import Prediction, Workload, predict
+from stoker_sim._bucket import synthetic_manifest
+from stoker_sim._caches import PlannedCache
+from stoker_sim._predict import PlannedTraining, Prediction, predict
 
 _MIB = 1 << 20
-_LEAST_BYTES, _MOST_BYTES = _MIB, 32 * _MIB
+_MIN_SUPER_SAMPLE_BYTES, _MAX_SUPER_SAMPLE_BYTES = _MIB, 32 * _MIB
 """Suggested size of a super-sample. Larger reads into fresh memory are three to five times slower."""
-_SMALLEST_BYTES = 64 << 10
+_SMALL_DATASET_MIN_BYTES = 64 << 10
 """Minimum size of a super-sample of a small data set, which has few of them at any size."""
 _TRANSFER_PER_FIRST_BYTE = 8
 """Ratio of transfer time to time to the first byte at which a request is efficient."""
-_SPARE_RATE = 1.5
+_RATE_RESERVE_FACTOR = 1.5
 """Reserve factor for the bytes of a request where the bucket limits the request rate."""
-_TOO_SMALL, _TOO_LARGE = 2.5, 4.0
+_TOO_SMALL_FACTOR, _TOO_LARGE_FACTOR = 2.5, 4.0
 """Factors below and above the right super-sample size from which packing again is worth it."""
-_WINDOW, _LEAST_WINDOW = 8, 2
-_WINDOWS_EACH = 4
+_DEFAULT_WINDOW, _MIN_WINDOW = 8, 2
+_MIN_WINDOWS_PER_RANK = 4
 """Minimum number of windows of a rank in an epoch; with fewer there is little to shuffle."""
-_STALL = 0.01
+_MIN_STALL = 0.01
 """Minimum stall worth a change, and minimum relative reduction of an epoch that makes a change worth it."""
 _SLOTS_FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 """Multiples of a window's slots, tried in this order; the first that suffices is suggested."""
-_IN_FLIGHT = 4
+_FETCHES_IN_FLIGHT = 4
 """Super-samples in flight for which there should be room beside the window."""
-_STARTS = 6
+_SIMULATED_STARTS = 6
 """Number of starts simulated for the range of the time to the first batch."""
 _MEMORY_BYTES_PER_SECOND = 8e9
 """Rate of a copy out of a cache in memory."""
-_LATE = 5.0
+_LATE_FACTOR = 5.0
 """A bucket has a late tail if its slowest first byte takes more than this multiple of the median."""
 
 
@@ -117,10 +117,10 @@ class Advice:
     given: Prediction | None
     refused: str
     advised: Prediction
-    workload: Workload = field(repr=False)
+    workload: PlannedTraining = field(repr=False)
 
 
-def advise(given: Workload, resources: Resources) -> Advice:
+def advise(given: PlannedTraining, resources: Resources) -> Advice:
     """Return suggestions for the settings of a workload.
 
     Args:
@@ -130,33 +130,44 @@ def advise(given: Workload, resources: Resources) -> Advice:
     Raises:
         BudgetError: the memory is too small for any order of this data set.
     """
-    before, refused = _tried(given)
+    before, refused = _try_predict(given)
     workload, suggestions = given, list[Suggestion]()
-    for step in (_repacked, _windowed, _continuous, _with_memory, _cached, _warm):
+    for step in (
+        _advise_super_sample_size,
+        _advise_window,
+        _advise_schedule,
+        _advise_memory,
+        _advise_cache,
+        _advise_warm_tier,
+    ):
         workload, suggestion = step(workload, resources)
         suggestions.append(suggestion)
-    advised = predict(workload, starts=_STARTS)
+    advised = predict(workload, starts=_SIMULATED_STARTS)
     return Advice(suggestions=tuple(suggestions), given=before, refused=refused, advised=advised, workload=workload)
 
 
-def _with(given: Workload, **settings: Any) -> Workload:
+def _replace_settings(given: PlannedTraining, **settings: Any) -> PlannedTraining:
     """Return the workload with some settings of its loaders replaced."""
     return replace(given, feed=replace(given.feed, **settings))
 
 
-def _tried(workload: Workload) -> tuple[Prediction | None, str]:
+def _try_predict(workload: PlannedTraining) -> tuple[Prediction | None, str]:
     try:
-        return predict(workload, starts=_STARTS), ""
+        return predict(workload, starts=_SIMULATED_STARTS), ""
     except StokerError as error:  # too little memory, or a link too slow for its super-samples
         return None, str(error)
 
 
-def _repacked(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
+def _advise_super_sample_size(given: PlannedTraining, resources: Resources) -> tuple[PlannedTraining, Suggestion]:
     """Suggest a super-sample size if the present one is far from the right one."""
     manifest = given.manifest
-    average, good = manifest.size_bytes / len(manifest), _good_bytes(given, resources)
-    shown, is_small = format_bytes(average), average < good / _TOO_SMALL
-    if not is_small and average <= _TOO_LARGE * good and manifest.largest_bytes <= 2 * _slot_bytes(resources):
+    average, good = manifest.size_bytes / len(manifest), _suitable_super_sample_bytes(given, resources)
+    shown, is_small = format_bytes(average), average < good / _TOO_SMALL_FACTOR
+    if (
+        not is_small
+        and average <= _TOO_LARGE_FACTOR * good
+        and manifest.largest_bytes <= 2 * _max_slot_bytes(resources)
+    ):
         reason = "requests spend most of their time on transfer, and enough super-samples fit into the memory"
         return given, Suggestion("super-sample size", shown, shown, reason)
     if is_small:
@@ -166,94 +177,102 @@ def _repacked(given: Workload, resources: Resources) -> tuple[Workload, Suggesti
         reason = "smaller ones leave memory to fetch ahead, and shuffle better"
         command = f"stoker pack SOURCE URL --super-sample-bytes {good}"
     suggestion = Suggestion("super-sample size", shown, format_bytes(good), reason, command)
-    return replace(given, manifest=_alike(manifest, good)), suggestion
+    return replace(given, manifest=_resize_super_samples(manifest, good)), suggestion
 
 
-def _good_bytes(given: Workload, resources: Resources) -> int:
+def _suitable_super_sample_bytes(given: PlannedTraining, resources: Resources) -> int:
     """Return a power of two that is large enough for the bucket, and small enough for the memory and for shuffling."""
     rate = min(given.bucket.connection_bytes_per_second, given.node_bytes_per_second)
-    wanted = max(_TRANSFER_PER_FIRST_BYTE * resources.median_seconds * rate, _bytes_of_a_request(given))
-    share = given.manifest.size_bytes / given.feed.world_size / (_WINDOW * _WINDOWS_EACH)
-    most = min(_MOST_BYTES, _slot_bytes(resources), max(share, _SMALLEST_BYTES))
-    chosen = min(max(wanted, _LEAST_BYTES), most)
+    wanted = max(_TRANSFER_PER_FIRST_BYTE * resources.median_seconds * rate, _min_request_bytes(given))
+    share = given.manifest.size_bytes / given.feed.world_size / (_DEFAULT_WINDOW * _MIN_WINDOWS_PER_RANK)
+    most = min(_MAX_SUPER_SAMPLE_BYTES, _max_slot_bytes(resources), max(share, _SMALL_DATASET_MIN_BYTES))
+    chosen = min(max(wanted, _MIN_SUPER_SAMPLE_BYTES), most)
     return max(1 << round(math.log2(chosen)), math.ceil(given.sample_bytes))
 
 
-def _bytes_of_a_request(given: Workload) -> float:
+def _min_request_bytes(given: PlannedTraining) -> float:
     """Return the minimum bytes of a request with which the request rate does not limit the ranks."""
     needed = given.feed.world_size * given.samples_per_second * given.sample_bytes
-    return _SPARE_RATE * needed / given.bucket.requests_per_second
+    return _RATE_RESERVE_FACTOR * needed / given.bucket.requests_per_second
 
 
-def _slot_bytes(resources: Resources) -> int:
+def _max_slot_bytes(resources: Resources) -> int:
     """Return the maximum size of a super-sample with which twice a window and the fetches in flight fit."""
-    return max(1, resources.memory_bytes // (2 * (_WINDOW + _IN_FLIGHT)))
+    return max(1, resources.memory_bytes // (2 * (_DEFAULT_WINDOW + _FETCHES_IN_FLIGHT)))
 
 
-def _alike(manifest: Manifest, size_bytes: int) -> Manifest:
+def _resize_super_samples(manifest: Manifest, size_bytes: int) -> Manifest:
     """Return the manifest of a data set of about the same samples and bytes, in super-samples of another size."""
     samples = max(1, round(size_bytes * manifest.samples / manifest.size_bytes))
     count = max(1, round(manifest.samples / samples))
     samples = max(1, manifest.samples // count)
-    return described(super_samples=count, samples=samples, super_sample_bytes=max(1, manifest.size_bytes // count))
+    return synthetic_manifest(
+        super_samples=count, samples=samples, super_sample_bytes=max(1, manifest.size_bytes // count)
+    )
 
 
-def _windowed(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
+def _advise_window(given: PlannedTraining, resources: Resources) -> tuple[PlannedTraining, Suggestion]:
     """Suggest at least the default window, or the largest that fits into the memory."""
     order = given.feed.order
-    window = max(order.window, _WINDOW)
-    while window > _LEAST_WINDOW and _least_memory(given, window) > resources.memory_bytes:
+    window = max(order.window, _DEFAULT_WINDOW)
+    while window > _MIN_WINDOW and _min_memory_bytes(given, window) > resources.memory_bytes:
         window //= 2
-    reason = "shuffles well and costs little" if window >= _WINDOW else "the largest window that fits into the memory"
+    reason = (
+        "shuffles well and costs little"
+        if window >= _DEFAULT_WINDOW
+        else "the largest window that fits into the memory"
+    )
     command = f"Loader(window={window})" if window != order.window else ""
     suggestion = Suggestion("window", str(order.window), str(window), reason, command)
-    return _with(given, order=replace(order, window=window)), suggestion
+    return _replace_settings(given, order=replace(order, window=window)), suggestion
 
 
-def _continuous(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
+def _advise_schedule(given: PlannedTraining, resources: Resources) -> tuple[PlannedTraining, Suggestion]:
     """Suggest the continuous schedule, which is never worse than another."""
     schedule, reason = given.feed.schedule, "fetches as far ahead as the memory allows, across epochs"
     command = "" if isinstance(schedule, Continuous) else "leave out schedule="
     suggestion = Suggestion("schedule", type(schedule).__name__, "Continuous", reason, command)
-    return _with(given, schedule=Continuous()), suggestion
+    return _replace_settings(given, schedule=Continuous()), suggestion
 
 
-def _least_memory(given: Workload, window: int, factor: float = 1.25) -> int:
+def _min_memory_bytes(given: PlannedTraining, window: int, factor: float = 1.25) -> int:
     """Return the memory that ``factor`` times a window's slots and the fetches in flight take, in bytes."""
     feed, manifest = given.feed, given.manifest
     order = replace(feed.order, window=window)
-    slot_bytes = _rounded(manifest.largest_bytes, ALIGNMENT_BYTES)
-    slots = math.ceil(factor * window_slots(len(manifest), order, feed.dealing(manifest.samples))) + _IN_FLIGHT
+    slot_bytes = _round_up(manifest.largest_bytes, ALIGNMENT_BYTES)
+    slots = math.ceil(factor * window_slots(len(manifest), order, feed.sharding(manifest.samples))) + _FETCHES_IN_FLIGHT
     return manifest.file_bytes + feed.held_bytes + slots * slot_bytes
 
 
-def _most_memory(given: Workload) -> int:
+def _max_memory_bytes(given: PlannedTraining) -> int:
     """Return the maximum memory a loader can use: a window, a whole epoch ahead of it, and hedges, in bytes."""
-    return _with(given, memory_bytes=MOST_BYTES).slots.size_bytes
+    return _replace_settings(given, memory_bytes=MAX_BYTES).slots.size_bytes
 
 
-def _with_memory(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
+def _advise_memory(given: PlannedTraining, resources: Resources) -> tuple[PlannedTraining, Suggestion]:
     """Suggest the least memory with which an epoch takes about as long as with all available memory.
 
     Raises:
         BudgetError: the memory is too small even for the window.
     """
     window, memory_bytes = given.feed.order.window, given.feed.memory_bytes
-    least = _least_memory(given, window, 1.0)
-    most = min(resources.memory_bytes, max(least, _most_memory(given)))
+    least = _min_memory_bytes(given, window, 1.0)
+    most = min(resources.memory_bytes, max(least, _max_memory_bytes(given)))
     if most < least:
         raise BudgetError(
             f"no loader of this data set fits into the {format_bytes(most)} available to a rank: window {window} with "
             f"super-samples of {format_bytes(given.manifest.largest_bytes)} takes {format_bytes(least)}; plan with "
             "more memory (--memory) or with fewer ranks on a node"
         )
-    best = predict(_with(given, memory_bytes=most)).later
+    best = predict(_replace_settings(given, memory_bytes=most)).later
     chosen = most
     for factor in _SLOTS_FACTORS:
-        size_bytes = _rounded(_least_memory(given, window, factor), 16 * _MIB)
+        size_bytes = _round_up(_min_memory_bytes(given, window, factor), 16 * _MIB)
         if size_bytes >= most:
             break
-        if predict(_with(given, memory_bytes=size_bytes)).later.seconds <= best.seconds * (1 + _STALL / 2):
+        if predict(_replace_settings(given, memory_bytes=size_bytes)).later.seconds <= best.seconds * (
+            1 + _MIN_STALL / 2
+        ):
             chosen = size_bytes
             break
     fits = memory_bytes <= resources.memory_bytes
@@ -261,74 +280,74 @@ def _with_memory(given: Workload, resources: Resources) -> tuple[Workload, Sugge
     if not fits:
         reason = f"only {format_bytes(resources.memory_bytes)} are available, and {reason}"
     advised = memory_bytes if fits and memory_bytes >= chosen else chosen
-    command = "" if advised == memory_bytes else f"Loader(memory={_written(chosen)})"
+    command = "" if advised == memory_bytes else f"Loader(memory={_format_memory(chosen)})"
     suggestion = Suggestion("memory", format_bytes(memory_bytes), format_bytes(advised), reason, command)
-    return _with(given, memory_bytes=advised), suggestion
+    return _replace_settings(given, memory_bytes=advised), suggestion
 
 
-def _written(size_bytes: int) -> str:
+def _format_memory(size_bytes: int) -> str:
     return str(size_bytes) if size_bytes % _MIB else f'"{size_bytes // _MIB}MiB"'
 
 
-def _rounded(size_bytes: int, unit_bytes: int) -> int:
+def _round_up(size_bytes: int, unit_bytes: int) -> int:
     return -(-size_bytes // unit_bytes) * unit_bytes
 
 
-def _cached(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
+def _advise_cache(given: PlannedTraining, resources: Resources) -> tuple[PlannedTraining, Suggestion]:
     """Suggest a cache if it makes epochs noticeably shorter."""
     none = replace(given, cache=None)
     without = predict(none).later
     said = "none" if given.cache is None else format_bytes(given.cache.size_bytes)
     if resources.epochs < 2:
         reason = "in a single epoch nothing is read again"
-    elif without.stall < _STALL:
+    elif without.stall < _MIN_STALL:
         reason = f"without a cache training waits {without.stall:.1%} of the time"
     else:
-        for cache in _caches(given, resources):
+        for cache in _candidate_caches(given, resources):
             cached = replace(given, cache=cache)
             found = predict(cached)
             later = found.later
-            shortens = later.seconds < (1 - _STALL) * without.seconds
+            shortens = later.seconds < (1 - _MIN_STALL) * without.seconds
             halves = later.wait_seconds < without.wait_seconds / 2
-            if halves if cache.is_of_rank else shortens:
-                place = "memory:" if cache.is_of_rank else f"disk:{resources.disk_folder}"
+            if halves if cache.is_per_rank else shortens:
+                place = "memory:" if cache.is_per_rank else f"disk:{resources.disk_folder}"
                 advised = f"{place.partition(':')[0]}, {format_bytes(cache.size_bytes)}"
                 reason = (
                     f"serves {found.hit_rate:.0%} of the reads of later epochs: stall {later.stall:.0%} instead of "
                     f"{without.stall:.0%}, epochs take {later.seconds / without.seconds:.0%} of the time"
                 )
-                command = f'Loader(cache="{place}?limit={_limit(cache.size_bytes)}")'
+                command = f'Loader(cache="{place}?limit={_format_limit(cache.size_bytes)}")'
                 return cached, Suggestion("cache", said, advised, reason, command)
         has_disk = resources.disk_bytes > 0
         reason = "too small to help" if has_disk else "give the size of a disk with --disk to plan a cache on it"
     return none, Suggestion("cache", said, "none", reason)
 
 
-def _caches(given: Workload, resources: Resources) -> Iterator[Cache]:
+def _candidate_caches(given: PlannedTraining, resources: Resources) -> Iterator[PlannedCache]:
     """Yield a cache in the remaining memory and one on the disk, each if a super-sample fits into a rank's part."""
     needed_bytes = math.ceil(1.02 * given.manifest.size_bytes)
     memory_bytes = min(resources.memory_bytes - given.feed.memory_bytes, needed_bytes)
     disk_bytes = min(resources.disk_bytes, needed_bytes)
-    least_bytes = _rounded(given.manifest.largest_bytes, BLOCK_BYTES)
+    least_bytes = _round_up(given.manifest.largest_bytes, BLOCK_BYTES)
     if memory_bytes >= least_bytes:
-        yield Cache(size_bytes=memory_bytes, bytes_per_second=_MEMORY_BYTES_PER_SECOND, is_of_rank=True)
+        yield PlannedCache(size_bytes=memory_bytes, bytes_per_second=_MEMORY_BYTES_PER_SECOND, is_per_rank=True)
     if disk_bytes // given.ranks_per_node >= least_bytes:
-        yield Cache(size_bytes=disk_bytes)
+        yield PlannedCache(size_bytes=disk_bytes)
 
 
-def _limit(size_bytes: int) -> str:
+def _format_limit(size_bytes: int) -> str:
     """Return a cache's limit in MiB; if small, in bytes, since rounding could leave no room for a super-sample."""
     return str(size_bytes) if size_bytes < 100 * _MIB else f"{size_bytes // _MIB}MiB"
 
 
-def _warm(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
+def _advise_warm_tier(given: PlannedTraining, resources: Resources) -> tuple[PlannedTraining, Suggestion]:
     """Suggest the warm tier if late answers of the bucket are the only cause of the stall.
 
     The tier saves time, not money: its functions cost more than reads from a bucket of the same region.
     """
     found, is_worth = predict(given), False
-    late = resources.slowest_seconds > _LATE * max(1e-9, resources.median_seconds)
-    if found.later.stall < _STALL:
+    late = resources.slowest_seconds > _LATE_FACTOR * max(1e-9, resources.median_seconds)
+    if found.later.stall < _MIN_STALL:
         reason = f"without it training waits {found.later.stall:.1%} of the time"
     elif found.bound.limit == "bandwidth":
         reason = "the node's network is full, and reads from functions would use the same network"
@@ -338,7 +357,7 @@ def _warm(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
         reason = "the cache is nearer and costs nothing"
     elif resources.epochs < 2:
         reason = "in a single epoch nothing is read again"
-    elif given.manifest.size_bytes / len(given.manifest) < _LEAST_BYTES:
+    elif given.manifest.size_bytes / len(given.manifest) < _MIN_SUPER_SAMPLE_BYTES:
         reason = "to cut super-samples below 1 MiB into shards costs more than it saves"
     elif late:
         is_worth = True

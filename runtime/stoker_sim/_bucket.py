@@ -19,17 +19,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._diagnostics.latency import BucketModel, Recorded
-from stoker._format.manifest import Manifest, PackRun, Rows
+from stoker._diagnostics.latency import BucketModel, RecordedLatency
+from stoker._format.manifest import Manifest, ManifestRows, PackRun
 from stoker._format.schema import Bytes, Schema
-from stoker._trace.recording import Answer, Told, read_values
+from stoker._trace.recording import TracedResponse, TraceEvent, read_values
 from stoker.abc import ObjectInfo
 from stoker.errors import ConfigError, NotFoundError, ServerError, ThrottledError
 
-_RUN = "0" * 16
+_RUN_ID = "0" * 16
 
 
-def described(*, super_samples: int, samples: int, super_sample_bytes: int, head_bytes: int = 4096) -> Manifest:
+def synthetic_manifest(
+    *, super_samples: int, samples: int, super_sample_bytes: int, head_bytes: int = 4096
+) -> Manifest:
     """Return the manifest of a synthetic data set whose super-samples are all alike.
 
     Args:
@@ -46,7 +48,7 @@ def described(*, super_samples: int, samples: int, super_sample_bytes: int, head
         if not 0 < number < 1 << 32:
             raise ConfigError(f"{name} must be in [1, 2**32), not {number}")
     full = np.ones(super_samples, "<u4")
-    rows = Rows(
+    rows = ManifestRows(
         size_bytes=full * np.uint32(super_sample_bytes),
         samples=full * np.uint32(samples),
         head_bytes=full * np.uint32(min(head_bytes, super_sample_bytes)),
@@ -55,16 +57,16 @@ def described(*, super_samples: int, samples: int, super_sample_bytes: int, head
         tags=np.zeros((super_samples, 16), np.uint8),
     )
     schema = Schema({"data": Bytes()})
-    return Manifest(dataset=_RUN, version=1, schema=schema, rows=rows, runs=(PackRun(_RUN, 0, super_samples),))
+    return Manifest(dataset=_RUN_ID, version=1, schema=schema, rows=rows, runs=(PackRun(_RUN_ID, 0, super_samples),))
 
 
-def bodiless(manifest: Manifest) -> Manifest:
+def without_checksums(manifest: Manifest) -> Manifest:
     """Return a copy of the manifest with all checksums 0, which is the checksum of objects without bytes."""
     rows = replace(manifest.rows, crc32c=np.zeros_like(manifest.rows.crc32c))
     return replace(manifest, rows=rows)
 
 
-def size_of(manifest: Manifest) -> Callable[[str], int]:
+def create_size_lookup(manifest: Manifest) -> Callable[[str], int]:
     """Return a function from an object's key to its size in bytes, which raises KeyError for unknown keys."""
     if len(manifest.runs) > 1:
         return {manifest.key(row): int(manifest.rows.size_bytes[row]) for row in range(len(manifest))}.__getitem__
@@ -81,11 +83,11 @@ def size_of(manifest: Manifest) -> Callable[[str], int]:
     return of_one_run
 
 
-_End = tuple[float, int, asyncio.Future[None]]
+_ScheduledEnd = tuple[float, int, asyncio.Future[None]]
 """The common progress at which a request ends, a unique number, and the future that its caller awaits."""
 
 
-class Shared:
+class ProcessorSharing:
     """Processor sharing: all active requests are served at the same rate, which depends on their number.
 
     So a single number, the work done for each request so far, describes the progress of all. A request ends when that
@@ -93,18 +95,18 @@ class Shared:
     Queueing Algorithm", SIGCOMM 1989, section 2). A request costs O(log n).
 
     Args:
-        rate: function from the number of active requests to the rate of each, in units of work a second.
+        rate_of: function from the number of active requests to the rate of each, in units of work a second.
     """
 
-    def __init__(self, rate: Callable[[int], float]) -> None:
-        self._rate_of = rate
-        self._done = 0.0
-        self._settled_seconds = 0.0
-        self._served = 0
-        self._order = count()
-        self._ends: list[_End] = []
+    def __init__(self, rate_of: Callable[[int], float]) -> None:
+        self._rate_of = rate_of
+        self._work_done = 0.0
+        self._advanced_seconds = 0.0
+        self._active = 0
+        self._numbers = count()
+        self._ends: list[_ScheduledEnd] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._timed: tuple[_End, float] | None = None
+        self._scheduled: tuple[_ScheduledEnd, float] | None = None
         """The request for whose end the timer is set, and the rate assumed."""
 
     @property
@@ -115,62 +117,62 @@ class Shared:
     async def serve(self, work: float) -> None:
         """Return when this amount of work has been done; if cancelled, the rate is shared among the other requests."""
         loop = asyncio.get_running_loop()
-        self._settle(loop.time())
+        self._advance(loop.time())
         turn: asyncio.Future[None] = loop.create_future()
-        heapq.heappush(self._ends, (self._done + work, next(self._order), turn))
-        self._served += 1
-        self._plan(loop)
+        heapq.heappush(self._ends, (self._work_done + work, next(self._numbers), turn))
+        self._active += 1
+        self._schedule_next_end(loop)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():  # otherwise the request ended just before the cancellation
-                self._settle(loop.time())
-                self._served -= 1
-                self._plan(loop)
+                self._advance(loop.time())
+                self._active -= 1
+                self._schedule_next_end(loop)
             raise
 
     def set_rate(self, rate: Callable[[int], float]) -> None:
         """Change the rate from now on; work that has been done stays done."""
         loop = asyncio.get_running_loop()
-        self._settle(loop.time())
+        self._advance(loop.time())
         self._rate_of = rate
-        self._plan(loop)
+        self._schedule_next_end(loop)
 
-    def _rate(self) -> float:
-        return self._rate_of(max(1, self._served))
+    def _current_rate(self) -> float:
+        return self._rate_of(max(1, self._active))
 
-    def _settle(self, now_seconds: float) -> None:
-        self._done += (now_seconds - self._settled_seconds) * self._rate()
-        self._settled_seconds = now_seconds
+    def _advance(self, now_seconds: float) -> None:
+        self._work_done += (now_seconds - self._advanced_seconds) * self._current_rate()
+        self._advanced_seconds = now_seconds
 
-    def _plan(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _schedule_next_end(self, loop: asyncio.AbstractEventLoop) -> None:
         """Set the timer to the next end of a request that was not cancelled."""
         while self._ends and self._ends[0][2].done():
             heapq.heappop(self._ends)
-        timed = (self._ends[0], self._rate()) if self._ends else None
-        if timed == self._timed:
+        timed = (self._ends[0], self._current_rate()) if self._ends else None
+        if timed == self._scheduled:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timed, self._timer = timed, None
+        self._scheduled, self._timer = timed, None
         if timed is not None:
             (end, _, _), rate = timed
-            self._timer = loop.call_later(max(0.0, end - self._done) / rate, self._end_first)
+            self._timer = loop.call_later(max(0.0, end - self._work_done) / rate, self._end_due)
 
-    def _end_first(self) -> None:
+    def _end_due(self) -> None:
         loop = asyncio.get_running_loop()
-        self._settle(loop.time())
-        self._done = max(self._done, self._ends[0][0])  # rounding may have left it slightly below
-        self._timed = self._timer = None
-        while self._ends and self._ends[0][0] <= self._done:
+        self._advance(loop.time())
+        self._work_done = max(self._work_done, self._ends[0][0])  # rounding may have left it slightly below
+        self._scheduled = self._timer = None
+        while self._ends and self._ends[0][0] <= self._work_done:
             turn = heapq.heappop(self._ends)[2]
             if not turn.done():
                 turn.set_result(None)
-                self._served -= 1
-        self._plan(loop)
+                self._active -= 1
+        self._schedule_next_end(loop)
 
 
-class SharedLink(Shared):
+class SharedLink(ProcessorSharing):
     """A network link: every transfer gets ``min(connection, total / transfers)`` bytes a second.
 
     Args:
@@ -179,11 +181,11 @@ class SharedLink(Shared):
     """
 
     def __init__(self, *, connection_bytes_per_second: float, total_bytes_per_second: float = math.inf) -> None:
-        super().__init__(self._share)
+        super().__init__(self._transfer_rate)
         self.connection_bytes_per_second = connection_bytes_per_second
         self.total_bytes_per_second = total_bytes_per_second
 
-    def _share(self, transfers: int) -> float:
+    def _transfer_rate(self, transfers: int) -> float:
         return min(self.connection_bytes_per_second, self.total_bytes_per_second / transfers)
 
 
@@ -204,9 +206,9 @@ class SimulatedBucket:
             connection_bytes_per_second=model.connection_bytes_per_second,
             total_bytes_per_second=model.total_bytes_per_second,
         )
-        self._free_seconds = 0.0
+        self._next_free_seconds = 0.0
 
-    def line_seconds(self) -> float:
+    def enter_queue(self) -> float:
         """Enter a request into the queue and return its waiting time in seconds.
 
         Raises:
@@ -214,10 +216,10 @@ class SimulatedBucket:
         """
         now_seconds = asyncio.get_running_loop().time()
         each_seconds = 1.0 / self.model.requests_per_second
-        wait_seconds = max(0.0, self._free_seconds - now_seconds - (self.model.burst - 1) * each_seconds)
+        wait_seconds = max(0.0, self._next_free_seconds - now_seconds - (self.model.burst - 1) * each_seconds)
         if wait_seconds > self.model.longest_line_seconds:
             raise ThrottledError("simulated://bucket answers with 503: too many requests")
-        self._free_seconds = max(now_seconds, self._free_seconds) + each_seconds
+        self._next_free_seconds = max(now_seconds, self._next_free_seconds) + each_seconds
         return wait_seconds
 
 
@@ -254,7 +256,7 @@ class ModelledReader:
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return the object's content, zeros if the objects have no bytes."""
-        data = bytearray(self._info(key).size_bytes)
+        data = bytearray(self._object_info(key).size_bytes)
         info = await self.get_range(key, 0, len(data), into=memoryview(data))
         return bytes(data), info
 
@@ -264,13 +266,13 @@ class ModelledReader:
         Raises:
             NotFoundError: there is no such object.
         """
-        return self._info(key)
+        return self._object_info(key)
 
     async def _transfer(self, key: str, size_bytes: int) -> None:
         """Wait as long as the bytes take after the first one."""
         raise NotImplementedError
 
-    def _info(self, key: str) -> ObjectInfo:
+    def _object_info(self, key: str) -> ObjectInfo:
         try:
             return ObjectInfo(key=key, size_bytes=self._size_of(key), tag="")
         except KeyError:
@@ -298,7 +300,7 @@ class BucketView(ModelledReader):
     ) -> None:
         super().__init__("simulated://bucket", bucket.size_of, bucket.objects)
         self._bucket, self._rng, self._seed = bucket, rng, seed
-        self._asked = Counter[str]()
+        self._request_counts = Counter[str]()
         self._rate = rate = bucket.model.connection_bytes_per_second
         own = SharedLink(connection_bytes_per_second=rate, total_bytes_per_second=bytes_per_second)
         self._links = [link for link in (own, bucket.link) if link.total_bytes_per_second < math.inf]
@@ -311,17 +313,17 @@ class BucketView(ModelledReader):
             ThrottledError: the queue is too long.
             ServerError: a random error, with the model's probability.
         """
-        model, rng = self._bucket.model, self._rng_of(key)
+        model, rng = self._bucket.model, self._create_rng(key)
         first_byte_seconds = model.first_byte.draw(rng)
         try:
-            line_seconds = self._bucket.line_seconds() if model.requests_per_second < math.inf else 0.0
+            line_seconds = self._bucket.enter_queue() if model.requests_per_second < math.inf else 0.0
         except ThrottledError:
             await asyncio.sleep(first_byte_seconds)
             raise
         await asyncio.sleep(line_seconds + first_byte_seconds)
         if model.error_fraction and rng.random() < model.error_fraction:
             raise ServerError(f"{self.url}/{key}: 500, a random error of the bucket model (error_fraction)")
-        return self._info(key)
+        return self._object_info(key)
 
     async def _transfer(self, key: str, size_bytes: int) -> None:
         match self._links:
@@ -332,17 +334,17 @@ class BucketView(ModelledReader):
             case links:
                 await asyncio.gather(*(link.serve(size_bytes) for link in links))
 
-    def _rng_of(self, key: str) -> random.Random:
+    def _create_rng(self, key: str) -> random.Random:
         if self._seed is None:
             return self._rng
-        self._asked[key] += 1
-        return random.Random(f"{self._seed} {key} {self._asked[key]}")  # noqa: S311 - a model's
+        self._request_counts[key] += 1
+        return random.Random(f"{self._seed} {key} {self._request_counts[key]}")  # noqa: S311 - a model's
 
 
 _MICROSECONDS = 1e-6
 
 
-def read_durations(path: Path, event: str = "first_byte") -> Recorded:
+def read_durations(path: Path, event: str = "first_byte") -> RecordedLatency:
     """Return the durations in a file: a list of seconds, or the durations of a trace's events of one name.
 
     Args:
@@ -355,16 +357,16 @@ def read_durations(path: Path, event: str = "first_byte") -> Recorded:
     """
     told = f"{path} has neither a list of seconds nor a trace with events {event!r}"
     try:
-        seconds = tuple(array("d", _durations(path, event)))
+        seconds = tuple(array("d", _parse_durations(path, event)))
     except (AttributeError, OverflowError, TypeError) as error:
         raise ConfigError(f"{told}: {error}") from None
     try:
-        return Recorded(seconds)
+        return RecordedLatency(seconds)
     except ConfigError as error:
         raise ConfigError(f"{told}: {error}") from None
 
 
-def _durations(path: Path, event: str) -> Iterator[float]:
+def _parse_durations(path: Path, event: str) -> Iterator[float]:
     kinds: set[bool] = set()
     for value in read_values(path):
         is_number = isinstance(value, int | float)
@@ -380,7 +382,7 @@ def _durations(path: Path, event: str) -> Iterator[float]:
 _CONNECTION_QUANTILE, _TOTAL_QUANTILE = 0.9, 0.95
 
 
-def recorded_latency(told: Iterable[Told]) -> Recorded:
+def recorded_latency(told: Iterable[TraceEvent]) -> RecordedLatency:
     """Return the distribution of the times to the first byte of a trace's requests.
 
     A request that was overtaken by its hedge counts with the time until it was cancelled, although it would have taken
@@ -397,10 +399,10 @@ def recorded_latency(told: Iterable[Told]) -> Recorded:
         >>> sorted(latency.seconds)[len(latency.seconds) // 2]  # median, in seconds  # doctest: +SKIP
         0.021
     """
-    return _latency(_answers(told))
+    return _first_byte_latency(_answer_rows(told))
 
 
-def recorded_bucket(told: Iterable[Told]) -> BucketModel:
+def recorded_bucket(told: Iterable[TraceEvent]) -> BucketModel:
     """Return a model of the bucket of a trace: first bytes, the rate of a connection and of all together.
 
     The rate of a connection is the 90th percentile over transfers, since the fastest ones shared the link with the
@@ -418,38 +420,38 @@ def recorded_bucket(told: Iterable[Told]) -> BucketModel:
         >>> bucket.total_bytes_per_second  # doctest: +SKIP
         1240000000.0
     """
-    answers = _answers(told)
+    answers = _answer_rows(told)
     whole = answers[answers["is_whole"] & (answers["transfer_seconds"] > 0)]
     if not len(whole):
         raise ConfigError("the trace has no complete transfer that took time: record a longer run to learn the rate")
     return BucketModel(
-        first_byte=_latency(answers),
-        connection_bytes_per_second=float(np.quantile(_rates(whole), _CONNECTION_QUANTILE)),
-        total_bytes_per_second=_total_rate(whole),
+        first_byte=_first_byte_latency(answers),
+        connection_bytes_per_second=float(np.quantile(_transfer_rates(whole), _CONNECTION_QUANTILE)),
+        total_bytes_per_second=_total_rate_quantile(whole),
     )
 
 
-def _answers(told: Iterable[Told]) -> NDArray[np.void]:
+def _answer_rows(told: Iterable[TraceEvent]) -> NDArray[np.void]:
     """Return the trace's answers as a structured array with the fields of ``Answer``."""
-    fields = [*zip(Answer._fields, ("f8", "f8", "f8", "i8", "?", "?"), strict=True)]
-    return np.fromiter((each.what for each in told if isinstance(each.what, Answer)), fields)
+    fields = [*zip(TracedResponse._fields, ("f8", "f8", "f8", "i8", "?", "?"), strict=True)]
+    return np.fromiter((each.event for each in told if isinstance(each.event, TracedResponse)), fields)
 
 
-def _latency(answers: NDArray[np.void]) -> Recorded:
+def _first_byte_latency(answers: NDArray[np.void]) -> RecordedLatency:
     if not answers["is_begun"].any():
         raise ConfigError("the trace has no first bytes: it is empty, or its store does not report first bytes")
-    return Recorded(tuple(answers["first_byte_seconds"].tolist()))
+    return RecordedLatency(tuple(answers["first_byte_seconds"].tolist()))
 
 
-def _rates(answers: NDArray[np.void]) -> NDArray[np.float64]:
+def _transfer_rates(answers: NDArray[np.void]) -> NDArray[np.float64]:
     rates: NDArray[np.float64] = answers["size_bytes"] / answers["transfer_seconds"]
     return rates
 
 
-def _total_rate(answers: NDArray[np.void]) -> float:
+def _total_rate_quantile(answers: NDArray[np.void]) -> float:
     """Return a quantile over time of the sum of all transfers' rates, in bytes a second; each rate is a mean."""
     begins = answers["sent_seconds"] + answers["first_byte_seconds"]
-    ends, rates = begins + answers["transfer_seconds"], _rates(answers)
+    ends, rates = begins + answers["transfer_seconds"], _transfer_rates(answers)
     moments = np.concatenate([begins, ends])
     order = np.argsort(moments, kind="stable")
     together = np.cumsum(np.concatenate([rates, -rates])[order])[:-1]

@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.arguments import Bounded, NotNegative, Positive
-from stoker._cache.eviction import Lru, Residents, policy_factory
-from stoker._cache.keeper import Future
+from stoker._base.arguments import BoundedConfig, NotNegative, Positive
+from stoker._cache.eviction import CacheEntries, Lru, policy_factory
+from stoker._cache.keeper import AccessForecast
 from stoker._diagnostics.latency import Constant, Latency
 from stoker.abc import EvictionPolicy, ObjectRef
 from stoker_sim._bucket import SharedLink
@@ -47,19 +47,19 @@ class SettledTier(ModelledTier):
     """
 
     def __init__(self, device: SharedLink, hit_rate: float) -> None:
-        self._device, self._hit_rate, self._asked = device, hit_rate, 0
+        self._device, self._hit_rate, self._reads = device, hit_rate, 0
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Wait as long as the read takes and return True; return False at once on a miss. ``into`` is unchanged."""
-        self._asked += 1
-        if int(self._asked * self._hit_rate) == int((self._asked - 1) * self._hit_rate):
+        self._reads += 1
+        if int(self._reads * self._hit_rate) == int((self._reads - 1) * self._hit_rate):
             return False
         await self._device.serve(ref.size_bytes)
         return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TierModel(Bounded):
+class CacheModel(BoundedConfig):
     """Model of one node's cache.
 
     Attributes:
@@ -76,7 +76,7 @@ class TierModel(Bounded):
     bytes_per_second: Positive[float] = 2e9
     latency: Latency = field(default_factory=lambda: Constant(0.0001))
 
-    def tier(self, future: Future, rng: random.Random, copies: Counter[int]) -> SimulatedTier[int]:
+    def create_tier(self, future: AccessForecast, rng: random.Random, copies: Counter[int]) -> SimulatedCache[int]:
         """Return the empty cache of one rank.
 
         Args:
@@ -86,31 +86,31 @@ class TierModel(Bounded):
         """
         is_shared = self.policy == REPLICA_AWARE
         policy: EvictionPolicy[int] = ReplicaAware(copies) if is_shared else policy_factory(self.policy)(future)
-        return SimulatedTier(Residents(policy, self.limit_bytes), attrgetter("row"), self, rng)
+        return SimulatedCache(CacheEntries(policy, self.limit_bytes), attrgetter("row"), self, rng)
 
 
-class SimulatedTier(ModelledTier, Generic[Key]):
+class SimulatedCache(ModelledTier, Generic[Key]):
     """A simulated cache, shared by all nodes that get the same instance.
 
     An offered object is stored at once and takes no time on the device, since a tier writes in the background.
 
     Args:
-        residents: entries of the cache with their eviction policy.
-        key_of: function from an object to its key in ``residents``: its row for policies that know the order.
-        model: model of the cache; its limit and policy are those of ``residents``.
+        entries: entries of the cache with their eviction policy.
+        key_of: function from an object to its key in ``entries``: its row for policies that know the order.
+        model: model of the cache; its limit and policy are those of ``entries``.
         rng: generator of latencies.
     """
 
     def __init__(
-        self, residents: Residents[Key], key_of: Callable[[ObjectRef], Key], model: TierModel, rng: random.Random
+        self, entries: CacheEntries[Key], key_of: Callable[[ObjectRef], Key], model: CacheModel, rng: random.Random
     ) -> None:
-        self.residents, self.name = residents, model.name
+        self.entries, self.name = entries, model.name
         self._key_of, self._latency, self._rng, rate = key_of, model.latency, rng, model.bytes_per_second
         self._device = SharedLink(connection_bytes_per_second=rate, total_bytes_per_second=rate)
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Wait as long as the read takes and return True; return False at once on a miss. ``into`` is unchanged."""
-        if not self.residents.look_up(self._key_of(ref)):
+        if not self.entries.look_up(self._key_of(ref)):
             return False
         await asyncio.sleep(self._latency.draw(self._rng))
         await self._device.serve(ref.size_bytes)
@@ -118,7 +118,7 @@ class SimulatedTier(ModelledTier, Generic[Key]):
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Store the object if the policy admits it."""
-        self.residents.offer(self._key_of(ref), ref.size_bytes)
+        self.entries.offer(self._key_of(ref), ref.size_bytes)
 
 
 class ReplicaAware(Lru[Key]):
@@ -156,22 +156,22 @@ class ReplicaAware(Lru[Key]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cache:
+class PlannedCache:
     """A cache of a planned training.
 
     Attributes:
         size_bytes: capacity in bytes.
         bytes_per_second: bandwidth of its device.
-        is_of_rank: whether each rank has its own cache, as in memory; otherwise the ranks of a node share one, as on a
+        is_per_rank: whether each rank has its own cache, as in memory; otherwise the ranks of a node share one, as on a
             disk.
     """
 
     size_bytes: int
     bytes_per_second: float = 2e9
-    is_of_rank: bool = False
+    is_per_rank: bool = False
 
 
-class _Epochs:
+class _ReadSequence:
     """The sequence of objects that one node reads over all epochs, with the position of each object's next read."""
 
     def __init__(self, epochs: Sequence[NDArray[np.int64]]) -> None:
@@ -204,8 +204,8 @@ def hit_rates(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) -
     Raises:
         ConfigError: there is no such policy.
     """
-    known = _Epochs(epochs)
-    residents: Residents[int] = Residents(policy_factory(policy)(known), capacity)
+    known = _ReadSequence(epochs)
+    residents: CacheEntries[int] = CacheEntries(policy_factory(policy)(known), capacity)
     hits = []
     for key in known:
         hits.append(residents.look_up(key))
@@ -214,7 +214,7 @@ def hit_rates(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) -
     return [float(np.mean(each)) for each in np.split(np.array(hits), ends[:-1])]
 
 
-_HIT_OBJECTS, _HIT_EPOCHS, _HIT_SETTLED = 300, 12, 6
+_SIMULATED_OBJECTS, _SIMULATED_EPOCHS, _FIRST_SETTLED_EPOCH = 300, 12, 6
 """Objects a reader reads in an epoch, epochs, and the first epoch with a settled cache. Takes milliseconds."""
 
 
@@ -228,10 +228,12 @@ def settled_hit_rate(share: float, caches: int, policy: str) -> float:
         caches: number of caches, each with its own reader; an epoch is divided among the readers.
         policy: name of the eviction policy.
     """
-    capacity = int(share * _HIT_OBJECTS)
+    capacity = int(share * _SIMULATED_OBJECTS)
     if not capacity or share >= caches:
         return float(capacity > 0)
     rng = np.random.default_rng(0)
-    epochs = [rng.permutation(_HIT_OBJECTS * caches)[:_HIT_OBJECTS] for _ in range(_HIT_EPOCHS)]
-    settled = hit_rates(epochs, capacity, policy)[_HIT_SETTLED : _HIT_EPOCHS - 1]  # the last one has no next uses
+    epochs = [rng.permutation(_SIMULATED_OBJECTS * caches)[:_SIMULATED_OBJECTS] for _ in range(_SIMULATED_EPOCHS)]
+    settled = hit_rates(epochs, capacity, policy)[
+        _FIRST_SETTLED_EPOCH : _SIMULATED_EPOCHS - 1
+    ]  # the last one has no next uses
     return float(np.mean(settled))

@@ -17,18 +17,18 @@ import numpy as np
 
 from stoker._base.arguments import Positive
 from stoker._base.meter import Egress, Operation
-from stoker._base.sizes import counted
+from stoker._base.sizes import format_count
 from stoker._cost.prices import StorePrices
-from stoker._diagnostics.latency import LONGEST_SECONDS, Constant
+from stoker._diagnostics.latency import MAX_SECONDS, Constant
 from stoker._format.manifest import Manifest, PackRun
 from stoker.errors import ConfigError
 from stoker_sim._bucket import SharedLink
-from stoker_sim._caches import Cache, SettledTier, settled_hit_rate
-from stoker_sim._scenario import Run, Scenario, TierMaker, simulate
+from stoker_sim._caches import PlannedCache, SettledTier, settled_hit_rate
+from stoker_sim._scenario import RankTierFactory, Scenario, SimulationResult, simulate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload(Scenario):
+class PlannedTraining(Scenario):
     """A training to predict: a scenario with the rate of the accelerators.
 
     Attributes:
@@ -45,19 +45,20 @@ class Workload(Scenario):
     samples_per_second: Positive[float]
     start_seconds: float = 0.0
     start_range_seconds: tuple[float, float] | None = None
-    cache: Cache | None = None
+    cache: PlannedCache | None = None
 
     def __post_init__(self) -> None:
         Scenario.__post_init__(self)
-        if not self.step_seconds <= LONGEST_SECONDS:
+        if not self.step_seconds <= MAX_SECONDS:
             raise ConfigError(
                 f"a batch of {self.feed.batch_size:,} takes {self.step_seconds:,.0f} s at {self.samples_per_second:g} "
-                f"samples a second; the maximum is {LONGEST_SECONDS:,.0f} s: give a smaller batch_size or more "
+                f"samples a second; the maximum is {MAX_SECONDS:,.0f} s: give a smaller batch_size or more "
                 "samples_per_second"
             )
         if self.feed.world_size % self.ranks_per_node:
             raise ConfigError(
-                f"{counted(self.feed.world_size, 'rank')} cannot be divided into nodes of {self.ranks_per_node} each"
+                f"{format_count(self.feed.world_size, 'rank')} cannot be divided into nodes of "
+                f"{self.ranks_per_node} each"
             )
         if self.feed.order.shuffle == "full":
             raise ConfigError(
@@ -74,7 +75,7 @@ class Workload(Scenario):
     @property
     def steps(self) -> int:
         """Number of steps of each rank in an epoch."""
-        return self.feed.dealing(self.manifest.samples).steps_from(0)
+        return self.feed.sharding(self.manifest.samples).count_steps(0)
 
     @property
     def step_seconds(self) -> float:
@@ -91,42 +92,42 @@ class Workload(Scenario):
         """Fraction of its super-samples that a rank finds in a settled cache, 0 to 1."""
         if self.cache is None:
             return 0.0
-        caches = self.feed.world_size if self.cache.is_of_rank else self.nodes
+        caches = self.feed.world_size if self.cache.is_per_rank else self.nodes
         share_bytes = self.manifest.size_bytes / caches
         return settled_hit_rate(self.cache.size_bytes / share_bytes, caches, "next-use")
 
 
-_MOST_FETCHES = 400
-_MOST_STEPS = 3_000
+_MAX_FETCHES = 400
+_MAX_STEPS = 3_000
 """Maximum fetches and steps simulated in an epoch, of all ranks together. The rest is extrapolated."""
-_LEAST_WINDOWS = 4
+_MIN_WINDOWS = 4
 """Minimum number of windows simulated on each rank, even if that exceeds the maximum number of steps."""
-_MOST_TINY_STEPS, _TINY_STEPS_EACH = 4 * _MOST_STEPS, 32
+_MAX_TINY_STEPS, _MIN_STEPS_PER_SUPER_SAMPLE = 4 * _MAX_STEPS, 32
 """Above the first number of steps, several are simulated as one, but at least the second for each super-sample."""
 _START_STEPS = 2
 """Number of steps of all ranks simulated for a start."""
-_MOST_RANKS = 8
+_MAX_RANKS = 8
 """Maximum number of ranks simulated, but at least one node's; the data set shrinks with the number of ranks."""
 
 
-def excerpt(workload: Workload) -> Workload:
+def scale_down(workload: PlannedTraining) -> PlannedTraining:
     """Return the part of a workload to simulate: fewer nodes, and fewer super-samples for each of their ranks.
 
     The incomplete last step of an epoch, for which some super-samples are read again, occurs once in an epoch; so a
     part that is extrapolated leaves it out.
     """
     feed, manifest = workload.feed, workload.manifest
-    ranks = workload.ranks_per_node * min(workload.nodes, max(1, _MOST_RANKS // workload.ranks_per_node))
+    ranks = workload.ranks_per_node * min(workload.nodes, max(1, _MAX_RANKS // workload.ranks_per_node))
     share = len(manifest) * ranks / feed.world_size
     step_fetches = feed.batch_size * len(manifest) / manifest.samples
-    least = _LEAST_WINDOWS * feed.order.window * feed.order.lanes * ranks // feed.world_size
-    kept = max(min(_MOST_FETCHES, int(_MOST_STEPS * step_fetches)), least)
+    least = _MIN_WINDOWS * feed.order.window * feed.order.lanes * ranks // feed.world_size
+    kept = max(min(_MAX_FETCHES, int(_MAX_STEPS * step_fetches)), least)
     if kept >= share and ranks == feed.world_size:
-        return replace(workload, feed=replace(feed, batch_size=_coarse_batch(feed.batch_size, manifest)))
-    small = _thinned(manifest, max(1, min(kept, round(share))), manifest.samples * ranks / feed.world_size)
+        return replace(workload, feed=replace(feed, batch_size=_simulated_batch_size(feed.batch_size, manifest)))
+    small = _thin_out(manifest, max(1, min(kept, round(share))), manifest.samples * ranks / feed.world_size)
     lanes = max(1, feed.order.lanes * ranks // feed.world_size)
     held_bytes = feed.held_bytes + manifest.file_bytes - small.file_bytes
-    batch_size = _coarse_batch(feed.batch_size, small)
+    batch_size = _simulated_batch_size(feed.batch_size, small)
     cut = replace(
         feed,
         batch_size=batch_size,
@@ -140,46 +141,46 @@ def excerpt(workload: Workload) -> Workload:
     return replace(workload, manifest=small, feed=cut, bucket=bucket)
 
 
-def beginning(small: Workload, super_samples: int) -> Workload:
+def scale_down_to_start(small: PlannedTraining, super_samples: int) -> PlannedTraining:
     """Return the part of an excerpt that a start reads: ``super_samples`` of them, or a few steps if that is more."""
     manifest, feed = small.manifest, small.feed
     step_fetches = feed.world_size * feed.batch_size * len(manifest) / manifest.samples
     kept = max(super_samples, math.ceil(_START_STEPS * step_fetches))
     if len(manifest) <= kept:
         return small
-    thinned = _thinned(manifest, kept, float(manifest.samples))
+    thinned = _thin_out(manifest, kept, float(manifest.samples))
     return replace(small, manifest=thinned, feed=replace(feed, drop_last=False))
 
 
-def _coarse_batch(batch_size: int, manifest: Manifest) -> int:
+def _simulated_batch_size(batch_size: int, manifest: Manifest) -> int:
     """Return the batch size to simulate: a multiple if steps are many and batches small beside super-samples."""
-    several = manifest.samples // (batch_size * _MOST_TINY_STEPS)
-    each = manifest.samples // (batch_size * len(manifest) * _TINY_STEPS_EACH)
+    several = manifest.samples // (batch_size * _MAX_TINY_STEPS)
+    each = manifest.samples // (batch_size * len(manifest) * _MIN_STEPS_PER_SUPER_SAMPLE)
     return batch_size * max(1, min(several, each))
 
 
-def _thinned(manifest: Manifest, kept: int, most_samples: float) -> Manifest:
-    """Return a manifest of ``kept`` super-samples at even distances, always including the largest one.
+def _thin_out(manifest: Manifest, super_samples: int, max_samples: float) -> Manifest:
+    """Return a manifest of ``super_samples`` super-samples at even distances, always including the largest one.
 
-    If they have more than ``most_samples`` samples together, the samples of each are reduced, since ranks that are not
+    If they have more than ``max_samples`` samples together, the samples of each are reduced, since ranks that are not
     simulated use the others.
     """
     rows = manifest.rows
     keep = np.zeros(len(manifest), np.bool_)
-    keep[np.linspace(0, len(manifest) - 1, kept).astype(np.int64)] = True
+    keep[np.linspace(0, len(manifest) - 1, super_samples).astype(np.int64)] = True
     largest = int(rows.size_bytes.argmax())
     if not keep[largest]:
         keep[int(np.flatnonzero(keep)[0])], keep[largest] = False, True
     run = PackRun(manifest.runs[0].run, 0, int(keep.sum()))
-    rows = rows.kept(keep)
-    too_many = float(rows.samples.sum()) / most_samples
+    rows = rows.select(keep)
+    too_many = float(rows.samples.sum()) / max_samples
     if too_many > 1.0:
         rows = replace(rows, samples=np.maximum(1, rows.samples / too_many).astype(rows.samples.dtype))
     return replace(manifest, rows=rows, runs=(run,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class EpochBound:
     """Lower bound of the time of an epoch, in seconds.
 
     T ≥ max(compute, (1 - κ)·bytes / bandwidth, (1 - κ)·GETs·latency / concurrency, (1 - κ)·GETs / rate).
@@ -216,21 +217,21 @@ class Bound:
         return max(terms, key=terms.__getitem__)
 
 
-def bound_of(workload: Workload, ahead: int, hit_rate: float) -> Bound:
+def epoch_bound(workload: PlannedTraining, slots_ahead: int, hit_rate: float) -> EpochBound:
     """Return the lower bound of an epoch.
 
     Args:
         workload: the training.
-        ahead: number of slots of each rank for fetches ahead.
+        slots_ahead: number of slots of each rank for fetches ahead.
         hit_rate: fraction of bytes and requests that a cache serves, 0 to 1: κ.
     """
     feed, bucket, nodes, missed = workload.feed, workload.bucket, workload.nodes, 1.0 - hit_rate
     rng = random.Random(0)  # noqa: S311 - a model's
     first_byte_seconds = median(bucket.first_byte.draw(rng) for _ in range(_DRAWS))
-    concurrency = workload.ranks_per_node * max(1, min(feed.fetch.concurrency_most, ahead))
+    concurrency = workload.ranks_per_node * max(1, min(feed.fetch.concurrency_most, slots_ahead))
     rate = min(workload.node_bytes_per_second, concurrency * bucket.connection_bytes_per_second)
     gets = missed * len(workload.manifest)
-    return Bound(
+    return EpochBound(
         compute_seconds=workload.steps * workload.step_seconds,
         transfer_seconds=missed * workload.manifest.size_bytes / nodes / rate,
         request_seconds=gets / nodes * first_byte_seconds / concurrency,
@@ -238,7 +239,7 @@ def bound_of(workload: Workload, ahead: int, hit_rate: float) -> Bound:
     )
 
 
-_EPOCHS, _EPOCHS_OF_RANKS = 3, 5
+_EPOCHS, _EPOCHS_OF_SEVERAL_RANKS = 3, 5
 """Number of epochs simulated. Those between the first and the last are typical: they begin with a full ring and fetch
 ahead into the next epoch. With several ranks the slowest one varies, so more epochs are simulated."""
 _START_WINDOWS = 2
@@ -270,16 +271,16 @@ class EpochForecast:
         """Fraction of the time spent waiting for data, 0 to 1."""
         return self.wait_seconds / self.seconds if self.seconds else 0.0
 
-    def grown(self, factor: float) -> EpochForecast:
+    def scale(self, factor: float) -> EpochForecast:
         """Return an epoch with all figures multiplied by ``factor``."""
         return EpochForecast(**{name: factor * value for name, value in asdict(self).items()})
 
-    def at_least(self, seconds: float) -> EpochForecast:
+    def extend_to(self, seconds: float) -> EpochForecast:
         """Return an epoch of at least ``seconds``: one that began with a fuller ring than it left is not typical."""
         more = max(0.0, seconds - self.seconds)
         return replace(self, seconds=self.seconds + more, wait_seconds=self.wait_seconds + more)
 
-    def followed_by(self, other: EpochForecast) -> EpochForecast:
+    def add(self, other: EpochForecast) -> EpochForecast:
         """Return this epoch and another one as one, the sum of all figures."""
         return EpochForecast(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
 
@@ -308,13 +309,13 @@ class Prediction:
     first_batch_range_seconds: tuple[float, float]
     first: EpochForecast
     later: EpochForecast
-    bound: Bound
+    bound: EpochBound
     hit_rate: float
     simulated: float
     slots: int
 
 
-def predict(workload: Workload, *, seed: int = 0, starts: int = 1) -> Prediction:
+def predict(workload: PlannedTraining, *, seed: int = 0, starts: int = 1) -> Prediction:
     """Simulate a workload or a part of it, and extrapolate; the same workload gives the same prediction.
 
     Args:
@@ -328,19 +329,19 @@ def predict(workload: Workload, *, seed: int = 0, starts: int = 1) -> Prediction
     """
     feed, hit_rate = workload.feed, workload.hit_rate
     slots = workload.slots
-    small, cold, settled = _runs(workload, seed)
+    small, cold, settled = _simulate_cold_and_settled(workload, seed)
     each_for = feed.world_size / small.feed.world_size
     growth = max(1.0, workload.manifest.samples / each_for / small.manifest.samples)
     begun = _first_batch_seconds(cold)
-    lasting = _lasting(cold, each_for)
-    first = _forecast(cold, 0, each_for).followed_by(lasting.grown(growth - 1.0))
-    first = first.at_least(first.seconds + workload.start_seconds)
-    bound = bound_of(workload, slots.slots - slots.window_slots - slots.hedge_slots, hit_rate)
+    lasting = _forecast_later_epoch(cold, each_for)
+    first = _forecast_epoch(cold, 0, each_for).add(lasting.scale(growth - 1.0))
+    first = first.extend_to(first.seconds + workload.start_seconds)
+    bound = epoch_bound(workload, slots.slots - slots.window_slots - slots.hedge_slots, hit_rate)
     return Prediction(
         first_batch_seconds=workload.start_seconds + begun,
         first_batch_range_seconds=_first_batch_range(workload, small, begun, seed, starts),
         first=first,
-        later=_lasting(settled, each_for).grown(growth).at_least(bound.seconds),
+        later=_forecast_later_epoch(settled, each_for).scale(growth).extend_to(bound.seconds),
         bound=bound,
         hit_rate=hit_rate,
         simulated=min(1.0, 1.0 / growth),
@@ -349,20 +350,26 @@ def predict(workload: Workload, *, seed: int = 0, starts: int = 1) -> Prediction
 
 
 @lru_cache(maxsize=8)
-def _runs(workload: Workload, seed: int) -> tuple[Workload, Run, Run]:
+def _simulate_cold_and_settled(
+    workload: PlannedTraining, seed: int
+) -> tuple[PlannedTraining, SimulationResult, SimulationResult]:
     """Return an excerpt and its runs with empty and with settled caches; cached, since advice repeats predictions."""
-    small, hit_rate = excerpt(workload), workload.hit_rate
-    cold = _simulated(small, 0.0, seed)
-    return small, cold, _simulated(small, hit_rate, seed) if hit_rate else cold
+    small, hit_rate = scale_down(workload), workload.hit_rate
+    cold = _simulate(small, 0.0, seed)
+    return small, cold, _simulate(small, hit_rate, seed) if hit_rate else cold
 
 
-def _simulated(workload: Workload, hit_rate: float, seed: int, epochs: int = 0) -> Run:
-    tiers = _settled(workload.cache, workload.ranks_per_node, hit_rate) if workload.cache and hit_rate else None
+def _simulate(workload: PlannedTraining, hit_rate: float, seed: int, epochs: int = 0) -> SimulationResult:
+    tiers = (
+        _create_settled_cache(workload.cache, workload.ranks_per_node, hit_rate)
+        if workload.cache and hit_rate
+        else None
+    )
     return simulate(
         replace(
             workload,
             compute=Constant(workload.step_seconds),
-            epochs=epochs or (_EPOCHS if workload.feed.world_size == 1 else _EPOCHS_OF_RANKS),
+            epochs=epochs or (_EPOCHS if workload.feed.world_size == 1 else _EPOCHS_OF_SEVERAL_RANKS),
             in_step=workload.feed.world_size > 1,
             draws_by_object=True,
             tiers=tiers,
@@ -371,35 +378,35 @@ def _simulated(workload: Workload, hit_rate: float, seed: int, epochs: int = 0) 
     )
 
 
-def _first_batch_seconds(run: Run) -> float:
+def _first_batch_seconds(run: SimulationResult) -> float:
     return max(each.first_batch_seconds or 0.0 for each in run.of_epoch(0))
 
 
 def _first_batch_range(
-    workload: Workload, small: Workload, begun: float, seed: int, starts: int
+    workload: PlannedTraining, small: PlannedTraining, begun: float, seed: int, starts: int
 ) -> tuple[float, float]:
     """Return the range of the time to the first batch over several starts, which differ in first bytes and handshakes.
 
     The processor time of a start is not simulated, so the simulated range is widened at both ends.
     """
     window, ranks = small.feed.order.window, small.feed.world_size
-    few = beginning(small, _START_WINDOWS * window * ranks)
-    others = [_first_batch_seconds(_simulated(few, 0.0, seed + each, 1)) for each in range(1, starts)]
+    few = scale_down_to_start(small, _START_WINDOWS * window * ranks)
+    others = [_first_batch_seconds(_simulate(few, 0.0, seed + each, 1)) for each in range(1, starts)]
     low, high = workload.start_range_seconds or (workload.start_seconds, workload.start_seconds)
     least_seconds, most_seconds = low + min([begun, *others]), high + max([begun, *others])
     return least_seconds / _START_SPREAD, most_seconds * _START_SPREAD
 
 
-def _settled(cache: Cache, ranks_per_node: int, hit_rate: float) -> TierMaker:
+def _create_settled_cache(cache: PlannedCache, ranks_per_node: int, hit_rate: float) -> RankTierFactory:
     """Return a function that creates a rank's settled cache, on a device of its own or of its node."""
-    rate, readers = cache.bytes_per_second, 1 if cache.is_of_rank else ranks_per_node
+    rate, readers = cache.bytes_per_second, 1 if cache.is_per_rank else ranks_per_node
     devices = defaultdict[int, SharedLink](
         lambda: SharedLink(connection_bytes_per_second=rate, total_bytes_per_second=rate)
     )
     return lambda feed, _: [SettledTier(devices[feed.rank // readers], hit_rate)]
 
 
-def _forecast(run: Run, epoch: int, each_for: float) -> EpochForecast:
+def _forecast_epoch(run: SimulationResult, epoch: int, each_for: float) -> EpochForecast:
     """Return the forecast of an epoch from a run in which each rank represents ``each_for`` ranks.
 
     Fetches ahead count in the epoch that uses them. The ranges into which the first super-samples of a run are split
@@ -409,7 +416,7 @@ def _forecast(run: Run, epoch: int, each_for: float) -> EpochForecast:
     slowest = max(results, key=lambda each: each.seconds)
     # Ranks in step also wait for the slowest one.
     wait_seconds = slowest.wait_seconds if len(results) == 1 else slowest.seconds - slowest.compute_seconds
-    reads_of = [sum(each.look_ups for each in run.of_epoch(number)) for number in range(_epochs(run))]
+    reads_of = [sum(each.lookups for each in run.of_epoch(number)) for number in range(_epoch_count(run))]
     hits = sum(each.tier_hits.total() for each in run.epochs)
     hedges = sum(each.hedges for each in run.epochs)
     missed = 1.0 - hits / sum(reads_of)
@@ -423,11 +430,11 @@ def _forecast(run: Run, epoch: int, each_for: float) -> EpochForecast:
     )
 
 
-def _epochs(run: Run) -> int:
+def _epoch_count(run: SimulationResult) -> int:
     return run.epochs[-1].epoch + 1
 
 
-def _lasting(run: Run, each_for: float) -> EpochForecast:
+def _forecast_later_epoch(run: SimulationResult, each_for: float) -> EpochForecast:
     """Return the forecast of a later epoch: the mean of all but the first and the last."""
-    several = [_forecast(run, epoch, each_for) for epoch in range(1, _epochs(run) - 1)]
-    return reduce(EpochForecast.followed_by, several).grown(1.0 / len(several))
+    several = [_forecast_epoch(run, epoch, each_for) for epoch in range(1, _epoch_count(run) - 1)]
+    return reduce(EpochForecast.add, several).scale(1.0 / len(several))

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any
 
-from stoker._base.arguments import AtLeastOne, Bounded, Positive
+from stoker._base.arguments import AtLeastOne, BoundedConfig, Positive
 from stoker._base.clock import run_virtual
 from stoker._base.recorder import Recorder
-from stoker._base.sizes import counted, format_bytes
+from stoker._base.sizes import format_bytes, format_count
 from stoker._base.task_group import task_group
-from stoker._cache.keeper import Future
+from stoker._cache.keeper import AccessForecast
 from stoker._diagnostics.latency import BucketModel, Constant, Latency
 from stoker._fetch.batch_stream import StepQueue
 from stoker._fetch.config import FetchConfig, PipelineConfig
@@ -28,12 +28,12 @@ from stoker._format.manifest import Manifest
 from stoker._memory.budget import SlotPlan, plan_slots
 from stoker._memory.ring import ALIGNMENT_BYTES, Ring, anonymous_memory
 from stoker._order.order import Order, OrderConfig
-from stoker._order.steps import OrderSource, PlannedStep, Steps, Stretch
+from stoker._order.steps import OrderSource, PlannedStep, PositionRange, SuperSampleSteps
 from stoker.abc import Readable, Tier, TraceSink
 from stoker.errors import ConfigError, StoreError
-from stoker_sim._bucket import BucketView, SimulatedBucket, bodiless, size_of
-from stoker_sim._caches import TierModel
-from stoker_sim._simulated_warm import SimulatedWarm, WarmModel, WarmTally, WarmView
+from stoker_sim._bucket import BucketView, SimulatedBucket, create_size_lookup, without_checksums
+from stoker_sim._caches import CacheModel
+from stoker_sim._simulated_warm import SimulatedWarmTier, WarmCounters, WarmTierModel, WarmTierView
 
 _log = logging.getLogger("stoker.simulated")
 _log.addHandler(logging.NullHandler())
@@ -51,7 +51,7 @@ class EpochResult:
         wait_seconds: part of that time spent waiting for data.
         compute_seconds: part of that time spent computing on batches.
         steps: number of batches.
-        look_ups: number of super-samples at their first use by a batch.
+        lookups: number of super-samples at their first use by a batch.
         misses: number of these that were not in the ring yet.
         requests: number of ranged reads sent to the bucket during the epoch, for this epoch or the next.
         read_bytes: number of bytes that these reads returned.
@@ -66,7 +66,7 @@ class EpochResult:
     wait_seconds: float = 0.0
     compute_seconds: float = 0.0
     steps: int = 0
-    look_ups: int = 0
+    lookups: int = 0
     misses: int = 0
     requests: int = 0
     read_bytes: int = 0
@@ -77,10 +77,10 @@ class EpochResult:
     @property
     def miss_rate(self) -> float:
         """Fraction of look-ups that missed, 0 to 1."""
-        return self.misses / self.look_ups
+        return self.misses / self.lookups
 
 
-class _RingOfNothing(Ring):
+class _SharedSlotRing(Ring):
     """A ring that tracks the states of its slots, which share one slot's memory: no rank reads what is written."""
 
     def __init__(self, slots: int, slot_bytes: int, slot: memoryview) -> None:
@@ -93,21 +93,21 @@ class _RingOfNothing(Ring):
         return self._slot[:length_bytes]
 
 
-TierMaker = Callable[[PipelineConfig, Manifest], Sequence[Tier]]
+RankTierFactory = Callable[[PipelineConfig, Manifest], Sequence[Tier]]
 """Function that creates the tiers of a rank."""
 
-_ORDERS = 12
+_MAX_CACHED_ORDERS = 12
 """Number of epochs whose order is cached: the present one, the next, and those that caches look ahead into."""
-_GARBAGE_AFTER = 2_000_000
+_GC_THRESHOLD = 2_000_000
 """Allocations between runs of the garbage collector: fetches leave no cycles, and each run visits all live objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario(Bounded):
+class Scenario(BoundedConfig):
     """Configuration of a simulation.
 
     Attributes:
-        manifest: manifest of the data set, of a packed one or from :func:`~stoker_sim._bucket.described`.
+        manifest: manifest of the data set, of a packed one or from :func:`~stoker_sim._bucket.synthetic_manifest`.
         feed: configuration of each rank's batch pipeline: order, memory, schedule and fetching; its rank is replaced.
         bucket: model of the bucket.
         store: store that all ranks read instead of a modelled bucket, without a network model; None for the bucket.
@@ -133,17 +133,17 @@ class Scenario(Bounded):
     ranks_per_node: AtLeastOne[int] = 1
     epochs: AtLeastOne[int] = 1
     in_step: bool = False
-    caches: Sequence[TierModel] = ()
-    tiers: TierMaker | None = None
-    warm: WarmModel | None = None
+    caches: Sequence[CacheModel] = ()
+    tiers: RankTierFactory | None = None
+    warm: WarmTierModel | None = None
     seed: int = 0
     draws_by_object: bool = False
 
     def __post_init__(self) -> None:
-        Bounded.__post_init__(self)
-        if not self.feed.dealing(self.manifest.samples).steps_from(0):
+        BoundedConfig.__post_init__(self)
+        if not self.feed.sharding(self.manifest.samples).count_steps(0):
             raise ConfigError(
-                f"no global batch is whole: drop_last leaves out all {counted(self.manifest.samples, 'sample')}"
+                f"no global batch is whole: drop_last leaves out all {format_count(self.manifest.samples, 'sample')}"
             )
 
     @property
@@ -154,12 +154,12 @@ class Scenario(Bounded):
             BudgetError: the memory is too small for the order; the error names the size that fits.
         """
         feed, manifest = self.feed, self.manifest
-        fixed_bytes, dealing = manifest.file_bytes + feed.held_bytes, feed.dealing(manifest.samples)
+        fixed_bytes, dealing = manifest.file_bytes + feed.held_bytes, feed.sharding(manifest.samples)
         return plan_slots(manifest, fixed_bytes, feed.order, dealing, feed.memory_bytes)
 
 
 @dataclass(kw_only=True, eq=False)
-class _Node:
+class _SimulatedRank:
     """The run of one rank; :meth:`run` may be called once, on a virtual clock.
 
     Attributes:
@@ -168,38 +168,42 @@ class _Node:
         tiers: function that creates the rank's tiers from its access forecast; None for no tiers.
         memory: memory of one slot, which all rings share.
         order: source of the order of an epoch.
-        meet: barrier after each step, if ranks train in step; otherwise None.
+        step_barrier: barrier after each step, if ranks train in step; otherwise None.
         recorder: recorder of fetches and waits; None for no record.
         results: results of the epochs so far.
     """
 
     scenario: Scenario
     bucket: Readable
-    tiers: Callable[[Future], Sequence[Tier]] | None
+    tiers: Callable[[AccessForecast], Sequence[Tier]] | None
     memory: memoryview
     order: OrderSource
-    meet: asyncio.Barrier | None
+    step_barrier: asyncio.Barrier | None
     recorder: Recorder | None
     results: list[EpochResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.manifest, feed = self.scenario.manifest, self.scenario.feed
-        manifest, dealing, self.slots = self.manifest, feed.dealing(self.manifest.samples), self.scenario.slots
-        self._ring = _RingOfNothing(self.slots.slots, self.slots.slot_bytes, self.memory)
-        self._stretch = Stretch(order=feed.order, partition=dealing, end_epoch=self.scenario.epochs)
-        self._future = Future(manifest.rows.samples, self._stretch, self.order) if self.tiers is not None else None
+        manifest, dealing, self.slots = self.manifest, feed.sharding(self.manifest.samples), self.scenario.slots
+        self._ring = _SharedSlotRing(self.slots.slots, self.slots.slot_bytes, self.memory)
+        self._position_range = PositionRange(order=feed.order, sharding=dealing, end_epoch=self.scenario.epochs)
+        self._access_forecast = (
+            AccessForecast(manifest.rows.samples, self._position_range, self.order) if self.tiers is not None else None
+        )
         self._rng = random.Random(f"{self.scenario.seed} {feed.rank}")  # noqa: S311 - a model's
         self._fetcher = Fetcher(
             self.bucket,
             ring=self._ring,
             rng=self._rng,
             config=feed.fetch,
-            tiers=self.tiers(self._future) if self.tiers is not None and self._future is not None else (),
+            tiers=self.tiers(self._access_forecast)
+            if self.tiers is not None and self._access_forecast is not None
+            else (),
             is_start=True,
             log=_log,
             checksum=lambda _: 0,  # objects without bytes have the checksum 0
         )
-        self._counted = self._fetcher.stats
+        self._previous_stats = self._fetcher.stats
 
     async def fetch(self, ref: int, *, urgent: bool = False) -> int:
         """Fetch a super-sample by its row number, for the prefetcher."""
@@ -211,8 +215,8 @@ class _Node:
         Raises:
             StokerError: a super-sample could not be fetched.
         """
-        steps = Steps(self.manifest.rows.samples, self._stretch, self.order)
-        queue = StepQueue(steps, None if self._future is None else self._future.take)
+        steps = SuperSampleSteps(self.manifest.rows.samples, self._position_range, self.order)
+        queue = StepQueue(steps, None if self._access_forecast is None else self._access_forecast.record_request)
         prefetcher = Prefetcher(
             self,
             self._ring,
@@ -234,31 +238,31 @@ class _Node:
                 self.results.append(EpochResult(rank=self.scenario.feed.rank, epoch=step.epoch))
             now = self.results[-1]
             used += len(step.first_uses)
-            now.look_ups += len(step.first_uses)
+            now.lookups += len(step.first_uses)
             now.steps += 1
-            prefetcher.reached(step.number, used)
+            prefetcher.advance(step.number, used)
             asked_seconds = loop.time()
-            await self._take(step, prefetcher, now)
+            await self._read_step(step, prefetcher, now)
             self._fetcher.end_start()
             if self.recorder is not None:
-                self.recorder.yielded(step.epoch, asked_seconds, loop.time())
+                self.recorder.add_batch(step.epoch, asked_seconds, loop.time())
             if step.number == 0:
                 now.first_batch_seconds = loop.time() - started_seconds
             seconds = self.scenario.compute.draw(self._rng)
             now.compute_seconds += seconds
             if seconds:
                 await asyncio.sleep(seconds)
-            if self.meet is not None:
-                await self.meet.wait()
+            if self.step_barrier is not None:
+                await self.step_barrier.wait()
             if step.is_last:
                 now.seconds, epoch_seconds = loop.time() - epoch_seconds, loop.time()
-                self._count(now)
+                self._add_fetches(now)
 
-    async def _take(self, step: PlannedStep[int], prefetcher: Prefetcher[int], now: EpochResult) -> None:
+    async def _read_step(self, step: PlannedStep[int], prefetcher: Prefetcher[int], now: EpochResult) -> None:
         """Wait for all super-samples of a step, and release those that it is the last to use."""
         loop = asyncio.get_running_loop()
         for segment in step.segments:
-            for item in segment.passed:
+            for item in segment.released_before:
                 prefetcher.release(item)
             for item in segment.items:
                 if prefetcher.ready(item) is None:
@@ -267,26 +271,26 @@ class _Node:
                     now.misses += 1
                     now.wait_seconds += loop.time() - asked_seconds
                     if self.recorder is not None:
-                        self.recorder.waited_for(item, asked_seconds, loop.time())
-            for item in segment.done:
+                        self.recorder.add_item_wait(item, asked_seconds, loop.time())
+            for item in segment.released_after:
                 prefetcher.release(item)
 
-    def _count(self, now: EpochResult) -> None:
+    def _add_fetches(self, now: EpochResult) -> None:
         """Add the fetches since the last call to an epoch's result."""
-        before, self._counted = self._counted, self._fetcher.stats
-        now.requests = self._counted.requests - before.requests
-        now.read_bytes = self._counted.bytes - before.bytes
-        now.hedges = self._counted.hedges - before.hedges
-        now.tier_hits = Counter(self._counted.tier_hits) - Counter(before.tier_hits)
+        before, self._previous_stats = self._previous_stats, self._fetcher.stats
+        now.requests = self._previous_stats.requests - before.requests
+        now.read_bytes = self._previous_stats.bytes - before.bytes
+        now.hedges = self._previous_stats.hedges - before.hedges
+        now.tier_hits = Counter(self._previous_stats.tier_hits) - Counter(before.tier_hits)
 
 
-LEAST_BYTES_PER_SECOND = 1000.0
+MIN_BYTES_PER_SECOND = 1000.0
 """Minimum rate of a link in a scenario: on slower ones no super-sample of a sensible size arrives in time."""
-LONGEST_FIRST_BYTE_SECONDS = 10.0
+MAX_FIRST_BYTE_SECONDS = 10.0
 """Maximum time to the first byte in a scenario: half of the default timeout of a request."""
 
 
-def by_lanes(
+def create_lane_scenario(
     manifest: Manifest, order: OrderConfig, batch_size: int, ring_bytes: int, fetch: FetchConfig, **settings: Any
 ) -> Scenario:
     """Return a scenario with one rank for each lane.
@@ -304,19 +308,19 @@ def by_lanes(
     return Scenario(manifest=manifest, feed=feed, **settings)
 
 
-def one_by_one(at_once: int, **settings: Any) -> FetchConfig:
-    """Return a configuration that fetches whole super-samples, ``at_once`` concurrently, without hedging."""
-    counts = {"concurrency_start": at_once, "concurrency_least": at_once, "concurrency_most": at_once}
+def whole_object_fetch(concurrency: int, **settings: Any) -> FetchConfig:
+    """Return a configuration that fetches whole super-samples, ``concurrency`` concurrently, without hedging."""
+    counts = {"concurrency_start": concurrency, "concurrency_least": concurrency, "concurrency_most": concurrency}
     return FetchConfig(**counts, split_parts=1, hedge=False, **settings)
 
 
-def slot_bytes(size_bytes: int) -> int:
+def aligned_slot_bytes(size_bytes: int) -> int:
     """Return the size of a ring slot for an object of ``size_bytes``, in bytes."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class SimulationResult:
     """Result of a simulation.
 
     Attributes:
@@ -327,7 +331,7 @@ class Run:
 
     epochs: tuple[EpochResult, ...]
     seconds: float
-    warm: WarmTally | None = None
+    warm: WarmCounters | None = None
 
     def of_epoch(self, epoch: int) -> tuple[EpochResult, ...]:
         """Return the results of one epoch, ordered by rank."""
@@ -339,9 +343,9 @@ class Run:
         return sum(each.wait_seconds for each in self.epochs)
 
     @property
-    def look_ups(self) -> int:
+    def lookups(self) -> int:
         """Total number of look-ups."""
-        return sum(each.look_ups for each in self.epochs)
+        return sum(each.lookups for each in self.epochs)
 
     @property
     def requests(self) -> int:
@@ -359,7 +363,7 @@ class Run:
         return self.wait_seconds / max(1e-12, sum(each.seconds for each in self.epochs))
 
 
-def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]] = lambda rank: ()) -> Run:
+def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]] = lambda rank: ()) -> SimulationResult:
     """Run a scenario on a virtual clock; the same scenario gives the same result.
 
     Args:
@@ -372,9 +376,9 @@ def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]] 
         ConfigError: a super-sample could not be fetched: the bucket or network is too slow, or fails too often.
     """
     thresholds = gc.get_threshold()
-    gc.set_threshold(_GARBAGE_AFTER, *thresholds[1:])
+    gc.set_threshold(_GC_THRESHOLD, *thresholds[1:])
     try:
-        return run_virtual(_simulated(scenario, sinks_of))
+        return run_virtual(_simulate(scenario, sinks_of))
     except StoreError as error:
         size, network = format_bytes(scenario.manifest.largest_bytes), f"{scenario.node_bytes_per_second:g}"
         raise ConfigError(
@@ -385,13 +389,13 @@ def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]] 
         gc.set_threshold(*thresholds)
 
 
-async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]]) -> Run:
-    manifest, feed = bodiless(scenario.manifest), scenario.feed
-    bucket = SimulatedBucket(scenario.bucket, size_of(manifest))
+async def _simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]]) -> SimulationResult:
+    manifest, feed = without_checksums(scenario.manifest), scenario.feed
+    bucket = SimulatedBucket(scenario.bucket, create_size_lookup(manifest))
     meet = asyncio.Barrier(feed.world_size) if scenario.in_step else None
-    warm = SimulatedWarm(scenario.warm, f"{scenario.seed} warm") if scenario.warm is not None else None
+    warm = SimulatedWarmTier(scenario.warm, f"{scenario.seed} warm") if scenario.warm is not None else None
     memory = anonymous_memory(manifest.largest_bytes)
-    order = lru_cache(maxsize=_ORDERS)(lambda epoch: Order(manifest.rows.samples, feed.order, epoch))
+    order = lru_cache(maxsize=_MAX_CACHED_ORDERS)(lambda epoch: Order(manifest.rows.samples, feed.order, epoch))
 
     copies = [Counter[int]() for _ in scenario.caches]
 
@@ -401,26 +405,26 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trac
         seed = f"{scenario.seed} {number}" if scenario.draws_by_object else None
         return BucketView(bucket, rng, bytes_per_second=scenario.node_bytes_per_second, seed=seed), rng
 
-    def node(rank: int) -> _Node:
+    def node(rank: int) -> _SimulatedRank:
         mine = replace(scenario, manifest=manifest, feed=replace(feed, rank=rank))
         view, rng = machine(rank // scenario.ranks_per_node)
         sinks = sinks_of(rank)
 
-        def tiers(future: Future) -> list[Tier]:
+        def tiers(future: AccessForecast) -> list[Tier]:
             caches: list[Tier] = [
-                each.tier(future, rng, held) for each, held in zip(scenario.caches, copies, strict=True)
+                each.create_tier(future, rng, held) for each, held in zip(scenario.caches, copies, strict=True)
             ]
             others = scenario.tiers(mine.feed, manifest) if scenario.tiers is not None else ()
-            functions = [WarmView(warm, scenario.node_bytes_per_second)] if warm is not None else []
+            functions = [WarmTierView(warm, scenario.node_bytes_per_second)] if warm is not None else []
             return [*caches, *others, *functions]
 
-        return _Node(
+        return _SimulatedRank(
             scenario=mine,
             bucket=view if scenario.store is None else scenario.store,
             tiers=tiers if scenario.caches or scenario.tiers is not None or warm is not None else None,
             memory=memory,
             order=lambda samples, config, epoch: order(epoch),
-            meet=meet,
+            step_barrier=meet,
             recorder=Recorder(sinks) if sinks else None,
         )
 
@@ -430,4 +434,6 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trac
     found = [task.result() for task in running]
     ordered = sorted((each for results in found for each in results), key=lambda each: (each.epoch, each.rank))
     seconds = asyncio.get_running_loop().time()
-    return Run(epochs=tuple(ordered), seconds=seconds, warm=warm.tally(seconds) if warm is not None else None)
+    return SimulationResult(
+        epochs=tuple(ordered), seconds=seconds, warm=warm.counters(seconds) if warm is not None else None
+    )

@@ -15,16 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from stoker._base.fields import read_toml, shown
-from stoker._base.sizes import MOST_BYTES, parse_bytes
+from stoker._base.fields import quote_value, read_toml
+from stoker._base.sizes import MAX_BYTES, parse_bytes
 from stoker._cache.eviction import policy_names
 from stoker._diagnostics.latency import (
-    LEAST_MEDIAN_SECONDS,
-    LONGEST_SECONDS,
+    MAX_SECONDS,
+    MIN_MEDIAN_SECONDS,
     BucketModel,
     Constant,
-    Late,
     Latency,
+    LateTail,
     LogNormal,
 )
 from stoker._fetch.config import Continuous, FetchConfig, FetchSize, NextBatch, PipelineConfig, Schedule
@@ -34,29 +34,29 @@ from stoker._order.order import MAX_LANES, OrderConfig
 from stoker._stores import open_store
 from stoker._trace.recording import read_trace
 from stoker.errors import ConfigError
-from stoker_sim._bucket import described, read_durations, recorded_bucket
-from stoker_sim._caches import REPLICA_AWARE, TierModel
-from stoker_sim._scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS, Scenario
-from stoker_sim._simulated_warm import WarmModel
+from stoker_sim._bucket import read_durations, recorded_bucket, synthetic_manifest
+from stoker_sim._caches import REPLICA_AWARE, CacheModel
+from stoker_sim._scenario import MAX_FIRST_BYTE_SECONDS, MIN_BYTES_PER_SECOND, Scenario
+from stoker_sim._simulated_warm import WarmTierModel
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 
 Config = TypeVar("Config")
-_SIZED = ("_bytes", "_bytes_per_second")
-_MOST_INTEGER = (1 << 63) - 1
+_SIZE_SUFFIXES = ("_bytes", "_bytes_per_second")
+_MAX_INTEGER = (1 << 63) - 1
 """TOML's limit on integers, which Python's parser does not enforce."""
 
 
-def read_section(path: Path) -> Section:
+def read_section(path: Path) -> TomlSection:
     """Return the top-level section of a file.
 
     Raises:
         ConfigError: the file cannot be read, is too large, or is not TOML.
     """
-    return Section(read_toml(path), str(path))
+    return TomlSection(read_toml(path), str(path))
 
 
-class Section:
+class TomlSection:
     """A table of the file, whose methods remove and return a field, or raise ConfigError if it is invalid.
 
     Args:
@@ -66,101 +66,110 @@ class Section:
     """
 
     def __init__(self, values: Mapping[str, Any], file: str, path: str = "") -> None:
-        self._left, self._file, self._path = dict(values), file, path
+        self._unread, self._file, self._path = dict(values), file, path
 
     def __contains__(self, name: str) -> bool:
-        return name in self._left
+        return name in self._unread
 
     @property
     def folder(self) -> Path:
         """Folder of the file, to which paths in the file are relative."""
         return Path(self._file).parent
 
-    def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = _MOST_INTEGER) -> int:
-        """Return an integer from ``least`` to ``most``."""
-        value = self._take(name, default)
-        if type(value) is not int or not least <= value <= most:
-            raise self.wrong(name, value, f"an integer {_range(least, most, _MOST_INTEGER)}")
+    def integer(
+        self, name: str, default: int | None = None, *, min_value: int = 1, max_value: int = _MAX_INTEGER
+    ) -> int:
+        """Return an integer from ``min_value`` to ``max_value``."""
+        value = self._pop(name, default)
+        if type(value) is not int or not min_value <= value <= max_value:
+            raise self.invalid_value(name, value, f"an integer {_describe_range(min_value, max_value, _MAX_INTEGER)}")
         return value
 
-    def number(self, name: str, default: float | None = None, *, least: float = 0.0, most: float = math.inf) -> float:
-        """Return a number from ``least`` to ``most``; fields of bytes may have a unit, such as ``"90MB"``."""
-        value = self._take(name, default)
-        number = self._size(name, value) if isinstance(value, str) and name.endswith(_SIZED) else value
-        if not isinstance(number, int | float) or isinstance(number, bool) or not least <= number <= most:
-            raise self.wrong(name, value, f"a number {_range(least, most, math.inf)}")
+    def number(
+        self, name: str, default: float | None = None, *, min_value: float = 0.0, max_value: float = math.inf
+    ) -> float:
+        """Return a number from ``min_value`` to ``max_value``; fields of bytes may have a unit, such as ``"90MB"``."""
+        value = self._pop(name, default)
+        number = self._parse_size(name, value) if isinstance(value, str) and name.endswith(_SIZE_SUFFIXES) else value
+        if not isinstance(number, int | float) or isinstance(number, bool) or not min_value <= number <= max_value:
+            raise self.invalid_value(name, value, f"a number {_describe_range(min_value, max_value, math.inf)}")
         return float(number)
 
     def size(self, name: str, default: int | None = None) -> int:
         """Return a number of bytes, which may have a unit, such as ``"8MiB"``."""
-        return self._size(name, self._take(name, default))
+        return self._parse_size(name, self._pop(name, default))
 
     def boolean(self, name: str, default: bool) -> bool:
         """Return true or false."""
-        value = self._take(name, default)
+        value = self._pop(name, default)
         if not isinstance(value, bool):
-            raise self.wrong(name, value, "true or false")
+            raise self.invalid_value(name, value, "true or false")
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return a non-empty text."""
-        value = self._take(name, default)
+        value = self._pop(name, default)
         if not isinstance(value, str) or not value:
-            raise self.wrong(name, value, "a text")
+            raise self.invalid_value(name, value, "a text")
         return value
 
     def choice(self, name: str, choices: Sequence[str], default: str | None = None) -> str:
         """Return one of the texts in ``choices``."""
-        value = self._take(name, default)
+        value = self._pop(name, default)
         if value not in choices:
-            raise self.wrong(name, value, f"one of {', '.join(choices)}")
+            raise self.invalid_value(name, value, f"one of {', '.join(choices)}")
         return str(value)
 
-    def within(self, name: str) -> Section:
+    def section(self, name: str) -> TomlSection:
         """Return the section of this name, empty if the file has none."""
-        value = self._left.pop(name, {})
+        value = self._unread.pop(name, {})
         if not isinstance(value, dict):
-            raise self.wrong(name, value, f"a table, [{self._named(name)}]")
-        return Section(value, self._file, self._named(name))
+            raise self.invalid_value(name, value, f"a table, [{self._full_name(name)}]")
+        return TomlSection(value, self._file, self._full_name(name))
 
-    def each(self, name: str) -> list[Section]:
+    def sections(self, name: str) -> list[TomlSection]:
         """Return the sections of an array of tables, an empty list if the file has none."""
-        value = self._left.pop(name, [])
+        value = self._unread.pop(name, [])
         if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-            raise self.wrong(name, value, f"an array of tables, [[{self._named(name)}]]")
-        return [Section(one, self._file, f"{self._named(name)}[{place}]") for place, one in enumerate(value)]
+            raise self.invalid_value(name, value, f"an array of tables, [[{self._full_name(name)}]]")
+        return [TomlSection(one, self._file, f"{self._full_name(name)}[{place}]") for place, one in enumerate(value)]
 
-    def config(self, kind: type[Config], **given: Any) -> Config:
+    def create_config(self, kind: type[Config], **given: Any) -> Config:
         """Return a frozen dataclass with ``given`` and, for its other numbers and booleans, this section's fields.
 
         Fields that are left out have the dataclass's default.
         """
         readers: dict[type, Callable[[str], Any]]
-        readers = {int: partial(self.integer, least=0), float: self.number, bool: partial(self.boolean, default=False)}
+        readers = {
+            int: partial(self.integer, min_value=0),
+            float: self.number,
+            bool: partial(self.boolean, default=False),
+        }
         for name, type_ in get_type_hints(kind).items():
-            if name in self._left and name not in given and type_ in readers:
+            if name in self._unread and name not in given and type_ in readers:
                 given[name] = readers[type_](name)
-        return self.checked(kind, **given)
+        return self.create(kind, **given)
 
-    def checked(self, make: Callable[..., Config], **given: Any) -> Config:
+    def create(self, make: Callable[..., Config], **given: Any) -> Config:
         """Return ``make(**given)``; a ConfigError that it raises gets the file and this section's path.
 
         All fields of the section must have been read before.
         """
-        self.end()
+        self.reject_unread()
         try:
             return make(**given)
         except ConfigError as error:
             raise ConfigError(f"{self._file}: {self._path + ': ' if self._path else ''}{error}") from None
 
-    def end(self) -> None:
+    def reject_unread(self) -> None:
         """Raise ConfigError if fields are left that were not read."""
-        if self._left:
+        if self._unread:
             raise ConfigError(
-                f"{self._file}: {self._named(min(self._left))} means nothing here: leave it out, or check the spelling"
+                f"{self._file}: {self._full_name(min(self._unread))} means nothing here: leave it out, or check "
+                f"the spelling"
             )
 
-    def wrong(self, name: str, value: object, wanted: str) -> ConfigError:
+    def invalid_value(self, name: str, value: object, wanted: str) -> ConfigError:
         """Return the error for a field with an invalid value.
 
         Args:
@@ -168,40 +177,40 @@ class Section:
             value: its value.
             wanted: description of the values that are valid.
         """
-        return ConfigError(f"{self._file}: {self._named(name)} is {shown(value)}, not {wanted}")
+        return ConfigError(f"{self._file}: {self._full_name(name)} is {quote_value(value)}, not {wanted}")
 
-    def _size(self, name: str, value: Any) -> int:
+    def _parse_size(self, name: str, value: Any) -> int:
         try:
             size_bytes = parse_bytes(value)
         except ConfigError as error:
-            raise ConfigError(f"{self._file}: {self._named(name)}: {error}") from None
-        if size_bytes > MOST_BYTES:
-            raise self.wrong(name, value, f"a number of bytes of at most {MOST_BYTES} (1 EiB)")
+            raise ConfigError(f"{self._file}: {self._full_name(name)}: {error}") from None
+        if size_bytes > MAX_BYTES:
+            raise self.invalid_value(name, value, f"a number of bytes of at most {MAX_BYTES} (1 EiB)")
         return size_bytes
 
-    def _take(self, name: str, default: object) -> Any:
-        if name in self._left:
-            value = self._left.pop(name)
-            if isinstance(value, int) and not -_MOST_INTEGER <= value <= _MOST_INTEGER:
-                raise self.wrong(name, value, "a number of 64 bits, which is TOML's limit")
+    def _pop(self, name: str, default: object) -> Any:
+        if name in self._unread:
+            value = self._unread.pop(name)
+            if isinstance(value, int) and not -_MAX_INTEGER <= value <= _MAX_INTEGER:
+                raise self.invalid_value(name, value, "a number of 64 bits, which is TOML's limit")
             return value
         if default is None:
-            raise ConfigError(f"{self._file}: {self._named(name)} is missing")
+            raise ConfigError(f"{self._file}: {self._full_name(name)} is missing")
         return default
 
-    def _named(self, name: str) -> str:
+    def _full_name(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
 
 
-def _range(least: float, most: float, endless: float) -> str:
+def _describe_range(least: float, most: float, endless: float) -> str:
     return f"of at least {least:g}" if most == endless else f"from {least:g} to {most:,.15g}"
 
 
-_MOST_SUPER_SAMPLES = 10_000_000
+_MAX_SUPER_SAMPLES = 10_000_000
 """Maximum number of super-samples; the simulator holds a few hundred bytes for each."""
-_MOST_EVENTS = 500_000_000
-_LEAST_REQUESTS_PER_SECOND = 0.001
-_DEVICES = {"memory": (10e9, 0.0), "disk": (2e9, 0.0001)}
+_MAX_EVENTS = 500_000_000
+_MIN_REQUESTS_PER_SECOND = 0.001
+_DEFAULT_DEVICES = {"memory": (10e9, 0.0), "disk": (2e9, 0.0001)}
 """Kind of cache → default rate in bytes a second, and default latency in seconds."""
 
 
@@ -229,27 +238,27 @@ def read_scenario(path: Path) -> ScenarioFile:
     """
     top = read_section(path)
     title, epochs = top.text("title", path.stem), top.integer("epochs", 1)
-    nodes = top.integer("nodes", 1, most=MAX_LANES)  # each node needs at least one lane
-    dataset, order, bucket, node = (top.within(name) for name in ("dataset", "order", "bucket", "node"))
+    nodes = top.integer("nodes", 1, max_value=MAX_LANES)  # each node needs at least one lane
+    dataset, order, bucket, node = (top.section(name) for name in ("dataset", "order", "bucket", "node"))
     url = dataset.text("url") if "url" in dataset else ""
-    prices_of, sections = bucket.text("prices_of", url or "s3"), node.each("caches")
-    caches = [_cache(section) for section in sections]
+    prices_of, sections = bucket.text("prices_of", url or "s3"), node.sections("caches")
+    caches = [_parse_cache(section) for section in sections]
     settings = {
-        "seed": top.integer("seed", 0, least=0),
+        "seed": top.integer("seed", 0, min_value=0),
         "in_step": top.boolean("in_step", default=False),
-        "warm": _warm(top.within("warm")) if "warm" in top else None,
-        "compute": _latency(node.within("compute"), Constant(0.0)),
-        "node_bytes_per_second": _rate(node, "network_bytes_per_second", math.inf),
-        "bucket": _bucket(bucket),
-        "feed": _feed(node, _order(order, nodes), nodes, epochs),
+        "warm": _parse_warm_tier(top.section("warm")) if "warm" in top else None,
+        "compute": _parse_latency(node.section("compute"), Constant(0.0)),
+        "node_bytes_per_second": _parse_rate(node, "network_bytes_per_second", math.inf),
+        "bucket": _parse_bucket(bucket),
+        "feed": _parse_pipeline(node, _parse_order(order, nodes), nodes, epochs),
     }
-    top.end()
-    manifest = _manifest(dataset, url)
+    top.reject_unread()
+    manifest = _load_manifest(dataset, url)
     for section, cache in zip(sections, caches, strict=True):
         if cache.limit_bytes < manifest.largest_bytes:  # a loader refuses such a cache, too
             wanted = f"at least {manifest.largest_bytes}, the size of the largest super-sample"
-            raise section.wrong("limit_bytes", cache.limit_bytes, wanted)
-    scenario = top.checked(Scenario, manifest=manifest, epochs=epochs, caches=caches, **settings)
+            raise section.invalid_value("limit_bytes", cache.limit_bytes, wanted)
+    scenario = top.create(Scenario, manifest=manifest, epochs=epochs, caches=caches, **settings)
     _check_length(path, scenario)
     return ScenarioFile(title=title, url=prices_of, scenario=scenario)
 
@@ -257,30 +266,30 @@ def read_scenario(path: Path) -> ScenarioFile:
 def _check_length(path: Path, scenario: Scenario) -> None:
     """Raise ConfigError if the simulation would take days."""
     feed, manifest = scenario.feed, scenario.manifest
-    steps = feed.dealing(manifest.samples).steps_from(0) * feed.world_size
+    steps = feed.sharding(manifest.samples).count_steps(0) * feed.world_size
     events = scenario.epochs * (steps + len(manifest))
-    if events > _MOST_EVENTS:
+    if events > _MAX_EVENTS:
         raise ConfigError(
             f"{path}: epochs {scenario.epochs:,} of {steps:,} batches and {len(manifest):,} super-samples each "
-            f"are more than the {_MOST_EVENTS:,} that can be simulated in a day: take fewer epochs, nodes or "
+            f"are more than the {_MAX_EVENTS:,} that can be simulated in a day: take fewer epochs, nodes or "
             "super_samples, or a larger batch_size"
         )
 
 
-def _manifest(section: Section, url: str) -> Manifest:
+def _load_manifest(section: TomlSection, url: str) -> Manifest:
     if url:
         version = section.integer("version") if "version" in section else None
-        section.end()
-        return asyncio.run(_pinned(url, version))
-    return section.checked(
-        described,
-        super_samples=section.integer("super_samples", most=_MOST_SUPER_SAMPLES),
+        section.reject_unread()
+        return asyncio.run(_read_pinned_manifest(url, version))
+    return section.create(
+        synthetic_manifest,
+        super_samples=section.integer("super_samples", max_value=_MAX_SUPER_SAMPLES),
         samples=section.integer("samples"),
         super_sample_bytes=section.size("super_sample_bytes"),
     )
 
 
-async def _pinned(url: str, version: int | None) -> Manifest:
+async def _read_pinned_manifest(url: str, version: int | None) -> Manifest:
     store = open_store(url)
     try:
         return await read_manifest(store, version)
@@ -288,27 +297,27 @@ async def _pinned(url: str, version: int | None) -> Manifest:
         await store.close()
 
 
-def _bucket(section: Section) -> BucketModel:
+def _parse_bucket(section: TomlSection) -> BucketModel:
     """Return the bucket model; figures in the file take precedence over those of a trace."""
     usual = BucketModel()
     if "trace" in section:
         usual = recorded_bucket(read_trace(section.folder / section.text("trace")))
-    first_byte = _latency(section.within("first_byte"), usual.first_byte, LONGEST_FIRST_BYTE_SECONDS)
+    first_byte = _parse_latency(section.section("first_byte"), usual.first_byte, MAX_FIRST_BYTE_SECONDS)
     told = ("connection_bytes_per_second", "total_bytes_per_second")
-    rates = {name: _rate(section, name, getattr(usual, name)) for name in told}
-    requests = section.number("requests_per_second", math.inf, least=_LEAST_REQUESTS_PER_SECOND)
-    return section.config(BucketModel, first_byte=first_byte, requests_per_second=requests, **rates)
+    rates = {name: _parse_rate(section, name, getattr(usual, name)) for name in told}
+    requests = section.number("requests_per_second", math.inf, min_value=_MIN_REQUESTS_PER_SECOND)
+    return section.create_config(BucketModel, first_byte=first_byte, requests_per_second=requests, **rates)
 
 
-def _order(section: Section, nodes: int) -> OrderConfig:
+def _parse_order(section: TomlSection, nodes: int) -> OrderConfig:
     shuffle = section.choice("shuffle", ("none", "block", "window", "full"), "window")
     given = {"lanes": nodes} if "lanes" not in section else {}
-    return section.config(OrderConfig, shuffle=shuffle, **given)
+    return section.create_config(OrderConfig, shuffle=shuffle, **given)
 
 
-def _feed(section: Section, order: OrderConfig, nodes: int, epochs: int) -> PipelineConfig:
-    schedule, fetch = _schedule(section.within("schedule")), section.within("fetch").config(FetchConfig)
-    return section.checked(
+def _parse_pipeline(section: TomlSection, order: OrderConfig, nodes: int, epochs: int) -> PipelineConfig:
+    schedule, fetch = _parse_schedule(section.section("schedule")), section.section("fetch").create_config(FetchConfig)
+    return section.create(
         PipelineConfig,
         order=order,
         batch_size=section.integer("batch_size"),
@@ -321,57 +330,57 @@ def _feed(section: Section, order: OrderConfig, nodes: int, epochs: int) -> Pipe
     )
 
 
-def _schedule(section: Section) -> Schedule:
+def _parse_schedule(section: TomlSection) -> Schedule:
     match section.choice("kind", ("continuous", "fetch-size", "next-batch"), "continuous"):
         case "fetch-size":
-            size, threshold = section.integer("fetch_size"), section.integer("threshold", 0, least=0)
-            return section.checked(FetchSize, fetch_size=size, threshold=threshold)
+            size, threshold = section.integer("fetch_size"), section.integer("threshold", 0, min_value=0)
+            return section.create(FetchSize, fetch_size=size, threshold=threshold)
         case "next-batch":
-            return section.checked(NextBatch, depth=section.integer("depth", 1))
+            return section.create(NextBatch, depth=section.integer("depth", 1))
         case _:
-            return section.checked(Continuous)
+            return section.create(Continuous)
 
 
-def _rate(section: Section, name: str, default: float) -> float:
-    return section.number(name, default, least=LEAST_BYTES_PER_SECOND)
+def _parse_rate(section: TomlSection, name: str, default: float) -> float:
+    return section.number(name, default, min_value=MIN_BYTES_PER_SECOND)
 
 
-def _cache(section: Section) -> TierModel:
-    kind = section.choice("kind", tuple(_DEVICES), "disk")
-    rate, seconds = _DEVICES[kind]
-    latency = _latency(section.within("latency"), Constant(seconds))
-    return section.checked(
-        TierModel,
+def _parse_cache(section: TomlSection) -> CacheModel:
+    kind = section.choice("kind", tuple(_DEFAULT_DEVICES), "disk")
+    rate, seconds = _DEFAULT_DEVICES[kind]
+    latency = _parse_latency(section.section("latency"), Constant(seconds))
+    return section.create(
+        CacheModel,
         name=section.text("name", kind),
         limit_bytes=section.size("limit_bytes"),
         policy=section.choice("policy", (*policy_names(), REPLICA_AWARE), "next-use"),
-        bytes_per_second=_rate(section, "bytes_per_second", rate),
+        bytes_per_second=_parse_rate(section, "bytes_per_second", rate),
         latency=latency,
     )
 
 
-_REMOVED = ("backup_seconds", "put_back", "together")
+_REMOVED_FIELDS = ("backup_seconds", "put_back", "together")
 """Fields of earlier releases that are accepted with a warning and ignored."""
 
 
-def _warm(section: Section) -> WarmModel:
-    usual, config = WarmModel(), WarmConfig()
-    latency = _latency(section.within("latency"), usual.latency)
+def _parse_warm_tier(section: TomlSection) -> WarmTierModel:
+    usual, config = WarmTierModel(), WarmConfig()
+    latency = _parse_latency(section.section("latency"), usual.latency)
     life_seconds = None
     if "mean_life_seconds" in section:
-        life_seconds = section.number("mean_life_seconds", least=60.0, most=LONGEST_SECONDS * 365)
-    _warn_of_removed(section)
+        life_seconds = section.number("mean_life_seconds", min_value=60.0, max_value=MAX_SECONDS * 365)
+    _warn_of_removed_fields(section)
     memory_bytes = section.size("memory_bytes", usual.memory_bytes)
     shape: dict[str, Any] = {
         "nodes": section.integer("nodes", config.nodes),
-        "code": _code(section, str(config.code)),
-        "keep_warm_seconds": section.number("keep_warm_seconds", config.keep_warm_seconds, least=1.0),
-        "linger_seconds": section.number("linger_seconds", config.linger_seconds, most=LONGEST_SECONDS),
+        "code": _parse_code(section, str(config.code)),
+        "keep_warm_seconds": section.number("keep_warm_seconds", config.keep_warm_seconds, min_value=1.0),
+        "linger_seconds": section.number("linger_seconds", config.linger_seconds, max_value=MAX_SECONDS),
     }
     limit_bytes = section.size("limit_bytes", memory_bytes * 3 // 4)
-    rate = _rate(section, "bytes_per_second", usual.bytes_per_second)
-    return section.checked(
-        lambda: WarmModel(
+    rate = _parse_rate(section, "bytes_per_second", usual.bytes_per_second)
+    return section.create(
+        lambda: WarmTierModel(
             config=WarmConfig(**shape),
             memory_bytes=memory_bytes,
             limit_bytes=limit_bytes,
@@ -382,42 +391,45 @@ def _warm(section: Section) -> WarmModel:
     )
 
 
-def _warn_of_removed(section: Section) -> None:
-    for name in _REMOVED:
+def _warn_of_removed_fields(section: TomlSection) -> None:
+    for name in _REMOVED_FIELDS:
         if name in section:
             section.number(name)
             text = f"warm.{name} has no effect, since only reads rewrite lost shards; leave it out"
             warnings.warn(text, DeprecationWarning, stacklevel=2)
 
 
-def _code(section: Section, default: str) -> Code:
+def _parse_code(section: TomlSection, default: str) -> ErasureCode:
     text = section.text("code", default)
     try:
-        return Code.parse(text)
+        return ErasureCode.parse(text)
     except ConfigError as error:
-        raise section.wrong("code", text, f"a code: {error}") from None
+        raise section.invalid_value("code", text, f"a code: {error}") from None
 
 
-def _latency(section: Section, default: Latency, most_seconds: float = LONGEST_SECONDS) -> Latency:
+def _parse_latency(section: TomlSection, default: Latency, max_seconds: float = MAX_SECONDS) -> Latency:
     """Return a distribution: constant, log-normal, or measured values of a file; a fraction of it may be late."""
-    usual = _usual(section, default, most_seconds)
+    usual = _parse_usual_latency(section, default, max_seconds)
     if "late_fraction" not in section:
-        section.end()
+        section.reject_unread()
         return usual
-    fraction, seconds = section.number("late_fraction", most=1.0), section.number("late_seconds", most=LONGEST_SECONDS)
-    return section.checked(Late, usual=usual, fraction=fraction, seconds=seconds)
+    fraction, seconds = (
+        section.number("late_fraction", max_value=1.0),
+        section.number("late_seconds", max_value=MAX_SECONDS),
+    )
+    return section.create(LateTail, usual=usual, fraction=fraction, seconds=seconds)
 
 
-def _usual(section: Section, default: Latency, most_seconds: float) -> Latency:
+def _parse_usual_latency(section: TomlSection, default: Latency, max_seconds: float) -> Latency:
     if "seconds" in section:
-        return Constant(section.number("seconds", most=most_seconds))
+        return Constant(section.number("seconds", max_value=max_seconds))
     if "median_seconds" in section:
-        median = section.number("median_seconds", least=LEAST_MEDIAN_SECONDS, most=most_seconds)
-        p99 = section.number("p99_seconds", most=LONGEST_SECONDS)
+        median = section.number("median_seconds", min_value=MIN_MEDIAN_SECONDS, max_value=max_seconds)
+        p99 = section.number("p99_seconds", max_value=MAX_SECONDS)
         try:
             return LogNormal(median, p99)
         except ConfigError as error:
-            raise section.wrong("p99_seconds", p99, f"a valid 99th percentile: {error}") from None
+            raise section.invalid_value("p99_seconds", p99, f"a valid 99th percentile: {error}") from None
     if "recorded" in section:
         path, event = section.folder / section.text("recorded"), section.text("event", "first_byte")
         return read_durations(path, event)

@@ -14,22 +14,22 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from stoker._base.arguments import Bounded, Positive
-from stoker._cache.eviction import Lru, Residents
+from stoker._base.arguments import BoundedConfig, Positive
+from stoker._cache.eviction import CacheEntries, Lru
 from stoker._cost.prices import FunctionPrices
 from stoker._diagnostics.latency import Latency, LogNormal
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError
 from stoker_sim._bucket import SharedLink
 from stoker_sim._caches import ModelledTier
-from stoker_sim._warm_fleet import Bill, NodeCalls, NodeLife, lived, reclaims
+from stoker_sim._warm_fleet import FleetCost, NodeCalls, NodeLife, draw_reclaims, simulate_life
 from stoker_warm._config import WarmConfig
 
 _FIRST_HORIZON_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmModel(Bounded):
+class WarmTierModel(BoundedConfig):
     """Model of a warm tier, whose functions hold super-samples for all ranks.
 
     Attributes:
@@ -49,11 +49,11 @@ class WarmModel(Bounded):
     mean_life_seconds: Positive[float] | None = None
 
     def __post_init__(self) -> None:
-        Bounded.__post_init__(self)
+        BoundedConfig.__post_init__(self)
         if self.limit_bytes > self.memory_bytes:
             raise ConfigError(f"limit_bytes is at most memory_bytes ({self.memory_bytes}), not {self.limit_bytes}")
 
-    def lives(self, seconds: float, seed: str) -> list[NodeLife]:
+    def simulate_lives(self, seconds: float, seed: str) -> list[NodeLife]:
         """Return the simulated lives of the nodes.
 
         Args:
@@ -65,14 +65,14 @@ class WarmModel(Bounded):
         def life(node: int) -> NodeLife:
             rng = random.Random(f"{seed} {node}")  # noqa: S311 - a model's
             mean_seconds, offset = self.mean_life_seconds, (node + 1) / config.nodes
-            taken = reclaims(mean_seconds, seconds, rng) if mean_seconds is not None else ()
-            return lived(config.keep_warm_seconds, taken, seconds, offset=offset, uses_per_second=0.0, rng=rng)
+            taken = draw_reclaims(mean_seconds, seconds, rng) if mean_seconds is not None else ()
+            return simulate_life(config.keep_warm_seconds, taken, seconds, offset=offset, uses_per_second=0.0, rng=rng)
 
         return [life(node) for node in range(config.nodes)]
 
 
 @dataclass(slots=True, kw_only=True)
-class WarmTally:
+class WarmCounters:
     """Counters of a warm tier in one run.
 
     Attributes:
@@ -95,9 +95,9 @@ class WarmTally:
     shard_bytes: int = 0
     held_bytes: float = 0.0
     lives: Sequence[NodeLife] = ()
-    model: WarmModel
+    model: WarmTierModel
 
-    def bill(self, prices: FunctionPrices) -> Bill:
+    def cost(self, prices: FunctionPrices) -> FleetCost:
         """Return the cost of the tier, an upper bound: each shard is counted as moved in a call of its own."""
         model = self.model
         calls = NodeCalls(
@@ -106,16 +106,16 @@ class WarmTally:
             bytes_per_second=model.bytes_per_second,
         )
         shard_bytes = self.shard_bytes / max(1, self.shards)
-        return calls.bill(
+        return calls.cost(
             self.lives,
             prices,
-            read=calls.moving(self.shards - self.rebuilt, shard_bytes),
-            rebuild=calls.moving(self.rebuilt, shard_bytes),
+            read=calls.shard_calls(self.shards - self.rebuilt, shard_bytes),
+            rebuild=calls.shard_calls(self.rebuilt, shard_bytes),
         )
 
 
 @dataclass(slots=True)
-class _Object:
+class _StoredObject:
     """Nodes of an object's shards, and the times at which the shards were written."""
 
     ref: ObjectRef
@@ -123,10 +123,10 @@ class _Object:
     since_seconds: list[float]
 
 
-class SimulatedWarm:
-    """The state of a simulated warm tier, which all ranks share; each reads through its own :class:`WarmView`.
+class SimulatedWarmTier:
+    """The state of a simulated warm tier, which all ranks share; each reads through its own :class:`WarmTierView`.
 
-    Offered objects are stored at once, as in :class:`~stoker_sim._caches.SimulatedTier`; the least recently used
+    Offered objects are stored at once, as in :class:`~stoker_sim._caches.SimulatedCache`; the least recently used
     objects are evicted for them.
 
     Args:
@@ -134,15 +134,15 @@ class SimulatedWarm:
         seed: seed of latencies, placement and reclaims.
     """
 
-    def __init__(self, model: WarmModel, seed: str) -> None:
+    def __init__(self, model: WarmTierModel, seed: str) -> None:
         self._model, self._seed, self._rng = model, seed, random.Random(seed)  # noqa: S311 - a model's
-        self._residents = Residents[int](Lru(), model.config.nodes * model.limit_bytes)
-        self._objects = dict[int, _Object]()
+        self._entries = CacheEntries[int](Lru(), model.config.nodes * model.limit_bytes)
+        self._objects = dict[int, _StoredObject]()
         self._horizon_seconds = _FIRST_HORIZON_SECONDS
         self._losses = self._node_losses()
-        self._counted = WarmTally(model=model)
+        self._counters = WarmCounters(model=model)
 
-    def shard_seconds(self, ref: ObjectRef) -> float | None:
+    def read_seconds(self, ref: ObjectRef) -> float | None:
         """Return the time until enough shards of an object have arrived, in seconds; None if it is not stored.
 
         The read rewrites lost shards, since the reader has the whole object afterwards.
@@ -153,50 +153,50 @@ class SimulatedWarm:
             return None
         lost = [at for at in range(config.code.shards) if self._is_lost(held, at, now_seconds)]
         if len(lost) > config.code.parity:
-            self._residents.drop(ref.row)
+            self._entries.remove(ref.row)
             del self._objects[ref.row]
-            self._counted.losses += 1
+            self._counters.losses += 1
             return None
-        self._residents.look_up(ref.row)
-        self._counted.hits += 1
-        self._move(ref, config.code.shards - len(lost))
-        self._restore(held, lost)
-        self._counted.rebuilt += len(lost)
+        self._entries.look_up(ref.row)
+        self._counters.hits += 1
+        self._count_shards(ref, config.code.shards - len(lost))
+        self._rewrite_shards(held, lost)
+        self._counters.rebuilt += len(lost)
         seconds = sorted(self._model.latency.draw(self._rng) for _ in range(config.code.shards - len(lost)))
         return seconds[config.code.data - 1] + self._transfer_seconds(ref)
 
-    def keep(self, ref: ObjectRef) -> None:
+    def put(self, ref: ObjectRef) -> None:
         """Store an object if it is not stored yet and fits."""
         code, now_seconds = self._model.config.code, asyncio.get_running_loop().time()
-        evicted = self._residents.offer(ref.row, code.shards * code.shard_bytes(ref.size_bytes))
+        evicted = self._entries.offer(ref.row, code.shards * code.shard_bytes(ref.size_bytes))
         if evicted is None or ref.row in self._objects:
             return
         for row in evicted:
             del self._objects[row]
-        self._counted.evicted += len(evicted)
+        self._counters.evicted += len(evicted)
         nodes = self._rng.sample(range(self._model.config.nodes), code.shards)
-        self._objects[ref.row] = _Object(ref, nodes, [now_seconds] * code.shards)
-        self._move(ref, code.shards)
+        self._objects[ref.row] = _StoredObject(ref, nodes, [now_seconds] * code.shards)
+        self._count_shards(ref, code.shards)
 
-    def tally(self, seconds: float) -> WarmTally:
+    def counters(self, seconds: float) -> WarmCounters:
         """Return the counters of a run that took this many seconds."""
-        held_bytes = self._residents.used / self._model.config.nodes
-        return replace(self._counted, held_bytes=held_bytes, lives=self._model.lives(seconds, self._seed))
+        held_bytes = self._entries.used / self._model.config.nodes
+        return replace(self._counters, held_bytes=held_bytes, lives=self._model.simulate_lives(seconds, self._seed))
 
     def _transfer_seconds(self, ref: ObjectRef) -> float:
         return self._model.config.code.shard_bytes(ref.size_bytes) / self._model.bytes_per_second
 
-    def _move(self, ref: ObjectRef, shards: int) -> None:
-        self._counted.shards += shards
-        self._counted.shard_bytes += shards * self._model.config.code.shard_bytes(ref.size_bytes)
+    def _count_shards(self, ref: ObjectRef, shards: int) -> None:
+        self._counters.shards += shards
+        self._counters.shard_bytes += shards * self._model.config.code.shard_bytes(ref.size_bytes)
 
-    def _restore(self, held: _Object, positions: Sequence[int]) -> None:
+    def _rewrite_shards(self, held: _StoredObject, positions: Sequence[int]) -> None:
         """Rewrite lost shards to the nodes that lost them, which have the most room."""
         for at in positions:
             held.since_seconds[at] = asyncio.get_running_loop().time()
-        self._move(held.ref, len(positions))
+        self._count_shards(held.ref, len(positions))
 
-    def _is_lost(self, held: _Object, at: int, now_seconds: float) -> bool:
+    def _is_lost(self, held: _StoredObject, at: int, now_seconds: float) -> bool:
         while self._horizon_seconds <= now_seconds:
             self._horizon_seconds *= 2.0
             self._losses = self._node_losses()
@@ -204,10 +204,10 @@ class SimulatedWarm:
         return bisect_right(losses, held.since_seconds[at]) < bisect_right(losses, now_seconds)
 
     def _node_losses(self) -> list[list[float]]:
-        return [[at for at, _ in life.losses] for life in self._model.lives(self._horizon_seconds, self._seed)]
+        return [[at for at, _ in life.losses] for life in self._model.simulate_lives(self._horizon_seconds, self._seed)]
 
 
-class WarmView(ModelledTier):
+class WarmTierView(ModelledTier):
     """A simulated warm tier as one rank reads it, through its machine's network.
 
     Args:
@@ -217,7 +217,7 @@ class WarmView(ModelledTier):
 
     name = "warm"
 
-    def __init__(self, shared: SimulatedWarm, network_bytes_per_second: float) -> None:
+    def __init__(self, shared: SimulatedWarmTier, network_bytes_per_second: float) -> None:
         self._shared = shared
         self._network = SharedLink(
             connection_bytes_per_second=network_bytes_per_second, total_bytes_per_second=network_bytes_per_second
@@ -225,7 +225,7 @@ class WarmView(ModelledTier):
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Wait as long as the read takes; return False at once if it is not stored. ``into`` is left unchanged."""
-        seconds = self._shared.shard_seconds(ref)
+        seconds = self._shared.read_seconds(ref)
         if seconds is None:
             return False
         await asyncio.sleep(seconds)
@@ -235,4 +235,4 @@ class WarmView(ModelledTier):
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Store the object."""
-        self._shared.keep(ref)
+        self._shared.put(ref)

@@ -23,11 +23,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.arguments import Bounded, Finite, Fraction, NotNegative, Positive
+from stoker._base.arguments import BoundedConfig, Finite, Fraction, NotNegative, Positive
 from stoker._cost.prices import FunctionPrices
-from stoker._cost.usage import Calls, total_dollars
+from stoker._cost.usage import FunctionUsage, total_dollars
 from stoker.errors import ConfigError
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 
 HOUR_SECONDS = 3600.0
 _ROUNDING = 1e-9
@@ -39,21 +39,22 @@ Seconds = Finite[NotNegative[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reclaim(Bounded):
+class ReclaimModel(BoundedConfig):
     """Model of how a platform reclaims instances; lives are exponential, so the age of an instance does not matter.
 
     Attributes:
         mean_life_seconds: mean life of an instance that is kept warm, in seconds.
-        together: fraction of reclaims that take all instances of a function at once, 0 to 1, as when its host fails.
+        whole_function_fraction: fraction of reclaims that take all instances of a function at once, 0 to 1, as when its
+            host fails.
         idle_seconds: time without a call after which an instance is reclaimed, in seconds.
     """
 
     mean_life_seconds: Positive[float]
-    together: Fraction[float] = 0.0
+    whole_function_fraction: Fraction[float] = 0.0
     idle_seconds: Positive[float] = math.inf
 
 
-def reclaims(mean_life_seconds: float, seconds: float, rng: random.Random) -> Iterator[float]:
+def draw_reclaims(mean_life_seconds: float, seconds: float, rng: random.Random) -> Iterator[float]:
     """Yield the rising times at which a platform reclaims the instance of one function, in seconds from 0.
 
     Lives are exponential, so a reclaim hits the instance that is there at that time. Idle functions are not modelled.
@@ -63,7 +64,7 @@ def reclaims(mean_life_seconds: float, seconds: float, rng: random.Random) -> It
         yield now_seconds
 
 
-def placed(code: Code, objects: int, functions: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def place_shards(code: ErasureCode, objects: int, functions: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Return ``int64 [objects, shards]``, the random function that holds each shard; those of an object differ.
 
     Raises:
@@ -74,7 +75,9 @@ def placed(code: Code, objects: int, functions: int, rng: np.random.Generator) -
     return np.stack([rng.choice(functions, code.shards, replace=False) for _ in range(objects)])
 
 
-def lost_at_reads(code: Code, lost: Sequence[Iterable[float]], reads: int, read_seconds: float) -> NDArray[np.float64]:
+def loss_by_read(
+    code: ErasureCode, loss_seconds: Sequence[Iterable[float]], reads: int, read_seconds: float
+) -> NDArray[np.float64]:
     """Return ``float64 [reads]``: the fraction of all objects that each read finds lost, if reads rewrite lost shards.
 
     Objects are on random functions, so the expected fraction follows from the number of functions that lose their
@@ -82,18 +85,18 @@ def lost_at_reads(code: Code, lost: Sequence[Iterable[float]], reads: int, read_
 
     Args:
         code: erasure code of the objects.
-        lost: for each function the times at which it loses its memory, in seconds.
+        loss_seconds: for each function the times at which it loses its memory, in seconds.
         reads: number of consecutive reads of each object.
         read_seconds: time between two reads, in seconds.
     """
-    is_lost = lost_within(lost, reads, read_seconds)
-    gone = np.array([_too_many(code, len(lost), down) for down in range(len(lost) + 1)])
+    is_lost = memory_losses(loss_seconds, reads, read_seconds)
+    gone = np.array([_loss_probability(code, len(loss_seconds), down) for down in range(len(loss_seconds) + 1)])
     parts: NDArray[np.float64] = gone[is_lost.sum(axis=1)]
     return parts
 
 
-def lost_between_reads(
-    code: Code, lost: Sequence[Iterable[float]], hours: int, read_seconds: float
+def loss_by_hour(
+    code: ErasureCode, loss_seconds: Sequence[Iterable[float]], hours: int, read_seconds: float
 ) -> NDArray[np.float64]:
     """Return ``float64 [hours]``: the fraction of all objects lost in each hour, if reads rewrite lost shards.
 
@@ -101,7 +104,7 @@ def lost_between_reads(
 
     Args:
         code: erasure code of the objects.
-        lost: for each function the times at which it loses its memory, in seconds.
+        loss_seconds: for each function the times at which it loses its memory, in seconds.
         hours: number of hours.
         read_seconds: time between two reads of each object, in seconds.
 
@@ -111,20 +114,20 @@ def lost_between_reads(
     reads = round(HOUR_SECONDS / read_seconds)
     if not reads or abs(reads * read_seconds - HOUR_SECONDS) > 1e-6:
         raise ConfigError(f"an hour must be a multiple of read_seconds, not of {read_seconds}")
-    parts = lost_at_reads(code, lost, hours * reads, read_seconds)
+    parts = loss_by_read(code, loss_seconds, hours * reads, read_seconds)
     kept: NDArray[np.float64] = (1.0 - parts).reshape(hours, reads).prod(axis=1)
     return 1.0 - kept
 
 
-def lost_within(lost: Sequence[Iterable[float]], periods: int, seconds: float) -> NDArray[np.bool_]:
-    """Return ``bool [periods, functions]``: whether each function loses its memory in each period of ``seconds``."""
-    is_lost = np.zeros((periods, len(lost)), np.bool_)
-    for function, times in enumerate(lost):
-        is_lost[[int(at // seconds) for at in times if at < periods * seconds], function] = True
+def memory_losses(loss_seconds: Sequence[Iterable[float]], periods: int, period_seconds: float) -> NDArray[np.bool_]:
+    """Return ``bool [periods, functions]``: whether a function loses its memory in a period of ``period_seconds``."""
+    is_lost = np.zeros((periods, len(loss_seconds)), np.bool_)
+    for function, times in enumerate(loss_seconds):
+        is_lost[[int(at // period_seconds) for at in times if at < periods * period_seconds], function] = True
     return is_lost
 
 
-def _too_many(code: Code, functions: int, down: int) -> float:
+def _loss_probability(code: ErasureCode, functions: int, down: int) -> float:
     """Return the probability that more than ``parity`` shards of an object are on ``down`` given functions."""
     many = sum(comb(down, n) * comb(functions - down, code.shards - n) for n in range(code.parity + 1, code.shards + 1))
     return many / comb(functions, code.shards)
@@ -137,19 +140,19 @@ class NodeLife:
     Attributes:
         losses: for each loss of its memory the time of the loss and the time at which the proxy noticed, in seconds
             from 0 and rising.
-        greetings: number of calls that asked a new instance for its contents after a contact had found the old one
-            gone.
+        inventory_calls: number of calls that asked a new instance for its contents after a contact had found the old
+            one gone.
         warm_calls: number of calls to keep it warm.
     """
 
     losses: tuple[tuple[float, float], ...]
-    greetings: int
+    inventory_calls: int
     warm_calls: float
 
 
-def lived(
+def simulate_life(
     warm_seconds: float,
-    reclaimed: Iterable[float],
+    reclaim_seconds: Iterable[float],
     seconds: float,
     *,
     offset: float,
@@ -160,7 +163,7 @@ def lived(
 
     Args:
         warm_seconds: time after the last contact at which the node is called, in seconds.
-        reclaimed: rising times at which the platform reclaims the present instance, in seconds.
+        reclaim_seconds: rising times at which the platform reclaims the present instance, in seconds.
         seconds: duration of the simulation, in seconds.
         offset: fraction of the interval after which the first call comes, 0 to 1.
         uses_per_second: mean rate of reads and writes, which come at random times.
@@ -177,7 +180,7 @@ def lived(
         )
     losses = list[tuple[float, float]]()
     contact_seconds = warm_seconds * (offset - 1)  # the contact from which the interval of calls is counted
-    for lost_seconds in reclaimed:
+    for lost_seconds in reclaim_seconds:
         if lost_seconds >= seconds:
             break
         if losses and lost_seconds < losses[-1][1]:
@@ -188,7 +191,7 @@ def lived(
         losses.append((lost_seconds, min(contact_seconds + calls * warm_seconds, used_seconds)))
     return NodeLife(
         losses=tuple(losses),
-        greetings=sum(noticed_seconds <= seconds for _, noticed_seconds in losses),
+        inventory_calls=sum(noticed_seconds <= seconds for _, noticed_seconds in losses),
         warm_calls=_warm_calls(warm_seconds, seconds, uses_per_second),
     )
 
@@ -203,13 +206,13 @@ def _warm_calls(warm_seconds: float, seconds: float, uses_per_second: float) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
+class FleetCost:
     """Cost of a fleet, in dollars.
 
     Attributes:
         warm_dollars: cost of calls that keep functions warm.
         backup_dollars: cost of backup calls, which only InfiniCache's nodes make.
-        greet_dollars: cost of calls that ask new instances for their contents.
+        inventory_dollars: cost of calls that ask new instances for their contents.
         read_dollars: cost of calls that read or store objects.
         rebuild_dollars: cost of calls that rewrite lost shards.
         bucket_dollars: cost of reading lost objects from the bucket.
@@ -218,7 +221,7 @@ class Bill:
     warm_dollars: float
     read_dollars: float
     backup_dollars: float = 0.0
-    greet_dollars: float = 0.0
+    inventory_dollars: float = 0.0
     rebuild_dollars: float = 0.0
     bucket_dollars: float = 0.0
 
@@ -230,11 +233,11 @@ class Bill:
     @property
     def upkeep_dollars(self) -> float:
         """Total cost without reads."""
-        kept = self.warm_dollars + self.backup_dollars + self.greet_dollars
+        kept = self.warm_dollars + self.backup_dollars + self.inventory_dollars
         return kept + self.rebuild_dollars + self.bucket_dollars
 
 
-class Served(NamedTuple):
+class ShardCalls(NamedTuple):
     """Calls in which nodes send or receive shards.
 
     Attributes:
@@ -247,7 +250,7 @@ class Served(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeCalls(Bounded):
+class NodeCalls(BoundedConfig):
     """Billed durations of the calls of a node.
 
     Attributes:
@@ -266,24 +269,24 @@ class NodeCalls(Bounded):
     init_seconds: Seconds = 0.3
     bytes_per_second: Positive[float] = 75e6
 
-    def moving(self, shards: float, shard_bytes: float) -> Served:
+    def shard_calls(self, shards: float, shard_bytes: float) -> ShardCalls:
         """Return the calls that send or receive ``shards``, one call for each shard."""
-        return Served(shards, shards * shard_bytes / self.bytes_per_second)
+        return ShardCalls(shards, shards * shard_bytes / self.bytes_per_second)
 
-    def greet_seconds(self, lives: Sequence[NodeLife]) -> float:
+    def inventory_seconds(self, lives: Sequence[NodeLife]) -> float:
         """Return the billed time of calls that ask new instances for their contents, with their starts, in seconds."""
-        greetings, losses = sum(life.greetings for life in lives), sum(len(life.losses) for life in lives)
+        greetings, losses = sum(life.inventory_calls for life in lives), sum(len(life.losses) for life in lives)
         return greetings * (self.exchange_seconds + self.linger_seconds) + losses * self.init_seconds
 
-    def bill(
+    def cost(
         self,
         lives: Sequence[NodeLife],
         prices: FunctionPrices,
         *,
-        read: Served,
-        rebuild: Served,
+        read: ShardCalls,
+        rebuild: ShardCalls,
         bucket_dollars: float = 0.0,
-    ) -> Bill:
+    ) -> FleetCost:
         """Return the cost of the nodes.
 
         Args:
@@ -293,20 +296,22 @@ class NodeCalls(Bounded):
             rebuild: calls that rewrite lost shards.
             bucket_dollars: cost of reading lost objects from the bucket, in dollars.
         """
-        greetings, warm_calls = sum(life.greetings for life in lives), sum(life.warm_calls for life in lives)
-        return Bill(
+        greetings, warm_calls = sum(life.inventory_calls for life in lives), sum(life.warm_calls for life in lives)
+        return FleetCost(
             warm_dollars=self._dollars(prices, warm_calls, warm_calls * self.warm_call_seconds),
-            greet_dollars=self._dollars(prices, greetings, self.greet_seconds(lives)),
-            read_dollars=self._served_dollars(prices, read),
-            rebuild_dollars=self._served_dollars(prices, rebuild),
+            inventory_dollars=self._dollars(prices, greetings, self.inventory_seconds(lives)),
+            read_dollars=self._shard_call_dollars(prices, read),
+            rebuild_dollars=self._shard_call_dollars(prices, rebuild),
             bucket_dollars=bucket_dollars,
         )
 
-    def _served_dollars(self, prices: FunctionPrices, served: Served) -> float:
+    def _shard_call_dollars(self, prices: FunctionPrices, served: ShardCalls) -> float:
         seconds = served.calls * (self.exchange_seconds + self.linger_seconds) + served.seconds
         return self._dollars(prices, served.calls, seconds)
 
     def _dollars(self, prices: FunctionPrices, calls: float, seconds: float) -> float:
         if not calls:
             return 0.0
-        return total_dollars(Calls(calls=calls, seconds=seconds / calls, memory_bytes=self.memory_bytes).parts(prices))
+        return total_dollars(
+            FunctionUsage(calls=calls, seconds=seconds / calls, memory_bytes=self.memory_bytes).bill_lines(prices)
+        )

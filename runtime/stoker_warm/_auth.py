@@ -26,24 +26,24 @@ from typing import TypeVar
 
 from stoker._shared import secret as _shared
 from stoker._shared.address import Address
-from stoker._stores.options import without_authorities
+from stoker._stores.options import create_fingerprint_context
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, DeadlineError, WireError
-from stoker_warm._frames import VERSION, Head, Kind
+from stoker_warm._frames import PROTOCOL_VERSION, Head, Kind
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 Message = tuple[Kind, Head]
 """A frame to send."""
 
-_DIAL_SECONDS = 5.0
+_CONNECT_TIMEOUT_SECONDS = 5.0
 _NONCE_BYTES = 32
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _PROOF_LABEL, _WELCOME_LABEL = "stoker warm proof", "stoker warm welcome"
-_WRONG_SECRET = "check that STOKER_WARM_SECRET is the same for the proxy and its nodes"  # noqa: S105 - advice
+_SECRET_REMEDY = "check that STOKER_WARM_SECRET is the same for the proxy and its nodes"  # noqa: S105 - advice
 
 
-class Secret(_shared.Secret):
+class WarmSecret(_shared.EnvironmentSecret):
     """The secret that the proxy and the nodes of one deployment share."""
 
     __slots__ = ()
@@ -57,7 +57,7 @@ class Secret(_shared.Secret):
         return hmac.new(self._key, text.encode(), sha256).hexdigest()
 
 
-def _nonce() -> bytes:
+def _create_nonce() -> bytes:
     return secrets.token_bytes(_NONCE_BYTES)
 
 
@@ -67,37 +67,39 @@ class ProxyHandshake:
     Args:
         secret: of the deployment.
         fingerprint: SHA-256 of this side's TLS certificate in hexadecimal digits, empty without TLS.
-        nonce: returns 32 random bytes.
+        create_nonce: returns 32 random bytes.
 
     Attributes:
         peer: what the node has said of itself, once that is proven: its name as ``node``, and its greeting; else None.
     """
 
-    def __init__(self, secret: Secret, *, fingerprint: str = "", nonce: Callable[[], bytes] = _nonce) -> None:
-        self._secret, self._fingerprint, self._nonce = secret, fingerprint, nonce().hex()
+    def __init__(
+        self, secret: WarmSecret, *, fingerprint: str = "", create_nonce: Callable[[], bytes] = _create_nonce
+    ) -> None:
+        self._secret, self._fingerprint, self._nonce = secret, fingerprint, create_nonce().hex()
         self.peer: Head | None = None
 
     def begin(self, fingerprint: str = "") -> Message:
         """Return the challenge; which certificate the node shows, if any, does not matter."""
         return Kind.CHALLENGE, {"nonce": self._nonce}
 
-    def received(self, kind: Kind, head: Head) -> Message:
+    def receive(self, kind: Kind, head: Head) -> Message:
         """Return the welcome, if a frame proves that the node knows the secret.
 
         Raises:
             WireError: the frame is no proof, or not the first one.
             CredentialsError: the node does not know the secret.
         """
-        _expect(Kind.PROOF, kind, self.peer is None)
+        _check_kind(Kind.PROOF, kind, self.peer is None)
         proof = dict(head)
-        mac, node = _field(proof, "mac", _HEX), _field(proof, "node", _NAME)
-        _field(proof, "nonce", _HEX)
+        mac, node = _parse_field(proof, "mac", _HEX), _parse_field(proof, "node", _NAME)
+        _parse_field(proof, "nonce", _HEX)
         del proof["mac"]
-        said = (VERSION, self._fingerprint, self._nonce, proof)
+        said = (PROTOCOL_VERSION, self._fingerprint, self._nonce, proof)
         if not hmac.compare_digest(mac, self._secret.mac(_PROOF_LABEL, *said)):
             raise CredentialsError(
                 f"somebody who calls itself {node} does not know the warm tier's secret, or saw another certificate; "
-                f"{_WRONG_SECRET}"
+                f"{_SECRET_REMEDY}"
             )
         self.peer = {name: value for name, value in proof.items() if name != "nonce"}
         return Kind.WELCOME, {"mac": self._secret.mac(_WELCOME_LABEL, *said)}
@@ -109,9 +111,9 @@ class NodeHandshake:
     Args:
         secret: of the deployment.
         node: its name, up to 64 letters, digits, dots, underscores and hyphens.
-        greeting: what else it says of itself; not ``node``, ``nonce`` or ``mac``.
+        greeting: what else it says of itself; not ``node``, ``create_nonce`` or ``mac``.
         fingerprint: of the certificate that the proxy must show, empty without TLS.
-        nonce: returns 32 random bytes.
+        create_nonce: returns 32 random bytes.
 
     Attributes:
         peer: an empty head, once the proxy has proven that it knows the secret; else None.
@@ -119,16 +121,16 @@ class NodeHandshake:
 
     def __init__(
         self,
-        secret: Secret,
+        secret: WarmSecret,
         node: str,
         greeting: Head,
         *,
         fingerprint: str = "",
-        nonce: Callable[[], bytes] = _nonce,
+        create_nonce: Callable[[], bytes] = _create_nonce,
     ) -> None:
         self._secret, self._fingerprint = secret, fingerprint
-        self._proof = {**greeting, "node": node, "nonce": nonce().hex()}
-        self._said: tuple[str | int | Head, ...] = ()
+        self._proof = {**greeting, "node": node, "nonce": create_nonce().hex()}
+        self._transcript: tuple[str | int | Head, ...] = ()
         self.peer: Head | None = None
 
     def begin(self, fingerprint: str = "") -> None:
@@ -143,7 +145,7 @@ class NodeHandshake:
                 f"{self._fingerprint[:16] or 'none'}…; check its address and the fingerprint that was passed on"
             )
 
-    def received(self, kind: Kind, head: Head) -> Message | None:
+    def receive(self, kind: Kind, head: Head) -> Message | None:
         """Return the proof for a challenge, and None for a welcome.
 
         Raises:
@@ -151,14 +153,18 @@ class NodeHandshake:
             CredentialsError: one of both does not know the secret.
         """
         if kind is Kind.FAILED:
-            raise CredentialsError(f"the proxy did not take the proof that this side knows its secret; {_WRONG_SECRET}")
-        if not self._said:
-            _expect(Kind.CHALLENGE, kind, True)
-            self._said = (VERSION, self._fingerprint, _field(head, "nonce", _HEX), self._proof)
-            return Kind.PROOF, {**self._proof, "mac": self._secret.mac(_PROOF_LABEL, *self._said)}
-        _expect(Kind.WELCOME, kind, self.peer is None)
-        if not hmac.compare_digest(_field(head, "mac", _HEX), self._secret.mac(_WELCOME_LABEL, *self._said)):
-            raise CredentialsError(f"who listens there does not know the warm tier's secret; {_WRONG_SECRET}")
+            raise CredentialsError(
+                f"the proxy did not take the proof that this side knows its secret; {_SECRET_REMEDY}"
+            )
+        if not self._transcript:
+            _check_kind(Kind.CHALLENGE, kind, True)
+            self._transcript = (PROTOCOL_VERSION, self._fingerprint, _parse_field(head, "nonce", _HEX), self._proof)
+            return Kind.PROOF, {**self._proof, "mac": self._secret.mac(_PROOF_LABEL, *self._transcript)}
+        _check_kind(Kind.WELCOME, kind, self.peer is None)
+        if not hmac.compare_digest(
+            _parse_field(head, "mac", _HEX), self._secret.mac(_WELCOME_LABEL, *self._transcript)
+        ):
+            raise CredentialsError(f"who listens there does not know the warm tier's secret; {_SECRET_REMEDY}")
         self.peer = {}
         return None
 
@@ -166,25 +172,25 @@ class NodeHandshake:
 Handshake = ProxyHandshake | NodeHandshake
 
 
-def _expect(wanted: Kind, kind: Kind, is_due: bool) -> None:
-    if kind is not wanted or not is_due:
-        raise WireError(f"a {kind.name} frame came in a handshake where {wanted.name if is_due else 'none'} was due")
+def _check_kind(expected: Kind, kind: Kind, is_due: bool) -> None:
+    if kind is not expected or not is_due:
+        raise WireError(f"a {kind.name} frame came in a handshake where {expected.name if is_due else 'none'} was due")
 
 
-def _field(head: Head, name: str, pattern: re.Pattern[str]) -> str:
+def _parse_field(head: Head, name: str, pattern: re.Pattern[str]) -> str:
     value = head.get(name)
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise WireError(f"the field {name!r} of a handshake is no text like {pattern.pattern}")
     return value
 
 
-async def dial(address: Address, fingerprint: str, protocol: Callable[[], P]) -> P:
+async def connect_to_proxy(address: Address, fingerprint: str, create_protocol: Callable[[], P]) -> P:
     """Connect to a proxy. The handshake compares its certificate, so it needs the fingerprint as well.
 
     Args:
         address: of the proxy.
         fingerprint: of its certificate; empty for no TLS.
-        protocol: makes what speaks.
+        create_protocol: makes what speaks.
 
     Raises:
         ConfigError: the proxy is not on this machine and there is no fingerprint, or it is none.
@@ -200,12 +206,14 @@ async def dial(address: Address, fingerprint: str, protocol: Callable[[], P]) ->
         )
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(_DIAL_SECONDS):
+        async with asyncio.timeout(_CONNECT_TIMEOUT_SECONDS):
             _, spoken = await loop.create_connection(
-                protocol, address.host, address.port, ssl=without_authorities() if fingerprint else None
+                create_protocol, address.host, address.port, ssl=create_fingerprint_context() if fingerprint else None
             )
     except TimeoutError:
-        raise DeadlineError(f"the warm tier's proxy at {address} does not answer within {_DIAL_SECONDS:g} s") from None
+        raise DeadlineError(
+            f"the warm tier's proxy at {address} does not answer within {_CONNECT_TIMEOUT_SECONDS:g} s"
+        ) from None
     except OSError as error:  # ssl.SSLError is one
         raise ConnectionLostError(
             f"the warm tier's proxy at {address} cannot be reached: {error}; does `stoker warm proxy` run there?"

@@ -18,11 +18,11 @@ from stoker._base.meter import Egress, Operation
 from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices, StorePrices
 from stoker.abc import Answer
 from stoker.errors import ConfigError
-from stoker_warm._events import Task
+from stoker_warm._events import NodeTask
 
 
 @dataclass(slots=True, kw_only=True)
-class ProxyTally:
+class ProxyCounters:
     """What a proxy counts.
 
     Attributes:
@@ -53,7 +53,7 @@ class ProxyTally:
 
 
 @dataclass(slots=True, kw_only=True)
-class ProxyStatistics(ProxyTally):
+class ProxyStatistics(ProxyCounters):
     """A snapshot of a proxy: a copy of what it has counted, and what there is.
 
     Attributes:
@@ -70,7 +70,7 @@ class ProxyStatistics(ProxyTally):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
+class TaskUsage:
     """What calls for one task used.
 
     Attributes:
@@ -87,14 +87,14 @@ class Used:
     gb_seconds: float = 0.0
     vcpu_seconds: float = 0.0
 
-    def dollars(self, prices: FunctionPrices) -> float:
+    def cost_dollars(self, prices: FunctionPrices) -> float:
         """Return what requests and running cost."""
         running = self.gb_seconds * prices.dollars_per_gb_second + self.vcpu_seconds * prices.dollars_per_vcpu_second
         return self.calls * prices.dollars_per_request + running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tariff:
+class WarmPrices:
     """The prices of a bill.
 
     Attributes:
@@ -110,37 +110,37 @@ class Tariff:
 
 
 @dataclass(slots=True, kw_only=True)
-class Bill:
+class WarmBill:
     """What a tier has cost so far, beside what a bucket would have. Not thread-safe.
 
     Attributes:
-        tariff: the prices.
-        used: by task, what calls used.
-        unanswered: calls that may have run, and of which no bill came.
+        prices: the prices.
+        usage: by task, what calls used.
+        unanswered_calls: calls that may have run, and of which no bill came.
         reads: objects that the tier delivered.
         read_bytes: of these.
     """
 
-    tariff: Tariff
-    used: dict[Task, Used] = field(default_factory=lambda: dict.fromkeys(Task, Used()))
-    unanswered: int = 0
+    prices: WarmPrices
+    usage: dict[NodeTask, TaskUsage] = field(default_factory=lambda: dict.fromkeys(NodeTask, TaskUsage()))
+    unanswered_calls: int = 0
     reads: int = 0
     read_bytes: int = 0
 
-    def called(self, task: Task, answer: Answer | None) -> None:
+    def count_call(self, task: NodeTask, answer: Answer | None) -> None:
         """Count a call that was answered, or that may have run and has no answer: how long is not known then.
 
         Raises:
             ConfigError: a figure is not a number from 0: what a platform tells is not taken unseen.
         """
         if answer is None:
-            self.unanswered += 1
+            self.unanswered_calls += 1
             return
         for name in ("billed_seconds", "memory_bytes", "vcpus"):
             if not 0 <= getattr(answer, name) < math.inf:
                 raise ConfigError(f"{name} of a call is a number from 0, not {getattr(answer, name)!r}")
-        before = self.used[task]
-        self.used[task] = Used(
+        before = self.usage[task]
+        self.usage[task] = TaskUsage(
             calls=before.calls + 1,
             cold_starts=before.cold_starts + (answer.is_cold is True),
             billed_seconds=before.billed_seconds + answer.billed_seconds,
@@ -148,55 +148,56 @@ class Bill:
             vcpu_seconds=before.vcpu_seconds + answer.billed_seconds * answer.vcpus,
         )
 
-    def delivered(self, size_bytes: int) -> None:
+    def count_read(self, size_bytes: int) -> None:
         """Count an object that the tier delivered."""
         self.reads += 1
         self.read_bytes += size_bytes
 
-    def dollars(self, *tasks: Task) -> float:
+    def dollars(self, *tasks: NodeTask) -> float:
         """Return what calls for some tasks cost, for all by default."""
-        prices = self.tariff.functions
-        return 0.0 if prices is None else math.fsum(self.used[task].dollars(prices) for task in tasks or Task)
+        prices = self.prices.functions
+        return 0.0 if prices is None else math.fsum(self.usage[task].cost_dollars(prices) for task in tasks or NodeTask)
 
     @property
     def bucket_dollars(self) -> float:
         """For reading the same objects from the bucket, one GET each."""
-        store = self.tariff.store
-        moved = store.transfer_dollars(read_bytes=self.read_bytes, written_bytes=0, egress=self.tariff.egress)
+        store = self.prices.store
+        moved = store.transfer_dollars(read_bytes=self.read_bytes, written_bytes=0, egress=self.prices.egress)
         return self.reads * store.request_dollars(Operation.GET) + moved
 
-    def break_even_reads_per_hour(self, seconds: float) -> float | None:
+    def break_even_reads_per_hour(self, elapsed_seconds: float) -> float | None:
         """Return from how many reads an hour on, of objects like these, the tier costs less than GETs.
 
-        None: never, since a read from the tier costs no less than a GET; or nothing was read in these ``seconds``.
+        None: never, since a read from the tier costs no less than a GET; or nothing was read in these
+            ``elapsed_seconds``.
         """
-        if not self.reads or not seconds:
+        if not self.reads or not elapsed_seconds:
             return None
-        saved_dollars_per_read = (self.bucket_dollars - self.dollars(Task.SERVE)) / self.reads
-        warm_dollars_per_hour = self.dollars(Task.WARM) / seconds * 3600
+        saved_dollars_per_read = (self.bucket_dollars - self.dollars(NodeTask.SERVE)) / self.reads
+        warm_dollars_per_hour = self.dollars(NodeTask.WARM) / elapsed_seconds * 3600
         return warm_dollars_per_hour / saved_dollars_per_read if saved_dollars_per_read > 0 else None
 
-    def to_json(self, seconds: float) -> dict[str, Any]:
-        """Return it as JSON values, ``seconds`` after it was begun.
+    def to_json(self, elapsed_seconds: float) -> dict[str, Any]:
+        """Return it as JSON values, ``elapsed_seconds`` after it was begun.
 
         Raises:
             ConfigError: that is no duration.
         """
-        if not 0 <= seconds < math.inf:
-            raise ConfigError(f"seconds must be a duration from 0, not {seconds}")
-        used = self.used.values()
+        if not 0 <= elapsed_seconds < math.inf:
+            raise ConfigError(f"seconds must be a duration from 0, not {elapsed_seconds}")
+        used = self.usage.values()
         return {
-            "seconds": seconds,
+            "seconds": elapsed_seconds,
             "requests": sum(each.calls for each in used),
-            "unanswered": self.unanswered,
+            "unanswered": self.unanswered_calls,
             "cold_starts": sum(each.cold_starts for each in used),
             "gb_seconds": sum(each.gb_seconds for each in used),
-            "serve_dollars": self.dollars(Task.SERVE),
-            "warm_dollars": self.dollars(Task.WARM),
+            "serve_dollars": self.dollars(NodeTask.SERVE),
+            "warm_dollars": self.dollars(NodeTask.WARM),
             "dollars": self.dollars(),
-            "dollars_per_hour": self.dollars(Task.WARM) / seconds * 3600 if seconds else None,
+            "dollars_per_hour": self.dollars(NodeTask.WARM) / elapsed_seconds * 3600 if elapsed_seconds else None,
             "reads": self.reads,
             "read_bytes": self.read_bytes,
             "bucket_dollars": self.bucket_dollars,
-            "break_even_reads_per_hour": self.break_even_reads_per_hour(seconds),
+            "break_even_reads_per_hour": self.break_even_reads_per_hour(elapsed_seconds),
         }

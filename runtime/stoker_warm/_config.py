@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import unquote
 
-from stoker._base.arguments import AtLeastOne, Bound, Bounded, caller_level
+from stoker._base.arguments import AtLeastOne, BoundedConfig, NumberBound, caller_stacklevel
 from stoker._base.meter import Egress
 from stoker._base.sizes import parse_bytes
 from stoker._shared.address import Address
 from stoker.errors import ConfigError
 from stoker.fanout import ExecutorOptions
 from stoker_warm._directory import MAX_NODES
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 from stoker_warm._events import MAX_LINGER_SECONDS
 from stoker_warm._frames import MAX_SHARD_BYTES
 
 _MIN_LINGER_SECONDS = 0.01
 """A node stays until the first request has come to it."""
-_Duration = Annotated[float, Bound(">", 0), Bound("<", math.inf)]
+_Duration = Annotated[float, NumberBound(">", 0), NumberBound("<", math.inf)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmConfig(Bounded):
+class WarmConfig(BoundedConfig):
     """The proxy's settings.
 
     Attributes:
@@ -54,12 +54,14 @@ class WarmConfig(Bounded):
     """
 
     nodes: int = 12
-    code: Code = field(default_factory=Code)
-    linger_seconds: Annotated[float, Bound(">=", _MIN_LINGER_SECONDS), Bound("<=", MAX_LINGER_SECONDS)] = 0.25
+    code: ErasureCode = field(default_factory=ErasureCode)
+    linger_seconds: Annotated[float, NumberBound(">=", _MIN_LINGER_SECONDS), NumberBound("<=", MAX_LINGER_SECONDS)] = (
+        0.25
+    )
     keep_warm_seconds: _Duration = 60.0
     ping_seconds: _Duration = 0.25
     wake_seconds: _Duration = 10.0
-    fresh_seconds: Annotated[float, Bound(">=", 0), Bound("<", math.inf)] = 1.0
+    fresh_seconds: Annotated[float, NumberBound(">=", 0), NumberBound("<", math.inf)] = 1.0
     read_seconds: _Duration = 10.0
     write_seconds: _Duration = 30.0
     pending_bytes: AtLeastOne[int] = 256 << 20
@@ -67,7 +69,7 @@ class WarmConfig(Bounded):
     max_objects: AtLeastOne[int] = 1_000_000
 
     def __post_init__(self) -> None:
-        Bounded.__post_init__(self)  # super() does not know a class with slots
+        BoundedConfig.__post_init__(self)  # super() does not know a class with slots
         if not self.code.shards <= self.nodes <= MAX_NODES:
             raise ConfigError(
                 f"objects in {self.code} shards need {self.code.shards} to {MAX_NODES} nodes, not {self.nodes}: "
@@ -79,7 +81,7 @@ class WarmConfig(Bounded):
         """Size of the largest object whose shards can be sent."""
         return self.code.data * MAX_SHARD_BYTES
 
-    def name_of(self, node: int) -> str:
+    def node_name(self, node: int) -> str:
         """Return what a node is called."""
         return f"warm-{node}"
 
@@ -94,7 +96,7 @@ _SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet(Bounded):
+class WarmDeployment(BoundedConfig):
     """Nodes, and the proxy in this process that they dial.
 
     Attributes:
@@ -118,7 +120,7 @@ class Fleet(Bounded):
     egress: Egress = "same_region"
 
     @classmethod
-    def parse(cls, url: str) -> Fleet:
+    def parse(cls, url: str) -> WarmDeployment:
         """Return what a URL says.
 
         Raises:
@@ -133,23 +135,23 @@ class Fleet(Bounded):
             raise ConfigError("a warm tier's URL holds a user or password; its secret is in STOKER_WARM_SECRET")
         if scheme not in _EXECUTORS:
             raise ConfigError(f"{scheme[:_SHOWN_CHARACTERS]!r} is no kind of warm tier; {_EXAMPLE}")
-        return _fleet(scheme, place.removesuffix("/"), _settings(query))
+        return _create_deployment(scheme, place.removesuffix("/"), _parse_query(query))
 
 
-def _fleet(scheme: str, prefix: str, given: Mapping[str, str]) -> Fleet:
+def _create_deployment(scheme: str, prefix: str, settings: Mapping[str, str]) -> WarmDeployment:
     if not _PREFIX.fullmatch(prefix):
         raise ConfigError(f"the prefix of a warm tier's functions is {prefix!r:.{_SHOWN_CHARACTERS}}; {_EXAMPLE}")
-    if "listen" not in given:
+    if "listen" not in settings:
         raise ConfigError(f"listen is missing: where nodes dial this process; {_EXAMPLE}")
-    if ("certificate" in given) != ("key" in given):
+    if ("certificate" in settings) != ("key" in settings):
         raise ConfigError("certificate and key go together: the PEM files of the proxy's certificate and its key")
     executor, bucket = _EXECUTORS[scheme]
-    fleet = Fleet(
+    fleet = WarmDeployment(
         executor=executor,
-        options=ExecutorOptions(prefix=prefix, **_read(OPTIONS, given)),
-        config=WarmConfig(**_read(_CONFIG, given)),
-        certificate=(Path(given["certificate"]), Path(given["key"])) if "key" in given else None,
-        **{"bucket": bucket} | _read(_PLACES, given),
+        options=ExecutorOptions(prefix=prefix, **_parse_settings(EXECUTOR_SETTINGS, settings)),
+        config=WarmConfig(**_parse_settings(_CONFIG_SETTINGS, settings)),
+        certificate=(Path(settings["certificate"]), Path(settings["key"])) if "key" in settings else None,
+        **{"bucket": bucket} | _parse_settings(_DEPLOYMENT_SETTINGS, settings),
     )
     if fleet.listen.is_everywhere and fleet.advertised is None:
         raise ConfigError(
@@ -162,12 +164,15 @@ def _fleet(scheme: str, prefix: str, given: Mapping[str, str]) -> Fleet:
     return fleet
 
 
-def _settings(query: str) -> dict[str, str]:
+def _parse_query(query: str) -> dict[str, str]:
     """Return the settings of a query. A plus is a plus, as in ``code=10+2``; values are not repeated in errors."""
-    known, given = {*_CONFIG, *OPTIONS, "certificate", "key", *_PLACES}, dict[str, str]()
+    known, given = (
+        {*_CONFIG_SETTINGS, *EXECUTOR_SETTINGS, "certificate", "key", *_DEPLOYMENT_SETTINGS},
+        dict[str, str](),
+    )
     for each in query.split("&") if query else ():
         name, _, value = each.partition("=")
-        if name not in known and name not in _REMOVED:
+        if name not in known and name not in _REMOVED_SETTINGS:
             raise ConfigError(
                 f"{name[:_SHOWN_CHARACTERS]!r} is no setting of such a warm tier; there are {', '.join(sorted(known))}"
             )
@@ -176,72 +181,72 @@ def _settings(query: str) -> dict[str, str]:
         given[name] = unquote(value, errors="strict") if value.isascii() else ""
         if not given[name] or not given[name].isprintable():
             raise ConfigError(f"{name} has no value, or one that cannot be, in the URL of a warm tier")
-        if name in _REMOVED:
-            text = f"{name}= of a warm tier has no effect: {_REMOVED[name]}; leave it out"
-            warnings.warn(text, DeprecationWarning, stacklevel=caller_level())
+        if name in _REMOVED_SETTINGS:
+            text = f"{name}= of a warm tier has no effect: {_REMOVED_SETTINGS[name]}; leave it out"
+            warnings.warn(text, DeprecationWarning, stacklevel=caller_stacklevel())
     return given
 
 
-_Readers = Mapping[str, tuple[str, Callable[[str], Any]]]
+_Parsers = Mapping[str, tuple[str, Callable[[str], Any]]]
 """Setting → the field that takes it, and what reads its text."""
 
 
-def _read(readers: _Readers, given: Mapping[str, str]) -> dict[str, Any]:
+def _parse_settings(parsers: _Parsers, settings: Mapping[str, str]) -> dict[str, Any]:
     """Return field → value, of the settings that are given."""
     values = dict[str, Any]()
-    for name, (field_name, read) in readers.items():
+    for name, (field_name, read) in parsers.items():
         try:
-            if name in given:
-                values[field_name] = read(given[name])
+            if name in settings:
+                values[field_name] = read(settings[name])
         except ConfigError as error:
             raise ConfigError(f"{name} of a warm tier: {error}") from None
     return values
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not _COUNT.fullmatch(text):
         raise ConfigError(f"it is a whole number, not {text!r:.{_SHOWN_CHARACTERS}}")
     return int(text)
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     match = _SECONDS.fullmatch(text)
     if match is None:
         raise ConfigError(f"it is a number of seconds such as 60s or 0.25s, not {text!r:.{_SHOWN_CHARACTERS}}")
     return float(match[1])
 
 
-_CONFIG: _Readers = {
-    "nodes": ("nodes", _count),
-    "code": ("code", Code.parse),
-    "linger": ("linger_seconds", _seconds),
-    "keep_warm": ("keep_warm_seconds", _seconds),
-    "ping": ("ping_seconds", _seconds),
-    "wake": ("wake_seconds", _seconds),
-    "read": ("read_seconds", _seconds),
-    "write": ("write_seconds", _seconds),
+_CONFIG_SETTINGS: _Parsers = {
+    "nodes": ("nodes", _parse_count),
+    "code": ("code", ErasureCode.parse),
+    "linger": ("linger_seconds", _parse_seconds),
+    "keep_warm": ("keep_warm_seconds", _parse_seconds),
+    "ping": ("ping_seconds", _parse_seconds),
+    "wake": ("wake_seconds", _parse_seconds),
+    "read": ("read_seconds", _parse_seconds),
+    "write": ("write_seconds", _parse_seconds),
     "pending": ("pending_bytes", parse_bytes),
-    "writes": ("writes", _count),
-    "objects": ("max_objects", _count),
+    "writes": ("writes", _parse_count),
+    "objects": ("max_objects", _parse_count),
 }
-OPTIONS: _Readers = {
+EXECUTOR_SETTINGS: _Parsers = {
     "region": ("region", str),
     "project": ("project", str),
     "endpoint": ("endpoint_url", str),
     "account": ("service_account", str),
     "memory": ("memory_bytes", parse_bytes),
-    "vcpus": ("vcpus", _count),
+    "vcpus": ("vcpus", _parse_count),
 }
 """Of the executor."""
-BILLED = ("memory_bytes", "vcpus")
+BILLING_OPTIONS = ("memory_bytes", "vcpus")
 """Of those, what only the bill depends on."""
-_PLACES: _Readers = {
+_DEPLOYMENT_SETTINGS: _Parsers = {
     "listen": ("listen", Address.parse),
     "advertise": ("advertised", Address.parse),
     "bucket": ("bucket", str),
     "egress": ("egress", str),
 }
-_REMOVED = {
+_REMOVED_SETTINGS = {
     "backup": "nodes have no second instances, and an object that is lost is read from the bucket and kept again",
     "put_back": "lost shards are written again by the next read of their object, from the bucket if too many are lost",
 }

@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 
 from stoker._cache.keeper import is_name, size_of
 from stoker.errors import ConfigError
-from stoker_warm._erasure import Code
-from stoker_warm._shard import OVERHEAD_BYTES, ShardId
+from stoker_warm._erasure import ErasureCode
+from stoker_warm._shard import SHARD_OVERHEAD_BYTES, ShardId
 
-_RESERVED = 0x8000
+_RESERVED_BIT = 0x8000
 """Marks a cell whose node is being written to. A cell of no node is marked, too, so one comparison tells both."""
-_NOWHERE = 0xFFFF
-MAX_NODES = _RESERVED - 1
+_NO_NODE = 0xFFFF
+MAX_NODES = _RESERVED_BIT - 1
 
 
 class Placement(NamedTuple):
@@ -48,7 +48,7 @@ class Placement(NamedTuple):
     evicted: int
 
 
-class Directory:
+class ShardDirectory:
     """Rows, cells and the account of each node. It decides and never waits; not thread-safe.
 
     Invariants: the shards of a row are on distinct nodes; :meth:`used_bytes` of a node is what its cells weigh, and a
@@ -57,30 +57,30 @@ class Directory:
     Args:
         nodes: how many there are.
         code: how objects are cut.
-        limit_bytes: of each node, for payloads and :data:`~stoker_warm._shard.OVERHEAD_BYTES` a shard.
+        limit_bytes: of each node, for payloads and :data:`~stoker_warm._shard.SHARD_OVERHEAD_BYTES` a shard.
         max_objects: rows, at most: bounds the directory's own memory, about 160 bytes each with 12 shards.
 
     Raises:
         ConfigError: there is no node or too many, or the code needs more nodes to be read than there are.
     """
 
-    def __init__(self, nodes: int, code: Code, *, limit_bytes: int, max_objects: int = 1_000_000) -> None:
+    def __init__(self, nodes: int, code: ErasureCode, *, limit_bytes: int, max_objects: int = 1_000_000) -> None:
         if not 1 <= nodes <= MAX_NODES:
             raise ConfigError(f"there are 1 to {MAX_NODES} nodes, not {nodes}")
         if code.data > nodes:
             raise ConfigError(f"objects cut by {code} cannot be read from {nodes} nodes; take more nodes")
         if limit_bytes < 0 or max_objects < 1:
             raise ConfigError(f"limit_bytes is at least 0 and max_objects 1, not {limit_bytes} and {max_objects}")
-        self._code, self._width, self._max_objects = code, code.shards, max_objects
-        self._limits = [limit_bytes] * nodes
-        self._used = [0] * nodes
-        self._live = set(range(nodes))
+        self._code, self._shards_per_object, self._max_objects = code, code.shards, max_objects
+        self._node_limits = [limit_bytes] * nodes
+        self._node_bytes = [0] * nodes
+        self._live_nodes = set(range(nodes))
         self._rows: dict[int, int] = {}
         self._keys: list[int] = []  # -1: a free row
         self._cells = array("H")
-        self._is_used = bytearray()
-        self._free: list[int] = []
-        self._hand = 0
+        self._reference_bits = bytearray()
+        self._free_rows: list[int] = []
+        self._clock_hand = 0
         self._tombstones = defaultdict[int, set[ShardId]](set)
 
     def __len__(self) -> int:
@@ -89,15 +89,15 @@ class Directory:
 
     def used_bytes(self, node: int) -> int:
         """Return what a node is believed to hold or is being sent."""
-        return self._used[node]
+        return self._node_bytes[node]
 
-    def limit(self, node: int, limit_bytes: int, *, is_gone: bool = False) -> None:
+    def set_limit(self, node: int, limit_bytes: int, *, is_gone: bool = False) -> None:
         """Set what a node may hold; nothing is placed on one that is gone, until it is back.
 
         What is there stays; nothing is added to a node that is over its limit.
         """
-        self._limits[node] = limit_bytes
-        self._live = self._live - {node} if is_gone else self._live | {node}
+        self._node_limits[node] = limit_bytes
+        self._live_nodes = self._live_nodes - {node} if is_gone else self._live_nodes | {node}
 
     def find(self, name: str, *, is_use: bool = True) -> list[int] | None:
         """Return which node is believed to hold each shard of an object, by position, -1 if none is.
@@ -107,10 +107,10 @@ class Directory:
         row = self._rows.get(int(name, 16))
         if row is None:
             return None
-        nodes = [cell if cell < _RESERVED else -1 for cell in self._cells_of(row)]
-        if self._width - nodes.count(-1) < self._code.data:
+        nodes = [cell if cell < _RESERVED_BIT else -1 for cell in self._row_cells(row)]
+        if self._shards_per_object - nodes.count(-1) < self._code.data:
             return None
-        self._is_used[row] |= is_use
+        self._reference_bits[row] |= is_use
         return nodes
 
     def place(self, name: str, rng: random.Random) -> Placement | None:
@@ -130,15 +130,15 @@ class Directory:
         """
         if not is_name(name):
             return None  # an object of 4 GiB has one digit more
-        row, shard_bytes = self._rows.get(int(name, 16)), self._taken_bytes(name)
-        cells = [_NOWHERE] * self._width if row is None else self._cells_of(row)
-        missing = [position for position, cell in enumerate(cells) if cell == _NOWHERE]
-        have = {cell & ~_RESERVED for cell in cells if cell != _NOWHERE}
-        able = {node for node in self._live if node not in have and self._limits[node] >= shard_bytes}
+        row, shard_bytes = self._rows.get(int(name, 16)), self._shard_cost_bytes(name)
+        cells = [_NO_NODE] * self._shards_per_object if row is None else self._row_cells(row)
+        missing = [position for position, cell in enumerate(cells) if cell == _NO_NODE]
+        have = {cell & ~_RESERVED_BIT for cell in cells if cell != _NO_NODE}
+        able = {node for node in self._live_nodes if node not in have and self._node_limits[node] >= shard_bytes}
         wanted, objects = min(len(missing), len(able)), len(self._rows)
         if len(have) + wanted < self._code.data:
             return None
-        chosen = self._choose(able, wanted, shard_bytes, row, rng)
+        chosen = self._choose_nodes(able, wanted, shard_bytes, row, rng)
         if row is None and len(self._rows) >= self._max_objects:
             self._evict()
         evicted = objects - len(self._rows)
@@ -146,43 +146,43 @@ class Directory:
             row = self._new_row(int(name, 16))
         nodes = dict(zip(missing, chosen, strict=False))
         for position, node in nodes.items():
-            self._cells[row * self._width + position] = node | _RESERVED
-            self._used[node] += shard_bytes
+            self._cells[row * self._shards_per_object + position] = node | _RESERVED_BIT
+            self._node_bytes[node] += shard_bytes
         return Placement(nodes, evicted)
 
-    def stored(self, node: int, shard: ShardId) -> bool:
+    def commit_shard(self, node: int, shard: ShardId) -> bool:
         """A node has put a shard away that was placed there.
 
         Returns:
             Whether it belongs there; else its object went meanwhile, or was placed elsewhere: it is to be deleted.
         """
-        at = self._cell_of(node, shard)
+        at = self._find_cell(node, shard)
         if at is None:
             self._tombstones[node].add(shard)
             return False
         self._cells[at] = node
         return True
 
-    def dropped(self, node: int, shard: ShardId) -> None:
+    def remove_shard(self, node: int, shard: ShardId) -> None:
         """A node says that it let a shard go. The last shard takes the row with it."""
-        at = self._cell_of(node, shard)
+        at = self._find_cell(node, shard)
         if at is not None:
-            self._clear(at)
+            self._clear_cell(at)
 
-    def missing(self, node: int, shard: ShardId) -> None:
+    def mark_missing(self, node: int, shard: ShardId) -> None:
         """A node lacks a shard, or has a wrong one, which must not be found there again: it is to be deleted."""
-        at = self._cell_of(node, shard)
+        at = self._find_cell(node, shard)
         if at is not None:
-            self._clear(at)
+            self._clear_cell(at)
             self._tombstones[node].add(shard)
 
-    def release(self, node: int, shard: ShardId) -> None:
+    def cancel_reservation(self, node: int, shard: ShardId) -> None:
         """Nothing is on its way any more: give back the place of a shard that the node did not take."""
-        at = self._cell_of(node, shard)
+        at = self._find_cell(node, shard)
         if at is not None and self._cells[at] != node:
-            self._clear(at)
+            self._clear_cell(at)
 
-    def lost(self, node: int, *, but: Set[ShardId] = frozenset()) -> None:
+    def clear_node(self, node: int, *, kept: Set[ShardId] = frozenset()) -> None:
         """A node lost all that it held, but for some shards.
 
         What is on its way to it stays reserved until its writer reports. What is to be deleted there remains to be,
@@ -190,11 +190,11 @@ class Directory:
         """
         places: NDArray[np.int64] = np.flatnonzero(np.frombuffer(self._cells, np.uint16) == node)
         for at in places.tolist():
-            row, position = divmod(at, self._width)
-            if not (but and self._shard(self._name_of(row), position) in but):
-                self._clear(at)
+            row, position = divmod(at, self._shards_per_object)
+            if not (kept and self._create_shard_id(self._row_name(row), position) in kept):
+                self._clear_cell(at)
 
-    def listed(self, node: int, shards: Collection[ShardId], *, is_trusted: bool = True) -> None:
+    def reconcile(self, node: int, shards: Collection[ShardId], *, is_trusted: bool = True) -> None:
         """Believe that a node holds what it lists and nothing else; without trust, only what was placed there.
 
         To be deleted are shards that nothing will be read from: tombstones, those cut by another code, of an object
@@ -202,110 +202,112 @@ class Directory:
         """
         tombstones = self._tombstones.pop(node, set())
         believed = [shard for shard in shards if shard not in tombstones]
-        self.lost(node, but=frozenset(believed))
+        self.clear_node(node, kept=frozenset(believed))
         self._tombstones[node] = tombstones.intersection(shards)
         for shard in believed:
-            if not (is_trusted and self._believe(node, shard)):
-                self.stored(node, shard)
+            if not (is_trusted and self._add_reported(node, shard)):
+                self.commit_shard(node, shard)
 
-    def forget(self, name: str) -> None:
+    def remove_object(self, name: str) -> None:
         """Let an object go: its shards are to be deleted."""
         row = self._rows.get(int(name, 16))
         if row is not None:
-            self._let_go(row)
+            self._remove_row(row)
 
-    def tombstones(self, node: int, most: int) -> list[ShardId]:
+    def list_tombstones(self, node: int, max_count: int) -> list[ShardId]:
         """Return shards that are to be deleted at a node."""
-        return list(islice(self._tombstones.get(node, ()), most))
+        return list(islice(self._tombstones.get(node, ()), max_count))
 
-    def deleted(self, node: int, shards: Iterable[ShardId]) -> None:
+    def clear_tombstones(self, node: int, shards: Iterable[ShardId]) -> None:
         """A node has deleted what was to be deleted there."""
         self._tombstones[node].difference_update(shards)
 
-    def _believe(self, node: int, shard: ShardId) -> bool:
+    def _add_reported(self, node: int, shard: ShardId) -> bool:
         """Believe that a node holds a shard that was not placed there, if that can be."""
         key = int(shard.object, 16)
         row = self._rows.get(key)
         if shard.code != self._code or (row is None and len(self._rows) >= self._max_objects):
             return False
         row = self._new_row(key) if row is None else row
-        cells = self._cells_of(row)
-        if cells[shard.position] != _NOWHERE or node in {other & ~_RESERVED for other in cells}:
+        cells = self._row_cells(row)
+        if cells[shard.position] != _NO_NODE or node in {other & ~_RESERVED_BIT for other in cells}:
             return False
-        self._cells[row * self._width + shard.position] = node
-        self._used[node] += self._taken_bytes(shard.object)
+        self._cells[row * self._shards_per_object + shard.position] = node
+        self._node_bytes[node] += self._shard_cost_bytes(shard.object)
         return True
 
-    def _choose(self, able: set[int], wanted: int, shard_bytes: int, row: int | None, rng: random.Random) -> list[int]:
+    def _choose_nodes(
+        self, eligible: set[int], count: int, shard_bytes: int, row: int | None, rng: random.Random
+    ) -> list[int]:
         """Let objects go until as many nodes as wanted have room for a shard, and choose among those that have."""
-        roomy = {node for node in able if self._has_room(node, shard_bytes)}
-        while len(roomy) < wanted:
-            roomy |= {node for node in able.intersection(self._evict(row)) if self._has_room(node, shard_bytes)}
+        roomy = {node for node in eligible if self._has_room(node, shard_bytes)}
+        while len(roomy) < count:
+            roomy |= {node for node in eligible.intersection(self._evict(row)) if self._has_room(node, shard_bytes)}
         if row is None:
-            return rng.sample(sorted(roomy), wanted)
-        return nsmallest(wanted, sorted(roomy), key=lambda node: self._used[node] - self._limits[node])
+            return rng.sample(sorted(roomy), count)
+        return nsmallest(count, sorted(roomy), key=lambda node: self._node_bytes[node] - self._node_limits[node])
 
     def _has_room(self, node: int, shard_bytes: int) -> bool:
-        return self._used[node] + shard_bytes <= self._limits[node]
+        return self._node_bytes[node] + shard_bytes <= self._node_limits[node]
 
-    def _evict(self, keep: int | None = None) -> list[int]:
+    def _evict(self, protected_row: int | None = None) -> list[int]:
         """Move the hand on to an object that was not used, and let it go; return the nodes that had shards of it."""
         while True:
-            row, self._hand = self._hand, (self._hand + 1) % len(self._keys)
-            if self._keys[row] >= 0 and row != keep:
-                if not self._is_used[row]:
-                    return self._let_go(row)
-                self._is_used[row] = 0
+            row, self._clock_hand = self._clock_hand, (self._clock_hand + 1) % len(self._keys)
+            if self._keys[row] >= 0 and row != protected_row:
+                if not self._reference_bits[row]:
+                    return self._remove_row(row)
+                self._reference_bits[row] = 0
 
-    def _let_go(self, row: int) -> list[int]:
-        name, nodes = self._name_of(row), list[int]()
-        for position, cell in enumerate(self._cells_of(row)):
-            if cell != _NOWHERE:
-                nodes.append(cell & ~_RESERVED)
-                self._tombstones[nodes[-1]].add(self._shard(name, position))
-                self._clear(row * self._width + position)
+    def _remove_row(self, row: int) -> list[int]:
+        name, nodes = self._row_name(row), list[int]()
+        for position, cell in enumerate(self._row_cells(row)):
+            if cell != _NO_NODE:
+                nodes.append(cell & ~_RESERVED_BIT)
+                self._tombstones[nodes[-1]].add(self._create_shard_id(name, position))
+                self._clear_cell(row * self._shards_per_object + position)
         return nodes
 
     def _new_row(self, key: int) -> int:
-        if self._free:
-            row = self._free.pop()
+        if self._free_rows:
+            row = self._free_rows.pop()
             self._keys[row] = key
         else:
             row = len(self._keys)
             self._keys.append(key)
-            self._is_used.append(0)
-            self._cells.extend([_NOWHERE] * self._width)
+            self._reference_bits.append(0)
+            self._cells.extend([_NO_NODE] * self._shards_per_object)
         self._rows[key] = row
         return row
 
-    def _clear(self, at: int) -> None:
+    def _clear_cell(self, cell: int) -> None:
         """Empty a cell, and free the row of which nothing is anywhere any more."""
-        row = at // self._width
-        self._used[self._cells[at] & ~_RESERVED] -= self._taken_bytes(self._name_of(row))
-        self._cells[at] = _NOWHERE
-        if min(self._cells_of(row)) == _NOWHERE:
+        row = cell // self._shards_per_object
+        self._node_bytes[self._cells[cell] & ~_RESERVED_BIT] -= self._shard_cost_bytes(self._row_name(row))
+        self._cells[cell] = _NO_NODE
+        if min(self._row_cells(row)) == _NO_NODE:
             del self._rows[self._keys[row]]
-            self._keys[row], self._is_used[row] = -1, 0
-            self._free.append(row)
+            self._keys[row], self._reference_bits[row] = -1, 0
+            self._free_rows.append(row)
 
-    def _cell_of(self, node: int, shard: ShardId) -> int | None:
+    def _find_cell(self, node: int, shard: ShardId) -> int | None:
         """Return which cell says that a shard is on a node, or on its way there; None if none does."""
         row = self._rows.get(int(shard.object, 16)) if shard.code == self._code else None
         if row is None:
             return None
-        at = row * self._width + shard.position
-        return at if self._cells[at] in (node, node | _RESERVED) else None
+        at = row * self._shards_per_object + shard.position
+        return at if self._cells[at] in (node, node | _RESERVED_BIT) else None
 
-    def _cells_of(self, row: int) -> list[int]:
-        start = row * self._width
-        return self._cells[start : start + self._width].tolist()
+    def _row_cells(self, row: int) -> list[int]:
+        start = row * self._shards_per_object
+        return self._cells[start : start + self._shards_per_object].tolist()
 
-    def _name_of(self, row: int) -> str:
+    def _row_name(self, row: int) -> str:
         return f"{self._keys[row]:032x}"
 
-    def _shard(self, name: str, position: int) -> ShardId:
+    def _create_shard_id(self, name: str, position: int) -> ShardId:
         return ShardId(name, self._code.data, self._code.parity, position)
 
-    def _taken_bytes(self, name: str) -> int:
+    def _shard_cost_bytes(self, name: str) -> int:
         """Return what each shard of an object is counted as: the longest."""
-        return self._code.shard_bytes(size_of(name)) + OVERHEAD_BYTES
+        return self._code.shard_bytes(size_of(name)) + SHARD_OVERHEAD_BYTES

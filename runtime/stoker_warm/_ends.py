@@ -17,41 +17,41 @@ from dataclasses import dataclass
 
 from stoker.errors import DeadlineError, ServerError, StokerError, WireError
 from stoker_warm._auth import Handshake
-from stoker_warm._connection import Connection
-from stoker_warm._frames import ANSWERS, NOTICES, Buffer, Frame, Head, Kind, Outgoing
+from stoker_warm._connection import PeerConnection
+from stoker_warm._frames import NOTICE_KINDS, REPLY_KINDS, Buffer, Frame, Head, Kind, OutgoingFrame
 
 _log = logging.getLogger("stoker.warm.serving")
 
-OPEN_REQUESTS = 64
+MAX_OPEN_REQUESTS = 64
 """Without an answer, at most; more wait for their turn."""
 _SHOWN_CHARACTERS = 500
 """Of what a node tells the proxy about its failure."""
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _PendingRequest:
     """A request without an answer; cancelled if its outcome is done."""
 
     kind: Kind
-    frame: Outgoing
+    frame: OutgoingFrame
     into: memoryview | None
-    outcome: asyncio.Future[Frame | StokerError]
+    result: asyncio.Future[Frame | StokerError]
 
 
-class ProxyEnd(Connection):
+class ProxyConnection(PeerConnection):
     """The end of the proxy, which asks.
 
     Args:
         handshake: of this end, for this connection only.
-        notice: is called with this connection, kind and head of each notice. A WireError that it raises ends the
+        on_notice: is called with this connection, kind and head of each notice. A WireError that it raises ends the
             connection.
     """
 
-    def __init__(self, handshake: Handshake, notice: Callable[[ProxyEnd, Kind, Head], None]) -> None:
+    def __init__(self, handshake: Handshake, on_notice: Callable[[ProxyConnection, Kind, Head], None]) -> None:
         super().__init__(handshake)
-        self._notice = notice
-        self._turns = asyncio.Semaphore(OPEN_REQUESTS)
-        self._requests = deque[_Request]()  # in the order in which they are sent and answered
+        self._on_notice = on_notice
+        self._request_slots = asyncio.Semaphore(MAX_OPEN_REQUESTS)
+        self._requests = deque[_PendingRequest]()  # in the order in which they are sent and answered
 
     async def request(
         self,
@@ -60,7 +60,7 @@ class ProxyEnd(Connection):
         *,
         body: Sequence[Buffer] = (),
         into: memoryview | None = None,
-        timeout: float | None = None,
+        timeout_seconds: float | None = None,
     ) -> Frame:
         """Ask the node, and return its answer, which comes behind those to all earlier requests.
 
@@ -71,7 +71,7 @@ class ProxyEnd(Connection):
             head: of the request.
             body: parts that are sent one behind the other. Their memory is never changed: it may be sent later.
             into: memory for the body of the answer, which may be shorter; without, it is thrown away.
-            timeout: in seconds, the wait for its turn and the sending included.
+            timeout_seconds: in seconds, the wait for its turn and the sending included.
 
         Returns:
             One of the kinds in ``ANSWERS``, but FAILED, which is raised.
@@ -82,53 +82,55 @@ class ProxyEnd(Connection):
             ServerError: the node says that it failed.
             WireError: the request cannot be sent.
         """
-        deadline = asyncio.timeout(timeout)
+        deadline = asyncio.timeout(timeout_seconds)
         try:
             async with deadline:
-                return await self._ask(kind, head, body, into)
+                return await self._send_request(kind, head, body, into)
         except TimeoutError:
             if not deadline.expired():
                 raise
-            raise DeadlineError(f"{self._address} did not answer {kind.name} within {timeout:g} s") from None
+            raise DeadlineError(f"{self._address} did not answer {kind.name} within {timeout_seconds:g} s") from None
         finally:
             # It refers to the task, whose cancellation refers to this frame: a circle that would keep the memory.
             del deadline
 
-    async def _ask(self, kind: Kind, head: Head | None, body: Sequence[Buffer], into: memoryview | None) -> Frame:
-        if kind not in ANSWERS:
+    async def _send_request(
+        self, kind: Kind, head: Head | None, body: Sequence[Buffer], into: memoryview | None
+    ) -> Frame:
+        if kind not in REPLY_KINDS:
             raise WireError(f"{kind.name} is no request")
         target = into.cast("B") if into is not None else None
-        request = _Request(kind, Outgoing(kind, head, body), target, self._loop.create_future())
-        await self._turns.acquire()
+        request = _PendingRequest(kind, OutgoingFrame(kind, head, body), target, self._loop.create_future())
+        await self._request_slots.acquire()
         if not self.is_open:
-            self._turns.release()
-            raise self._loss()
+            self._request_slots.release()
+            raise self._create_error()
         self._requests.append(request)
         self._send(request.frame)
         try:
-            outcome = await request.outcome
+            outcome = await request.result
         except asyncio.CancelledError:
-            self._give_up(request)
+            self._cancel_request(request)
             raise
         if isinstance(outcome, Frame):
             return outcome
         raise outcome
 
-    def _give_up(self, request: _Request) -> None:
+    def _cancel_request(self, request: _PendingRequest) -> None:
         """Let go of a request's memory, and withdraw what was not begun."""
         request.into = None
         if not request.frame.has_begun and self.failure is None:
             self._outbox.remove(request.frame)
             self._requests.remove(request)
-            self._turns.release()
+            self._request_slots.release()
         elif self._requests and self._requests[0] is request:
             self._reader.discard_body()
 
-    def _begin(self, kind: Kind, body_bytes: int) -> memoryview | None:
-        if kind in NOTICES:
+    def _select_body_buffer(self, kind: Kind, body_bytes: int) -> memoryview | None:
+        if kind in NOTICE_KINDS:
             return None
         request = self._requests[0] if self._requests else None
-        if request is None or not request.frame.is_over or kind not in ANSWERS[request.kind]:
+        if request is None or not request.frame.is_complete or kind not in REPLY_KINDS[request.kind]:
             raise WireError(f"a {kind.name} frame came, which answers nothing that was asked")
         if request.into is None:
             return None
@@ -136,47 +138,47 @@ class ProxyEnd(Connection):
             raise WireError(f"a {kind.name} frame has a body of {body_bytes} bytes, room is for {len(request.into)}")
         return request.into[:body_bytes]
 
-    def _take(self, frame: Frame) -> None:
-        if frame.kind in NOTICES:
-            self._notice(self, frame.kind, frame.head)
+    def _handle_frame(self, frame: Frame) -> None:
+        if frame.kind in NOTICE_KINDS:
+            self._on_notice(self, frame.kind, frame.head)
             return
         request = self._requests.popleft()
-        self._turns.release()
-        if request.outcome.done():  # it was cancelled
+        self._request_slots.release()
+        if request.result.done():  # it was cancelled
             return
         if frame.kind is Kind.FAILED:
             said = str(frame.head.get("error"))[:_SHOWN_CHARACTERS]
             why = "".join(each if each.isprintable() else "?" for each in said)  # it may end up on a terminal
-            request.outcome.set_result(ServerError(f"{self._address} failed at {request.kind.name}: {why}"))
+            request.result.set_result(ServerError(f"{self._address} failed at {request.kind.name}: {why}"))
         else:
-            request.outcome.set_result(frame)
+            request.result.set_result(frame)
 
-    def _has_failed(self) -> None:
+    def _on_failure(self) -> None:
         for request in self._requests:
-            self._turns.release()
-            if not request.outcome.done():  # a result, not an exception, which might never be retrieved
-                request.outcome.set_result(self._loss())
+            self._request_slots.release()
+            if not request.result.done():  # a result, not an exception, which might never be retrieved
+                request.result.set_result(self._create_error())
         self._requests.clear()
 
 
-Answer = tuple[Kind, Head, Sequence[Buffer]]
+ReplyParts = tuple[Kind, Head, Sequence[Buffer]]
 """Kind, head and body of an answer. The memory of the body is not changed any more."""
 
-Serve = Callable[[Kind, Head, bytearray], Answer]
+RequestHandler = Callable[[Kind, Head, bytearray], ReplyParts]
 """Answers a request, whose body belongs to it. A StokerError that it raises is told to the proxy."""
 
 
-class NodeEnd(Connection):
+class NodeConnection(PeerConnection):
     """The end of a node, which answers.
 
     Args:
         handshake: of this end, for this connection only.
-        serve: answers the proxy's requests.
+        handler: answers the proxy's requests.
     """
 
-    def __init__(self, handshake: Handshake, serve: Serve) -> None:
+    def __init__(self, handshake: Handshake, handler: RequestHandler) -> None:
         super().__init__(handshake)
-        self._serve = serve
+        self._handler = handler
         self._body = bytearray()  # of the request that is being received
         self._is_read_paused = False
         self._has_flushed = asyncio.Event()
@@ -193,8 +195,8 @@ class NodeEnd(Connection):
             ConnectionLostError: the connection is not open.
         """
         if not self.is_open:
-            raise self._loss()
-        self._send(Outgoing(kind, head))
+            raise self._create_error()
+        self._send(OutgoingFrame(kind, head))
 
     async def flush(self) -> None:
         """Wait until all that was to be sent is with the transport and, but for TLS, with the kernel.
@@ -206,29 +208,29 @@ class NodeEnd(Connection):
             self._has_flushed.clear()
             await self._has_flushed.wait()
         if self.failure is not None:
-            raise self._loss()
+            raise self._create_error()
 
-    def _begin(self, kind: Kind, body_bytes: int) -> memoryview | None:
-        if kind not in ANSWERS:
+    def _select_body_buffer(self, kind: Kind, body_bytes: int) -> memoryview | None:
+        if kind not in REPLY_KINDS:
             raise WireError(f"a {kind.name} frame came, which is no request")
         self._body = bytearray(body_bytes)
         return memoryview(self._body)
 
-    def _take(self, frame: Frame) -> None:
+    def _handle_frame(self, frame: Frame) -> None:
         body, self._body = self._body, bytearray()
         try:
-            kind, head, parts = self._serve(frame.kind, frame.head, body)
-            if kind not in ANSWERS[frame.kind]:
+            kind, head, parts = self._handler(frame.kind, frame.head, body)
+            if kind not in REPLY_KINDS[frame.kind]:
                 raise WireError(f"{kind.name} is no answer to {frame.kind.name}")
-            answer = Outgoing(kind, head, parts)
+            answer = OutgoingFrame(kind, head, parts)
         except StokerError as error:
-            answer = _failed(f"{type(error).__name__}: {error}")
+            answer = _create_failure(f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 - a boundary: the proxy gets it, and the log
             _log.exception("a %s request of the proxy failed", frame.kind.name)
-            answer = _failed(type(error).__name__)
+            answer = _create_failure(type(error).__name__)
         self._send(answer)
 
-    def _has_pumped(self) -> None:
+    def _on_written(self) -> None:
         """Read no further while answers wait to be sent."""
         if not self._outbox:
             self._has_flushed.set()
@@ -240,10 +242,10 @@ class NodeEnd(Connection):
         else:
             self._transport.resume_reading()
 
-    def _has_failed(self) -> None:
+    def _on_failure(self) -> None:
         self._body = bytearray()
         self._has_flushed.set()
 
 
-def _failed(why: str) -> Outgoing:
-    return Outgoing(Kind.FAILED, {"error": why[:_SHOWN_CHARACTERS]})
+def _create_failure(message: str) -> OutgoingFrame:
+    return OutgoingFrame(Kind.FAILED, {"error": message[:_SHOWN_CHARACTERS]})

@@ -32,12 +32,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.plugins import needs_extra
+from stoker._base.plugins import require_extra
 from stoker.errors import ConfigError, LostShardsError
 
 Bytes = NDArray[np.uint8]
 
-_PIECE_BYTES = 128 << 10
+_CHUNK_BYTES = 128 << 10
 """Of each shard at once: what is added up stays in a processor's second cache."""
 _REDUCER = 0x1D  # x^8 modulo the polynomial
 _POWERS = [1]
@@ -60,9 +60,9 @@ def write_p(shards: Sequence[Bytes], p: Bytes) -> None:
 
 def write_p_and_q(shards: Sequence[Bytes], p: Bytes, q: Bytes) -> None:
     """Write both parity shards over ``p`` and ``q``, which are as long as the first shard."""
-    scratch = np.empty(min(_PIECE_BYTES, len(p)), np.uint8)
-    for start in range(0, len(p), _PIECE_BYTES):
-        piece = slice(start, start + _PIECE_BYTES)
+    scratch = np.empty(min(_CHUNK_BYTES, len(p)), np.uint8)
+    for start in range(0, len(p), _CHUNK_BYTES):
+        piece = slice(start, start + _CHUNK_BYTES)
         _write_sums([shard[piece] for shard in shards], p[piece], q[piece], scratch)
 
 
@@ -83,15 +83,15 @@ def write_lost(shards: Sequence[Bytes], lost: Sequence[int], parity: Mapping[int
         return
     divisor = x if x == y else _LOGS[_POWERS[x] ^ _POWERS[y]]
     weights = (0 if x == y else _POWERS[(y - divisor) % 255], _POWERS[-divisor % 255])
-    memory = np.empty((3, min(_PIECE_BYTES, len(parity[1]))), np.uint8)
-    for start in range(0, len(parity[1]), _PIECE_BYTES):
-        pieces = [shard[start : start + _PIECE_BYTES] for shard in shards]
+    memory = np.empty((3, min(_CHUNK_BYTES, len(parity[1]))), np.uint8)
+    for start in range(0, len(parity[1]), _CHUNK_BYTES):
+        pieces = [shard[start : start + _CHUNK_BYTES] for shard in shards]
         sums, scratch = memory[:2, : len(pieces[0])], memory[2]
         _write_sums(
             [piece[: 0 if each in lost else None] for each, piece in enumerate(pieces)], sums[0], sums[1], scratch
         )
         for which, shard in parity.items():
-            _add(sums[which], shard[start : start + _PIECE_BYTES])
+            _add(sums[which], shard[start : start + _CHUNK_BYTES])
         _write_weighted(weights, sums, pieces[x], scratch)
         if x != y:
             write_p([sums[0], pieces[x]], pieces[y])
@@ -133,12 +133,12 @@ def _double(total: Bytes, scratch: Bytes) -> None:
 
 _MAX_SHARDS = 256
 """Elements of GF(2^8), each the place of one shard."""
-_TEXT = re.compile(r"([1-9]\d{0,2})\+(0|[1-9]\d{0,2})", re.ASCII)
-_ZEROS = bytes(_PIECE_BYTES)
+_CODE_TEXT = re.compile(r"([1-9]\d{0,2})\+(0|[1-9]\d{0,2})", re.ASCII)
+_ZEROS = bytes(_CHUNK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class ErasureCode:
     """How objects are cut.
 
     Attributes:
@@ -163,13 +163,13 @@ class Code:
         return f"{self.data}+{self.parity}"
 
     @classmethod
-    def parse(cls, text: str) -> Code:
+    def parse(cls, text: str) -> ErasureCode:
         """Return the code of a text such as ``10+2``.
 
         Raises:
             ConfigError: it is none.
         """
-        match = _TEXT.fullmatch(text)
+        match = _CODE_TEXT.fullmatch(text)
         if match is None:
             raise ConfigError(f"{text!r:.40} is not a code; write data+parity shards, for example 10+2")
         return cls(int(match[1]), int(match[2]))
@@ -185,34 +185,35 @@ class Code:
             raise ConfigError(f"an object cannot have {size_bytes} bytes")
         return -(-size_bytes // self.data)
 
-    def cuts(self, size_bytes: int) -> list[tuple[int, int]]:
+    def data_ranges(self, size_bytes: int) -> list[tuple[int, int]]:
         """Return the half-open ranges of an object that are its data shards; the last ones may be short, or empty."""
         shard_bytes = self.shard_bytes(size_bytes)
         ends = [min(shard_bytes * count, size_bytes) for count in range(self.data + 1)]
         return list(pairwise(ends))
 
-    def views(self, data: memoryview) -> list[memoryview]:
+    def data_views(self, data: memoryview) -> list[memoryview]:
         """Return the data shards of an object, in its own memory."""
-        return [data[start:end] for start, end in self.cuts(len(data))]
+        return [data[start:end] for start, end in self.data_ranges(len(data))]
 
 
-def require_codec(code: Code) -> None:
+def require_codec(code: ErasureCode) -> None:
     """Load what computes a code's parity, so that what is not installed is known before the first object.
 
     Raises:
         MissingExtraError: the code has more than two parity shards, and zfec is not installed.
     """
     if code.parity > 2:
-        _zfec(code, "Encoder")
+        _create_zfec(code, "Encoder")
 
 
-def encode(data: memoryview, code: Code, out: Sequence[memoryview]) -> None:
+def encode(data: memoryview, code: ErasureCode, out: Sequence[memoryview]) -> None:
     """Write an object's parity shards.
 
     Args:
-        data: the object, contiguous bytes. Its data shards are its :meth:`Code.cuts`.
+        data: the object, contiguous bytes. Its data shards are its :meth:`ErasureCode.data_ranges`.
         code: how it is cut.
-        out: one writable view for each parity shard, :meth:`Code.shard_bytes` long; what was in it is overwritten.
+        out: one writable view for each parity shard, :meth:`ErasureCode.shard_bytes` long; what was in it is
+            overwritten.
 
     Raises:
         ConfigError: ``out`` does not fit the code and the object's size.
@@ -221,29 +222,30 @@ def encode(data: memoryview, code: Code, out: Sequence[memoryview]) -> None:
     shard_bytes = code.shard_bytes(len(data))
     if [len(each) for each in out] != [shard_bytes] * code.parity:
         raise ConfigError(f"{code} of {len(data)} bytes has {code.parity} parity shards of {shard_bytes} bytes")
-    shards = code.views(data)
+    shards = code.data_views(data)
     if code.parity == 1:
-        write_p(_arrays(shards), *_arrays(out))
+        write_p(_create_arrays(shards), *_create_arrays(out))
     elif code.parity == 2:
-        write_p_and_q(_arrays(shards), *_arrays(out))
+        write_p_and_q(_create_arrays(shards), *_create_arrays(out))
     elif code.parity:
-        encoder, wanted = _zfec(code, "Encoder"), tuple(range(code.data, code.shards))
-        for start, end in _pieces(shards):
-            computed = encoder.encode(tuple(_piece(shard, start, end) for shard in shards), wanted)
+        encoder, wanted = _create_zfec(code, "Encoder"), tuple(range(code.data, code.shards))
+        for start, end in _split_ranges(shards):
+            computed = encoder.encode(tuple(_slice_or_zeros(shard, start, end) for shard in shards), wanted)
             for shard, piece in zip(out, computed, strict=True):
                 shard[start:end] = piece
 
 
 def restore(
-    code: Code, size_bytes: int, into: memoryview, parity: Mapping[int, memoryview], missing: Collection[int]
+    code: ErasureCode, size_bytes: int, into: memoryview, parity: Mapping[int, memoryview], missing: Collection[int]
 ) -> None:
     """Write the data shards of an object that are missing where they belong, and touch no other byte.
 
     Args:
         code: how the object was cut.
         size_bytes: of the object.
-        into: at least that long; the data shards that are not missing are in their :meth:`Code.cuts` of it.
-        parity: position (from ``code.data``) → parity shard, :meth:`Code.shard_bytes` long: those that came.
+        into: at least that long; the data shards that are not missing are in their :meth:`ErasureCode.data_ranges` of
+            it.
+        parity: position (from ``code.data``) → parity shard, :meth:`ErasureCode.shard_bytes` long: those that came.
         missing: positions (below ``code.data``) of data shards that did not come.
 
     Raises:
@@ -251,8 +253,8 @@ def restore(
         ConfigError: a position or a length does not fit the code and the object's size.
         MissingExtraError: as for :func:`require_codec`.
     """
-    _check(code, size_bytes, into, parity, missing)
-    shards = code.views(into[:size_bytes])
+    _check_arguments(code, size_bytes, into, parity, missing)
+    shards = code.data_views(into[:size_bytes])
     lost = sorted(position for position in set(missing) if len(shards[position]))
     if len(lost) > len(parity):
         raise LostShardsError(
@@ -260,14 +262,14 @@ def restore(
             " there; read the object from the bucket"
         )
     if lost and code.parity > 2:
-        _decode(code, shards, sorted(parity.items()), lost)
+        _restore_by_zfec(code, shards, sorted(parity.items()), lost)
     elif lost:
         by_number = {position - code.data: np.frombuffer(shard, np.uint8) for position, shard in parity.items()}
-        write_lost(_arrays(shards), lost, by_number)
+        write_lost(_create_arrays(shards), lost, by_number)
 
 
-def _check(
-    code: Code, size_bytes: int, into: memoryview, parity: Mapping[int, memoryview], missing: Collection[int]
+def _check_arguments(
+    code: ErasureCode, size_bytes: int, into: memoryview, parity: Mapping[int, memoryview], missing: Collection[int]
 ) -> None:
     shard_bytes = code.shard_bytes(size_bytes)
     if len(into) < size_bytes:
@@ -280,16 +282,16 @@ def _check(
         raise ConfigError(f"parity shards have {shard_bytes} bytes in {code} of {size_bytes}, not {wrong}")
 
 
-def _arrays(shards: Iterable[memoryview]) -> list[Bytes]:
+def _create_arrays(shards: Iterable[memoryview]) -> list[Bytes]:
     return [np.frombuffer(shard, np.uint8) for shard in shards]
 
 
-def _decode(
-    code: Code, shards: Sequence[memoryview], parity: Sequence[tuple[int, memoryview]], lost: Sequence[int]
+def _restore_by_zfec(
+    code: ErasureCode, shards: Sequence[memoryview], parity: Sequence[tuple[int, memoryview]], lost: Sequence[int]
 ) -> None:
     """Write lost data shards, piece by piece, from all others and as many parity shards as are needed."""
-    decoder = _zfec(code, "Decoder")
-    for start, end in _pieces(shards):
+    decoder = _create_zfec(code, "Decoder")
+    for start, end in _split_ranges(shards):
         # What is behind a shard's end is known to be zero: nothing is lost there.
         wanted = [position for position in lost if len(shards[position]) > start]
         stand_ins = dict(zip(wanted, parity, strict=False))
@@ -297,27 +299,27 @@ def _decode(
             continue
         known = [stand_ins.get(position, (position, shard)) for position, shard in enumerate(shards)]
         pieces = decoder.decode(
-            tuple(_piece(shard, start, end) for _, shard in known), tuple(position for position, _ in known)
+            tuple(_slice_or_zeros(shard, start, end) for _, shard in known), tuple(position for position, _ in known)
         )
         for position in wanted:
             shards[position][start:end] = pieces[position]
 
 
-def _pieces(shards: Sequence[memoryview]) -> Iterator[tuple[int, int]]:
+def _split_ranges(shards: Sequence[memoryview]) -> Iterator[tuple[int, int]]:
     """Yield ranges of the longest shard: every shard has all of a range, or nothing of it."""
     for begin, end in pairwise(sorted({0, *map(len, shards)})):
-        for start in range(begin, end, _PIECE_BYTES):
-            yield start, min(start + _PIECE_BYTES, end)
+        for start in range(begin, end, _CHUNK_BYTES):
+            yield start, min(start + _CHUNK_BYTES, end)
 
 
-def _piece(shard: memoryview, start: int, end: int) -> memoryview | bytes:
+def _slice_or_zeros(shard: memoryview, start: int, end: int) -> memoryview | bytes:
     """Return a range of a shard, or zeros if it ends before. zfec reads by the last length that it is given."""
     return shard[start:end] if len(shard) > start else _ZEROS[: end - start]
 
 
 @lru_cache(maxsize=32)
-def _zfec(code: Code, kind: str) -> Any:
+def _create_zfec(code: ErasureCode, class_name: str) -> Any:
     """Return zfec's tables for a code. They are read only, by any number of threads."""
-    with needs_extra(f"a code of more than two parity shards, such as {code},", "warm"):
+    with require_extra(f"a code of more than two parity shards, such as {code},", "warm"):
         import zfec
-    return getattr(zfec, kind)(code.data, code.shards)
+    return getattr(zfec, class_name)(code.data, code.shards)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker._base.fields import Fields
+from stoker._base.fields import JsonFields
 from stoker.errors import EventError, WireError
-from stoker_warm._shard import Version
+from stoker_warm._shard import StoreVersion
 
 _NODE = r"[a-z][a-z0-9-]{0,62}"
 _ADDRESS = r"[^\s/@]{1,300}"
@@ -18,7 +18,7 @@ MAX_LINGER_SECONDS = 900
 _MAX_BYTES = 1 << 40
 
 
-class Task(enum.StrEnum):
+class NodeTask(enum.StrEnum):
     """What for."""
 
     SERVE = "serve"
@@ -28,7 +28,7 @@ class Task(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wake:
+class WakeEvent:
     """An invocation's event.
 
     Attributes:
@@ -37,15 +37,15 @@ class Wake:
         fingerprint: of the proxy's certificate; empty without TLS.
         task: what for.
         linger_seconds: how long to stay when nothing is asked.
-        dial_anew: whether to give up a connection from before: the proxy hears nothing on it.
+        must_reconnect: whether to give up a connection from before: the proxy hears nothing on it.
     """
 
     node: str
     proxy: str
     fingerprint: str = ""
-    task: Task = Task.SERVE
+    task: NodeTask = NodeTask.SERVE
     linger_seconds: float = 0.25
-    dial_anew: bool = False
+    must_reconnect: bool = False
 
     def to_event(self) -> dict[str, Any]:
         """Return the event, as JSON values."""
@@ -55,31 +55,32 @@ class Wake:
             "fingerprint": self.fingerprint,
             "task": str(self.task),
             "linger_milliseconds": round(1000 * self.linger_seconds),
-            "dial_anew": int(self.dial_anew),
+            "dial_anew": int(self.must_reconnect),
         }
 
     @classmethod
-    def parse(cls, event: object) -> Wake:
+    def parse(cls, event: object) -> WakeEvent:
         """Return what an event asks.
 
         Raises:
             EventError: it is none of ours; names the field.
         """
-        fields = Fields(event, "warm node's event")
+        fields = JsonFields(event, "warm node's event")
         wake = cls(
             node=fields.text("node", pattern=_NODE),
             proxy=fields.text("proxy", pattern=_ADDRESS),
             fingerprint=fields.text("fingerprint", pattern=r"(?:[0-9a-f]{64})?", default=""),
-            task=Task(fields.choice("task", [str(task) for task in Task], default="serve")),
-            linger_seconds=fields.integer("linger_milliseconds", most=1000 * MAX_LINGER_SECONDS, default=250) / 1000,
-            dial_anew=bool(fields.integer("dial_anew", most=1, default=0)),
+            task=NodeTask(fields.choice("task", [str(task) for task in NodeTask], default="serve")),
+            linger_seconds=fields.integer("linger_milliseconds", max_value=1000 * MAX_LINGER_SECONDS, default=250)
+            / 1000,
+            must_reconnect=bool(fields.integer("dial_anew", max_value=1, default=0)),
         )
-        fields.end()
+        fields.check_no_fields_left()
         return wake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class NodeReport:
     """What an instance says of itself: when it greets, and when it returns.
 
     Attributes:
@@ -90,7 +91,7 @@ class Report:
     """
 
     instance: str
-    version: Version
+    version: StoreVersion
     held_bytes: int
     limit_bytes: int
 
@@ -98,28 +99,28 @@ class Report:
         """Return it as JSON values; the hash as a text, for it is larger than numbers of JSON may be."""
         return {
             "instance": self.instance,
-            "term": self.version.term,
+            "term": self.version.change_count,
             "hash": f"{self.version.hash:016x}",
             "held_bytes": self.held_bytes,
             "limit_bytes": self.limit_bytes,
         }
 
     @classmethod
-    def parse(cls, value: Mapping[str, Any]) -> Report:
+    def parse(cls, value: Mapping[str, Any]) -> NodeReport:
         """Return what was said.
 
         Raises:
             WireError: it is not what an instance says of itself.
         """
         try:
-            fields = Fields(value, "report of a warm node")
+            fields = JsonFields(value, "report of a warm node")
             report = cls(
                 instance=fields.text("instance", pattern=_INSTANCE),
-                version=Version(fields.integer("term"), int(fields.text("hash", pattern="[0-9a-f]{16}"), 16)),
-                held_bytes=fields.integer("held_bytes", most=_MAX_BYTES),
-                limit_bytes=fields.integer("limit_bytes", most=_MAX_BYTES),
+                version=StoreVersion(fields.integer("term"), int(fields.text("hash", pattern="[0-9a-f]{16}"), 16)),
+                held_bytes=fields.integer("held_bytes", max_value=_MAX_BYTES),
+                limit_bytes=fields.integer("limit_bytes", max_value=_MAX_BYTES),
             )
-            fields.end()
+            fields.check_no_fields_left()
         except EventError as error:
             raise WireError(str(error)) from None
         return report

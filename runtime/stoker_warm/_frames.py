@@ -24,7 +24,7 @@ from typing import Any
 
 from stoker.errors import WireError
 
-VERSION = 3
+PROTOCOL_VERSION = 3
 MAX_HEAD_BYTES = 64 << 10
 MAX_SHARD_BYTES = 16 << 20
 
@@ -33,9 +33,9 @@ _HEADER = struct.Struct(">2sBBII")
 HEADER_BYTES = _HEADER.size
 _MAX_GREETING_BYTES = 4 << 10
 """Of a head from an unauthenticated peer."""
-_SMALL_BYTES = 16 << 10
+_HEADER_BUFFER_BYTES = 16 << 10
 """Received at a time where a header is expected. What of it is body is copied; what does not fit costs a receive."""
-_SCRAP = memoryview(bytearray(256 << 10))
+_DISCARD_BUFFER = memoryview(bytearray(256 << 10))
 """Receives bodies that are thrown away: one for all readers, since it is never read."""
 
 Head = Mapping[str, Any]
@@ -66,7 +66,7 @@ class Kind(IntEnum):
     LEAVING = 33
 
 
-ANSWERS: Mapping[Kind, tuple[Kind, ...]] = {
+REPLY_KINDS: Mapping[Kind, tuple[Kind, ...]] = {
     Kind.PING: (Kind.PONG, Kind.FAILED),
     Kind.GET: (Kind.FOUND, Kind.MISSING, Kind.FAILED),
     Kind.SET: (Kind.STORED, Kind.REFUSED, Kind.FAILED),
@@ -76,7 +76,7 @@ ANSWERS: Mapping[Kind, tuple[Kind, ...]] = {
 }
 """How each request may be answered; a kind that is not here is no request."""
 
-NOTICES = frozenset({Kind.HERE, Kind.LEAVING})
+NOTICE_KINDS = frozenset({Kind.HERE, Kind.LEAVING})
 """What a node says unasked: that it is here again, and that it goes."""
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -98,7 +98,7 @@ class Frame:
     body_bytes: int
 
 
-Begin = Callable[[Kind, int], memoryview | None]
+BodyBufferSelector = Callable[[Kind, int], memoryview | None]
 """Is called with kind and ``body_bytes`` once a head has arrived. Returns memory of exactly ``body_bytes`` bytes for
 the body, or None to throw it away. May raise WireError."""
 
@@ -114,46 +114,46 @@ def encode_frame(kind: Kind, head: Head | None = None, body_bytes: int = 0) -> b
         _check_flat(head)
         text = _dumps(head).encode()
     _check_lengths(kind, len(text), body_bytes, MAX_HEAD_BYTES)
-    return _HEADER.pack(_MAGIC, VERSION, kind, len(text), body_bytes) + text
+    return _HEADER.pack(_MAGIC, PROTOCOL_VERSION, kind, len(text), body_bytes) + text
 
 
 class FrameReader:
     """Makes frames of what is received.
 
-    Several small frames may come at once; a body is received where ``begin`` says, but for its first bytes, which came
-    with its head and are copied.
+    Several small frames may come at once; a body is received where ``select_buffer`` says, but for its first bytes,
+    which came with its head and are copied.
 
     Args:
-        begin: is asked where a body is to go; see ``Begin``.
+        select_buffer: is asked where a body is to go; see ``BodyBufferSelector``.
 
     Attributes:
         max_head_bytes: of a frame; few, until it is raised for a peer that is known.
     """
 
-    def __init__(self, begin: Begin) -> None:
+    def __init__(self, select_buffer: BodyBufferSelector) -> None:
         self.max_head_bytes = _MAX_GREETING_BYTES
-        self._begin = begin
-        self._small = memoryview(bytearray(_SMALL_BYTES))
+        self._select_buffer = select_buffer
+        self._header_buffer = memoryview(bytearray(_HEADER_BUFFER_BYTES))
         self._start = 0  # of what has not been read yet in the memory where headers and heads are received
         self._end = 0
-        self._memory = self._small  # or memory for one head that is larger
+        self._buffer = self._header_buffer  # or memory for one head that is larger
         self._frame: Frame | None = None  # whose body is under way
         self._body: memoryview | None = None
-        self._left_bytes = 0
+        self._remaining_bytes = 0
         self._is_closed = False
         self._error = ""
 
     def get_buffer(self) -> memoryview:
         """Return memory to receive into, never empty; valid until the next call of any method."""
         if self._is_closed:
-            return _SCRAP
+            return _DISCARD_BUFFER
         if self._frame is None:
-            return self._memory[self._end :]
+            return self._buffer[self._end :]
         if self._body is None:
-            return _SCRAP[: self._left_bytes]
-        return self._body[-self._left_bytes :]
+            return _DISCARD_BUFFER[: self._remaining_bytes]
+        return self._body[-self._remaining_bytes :]
 
-    def received(self, count_bytes: int) -> Iterator[Frame]:
+    def receive(self, count_bytes: int) -> Iterator[Frame]:
         """Yield the frames that are whole now that ``count_bytes`` were received into the buffer.
 
         Each must be dealt with before the next is asked for, whose ``begin`` may depend on it. All must be asked for.
@@ -164,13 +164,13 @@ class FrameReader:
         if self._error:
             raise WireError(self._error)
         if self._frame is not None:
-            self._left_bytes -= count_bytes
+            self._remaining_bytes -= count_bytes
         else:
             self._end += count_bytes
         try:
             while not self._is_closed:
-                frame = self._frame or self._open()
-                if frame is None or self._left_bytes:
+                frame = self._frame or self._begin_frame()
+                if frame is None or self._remaining_bytes:
                     return
                 self._frame = self._body = None
                 yield frame
@@ -188,51 +188,53 @@ class FrameReader:
         """Throw away the rest of the body that is under way, if one is."""
         self._body = None
 
-    def _open(self) -> Frame | None:
+    def _begin_frame(self) -> Frame | None:
         """Begin the next frame, whose body may still have to come, if its header and head have arrived."""
-        there = self._memory[self._start : self._end]
+        there = self._buffer[self._start : self._end]
         if len(there) < HEADER_BYTES:
             self._make_room(HEADER_BYTES)
             return None
-        kind, head_bytes, body_bytes = _parsed_header(there, self.max_head_bytes)
+        kind, head_bytes, body_bytes = _parse_header(there, self.max_head_bytes)
         whole = HEADER_BYTES + head_bytes
         if len(there) < whole:
             self._make_room(whole)
             return None
-        head = _parsed_head(bytes(there[HEADER_BYTES:whole])) if head_bytes else {}
+        head = _parse_head(bytes(there[HEADER_BYTES:whole])) if head_bytes else {}
         self._start += whole
-        self._body, self._left_bytes = self._begin(kind, body_bytes), body_bytes
+        self._body, self._remaining_bytes = self._select_buffer(kind, body_bytes), body_bytes
         self._frame = Frame(kind, head, body_bytes)
-        self._take_from_memory()
+        self._copy_buffered_body()
         return self._frame
 
-    def _take_from_memory(self) -> None:
+    def _copy_buffered_body(self) -> None:
         """Take what of the body came with the head."""
-        there = self._memory[self._start : self._end][: self._left_bytes]
+        there = self._buffer[self._start : self._end][: self._remaining_bytes]
         if self._body is not None:
             self._body[: len(there)] = there
-        self._left_bytes -= len(there)
+        self._remaining_bytes -= len(there)
         self._start += len(there)
         if self._start == self._end:  # so that the next header has all the room, and a large head's memory goes
-            self._memory, self._start, self._end = self._small, 0, 0
+            self._buffer, self._start, self._end = self._header_buffer, 0, 0
 
     def _make_room(self, needed_bytes: int) -> None:
         """Move what is there to the beginning of memory that has room for ``needed_bytes``."""
-        if not self._start and needed_bytes <= len(self._memory):
+        if not self._start and needed_bytes <= len(self._buffer):
             return
-        there = bytes(self._memory[self._start : self._end])
-        if needed_bytes > len(self._memory):
-            self._memory = memoryview(bytearray(needed_bytes))
-        self._memory[: len(there)] = there
+        there = bytes(self._buffer[self._start : self._end])
+        if needed_bytes > len(self._buffer):
+            self._buffer = memoryview(bytearray(needed_bytes))
+        self._buffer[: len(there)] = there
         self._start, self._end = 0, len(there)
 
 
-def _parsed_header(there: memoryview, max_head_bytes: int) -> tuple[Kind, int, int]:
-    magic, version, number, head_bytes, body_bytes = _HEADER.unpack_from(there)
+def _parse_header(data: memoryview, max_head_bytes: int) -> tuple[Kind, int, int]:
+    magic, version, number, head_bytes, body_bytes = _HEADER.unpack_from(data)
     if magic != _MAGIC:
         raise WireError(f"a frame begins with {magic!r}, not {_MAGIC!r}: the peer speaks another protocol")
-    if version != VERSION:
-        raise WireError(f"a frame of protocol version {version} arrived, this is {VERSION}: deploy both sides alike")
+    if version != PROTOCOL_VERSION:
+        raise WireError(
+            f"a frame of protocol version {version} arrived, this is {PROTOCOL_VERSION}: deploy both sides alike"
+        )
     kind = _KINDS.get(number)
     if kind is None:
         raise WireError(f"a frame is of kind {number}, which is none")
@@ -249,7 +251,7 @@ def _check_lengths(kind: Kind, head_bytes: int, body_bytes: int, max_head_bytes:
             raise WireError(f"the {what} of a {kind.name} frame has {size_bytes} bytes; at most {most} are allowed")
 
 
-def _parsed_head(data: bytes) -> Head:
+def _parse_head(data: bytes) -> Head:
     try:
         head = _loads(data.decode())
     except (ValueError, RecursionError) as error:
@@ -274,33 +276,33 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode
 Buffer = bytes | bytearray | memoryview
 """Bytes of a body, contiguous."""
 
-_JOINED_BYTES = 16 << 10
+_MAX_JOINED_BYTES = 16 << 10
 """Up to this many bytes of a body are sent in one piece with their head: a copy costs less than another call."""
 
 
-class Outgoing:
+class OutgoingFrame:
     """A frame that is to be sent. Its body is not copied, so its memory is never changed.
 
     Attributes:
         has_begun: some of it was given out.
-        is_over: all of it was.
+        is_complete: all of it was.
     """
 
-    __slots__ = ("_parts", "has_begun", "is_over")
+    __slots__ = ("_parts", "has_begun", "is_complete")
 
     def __init__(self, kind: Kind, head: Head | None = None, body: Iterable[Buffer] = ()) -> None:
         parts = [part for part in (memoryview(part).cast("B") for part in body) if len(part)]
         body_bytes = sum(map(len, parts))
         first = encode_frame(kind, head, body_bytes)
-        joined = [memoryview(b"".join([first, *parts]))] if body_bytes <= _JOINED_BYTES else None
+        joined = [memoryview(b"".join([first, *parts]))] if body_bytes <= _MAX_JOINED_BYTES else None
         self._parts = deque(joined or [memoryview(first), *parts])
-        self.has_begun = self.is_over = False
+        self.has_begun = self.is_complete = False
 
-    def next_piece(self, max_bytes: int) -> memoryview:
+    def next_chunk(self, max_bytes: int) -> memoryview:
         """Return what is to be sent next: header, head and a small body in one, else views of the body."""
         part = self._parts.popleft()
         if self.has_begun and len(part) > max_bytes:
             self._parts.appendleft(part[max_bytes:])
             part = part[:max_bytes]
-        self.has_begun, self.is_over = True, not self._parts
+        self.has_begun, self.is_complete = True, not self._parts
         return part

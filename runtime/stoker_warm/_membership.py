@@ -28,10 +28,10 @@ import enum
 import math
 
 from stoker.errors import ConfigError, StateError
-from stoker_warm._shard import Version
+from stoker_warm._shard import StoreVersion
 
 
-class State(enum.Enum):
+class NodeState(enum.Enum):
     """What the proxy knows of a node.
 
     Attributes:
@@ -47,45 +47,45 @@ class State(enum.Enum):
     GONE = "gone"
 
 
-class Event(enum.Enum):
+class NodeEvent(enum.Enum):
     """What happens to a node."""
 
     GREETED = "an instance connected that is the known one or has the contents that are expected"
     GREETED_OTHER = "another instance connected, with other contents or none"
-    CLAIMED = "another instance connected that holds nothing, and the known one, which does, may still be there"
-    HEARD = "the known instance answered, or said that it was woken"
-    BYE = "the known instance is about to return"
-    LOST = "the connection to the known instance broke"
-    SILENT = "a deadline passed without a message of it"
-    RETURNED = "the last call that was open ended, well or not"
-    GIVEN_UP = "it was tried as often as is sensible"
-    MUTE = "it was asked for shards as often, and delivered none, whatever else it answers"
-    LIED = "it answered with wrong shards as often"
+    GREETED_EMPTY = "another instance connected that holds nothing, and the known one, which does, may still be there"
+    MESSAGE = "the known instance answered, or said that it was woken"
+    LEAVING = "the known instance is about to return"
+    DISCONNECTED = "the connection to the known instance broke"
+    TIMED_OUT = "a deadline passed without a message of it"
+    CALLS_ENDED = "the last call that was open ended, well or not"
+    ATTEMPTS_EXHAUSTED = "it was tried as often as is sensible"
+    NOTHING_DELIVERED = "it was asked for shards as often, and delivered none, whatever else it answers"
+    WRONG_SHARDS = "it answered with wrong shards as often"
 
 
-_SLEEPING, _AWAKE, _MAYBE, _GONE = State
+_SLEEPING, _AWAKE, _MAYBE, _GONE = NodeState
 
-TRANSITIONS: dict[tuple[State, Event], State | None] = {
+TRANSITIONS: dict[tuple[NodeState, NodeEvent], NodeState | None] = {
     (state, event): after
     for event, row in {
-        Event.GREETED: (_AWAKE, _AWAKE, _AWAKE, _AWAKE),
-        Event.GREETED_OTHER: (_AWAKE, None, None, _AWAKE),
-        Event.CLAIMED: (_SLEEPING, None, None, None),
-        Event.HEARD: (_AWAKE, _AWAKE, _AWAKE, None),
-        Event.BYE: (_SLEEPING, _SLEEPING, _SLEEPING, None),
-        Event.LOST: (_SLEEPING, _MAYBE, _MAYBE, None),
-        Event.SILENT: (_SLEEPING, _MAYBE, _MAYBE, _GONE),
-        Event.RETURNED: (_SLEEPING, _SLEEPING, _SLEEPING, _GONE),
-        Event.GIVEN_UP: (_GONE, None, _GONE, _GONE),
-        Event.MUTE: (None, _GONE, _GONE, None),
-        Event.LIED: (_GONE, _GONE, _GONE, None),
+        NodeEvent.GREETED: (_AWAKE, _AWAKE, _AWAKE, _AWAKE),
+        NodeEvent.GREETED_OTHER: (_AWAKE, None, None, _AWAKE),
+        NodeEvent.GREETED_EMPTY: (_SLEEPING, None, None, None),
+        NodeEvent.MESSAGE: (_AWAKE, _AWAKE, _AWAKE, None),
+        NodeEvent.LEAVING: (_SLEEPING, _SLEEPING, _SLEEPING, None),
+        NodeEvent.DISCONNECTED: (_SLEEPING, _MAYBE, _MAYBE, None),
+        NodeEvent.TIMED_OUT: (_SLEEPING, _MAYBE, _MAYBE, _GONE),
+        NodeEvent.CALLS_ENDED: (_SLEEPING, _SLEEPING, _SLEEPING, _GONE),
+        NodeEvent.ATTEMPTS_EXHAUSTED: (_GONE, None, _GONE, _GONE),
+        NodeEvent.NOTHING_DELIVERED: (None, _GONE, _GONE, None),
+        NodeEvent.WRONG_SHARDS: (_GONE, _GONE, _GONE, None),
     }.items()
-    for state, after in zip(State, row, strict=True)
+    for state, after in zip(NodeState, row, strict=True)
 }
 """Every state with every event → the state after it; None is a refusal."""
 
 
-class Contents(enum.Enum):
+class NodeContents(enum.Enum):
     """What a node that has greeted holds."""
 
     EXPECTED = "what it is believed to hold"
@@ -96,46 +96,50 @@ class Contents(enum.Enum):
     instance that greets then."""
 
 
-class Membership:
+class NodeStateMachine:
     """One node's state. It decides and never waits; times are those of the caller's clock, in seconds.
 
-    Invariants: AWAKE has a connection, GONE has none. ``expected`` is what the known instance last said that it holds;
+    Invariants: AWAKE has a connection, GONE has none. ``expected_version`` is what the known instance last said that it
+        holds;
     with no known instance it is the version of nothing.
 
     Args:
         fresh_seconds: after its last message, in which a node is believed to be awake without being asked.
-        tries: failed attempts in a row, without a message in between, after which it is given up; wrong shards, too.
+        max_attempts: failed attempts in a row, without a message in between, after which it is given up; wrong shards,
+            too.
     """
 
-    def __init__(self, *, fresh_seconds: float = 1.0, tries: int = 3) -> None:
-        if not 0 <= fresh_seconds < math.inf or tries < 1:
-            raise ConfigError(f"a node needs fresh_seconds from 0 and tries from 1, not {fresh_seconds} and {tries}")
-        self._fresh_seconds, self._most_tries = fresh_seconds, tries
-        self.state = State.SLEEPING
+    def __init__(self, *, fresh_seconds: float = 1.0, max_attempts: int = 3) -> None:
+        if not 0 <= fresh_seconds < math.inf or max_attempts < 1:
+            raise ConfigError(
+                f"a node needs fresh_seconds from 0 and tries from 1, not {fresh_seconds} and {max_attempts}"
+            )
+        self._fresh_seconds, self._max_attempts = fresh_seconds, max_attempts
+        self.state = NodeState.SLEEPING
         self.instance: str | None = None
         """The known instance: the messages of others are ignored."""
         self.is_connected = False
-        self.expected = Version()
+        self.expected_version = StoreVersion()
         """What the known instance holds."""
-        self.is_listed = True
-        """Whether the shards behind ``expected`` are known one by one.
+        self.has_shard_list = True
+        """Whether the shards behind ``expected_version`` are known one by one.
 
         Set it when the known instance has listed them; unset it when that was sent shards or deletions, and whether it
         has carried them out is not known: its next word on a change covers these, too, so versions would not tell.
         """
         self.calls = 0
         """Calls that have not ended."""
-        self.tries = 0
+        self.failed_attempts = 0
         """Failed attempts since its last word."""
-        self.heard_seconds = -math.inf
+        self.last_message_seconds = -math.inf
         """When its last word came."""
-        self._is_answered = True
-        self._is_patient = False
-        self._undelivered, self._strikes = dict[str | None, int](), dict[str | None, int]()
+        self._has_call_message = True
+        self._is_waiting_for_call = False
+        self._shard_timeouts, self._wrong_shards = dict[str | None, int](), dict[str | None, int]()
 
-    def may_send(self, now_seconds: float) -> bool:
+    def can_send(self, now_seconds: float) -> bool:
         """Return whether requests can go out at once."""
-        return self.state is State.AWAKE and now_seconds - self.heard_seconds <= self._fresh_seconds
+        return self.state is NodeState.AWAKE and now_seconds - self.last_message_seconds <= self._fresh_seconds
 
     @property
     def must_invoke(self) -> bool:
@@ -145,14 +149,14 @@ class Membership:
         greeting, a message, the end of the call or a deadline, whichever is first. Not when it is GONE either: readers
         do not wait for such a node; a call that is due to keep it warm may bring it back.
         """
-        return self.state in (State.SLEEPING, State.MAYBE) and not self._is_patient
+        return self.state in (NodeState.SLEEPING, NodeState.MAYBE) and not self._is_waiting_for_call
 
-    def invoked(self) -> None:
+    def on_call_started(self) -> None:
         """A call was sent off."""
         self.calls += 1
-        self._is_answered, self._is_patient = False, True
+        self._has_call_message, self._is_waiting_for_call = False, True
 
-    def greeted(self, instance: str, version: Version, now_seconds: float) -> Contents | None:
+    def on_greeting(self, instance: str, version: StoreVersion, now_seconds: float) -> NodeContents | None:
         """An instance has connected and is authenticated.
 
         It takes the place of a connection that there was.
@@ -160,127 +164,127 @@ class Membership:
         Returns:
             What to think of the contents; None if it is not the node: tell it to stop.
         """
-        is_expected = version == self.expected
+        is_expected = version == self.expected_version
         if is_expected or instance == self.instance:
-            event = Event.GREETED
+            event = NodeEvent.GREETED
         else:
-            is_claim = version == Version() and self.is_connected and self.expected.hash
-            event = Event.CLAIMED if is_claim else Event.GREETED_OTHER
+            is_claim = version == StoreVersion() and self.is_connected and self.expected_version.hash
+            event = NodeEvent.GREETED_EMPTY if is_claim else NodeEvent.GREETED_OTHER
         if not self._advance(event):
             return None
-        if event is Event.CLAIMED:
-            self.is_connected = self._is_patient = False
-            return Contents.DOUBTFUL
-        self.instance, self.is_connected, self.expected = instance, True, version
-        self._hear(now_seconds)
-        if version == Version():
-            contents = Contents.EXPECTED if is_expected else Contents.NONE
+        if event is NodeEvent.GREETED_EMPTY:
+            self.is_connected = self._is_waiting_for_call = False
+            return NodeContents.DOUBTFUL
+        self.instance, self.is_connected, self.expected_version = instance, True, version
+        self._record_message(now_seconds)
+        if version == StoreVersion():
+            contents = NodeContents.EXPECTED if is_expected else NodeContents.NONE
         else:
-            contents = Contents.EXPECTED if is_expected and self.is_listed else Contents.UNKNOWN
-        self.is_listed = contents is not Contents.UNKNOWN
+            contents = NodeContents.EXPECTED if is_expected and self.has_shard_list else NodeContents.UNKNOWN
+        self.has_shard_list = contents is not NodeContents.UNKNOWN
         return contents
 
-    def heard(self, instance: str, now_seconds: float) -> bool:
+    def on_message(self, instance: str, now_seconds: float) -> bool:
         """An instance has answered, or says that it was woken; return whether it is the node's."""
-        return self._spoke(instance, Event.HEARD, now_seconds)
+        return self._apply_message(instance, NodeEvent.MESSAGE, now_seconds)
 
-    def changed(self, instance: str, version: Version) -> None:
+    def on_change(self, instance: str, version: StoreVersion) -> None:
         """The known instance has put shards away or let them go, and says what it holds now."""
-        if self._is_known(instance):
-            self.expected = version
+        if self._is_known_instance(instance):
+            self.expected_version = version
 
-    def said_bye(self, instance: str, now_seconds: float) -> bool:
+    def on_leaving(self, instance: str, now_seconds: float) -> bool:
         """An instance is about to return; return whether it is the node's."""
-        return self._spoke(instance, Event.BYE, now_seconds)
+        return self._apply_message(instance, NodeEvent.LEAVING, now_seconds)
 
-    def lost(self, instance: str) -> bool:
+    def on_disconnected(self, instance: str) -> bool:
         """The connection to an instance broke; return whether it is the node's."""
-        if not self._is_known(instance) or not self._advance(Event.LOST):
+        if not self._is_known_instance(instance) or not self._advance(NodeEvent.DISCONNECTED):
             return False
         self.is_connected = False
         return True
 
-    def silent(self) -> bool:
+    def on_timeout(self) -> bool:
         """A ping, a request or a call has brought no message by its deadline.
 
         Returns:
             Whether the node is given up by this: what it held is lost, and its connection is to be closed.
         """
-        self._is_patient = False
-        self._advance(Event.SILENT)
-        return self._count_try()
+        self._is_waiting_for_call = False
+        self._advance(NodeEvent.TIMED_OUT)
+        return self._count_failed_attempt()
 
-    def delivered(self) -> None:
+    def on_shard_answer(self) -> None:
         """The known instance has answered what it was asked for a shard."""
-        self._undelivered.clear()
+        self._shard_timeouts.clear()
 
-    def undelivered(self) -> bool:
-        """A deadline passed with no shard of the known instance, which may answer pings; return as :meth:`silent` does.
+    def on_shard_timeout(self) -> bool:
+        """A deadline passed without a shard, though the instance may answer pings; return as :meth:`on_timeout` does.
 
         An instance that was given up for that, and greets, is given up at the next one already, until it has delivered.
         """
-        self._undelivered = _with_one_more(self._undelivered, self.instance)
-        is_its_last = self._undelivered[self.instance] >= self._most_tries
-        return is_its_last and self._advance(Event.MUTE) and self._forget()
+        self._shard_timeouts = _increment_count(self._shard_timeouts, self.instance)
+        is_its_last = self._shard_timeouts[self.instance] >= self._max_attempts
+        return is_its_last and self._advance(NodeEvent.NOTHING_DELIVERED) and self._reset()
 
-    def lied(self, instance: str) -> bool:
-        """An instance has answered with a wrong shard; return as :meth:`silent` does. Not if it is not the node's."""
+    def on_wrong_shard(self, instance: str) -> bool:
+        """The known instance has answered with a wrong shard; return as :meth:`on_timeout` does."""
         if instance != self.instance:
             return False
-        self._strikes = _with_one_more(self._strikes, instance)
-        return self.is_distrusted and self._advance(Event.LIED) and self._forget()
+        self._wrong_shards = _increment_count(self._wrong_shards, instance)
+        return self.is_distrusted and self._advance(NodeEvent.WRONG_SHARDS) and self._reset()
 
     @property
     def is_distrusted(self) -> bool:
         """Whether the known instance was given up for wrong shards, so that nothing of what it lists is believed."""
-        return self._strikes.get(self.instance, 0) >= self._most_tries
+        return self._wrong_shards.get(self.instance, 0) >= self._max_attempts
 
-    def returned(self) -> bool:
-        """A call ended well; return as :meth:`silent` does. One that brought no message was a try."""
-        return self._end_call(is_try=not self._is_answered and self.calls == 1)
+    def on_call_returned(self) -> bool:
+        """A call ended well; return as :meth:`on_timeout` does. One that brought no message was a try."""
+        return self._end_call(is_failed_attempt=not self._has_call_message and self.calls == 1)
 
-    def failed(self) -> bool:
-        """A call ended with an error, or may have; return as :meth:`silent` does."""
-        return self._end_call(is_try=True)
+    def on_call_failed(self) -> bool:
+        """A call ended with an error, or may have; return as :meth:`on_timeout` does."""
+        return self._end_call(is_failed_attempt=True)
 
-    def throttled(self) -> None:
+    def on_call_throttled(self) -> None:
         """A call was not carried out, since the platform runs too many: no fault of the node."""
-        self._end_call(is_try=False)
+        self._end_call(is_failed_attempt=False)
 
-    def _end_call(self, *, is_try: bool) -> bool:
+    def _end_call(self, *, is_failed_attempt: bool) -> bool:
         if not self.calls:
             raise StateError("a node's call has ended that was not under way")
         self.calls -= 1
         if not self.calls:
-            self._is_patient = False
-            self._advance(Event.RETURNED)
+            self._is_waiting_for_call = False
+            self._advance(NodeEvent.CALLS_ENDED)
         # An instance that is awake is not concerned by a call that failed beside it.
-        return is_try and self.state is not State.AWAKE and self._count_try()
+        return is_failed_attempt and self.state is not NodeState.AWAKE and self._count_failed_attempt()
 
-    def _count_try(self) -> bool:
-        self.tries += 1
-        if self.tries < self._most_tries or self.state is State.GONE:
+    def _count_failed_attempt(self) -> bool:
+        self.failed_attempts += 1
+        if self.failed_attempts < self._max_attempts or self.state is NodeState.GONE:
             return False
-        return self._advance(Event.GIVEN_UP) and self._forget()
+        return self._advance(NodeEvent.ATTEMPTS_EXHAUSTED) and self._reset()
 
-    def _forget(self) -> bool:
-        self.instance, self.is_connected, self.expected, self.is_listed = None, False, Version(), True
+    def _reset(self) -> bool:
+        self.instance, self.is_connected, self.expected_version, self.has_shard_list = None, False, StoreVersion(), True
         return True
 
-    def _spoke(self, instance: str, event: Event, now_seconds: float) -> bool:
-        is_its_word = self._is_known(instance) and self._advance(event)
+    def _apply_message(self, instance: str, event: NodeEvent, now_seconds: float) -> bool:
+        is_its_word = self._is_known_instance(instance) and self._advance(event)
         if is_its_word:
-            self._hear(now_seconds)
+            self._record_message(now_seconds)
         return is_its_word
 
-    def _is_known(self, instance: str) -> bool:
+    def _is_known_instance(self, instance: str) -> bool:
         return self.is_connected and instance == self.instance
 
-    def _hear(self, now_seconds: float) -> None:
-        self.heard_seconds, self.tries, self._is_answered = now_seconds, 0, True
-        self._is_patient = self.calls > 0
+    def _record_message(self, now_seconds: float) -> None:
+        self.last_message_seconds, self.failed_attempts, self._has_call_message = now_seconds, 0, True
+        self._is_waiting_for_call = self.calls > 0
 
-    def _advance(self, event: Event) -> bool:
+    def _advance(self, event: NodeEvent) -> bool:
         after = TRANSITIONS[self.state, event]
         if after is None:
             return False
@@ -289,10 +293,10 @@ class Membership:
 
     def __repr__(self) -> str:
         connected = "connected" if self.is_connected else "not connected"
-        state = f"{self.state.value}, instance {self.instance}, {connected}, term {self.expected.term}"
-        return f"<Membership {state}, {self.calls} calls, {self.tries} tries>"
+        state = f"{self.state.value}, instance {self.instance}, {connected}, term {self.expected_version.change_count}"
+        return f"<Membership {state}, {self.calls} calls, {self.failed_attempts} tries>"
 
 
-def _with_one_more(offences: dict[str | None, int], instance: str | None) -> dict[str | None, int]:
+def _increment_count(counts: dict[str | None, int], instance: str | None) -> dict[str | None, int]:
     """Return how often an instance has offended, this time included; with another one the count begins anew."""
-    return {instance: offences.get(instance, 0) + 1}
+    return {instance: counts.get(instance, 0) + 1}

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from stoker.abc import Answer
@@ -25,41 +24,25 @@ from stoker.errors import (
     WireError,
 )
 from stoker_warm._config import WarmConfig
-from stoker_warm._ends import ProxyEnd
-from stoker_warm._events import Report, Task
+from stoker_warm._ends import ProxyConnection
+from stoker_warm._events import NodeReport, NodeTask
 from stoker_warm._frames import Buffer, Frame, Head, Kind
-from stoker_warm._membership import Contents, Membership, State
-from stoker_warm._shard import LISTED_AT_ONCE, ShardId, ShardMac
+from stoker_warm._membership import NodeContents, NodeState, NodeStateMachine
+from stoker_warm._shard import MAX_SHARDS_PER_FRAME, ShardId, ShardMac, parse_page
 
 _log = logging.getLogger("stoker.warm.nodes")
 
 
-class Got(enum.Enum):
+class GetOutcome(enum.Enum):
     """What became of asking a node for a shard."""
 
-    RIGHT = "it came, and its MAC is right"
-    LACKING = "the node does not have it"
-    WRONG = "something else came"
-    NOTHING = "it cannot be had now"
+    VALID = "it came, and its MAC is right"
+    MISSING = "the node does not have it"
+    CORRUPT = "something else came"
+    UNAVAILABLE = "it cannot be had now"
 
 
-def listed_page(name: str, head: Head, before: Sequence[ShardId], most: int) -> list[ShardId]:
-    """Return the shards of an answer to INDEX, behind those of the answers before.
-
-    Raises:
-        WireError: it is no such answer, has shards out of their order, or is one too many.
-    """
-    shards = ShardId.parse_all(head.get("shards"))
-    if head.get("more") and not shards:
-        raise WireError(f"{name} lists no shards, and says that there are more")
-    if any(one >= other for one, other in pairwise([*before[-1:], *shards])):
-        raise WireError(f"{name} lists shards that are not in their order")
-    if len(before) + len(shards) > most:
-        raise WireError(f"{name} lists more than {most} shards")
-    return shards
-
-
-class Node:
+class NodeClient:
     """One function that holds shards. Lives on the proxy's event loop.
 
     What it is asked raises a TransientError if it could not be woken, did not answer in time, or failed; only ``get``
@@ -71,7 +54,7 @@ class Node:
         mac: of shards.
         call: calls its function by its name, for a task, and says whether to give up a connection from before; returns
             and raises as :meth:`stoker.abc.Executor.call`.
-        found: is called with what it holds, whenever it has greeted or was given up.
+        on_contents: is called with what it holds, whenever it has greeted or was given up.
         spawn: runs something that ends by itself, in the proxy's task group.
     """
 
@@ -80,355 +63,374 @@ class Node:
         number: int,
         config: WarmConfig,
         mac: ShardMac,
-        call: Callable[[str, Task, bool], Awaitable[Answer]],
+        call: Callable[[str, NodeTask, bool], Awaitable[Answer]],
         *,
-        found: Callable[[Node, Contents], None],
+        on_contents: Callable[[NodeClient, NodeContents], None],
         spawn: Callable[[Coroutine[Any, Any, object]], object],
     ) -> None:
-        self.number, self.name = number, config.name_of(number)
+        self.number, self.name = number, config.node_name(number)
         self.limit_bytes = 0
         self._now = asyncio.get_running_loop().time
-        self.membership = Membership(fresh_seconds=config.fresh_seconds)
+        self.state_machine = NodeStateMachine(fresh_seconds=config.fresh_seconds)
         """Its state."""
-        self.contact_seconds = self._now()
+        self.last_contact_seconds = self._now()
         """When it was called or spoke last."""
-        self.failure: StokerError | None = None
+        self.call_error: StokerError | None = None
         """Of the last call, if that failed."""
         self._config, self._mac, self._spawn = config, mac, spawn
-        self._invoke, self._found = partial(call, self.name), partial(found, self)
-        self._connection: ProxyEnd | None = None  # to the known instance
+        self._invoke, self._on_contents = partial(call, self.name), partial(on_contents, self)
+        self._connection: ProxyConnection | None = None  # to the known instance
         self._changed = asyncio.Event()  # something has happened to it
-        self._asked = self._waiting = 0  # requests without an answer, and those that wait for it to wake
-        self._changes = 0  # of what it holds
-        self._failed_calls = 0  # in a row
+        # Requests without an answer, and those that wait for it to wake
+        self._open_requests = self._waiting_requests = 0
+        self._change_count = 0  # of what it holds
+        self._failed_call_count = 0  # in a row
         self._next_call_seconds = float("-inf")  # until which the platform is to be left alone
         self._is_closed = False  # it is not called any more
-        self._silent_seconds = self._delivery_seconds = float("-inf")  # when it was silent; delivered, or did not
-        self._is_called_back = False
+        # When it was silent; delivered, or did not
+        self._last_timeout_seconds = self._last_delivery_seconds = float("-inf")
+        self._was_called_back = False
         self._may_run = False  # an answer was lost, so the instance may run all the same, until it was asked
-        self._waking_up: asyncio.Task[str] | None = None
+        self._wake_up_task: asyncio.Task[str] | None = None
 
     # What the proxy asks of it.
 
-    async def get(self, shard: ShardId, into: memoryview) -> Got:
+    async def get(self, shard: ShardId, into: memoryview) -> GetOutcome:
         """Fill ``into`` with a shard, if it can be had in time. A wrong one is a strike.
 
         When the call ends, however it ends, nothing writes to ``into`` any more.
         """
         head, seconds = {"shard": shard.to_text()}, self._config.read_seconds
         try:
-            reply, instance = await self._request(Kind.GET, head, into=into, seconds=seconds)
+            reply, instance = await self._request(Kind.GET, head, into=into, timeout_seconds=seconds)
         except ServerError:
-            return Got.LACKING  # it has answered: that it cannot
+            return GetOutcome.MISSING  # it has answered: that it cannot
         except StokerError:
-            return Got.NOTHING
+            return GetOutcome.UNAVAILABLE
         if reply.kind is Kind.MISSING:
-            return Got.LACKING
+            return GetOutcome.MISSING
         if reply.body_bytes == len(into) and self._mac.verify(shard, into, reply.head.get("mac")):
-            return Got.RIGHT
-        self._lied(instance)
-        return Got.WRONG
+            return GetOutcome.VALID
+        self._on_wrong_data(instance)
+        return GetOutcome.CORRUPT
 
     async def set(self, shard: ShardId, payload: memoryview) -> list[ShardId] | None:
         """Have it keep a shard; return what went for it, None if it does not take it.
 
         When the call ends, however it ends, nothing reads ``payload`` any more.
         """
-        head = {"shard": shard.to_text(), "mac": self._mac.make(shard, payload)}
+        head = {"shard": shard.to_text(), "mac": self._mac.sign(shard, payload)}
         seconds = self._config.write_seconds
-        reply, _ = await self._request(Kind.SET, head, body=(payload,), seconds=seconds)
+        reply, _ = await self._request(Kind.SET, head, body=(payload,), timeout_seconds=seconds)
         return ShardId.parse_all(reply.head.get("evicted")) if reply.kind is Kind.STORED else None
 
     async def delete(self, shards: Sequence[ShardId]) -> None:
         """Have it drop shards."""
-        for start in range(0, len(shards), LISTED_AT_ONCE):
-            head = {"shards": [shard.to_text() for shard in shards[start : start + LISTED_AT_ONCE]]}
-            await self._request(Kind.DELETE, head, seconds=self._config.write_seconds)
+        for start in range(0, len(shards), MAX_SHARDS_PER_FRAME):
+            head = {"shards": [shard.to_text() for shard in shards[start : start + MAX_SHARDS_PER_FRAME]]}
+            await self._request(Kind.DELETE, head, timeout_seconds=self._config.write_seconds)
 
-    async def ping(self, seconds: float | None = None) -> None:
-        """Wake it if need be, and have it answer within ``seconds``, else within those that a wake may take."""
-        await self._request(Kind.PING, {}, seconds=self._config.wake_seconds if seconds is None else seconds)
+    async def ping(self, timeout_seconds: float | None = None) -> None:
+        """Wake it if need be, and have it answer within ``timeout_seconds``, else within those that a wake may take."""
+        await self._request(
+            Kind.PING, {}, timeout_seconds=self._config.wake_seconds if timeout_seconds is None else timeout_seconds
+        )
 
     async def _request(
-        self, kind: Kind, head: Head, *, body: Sequence[Buffer] = (), into: memoryview | None = None, seconds: float
+        self,
+        kind: Kind,
+        head: Head,
+        *,
+        body: Sequence[Buffer] = (),
+        into: memoryview | None = None,
+        timeout_seconds: float,
     ) -> tuple[Frame, str]:
         """Wake the node if need be, ask it, and return its answer with the instance that gave it."""
-        end_seconds = self._now() + seconds
+        end_seconds = self._now() + timeout_seconds
         try:
-            return await self._ask(kind, head, body, into, end_seconds)
+            return await self._request_once(kind, head, body, into, end_seconds)
         except ConnectionLostError:
             if self._now() >= end_seconds:
                 raise
             # Its instance was taken back, or the way to it broke. What can be asked can be asked twice.
-            return await self._ask(kind, head, body, into, end_seconds)
+            return await self._request_once(kind, head, body, into, end_seconds)
 
-    async def _ask(
+    async def _request_once(
         self, kind: Kind, head: Head, body: Sequence[Buffer], into: memoryview | None, end_seconds: float
     ) -> tuple[Frame, str]:
-        connection, instance = self._awake() or await self._ready(end_seconds)
+        connection, instance = self._awake_connection() or await self._wait_awake(end_seconds)
         sent_seconds, is_change = self._now(), kind in (Kind.SET, Kind.DELETE)
         left_seconds = max(0.0, end_seconds - sent_seconds)
-        self._asked += 1
+        self._open_requests += 1
         try:
-            reply = await connection.request(kind, head, body=body, into=into, timeout=left_seconds)
+            reply = await connection.request(kind, head, body=body, into=into, timeout_seconds=left_seconds)
         except BaseException as error:
-            self._has_failed(kind, connection, sent_seconds, is_late=isinstance(error, DeadlineError))
+            self._handle_failure(kind, connection, sent_seconds, is_late=isinstance(error, DeadlineError))
             raise
         finally:
-            self._asked -= 1
+            self._open_requests -= 1
         is_current = connection is self._connection
         if is_change and not is_current:
             raise ConnectionLostError(f"{self.name} has another connection than the one that answered")
-        self._heard(instance)
-        self._is_called_back = False
+        self._on_answer(instance)
+        self._was_called_back = False
         if is_current and kind is Kind.GET:
-            self._delivery_seconds = self._now()
-            self.membership.delivered()
+            self._last_delivery_seconds = self._now()
+            self.state_machine.on_shard_answer()
         if is_change and reply.kind is Kind.STORED:
-            self._noted(Report.parse({key: value for key, value in reply.head.items() if key != "evicted"}))
+            self._update_version(
+                NodeReport.parse({key: value for key, value in reply.head.items() if key != "evicted"})
+            )
         return reply, instance
 
-    def _has_failed(self, kind: Kind, connection: ProxyEnd, sent_seconds: float, *, is_late: bool) -> None:
+    def _handle_failure(self, kind: Kind, connection: ProxyConnection, sent_seconds: float, *, is_late: bool) -> None:
         """Draw conclusions from a request without an answer."""
         is_current = connection is self._connection
         if is_late:
-            self._was_silent(sent_seconds)
+            self._on_timeout(sent_seconds)
             if kind is Kind.GET and is_current:
-                self._did_not_deliver(sent_seconds)
+                self._on_shard_timeout(sent_seconds)
         if not connection.is_open:
-            self.lost(connection)
+            self.on_disconnected(connection)
         elif kind in (Kind.SET, Kind.DELETE) and connection is self._connection:
             # It may hold more or less than it is believed to: it is to list what it holds.
-            self._changes += 1
-            self.membership.is_listed = False
-            self._found(Contents.UNKNOWN)
+            self._change_count += 1
+            self.state_machine.has_shard_list = False
+            self._on_contents(NodeContents.UNKNOWN)
 
     async def keep_warm(self) -> None:
         """Call it, so that the platform keeps its instance; find out if that has lost what it held."""
-        if self.membership.state is State.GONE:  # it is to greet: it is not believed before
+        if self.state_machine.state is NodeState.GONE:  # it is to greet: it is not believed before
             self._changed.clear()
-            self._spawn(self._call(Task.SERVE))
-            await self._has_changed(self._config.wake_seconds)
-        elif not await self._call(Task.WARM):
+            self._spawn(self._call(NodeTask.SERVE))
+            await self._wait_for_change(self._config.wake_seconds)
+        elif not await self._call(NodeTask.WARM):
             with suppress(StokerError):
-                await self._ready()  # so that it greets, and says what it holds
-        elif not self.membership.is_listed:
-            self._found(Contents.UNKNOWN)  # it could not be found out so far
+                await self._wait_awake()  # so that it greets, and says what it holds
+        elif not self.state_machine.has_shard_list:
+            self._on_contents(NodeContents.UNKNOWN)  # it could not be found out so far
 
     async def close(self) -> None:
         """Tell it to return, and end its connection; what it holds, it holds. Idempotent."""
         self._is_closed = True
         connection = self._connection
         # One that sleeps would find on its socket that it is to return when it is called next.
-        if connection is not None and connection.is_open and self.membership.state is not State.SLEEPING:
+        if connection is not None and connection.is_open and self.state_machine.state is not NodeState.SLEEPING:
             with suppress(StokerError):
-                await connection.request(Kind.STOP, timeout=self._config.ping_seconds)
-        if self._waking_up is not None:
-            self._waking_up.cancel()
-            await asyncio.wait([self._waking_up])
+                await connection.request(Kind.STOP, timeout_seconds=self._config.ping_seconds)
+        if self._wake_up_task is not None:
+            self._wake_up_task.cancel()
+            await asyncio.wait([self._wake_up_task])
         if self._connection is not None:
             await self._connection.close()
 
-    async def listed(self) -> list[ShardId] | None:
+    async def list_shards(self) -> list[ShardId] | None:
         """Return all that it holds; None if the instance that began to tell is not the node any more."""
-        instance, changes = self.membership.instance, -1
-        while self._changes != changes:  # else some came or went behind the page that would have told
-            changes, shards, has_more = self._changes, list[ShardId](), True
+        instance, changes = self.state_machine.instance, -1
+        while self._change_count != changes:  # else some came or went behind the page that would have told
+            changes, shards, has_more = self._change_count, list[ShardId](), True
             while has_more:
                 after = {"after": shards[-1].to_text()} if shards else {}
-                reply, _ = await self._request(Kind.INDEX, after, seconds=self._config.write_seconds)
-                if instance is None or self.membership.instance != instance:
+                reply, _ = await self._request(Kind.INDEX, after, timeout_seconds=self._config.write_seconds)
+                if instance is None or self.state_machine.instance != instance:
                     return None
-                shards += listed_page(self.name, reply.head, shards, self._config.max_objects)
+                shards += parse_page(self.name, reply.head, shards, self._config.max_objects)
                 has_more = bool(reply.head.get("more"))
-        self.membership.is_listed = True
+        self.state_machine.has_shard_list = True
         return shards
 
-    async def forget(self) -> None:
+    async def delete_all(self) -> None:
         """Have it drop all that it holds."""
         await self.ping()  # so that the instance is known
         await self.ping()
-        while (held := await self.listed()) != []:
+        while (held := await self.list_shards()) != []:
             if held is None:
                 raise ConnectionLostError(f"another instance of {self.name} has come, which may hold something, too")
             await self.delete(held)
-        self._found(Contents.NONE)
+        self._on_contents(NodeContents.NONE)
 
     # Waking it.
 
-    async def _call(self, task: Task) -> bool:
+    async def _call(self, task: NodeTask) -> bool:
         """Call the function and wait until it has returned.
 
         Returns:
             False if its answer tells that what the node holds is not what it is believed to.
         """
-        membership, is_as_expected = self.membership, True
-        self.contact_seconds = self._now()
-        dial_anew = self._connection is None or membership.tries > 0
-        membership.invoked()
+        membership, is_as_expected = self.state_machine, True
+        self.last_contact_seconds = self._now()
+        dial_anew = self._connection is None or membership.failed_attempts > 0
+        membership.on_call_started()
         try:
             answer = await self._invoke(task, dial_anew)
         except StokerError as error:
-            self._leave_alone(error)
+            self._back_off(error)
             if isinstance(error, ThrottledError):
-                membership.throttled()
+                membership.on_call_throttled()
             else:
                 # If only the answer was lost, it runs on, and another call would start another instance beside it.
-                self._may_run = isinstance(error, TransientError) and membership.state is State.AWAKE
-                self._gave_up(membership.failed())
+                self._may_run = isinstance(error, TransientError) and membership.state is NodeState.AWAKE
+                self._disconnect_if_gone(membership.on_call_failed())
         except BaseException:
-            membership.failed()
+            membership.on_call_failed()
             raise
         else:
-            self.failure, self._failed_calls = None, 0
-            is_as_expected = task is not Task.WARM or self._is_as_expected(answer)
-            self._gave_up(membership.returned())
-        self._touched()
+            self.call_error, self._failed_call_count = None, 0
+            is_as_expected = task is not NodeTask.WARM or self._has_expected_version(answer)
+            self._disconnect_if_gone(membership.on_call_returned())
+        self._record_contact()
         return is_as_expected
 
-    def _leave_alone(self, error: StokerError) -> None:
+    def _back_off(self, error: StokerError) -> None:
         """Leave the platform alone for a while after a call that has failed, each time longer."""
-        self.failure = error
-        least_seconds = self._config.wake_seconds * 2.0 ** min(self._failed_calls, 3) / 8
-        self._failed_calls += 1
+        self.call_error = error
+        least_seconds = self._config.wake_seconds * 2.0 ** min(self._failed_call_count, 3) / 8
+        self._failed_call_count += 1
         asked_seconds = error.retry_after_seconds if isinstance(error, TransientError) else None
         self._next_call_seconds = self._now() + max(least_seconds, asked_seconds or 0.0)
 
-    def _is_as_expected(self, answer: Answer) -> bool:
+    def _has_expected_version(self, answer: Answer) -> bool:
         try:
-            report = Report.parse(answer.result)
+            report = NodeReport.parse(answer.result)
         except WireError:
             return False
-        return self.membership.heard(report.instance, self._now()) and report.version == self.membership.expected
+        return (
+            self.state_machine.on_message(report.instance, self._now())
+            and report.version == self.state_machine.expected_version
+        )
 
-    def _awake(self) -> tuple[ProxyEnd, str] | None:
+    def _awake_connection(self) -> tuple[ProxyConnection, str] | None:
         """Return the connection of a node that has just spoken, and its instance."""
-        self._received()
-        if self._connection is None or not self.membership.may_send(self._now()):
+        self._record_received()
+        if self._connection is None or not self.state_machine.can_send(self._now()):
             return None
-        return self._connection, str(self.membership.instance)
+        return self._connection, str(self.state_machine.instance)
 
-    async def _ready(self, end_seconds: float | None = None) -> tuple[ProxyEnd, str]:
+    async def _wait_awake(self, end_seconds: float | None = None) -> tuple[ProxyConnection, str]:
         """Wake it if need be, and return the connection to it and its instance; a ConnectionLostError says why not."""
-        is_ready = self.membership.may_send(self._now())
+        is_ready = self.state_machine.can_send(self._now())
         while not is_ready or self._connection is None:
-            self._waiting += 1
+            self._waiting_requests += 1
             try:
-                waking = self._rouse()
+                waking = self._start_wake_up()
                 async with asyncio.timeout_at(end_seconds):
                     # All wait for the same call; one that is cancelled leaves it to the others.
                     await asyncio.wait([waking])
             except TimeoutError:
                 raise ConnectionLostError(f"{self.name} was not awake in time") from None
             finally:
-                self._waiting -= 1
+                self._waiting_requests -= 1
             if why := "was let go" if waking.cancelled() else waking.result():
                 raise ConnectionLostError(f"{self.name} {why}")
-            is_ready = self.membership.state is State.AWAKE
-        return self._connection, str(self.membership.instance)
+            is_ready = self.state_machine.state is NodeState.AWAKE
+        return self._connection, str(self.state_machine.instance)
 
-    def _rouse(self) -> asyncio.Task[str]:
+    def _start_wake_up(self) -> asyncio.Task[str]:
         """Begin to wake it, unless that is under way."""
-        if self._waking_up is None or self._waking_up.done():
-            self._waking_up = asyncio.ensure_future(self._wake())
-        return self._waking_up
+        if self._wake_up_task is None or self._wake_up_task.done():
+            self._wake_up_task = asyncio.ensure_future(self._wake_up())
+        return self._wake_up_task
 
-    async def _wake(self) -> str:
+    async def _wake_up(self) -> str:
         """Ping or call it until it answers, as long as a request waits for it; return why that failed, if it did."""
-        membership, begun_seconds = self.membership, self._now()
-        while not membership.may_send(self._now()):
-            if membership.state is State.AWAKE and membership.heard_seconds >= begun_seconds:
+        membership, begun_seconds = self.state_machine, self._now()
+        while not membership.can_send(self._now()):
+            if membership.state is NodeState.AWAKE and membership.last_message_seconds >= begun_seconds:
                 break
-            if membership.state is State.GONE:
-                return f"was called {membership.tries} times and does not come"
-            if self._is_closed or not (self._waiting or self._asked):
+            if membership.state is NodeState.GONE:
+                return f"was called {membership.failed_attempts} times and does not come"
+            if self._is_closed or not (self._waiting_requests or self._open_requests):
                 return "was let go"
-            if self._connection is not None and (self._may_run or membership.state is State.AWAKE):
+            if self._connection is not None and (self._may_run or membership.state is NodeState.AWAKE):
                 await self._ping(self._connection)
                 continue
             self._changed.clear()
             pause_seconds = self._next_call_seconds - self._now() if membership.must_invoke else 0.0
             if pause_seconds > 0.0:
-                await self._has_changed(pause_seconds)
+                await self._wait_for_change(pause_seconds)
                 continue
             if membership.must_invoke:
-                self._spawn(self._call(Task.SERVE))
+                self._spawn(self._call(NodeTask.SERVE))
                 await asyncio.sleep(0)
-            if not await self._has_changed(self._config.wake_seconds):
-                self._gave_up(membership.silent())
+            if not await self._wait_for_change(self._config.wake_seconds):
+                self._disconnect_if_gone(membership.on_timeout())
         return ""
 
-    async def _ping(self, connection: ProxyEnd) -> None:
+    async def _ping(self, connection: ProxyConnection) -> None:
         self._may_run = False
-        sent_seconds, instance = self._now(), self.membership.instance
+        sent_seconds, instance = self._now(), self.state_machine.instance
         try:
-            await connection.request(Kind.PING, timeout=self._config.ping_seconds)
+            await connection.request(Kind.PING, timeout_seconds=self._config.ping_seconds)
         except StokerError:
             if connection.is_open:
-                self._was_silent(sent_seconds)
+                self._on_timeout(sent_seconds)
             else:
-                self.lost(connection)
+                self.on_disconnected(connection)
         else:
-            self._heard(str(instance))
+            self._on_answer(str(instance))
 
     # What is heard of it.
 
-    def greeted(self, connection: ProxyEnd, greeting: Head) -> None:
+    def on_greeting(self, connection: ProxyConnection, greeting: Head) -> None:
         """An instance has connected and knows the secret."""
-        report = Report.parse(greeting)
-        contents = self.membership.greeted(report.instance, report.version, self._now())
+        report = NodeReport.parse(greeting)
+        contents = self.state_machine.on_greeting(report.instance, report.version, self._now())
         if contents is None:
-            self._spawn(_dismissed(connection, self._config.ping_seconds))
+            self._spawn(_stop_instance(connection, self._config.ping_seconds))
             return
         if self._connection is not None:
             self._connection.abort()
-        if contents is Contents.DOUBTFUL:  # while the stranger is busy, the platform takes the known one for a call
+        if contents is NodeContents.DOUBTFUL:  # while the stranger is busy, the platform takes the known one for a call
             self._connection = None
-            self._spawn(self._call(Task.SERVE))
+            self._spawn(self._call(NodeTask.SERVE))
         else:
             self._connection, self.limit_bytes = connection, report.limit_bytes
-            self._found(contents)
-        self._touched()  # those that wait for the node look only when the call has begun
+            self._on_contents(contents)
+        self._record_contact()  # those that wait for the node look only when the call has begun
 
-    def noticed(self, connection: ProxyEnd, kind: Kind, head: Head) -> None:
+    def on_notice(self, connection: ProxyConnection, kind: Kind, head: Head) -> None:
         """An instance says something unasked: that it is here again, or that it goes."""
         if connection is self._connection:
-            report = Report.parse(head)
-            (self.membership.said_bye if kind is Kind.LEAVING else self.membership.heard)(report.instance, self._now())
-            self._noted(report)
-            self._touched()
+            report = NodeReport.parse(head)
+            (self.state_machine.on_leaving if kind is Kind.LEAVING else self.state_machine.on_message)(
+                report.instance, self._now()
+            )
+            self._update_version(report)
+            self._record_contact()
         elif kind is Kind.LEAVING:  # a stranger's: should it come again, it is to greet
             connection.abort()
 
-    def _heard(self, instance: str) -> None:
+    def _on_answer(self, instance: str) -> None:
         """An instance has answered."""
-        if self.membership.heard(instance, self._now()):
-            self.contact_seconds = self._now()
+        if self.state_machine.on_message(instance, self._now()):
+            self.last_contact_seconds = self._now()
 
-    def _received(self) -> None:
+    def _record_received(self) -> None:
         """Count bytes of the known instance as a sign of life while it is awake: shards may be thrown away as late."""
         received_seconds = self._connection.received_seconds if self._connection is not None else float("-inf")
-        if self.membership.state is State.AWAKE and received_seconds > self.membership.heard_seconds:
-            self.membership.heard(str(self.membership.instance), received_seconds)
+        if self.state_machine.state is NodeState.AWAKE and received_seconds > self.state_machine.last_message_seconds:
+            self.state_machine.on_message(str(self.state_machine.instance), received_seconds)
 
-    def _noted(self, report: Report) -> None:
+    def _update_version(self, report: NodeReport) -> None:
         """Take note of the version of what it holds; those of requests at the same time come in any order."""
-        if report.version.term >= self.membership.expected.term:
-            self._changes += report.version != self.membership.expected
-            self.membership.changed(report.instance, report.version)
+        if report.version.change_count >= self.state_machine.expected_version.change_count:
+            self._change_count += report.version != self.state_machine.expected_version
+            self.state_machine.on_change(report.instance, report.version)
 
-    def _touched(self) -> None:
+    def _record_contact(self) -> None:
         """Something has happened to it, or was done to it."""
-        self.contact_seconds = self._now()
+        self.last_contact_seconds = self._now()
         self._changed.set()
         # What was asked while it said that it goes lies on its socket: it is answered when it is called again. One that
         # goes again before it has answered anything is left alone.
-        is_cut_short = self._asked and self._connection is not None and self.membership.state is State.SLEEPING
-        if is_cut_short and not (self._is_called_back or self._is_closed):
-            self._is_called_back = True
-            self._rouse()
+        is_cut_short = (
+            self._open_requests and self._connection is not None and self.state_machine.state is NodeState.SLEEPING
+        )
+        if is_cut_short and not (self._was_called_back or self._is_closed):
+            self._was_called_back = True
+            self._start_wake_up()
 
-    async def _has_changed(self, seconds: float) -> bool:
+    async def _wait_for_change(self, seconds: float) -> bool:
         """Wait until something happens to it; return whether that was in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -437,56 +439,56 @@ class Node:
 
     # What is not heard of it.
 
-    def lost(self, connection: ProxyEnd) -> None:
+    def on_disconnected(self, connection: ProxyConnection) -> None:
         """A connection has ended."""
-        if connection is self._connection and self.membership.instance is not None:
-            instance, self._connection = self.membership.instance, None
-            self.membership.lost(instance)
+        if connection is self._connection and self.state_machine.instance is not None:
+            instance, self._connection = self.state_machine.instance, None
+            self.state_machine.on_disconnected(instance)
             self._changed.set()  # which is no contact: whether the instance is there, the next call tells
             if isinstance(connection.failure, WireError):  # what it sent makes no sense: a shard that is too long, say
-                self._lied(instance)
+                self._on_wrong_data(instance)
 
-    def _was_silent(self, sent_seconds: float) -> None:
+    def _on_timeout(self, sent_seconds: float) -> None:
         """It has not answered what was sent then. Many requests that wait at once are one silence.
 
         An instance that has sent anything since is not silent: its answer may stand behind shards that are late.
         """
-        self._received()
-        if max(self.membership.heard_seconds, self._silent_seconds) < sent_seconds:
-            self._silent_seconds = self._now()
-            self._gave_up(self.membership.silent())
-            self._touched()
+        self._record_received()
+        if max(self.state_machine.last_message_seconds, self._last_timeout_seconds) < sent_seconds:
+            self._last_timeout_seconds = self._now()
+            self._disconnect_if_gone(self.state_machine.on_timeout())
+            self._record_contact()
 
-    def _did_not_deliver(self, sent_seconds: float) -> None:
+    def _on_shard_timeout(self, sent_seconds: float) -> None:
         """It has not delivered the shard that it was asked for then. Many that it is asked for at once are one."""
         had_time = self._now() - sent_seconds >= self._config.read_seconds / 2  # to wake it took the rest
-        if had_time and self._delivery_seconds <= sent_seconds:
-            self._delivery_seconds = self._now()
-            self._gave_up(self.membership.undelivered())
+        if had_time and self._last_delivery_seconds <= sent_seconds:
+            self._last_delivery_seconds = self._now()
+            self._disconnect_if_gone(self.state_machine.on_shard_timeout())
 
-    def _lied(self, instance: str) -> None:
+    def _on_wrong_data(self, instance: str) -> None:
         """An instance has sent what it was not to send."""
-        if is_given_up := self.membership.lied(instance):
+        if is_given_up := self.state_machine.on_wrong_shard(instance):
             _log.warning(
                 "%s answers with wrong shards, and nothing is read from its instance %s any more; its memory or the "
                 "way to it is faulty, or somebody forges them: look at who may change the function, and deploy it anew",
                 self.name,
                 instance,
             )
-        self._gave_up(is_given_up)
+        self._disconnect_if_gone(is_given_up)
 
-    def _gave_up(self, is_given_up: bool) -> None:
+    def _disconnect_if_gone(self, is_gone: bool) -> None:
         """Close the connection of a node if it is given up: what it held is lost."""
-        if is_given_up:
+        if is_gone:
             if self._connection is not None:
                 self._connection.abort()
                 self._connection = None
             self._changed.set()
-            self._found(Contents.NONE)
+            self._on_contents(NodeContents.NONE)
 
 
-async def _dismissed(connection: ProxyEnd, seconds: float) -> None:
+async def _stop_instance(connection: ProxyConnection, timeout_seconds: float) -> None:
     """Tell an instance that is not needed to return."""
     with suppress(StokerError):
-        await connection.request(Kind.STOP, timeout=seconds)
+        await connection.request(Kind.STOP, timeout_seconds=timeout_seconds)
     await connection.close()

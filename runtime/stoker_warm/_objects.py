@@ -15,15 +15,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from stoker._base.task_group import task_group
-from stoker._base.threads import in_thread
+from stoker._base.threads import run_in_thread
 from stoker.errors import StokerError, StoreError
-from stoker_warm._billing import Bill, ProxyTally
+from stoker_warm._billing import ProxyCounters, WarmBill
 from stoker_warm._config import WarmConfig
-from stoker_warm._directory import Directory
+from stoker_warm._directory import ShardDirectory
 from stoker_warm._erasure import encode, restore
-from stoker_warm._membership import State
-from stoker_warm._node_connection import Got, Node
-from stoker_warm._shard import LISTED_AT_ONCE, ShardId
+from stoker_warm._membership import NodeState
+from stoker_warm._node_connection import GetOutcome, NodeClient
+from stoker_warm._shard import MAX_SHARDS_PER_FRAME, ShardId
 
 _log = logging.getLogger("stoker.warm.writing")
 
@@ -40,30 +40,30 @@ class ShardedObjects:
 
     Attributes:
         directory: which shards are where.
-        tally: what was done.
-        under_way: what writes an object, or is about to, by the object's name.
+        counters: what was done.
+        write_tasks: what writes an object, or is about to, by the object's name.
     """
 
     def __init__(
         self,
         config: WarmConfig,
-        nodes: Sequence[Node],
-        bill: Bill,
+        nodes: Sequence[NodeClient],
+        bill: WarmBill,
         rng: random.Random,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._config, self._nodes, self._bill, self._rng, self._spawn = config, nodes, bill, rng, spawn
-        self.directory = Directory(config.nodes, config.code, limit_bytes=0, max_objects=config.max_objects)
-        self.tally = ProxyTally()
-        self.under_way: dict[str, asyncio.Task[None]] = {}
-        self._turns = asyncio.Semaphore(config.writes)
+        self.directory = ShardDirectory(config.nodes, config.code, limit_bytes=0, max_objects=config.max_objects)
+        self.counters = ProxyCounters()
+        self.write_tasks: dict[str, asyncio.Task[None]] = {}
+        self._write_slots = asyncio.Semaphore(config.writes)
         self._is_closed = False
-        self._deleting = [asyncio.Lock() for _ in range(config.nodes)]
+        self._delete_locks = [asyncio.Lock() for _ in range(config.nodes)]
 
     def find(self, name: str) -> list[int] | None:
         """Return which node holds which shard of an object; None, which counts as a miss, if it is not here."""
         nodes = self.directory.find(name)
-        self.tally.misses += nodes is None
+        self.counters.misses += nodes is None
         return nodes
 
     async def read(self, name: str, into: memoryview) -> bool:
@@ -81,31 +81,31 @@ class ShardedObjects:
         nodes = self.find(name)
         if nodes is None:
             return False
-        code, views = self._config.code, self._config.code.views(into)
+        code, views = self._config.code, self._config.code.data_views(into)
         parity = {at: memoryview(bytearray(len(views[0]))) for at in range(code.data, code.shards)}
-        right, lost = await self._read_first(name, nodes, [*views, *parity.values()])
+        right, lost = await self._read_shards(name, nodes, [*views, *parity.values()])
         if len(right) < code.data:
-            self.tally.losses += 1
+            self.counters.losses += 1
             return False
         missing = [at for at in range(code.data) if at not in right]
         if missing:
-            self.tally.restored += 1
+            self.counters.restored += 1
             here = {at: view for at, view in parity.items() if at in right}
             if code.parity == 1:  # which takes less time than handing it over
                 restore(code, len(into), into, here, missing)
             else:
-                await in_thread(lambda _: restore(code, len(into), into, here, missing))
-        self.delivered(len(into))
+                await run_in_thread(lambda _: restore(code, len(into), into, here, missing))
+        self.count_hit(len(into))
         if lost:
-            self._rebuild(name, into)
+            self._start_repair(name, into)
         return True
 
-    def delivered(self, size_bytes: int) -> None:
+    def count_hit(self, size_bytes: int) -> None:
         """Count a read of an object, be it one that another read has fetched."""
-        self.tally.hits += 1
-        self._bill.delivered(size_bytes)
+        self.counters.hits += 1
+        self._bill.count_read(size_bytes)
 
-    async def _read_first(
+    async def _read_shards(
         self, name: str, nodes: Sequence[int], targets: Sequence[memoryview]
     ) -> tuple[set[int], list[int]]:
         """Ask for all shards at once, until enough are right or too many are not there, and leave the others.
@@ -114,7 +114,7 @@ class ShardedObjects:
             The positions of shards that are right, and of those that nodes have lost.
         """
         code = self._config.code
-        asked: dict[asyncio.Task[Got], ShardId] = {}
+        asked: dict[asyncio.Task[GetOutcome], ShardId] = {}
         right = {at for at, view in enumerate(targets) if not len(view)}
         lost = [at for at, node in enumerate(nodes) if node < 0]
         async with task_group() as group:
@@ -127,135 +127,139 @@ class ShardedObjects:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for each in done:
                     shard, got = asked[each], each.result()
-                    if got is Got.RIGHT:
+                    if got is GetOutcome.VALID:
                         right.add(shard.position)
-                    elif got is not Got.NOTHING:
+                    elif got is not GetOutcome.UNAVAILABLE:
                         lost.append(shard.position)
-                        self.tally.corrupt += got is Got.WRONG
-                        self.directory.missing(nodes[shard.position], shard)
+                        self.counters.corrupt += got is GetOutcome.CORRUPT
+                        self.directory.mark_missing(nodes[shard.position], shard)
             for each in waiting:
                 each.cancel()
         if len(right) >= code.data:
-            self.tally.late += len(waiting)
+            self.counters.late += len(waiting)
         return right, lost
 
-    def offer(self, name: str, data: memoryview, *, copies: bool = True) -> None:
+    def offer(self, name: str, data: memoryview, *, must_copy: bool = True) -> None:
         """Put an object away some time, if there is room for it until then. Never blocks.
 
         Args:
             name: of the object.
             data: its bytes.
-            copies: whether to copy them, lest they change until then.
+            must_copy: whether to copy them, lest they change until then.
         """
         if not self.has(name) and self.has_room(len(data)):
-            self._begin(name, bytes(data) if copies else data)
+            self._start_write(name, bytes(data) if must_copy else data)
 
     def has(self, name: str) -> bool:
         """Return whether an object is here, or on its way."""
-        return self.directory.find(name) is not None or name in self.under_way
+        return self.directory.find(name) is not None or name in self.write_tasks
 
     def has_room(self, size_bytes: int) -> bool:
         """Return whether a copy of an object may wait; if not, that counts as declined."""
-        has_room = self._fits(size_bytes)
-        self.tally.declined += not has_room
+        has_room = self._has_pending_room(size_bytes)
+        self.counters.declined += not has_room
         return has_room
 
-    def _rebuild(self, name: str, data: memoryview) -> None:
+    def _start_repair(self, name: str, data: memoryview) -> None:
         """Put the lost shards of an object that is here away again; if there is room for a copy."""
         is_here = self.directory.find(name, is_use=False) is not None
-        if is_here and name not in self.under_way and self._fits(len(data)):
-            self._begin(name, bytes(data))
+        if is_here and name not in self.write_tasks and self._has_pending_room(len(data)):
+            self._start_write(name, bytes(data))
 
-    def drop(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Forget an object, also one that is being written. Its shards are deleted when their nodes are written to."""
-        if name in self.under_way:
-            self.under_way[name].cancel()
-        self.directory.forget(name)
+        if name in self.write_tasks:
+            self.write_tasks[name].cancel()
+        self.directory.remove_object(name)
 
     def close(self) -> None:
         """Take no more."""
         self._is_closed = True
 
-    def _fits(self, size_bytes: int) -> bool:
-        limit_bytes = min(self._config.max_object_bytes, self._config.pending_bytes - self.tally.pending_bytes)
+    def _has_pending_room(self, size_bytes: int) -> bool:
+        limit_bytes = min(self._config.max_object_bytes, self._config.pending_bytes - self.counters.pending_bytes)
         return not self._is_closed and size_bytes <= limit_bytes
 
-    def _begin(self, name: str, data: bytes | memoryview) -> None:
-        self.tally.pending_bytes += len(data)
-        writing = self.under_way[name] = self._spawn(self._write(name, data))
-        writing.add_done_callback(lambda _: self._ended(name, len(data)))
+    def _start_write(self, name: str, data: bytes | memoryview) -> None:
+        self.counters.pending_bytes += len(data)
+        writing = self.write_tasks[name] = self._spawn(self._write(name, data))
+        writing.add_done_callback(lambda _: self._finish_write(name, len(data)))
 
-    def _ended(self, name: str, size_bytes: int) -> None:
-        del self.under_way[name]
-        self.tally.pending_bytes -= size_bytes
+    def _finish_write(self, name: str, size_bytes: int) -> None:
+        del self.write_tasks[name]
+        self.counters.pending_bytes -= size_bytes
 
     async def _write(self, name: str, data: bytes | memoryview) -> None:
-        async with self._turns:
+        async with self._write_slots:
             is_repair = self.directory.find(name, is_use=False) is not None
-            await self.meet_nodes()
+            await self.learn_limits()
             placement = self.directory.place(name, self._rng)
             stored = 0
             if placement is not None:
-                self.tally.evicted += placement.evicted
+                self.counters.evicted += placement.evicted
                 stored = await self._write_shards(name, data, placement.nodes)
             if is_repair:
-                self.tally.rebuilt += stored
+                self.counters.rebuilt += stored
             elif self.directory.find(name, is_use=False) is not None:
-                self.tally.stored += 1
+                self.counters.stored += 1
             else:
-                self.tally.declined += 1
+                self.counters.declined += 1
 
     async def _write_shards(self, name: str, data: bytes | memoryview, nodes: Mapping[int, int]) -> int:
         """Write shards of an object to the nodes that are reserved, by position; return how many took theirs."""
         code = self._config.code
         ids = {at: ShardId(name, code.data, code.parity, at) for at in nodes}
         try:
-            shards = code.views(memoryview(data))
+            shards = code.data_views(memoryview(data))
             if max(nodes, default=0) >= code.data:
                 parity = [memoryview(bytearray(code.shard_bytes(len(data)))) for _ in range(code.parity)]
-                await in_thread(lambda _: encode(memoryview(data), code, parity))
+                await run_in_thread(lambda _: encode(memoryview(data), code, parity))
                 shards += parity
             async with task_group() as group:
                 tasks = [group.create_task(self._write_shard(nodes[at], ids[at], shards[at])) for at in nodes]
             return sum(task.result() for task in tasks)
         finally:
             for at, node in nodes.items():
-                self.directory.release(node, ids[at])
+                self.directory.cancel_reservation(node, ids[at])
 
     async def _write_shard(self, number: int, shard: ShardId, payload: memoryview) -> bool:
         node = self._nodes[number]
         try:
-            await self._delete(node)
+            await self._delete_tombstones(node)
             evicted = await node.set(shard, payload)
         except StoreError as error:
             _log.debug("%s does not take a shard: %s", node.name, error)
             return False
         for each in evicted or ():
-            self.directory.dropped(number, each)
-        return evicted is not None and self.directory.stored(number, shard)
+            self.directory.remove_shard(number, each)
+        return evicted is not None and self.directory.commit_shard(number, shard)
 
-    async def _delete(self, node: Node) -> None:
+    async def _delete_tombstones(self, node: NodeClient) -> None:
         """Delete what is to be deleted at a node; after an error, what was not deleted remains to be."""
-        async with self._deleting[node.number]:  # lest a shard is put there again before a second order to delete it
-            while page := self.directory.tombstones(node.number, LISTED_AT_ONCE):
+        async with self._delete_locks[
+            node.number
+        ]:  # lest a shard is put there again before a second order to delete it
+            while page := self.directory.list_tombstones(node.number, MAX_SHARDS_PER_FRAME):
                 await node.delete(page)
-                self.directory.deleted(node.number, page)
+                self.directory.clear_tombstones(node.number, page)
 
-    async def meet_nodes(self) -> None:
+    async def learn_limits(self) -> None:
         """Wake nodes whose limit is not known yet."""
-        unknown = [each for each in self._nodes if not each.limit_bytes and each.membership.state is not State.GONE]
-        for name, why in (await at_nodes(unknown, Node.ping)).items():
+        unknown = [
+            each for each in self._nodes if not each.limit_bytes and each.state_machine.state is not NodeState.GONE
+        ]
+        for name, why in (await for_each_node(unknown, NodeClient.ping)).items():
             _log.debug("%s does not say how much it holds: %s", name, why)
 
 
-async def at_nodes(nodes: Sequence[Node], work: Callable[[Node], Awaitable[None]]) -> dict[str, str]:
+async def for_each_node(nodes: Sequence[NodeClient], action: Callable[[NodeClient], Awaitable[None]]) -> dict[str, str]:
     """Do something at all nodes at once; return name → what went wrong, of those where it failed."""
 
-    async def problem_of(node: Node) -> str:
+    async def problem_of(node: NodeClient) -> str:
         try:
-            await work(node)
+            await action(node)
         except StokerError as error:
-            return str(node.failure or error)
+            return str(node.call_error or error)
         return ""
 
     async with task_group() as group:

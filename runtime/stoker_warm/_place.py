@@ -20,8 +20,8 @@ from aiohttp import web
 from stoker._base.sizes import format_bytes
 from stoker._cache.keeper import size_of
 from stoker._memory.budget import ByteBudget
-from stoker._shared.client import ServerAddress, ask_server
-from stoker._shared.objects import PlaceStatistics, create_buffer
+from stoker._shared.client import ServerAddress, get_with_metrics_token
+from stoker._shared.objects import StorageStatistics, create_buffer
 from stoker._shared.protocol import METRIC_PREFIX
 from stoker._shared.secret import TierSecret
 from stoker._shared.server import TierServer
@@ -33,7 +33,7 @@ STATUS_PATH = "/status"
 _log = logging.getLogger("stoker.warm.proxy")
 
 
-def object_name(key: str) -> str:
+def create_object_name(key: str) -> str:
     """Return what the directory and nodes call an object of a tenant: 32 hexadecimal digits, its size among them.
 
     Tenants whose objects have one name by chance, or who try others' names, so have different objects.
@@ -46,44 +46,44 @@ def object_name(key: str) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class _Read:
+class _SharedRead:
     """An object on its way from nodes to trainers.
 
     Attributes:
-        found: its bytes, None if nodes do not have them.
-        holding: reads it, and holds its memory until cancelled.
+        data: its bytes, None if nodes do not have them.
+        task: reads it, and holds its memory until cancelled.
         readers: that wait for it, or have it and have not sent it yet.
     """
 
-    found: asyncio.Future[memoryview | None]
-    holding: asyncio.Task[None]
+    data: asyncio.Future[memoryview | None]
+    task: asyncio.Task[None]
     readers: int = 0
 
 
-class WarmPlace:
-    """A place of a :class:`~stoker._shared.server.TierServer`, as :class:`~stoker._shared.objects.ObjectPlace` is one.
+class WarmStorage:
+    """The storage of a :class:`~stoker._shared.server.TierServer`, as :class:`~stoker._shared.objects.BoundedStorage`.
 
     Args:
         proxy: of the nodes; started and closed by others.
-        read_bytes: of objects on their way to trainers, at most; a larger one is not found.
+        max_read_bytes: of objects on their way to trainers, at most; a larger one is not found.
     """
 
     name = "functions"
 
-    def __init__(self, proxy: Proxy, *, read_bytes: int = 256 << 20) -> None:
-        self._proxy, self._budget = proxy, ByteBudget(read_bytes)
-        self._reads: dict[str, _Read] = {}
+    def __init__(self, proxy: Proxy, *, max_read_bytes: int = 256 << 20) -> None:
+        self._proxy, self._budget = proxy, ByteBudget(max_read_bytes)
+        self._reads: dict[str, _SharedRead] = {}
         self._reserved: dict[str, int] = {}
-        self._is_told_of_size = False
+        self._has_logged_size = False
 
     def __contains__(self, key: str) -> bool:
-        return key in self._reserved or self._proxy.objects.has(object_name(key))
+        return key in self._reserved or self._proxy.objects.has(create_object_name(key))
 
     def reserve(self, key: str, size_bytes: int, group: str) -> bool:
-        """Make room for a copy that waits to be written to nodes; see :class:`~stoker._shared.objects.ObjectPlace`."""
+        """Make room for a copy to be written to nodes; see :class:`~stoker._shared.objects.BoundedStorage`."""
         most_bytes = self._proxy.config.max_object_bytes
-        if size_bytes > most_bytes and not self._is_told_of_size:
-            self._is_told_of_size = True
+        if size_bytes > most_bytes and not self._has_logged_size:
+            self._has_logged_size = True
             _log.warning(
                 "an object of %s was offered, and nodes take up to %s each, as all larger ones; take a code with more "
                 "data shards, or pack smaller super-samples",
@@ -92,52 +92,52 @@ class WarmPlace:
         has_room = self._proxy.objects.has_room(size_bytes)
         if has_room:
             self._reserved[key] = size_bytes
-            self._proxy.objects.tally.pending_bytes += size_bytes
+            self._proxy.objects.counters.pending_bytes += size_bytes
         return has_room
 
-    async def keep(self, key: str, data: memoryview) -> None:
+    async def store(self, key: str, data: memoryview) -> None:
         """Have an object written to nodes some time."""
-        self.give_up(key)
-        self._proxy.objects.offer(object_name(key), data, copies=False)
+        self.cancel_reservation(key)
+        self._proxy.objects.offer(create_object_name(key), data, must_copy=False)
 
-    def give_up(self, key: str) -> None:
+    def cancel_reservation(self, key: str) -> None:
         """Give back the room of an object that was not kept."""
-        self._proxy.objects.tally.pending_bytes -= self._reserved.pop(key, 0)
+        self._proxy.objects.counters.pending_bytes -= self._reserved.pop(key, 0)
 
     def drop(self, key: str) -> None:
         """Forget an object."""
-        self._proxy.objects.drop(object_name(key))
+        self._proxy.objects.remove(create_object_name(key))
 
     @asynccontextmanager
-    async def reading(self, key: str) -> AsyncIterator[memoryview | None]:
+    async def pin(self, key: str) -> AsyncIterator[memoryview | None]:
         """Yield an object's bytes, None if nodes do not have them, or not enough of them in time."""
         read = self._reads.get(key)
         is_first = read is None
         if read is None:
-            name = object_name(key)
+            name = create_object_name(key)
             if self._proxy.objects.find(name) is None or size_of(name) > self._budget.limit:
                 yield None
                 return
-            read = self._reads[key] = self._begin(name)
+            read = self._reads[key] = self._start_read(name)
         read.readers += 1
         try:
-            data = await asyncio.shield(read.found)
+            data = await asyncio.shield(read.data)
             if data is not None and not is_first:
-                self._proxy.objects.delivered(len(data))
+                self._proxy.objects.count_hit(len(data))
             yield data
         finally:
             read.readers -= 1
             if not read.readers:
                 del self._reads[key]
-                read.holding.cancel()
+                read.task.cancel()
 
-    def _begin(self, name: str) -> _Read:
+    def _start_read(self, name: str) -> _SharedRead:
         loop = asyncio.get_running_loop()
         found: asyncio.Future[memoryview | None] = loop.create_future()
-        return _Read(found, loop.create_task(self._hold(name, found)))
+        return _SharedRead(found, loop.create_task(self._read_and_hold(name, found)))
 
-    async def _hold(self, name: str, found: asyncio.Future[memoryview | None]) -> None:
-        async with self._budget.hold(size_of(name)):
+    async def _read_and_hold(self, name: str, found: asyncio.Future[memoryview | None]) -> None:
+        async with self._budget.reserve(size_of(name)):
             try:
                 data = await create_buffer(size_of(name))
                 found.set_result(data if await self._proxy.objects.read(name, data) else None)
@@ -145,10 +145,10 @@ class WarmPlace:
                 found.set_exception(error)
             await asyncio.get_running_loop().create_future()
 
-    def statistics(self) -> PlaceStatistics:
+    def statistics(self) -> StorageStatistics:
         """Return a snapshot."""
         found = self._proxy.statistics()
-        return PlaceStatistics(
+        return StorageStatistics(
             hits=found.hits,
             added=found.stored,
             declined=found.declined,
@@ -168,7 +168,7 @@ async def read_status(server: ServerAddress, secret: TierSecret) -> dict[str, An
     Raises:
         StoreError: it cannot be asked, or is no proxy.
     """
-    answer = await ask_server(server, secret, STATUS_PATH)
+    answer = await get_with_metrics_token(server, secret, STATUS_PATH)
     try:
         status = json.loads(answer)
         if not isinstance(status, dict):
@@ -187,7 +187,7 @@ class WarmServer(TierServer):
     """
 
     def __init__(self, secrets: Sequence[TierSecret], proxy: Proxy) -> None:
-        super().__init__(secrets, WarmPlace(proxy))
+        super().__init__(secrets, WarmStorage(proxy))
         self._proxy = proxy
 
     def application(self) -> web.Application:
@@ -197,7 +197,7 @@ class WarmServer(TierServer):
         return app
 
     async def _status(self, request: web.Request) -> web.Response:
-        self._known(request, lambda each: each.metrics_token)
+        self._authenticate(request, lambda each: each.metrics_token)
         return web.json_response(await self._proxy.status())
 
     def _metric_lines(self) -> Iterator[str]:

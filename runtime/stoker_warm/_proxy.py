@@ -17,15 +17,15 @@ from typing import Any, Self
 from stoker._base.task_group import task_group
 from stoker.abc import Answer
 from stoker.errors import FunctionError, StokerError, ThrottledError, TransientError
-from stoker_warm._auth import Secret
-from stoker_warm._billing import Bill, ProxyStatistics, Tariff
+from stoker_warm._auth import WarmSecret
+from stoker_warm._billing import ProxyStatistics, WarmBill, WarmPrices
 from stoker_warm._config import WarmConfig
 from stoker_warm._erasure import require_codec
-from stoker_warm._events import Task, Wake
+from stoker_warm._events import NodeTask, WakeEvent
 from stoker_warm._listener import MAX_UNAUTHENTICATED, Listener, PeerServer
-from stoker_warm._membership import Contents, State
-from stoker_warm._node_connection import Node
-from stoker_warm._objects import ShardedObjects, at_nodes
+from stoker_warm._membership import NodeContents, NodeState
+from stoker_warm._node_connection import NodeClient
+from stoker_warm._objects import ShardedObjects, for_each_node
 from stoker_warm._shard import ShardMac
 
 _log = logging.getLogger("stoker.warm.proxy")
@@ -33,12 +33,12 @@ _log = logging.getLogger("stoker.warm.proxy")
 Invoke = Callable[[str, Mapping[str, Any]], Awaitable[Answer]]
 """Calls a function by its name with an event and waits for its end; raises as :meth:`stoker.abc.Executor.call`."""
 
-_MAY_HAVE_RUN = (FunctionError, TransientError)
+_BILLABLE_ERRORS = (FunctionError, TransientError)
 """Errors of calls that may be billed: anything else was refused before a function ran."""
 MAX_HEARTBEATS = 16
 """Calls to keep nodes warm that are under way at a time."""
-_SHOWN_PROBLEMS = 5
-_SHOWN_CHARACTERS = 300
+_MAX_SHOWN_PROBLEMS = 5
+_MAX_PROBLEM_CHARACTERS = 300
 
 
 class Proxy:
@@ -50,7 +50,7 @@ class Proxy:
         invoke: calls functions by their names.
         listener: where nodes dial.
         mac: of shards.
-        tariff: for its bill; without one, functions cost nothing.
+        prices: for its bill; without one, functions cost nothing.
         rng: for choosing nodes.
 
     Attributes:
@@ -66,25 +66,25 @@ class Proxy:
     def __init__(
         self,
         config: WarmConfig,
-        secret: Secret,
+        secret: WarmSecret,
         invoke: Invoke,
         listener: Listener,
         *,
         mac: ShardMac,
-        tariff: Tariff | None = None,
+        prices: WarmPrices | None = None,
         rng: random.Random | None = None,
     ) -> None:
         require_codec(config.code)
         self.config = config
-        self.bill = Bill(tariff=tariff or Tariff())
+        self.bill = WarmBill(prices=prices or WarmPrices())
         self.listener = listener
         self._mac, self._invoke = mac, invoke
-        self._nodes: list[Node] = []
+        self._nodes: list[NodeClient] = []
         rng = rng or random.Random()  # noqa: S311 - which nodes is no secret
         self.objects = ShardedObjects(config, self._nodes, self.bill, rng, self._spawn)
         self._directory = self.objects.directory
-        self._begun_seconds = 0.0
-        self._peers = PeerServer(secret, listener, self._nodes, self._spawn)
+        self._start_seconds = 0.0
+        self._peer_server = PeerServer(secret, listener, self._nodes, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -94,13 +94,17 @@ class Proxy:
         Raises:
             ConfigError: the address cannot be used.
         """
-        self._begun_seconds = asyncio.get_running_loop().time()
+        self._start_seconds = asyncio.get_running_loop().time()
         self._nodes[:] = [
-            Node(number, self.config, self._mac, call=self._call, found=self._found, spawn=self._spawn)
+            NodeClient(
+                number, self.config, self._mac, call=self._invoke_node, on_contents=self._on_contents, spawn=self._spawn
+            )
             for number in range(self.config.nodes)
         ]
-        await self.listener.open(self._peers.accept, max_unauthenticated=MAX_UNAUTHENTICATED + self.config.nodes)
-        self._spawn(self.objects.meet_nodes())
+        await self.listener.open(
+            self._peer_server.create_connection, max_unauthenticated=MAX_UNAUTHENTICATED + self.config.nodes
+        )
+        self._spawn(self.objects.learn_limits())
         start_heartbeats(self._nodes, self.config.keep_warm_seconds, self._spawn)
         return self
 
@@ -112,7 +116,7 @@ class Proxy:
         async with task_group() as group:
             for node in self._nodes:
                 group.create_task(node.close())
-            group.create_task(self._peers.close())
+            group.create_task(self._peer_server.close())
         for task in list(self._tasks):
             task.cancel()
         while self._tasks:
@@ -120,83 +124,83 @@ class Proxy:
 
     def statistics(self) -> ProxyStatistics:
         """Return a snapshot."""
-        states = Counter(node.membership.state for node in self._nodes)
+        states = Counter(node.state_machine.state for node in self._nodes)
         return ProxyStatistics(
-            **asdict(self.objects.tally),
+            **asdict(self.objects.counters),
             objects=len(self._directory),
             held_bytes=sum(self._directory.used_bytes(node.number) for node in self._nodes),
             limit_bytes=sum(node.limit_bytes for node in self._nodes),
-            nodes={state.value: states[state] for state in State},
+            nodes={state.value: states[state] for state in NodeState},
         )
 
-    async def status(self, *, wakes: bool = False) -> dict[str, Any]:
+    async def status(self, *, wake_nodes: bool = False) -> dict[str, Any]:
         """Return figures of the tier as JSON values.
 
         Args:
-            wakes: whether to call all nodes before, also those that were given up, and to wait until it is known what
-                they hold. Those that do not come are ``problems``, of which the first few are told.
+            wake_nodes: whether to call all nodes before, also those that were given up, and to wait until it is known
+                what they hold. Those that do not come are ``problems``, of which the first few are told.
         """
-        problems = await at_nodes(self._nodes, self._wake) if wakes else {}
+        problems = await for_each_node(self._nodes, self._wake_node) if wake_nodes else {}
         return {
             "code": str(self.config.code),
             **asdict(self.statistics()),
-            "problems": _described(problems),
+            "problems": _format_problems(problems),
             "absent": len(problems),
-            "bill": self.bill.to_json(asyncio.get_running_loop().time() - self._begun_seconds),
+            "bill": self.bill.to_json(asyncio.get_running_loop().time() - self._start_seconds),
         }
 
-    async def forget(self) -> list[str]:
+    async def delete_all(self) -> list[str]:
         """Call all nodes, and have them drop what they hold; return what went wrong."""
-        return _described(await at_nodes(self._nodes, Node.forget))
+        return _format_problems(await for_each_node(self._nodes, NodeClient.delete_all))
 
-    async def _wake(self, node: Node) -> None:
-        if node.membership.state is State.GONE:
+    async def _wake_node(self, node: NodeClient) -> None:
+        if node.state_machine.state is NodeState.GONE:
             await node.keep_warm()
         await node.ping()
-        if not node.membership.is_listed:
-            await self._learn(node)
+        if not node.state_machine.has_shard_list:
+            await self._reconcile(node)
 
     # What nodes need.
 
-    async def _call(self, name: str, task: Task, dial_anew: bool) -> Answer:
+    async def _invoke_node(self, name: str, task: NodeTask, dial_anew: bool) -> Answer:
         """Call a node's function, and put it on the bill."""
-        wake = Wake(
+        wake = WakeEvent(
             node=name,
             proxy=self.listener.address,
             fingerprint=self.listener.fingerprint,
             task=task,
             linger_seconds=self.config.linger_seconds,
-            dial_anew=dial_anew,
+            must_reconnect=dial_anew,
         )
         try:
             answer = await self._invoke(name, wake.to_event())
         except StokerError as error:
-            if isinstance(error, _MAY_HAVE_RUN) and not isinstance(error, ThrottledError):
-                self.bill.called(task, None)
+            if isinstance(error, _BILLABLE_ERRORS) and not isinstance(error, ThrottledError):
+                self.bill.count_call(task, None)
             raise
-        self.bill.called(task, answer)
+        self.bill.count_call(task, answer)
         return answer
 
-    def _found(self, node: Node, contents: Contents) -> None:
+    def _on_contents(self, node: NodeClient, contents: NodeContents) -> None:
         """A node has said what it holds, or is given up."""
-        self._directory.limit(node.number, node.limit_bytes, is_gone=node.membership.state is State.GONE)
-        if contents is Contents.NONE:
-            self._directory.lost(node.number)
-        elif contents is Contents.UNKNOWN:
-            self._spawn(self._learn(node))
+        self._directory.set_limit(node.number, node.limit_bytes, is_gone=node.state_machine.state is NodeState.GONE)
+        if contents is NodeContents.NONE:
+            self._directory.clear_node(node.number)
+        elif contents is NodeContents.UNKNOWN:
+            self._spawn(self._reconcile(node))
 
-    async def _learn(self, node: Node) -> None:
+    async def _reconcile(self, node: NodeClient) -> None:
         """Ask a node for what it holds, and believe that."""
         try:
-            shards = await node.listed()
+            shards = await node.list_shards()
         except StokerError as error:
             _log.warning("%s does not say what it holds: %s", node.name, error)
             return
         if shards is not None:
-            self._directory.listed(node.number, shards, is_trusted=not node.membership.is_distrusted)
+            self._directory.reconcile(node.number, shards, is_trusted=not node.state_machine.is_distrusted)
 
     def _spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(_logged(work))
+        task = asyncio.get_running_loop().create_task(_run_logged(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: work.close())  # if it never began
@@ -206,7 +210,7 @@ class Proxy:
 
 
 def start_heartbeats(
-    nodes: Sequence[Node],
+    nodes: Sequence[NodeClient],
     interval_seconds: float,
     spawn: Callable[[Coroutine[Any, Any, object]], asyncio.Task[None]],
 ) -> None:
@@ -217,18 +221,18 @@ def start_heartbeats(
     """
     calls, loop = asyncio.Semaphore(MAX_HEARTBEATS), asyncio.get_running_loop()
 
-    async def keep_warm(node: Node) -> None:
+    async def keep_warm(node: NodeClient) -> None:
         while True:
-            await asyncio.sleep(max(0.0, node.contact_seconds + interval_seconds - loop.time()))
+            await asyncio.sleep(max(0.0, node.last_contact_seconds + interval_seconds - loop.time()))
             async with calls:
-                if node.contact_seconds + interval_seconds <= loop.time():
+                if node.last_contact_seconds + interval_seconds <= loop.time():
                     await asyncio.wait([spawn(node.keep_warm())])
 
     for node in nodes:
         spawn(keep_warm(node))
 
 
-async def _logged(work: Coroutine[Any, Any, object]) -> None:
+async def _run_logged(work: Coroutine[Any, Any, object]) -> None:
     try:
         await work
     except StokerError as error:
@@ -237,6 +241,6 @@ async def _logged(work: Coroutine[Any, Any, object]) -> None:
         _log.exception("the warm tier goes on without")
 
 
-def _described(problems: Mapping[str, str]) -> list[str]:
+def _format_problems(problems: Mapping[str, str]) -> list[str]:
     """Return the first few problems of nodes, in few words."""
-    return [f"{name}: {why}"[:_SHOWN_CHARACTERS] for name, why in list(problems.items())[:_SHOWN_PROBLEMS]]
+    return [f"{name}: {why}"[:_MAX_PROBLEM_CHARACTERS] for name, why in list(problems.items())[:_MAX_SHOWN_PROBLEMS]]

@@ -13,18 +13,20 @@ import hmac
 import re
 import secrets
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from heapq import nsmallest
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeGuard
 
-from stoker._base.plugins import needs_extra
+from stoker._base.plugins import require_extra
 from stoker._cache.keeper import is_name, size_of
 from stoker.errors import ConfigError, WireError
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 
-_TEXT = re.compile(r"([0-9a-f]{32})\.([1-9]\d{0,2})\+(0|[1-9]\d{0,2})\.(0|[1-9]\d{0,2})", re.ASCII)
-LISTED_AT_ONCE = 1000
+_SHARD_ID_TEXT = re.compile(r"([0-9a-f]{32})\.([1-9]\d{0,2})\+(0|[1-9]\d{0,2})\.(0|[1-9]\d{0,2})", re.ASCII)
+MAX_SHARDS_PER_FRAME = 1000
 """Shards in one frame: their names take 48 KB of the 64 KiB that a head may have."""
 
 
@@ -54,16 +56,16 @@ class ShardId:
             raise ConfigError(f"{self.code} has shards 0 to {self.code.shards - 1}, not {self.position}")
 
     @property
-    def code(self) -> Code:
+    def code(self) -> ErasureCode:
         """How the object is cut."""
-        return Code(self.data, self.parity)
+        return ErasureCode(self.data, self.parity)
 
     @property
     def size_bytes(self) -> int:
         """Of the shard: it follows from the object's name."""
         if self.position >= self.data:
             return self.code.shard_bytes(size_of(self.object))
-        start, end = self.code.cuts(size_of(self.object))[self.position]
+        start, end = self.code.data_ranges(size_of(self.object))[self.position]
         return end - start
 
     def to_text(self) -> str:
@@ -77,7 +79,7 @@ class ShardId:
         Raises:
             WireError: it is not exactly what :meth:`to_text` returns for some id.
         """
-        match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+        match = _SHARD_ID_TEXT.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise WireError(f"{text!r:.80} is not the name of a shard")
         try:
@@ -90,13 +92,29 @@ class ShardId:
         """Return the ids of a list of texts, which a peer has sent.
 
         Raises:
-            WireError: it is no list, has more than ``LISTED_AT_ONCE``, or one of them is not the name of a shard.
+            WireError: it is no list, has more than ``MAX_SHARDS_PER_FRAME``, or one of them is not the name of a shard.
         """
         if not isinstance(texts, list):
             raise WireError(f"{texts!r:.80} is not a list of the names of shards")
-        if len(texts) > LISTED_AT_ONCE:
-            raise WireError(f"a list of shards has at most {LISTED_AT_ONCE}")
+        if len(texts) > MAX_SHARDS_PER_FRAME:
+            raise WireError(f"a list of shards has at most {MAX_SHARDS_PER_FRAME}")
         return [cls.parse(each) for each in texts]
+
+
+def parse_page(name: str, head: Mapping[str, Any], previous: Sequence[ShardId], max_count: int) -> list[ShardId]:
+    """Return the shards of an answer to INDEX, behind those of the answers before.
+
+    Raises:
+        WireError: it is no such answer, has shards out of their order, or is one too many.
+    """
+    shards = ShardId.parse_all(head.get("shards"))
+    if head.get("more") and not shards:
+        raise WireError(f"{name} lists no shards, and says that there are more")
+    if any(one >= other for one, other in pairwise([*previous[-1:], *shards])):
+        raise WireError(f"{name} lists shards that are not in their order")
+    if len(previous) + len(shards) > max_count:
+        raise WireError(f"{name} lists more than {max_count} shards")
+    return shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +123,7 @@ class Shard:
 
     Attributes:
         id: which it is.
-        mac: what :meth:`ShardMac.make` returned for it; who has no key cannot tell whether it is right.
+        mac: what :meth:`ShardMac.sign` returned for it; who has no key cannot tell whether it is right.
         payload: its bytes.
     """
 
@@ -143,13 +161,13 @@ class ShardMac:
     """
 
     def __init__(self, key: bytes) -> None:
-        with needs_extra("the proxy of a warm tier", "warm"):
+        with require_extra("the proxy of a warm tier", "warm"):
             from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
         if len(key) != KEY_BYTES:
             raise ConfigError(f"a key of shards' MACs has {KEY_BYTES} bytes, not {len(key)}")
         self._aes, self._cipher, self._mode = algorithms.AES(key), Cipher, modes.GCM
 
-    def make(self, shard: ShardId, payload: bytes | bytearray | memoryview) -> str:
+    def sign(self, shard: ShardId, payload: bytes | bytearray | memoryview) -> str:
         """Return a MAC of a shard, another one each time."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return (nonce + self._tag(nonce, shard, payload)).hex()
@@ -172,12 +190,12 @@ class ShardMac:
         return "ShardMac(…)"
 
 
-OVERHEAD_BYTES = 768
+SHARD_OVERHEAD_BYTES = 768
 """What a shard takes besides its payload, in the budget: a bound on what tracemalloc counts for the id with a name of
 its own, its MAC, the record of both, its places in two tables, and the head of a bytearray."""
 
 
-class Version(NamedTuple):
+class StoreVersion(NamedTuple):
     """Version of the contents of a shard store, in two numbers.
 
     A node that still has what it had answers with the version that it answered with before. An instance that has just
@@ -186,18 +204,18 @@ class Version(NamedTuple):
     that came to the same contents in different ways have the same hash.
 
     Attributes:
-        term: shards that were put into the store or went from it, ever.
+        change_count: shards that were put into the store or went from it, ever.
         hash: 64 bits, of which shards with which MACs are there, whatever their order.
     """
 
-    term: int = 0
+    change_count: int = 0
     hash: int = 0
 
 
 class ShardStore:
     """Shards in memory. It decides and never waits; not thread-safe.
 
-    Invariant: payloads, and :data:`OVERHEAD_BYTES` for each shard, never add up to more than the limit.
+    Invariant: payloads, and :data:`SHARD_OVERHEAD_BYTES` for each shard, never add up to more than the limit.
 
     A payload belongs to the store and is never changed. One that is evicted while it is being sent stays valid until
     then, outside the budget.
@@ -218,7 +236,7 @@ class ShardStore:
             raise ConfigError(f"a store's limit must be at least 0 bytes, not {limit_bytes}")
         self.limit_bytes = limit_bytes
         self.held_bytes = 0
-        self.version = Version()
+        self.version = StoreVersion()
         self._shards = OrderedDict[ShardId, Shard]()  # the least recently used first
 
     def __contains__(self, shard_id: ShardId) -> bool:
@@ -233,7 +251,7 @@ class ShardStore:
         Returns:
             What was evicted for it, in order; None if it is larger than the limit, and then nothing changed.
         """
-        taken_bytes = len(payload) + OVERHEAD_BYTES
+        taken_bytes = len(payload) + SHARD_OVERHEAD_BYTES
         if taken_bytes > self.limit_bytes:
             return None
         self.delete(shard_id)
@@ -242,7 +260,7 @@ class ShardStore:
             evicted.append(next(iter(self._shards)))
             self.delete(evicted[-1])
         shard = self._shards[shard_id] = Shard(shard_id, mac, payload)
-        self._count(shard, taken_bytes)
+        self._update_totals(shard, taken_bytes)
         return evicted
 
     def get(self, shard_id: ShardId) -> Shard | None:
@@ -257,28 +275,28 @@ class ShardStore:
         shard = self._shards.pop(shard_id, None)
         if shard is None:
             return False
-        self._count(shard, -len(shard.payload) - OVERHEAD_BYTES)
+        self._update_totals(shard, -len(shard.payload) - SHARD_OVERHEAD_BYTES)
         return True
 
-    def ids(self, after: ShardId | None = None, limit: int | None = None) -> list[ShardId]:
+    def list_ids(self, after: ShardId | None = None, max_count: int | None = None) -> list[ShardId]:
         """Return which shards are there, in the order of ids. Is no use of them.
 
         Shards that come and go between pages move no others from one page to another.
 
         Args:
             after: those behind this id only: the last one of the page before, there or not.
-            limit: ids at most. Fewer are the last page.
+            max_count: ids at most. Fewer are the last page.
         """
         behind = (each for each in self._shards if after is None or each > after)
-        return sorted(behind) if limit is None else nsmallest(limit, behind)
+        return sorted(behind) if max_count is None else nsmallest(max_count, behind)
 
-    def _count(self, shard: Shard, more_bytes: int) -> None:
+    def _update_totals(self, shard: Shard, added_bytes: int) -> None:
         """Account for a shard that came or went. XOR adds it to the hash and takes it out again (Zobrist hashing)."""
-        self.held_bytes += more_bytes
+        self.held_bytes += added_bytes
         content = f"{shard.id.to_text()} {shard.mac}".encode()
         mixed = int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
-        self.version = Version(self.version.term + 1, self.version.hash ^ mixed)
+        self.version = StoreVersion(self.version.change_count + 1, self.version.hash ^ mixed)
 
     def __repr__(self) -> str:
         held = f"{self.held_bytes} of {self.limit_bytes} bytes"
-        return f"<ShardStore {len(self)} shards, {held}, term {self.version.term}>"
+        return f"<ShardStore {len(self)} shards, {held}, term {self.version.change_count}>"

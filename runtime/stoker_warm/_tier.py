@@ -16,28 +16,28 @@ from typing import Self
 
 from stoker._base.task_group import end_tasks
 from stoker._cost.prices import Prices
-from stoker._shared.client import SharedTier, shared_tier_at
-from stoker._shared.secret import VARIABLE, TierSecret
+from stoker._shared.client import SharedTier, open_shared_tier
+from stoker._shared.secret import SECRET_VARIABLE, TierSecret
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ConfigError, StokerError
 from stoker.fanout import open_executor
-from stoker_warm._auth import Secret
-from stoker_warm._billing import Tariff
-from stoker_warm._config import BILLED, OPTIONS, Fleet
+from stoker_warm._auth import WarmSecret
+from stoker_warm._billing import WarmPrices
+from stoker_warm._config import BILLING_OPTIONS, EXECUTOR_SETTINGS, WarmDeployment
 from stoker_warm._erasure import require_codec
 from stoker_warm._listener import Listener
-from stoker_warm._place import object_name
+from stoker_warm._place import create_object_name
 from stoker_warm._proxy import Proxy
 from stoker_warm._shard import ShardMac
 
 _log = logging.getLogger("stoker.warm.lazy")
 
 
-class FleetProxy(Proxy):
+class InProcessProxy(Proxy):
     """A proxy in this process, with the executor that calls its nodes.
 
     Args:
-        fleet: the nodes, and where to listen.
+        deployment: the nodes, and where to listen.
         secret: of the deployment.
         mac: makes the MACs of shards.
 
@@ -46,18 +46,18 @@ class FleetProxy(Proxy):
         MissingExtraError: the executor, or the code, needs what is not installed.
     """
 
-    def __init__(self, fleet: Fleet, secret: Secret, mac: ShardMac) -> None:
-        self._executor = executor = open_executor(fleet.executor, fleet.options)
-        for setting, (option, _) in OPTIONS.items():
-            if getattr(fleet.options, option) is not None and option not in {*executor.heeds, *BILLED}:
-                raise ConfigError(f"{setting} means nothing to functions on {fleet.executor}; leave it out")
-        listener = Listener(fleet.listen, advertised=fleet.advertised, certificate=fleet.certificate)
+    def __init__(self, deployment: WarmDeployment, secret: WarmSecret, mac: ShardMac) -> None:
+        self._executor = executor = open_executor(deployment.executor, deployment.options)
+        for setting, (option, _) in EXECUTOR_SETTINGS.items():
+            if getattr(deployment.options, option) is not None and option not in {*executor.heeds, *BILLING_OPTIONS}:
+                raise ConfigError(f"{setting} means nothing to functions on {deployment.executor}; leave it out")
+        listener = Listener(deployment.listen, advertised=deployment.advertised, certificate=deployment.certificate)
         tariff = None
         if executor.platform is not None:
             prices = Prices.load()
-            functions, store = prices.function(executor.platform), prices.store(fleet.bucket)
-            tariff = Tariff(functions=functions, store=store, egress=fleet.egress)
-        super().__init__(fleet.config, secret, executor.call, listener, mac=mac, tariff=tariff)
+            functions, store = prices.function(executor.platform), prices.store(deployment.bucket)
+            tariff = WarmPrices(functions=functions, store=store, egress=deployment.egress)
+        super().__init__(deployment.config, secret, executor.call, listener, mac=mac, prices=tariff)
         self._stack = AsyncExitStack()
 
     async def start(self) -> Self:
@@ -103,11 +103,11 @@ class WarmTier:
         self._start_proxy, self._secret, self._retry_seconds = start_proxy, secret, retry_seconds
         self.max_object_bytes = max_object_bytes
         self._proxy: Proxy | None = None
-        self._opening: asyncio.Task[None] | None = None
-        self._forget()
+        self._start_task: asyncio.Task[None] | None = None
+        self._reset()
 
     @classmethod
-    def over(cls, proxy: Proxy, secret: TierSecret) -> WarmTier:
+    def from_proxy(cls, proxy: Proxy, secret: TierSecret) -> WarmTier:
         """Return the tier of a proxy that runs already."""
         tier = cls(proxy.start, secret, max_object_bytes=proxy.config.max_object_bytes)
         tier._proxy = proxy
@@ -117,41 +117,41 @@ class WarmTier:
     def proxy(self) -> Proxy | None:
         """The proxy while it runs in this process, else None."""
         if self._pid != os.getpid():
-            self._forget()
+            self._reset()
         return self._proxy
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Fill ``into`` with an object, if it is there; begins to start the proxy if it does not run."""
         proxy = self.proxy
         if proxy is not None:
-            return await proxy.objects.read(self._name(ref), into)
+            return await proxy.objects.read(self._object_name(ref), into)
         loop = asyncio.get_running_loop()
-        if self._opening is None and loop.time() >= self._retry_at_seconds:
-            self._opening = loop.create_task(self._open())
+        if self._start_task is None and loop.time() >= self._retry_at_seconds:
+            self._start_task = loop.create_task(self._start())
         return False
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Keep an object that came from the bucket, if the proxy runs."""
         if self.proxy is not None:
-            self.proxy.objects.offer(self._name(ref), data)
+            self.proxy.objects.offer(self._object_name(ref), data)
 
     def reject(self, ref: ObjectRef) -> None:
         """Forget an object whose bytes were wrong."""
         if self.proxy is not None:
-            self.proxy.objects.drop(self._name(ref))
+            self.proxy.objects.remove(self._object_name(ref))
 
     async def close(self) -> None:
         """Close what was opened. Idempotent; a read opens it anew."""
-        if self.proxy is None and self._opening is not None:
-            await end_tasks([self._opening])
+        if self.proxy is None and self._start_task is not None:
+            await end_tasks([self._start_task])
         proxy, self._proxy = self._proxy, None
         if proxy is not None:
             await proxy.close()
 
-    def _name(self, ref: ObjectRef) -> str:
-        return object_name(f"{self._secret.tenant}/{self._secret.name(ref)}")
+    def _object_name(self, ref: ObjectRef) -> str:
+        return create_object_name(f"{self._secret.tenant}/{self._secret.object_name(ref)}")
 
-    async def _open(self) -> None:
+    async def _start(self) -> None:
         try:
             self._proxy = await self._start_proxy()
         except StokerError as error:
@@ -162,23 +162,23 @@ class WarmTier:
                 self._retry_seconds,
             )
         finally:
-            self._opening = None
+            self._start_task = None
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         """Begin with nothing: what there may be belongs to the process that this one was forked from."""
-        self._pid, self._proxy, self._opening, self._retry_at_seconds = os.getpid(), None, None, float("-inf")
+        self._pid, self._proxy, self._start_task, self._retry_at_seconds = os.getpid(), None, None, float("-inf")
 
 
-def secret_of_environment() -> Secret:
+def read_warm_secret() -> WarmSecret:
     """Return the deployment's secret, of the variable ``STOKER_WARM_SECRET``.
 
     Raises:
         ConfigError: there is none, or it is not one.
     """
-    return Secret.parse(os.environ.get(Secret.variable, ""))
+    return WarmSecret.parse(os.environ.get(WarmSecret.variable, ""))
 
 
-def tier_secret_of_environment() -> TierSecret:
+def read_tier_secret() -> TierSecret:
     """Return the first secret of ``STOKER_TIER_SECRET``, which nodes do not have; a random one if there is none.
 
     It names the objects of this process, and is the key of the MACs of shards.
@@ -186,21 +186,22 @@ def tier_secret_of_environment() -> TierSecret:
     Raises:
         ConfigError: it is not one.
     """
-    if os.environ.get(VARIABLE):
+    if os.environ.get(SECRET_VARIABLE):
         return TierSecret.parse_all(os.environ)[0]
     _log.warning(
         "%s is not set: what nodes hold from before, and what this process writes to them, nobody else can read; %s",
-        VARIABLE,
+        SECRET_VARIABLE,
         TierSecret.remedy,
     )
     return TierSecret.generate()
 
 
-def warm_tier_at(url: str, *, store: Readable, processes: int = 1) -> WarmTier | SharedTier:
+def open_warm_tier(url: str, *, store: Readable, processes: int = 1) -> WarmTier | SharedTier:
     """Return a tier; nothing is connected to, and no function called, before the first read.
 
     Args:
-        url: as :class:`~stoker_warm._config.Fleet` has it, or ``warm://HOST:PORT?fingerprint=…`` of a proxy elsewhere.
+        url: as :class:`~stoker_warm._config.WarmDeployment` has it, or ``warm://HOST:PORT?fingerprint=…`` of a proxy
+            elsewhere.
         store: of the data set, which this tier does not read.
         processes: that read through a tier each, in the whole job.
 
@@ -209,22 +210,22 @@ def warm_tier_at(url: str, *, store: Readable, processes: int = 1) -> WarmTier |
         MissingExtraError: what a proxy in this process needs is not installed.
     """
     if url.startswith("warm://"):
-        return shared_tier_at(server_url(url), store=store, processes=processes)
+        return open_shared_tier(parse_server_url(url), store=store, processes=processes)
     if processes > 1:
         raise ConfigError(
             f"{processes} processes read, and nodes serve one proxy: run `stoker warm proxy` with this URL, and give "
             "all of them the URL that it prints"
         )
-    fleet, secret = Fleet.parse(url), secret_of_environment()
+    fleet, secret = WarmDeployment.parse(url), read_warm_secret()
     require_codec(fleet.config.code)
-    tenant = tier_secret_of_environment()
+    tenant = read_tier_secret()
     mac = ShardMac(tenant.shards_key)
     return WarmTier(
-        lambda: FleetProxy(fleet, secret, mac).start(), tenant, max_object_bytes=fleet.config.max_object_bytes
+        lambda: InProcessProxy(fleet, secret, mac).start(), tenant, max_object_bytes=fleet.config.max_object_bytes
     )
 
 
-def server_url(url: str) -> str:
+def parse_server_url(url: str) -> str:
     """Return the URL of a tier server for ``warm://``, which names a proxy's too; other URLs as they are."""
     scheme = "https" if "fingerprint=" in url else "http"
     return f"{scheme}://{url.removeprefix('warm://')}" if url.startswith("warm://") else url

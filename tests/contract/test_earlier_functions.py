@@ -22,9 +22,9 @@ from golden.v1.make_function_fixtures import (
     run_compaction,
     run_functions,
 )
-from stoker._pack.catalog import digest_bytes, digested
+from stoker._pack.catalog import decode_digest, encode_digest
 from stoker._pack.record import PackRecord, record_key
-from stoker._sources.parts import Part
+from stoker._sources.parts import SourcePart
 from stoker_functions._commit import commit
 from stoker_functions._pack import pack
 from stoker_local import running_bucket
@@ -76,17 +76,17 @@ def test_a_record_says_what_it_said_and_is_written_the_same(name: str) -> None:
 
 def test_the_digest_of_committed_records_is_read_and_written_the_same() -> None:
     data = (FOLDER / "digest.safetensors").read_bytes()
-    found = digested(data)
+    found = decode_digest(data)
     ((key, (tag, record)),) = found.items()
     assert (key, tag) == (record_key(record.run), '"a tag"')
     assert plain_record(record) == RECORDS["deferred-committed"]
-    assert digest_bytes(found) == data
+    assert encode_digest(found) == data
 
 
 @pytest.mark.parametrize("number", range(len(PARTS)))
 def test_an_event_for_a_part_becomes_the_same_run(number: int) -> None:
     wanted = PARTS[number]
-    part = Part.from_json(wanted["event"])
+    part = SourcePart.from_json(wanted["event"])
     assert json.dumps(part.to_json()) == json.dumps(wanted["event"])
     assert (part.identity, part.run) == (wanted["identity"], wanted["run"])
 

@@ -17,7 +17,7 @@ import stoker
 from golden.v1.make_fixtures import COMMON, FOLDER, SEED
 from golden.v1.make_function_fixtures import plan_fanout
 from stoker._pack.merge import provisional_dataset
-from stoker._stores.access_token import Grant, key_text
+from stoker._stores.access_token import Grant, format_key
 from stoker.cli import main
 from stoker_functions._shuffle_job.work import ShuffleTask
 from stoker_functions.serve import TokenKeys
@@ -118,7 +118,7 @@ def test_a_token_that_was_signed_is_verified_and_signed_the_same() -> None:
     keys = TokenKeys.parse(f"other:{'A' * 43} spring:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8")
     assert keys.verify(token, 1_800_000_001.0) == grant
     assert TokenKeys({"spring": secret}).sign(grant) == token
-    assert key_text("spring", secret) == "spring:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8"
+    assert format_key("spring", secret) == "spring:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8"
 
 
 def test_a_trace_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

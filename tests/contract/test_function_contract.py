@@ -17,7 +17,7 @@ import stoker_functions.gcp
 from stoker import open_store
 from stoker._format import versions
 from stoker._sources.folders import files_schema
-from stoker._sources.parts import Part
+from stoker._sources.parts import SourcePart
 from stoker.abc import ObjectInfo
 from support.packing import contents
 
@@ -233,7 +233,7 @@ def content(number: int) -> bytes:
     return f"raw object {number} ".encode() * 20
 
 
-def story(platform: Lambda | Google, dataset: str, parts: Sequence[Part]) -> list[tuple[Any, str]]:
+def story(platform: Lambda | Google, dataset: str, parts: Sequence[SourcePart]) -> list[tuple[Any, str]]:
     """Return what the handlers make of good events, of repeated ones, and of bad ones."""
     events: list[tuple[str, Any]] = []
     for part in parts:
@@ -264,7 +264,7 @@ def story(platform: Lambda | Google, dataset: str, parts: Sequence[Part]) -> lis
 def test_the_same_events_have_the_same_results(bucket: Bucket, platforms: dict[str, Lambda | Google]) -> None:
     objects = bucket.put({f"{number:03d}+ü.bin": content(number) for number in range(SAMPLES)})
     parts = [
-        Part(
+        SourcePart(
             dataset="",
             dataset_id="d" * 16,
             source=f"{bucket.url}/raw",

@@ -118,7 +118,7 @@ def test_a_token_is_fetched_once_for_many_and_again_once_it_is_refused(
         return issued[-1], float("inf")
 
     monkeypatch.setattr(GcsTokens, "fetch", fetch)
-    monkeypatch.setattr("stoker._stores.gcs._emulator", lambda *_: None)
+    monkeypatch.setattr("stoker._stores.gcs._find_emulator_url", lambda *_: None)
     monkeypatch.setattr("stoker._stores.gcs._GOOGLE", gcs.url)
 
     async def check(store: Store) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from stoker._cache.eviction import POLICIES
-from stoker._cache.keeper import KeepingTier
+from stoker._cache.keeper import ManagedTier
 from stoker.errors import BudgetError, ConfigError
 from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, memory_tier, offer
 
-Maker = Callable[..., KeepingTier]
+Maker = Callable[..., ManagedTier]
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -87,7 +87,7 @@ def test_it_never_holds_more_than_its_limit(made: Maker, policy: str) -> None:
             for row in sorted(range(20), key=lambda each: (each * 7 + epoch) % 20):
                 if await kept(tier, row) is None:
                     await offer(tier, row)
-                ahead.reach(epoch, row)
+                ahead.advance(epoch, row)
                 found = tier.statistics()
                 assert found.used_bytes <= found.limit_bytes == 5 * LARGEST_BYTES
                 assert found.objects <= 5
@@ -141,7 +141,7 @@ def test_what_another_version_does_not_have_goes_first(made: Maker) -> None:
         import numpy as np
 
         smaller = replace(
-            MANIFEST, rows=MANIFEST.rows.kept(np.arange(20) < 18), runs=(replace(MANIFEST.runs[0], rows=18),)
+            MANIFEST, rows=MANIFEST.rows.select(np.arange(20) < 18), runs=(replace(MANIFEST.runs[0], rows=18),)
         )
         await tier.follow(smaller, future())
         for row in (0, 1):
@@ -191,7 +191,7 @@ def test_a_limit_below_one_object_and_an_unknown_policy_are_refused(made: Maker)
         made(3, "best")
 
 
-async def _child_check(tier: KeepingTier, inherits: bool) -> None:
+async def _child_check(tier: ManagedTier, inherits: bool) -> None:
     await tier.follow(MANIFEST, future())
     assert await kept(tier, 1) == (body(1) if inherits else None)
     await offer(tier, 2)
@@ -200,7 +200,7 @@ async def _child_check(tier: KeepingTier, inherits: bool) -> None:
 
 
 def test_a_forked_child_has_a_tier_of_its_own_and_leaves_its_parents_alone(made: Maker) -> None:
-    async def follow(tier: KeepingTier) -> None:
+    async def follow(tier: ManagedTier) -> None:
         await tier.follow(MANIFEST, future())
         await offer(tier, 1)
         assert await kept(tier, 1) is not None

@@ -13,7 +13,7 @@ from stoker import RetryingStore, open_store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._maintenance.compaction import compact
-from stoker._maintenance.garbage import gc, plan_removal, remove
+from stoker._maintenance.garbage import collect_garbage, plan_removal, remove_dataset
 from stoker._maintenance.inspection import verify
 from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.catalog import BucketCatalog
@@ -56,7 +56,7 @@ def test_a_data_set_lives_on_every_store(place: Place) -> None:
         report = await rebuild_manifest(store)
         assert (report.manifest.samples, report.lost, report.orphans) == (50, (), ())
         assert await labels(store) == list(range(50))
-        assert (await gc(store, delete=True)).objects == ()
+        assert (await collect_garbage(store, delete=True)).objects == ()
         assert await stored(store, "data/") == {key: data for key, data in before.items() if key.startswith("data/")}
         assert (await versions.read_manifest(store)).runs == second.runs
 
@@ -72,7 +72,7 @@ def test_a_data_set_is_overwritten_on_every_store(place: Place) -> None:
             assert await labels(store) == list(range(count))
         assert manifest.version == 2
         assert await verify(store, await versions.read_manifest(store, 1)) == []
-        assert len((await gc(store, delete=True, keep_versions=1)).objects) == 7
+        assert len((await collect_garbage(store, delete=True, keep_versions=1)).objects) == 7
         assert await verify(store, manifest) == []
 
     place.run(main)
@@ -84,7 +84,7 @@ def test_a_data_set_is_removed_from_every_store(place: Place) -> None:
     async def main(store: Store) -> None:
         await pack(store, numbered(20))
         await store.put("data/mine", b"mine")
-        await remove(store, await plan_removal(store))
+        await remove_dataset(store, await plan_removal(store))
         assert list(await stored(store)) == ["data/mine"]
         with pytest.raises(NotFoundError, match="no data set"):
             await plan_removal(store)
@@ -96,7 +96,7 @@ def test_maintenance_tells_a_missing_bucket_from_a_missing_data_set(place: Place
     async def commands(store: Store) -> list[Exception]:
         compaction = compact(RetryingStore(store), BucketCatalog(store), now_seconds=0.0)
         found = await asyncio.gather(
-            compaction, gc(store), rebuild_manifest(store), plan_removal(store), return_exceptions=True
+            compaction, collect_garbage(store), rebuild_manifest(store), plan_removal(store), return_exceptions=True
         )
         return [error for error in found if isinstance(error, NotFoundError)]
 

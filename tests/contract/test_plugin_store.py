@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker._stores.object_store import MeteredStore, metered
+from stoker._stores.object_store import MeteredStore, with_meter
 from stoker.abc import Deletable, Listable, ObjectInfo, Presigner, RangeReadable, Readable, Store, Writable
 from stoker.errors import ConfigError, MissingExtraError, NotFoundError, PermissionDeniedError, StoreError
 from stoker.testing import Deviation, StorePlace, StoreTests, keys_of, read_range
@@ -97,7 +97,7 @@ class Minimal:
 
 
 def test_of_a_store_that_reads_ranges_whole_objects_are_read() -> None:
-    store = metered(Minimal())
+    store = with_meter(Minimal())
     assert isinstance(store, Store)
     assert asyncio.run(store.get("x")) == (b"0123", ObjectInfo(key="x", size_bytes=4, tag=""))
     assert asyncio.run(read_range(store, "x", 1, 3)) == b"12"
@@ -114,7 +114,7 @@ def test_of_a_store_that_reads_ranges_whole_objects_are_read() -> None:
 )
 def test_what_a_store_lacks_is_told_where_it_is_needed(call: Callable[[Any], Any], verb: str) -> None:
     with pytest.raises(PermissionDeniedError, match=rf"mine://place/a?: this store cannot {verb}\(\); give the URL of"):
-        asyncio.run(call(metered(Minimal())))
+        asyncio.run(call(with_meter(Minimal())))
 
 
 def test_a_store_that_takes_no_conditions_never_ignores_one() -> None:
@@ -122,7 +122,7 @@ def test_a_store_that_takes_no_conditions_never_ignores_one() -> None:
         async def put(self, key: str, data: bytes) -> ObjectInfo:
             return ObjectInfo(key=key, size_bytes=len(data), tag="")
 
-    store = metered(Careless())
+    store = with_meter(Careless())
     assert asyncio.run(store.put("a", b"1")).size_bytes == 1
     for condition in ({"if_absent": True}, {"if_tag": "1"}):
         with pytest.raises(StoreError, match=r"mine://place/a: .* put\(\) of Careless takes no if_absent and if_tag"):
@@ -156,7 +156,7 @@ def test_an_error_that_a_plug_in_does_not_translate_names_the_store_the_object_a
         get = get_range = head = put = delete = fail
 
     with pytest.raises(StoreError, match=rf"^mine://place/a\\x1b: {method}\(\) of Failing failed: ") as caught:
-        asyncio.run(call(metered(Failing())))
+        asyncio.run(call(with_meter(Failing())))
     assert caught.value.__cause__ is error
     assert repr(error) in str(caught.value)
 
@@ -168,7 +168,7 @@ def test_a_plug_ins_own_store_errors_and_cancellations_pass_as_they_are() -> Non
             raise AssertionError
 
     async def main() -> None:
-        store = metered(Waiting())
+        store = with_meter(Waiting())
         with pytest.raises(NotFoundError, match=r"^mine://place/y does not exist$"):
             await store.head("y")
         with pytest.raises(TimeoutError):
@@ -183,8 +183,8 @@ def test_what_else_a_plug_in_can_do_is_reached_through_its_meter() -> None:
         async def presign(self, key: str, *, seconds: int, tag: str = "") -> str:
             return f"https://example/{key}?{seconds}"
 
-    assert not isinstance(metered(Minimal()), Presigner)
-    signer = metered(metered(Signing()))
+    assert not isinstance(with_meter(Minimal()), Presigner)
+    signer = with_meter(with_meter(Signing()))
     assert isinstance(signer, Presigner)
     assert asyncio.run(signer.presign("x", seconds=9)) == "https://example/x?9"
 

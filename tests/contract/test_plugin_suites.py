@@ -18,7 +18,7 @@ from stoker.errors import ConfigError, FunctionError, StokerError, TransientErro
 from stoker.fanout import error_of_function
 from stoker.testing import CONTRACT_FUNCTIONS, EvictionPolicyTests, ExecutorTests, TierTests, run_virtual
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 from stoker_warm._proxy import Proxy
 from stoker_warm._tier import WarmTier
 from support.tiers import MANIFEST, disk_tier, future, memory_tier
@@ -116,7 +116,7 @@ class _ProxyAndNodes(WarmTier):
 
 class TestWarmTier(TierTests):
     async def create_tier(self) -> Tier:
-        made = WarmPlatformTier(WarmConfig(nodes=3, code=Code(2, 1)))
+        made = WarmPlatformTier(WarmConfig(nodes=3, code=ErasureCode(2, 1)))
         await made.__aenter__()
         return _ProxyAndNodes(made)
 

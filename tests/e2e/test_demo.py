@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from stoker import Operation, Prices
-from stoker._base.meter import Reading
+from stoker._base.meter import MeterReading
 from stoker_local import BucketConfig, BucketSpec, bucket_process
 from stoker_local._demo import training
-from stoker_local._demo.run import Result, failures, read_counts, table
+from stoker_local._demo.run import TrainingResult, comparison_table, create_reading, find_failures
 from stoker_local._demo.screen import Screen
 from stoker_local._demo.training import ImageObjects, Timing, new_model
 from stoker_torch import Loader
@@ -83,7 +83,7 @@ def test_ctrl_c_ends_the_demo_and_everything_it_started(empty_folder: Path) -> N
 @pytest.fixture(scope="module")
 def both_ways() -> Iterator[None]:
     """A bucket without delays that has the training images as objects and as super-samples."""
-    train, _ = training.load()
+    train, _ = training.load_train_and_test()
     config = BucketConfig(buckets=(BucketSpec(name="digits"),))
     with pytest.MonkeyPatch.context() as environment, bucket_process(config) as bucket:
         for name, value in bucket.environment().items():
@@ -99,7 +99,7 @@ def as_pairs(images: Any, labels: Any) -> list[tuple[bytes, int]]:
 
 @pytest.mark.usefixtures("both_ways")
 def test_one_object_per_image_delivers_the_images_and_labels_that_were_uploaded() -> None:
-    train, _ = training.load()
+    train, _ = training.load_train_and_test()
     images = ImageObjects("digits", "images/")
     samples = [images[index] for index in range(len(images))]
     images.close()
@@ -109,7 +109,7 @@ def test_one_object_per_image_delivers_the_images_and_labels_that_were_uploaded(
 
 @pytest.mark.usefixtures("both_ways")
 def test_super_samples_deliver_the_images_and_labels_that_were_uploaded() -> None:
-    train, _ = training.load()
+    train, _ = training.load_train_and_test()
     found: list[tuple[bytes, int]] = []
     with Loader("s3://digits/packed", batch_size=100, memory="8MB", epochs=1, decode=training.DECODE) as loader:
         for batch in loader:
@@ -119,8 +119,8 @@ def test_super_samples_deliver_the_images_and_labels_that_were_uploaded() -> Non
 
 
 def test_the_split_is_disjoint_complete_and_the_same_every_time() -> None:
-    train, test = training.load()
-    again, _ = training.load()
+    train, test = training.load_train_and_test()
+    again, _ = training.load_train_and_test()
     assert (len(train), len(test)) == (1500, 297)
     assert np.array_equal(train.images, again.images)
     assert train.images.max() == 255
@@ -133,11 +133,14 @@ def test_the_data_loader_gets_the_workers_whose_start_and_epochs_together_take_l
 ) -> None:
     tried = {4: (1.0, 9.0), 8: (2.0, 5.0), 16: (4.0, 4.0), 32: (8.0, 4.5)}  # seconds: to start, of an epoch
     monkeypatch.setattr(training, "ImageObjects", lambda bucket, prefix: None)
-    monkeypatch.setattr(training, "_forks", lambda: True)
+    monkeypatch.setattr(training, "_uses_fork", lambda: True)
     monkeypatch.setattr(training, "_tried", lambda images, workers, batch_size: tried[workers])
     told: list[tuple[int, float | None]] = []
     assert (
-        training.tune("digits", "images/", 32, epochs, lambda workers, seconds: told.append((workers, seconds))) == best
+        training.choose_workers(
+            "digits", "images/", 32, epochs, lambda workers, seconds: told.append((workers, seconds))
+        )
+        == best
     )
     assert told[:2] == [(4, None), (4, 1.0 + epochs * 9.0)]
 
@@ -150,27 +153,27 @@ def test_both_trainings_start_with_the_same_weights() -> None:
     assert all(bool((first[name] == second[name]).all()) for name in first)
 
 
-def a_reading(gets: int) -> Reading:
-    return read_counts("s3://digits", {"requests": {"GetObject": gets}, "bytes_out": 2048})
+def a_reading(gets: int) -> MeterReading:
+    return create_reading("s3://digits", {"requests": {"GetObject": gets}, "bytes_out": 2048})
 
 
-def a_result(accuracy: float, wait_seconds: float, gets: int = 10) -> Result:
+def a_result(accuracy: float, wait_seconds: float, gets: int = 10) -> TrainingResult:
     timing = Timing(total_seconds=12.0, loop_seconds=10.0, wait_seconds=wait_seconds, first_batch_seconds=1.0)
-    return Result(name="one", workers="none", accuracy=accuracy, timing=timing, reading=a_reading(gets))
+    return TrainingResult(name="one", workers_text="none", accuracy=accuracy, timing=timing, reading=a_reading(gets))
 
 
 def test_a_model_that_does_not_learn_fails_the_demo() -> None:
-    assert failures(a_result(0.98, 5.0), a_result(0.98, 1.0), 0.97) == []
-    assert len(failures(a_result(0.9699, 5.0), a_result(0.98, 1.0), 0.97)) == 1
-    assert len(failures(a_result(0.5, 5.0), a_result(0.5, 1.0), 0.97)) == 2
+    assert find_failures(a_result(0.98, 5.0), a_result(0.98, 1.0), 0.97) == []
+    assert len(find_failures(a_result(0.9699, 5.0), a_result(0.98, 1.0), 0.97)) == 1
+    assert len(find_failures(a_result(0.5, 5.0), a_result(0.5, 1.0), 0.97)) == 2
 
 
 def test_a_loader_that_stalls_as_much_fails_the_demo() -> None:
-    assert len(failures(a_result(0.98, 5.0), a_result(0.98, 5.0), 0.97)) == 1
+    assert len(find_failures(a_result(0.98, 5.0), a_result(0.98, 5.0), 0.97)) == 1
 
 
 def test_the_table_is_aligned_and_fits_80_columns() -> None:
-    lines = table(a_result(0.98, 5.0, gets=12_000), a_result(1.0, 0.25), Prices.load())
+    lines = comparison_table(a_result(0.98, 5.0, gets=12_000), a_result(1.0, 0.25), Prices.load())
     assert len({len(line) for line in lines}) == 1
     assert len(lines[0]) < 80
     assert lines[5].split() == ["stall", "50.0%", "2.5%"]

@@ -18,10 +18,10 @@ from cfnlint.config import ManualArgs
 
 from stoker._stores.access_token import DATASET_NAME
 from stoker_functions._commit import read_commit_event, read_compact_event
-from stoker_functions._deployment import Settings
-from stoker_functions._warm_node import shelf_bytes
+from stoker_functions._deployment import DeploymentSettings
+from stoker_functions._warm_node import shard_limit_bytes
 from stoker_warm._config import WarmConfig
-from stoker_warm._events import Task, Wake
+from stoker_warm._events import NodeTask, WakeEvent
 from support.cloud_template import Statement, Template
 from support.function_rights import RIGHTS
 
@@ -220,7 +220,7 @@ def test_serve_is_a_zip_and_all_others_are_the_image_by_its_digest(template: Tem
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_environment_of_a_function_is_one_that_it_understands(template: Template, name: str) -> None:
-    settings = Settings.from_environment(function_of(template, name)["Environment"]["Variables"])
+    settings = DeploymentSettings.from_environment(function_of(template, name)["Environment"]["Variables"])
     assert settings.datasets == {"train": "s3://acme-data/train"}
     assert DATASET_NAME.fullmatch("train")
     sources = {"pack": ("s3://acme-raw",), "ingest": ("s3://acme-incoming",)}
@@ -237,7 +237,7 @@ def test_every_handler_is_there(public: Template) -> None:
 
 
 def test_parameters_reach_the_functions(public: Template) -> None:
-    settings = Settings.from_environment(function_of(public, "ingest")["Environment"]["Variables"])
+    settings = DeploymentSettings.from_environment(function_of(public, "ingest")["Environment"]["Variables"])
     assert settings.ingest is not None
     assert settings.ingest.kind == "webdataset"
     rates = {rule["ScheduleExpression"] for rule in public.of_type("AWS::Events::Rule").values()}
@@ -264,7 +264,7 @@ def test_another_prefix_bucket_and_data_set_share_nothing_with_the_first(tmp_pat
     (function,) = (
         each for each in other.of_type("AWS::Lambda::Function").values() if each["FunctionName"] == "second-ingest"
     )
-    settings = Settings.from_environment(function["Environment"]["Variables"])
+    settings = DeploymentSettings.from_environment(function["Environment"]["Variables"])
     assert settings.ingest is not None
     assert settings.datasets[settings.ingest.dataset] == "s3://emca-data/photos"
 
@@ -401,7 +401,7 @@ def test_callers_may_invoke_and_read_and_train_and_no_more(template: Template) -
 
 
 def nodes_of(template: Template) -> list[dict[str, Any]]:
-    return [function_of(template, WarmConfig().name_of(number)) for number in range(NODES)]
+    return [function_of(template, WarmConfig().node_name(number)) for number in range(NODES)]
 
 
 def test_there_are_as_many_nodes_as_are_asked_for_under_the_names_by_which_the_proxy_calls_them(
@@ -415,7 +415,7 @@ def test_there_are_as_many_nodes_as_are_asked_for_under_the_names_by_which_the_p
     assert not nodes(template)
     assert "arm" not in "".join(name for name in template.resources if "Alarm" not in name)
     for of, count in ((warm, NODES), (open_warm, 130)):
-        assert nodes(of) == {f"stoker-{WarmConfig().name_of(number)}" for number in range(count)}
+        assert nodes(of) == {f"stoker-{WarmConfig().node_name(number)}" for number in range(count)}
         assert len(of.resources) < 500, "more CloudFormation does not take"
 
 
@@ -440,7 +440,7 @@ def test_a_node_understands_its_environment_and_its_secret_is_in_no_template(war
         variables = function["Environment"]["Variables"]
         assert variables["STOKER_WARM_SECRET"] == "{{resolve:secretsmanager:stoker/warm-secret:SecretString:::v-2}}"
         memory = {"AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(function["MemorySize"])}
-        assert shelf_bytes(Settings.from_environment({**variables, **memory})) > 1500 << 20
+        assert shard_limit_bytes(DeploymentSettings.from_environment({**variables, **memory})) > 1500 << 20
         (command,) = function["ImageConfig"]["Command"]
         module, _, name = command.rpartition(".")
         assert callable(getattr(importlib.import_module(module), name))
@@ -514,8 +514,8 @@ def test_a_schedule_keeps_each_node_warm_and_dials_nobody(warm: Template, open_w
     assert set(rules) == {each["FunctionName"] for each in nodes_of(warm)}
     for name, rule in rules.items():
         assert rule["ScheduleExpression"] == "rate(5 minutes)"
-        wake = Wake.parse(json.loads(rule["Targets"][0]["Input"]))
-        assert (f"stoker-{wake.node}", wake.task) == (name, Task.WARM)
+        wake = WakeEvent.parse(json.loads(rule["Targets"][0]["Input"]))
+        assert (f"stoker-{wake.node}", wake.task) == (name, NodeTask.WARM)
     others = {rule["Description"] for rule in open_warm.of_type("AWS::Events::Rule").values()}
     assert "Keeps a node warm" not in others
 

@@ -23,7 +23,7 @@ from stoker_local.functions import (
     ObjectFinalized,
     QueueSpec,
 )
-from stoker_local.functions._google import reserved_port
+from stoker_local.functions._google import reserve_port
 from support.function_cloud import GOOGLE_CODE, cloud_of, is_running
 from support.waiting import until
 
@@ -162,7 +162,7 @@ def test_memory_beyond_the_limit_is_an_error_and_the_end_of_the_instance() -> No
 
 
 def test_a_port_that_is_kept_for_an_instance_goes_to_nobody_who_wants_any() -> None:
-    kept = {reserved_port("127.0.0.1") for _ in range(400)}
+    kept = {reserve_port("127.0.0.1") for _ in range(400)}
     with ExitStack() as stack:
         others = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(400)]
         assert kept.isdisjoint(other.getsockname()[1] for other in others)  # of 28,000: at random, some would be there

@@ -15,7 +15,7 @@ import pytest
 from stoker import open_store
 from stoker._format import versions
 from stoker._sources.folders import files_schema
-from stoker._sources.parts import Part
+from stoker._sources.parts import SourcePart
 from stoker.abc import ObjectInfo, Store
 from stoker_local.functions import (
     EventSource,
@@ -103,7 +103,7 @@ def part(objects: list[ObjectInfo], **changes: Any) -> dict[str, Any]:
         "super_sample_bytes": 8 << 20,
         "objects": tuple(objects),
     }
-    return Part(**{**given, **changes}).to_json()
+    return SourcePart(**{**given, **changes}).to_json()
 
 
 def queue(**changes: Any) -> dict[str, Any]:
@@ -213,6 +213,6 @@ def test_hostile_events_get_a_typed_error_and_reach_no_bucket() -> None:
                 assert outcome.error_type == "EventError", (event, outcome)
                 assert "stoker-secret" not in error_of(outcome)
             assert [info.key async for info in at.data.list()] == []
-            assert await versions.newest_manifest(at.data) is None
+            assert await versions.find_newest_manifest(at.data) is None
 
     asyncio.run(main())

@@ -117,7 +117,7 @@ def test_raw_objects_are_trained_on_exactly_once_though_functions_die_freeze_and
             manifest = None
             while manifest is None or manifest.samples < OBJECTS:  # a commit is due every second
                 await asyncio.sleep(0.2)
-                manifest = await versions.newest_manifest(data)
+                manifest = await versions.find_newest_manifest(data)
             small = len(manifest)
             cloud.inject(FunctionFaultPlan())
             event = {"dataset": DATASET, "super_sample_bytes": 100_000}

@@ -14,7 +14,7 @@ import stoker_functions.gcp
 from stoker import GcsOptions, open_store
 from stoker._base.task_group import for_each
 from stoker._sources.folders import files_schema
-from stoker._sources.parts import Part
+from stoker._sources.parts import SourcePart
 from stoker_local import GcsConfig, LocalGcs
 from stoker_local.functions import (
     FunctionCloudConfig,
@@ -136,7 +136,7 @@ def test_a_part_is_packed_by_a_request_and_what_is_wrong_with_it_is_said() -> No
         ):
             raw = open_store(RAW, options=GcsOptions(endpoint_url=gcs.url))
             objects = tuple([await raw.put(f"{number:05d}.bin", content(number)) for number in range(20)])
-            part = Part(
+            part = SourcePart(
                 dataset=DATASET,
                 dataset_id="d" * 16,
                 source=RAW,

@@ -270,7 +270,7 @@ def test_a_client_that_does_not_read_holds_up_only_itself() -> None:
         with socket.create_connection((host, int(port))) as idle:
             idle.sendall(GET)
             _wait_for(lambda: bucket.counts.requests["GetObject"] == 1)
-            for wire in bucket._wires:
+            for wire in bucket._connections:
                 _wait_for(lambda w=wire: w._paused)
                 assert wire.transport.get_write_buffer_size() < 1 << 20
             assert len(_split(exchange(bucket, GET))[2]) == len(large)

@@ -50,7 +50,7 @@ def read(url: Path, epoch: int = 0, **settings: Any) -> list[int]:
     with Loader(url, batch_size=64, shuffle="materialized", seed=7, **settings) as loader:
         loader.set_epoch(epoch)
         found = [number for batch in loader for number in batch["x"].tolist()]
-        assert loader._resources.feed.is_materialized
+        assert loader._resources.pipeline.is_materialized
         return found
 
 
@@ -87,7 +87,7 @@ def test_an_epoch_is_of_one_version_and_those_of_others_are_left(url: Path) -> N
     pack(url, range(SAMPLES, SAMPLES + 9), mode="append")
     with Loader(url, batch_size=64, shuffle="materialized", seed=7) as loader:
         next(iter(loader))
-        assert not loader._resources.feed.is_materialized
+        assert not loader._resources.pipeline.is_materialized
     assert read(url, version=1) == full(0)
     assert main(command(url, "--epoch", "1", "--keep", "0", "--quiet")) == 0
     assert epochs_there(url) == [0, 1, 1]

@@ -72,7 +72,7 @@ def test_functions_that_die_and_are_invoked_twice_make_an_epoch_that_is_trained_
             for one, other in zip(mine, full, strict=True):
                 assert sorted(one["x"].tolist()) == sorted(other["x"].tolist())
                 assert (one["image"][:, 0, 0] == one["x"] % 251).all()
-            assert mine._resources.feed.is_materialized
+            assert mine._resources.pipeline.is_materialized
     shuffled(clouds, "--epoch", "2", "--keep", "1", "--slices", "2", "--quiet")
     there = {key.split("/")[3] for key in bucket.objects["stoker"] if "/epochs/" in key}
     assert there == {"00000001", "00000002"}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from stoker._format.manifest import POINTER_KEY, Manifest
-from stoker._maintenance.garbage import gc
+from stoker._maintenance.garbage import collect_garbage
 from stoker._maintenance.inspection import verify
 from stoker._pack.record import list_records
 from stoker.abc import Store
@@ -69,7 +69,7 @@ async def check_same(store: Store, mode: str, samples: int) -> None:
     await prepare(undisturbed, mode)
     await pack(undisturbed, numbered(samples), mode=mode)
     assert await contents(store) == await contents(undisturbed)
-    garbage = await gc(store)
+    garbage = await collect_garbage(store)
     assert (garbage.objects, garbage.records, garbage.unfinished) == ((), (), {})
 
 

@@ -14,7 +14,7 @@ from stoker.abc import Store
 from stoker.errors import CredentialsError
 from stoker_functions.serve import LAMBDA_ANSWER_BYTES
 from stoker_local import KeyPair, running_server
-from stoker_local._bucket import WELL_KNOWN
+from stoker_local._bucket import WELL_KNOWN_KEY
 from stoker_torch import Loader
 from support.function_cloud import Clouds, bucket_and_cloud, function
 from support.local_bucket import s3_options
@@ -35,7 +35,7 @@ def serving() -> AbstractAsyncContextManager[Clouds]:
     serve = function(
         "stoker_functions.aws.serve", name="stoker-serve", concurrency=2, url_auth="AWS_IAM", environment=settings
     )
-    return bucket_and_cloud(serve, keys=(WELL_KNOWN, TRAINER, GONE))
+    return bucket_and_cloud(serve, keys=(WELL_KNOWN_KEY, TRAINER, GONE))
 
 
 @pytest.fixture(scope="module")

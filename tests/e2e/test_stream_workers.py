@@ -48,7 +48,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are read in many chunks, as those of a large data set are."""
-    monkeypatch.setattr("stoker_torch._stream_reader._CHUNK_SAMPLES", 11)
+    monkeypatch.setattr("stoker_torch._stream_reader._MAX_CHUNK_SAMPLES", 11)
 
 
 @pytest.fixture

@@ -228,7 +228,7 @@ def test_readers_that_stand_still_cost_a_server_no_memory_and_nobody_else_time()
         async with client_of(url) as tier:
             await offered(tier, ref, data)
             before_bytes = resident_bytes(process)
-            path = f"/objects/{SECRET.name(ref)}"
+            path = f"/objects/{SECRET.object_name(ref)}"
             request = f"GET {path} HTTP/1.1\r\nHost: tier\r\nAuthorization: Bearer {SECRET.token}\r\n\r\n"
             still = [socket.create_connection((host, int(port))) for _ in range(30)]
             for each in still:

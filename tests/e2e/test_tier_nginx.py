@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker._shared.folder import ObjectFolder
+from stoker._shared.folder import FolderStorage
 from stoker.errors import CredentialsError
 from support.ports import kept_port
 from support.shared_tier import IS_SOUND, OTHER_SECRET, SECRET, client_of, object_of, offered, read, running, server_of
@@ -58,7 +58,7 @@ def test_a_trainer_reads_from_nginx_what_a_tier_server_has_left_on_disk(tmp_path
     (tmp_path / "nginx").mkdir()
 
     async def fill() -> None:
-        folder = ObjectFolder(tier, 1 << 30, IS_SOUND)
+        folder = FolderStorage(tier, 1 << 30, IS_SOUND)
         async with running(server_of(1, folder=folder)) as url, client_of(url) as client:
             for ref, data in objects:
                 await offered(client, ref, data)

@@ -15,7 +15,7 @@ from stoker._trace.recording import Recording
 from stoker.cli import main
 from stoker.trace import read_trace
 from stoker_local import BucketConfig, Shape, running_bucket
-from stoker_local._bucket import environment_of
+from stoker_local._bucket import client_environment
 from stoker_torch import Loader
 from support.processes import ended, running
 from support.traced_training import train_and_die
@@ -60,7 +60,7 @@ def test_what_is_slow_at_a_bucket_is_told(
 ) -> None:
     config = BucketConfig()
     with running_bucket(config) as bucket:
-        for name, value in environment_of(config, bucket.url).items():
+        for name, value in client_environment(config, bucket.url).items():
             monkeypatch.setenv(name, value)
         url = pack("s3://stoker/ds")
         bucket.reshape(shape)

@@ -17,7 +17,7 @@ import torch
 
 import stoker
 from stoker_local import LocalBucket
-from stoker_local._bucket import environment_of
+from stoker_local._bucket import client_environment
 from support.places import with_store
 from support.ports import kept_port
 
@@ -31,7 +31,7 @@ _TIMEOUT_SECONDS = 300
 @pytest.fixture
 def environment(local_bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Of a machine that reaches the bucket, where a packed data set has a class of its own for every sample."""
-    for name, value in (leading := environment_of(local_bucket.config, local_bucket.url)).items():
+    for name, value in (leading := client_environment(local_bucket.config, local_bucket.url)).items():
         monkeypatch.setenv(name, value)
     schema = {"image": stoker.Array("uint8", (4, 4)), "label": stoker.Array("int64")}
     with stoker.Packer(DATA, schema=schema, super_sample_bytes=160) as packer:

@@ -438,7 +438,7 @@ async def came_beside(cloud: FunctionCloud, tier: SharedTier, port: int, ref: Ob
 
 
 def test_strangers_who_talk_nonsense_or_nothing_keep_nobody_from_being_served() -> None:
-    path = f"/objects/{TIER_SECRET.name(OBJECTS[0][0])}"
+    path = f"/objects/{TIER_SECRET.object_name(OBJECTS[0][0])}"
     requests = (
         f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode(),
         f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {OTHER_SECRET.token}\r\n\r\n".encode(),

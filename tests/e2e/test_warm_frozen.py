@@ -18,7 +18,7 @@ from stoker import S3Options
 from stoker_local import BucketConfig, BucketSpec, LocalBucket, Shape
 from stoker_local.functions import FunctionCloud
 from stoker_torch import Loader
-from stoker_warm._events import Task, Wake
+from stoker_warm._events import NodeTask, WakeEvent
 from support.local_bucket import s3_options
 from support.warm_cloud import PREFIX, instances_of, node_cloud
 
@@ -92,7 +92,7 @@ def train(options: S3Options, warm: str, number: signal.Signals) -> None:
 
 async def warmed(cloud: FunctionCloud, number: int) -> None:
     """Have an instance of a node."""
-    wake = Wake(node=f"warm-{number}", proxy="none:0", task=Task.WARM)
+    wake = WakeEvent(node=f"warm-{number}", proxy="none:0", task=NodeTask.WARM)
     assert not (await cloud.invoke(f"{PREFIX}-warm-{number}", wake.to_event())).error_type
 
 

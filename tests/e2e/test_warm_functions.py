@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from stoker._shared.certificate import fingerprint_of
+from stoker._shared.certificate import read_fingerprint
 from stoker_functions._warm_node import RESERVED_BYTES
-from stoker_warm._auth import Secret
+from stoker_warm._auth import WarmSecret
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
-from stoker_warm._events import Report, Task, Wake
+from stoker_warm._erasure import ErasureCode
+from stoker_warm._events import NodeReport, NodeTask, WakeEvent
 from support.tls import make_authority
 from support.waiting import until
 from support.warm_cloud import PREFIX, SECRET, objects, warm_cloud
 
-CONFIG = WarmConfig(nodes=3, code=Code(2, 1), linger_seconds=0.1)
+CONFIG = WarmConfig(nodes=3, code=ErasureCode(2, 1), linger_seconds=0.1)
 OBJECTS = objects(6)
 ALL = range(CONFIG.nodes)
 
@@ -91,7 +91,7 @@ def test_a_proxy_that_has_restarted_learns_what_nodes_hold() -> None:
 def test_nodes_with_another_secret_than_the_proxy_hold_nothing_and_no_log_has_a_secret(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    other = Secret.generate()
+    other = WarmSecret.generate()
 
     async def check() -> None:
         async with warm_cloud(CONFIG, secret=other) as warm:
@@ -123,8 +123,8 @@ def test_over_tls_nodes_take_the_certificate_that_they_were_told_of_and_no_other
             await warm.asleep()
             assert await warm.read_all(OBJECTS) == OBJECTS
             await warm.asleep()
-            told = Wake(
-                node="warm-0", proxy=warm.proxy.listener.address, fingerprint=fingerprint_of(certificates[1][0])
+            told = WakeEvent(
+                node="warm-0", proxy=warm.proxy.listener.address, fingerprint=read_fingerprint(certificates[1][0])
             )
             outcome = await warm.cloud.invoke(f"{PREFIX}-warm-0", told.to_event())
             assert outcome.error_type == "CredentialsError"
@@ -138,7 +138,7 @@ def test_a_node_that_is_called_while_it_serves_is_a_second_instance_which_takes_
     async def check() -> None:
         async with warm_cloud(dataclasses.replace(CONFIG, linger_seconds=1.0)) as warm:
             await warm.put(OBJECTS)
-            wake = Wake(node="warm-0", proxy=warm.proxy.listener.address, linger_seconds=0.1)
+            wake = WakeEvent(node="warm-0", proxy=warm.proxy.listener.address, linger_seconds=0.1)
             outcome = await warm.cloud.invoke(f"{PREFIX}-warm-0", wake.to_event())
             assert not outcome.error_type
             assert outcome.is_cold
@@ -169,15 +169,15 @@ def test_what_a_node_holds_and_what_is_on_its_way_fit_into_the_memory_of_its_fun
     objects_held = (memory_bytes - RESERVED_BYTES) // object_bytes - 1  # a little more than its bytes is counted
 
     async def check() -> None:
-        config = dataclasses.replace(CONFIG, nodes=1, code=Code(1, 0))
+        config = dataclasses.replace(CONFIG, nodes=1, code=ErasureCode(1, 0))
         async with warm_cloud(config, memory_mb=memory_bytes >> 20) as warm:
             for round_ in range(3):
                 await warm.put(objects(objects_held, object_bytes, seed=round_))
             assert warm.proxy.statistics().evicted > objects_held
             await warm.asleep()
-            wake = Wake(node="warm-0", proxy=warm.proxy.listener.address, task=Task.WARM)
+            wake = WakeEvent(node="warm-0", proxy=warm.proxy.listener.address, task=NodeTask.WARM)
             outcome = await warm.cloud.invoke(f"{PREFIX}-warm-0", wake.to_event())
-            report = Report.parse(json.loads(outcome.payload))
+            report = NodeReport.parse(json.loads(outcome.payload))
             assert report.limit_bytes == memory_bytes - RESERVED_BYTES
             assert report.limit_bytes - object_bytes < report.held_bytes <= report.limit_bytes
             assert report.limit_bytes < outcome.memory_bytes < memory_bytes

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 from support.waiting import until
 from support.warm_cloud import google_warm_cloud, objects
 
-CONFIG = WarmConfig(nodes=3, code=Code(2, 1), linger_seconds=0.1)
+CONFIG = WarmConfig(nodes=3, code=ErasureCode(2, 1), linger_seconds=0.1)
 OBJECTS = objects(6)
 
 

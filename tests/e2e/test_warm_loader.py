@@ -15,12 +15,12 @@ from stoker.errors import ConfigError
 from stoker_local import running_server
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
 from stoker_torch import Loader, StreamDataset
-from stoker_warm._auth import Secret
+from stoker_warm._auth import WarmSecret
 from stoker_warm._billing import ProxyStatistics
 from stoker_warm._tier import WarmTier
 from support.warm_cloud import instances_of
 
-SECRET = Secret(bytes(range(32)))
+SECRET = WarmSecret(bytes(range(32)))
 NODES = 3
 URL = f"warm+lambda://stoker?nodes={NODES}&code=2%2B1&listen=127.0.0.1:0"
 SAMPLES = 240
@@ -75,9 +75,9 @@ def test_what_nodes_lose_comes_from_the_bucket_and_is_kept_again(data: str, monk
         supply, super_samples = loader._resources, len(stoker.Dataset(data).manifest)
 
         def told() -> ProxyStatistics:
-            assert supply.nearer is not None
-            assert isinstance(supply.nearer.warm, WarmTier)
-            proxy = supply.nearer.warm.proxy
+            assert supply.tiers is not None
+            assert isinstance(supply.tiers.shared_tier, WarmTier)
+            proxy = supply.tiers.shared_tier.proxy
             assert proxy is not None
             return proxy.statistics()
 

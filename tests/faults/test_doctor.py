@@ -17,8 +17,8 @@ import pytest
 
 import stoker
 from stoker import S3Options, ServedOptions
-from stoker._diagnostics.doctor import Examination, examine
-from stoker._diagnostics.machine import Finding, Level, Machine, Whereabouts, machine_findings
+from stoker._diagnostics.doctor import DoctorConfig, diagnose
+from stoker._diagnostics.machine import Finding, Level, Machine, MachineRegion, machine_findings
 from stoker._diagnostics.probe import ProbeLimits
 from stoker._stores.access_token import Grant
 from stoker.cli import main
@@ -37,7 +37,7 @@ from stoker_local import (
 from stoker_local._s3.model import S3Error
 from support.serving_host import running_service
 
-GOOD = Machine(memory_bytes=8 << 30, free_bytes=4 << 30, limited_by="", cores=4, open_files=4096, most_open_files=4096)
+GOOD = Machine(memory_bytes=8 << 30, free_bytes=4 << 30, limited_by="", cores=4, open_files=4096, max_open_files=4096)
 QUICK = ProbeLimits(requests=40, size_bytes=2 << 20, seconds=100.0, first_bytes=4)
 URL = "s3://stoker/data"
 KEYS = KeyPair(access_key="MARKER-key", secret_key="MARKER-secret")
@@ -65,9 +65,9 @@ def found(url: str = URL, *, is_shaped: bool = False, **changes: Any) -> dict[st
     """
 
     async def look() -> list[Finding]:
-        what = Examination(url=url, limits=QUICK, machine=lambda: GOOD, whereabouts=Whereabouts)
+        what = DoctorConfig(url=url, limits=QUICK, machine=lambda: GOOD, whereabouts=MachineRegion)
         findings: list[Finding] = []
-        await examine(replace(what, **changes), findings.append)
+        await diagnose(replace(what, **changes), findings.append)
         return findings
 
     findings = asyncio.run(look())
@@ -149,9 +149,9 @@ def test_a_bucket_elsewhere_is_a_problem_that_names_its_region(monkeypatch: pyte
 def test_a_machine_elsewhere_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     with bucket(monkeypatch):
         pack(URL)
-        there = Whereabouts(region="eu-west-1", source="EC2's metadata")
+        there = MachineRegion(region="eu-west-1", source="EC2's metadata")
         findings = found(whereabouts=lambda: there)
-        same = found(whereabouts=lambda: Whereabouts(region="us-east-1", source="AWS_REGION"))
+        same = found(whereabouts=lambda: MachineRegion(region="us-east-1", source="AWS_REGION"))
     assert levels(findings) == {"region": "warning"}
     assert "eu-west-1" in findings["region"].text
     assert same == {}
@@ -172,9 +172,9 @@ def test_no_bandwidth_is_reported_that_a_bucket_does_not_have(monkeypatch: pytes
 
         async def look() -> list[Finding]:
             limits = ProbeLimits(size_bytes=32 << 20)
-            what = Examination(url=URL, limits=limits, machine=lambda: GOOD, whereabouts=Whereabouts)
+            what = DoctorConfig(url=URL, limits=limits, machine=lambda: GOOD, whereabouts=MachineRegion)
             findings: list[Finding] = []
-            await examine(what, findings.append)
+            await diagnose(what, findings.append)
             return [finding for finding in findings if finding.check == "bandwidth"]
 
         (rates,) = asyncio.run(look())
@@ -245,7 +245,7 @@ def test_super_samples_packed_with_a_limit_of_1_mib_are_no_warning(monkeypatch: 
 def test_no_more_open_files_are_advised_than_the_hard_limit() -> None:
     (low,) = (
         each
-        for each in machine_findings(replace(GOOD, open_files=100, most_open_files=100))
+        for each in machine_findings(replace(GOOD, open_files=100, max_open_files=100))
         if each.check == "open files"
     )
     assert low.command == ""
@@ -296,9 +296,9 @@ def test_a_rate_that_objects_are_too_small_to_tell_is_not_shown_as_measured(tmp_
     pack(str(tmp_path / "small"), samples=20, super_sample_bytes=64 << 10)
 
     async def look() -> list[Finding]:
-        what = Examination(url=str(tmp_path / "small"), limits=QUICK, machine=lambda: GOOD, whereabouts=Whereabouts)
+        what = DoctorConfig(url=str(tmp_path / "small"), limits=QUICK, machine=lambda: GOOD, whereabouts=MachineRegion)
         findings: list[Finding] = []
-        await examine(what, findings.append)
+        await diagnose(what, findings.append)
         return [finding for finding in findings if finding.check == "bandwidth"]
 
     (rates,) = asyncio.run(look())
@@ -392,7 +392,7 @@ def test_a_remedy_of_several_findings_is_written_once(
     plan = "stoker plan URL --gpu-rate N"
     twice = [Finding(check, Level.WARNING, "slow", command=plan) for check in ("latency", "bandwidth")]
 
-    async def examined(what: Examination, tell: Callable[[Finding], object]) -> None:
+    async def examined(what: DoctorConfig, tell: Callable[[Finding], object]) -> None:
         for finding in twice:
             tell(finding)
 
@@ -424,11 +424,11 @@ def served(tmp_path: Path) -> Iterator[str]:
 
 def test_a_function_that_serves_is_looked_at_as_a_bucket_is(served: str) -> None:
     async def look() -> dict[str, Finding]:
-        what = Examination(
-            url=served, options=token(5), limits=QUICK, machine=lambda: GOOD, whereabouts=Whereabouts, write=True
+        what = DoctorConfig(
+            url=served, options=token(5), limits=QUICK, machine=lambda: GOOD, whereabouts=MachineRegion, write=True
         )
         findings: list[Finding] = []
-        await examine(what, findings.append)
+        await diagnose(what, findings.append)
         return {finding.check: finding for finding in findings}
 
     findings = asyncio.run(look())

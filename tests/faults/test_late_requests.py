@@ -50,7 +50,7 @@ async def read(seed: int, late_fraction: float, *, hedge: bool = True) -> Readin
     prefetcher = Prefetcher(fetcher, ring, Continuous(), lambda: next(items, None), hedge_slots=3)
     running = asyncio.create_task(prefetcher.run())
     for index in range(GETS):
-        prefetcher.reached(index // 4, index)
+        prefetcher.advance(index // 4, index)
         await prefetcher.wait(index)
         if index >= WINDOW_ITEMS:
             prefetcher.release(index - WINDOW_ITEMS)

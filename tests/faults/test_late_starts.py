@@ -16,12 +16,12 @@ from stoker._fetch.batch_stream import StepQueue
 from stoker._fetch.config import FetchCounters
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Prefetcher
-from stoker._fetch.super_samples import SuperSampleReading
+from stoker._fetch.super_samples import SuperSampleReader
 from stoker._format.manifest import POINTER_KEY
 from stoker._format.versions import read_manifest
 from stoker._memory.ring import Ring
-from stoker._order.sharding import Partition
-from stoker._order.steps import Stretch
+from stoker._order.sharding import RankSharding
+from stoker._order.steps import PositionRange
 from stoker.abc import ObjectInfo
 from stoker.testing import run_virtual
 from support.faulty_store import FaultyStore, Weather
@@ -70,10 +70,10 @@ def start(seed: int, late_fraction: float = 0.1, *, slots: int = 24, objects: in
         manifest = await read_manifest(reader)
         ring = Ring(slots, manifest.largest_bytes)
         fetcher = Fetcher(store, ring=ring, rng=random.Random(seed), config=CONFIG, is_start=True)
-        reading = SuperSampleReading(manifest, SCHEMA, fetcher, ring)
-        partition = Partition(samples=manifest.samples, batch_size=40)
+        reading = SuperSampleReader(manifest, SCHEMA, fetcher, ring)
+        partition = RankSharding(samples=manifest.samples, batch_size=40)
         order = OrderConfig(seed=seed, window=objects)
-        steps = StepQueue(reading.steps(Stretch(order=order, partition=partition)), None)
+        steps = StepQueue(reading.steps(PositionRange(order=order, sharding=partition)), None)
         prefetcher = Prefetcher(reading, ring, Continuous(), steps.next_item, hedge_slots=2)
         async with task_group() as group:
             running = group.create_task(prefetcher.run())

@@ -38,7 +38,7 @@ class Training:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.prefetcher.run())
             for index in range(self.count):
-                self.prefetcher.reached(index, index)
+                self.prefetcher.advance(index, index)
                 try:
                     await self.prefetcher.wait(index)
                 except FetchError:
@@ -125,7 +125,7 @@ class Pausing(Training):
             fetching = group.create_task(self.prefetcher.run())
             for index in range(len(OBJECTS)):
                 await asyncio.sleep(self.pauses.get(index, 0.05))
-                self.prefetcher.reached(index, index)
+                self.prefetcher.advance(index, index)
                 begun = loop.time()
                 try:
                     await self.prefetcher.wait(index)

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from stoker._fetch import fetcher as fetch_module
-from stoker._fetch.hedge import Hedges
+from stoker._fetch.hedge import HedgePolicy
 from stoker._memory.ring import Ring, RingStateError
 from stoker.testing import VirtualClockError
 from support.fault_schedules import LEVELS, play
@@ -79,7 +79,7 @@ def test_a_consumer_that_releases_twice_is_caught(monkeypatch: pytest.MonkeyPatc
         release(ring, slot)
         release(ring, slot)
 
-    monkeypatch.setattr(Ring, "release", twice)
+    monkeypatch.setattr(Ring, "cancel_reservation", twice)
     with pytest.raises(BaseExceptionGroup) as caught:
         play("objects", 1)
     assert caught.group_contains(RingStateError, match="is free: cannot release")
@@ -87,13 +87,13 @@ def test_a_consumer_that_releases_twice_is_caught(monkeypatch: pytest.MonkeyPatc
 
 def test_a_slot_freed_before_its_transport_ended_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fetcher that does not wait for the losers of a race."""
-    lend = Hedges.borrow_buffer
+    lend = HedgePolicy.borrow_buffer
 
-    def not_for_long(hedging: Hedges, size_bytes: int, lent: ExitStack, hedges: int = 0) -> memoryview | None:
+    def not_for_long(hedging: HedgePolicy, size_bytes: int, lent: ExitStack, hedges: int = 0) -> memoryview | None:
         with ExitStack() as at_once:
             return lend(hedging, size_bytes, at_once, hedges)
 
-    monkeypatch.setattr(Hedges, "borrow_buffer", not_for_long)
+    monkeypatch.setattr(HedgePolicy, "borrow_buffer", not_for_long)
     caught = 0
     for seed in range(100):
         try:

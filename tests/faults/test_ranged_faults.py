@@ -14,12 +14,12 @@ import pytest
 from stoker import Array, Bytes, Continuous, FetchConfig, OrderConfig, Schema
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import gather
-from stoker._fetch.groups import GroupReading
+from stoker._fetch.groups import SampleGroupReader
 from stoker._fetch.prefetcher import Item, Prefetcher
-from stoker._fetch.range_plan import Group, ReadLimits
+from stoker._fetch.range_plan import ReadLimits, SampleGroup
 from stoker._memory.ring import Ring
-from stoker._order.sharding import Partition
-from stoker._order.steps import PlannedStep, Stretch
+from stoker._order.sharding import RankSharding
+from stoker._order.steps import PlannedStep, PositionRange
 from stoker.errors import CopiedBucketWarning, CredentialsError, FetchError, ObjectChangedError
 from stoker.testing import run_virtual
 from support.fault_weather import stormy
@@ -53,17 +53,17 @@ class Run:
         )
         self.columns = dict(SCHEMA)
         limits = ReadLimits(slot_bytes=SLOT_BYTES, gap_bytes=2000, range_bytes=SLOT_BYTES // 32)
-        self.reading = GroupReading(MANIFEST, self.columns, self.fetcher, self.ring, limits)
-        self.items: list[Item[Group]] = []
+        self.reading = SampleGroupReader(MANIFEST, self.columns, self.fetcher, self.ring, limits)
+        self.items: list[Item[SampleGroup]] = []
         self.delivered: list[int] = []
 
     async def play(self) -> None:
         """Deliver the epoch; the first error ends it."""
         await self.reading.prepare()
-        partition = Partition(samples=len(SAMPLES), batch_size=16)
+        partition = RankSharding(samples=len(SAMPLES), batch_size=16)
         order = OrderConfig(shuffle="full", seed=1)
-        steps = self.reading.steps(Stretch(order=order, partition=partition, end_epoch=1))
-        planned: list[PlannedStep[Group]] = []
+        steps = self.reading.steps(PositionRange(order=order, sharding=partition, end_epoch=1))
+        planned: list[PlannedStep[SampleGroup]] = []
         while (step := steps.next()) is not None:
             planned.append(step)
             self.items += [Item(index, group, step.number) for index, group in step.first_uses]
@@ -72,12 +72,12 @@ class Run:
         running = asyncio.create_task(prefetcher.run())
         try:
             for step in planned:
-                prefetcher.reached(step.number, 0)
+                prefetcher.advance(step.number, 0)
                 for segment in step.segments:
                     slots = [await prefetcher.wait(item) for item in segment.items]
                     await asyncio.sleep(0.01)
-                    self._use(slots, *segment.picks())
-                    for item in segment.done:
+                    self._use(slots, *segment.row_indices())
+                    for item in segment.released_after:
                         prefetcher.release(item)
             await running
         finally:
@@ -86,7 +86,7 @@ class Run:
             prefetcher.release_all()
 
     def _use(self, slots: list[int], which: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> None:
-        picked = self.reading.picked(slots, which, rows)
+        picked = self.reading.locate(slots, which, rows)
         values = gather(picked, self.columns)
         for place, number in enumerate((FIRSTS[picked.super_samples] + picked.rows).tolist()):
             found = {name: value_at(column, place) for name, column in values.items()}

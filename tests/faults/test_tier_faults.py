@@ -15,7 +15,7 @@ import pytest
 
 from stoker import FetchConfig
 from stoker._cache import disk_tier as module
-from stoker._cache.keeper import KeepingTier
+from stoker._cache.keeper import ManagedTier
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.testing import run_virtual
@@ -83,7 +83,7 @@ class Disk:
 REAL_WRITE, REAL_READ = os.write, os.preadv
 
 
-async def fetch_many(tiers: list[KeepingTier], store: FaultyStore, rng: random.Random, disk: Disk) -> int:
+async def fetch_many(tiers: list[ManagedTier], store: FaultyStore, rng: random.Random, disk: Disk) -> int:
     """Fetch in a random order, a few at a time, some of which are cancelled; return how many came."""
     ring = Ring(SLOTS, LARGEST_BYTES)
     fetcher = Fetcher(store, ring=ring, rng=rng, config=FetchConfig(deadline_seconds=600.0), tiers=tiers)
@@ -109,7 +109,7 @@ async def fetch_many(tiers: list[KeepingTier], store: FaultyStore, rng: random.R
             rng.choice(fetches).cancel()
         found = await asyncio.gather(*fetches, return_exceptions=True)
         assert all(each is None or isinstance(each, asyncio.CancelledError) for each in found), found
-        ahead.reach(turn // 10, turn % 10 * 10)
+        ahead.advance(turn // 10, turn % 10 * 10)
     assert ring.statistics().free == SLOTS
     for tier in tiers:
         await tier.close()
@@ -125,13 +125,13 @@ def test_whatever_happens_to_tiers_every_object_comes_and_is_right(
 ) -> None:
     rng = random.Random(seed)
     disk = Disk(rng, tmp_path, fails=rng.choice([0.0, 0.0, 0.01]), spoils=rng.choice([0.0, 0.1, 0.3]))
-    monkeypatch.setattr(module, "in_thread", disk.in_thread)
-    monkeypatch.setattr(module, "in_thread_until_cancelled", disk.until_cancelled)
+    monkeypatch.setattr(module, "run_in_thread", disk.in_thread)
+    monkeypatch.setattr(module, "run_in_thread_until_cancelled", disk.until_cancelled)
     monkeypatch.setattr(os, "write", disk.write)
     monkeypatch.setattr(os, "preadv", disk.preadv)
     weather = Weather(probability={"error": 0.05, "reset": 0.05, "corrupt": 0.03, "truncate": 0.02})
     store = FaultyStore(OBJECTS, weather=weather, seed=seed)
-    tiers: list[KeepingTier] = [disk_tier(tmp_path, rng.randrange(1, 20), rng.choice(["next-use", "lru", "fifo"]))]
+    tiers: list[ManagedTier] = [disk_tier(tmp_path, rng.randrange(1, 20), rng.choice(["next-use", "lru", "fifo"]))]
     if rng.random() < 0.5:
         tiers.insert(0, memory_tier(rng.randrange(1, 10)))
     arrived = run_virtual(fetch_many(tiers, store, rng, disk))

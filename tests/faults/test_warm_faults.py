@@ -8,7 +8,7 @@ import pytest
 
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 from stoker_warm._shard import ShardMac
 from support.warm_liar import LIES
 from support.warm_platform import Tier, named
@@ -72,7 +72,7 @@ class Exchange:
 
 async def exchange(end: int, cut_at: int | None, *, is_killed: bool = False) -> int:
     """Cut the connection of one node when an end has sent so many bytes; return how many it sends in all."""
-    async with Tier(WarmConfig(nodes=3, code=Code(2, 1), keep_warm_seconds=20.0)) as tier:
+    async with Tier(WarmConfig(nodes=3, code=ErasureCode(2, 1), keep_warm_seconds=20.0)) as tier:
         await tier.put(KEPT)
         await asyncio.sleep(2.0)
         found = Exchange(tier, end)

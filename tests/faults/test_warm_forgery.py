@@ -14,8 +14,8 @@ import pytest
 from stoker._base.checksum import crc32c
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
-from stoker_warm._membership import Contents, State
+from stoker_warm._erasure import ErasureCode
+from stoker_warm._membership import NodeContents, NodeState
 from stoker_warm._shard import Shard, ShardId
 from support.warm_liar import Liar, forge
 from support.warm_platform import MAC, Instance, Tier, named
@@ -29,7 +29,7 @@ def check(test: Callable[[Tier], Awaitable[None]], *, code: str = "2+1", nodes: 
     """Run a test with a tier of which the nodes hold all objects."""
 
     async def main() -> None:
-        config = WarmConfig(nodes=nodes, code=Code.parse(code), keep_warm_seconds=20.0, **settings)
+        config = WarmConfig(nodes=nodes, code=ErasureCode.parse(code), keep_warm_seconds=20.0, **settings)
         async with Tier(config, node_type=Liar) as tier:
             await tier.put(*OBJECTS)
             await test(tier)
@@ -47,8 +47,8 @@ def the_liar(tier: Tier) -> Liar:
     return liar_of(instance)
 
 
-def state_of_liar(tier: Tier) -> State:
-    return tier.proxy._nodes[0].membership.state
+def state_of_liar(tier: Tier) -> NodeState:
+    return tier.proxy._nodes[0].state_machine.state
 
 
 def corrupt(tier: Tier) -> int:
@@ -58,7 +58,7 @@ def corrupt(tier: Tier) -> int:
 async def read_until_given_up(tier: Tier, most: int = 40) -> None:
     """Read objects until the liar is given up; each comes from the other nodes."""
     for number in range(most):
-        if state_of_liar(tier) is State.GONE:
+        if state_of_liar(tier) is NodeState.GONE:
             return
         assert await tier.kept(*OBJECTS[number % len(OBJECTS)])
         await asyncio.sleep(0.01)
@@ -78,7 +78,7 @@ def test_a_crc_does_not_tell_a_forged_shard_from_the_right_one_and_its_mac_does(
     assert crc32c(right) == crc32c(wrong)
     assert crc32c(shard.to_text().encode() + right) == crc32c(shard.to_text().encode() + wrong)
     assert crc32c(DATA) == crc32c(changed), "nor does that of the object"
-    mac = MAC.make(shard, right)
+    mac = MAC.sign(shard, right)
     assert MAC.verify(shard, right, mac)
     assert not MAC.verify(shard, wrong, mac)
 
@@ -121,7 +121,7 @@ def test_bytes_and_macs_of_other_shards_do_not_pass_whoever_gave_them_to_the_lia
         stolen = [
             shard
             for instance in tier.platform.all_instances()
-            for each in instance.store.ids()
+            for each in instance.store.list_ids()
             if (shard := instance.store.get(each)) is not None
         ]
         liar = the_liar(tier)
@@ -136,7 +136,7 @@ def test_bytes_and_macs_of_other_shards_do_not_pass_whoever_gave_them_to_the_lia
             assert await tier.kept(*OBJECTS[number])
             await asyncio.sleep(1.0)
             assert corrupt(tier) == number + 1
-        assert state_of_liar(tier) is State.GONE
+        assert state_of_liar(tier) is NodeState.GONE
 
     check(test)
 
@@ -146,19 +146,19 @@ def test_what_a_liar_lists_when_it_comes_again_is_deleted_and_one_more_lie_gives
         liar = the_liar(tier)
         liar.lie = "forged"
         await read_until_given_up(tier)
-        held = set(liar._store.ids())
+        held = set(liar._store.list_ids())
         assert held
         for turn in range(1, 4):
             await asyncio.sleep(25.0)  # it is called, and greets
-            assert state_of_liar(tier) is not State.GONE
+            assert state_of_liar(tier) is not NodeState.GONE
             assert LIAR not in tier.believed()
             name, data = named(100 + turn, 3000)
             await tier.put((name, data))
-            assert not held & set(liar._store.ids())
+            assert not held & set(liar._store.list_ids())
             assert {shard.object for shard in tier.believed()[LIAR]} == {name}
-            held = set(liar._store.ids())
+            held = set(liar._store.list_ids())
             assert await tier.kept(name, data)
-            assert (state_of_liar(tier), corrupt(tier)) == (State.GONE, 3 + turn)
+            assert (state_of_liar(tier), corrupt(tier)) == (NodeState.GONE, 3 + turn)
 
     check(test)
 
@@ -171,7 +171,7 @@ def test_a_liar_that_does_better_keeps_what_it_is_sent_from_then_on() -> None:
         await asyncio.sleep(25.0)
         await tier.put(named(100, 3000))
         # Have it list what it has: no trust is needed for what it was sent.
-        tier.proxy._nodes[0]._found(Contents.UNKNOWN)
+        tier.proxy._nodes[0]._on_contents(NodeContents.UNKNOWN)
         await asyncio.sleep(1.0)
         assert len(tier.believed()[LIAR]) == 1
         assert await tier.kept(*named(100, 3000))
@@ -183,7 +183,7 @@ def test_a_liar_that_does_better_keeps_what_it_is_sent_from_then_on() -> None:
 def test_an_honest_instance_that_comes_after_a_liar_is_believed() -> None:
     async def test(tier: Tier) -> None:
         store = the_liar(tier)._store
-        copies = [shard for each in store.ids() if (shard := store.get(each)) is not None]
+        copies = [shard for each in store.list_ids() if (shard := store.get(each)) is not None]
         the_liar(tier).lie = "bytes"
         await read_until_given_up(tier)
         tier.platform.reclaim(LIAR)
@@ -211,7 +211,7 @@ def test_when_half_of_the_nodes_lie_a_read_is_right_or_a_miss_and_the_liars_cost
             for each in objects:
                 if not await tier.kept(*each):  # which compares the bytes
                     await tier.put(each)
-        assert {node.name for node in tier.proxy._nodes if node.membership.state is State.GONE} == liars
+        assert {node.name for node in tier.proxy._nodes if node.state_machine.state is NodeState.GONE} == liars
         assert not liars & set(tier.believed())
         assert corrupt(tier) <= 3 * len(liars) + tier.config.code.shards, "but those that were asked for at once"
         assert [await tier.kept(*each) for each in objects] == [True] * len(objects)
@@ -259,7 +259,7 @@ def test_what_a_relay_changes_on_the_way_to_a_node_is_found_when_it_is_read() ->
             for end in tier.platform.instances[f"warm-{node}"][0].ends:
                 end._other.tamper = tampered
         for name, _ in OBJECTS:
-            tier.proxy.objects.drop(name)
+            tier.proxy.objects.remove(name)
         await tier.put((NAME, DATA))
         assert tier.believed() == tier.held()
         assert not await tier.kept(NAME, DATA)

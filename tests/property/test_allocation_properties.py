@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from stoker_sim._allocation import POLICIES, Allocation, Cluster, Job, allocate
+from stoker_sim._allocation import POLICIES, Allocation, Cluster, TrainingJob, allocate
 from support.allocating import job, least_demand
 
 NEARLY = 1 + 1e-9
@@ -17,14 +17,14 @@ speeds = st.integers(1, 300).map(float)
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> tuple[list[Job], Cluster]:
+def clusters(draw: st.DrawFn) -> tuple[list[TrainingJob], Cluster]:
     """Up to five jobs, some of which read the same; cache for none to all of it, bandwidth for none to all."""
     jobs = []
     for number, (size, nodes) in enumerate(draw(st.lists(datasets, min_size=1, max_size=4))):
         readers = draw(st.integers(1, 2))
         jobs += [job(f"{number}-{reader}", size, draw(speeds), str(number), nodes) for reader in range(readers)]
     jobs = jobs[:5]
-    size = sum({each.data: each.cacheable_bytes for each in jobs}.values())
+    size = sum({each.dataset_key: each.cacheable_bytes for each in jobs}.values())
     needed = sum(each.compute_bytes_per_second for each in jobs)
     cluster = Cluster(
         cache_bytes=draw(st.integers(0, size + 1)), bytes_per_second=needed * draw(st.integers(0, 101)) / 100
@@ -32,14 +32,14 @@ def clusters(draw: st.DrawFn) -> tuple[list[Job], Cluster]:
     return jobs, cluster
 
 
-def divided(case: tuple[list[Job], Cluster], policy: str) -> Allocation:
+def divided(case: tuple[list[TrainingJob], Cluster], policy: str) -> Allocation:
     return allocate(*case, POLICIES[policy])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(case=clusters())
 def test_no_more_is_given_than_there_is_and_nobody_gets_what_is_of_no_use(
-    policy: str, case: tuple[list[Job], Cluster]
+    policy: str, case: tuple[list[TrainingJob], Cluster]
 ) -> None:
     jobs, cluster = case
     found = divided(case, policy)
@@ -49,25 +49,27 @@ def test_no_more_is_given_than_there_is_and_nobody_gets_what_is_of_no_use(
     for share in found.shares:
         assert 0 <= share.cache_bytes <= share.job.cacheable_bytes
         assert share.bytes_per_second >= 0
-        assert share.bytes_per_second <= share.rate * share.job.missed(share.cache_bytes) * NEARLY
+        assert share.bytes_per_second <= share.rate * share.job.miss_rate(share.cache_bytes) * NEARLY
         assert share.rate <= share.job.compute_bytes_per_second
 
 
 @given(case=clusters())
-def test_jobs_that_share_a_data_set_have_one_cache(case: tuple[list[Job], Cluster]) -> None:
+def test_jobs_that_share_a_data_set_have_one_cache(case: tuple[list[TrainingJob], Cluster]) -> None:
     for policy in POLICIES:
         shares = divided(case, policy).shares
-        assert len({(share.job.data, share.cache_bytes) for share in shares}) == len({each.data for each in case[0]})
+        assert len({(share.job.dataset_key, share.cache_bytes) for share in shares}) == len(
+            {each.dataset_key for each in case[0]}
+        )
 
 
 @given(case=clusters())
-def test_greedy_trains_at_least_as_much_as_every_other_policy(case: tuple[list[Job], Cluster]) -> None:
+def test_greedy_trains_at_least_as_much_as_every_other_policy(case: tuple[list[TrainingJob], Cluster]) -> None:
     most = divided(case, "greedy").rate
     assert all(divided(case, policy).rate <= most * NEARLY for policy in POLICIES)
 
 
 @given(case=clusters())
-def test_greedy_lets_everybody_train_at_full_rate_wherever_that_can_be(case: tuple[list[Job], Cluster]) -> None:
+def test_greedy_lets_everybody_train_at_full_rate_wherever_that_can_be(case: tuple[list[TrainingJob], Cluster]) -> None:
     jobs, cluster = case
     full = [each.compute_bytes_per_second for each in jobs]
     suffices = least_demand(jobs, full, cluster.cache_bytes)
@@ -79,7 +81,7 @@ def test_greedy_lets_everybody_train_at_full_rate_wherever_that_can_be(case: tup
 
 @given(case=clusters(), raised=st.sampled_from([0.01, 0.3, 1.0]))
 def test_under_max_min_nobody_can_have_more_unless_somebody_has_less_who_then_is_poorer(
-    case: tuple[list[Job], Cluster], raised: float
+    case: tuple[list[TrainingJob], Cluster], raised: float
 ) -> None:
     """Riches are parts of full rates. Whoever is richer may fall to where the one who is raised comes to.
 
@@ -100,7 +102,7 @@ def test_under_max_min_nobody_can_have_more_unless_somebody_has_less_who_then_is
 
 @given(case=clusters())
 def test_under_max_min_the_poorest_is_at_least_as_rich_as_under_any_other_policy(
-    case: tuple[list[Job], Cluster],
+    case: tuple[list[TrainingJob], Cluster],
 ) -> None:
     def poorest(policy: str) -> float:
         return min(share.rate / share.job.compute_bytes_per_second for share in divided(case, policy).shares)
@@ -110,7 +112,7 @@ def test_under_max_min_the_poorest_is_at_least_as_rich_as_under_any_other_policy
 
 @given(case=clusters())
 def test_under_equal_parts_only_those_have_less_than_others_who_need_no_more(
-    case: tuple[list[Job], Cluster],
+    case: tuple[list[TrainingJob], Cluster],
 ) -> None:
     shares = divided(case, "equal").shares
     most = max(share.bytes_per_second for share in shares)

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from stoker import RetryingStore, open_store
-from stoker._maintenance.compaction import Compacted, compact
-from stoker._maintenance.garbage import gc
+from stoker._maintenance.compaction import CompactionResult, compact
+from stoker._maintenance.garbage import collect_garbage
 from stoker._pack.catalog import BucketCatalog
 from stoker.abc import ObjectInfo
 from stoker.testing import run_virtual
@@ -28,7 +28,7 @@ async def delivered(place: Place, raw: Sequence[ObjectInfo], group: int) -> None
     await commit({"dataset": place.dataset}, place.deployment(), plenty())
 
 
-async def compacted(place: Place, target_bytes: int, limit_bytes: int | None) -> Compacted:
+async def compacted(place: Place, target_bytes: int, limit_bytes: int | None) -> CompactionResult:
     store = RetryingStore(TardyStore(open_store(place.dataset), 0.01))
     now_seconds = time.time()
     return await compact(
@@ -51,7 +51,7 @@ async def story(rng: random.Random, happened: Counter[str]) -> None:
         happened["compacted"] += any(each.objects_before for each in done)
         happened["several compacted"] += sum(bool(each.objects_after) for each in done) > 1
         if rng.random() < 0.5:
-            await gc(open_store(place.dataset), delete=True, keep_versions=1)
+            await collect_garbage(open_store(place.dataset), delete=True, keep_versions=1)
     for group in (1, 4):
         await delivered(place, rng.sample(raw, len(raw)), group)
         assert sorted(await place.numbers()) == list(range(len(raw)))

@@ -21,10 +21,10 @@ from stoker._fetch.config import PipelineConfig
 from stoker._fetch.gather import RaggedValues
 from stoker._fetch.groups import GroupSteps
 from stoker._fetch.pipeline import BatchPipeline
-from stoker._fetch.range_plan import MOST_SAMPLES, Group, ReadLimits, plan_reads
-from stoker._memory.budget import most_sample_bytes, plan_group_slots
-from stoker._order.sharding import Partition
-from stoker._order.steps import PlannedStep, Steps, Stretch
+from stoker._fetch.range_plan import MAX_GROUP_SAMPLES, ReadLimits, SampleGroup, plan_reads
+from stoker._memory.budget import max_sample_bytes, plan_group_slots
+from stoker._order.sharding import RankSharding
+from stoker._order.steps import PlannedStep, PositionRange, SuperSampleSteps
 from stoker.errors import BudgetError
 from stoker_torch import Budget, Loader
 from support.datasets import SCHEMA
@@ -73,7 +73,7 @@ def test_after_its_ranges_are_read_every_value_lies_where_the_plan_says(
         assert offset == written, "one range follows the other"
         slot[offset : offset + end - start] = objects[of][start:end]
         written += end - start
-        held = reads.values[reads.firsts[number] : reads.firsts[number + 1]]
+        held = reads.values[reads.value_offsets[number] : reads.value_offsets[number + 1]]
         assert (which[held] == of).all()
         assert starts[held].min() == start
         assert ends[held].max() == end
@@ -157,21 +157,21 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def sizes_of(group: Group) -> NDArray[np.int64]:
+def sizes_of(group: SampleGroup) -> NDArray[np.int64]:
     """Say that a sample has up to 40 bytes, and some none."""
     sizes: NDArray[np.int64] = (group.super_samples * 7 + group.rows * 13) % 41
     return sizes
 
 
-def stretch_of(case: Case, rank: int) -> Stretch:
-    partition = Partition(
+def stretch_of(case: Case, rank: int) -> PositionRange:
+    partition = RankSharding(
         samples=sum(case.samples),
         batch_size=case.batch_size,
         rank=rank,
         world_size=case.world_size,
         drop_last=case.drop_last,
     )
-    return Stretch(order=FULL, partition=partition, position=case.position, end_epoch=2)
+    return PositionRange(order=FULL, sharding=partition, position=case.position, end_epoch=2)
 
 
 def walked(case: Case, next_step: Callable[[], PlannedStep[Any] | None], samples_of_item: Any) -> list[Any]:
@@ -185,9 +185,9 @@ def walked(case: Case, next_step: Callable[[], PlannedStep[Any] | None], samples
             seen += 1
         found: list[Any] = []
         for segment in step.segments:
-            which, rows = segment.picks()
+            which, rows = segment.row_indices()
             found += [samples_of_item(held[segment.items[i]], row) for i, row in zip(which, rows, strict=True)]
-            for item in segment.done:
+            for item in segment.released_after:
                 del held[item]
         steps.append((step.number, step.epoch, step.end, step.is_last, step.repeated, found))
     assert not held, "nothing is held behind the end"
@@ -199,7 +199,7 @@ def walked(case: Case, next_step: Callable[[], PlannedStep[Any] | None], samples
 def test_the_steps_of_groups_are_those_of_whole_super_samples(case: Case) -> None:
     samples = np.array(case.samples)
     for rank in range(case.world_size):
-        whole = Steps(samples, stretch_of(case, rank))
+        whole = SuperSampleSteps(samples, stretch_of(case, rank))
         groups = GroupSteps(samples, stretch_of(case, rank), sizes_of, case.group_bytes)
         expected = walked(case, whole.next, lambda super_sample, row: (super_sample, int(row)))
         found = walked(
@@ -222,8 +222,8 @@ def test_no_group_has_more_bytes_than_allowed_unless_it_is_one_sample_and_no_bat
 
 
 def test_groups_begin_with_one_batch_and_grow() -> None:
-    partition = Partition(samples=1000, batch_size=10)
-    stretch = Stretch(order=FULL, partition=partition, end_epoch=1)
+    partition = RankSharding(samples=1000, batch_size=10)
+    stretch = PositionRange(order=FULL, sharding=partition, end_epoch=1)
     steps = GroupSteps(np.full(10, 100), stretch, lambda group: np.ones(len(group), np.int64), 200)
     sizes = []
     while (step := steps.next()) is not None:
@@ -232,13 +232,13 @@ def test_groups_begin_with_one_batch_and_grow() -> None:
 
 
 def test_groups_of_samples_without_bytes_have_a_bounded_number_of_samples() -> None:
-    partition = Partition(samples=10 * MOST_SAMPLES, batch_size=MOST_SAMPLES // 2)
-    stretch = Stretch(order=FULL, partition=partition, end_epoch=1)
-    steps = GroupSteps(np.array([10 * MOST_SAMPLES]), stretch, lambda group: np.zeros(len(group), np.int64), 1)
+    partition = RankSharding(samples=10 * MAX_GROUP_SAMPLES, batch_size=MAX_GROUP_SAMPLES // 2)
+    stretch = PositionRange(order=FULL, sharding=partition, end_epoch=1)
+    steps = GroupSteps(np.array([10 * MAX_GROUP_SAMPLES]), stretch, lambda group: np.zeros(len(group), np.int64), 1)
     groups: list[int] = []
     while len(groups) < 5 and (step := steps.next()) is not None:
         groups += [len(group) for _, group in step.first_uses]
-    assert max(groups) == MOST_SAMPLES
+    assert max(groups) == MAX_GROUP_SAMPLES
 
 
 # The budget.
@@ -262,12 +262,12 @@ def test_the_memory_of_groups_is_within_the_budget_and_the_least_one_is_named() 
 def test_the_largest_sample_is_known_from_the_manifest() -> None:
     samples = samples_of(EVERY_KIND, 40)
     manifest, _ = packed_objects(EVERY_KIND, samples, [15, 20, 5])
-    assert most_sample_bytes(manifest, {"label": EVERY_KIND["label"]}) == 0
-    assert most_sample_bytes(manifest, {"label": EVERY_KIND["label"], "image": EVERY_KIND["image"]}) == 75
+    assert max_sample_bytes(manifest, {"label": EVERY_KIND["label"]}) == 0
+    assert max_sample_bytes(manifest, {"label": EVERY_KIND["label"], "image": EVERY_KIND["image"]}) == 75
     encoded = [dict(zip(EVERY_KIND, EVERY_KIND.encode(sample), strict=True)) for sample in samples]
     largest = max(sum(len(values[name]) for name in ("image", "jpeg", "tokens")) for values in encoded)
     columns = {name: EVERY_KIND[name] for name in ("image", "jpeg", "tokens")}
-    assert most_sample_bytes(manifest, columns) >= largest
+    assert max_sample_bytes(manifest, columns) >= largest
 
 
 # The whole feed.
@@ -294,14 +294,14 @@ def fed(start: int = 0, batches: int = 1 << 30, **settings: Any) -> list[Any]:
     thread = LoopThread("test feed")
     try:
         feed = BatchPipeline(store, MANIFEST, PipelineConfig(order=FULL, end_epoch=2, **settings), thread)
-        assert feed.opened.slots.size_bytes <= settings["memory_bytes"]
-        assert feed.opened.slots.holds_groups == (settings["memory_bytes"] < RESIDENT_BYTES)
+        assert feed.source.slots.size_bytes <= settings["memory_bytes"]
+        assert feed.source.slots.holds_groups == (settings["memory_bytes"] < RESIDENT_BYTES)
         feed.start(0, start)
         found: list[Any] = []
         while len(found) < batches and (batch := feed.next()) is not None:
             found.append(flat(batch))
         feed.stop()
-        assert feed.opened.ring.free == feed.opened.ring.slots
+        assert feed.source.ring.free == feed.source.ring.slots
         return found
     finally:
         thread.close()
@@ -352,7 +352,7 @@ def test_leaving_early_leaves_nothing_in_the_ring_and_heads_are_read_once() -> N
         feed.start(epoch)
         assert feed.next() is not None
         feed.stop()
-        assert feed.opened.ring.free == feed.opened.ring.slots
+        assert feed.source.ring.free == feed.source.ring.slots
     heads = {(MANIFEST.key(row), 0, int(MANIFEST.rows.head_bytes[row])) for row in range(len(MANIFEST))}
     assert len(heads) == sum(sent in heads for sent in store.sent_ranges)
     thread.close()

@@ -12,11 +12,11 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker._stores.http import Answer, Call, Destination, Reply
+from stoker._stores.http import Destination, DirectExchange, HttpRequest, HttpResponse
 from stoker.errors import ServerError, StokerError
 
 BODY = bytes(range(200))
-CALL = Call(method="GET", url="http://host/b/k", headers={}, address="s3://b/k")
+CALL = HttpRequest(method="GET", url="http://host/b/k", headers={}, address="s3://b/k")
 GUARD = b"\xa5" * 64
 SIGNER = SigV4Auth(Credentials("a", "s"), "s3", "us-east-1")
 
@@ -46,26 +46,26 @@ ANSWERS = {
 UNSIZED = head(RANGE, "ETag: x") + BODY[20:120]
 
 
-def play(data: bytes, cuts: list[int], *, hangs_up: bool = False) -> tuple[Reply | None, bytes, bool]:
+def play(data: bytes, cuts: list[int], *, hangs_up: bool = False) -> tuple[HttpResponse | None, bytes, bool]:
     """Deliver ``data`` in the pieces that ``cuts`` make; return the reply, what was received, and if it is the last."""
     memory = bytearray(GUARD + bytes(100) + GUARD)
-    answer = Answer(CALL, Destination(memoryview(memory)[64:164], 20, 120))
+    answer = DirectExchange(CALL, Destination(memoryview(memory)[64:164], 20, 120))
     scratch = memoryview(bytearray(32))
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     try:
         for start, end in pairwise(places):
-            while start < end and answer.reply is None:
+            while start < end and answer.response is None:
                 buffer = answer.buffer(scratch)
                 assert len(buffer) > 0
                 count = min(len(buffer), end - start)
                 buffer[:count] = data[start : start + count]
                 start += count
-                assert answer.received(count, scratch) == (answer.reply is not None)
-        if hangs_up and answer.reply is None:
-            assert answer.ended() == (answer.reply is not None)
+                assert answer.receive_count(count, scratch) == (answer.response is not None)
+        if hangs_up and answer.response is None:
+            assert answer.receive_eof() == (answer.response is not None)
     finally:
         assert memory[:64] == memory[164:] == GUARD
-    return answer.reply, bytes(memory[64:164]), answer.is_last
+    return answer.response, bytes(memory[64:164]), answer.is_last
 
 
 @given(name=st.sampled_from(list(ANSWERS)), cuts=st.lists(st.integers(0, 400), max_size=30))
@@ -74,7 +74,7 @@ def test_however_it_is_cut_an_answer_is_the_same(name: str, cuts: list[int]) -> 
     assert reply is not None
     assert reply.headers["etag"] == "x"
     assert not is_last
-    if reply.refused:
+    if reply.is_error:
         assert reply.body in (b"later", b"never")
         assert received == bytes(100)
     else:
@@ -126,10 +126,10 @@ def test_an_old_protocol_keeps_no_connection() -> None:
 
 
 def test_what_is_sent_asks_the_host_by_name_and_for_no_compression() -> None:
-    call = Call(
+    call = HttpRequest(
         method="HEAD", url="https://b.host:9000/a%2Fb?x=%2F", headers={"Range": "bytes=0-1"}, address="s3://b/k"
     )
-    assert Answer(call).request == (
+    assert DirectExchange(call).request_bytes == (
         b"HEAD /a%2Fb?x=%2F HTTP/1.1\r\nHost: b.host:9000\r\nRange: bytes=0-1\r\nAccept-Encoding: identity\r\n\r\n"
     )
 
@@ -146,8 +146,8 @@ def test_what_is_sent_asks_the_host_by_name_and_for_no_compression() -> None:
     ],
 )
 def test_the_host_is_named_as_it_was_signed(origin: str, host: str) -> None:
-    call = Call(method="GET", url=f"{origin}/k", headers={}, address="s3://b/k")
-    assert f"\r\nHost: {host}\r\n".encode() in Answer(call).request
+    call = HttpRequest(method="GET", url=f"{origin}/k", headers={}, address="s3://b/k")
+    assert f"\r\nHost: {host}\r\n".encode() in DirectExchange(call).request_bytes
     assert f"host:{host}" in SIGNER.canonical_headers(SIGNER.headers_to_sign(AWSRequest("GET", call.url)))
 
 
@@ -158,11 +158,11 @@ def test_a_connection_with_something_behind_an_answer_is_not_kept(name: str) -> 
 
 
 def test_a_body_behind_an_answer_to_head_is_no_answer_to_the_next() -> None:
-    call = Call(method="HEAD", url="http://host/k", headers={}, address="s3://b/k")
-    answer, scratch = Answer(call), memoryview(bytearray(1 << 10))
+    call = HttpRequest(method="HEAD", url="http://host/k", headers={}, address="s3://b/k")
+    answer, scratch = DirectExchange(call), memoryview(bytearray(1 << 10))
     data = head("Content-Length: 4", status="200 OK") + b"HTTP"
     scratch[: len(data)] = data
-    assert answer.received(len(data), scratch)
+    assert answer.receive_count(len(data), scratch)
     assert answer.is_last
 
 
@@ -190,7 +190,7 @@ def test_what_stands_behind_chunks_changes_nothing(end: bytes) -> None:
 def test_an_answer_without_a_body_is_whole_with_its_head(status: str) -> None:
     reply, received, is_last = play(head("ETag: x", status=status), [])
     assert reply is not None
-    assert (reply.refused, received, is_last) == (True, bytes(100), False)
+    assert (reply.is_error, received, is_last) == (True, bytes(100), False)
 
 
 def test_another_protocol_that_nobody_asked_for_is_a_typed_error() -> None:
@@ -199,10 +199,10 @@ def test_another_protocol_that_nobody_asked_for_is_a_typed_error() -> None:
 
 
 def test_an_answer_to_head_has_the_objects_size_and_no_body() -> None:
-    call = Call(method="HEAD", url="http://host/k", headers={}, address="s3://b/k")
-    answer, scratch = Answer(call), memoryview(bytearray(1 << 10))
+    call = HttpRequest(method="HEAD", url="http://host/k", headers={}, address="s3://b/k")
+    answer, scratch = DirectExchange(call), memoryview(bytearray(1 << 10))
     data = head("Content-Length: 12345", status="200 OK")
     scratch[: len(data)] = data
-    assert answer.received(len(data), scratch)
-    assert answer.reply is not None
-    assert (answer.reply.size_bytes, answer.reply.body, answer.is_last) == (12345, b"", False)
+    assert answer.receive_count(len(data), scratch)
+    assert answer.response is not None
+    assert (answer.response.size_bytes, answer.response.body, answer.is_last) == (12345, b"", False)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker import open_store
-from stoker._maintenance.garbage import gc
+from stoker._maintenance.garbage import collect_garbage
 from stoker._maintenance.recovery import rebuild_manifest
 from stoker.abc import ObjectInfo
 from stoker.errors import StokerError
@@ -102,7 +102,7 @@ class Story:
         store = self._deployment(is_doomed).dataset(self.place.dataset)
         try:
             if self.random.random() < 0.7:
-                await gc(store, delete=True, keep_versions=self.random.choice([None, 1, 3]))
+                await collect_garbage(store, delete=True, keep_versions=self.random.choice([None, 1, 3]))
                 self.happened["collected"] += 1
             else:
                 await rebuild_manifest(store, adopt=self.random.random() < 0.5)
@@ -120,7 +120,7 @@ class Story:
             assert report.lost == ()
             await self._commit(is_doomed=False)  # of what a commit that died has left
             assert sorted(await self.place.numbers()) == list(range(OBJECTS))
-            await gc(store, delete=True, keep_versions=1)
+            await collect_garbage(store, delete=True, keep_versions=1)
             assert sorted(await self.place.numbers()) == list(range(OBJECTS))
 
 

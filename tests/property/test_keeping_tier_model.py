@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from stoker import OrderConfig
 from stoker._cache.eviction import POLICIES
-from stoker._cache.keeper import Future, KeepingTier, name_of
+from stoker._cache.keeper import AccessForecast, ManagedTier, name_of
 from stoker._fetch.batch_stream import StepQueue
-from stoker._order.sharding import Partition
-from stoker._order.steps import Steps, Stretch
+from stoker._order.sharding import RankSharding
+from stoker._order.steps import PositionRange, SuperSampleSteps
 from stoker.testing import run_virtual
 from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, memory_tier, offer
 
@@ -34,7 +34,7 @@ class TierMachine(RuleBasedStateMachine):
         self.held, self.policy, self.is_disk = held, policy, disk
         self.offered: set[int] = set()
         self.runner = asyncio.Runner()
-        self.tier: KeepingTier = disk_tier(self.path, held, policy) if disk else memory_tier(held, policy)
+        self.tier: ManagedTier = disk_tier(self.path, held, policy) if disk else memory_tier(held, policy)
         self.ahead = future(epochs=None)
         self.run(self.tier.follow(MANIFEST, self.ahead))
 
@@ -61,7 +61,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(epoch=st.integers(0, 5), position=st.integers(0, 110))
     def go_on(self, epoch: int, position: int) -> None:
-        self.ahead.reach(epoch, position)
+        self.ahead.advance(epoch, position)
 
     @rule(held=st.integers(1, 6))
     def open_again(self, held: int) -> None:
@@ -85,13 +85,13 @@ class TierMachine(RuleBasedStateMachine):
 
     @invariant()
     def never_more_than_the_limit(self) -> None:
-        if hasattr(self, "tier"):
+        if hasattr(self, "create_tier"):
             found = self.tier.statistics()
             assert found.used_bytes <= found.limit_bytes == self.held * LARGEST_BYTES
             assert len([each for each in self.path.rglob("*") if each.is_file()]) <= self.held
 
     def teardown(self) -> None:
-        if hasattr(self, "tier"):
+        if hasattr(self, "create_tier"):
             self.run(self.tier.close())
             self.runner.close()
             self.folder.cleanup()
@@ -103,21 +103,21 @@ TierMachine.TestCase.settings = settings(
 test_tiers_agree_with_the_model = TierMachine.TestCase
 
 
-EVEN = MANIFEST.without([replace(MANIFEST.runs[0], first_number=18, rows=2)])
+EVEN = MANIFEST.remove_runs([replace(MANIFEST.runs[0], first_number=18, rows=2)])
 """A data set that three ranks share without a rest: 108 samples."""
 
 
-def stretch_of(world_size: int, rank: int, seed: int, shuffle: Any, epochs: int) -> Stretch:
-    partition = Partition(samples=EVEN.samples, lanes=world_size, batch_size=9, rank=rank, world_size=world_size)
+def stretch_of(world_size: int, rank: int, seed: int, shuffle: Any, epochs: int) -> PositionRange:
+    partition = RankSharding(samples=EVEN.samples, lanes=world_size, batch_size=9, rank=rank, world_size=world_size)
     order = OrderConfig(seed=seed, shuffle=shuffle, window=2, lanes=world_size)
-    return Stretch(order=order, partition=partition, end_epoch=epochs)
+    return PositionRange(order=order, sharding=partition, end_epoch=epochs)
 
 
-async def hits_of(tier: KeepingTier, stretch: Stretch) -> tuple[int, list[int]]:
+async def hits_of(tier: ManagedTier, stretch: PositionRange) -> tuple[int, list[int]]:
     """Return how often a tier has what is asked for, in the order of a stretch, one after the other; and that order."""
-    ahead, asked, hits = Future(EVEN.rows.samples, stretch), [], 0
+    ahead, asked, hits = AccessForecast(EVEN.rows.samples, stretch), [], 0
     await tier.follow(EVEN, ahead)
-    queue = StepQueue(Steps(EVEN.rows.samples, stretch), ahead.take)
+    queue = StepQueue(SuperSampleSteps(EVEN.rows.samples, stretch), ahead.record_request)
     item = queue.next_item()
     while item is not None:
         asked.append(item.ref)
@@ -160,7 +160,7 @@ def test_one_node_has_exactly_the_hits_that_belady_allows(
     kind: str, seed: int, held: int, shuffle: str, epochs: int
 ) -> None:
     with TemporaryDirectory() as folder:
-        tier: KeepingTier = memory_tier(held) if kind == "memory" else disk_tier(Path(folder), held)
+        tier: ManagedTier = memory_tier(held) if kind == "memory" else disk_tier(Path(folder), held)
         hits, asked = run_virtual(hits_of(tier, stretch_of(1, 0, seed, shuffle, epochs)))
     assert len(asked) == epochs * len(EVEN)
     assert hits == (epochs - 1) * held

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stoker import Array, Bytes, Column, Ragged, Schema, Text
 from stoker._format.tensorfile import DTYPES
-from stoker._memory.budget import SampleMemory, head_bytes_held
+from stoker._memory.budget import SampleMemory, open_head_bytes
 from support.packed_objects import packed_objects
 from support.same import same
 from support.sample_reading import AMPLE_BYTES, SampleBench
@@ -51,7 +51,7 @@ def test_samples_asked_for_are_samples_packed(case: Case) -> None:
     manifest, objects = packed_objects(case.schema, samples, case.counts)
     memory_bytes = AMPLE_BYTES
     if case.is_tight:
-        head_bytes = head_bytes_held(case.schema, int(manifest.rows.head_bytes.max()))
+        head_bytes = open_head_bytes(case.schema, int(manifest.rows.head_bytes.max()))
         manifest_bytes = SampleMemory.plan(manifest, 0, AMPLE_BYTES).manifest_bytes
         memory_bytes = manifest_bytes + head_bytes + manifest.largest_bytes
     reading = SampleBench(manifest, objects, columns=case.columns, memory_bytes=memory_bytes, hedge=False)

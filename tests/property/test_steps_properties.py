@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from stoker import Order, OrderConfig
 from stoker._memory.budget import window_slots
-from stoker._order.sharding import Partition
-from stoker._order.steps import Steps, Stretch
+from stoker._order.sharding import RankSharding
+from stoker._order.steps import PositionRange, SuperSampleSteps
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Case:
     batch_size: int
     start: int
 
-    def partition(self, rank: int, **more: bool) -> Partition:
-        return Partition(
+    def partition(self, rank: int, **more: bool) -> RankSharding:
+        return RankSharding(
             samples=sum(self.samples),
             lanes=1 if self.order.shuffle == "full" else self.order.lanes,
             batch_size=self.batch_size,
@@ -50,7 +50,9 @@ def delivered(case: Case, rank: int, epochs: int = 1, **more: bool) -> tuple[lis
     samples = np.array(case.samples)
     partition = case.partition(rank, **more)
     order = Order(samples, case.order, 0)
-    steps = Steps(samples, Stretch(order=case.order, partition=partition, position=case.start, end_epoch=epochs))
+    steps = SuperSampleSteps(
+        samples, PositionRange(order=case.order, sharding=partition, position=case.start, end_epoch=epochs)
+    )
     held: dict[int, int] = {}
     seen: set[int] = set()
     batches, repeated, most = [], 0, 0
@@ -61,17 +63,17 @@ def delivered(case: Case, rank: int, epochs: int = 1, **more: bool) -> tuple[lis
         announced = dict(step.first_uses)
         batch: list[int] = []
         for segment in step.segments:
-            for item in segment.passed:
+            for item in segment.released_before:
                 del held[item]
             for item in segment.items:
                 if item not in held:
                     held[item] = announced.pop(item)
             most = max(most, len(held))
-            which, rows = segment.picks()
+            which, rows = segment.row_indices()
             assert len(which) == len(rows) > 0
             super_samples = np.array([held[item] for item in segment.items])
             batch += order.sample_ids(super_samples[which], rows).tolist()
-            for item in segment.done:
+            for item in segment.released_after:
                 del held[item]
         assert not announced, "every item that is announced is used"
         batches.append(batch)
@@ -134,4 +136,4 @@ def test_drop_last_and_evaluation_deliver_what_they_say(case: Case) -> None:
 def test_epochs_follow_one_another(case: Case) -> None:
     batches, _, _ = delivered(case, 0, epochs=3)
     partition = case.partition(0)
-    assert len(batches) == partition.steps_from(case.start) + 2 * partition.steps_from(0)
+    assert len(batches) == partition.count_steps(case.start) + 2 * partition.count_steps(0)

@@ -9,8 +9,8 @@ import braceexpand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker._sources.listing import ByteStream, _expanded
-from stoker._sources.webdataset import members
+from stoker._sources.listing import ByteStream, _expand_braces
+from stoker._sources.webdataset import read_members
 from stoker._stores.location import parse_url
 from stoker._stores.object_store import MemoryStore
 from support.places import tar_of
@@ -24,7 +24,7 @@ async def read(data: bytes, span_bytes: int, skipped: set[int]) -> list[tuple[st
     store = MemoryStore(parse_url("memory://tars"))
     stream = ByteStream(store, await store.put("x.tar", data), span_bytes=span_bytes)
     found: list[tuple[str, bytes | None]] = []
-    async with aclosing(members(stream, "x.tar")) as all_members:
+    async with aclosing(read_members(stream, "x.tar")) as all_members:
         async for member in all_members:
             found.append((member.name, None if len(found) in skipped else await member.read()))
     await stream.aclose()
@@ -64,4 +64,4 @@ PIECES = st.one_of(
 @settings(deadline=None)
 @given(pieces=st.lists(PIECES, max_size=3))
 def test_patterns_stand_for_what_a_shell_expands_them_to(pieces: list[str]) -> None:
-    assert list(_expanded("".join(pieces))) == list(braceexpand.braceexpand("".join(pieces)))
+    assert list(_expand_braces("".join(pieces))) == list(braceexpand.braceexpand("".join(pieces)))

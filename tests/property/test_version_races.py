@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from stoker import RetryingStore
 from stoker._format import versions
-from stoker._format.manifest import POINTER_KEY, Manifest, PackRun, Rows
-from stoker._format.supersample import Packed
+from stoker._format.manifest import POINTER_KEY, Manifest, ManifestRows, PackRun
+from stoker._format.supersample import SuperSampleRecord
 from stoker.abc import Store
 from stoker.errors import ServerError, StoreError
 from stoker.testing import WatchedStore
@@ -20,11 +20,11 @@ from support.packing import NO_WAIT, SCHEMA, fresh_store
 
 def with_run(base: Manifest | None, run: int) -> Manifest:
     """Return the successor of ``base`` with a run of one super-sample."""
-    packed = Packed(ordinal=0, size_bytes=2000, samples=2, head_bytes=900, head_crc32c=run, crc32c=run)
-    rows, pack_run = Rows.of([packed]), PackRun(f"{run:016x}", 0, 1)
+    packed = SuperSampleRecord(ordinal=0, size_bytes=2000, samples=2, head_bytes=900, head_crc32c=run, crc32c=run)
+    rows, pack_run = ManifestRows.of([packed]), PackRun(f"{run:016x}", 0, 1)
     if base is None:
         return Manifest(dataset="d", version=1, schema=SCHEMA, rows=rows, runs=(pack_run,))
-    return base.extended(rows, pack_run)
+    return base.append_runs(rows, pack_run)
 
 
 _DEAD, _LOST = "the process is dead", "try again"
@@ -83,7 +83,7 @@ def test_every_commit_that_returned_is_in_the_newest_version_exactly_once(
         tasks = [write(writer, *plan) for writer, plan in enumerate(writers)]
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             assert outcome is None or str(outcome) in _ENDS
-        if await versions.newest_manifest(shared) is None:
+        if await versions.find_newest_manifest(shared) is None:
             assert not returned
         else:
             await check_history(shared, returned)
@@ -93,7 +93,7 @@ def test_every_commit_that_returned_is_in_the_newest_version_exactly_once(
 
 async def check_history(store: _Witness, returned: dict[int, int]) -> None:
     before = await versions.read_manifest(store)
-    newest = await versions.newest_manifest(store)
+    newest = await versions.find_newest_manifest(store)
     assert newest is not None
     runs = [int(run.run, 16) for run in newest.runs]
     assert len(runs) == len(set(runs)) == newest.version

@@ -10,14 +10,14 @@ from itertools import count
 
 from stoker.errors import ConnectionLostError, DeadlineError, StokerError
 from stoker.testing import run_virtual
-from stoker_warm._auth import NodeHandshake, ProxyHandshake, Secret
-from stoker_warm._ends import Answer, NodeEnd, ProxyEnd
+from stoker_warm._auth import NodeHandshake, ProxyHandshake, WarmSecret
+from stoker_warm._ends import NodeConnection, ProxyConnection, ReplyParts
 from stoker_warm._frames import Head, Kind
 from support.warm_connections import limited
 from support.warm_wires import Link, LinkConfig
 
 SCHEDULES = 60
-SECRET = Secret(bytes(32))
+SECRET = WarmSecret(bytes(32))
 GUARD = b"\xa5"
 
 
@@ -45,15 +45,15 @@ class Life:
         )
         self.link = Link(link)
         with limited(self.limits):
-            self.proxy = ProxyEnd(ProxyHandshake(SECRET), self.notice)
-        self.node = NodeEnd(NodeHandshake(SECRET, "n", {}), self.serve)
+            self.proxy = ProxyConnection(ProxyHandshake(SECRET), self.notice)
+        self.node = NodeConnection(NodeHandshake(SECRET, "n", {}), self.serve)
         self.notices = 0
 
-    def notice(self, connection: ProxyEnd, kind: Kind, head: Head) -> None:
+    def notice(self, connection: ProxyConnection, kind: Kind, head: Head) -> None:
         assert (kind, head["number"]) == (Kind.HERE, self.notices), "notices come in their order"
         self.notices += 1
 
-    def serve(self, kind: Kind, head: Head, body: bytearray) -> Answer:
+    def serve(self, kind: Kind, head: Head, body: bytearray) -> ReplyParts:
         number, size_bytes = head["number"], head["size"]
         if head["notify"]:
             self.node.notify(Kind.HERE, {"number": self.outcomes["notices"]})
@@ -75,7 +75,7 @@ class Life:
                 head,
                 body=[body] if kind is Kind.SET else [],
                 into=memoryview(into) if kind is Kind.GET else None,
-                timeout=timeout,
+                timeout_seconds=timeout,
             )
             assert reply.head == {"number": number}, "the answer to another request"
             assert kind is Kind.SET or into == content(number, size_bytes)
@@ -114,7 +114,7 @@ class Life:
         asking: list[asyncio.Task[None]] = []
         try:
             for side in (self.proxy, self.node):
-                await side.ready()
+                await side.wait_authenticated()
             for _ in self.faults():
                 asking += [asyncio.create_task(self.ask()) for _ in range(rng.randrange(4))]
                 if asking and rng.random() < 0.5:

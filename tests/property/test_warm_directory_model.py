@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from stoker._cache.keeper import size_of
-from stoker_warm._directory import Directory
-from stoker_warm._erasure import Code
-from stoker_warm._shard import OVERHEAD_BYTES, ShardId
+from stoker_warm._directory import ShardDirectory
+from stoker_warm._erasure import ErasureCode
+from stoker_warm._shard import SHARD_OVERHEAD_BYTES, ShardId
 
-CODES = (Code(3, 2), Code(2, 1))
-STRANGE = Code(1, 1)
+CODES = (ErasureCode(3, 2), ErasureCode(2, 1))
+STRANGE = ErasureCode(1, 1)
 NAMES = [
     f"{number:08x}{size_bytes:08x}{number:016x}" for number, size_bytes in enumerate([0, 7, 900, 3000, 3001, 9000])
 ]
@@ -24,8 +24,8 @@ OBJECTS = st.sampled_from(NAMES)
 NODES = st.integers(0, 6)
 
 
-def taken_bytes(name: str, code: Code) -> int:
-    return code.shard_bytes(size_of(name)) + OVERHEAD_BYTES
+def taken_bytes(name: str, code: ErasureCode) -> int:
+    return code.shard_bytes(size_of(name)) + SHARD_OVERHEAD_BYTES
 
 
 class DirectoryMachine(RuleBasedStateMachine):
@@ -35,13 +35,13 @@ class DirectoryMachine(RuleBasedStateMachine):
         most=st.integers(1, 8),
         code=st.sampled_from(CODES),
     )
-    def make(self, nodes: int, limit_bytes: int, most: int, code: Code) -> None:
+    def make(self, nodes: int, limit_bytes: int, most: int, code: ErasureCode) -> None:
         self.code = code
-        self.directory = Directory(nodes, code, limit_bytes=limit_bytes, max_objects=most)
+        self.directory = ShardDirectory(nodes, code, limit_bytes=limit_bytes, max_objects=most)
         self.limits = dict.fromkeys(range(nodes), limit_bytes)
         self.live = set(self.limits)
         self.most = most
-        self.rows: dict[tuple[str, Code], dict[int, tuple[int, bool]]] = {}
+        self.rows: dict[tuple[str, ErasureCode], dict[int, tuple[int, bool]]] = {}
         """Object and code → position → node, and whether it is believed to hold the shard."""
         self.doomed: dict[int, set[ShardId]] = {node: set() for node in range(7)}
         """Node → what is to be deleted there."""
@@ -53,17 +53,17 @@ class DirectoryMachine(RuleBasedStateMachine):
                 used[node] += taken_bytes(name, code)
         return used
 
-    def readable(self, key: tuple[str, Code]) -> bool:
+    def readable(self, key: tuple[str, ErasureCode]) -> bool:
         return sum(is_believed for _, is_believed in self.rows.get(key, {}).values()) >= key[1].data
 
-    def held(self, key: tuple[str, Code]) -> set[tuple[int, ShardId]]:
+    def held(self, key: tuple[str, ErasureCode]) -> set[tuple[int, ShardId]]:
         name, code = key
         return {
             (node, ShardId(name, code.data, code.parity, position))
             for position, (node, _) in self.rows.get(key, {}).items()
         }
 
-    def take_out(self, keys: set[tuple[str, Code]]) -> None:
+    def take_out(self, keys: set[tuple[str, ErasureCode]]) -> None:
         """Drop whole objects from the model: their shards are to be deleted."""
         for key in keys:
             for node, shard in self.held(key):
@@ -86,7 +86,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         gone = {
             each
             for each in self.rows
-            if each != key and all(self.directory._cell_of(*held) is None for held in self.held(each))
+            if each != key and all(self.directory._find_cell(*held) is None for held in self.held(each))
         }
         self.take_out(gone)
         assert len(gone) == placed.evicted
@@ -102,10 +102,10 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert all(after[node] <= self.limits[node] for node in nodes)
 
     @rule(name=OBJECTS, code=st.sampled_from([*CODES, STRANGE]), position=st.integers(0, 4), node=NODES)
-    def a_node_says_that_it_stored(self, name: str, code: Code, position: int, node: int) -> None:
+    def a_node_says_that_it_stored(self, name: str, code: ErasureCode, position: int, node: int) -> None:
         shard = ShardId(name, code.data, code.parity, position % code.shards)
         is_placed = (node, shard) in self.held((name, code))
-        assert self.directory.stored(node, shard) == is_placed
+        assert self.directory.commit_shard(node, shard) == is_placed
         if is_placed:
             self.rows[name, code][shard.position] = (node, True)
         else:
@@ -123,7 +123,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         node=NODES,
         how=st.sampled_from(["dropped", "missing", "release"]),
     )
-    def a_node_does_not_have(self, name: str, code: Code, position: int, node: int, how: str) -> None:
+    def a_node_does_not_have(self, name: str, code: ErasureCode, position: int, node: int, how: str) -> None:
         shard = ShardId(name, code.data, code.parity, position % code.shards)
         getattr(self.directory, how)(node, shard)
         if (node, shard) not in self.held((name, code)):
@@ -136,12 +136,12 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(node=NODES, most=st.integers(1, 5))
     def a_node_deletes_what_it_is_told_to(self, node: int, most: int) -> None:
-        page = self.directory.tombstones(node, most)
+        page = self.directory.list_tombstones(node, most)
         assert len(page) == min(most, len(self.doomed[node]))
-        self.directory.deleted(node, page)
+        self.directory.clear_tombstones(node, page)
         self.doomed[node] -= set(page)
 
-    def drop(self, key: tuple[str, Code], position: int) -> None:
+    def drop(self, key: tuple[str, ErasureCode], position: int) -> None:
         del self.rows[key][position]
         if not self.rows[key]:
             del self.rows[key]
@@ -156,7 +156,7 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(node=NODES)
     def a_node_loses_everything(self, node: int) -> None:
-        self.directory.lost(node)
+        self.directory.clear_node(node)
         self.lose(node, set())
 
     @rule(data=st.data(), node=NODES, is_trusted=st.booleans())
@@ -165,7 +165,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             return
         known = [shard for key in self.rows for holder, shard in self.held(key) if holder == node]
         listed = list(dict.fromkeys([*data.draw(st.lists(st.sampled_from(EVERY), max_size=6)), *known[::2]]))
-        self.directory.listed(node, listed, is_trusted=is_trusted)
+        self.directory.reconcile(node, listed, is_trusted=is_trusted)
         self.doomed[node] &= set(listed)
         believed = [shard for shard in listed if shard not in self.doomed[node]]
         self.lose(node, set(believed))
@@ -184,13 +184,13 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(name=OBJECTS)
     def forget(self, name: str) -> None:
-        self.directory.forget(name)
+        self.directory.remove_object(name)
         self.take_out({(name, self.code)})
 
     @rule(node=NODES, limit_bytes=st.integers(0, 12_000), is_gone=st.booleans())
     def limit(self, node: int, limit_bytes: int, is_gone: bool) -> None:
         if node in self.limits:
-            self.directory.limit(node, limit_bytes, is_gone=is_gone)
+            self.directory.set_limit(node, limit_bytes, is_gone=is_gone)
             self.limits[node] = limit_bytes
             self.live = self.live - {node} if is_gone else self.live | {node}
 
@@ -207,7 +207,7 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_to_be_deleted_is_what_nothing_is_read_from(self) -> None:
-        assert {node: set(self.directory.tombstones(node, 1000)) for node in self.doomed} == self.doomed
+        assert {node: set(self.directory.list_tombstones(node, 1000)) for node in self.doomed} == self.doomed
 
     @invariant()
     def the_account_is_the_sum_of_the_shards(self) -> None:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from stoker._cache.keeper import name_of
 from stoker.abc import ObjectRef
 from stoker.errors import LostShardsError
-from stoker_warm._erasure import Code, encode, restore
+from stoker_warm._erasure import ErasureCode, encode, restore
 from stoker_warm._shard import Shard, ShardId
 from support.warm_platform import MAC
 
 MARGIN = b"\x55" * 5
 
-codes = st.builds(Code, st.integers(1, 12), st.sampled_from([0, 1, 1, 2, 2, 2, 3, 5]))
+codes = st.builds(ErasureCode, st.integers(1, 12), st.sampled_from([0, 1, 1, 2, 2, 2, 3, 5]))
 objects = st.one_of(
     st.binary(max_size=40), st.integers(0, 5000).map(lambda size: bytes(i * i % 251 for i in range(size)))
 )
@@ -25,13 +25,13 @@ DAMAGES = ("none", "lost", "flipped", "cut", "long", "of its neighbour", "other 
 damages = st.lists(st.sampled_from(DAMAGES), max_size=6)
 
 
-def shards_of(data: bytes, code: Code) -> list[Shard]:
+def shards_of(data: bytes, code: ErasureCode) -> list[Shard]:
     name = name_of(ObjectRef(key="k", size_bytes=len(data), crc32c=1))
     parity = [memoryview(bytearray(code.shard_bytes(len(data)))) for _ in range(code.parity)]
     encode(memoryview(data), code, parity)
-    payloads = [memoryview(data)[start:end] for start, end in code.cuts(len(data))] + parity
+    payloads = [memoryview(data)[start:end] for start, end in code.data_ranges(len(data))] + parity
     ids = [ShardId(name, code.data, code.parity, position) for position in range(code.shards)]
-    return [Shard(each, MAC.make(each, payload), payload) for each, payload in zip(ids, payloads, strict=True)]
+    return [Shard(each, MAC.sign(each, payload), payload) for each, payload in zip(ids, payloads, strict=True)]
 
 
 def damaged(shards: list[Shard], position: int, damage: str) -> Shard | None:
@@ -58,7 +58,7 @@ def damaged(shards: list[Shard], position: int, damage: str) -> Shard | None:
 @settings(max_examples=1000)
 @given(codes, objects, damages, st.randoms(use_true_random=False))
 def test_what_is_not_damaged_restores_an_object_or_it_is_lost(
-    code: Code, data: bytes, chosen: list[str], rng: Random
+    code: ErasureCode, data: bytes, chosen: list[str], rng: Random
 ) -> None:
     shards = shards_of(data, code)
     dealt = (chosen + ["none"] * code.shards)[: code.shards]
@@ -67,7 +67,7 @@ def test_what_is_not_damaged_restores_an_object_or_it_is_lost(
     whole = [shard for shard in came if shard is not None and MAC.verify(shard.id, shard.payload, shard.mac)]
     found = {shard.id.position: memoryview(shard.payload) for shard in whole}
     into = memoryview(bytearray(b"\xaa" * len(data) + MARGIN))
-    for position, (start, end) in enumerate(code.cuts(len(data))):
+    for position, (start, end) in enumerate(code.data_ranges(len(data))):
         if position in found:
             into[start:end] = found[position]
     missing = [position for position in range(code.data) if position not in found]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import CredentialsError, WireError
-from stoker_warm._auth import NodeHandshake, ProxyHandshake, Secret
-from stoker_warm._frames import Frame, FrameReader, Head, Kind, Outgoing
+from stoker_warm._auth import NodeHandshake, ProxyHandshake, WarmSecret
+from stoker_warm._frames import Frame, FrameReader, Head, Kind, OutgoingFrame
 from support.fuzzed.wires import frames_of
 
 WITH_BODY = (Kind.SET, Kind.FOUND)
@@ -25,9 +25,9 @@ MESSAGES = st.tuples(st.sampled_from(WITH_BODY), HEADS, BODIES)
 def sent(messages: list[tuple[Kind, dict[str, Any], list[bytes]]], piece_bytes: int) -> bytes:
     pieces = []
     for message in messages:
-        frame = Outgoing(*message)
-        while not frame.is_over:
-            pieces.append(bytes(frame.next_piece(piece_bytes)))
+        frame = OutgoingFrame(*message)
+        while not frame.is_complete:
+            pieces.append(bytes(frame.next_chunk(piece_bytes)))
     return b"".join(pieces)
 
 
@@ -89,29 +89,29 @@ def test_nothing_is_written_to_a_body_after_it_is_discarded(
     for start, end in pairwise(places):
         if start == redirected:
             reader.discard_body()
-            after = bytes(memory) if reader._left_bytes > 0 and reader._frame is not None else None
+            after = bytes(memory) if reader._remaining_bytes > 0 and reader._frame is not None else None
         while start < end:
             buffer = reader.get_buffer()
             taken = min(len(buffer), end - start)
             buffer[:taken] = wire[start : start + taken]
             start += taken
-            kinds += [frame.kind for frame in reader.received(taken)]
+            kinds += [frame.kind for frame in reader.receive(taken)]
     assert kinds == [Kind.FOUND, Kind.PING]
     assert after is None or memory == after
 
 
 @given(HEADS, HEADS, st.binary(min_size=32, max_size=40), st.binary(min_size=32, max_size=40))
 def test_only_who_knows_the_secret_is_let_in(proof: Head, extra: Head, ours: bytes, theirs: bytes) -> None:
-    proxy = ProxyHandshake(Secret(ours))
-    peer = NodeHandshake(Secret(theirs), "n", {})
+    proxy = ProxyHandshake(WarmSecret(ours))
+    peer = NodeHandshake(WarmSecret(theirs), "n", {})
     challenge = proxy.begin()
     assert challenge is not None
-    message = peer.received(*challenge)
+    message = peer.receive(*challenge)
     assert message is not None
     with suppress(WireError, CredentialsError):
-        proxy.received(message[0], {**message[1], **{key: each for key, each in extra.items() if key != "mac"}})
+        proxy.receive(message[0], {**message[1], **{key: each for key, each in extra.items() if key != "mac"}})
     assert (proxy.peer is not None) <= (ours == theirs)
-    other = ProxyHandshake(Secret(ours))
+    other = ProxyHandshake(WarmSecret(ours))
     with suppress(WireError, CredentialsError):
-        other.received(Kind.PROOF, proof)
+        other.receive(Kind.PROOF, proof)
     assert other.peer is None

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stoker_warm._membership import Contents, Membership, State
-from stoker_warm._shard import Version
+from stoker_warm._membership import NodeContents, NodeState, NodeStateMachine
+from stoker_warm._shard import StoreVersion
 
 WHO = st.integers(0, 5)
 
@@ -21,14 +21,14 @@ class Instance:
         self.contents, self.term = contents, term
 
     @property
-    def digest(self) -> Version:
-        return Version(self.term, hash(self.contents) if self.term else 0)
+    def digest(self) -> StoreVersion:
+        return StoreVersion(self.term, hash(self.contents) if self.term else 0)
 
 
 class LifeMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.membership = Membership(fresh_seconds=2.0)
+        self.membership = NodeStateMachine(fresh_seconds=2.0)
         self.instances: dict[str, Instance] = {}
         self.believed: frozenset[int] = frozenset()
         self.things = self.started = 0
@@ -51,31 +51,31 @@ class LifeMachine(RuleBasedStateMachine):
         self.instances[name] = instance
         return name
 
-    def greet(self, name: str) -> Contents | None:
+    def greet(self, name: str) -> NodeContents | None:
         instance, state, was_connected = self.instances[name], self.membership.state, self.membership.is_connected
-        contents = self.membership.greeted(name, instance.digest, self.now)
+        contents = self.membership.on_greeting(name, instance.digest, self.now)
         if contents is None:
-            assert state in (State.AWAKE, State.MAYBE)
+            assert state in (NodeState.AWAKE, NodeState.MAYBE)
             assert name != self.membership.instance
-        elif contents is Contents.DOUBTFUL:
-            assert (state, self.membership.state, was_connected) == (State.SLEEPING, State.SLEEPING, True)
+        elif contents is NodeContents.DOUBTFUL:
+            assert (state, self.membership.state, was_connected) == (NodeState.SLEEPING, NodeState.SLEEPING, True)
             assert name != self.membership.instance
             assert not instance.contents
             assert not self.membership.is_connected, "it is not doubted twice"
         else:
-            assert self.membership.may_send(self.now)
-            assert self.membership.expected == instance.digest
-            if contents is Contents.EXPECTED:
+            assert self.membership.can_send(self.now)
+            assert self.membership.expected_version == instance.digest
+            if contents is NodeContents.EXPECTED:
                 assert self.believed == instance.contents
             else:
                 self.believed = frozenset()
             if not instance.contents and not instance.term:
-                assert contents is not Contents.UNKNOWN
+                assert contents is not NodeContents.UNKNOWN
         return contents
 
     def gave_up(self, is_given_up: bool) -> None:
         if is_given_up:
-            assert self.membership.state is State.GONE
+            assert self.membership.state is NodeState.GONE
             self.believed = frozenset()
 
     @rule()
@@ -103,10 +103,10 @@ class LifeMachine(RuleBasedStateMachine):
         instance = self.instances[name]
         instance.contents, instance.term = instance.contents | {self.things}, instance.term + 1
         if is_told:
-            self.membership.changed(name, instance.digest)
+            self.membership.on_change(name, instance.digest)
             self.believed |= {self.things}
         elif is_known:
-            self.membership.is_listed = False
+            self.membership.has_shard_list = False
 
     @precondition(lambda self: self.membership.is_connected and self.believed)
     @rule()
@@ -114,7 +114,7 @@ class LifeMachine(RuleBasedStateMachine):
         instance = self.instances[self.membership.instance or ""]
         thing = min(self.believed)
         instance.contents, instance.term = instance.contents - {thing}, instance.term + 1
-        self.membership.changed(self.membership.instance or "", instance.digest)
+        self.membership.on_change(self.membership.instance or "", instance.digest)
         self.believed -= {thing}
 
     @rule(who=WHO)
@@ -123,20 +123,24 @@ class LifeMachine(RuleBasedStateMachine):
         if name is not None and name == self.membership.instance and self.membership.is_connected:
             held = self.instances[name].contents
             self.believed = self.believed & held if self.membership.is_distrusted else held
-            self.membership.changed(name, self.instances[name].digest)
-            self.membership.is_listed = True
+            self.membership.on_change(name, self.instances[name].digest)
+            self.membership.has_shard_list = True
 
     @rule(who=WHO, word=st.sampled_from(["heard", "said_bye", "lost"]))
     def an_instance_speaks_or_breaks_off(self, who: int, word: str) -> None:
         if (name := self.pick(who)) is not None:
             is_known = self.membership.is_connected and name == self.membership.instance
-            is_taken = self.membership.lost(name) if word == "lost" else getattr(self.membership, word)(name, self.now)
+            is_taken = (
+                self.membership.on_disconnected(name)
+                if word == "lost"
+                else getattr(self.membership, word)(name, self.now)
+            )
             assert is_taken == is_known
 
     @rule()
     def the_node_is_called(self) -> None:
         calls = self.membership.calls
-        self.membership.invoked()
+        self.membership.on_call_started()
         assert self.membership.calls == calls + 1
         assert not self.membership.must_invoke
 
@@ -147,15 +151,15 @@ class LifeMachine(RuleBasedStateMachine):
 
     @rule()
     def a_deadline_passes(self) -> None:
-        self.gave_up(self.membership.silent())
-        assert self.membership.state is not State.AWAKE
+        self.gave_up(self.membership.on_timeout())
+        assert self.membership.state is not NodeState.AWAKE
 
     @rule(is_delivered=st.booleans())
     def a_shard_is_delivered_or_not(self, is_delivered: bool) -> None:
         if is_delivered:
-            self.membership.delivered()
+            self.membership.on_shard_answer()
         else:
-            self.gave_up(self.membership.undelivered())
+            self.gave_up(self.membership.on_shard_timeout())
 
     @rule(who=WHO)
     def an_instance_answers_with_a_wrong_shard(self, who: int) -> None:
@@ -166,7 +170,7 @@ class LifeMachine(RuleBasedStateMachine):
         if is_known:
             self.strikes = self.strikes + 1 if name == self.suspect else 1
             self.suspect = name
-        is_given_up = self.membership.lied(name)
+        is_given_up = self.membership.on_wrong_shard(name)
         assert is_given_up == (is_known and self.strikes >= 3)
         self.gave_up(is_given_up)
 
@@ -182,17 +186,17 @@ class LifeMachine(RuleBasedStateMachine):
     @invariant()
     def only_a_connected_instance_is_awake_and_a_node_that_is_gone_holds_nothing(self) -> None:
         life = self.membership
-        assert life.is_connected or life.state is not State.AWAKE
+        assert life.is_connected or life.state is not NodeState.AWAKE
         assert life.instance is not None or not life.is_connected
-        if life.state is State.GONE:
-            assert (life.instance, life.is_connected, life.expected) == (None, False, Version())
-        assert life.tries < 3 or life.state is State.GONE
+        if life.state is NodeState.GONE:
+            assert (life.instance, life.is_connected, life.expected_version) == (None, False, StoreVersion())
+        assert life.failed_attempts < 3 or life.state is NodeState.GONE
 
     @invariant()
     def there_is_at_most_one_thing_to_do(self) -> None:
-        todo = [self.membership.may_send(self.now), self.membership.must_invoke]
+        todo = [self.membership.can_send(self.now), self.membership.must_invoke]
         assert sum(todo) <= 1
-        assert not todo[0] or self.membership.state is State.AWAKE
+        assert not todo[0] or self.membership.state is NodeState.AWAKE
 
     @invariant()
     def nothing_is_believed_that_the_known_instance_does_not_hold(self) -> None:
@@ -205,42 +209,45 @@ class LifeMachine(RuleBasedStateMachine):
     def a_fresh_instance_is_taken_after_two_calls_at_most_if_all_others_are_dead(self) -> None:
         life = deepcopy(self.membership)
         if life.is_connected:
-            life.lost(str(life.instance))
+            life.on_disconnected(str(life.instance))
         for _ in range(2):
             while life.calls:
-                life.returned()
-            assert life.must_invoke or life.state is State.GONE
-            life.invoked()
-            if life.greeted("f" * 16, Version(), self.now) is not None:
+                life.on_call_returned()
+            assert life.must_invoke or life.state is NodeState.GONE
+            life.on_call_started()
+            if life.on_greeting("f" * 16, StoreVersion(), self.now) is not None:
                 break
-        assert life.may_send(self.now)
+        assert life.can_send(self.now)
 
     @invariant()
     def a_fresh_instance_is_taken_after_three_calls_at_most_if_the_others_died_in_silence(self) -> None:
         life, calls = deepcopy(self.membership), 0
-        while life.state in (State.AWAKE, State.MAYBE):
+        while life.state in (NodeState.AWAKE, NodeState.MAYBE):
             if life.calls:
-                life.returned()
+                life.on_call_returned()
             else:
-                life.invoked()
-        while life.state is not State.GONE and life.greeted(f"f{calls:015x}", Version(), self.now) is not Contents.NONE:
-            if life.expected == Version():
+                life.on_call_started()
+        while (
+            life.state is not NodeState.GONE
+            and life.on_greeting(f"f{calls:015x}", StoreVersion(), self.now) is not NodeContents.NONE
+        ):
+            if life.expected_version == StoreVersion():
                 break
-            life.invoked()
+            life.on_call_started()
             calls += 1
             assert calls <= 1, "a loss costs one call more at most"
 
     @invariant()
     def one_stray_call_loses_nothing_of_an_instance_that_sleeps(self) -> None:
         life = deepcopy(self.membership)
-        if life.state is State.SLEEPING and life.is_connected and self.instances[str(life.instance)].contents:
-            known, expected, is_listed = str(life.instance), life.expected, life.is_listed
-            life.invoked()
-            assert life.greeted("f" * 16, Version(), self.now) is Contents.DOUBTFUL or not expected.hash
-            life.invoked()
-            contents = life.greeted(known, self.instances[known].digest, self.now)
+        if life.state is NodeState.SLEEPING and life.is_connected and self.instances[str(life.instance)].contents:
+            known, expected, is_listed = str(life.instance), life.expected_version, life.has_shard_list
+            life.on_call_started()
+            assert life.on_greeting("f" * 16, StoreVersion(), self.now) is NodeContents.DOUBTFUL or not expected.hash
+            life.on_call_started()
+            contents = life.on_greeting(known, self.instances[known].digest, self.now)
             if expected.hash and is_listed and expected == self.instances[known].digest:
-                assert contents is Contents.EXPECTED
+                assert contents is NodeContents.EXPECTED
 
 
 TestLifeAgainstWorld = LifeMachine.TestCase

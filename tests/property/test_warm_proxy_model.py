@@ -10,11 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from stoker.testing import VirtualClockLoop
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 from support.warm_liar import Liar
 from support.warm_platform import Instance, Tier, named
 
-CODES = {1: Code(2, 1), 2: Code(2, 2)}
+CODES = {1: ErasureCode(2, 1), 2: ErasureCode(2, 2)}
 OBJECTS = [named(number, size) for number, size in enumerate([0, 1, 63, 400, 1000, 1001])]
 WHICH = st.integers(0, len(OBJECTS) - 1)
 NODE = st.integers(0, 4)
@@ -35,7 +35,7 @@ class WarmTierMachine(RuleBasedStateMachine):
         self.frozen: set[int] = set()
         self.lying: set[int] = set()
 
-    @precondition(lambda self: not hasattr(self, "tier"))
+    @precondition(lambda self: not hasattr(self, "create_tier"))
     @rule(parity=st.sampled_from(sorted(CODES)), spare=st.integers(0, 1), keep_warm=st.sampled_from([5.0, 60.0]))
     def begin(self, parity: int, spare: int, keep_warm: float) -> None:
         code = CODES[parity]
@@ -48,7 +48,7 @@ class WarmTierMachine(RuleBasedStateMachine):
 
         self.runner.run(start())
 
-    @precondition(lambda self: hasattr(self, "tier") and not self.frozen and not self.lying)
+    @precondition(lambda self: hasattr(self, "create_tier") and not self.frozen and not self.lying)
     @rule(which=WHICH)
     def an_object_is_put_there(self, which: int) -> None:
         name, data = OBJECTS[which]
@@ -65,7 +65,7 @@ class WarmTierMachine(RuleBasedStateMachine):
         self.offered.add(name)
         self.harmed[name] = set()
 
-    @precondition(lambda self: hasattr(self, "tier"))
+    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule(which=WHICH)
     def an_object_is_offered(self, which: int) -> None:
         name, data = OBJECTS[which]
@@ -76,7 +76,7 @@ class WarmTierMachine(RuleBasedStateMachine):
         self.runner.run(offer())
         self.offered.add(name)
 
-    @precondition(lambda self: hasattr(self, "tier"))
+    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule(which=WHICH)
     def an_object_is_read(self, which: int) -> None:
         name, data = OBJECTS[which]
@@ -86,13 +86,13 @@ class WarmTierMachine(RuleBasedStateMachine):
         elif len(self.harmed.get(name, set(range(99)))) <= self.tier.config.code.parity:
             assert found
 
-    @precondition(lambda self: hasattr(self, "tier"))
+    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule(which=WHICH)
     def an_object_is_dropped(self, which: int) -> None:
         name, _ = OBJECTS[which]
 
         async def drop() -> None:
-            self.tier.proxy.objects.drop(name)
+            self.tier.proxy.objects.remove(name)
 
         self.runner.run(drop())
         if name in self.offered:
@@ -100,7 +100,7 @@ class WarmTierMachine(RuleBasedStateMachine):
             self.dropped.add(name)
         self.harmed.pop(name, None)
 
-    @precondition(lambda self: hasattr(self, "tier"))
+    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule(node=NODE)
     def a_node_is_taken_back(self, node: int) -> None:
         async def kill() -> None:
@@ -111,7 +111,7 @@ class WarmTierMachine(RuleBasedStateMachine):
         self.frozen.discard(node)
         self.lying.discard(node)
 
-    @precondition(lambda self: hasattr(self, "tier"))
+    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule(node=NODE)
     def a_node_freezes(self, node: int) -> None:
         instances = self.tier.platform.instances.get(f"warm-{node}", [])
@@ -121,7 +121,7 @@ class WarmTierMachine(RuleBasedStateMachine):
             self._harm(node)
             self.frozen.add(node)
 
-    @precondition(lambda self: hasattr(self, "tier"))
+    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule(node=NODE, lie=st.sampled_from(["bytes", "forged", "mac", "short", "other shard"]))
     def a_node_begins_to_lie(self, node: int, lie: str) -> None:
         instances = self.tier.platform.instances.get(f"warm-{node}", [])
@@ -146,12 +146,12 @@ class WarmTierMachine(RuleBasedStateMachine):
         self.runner.run(thaw())
         self.frozen.clear()
 
-    @precondition(lambda self: hasattr(self, "tier"))
+    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule()
     def the_next_call_of_each_node_goes_astray(self) -> None:
         self.tier.platform.strays |= {node.name for node in self.tier.proxy._nodes}  # which harms none
 
-    @precondition(lambda self: hasattr(self, "tier") and not self.frozen)
+    @precondition(lambda self: hasattr(self, "create_tier") and not self.frozen)
     @rule(is_crash=st.booleans())
     def another_proxy_takes_over(self, is_crash: bool) -> None:
         async def replace() -> None:
@@ -162,14 +162,14 @@ class WarmTierMachine(RuleBasedStateMachine):
 
         self.runner.run(replace())
 
-    @precondition(lambda self: hasattr(self, "tier"))
+    @precondition(lambda self: hasattr(self, "create_tier"))
     @rule(seconds=st.sampled_from([0.01, 0.24, 0.26, 3.0, 100.0]))
     def time_passes(self, seconds: float) -> None:
         self.runner.run(asyncio.sleep(seconds))
 
     @invariant()
     def the_books_are_in_order(self) -> None:
-        if hasattr(self, "tier"):
+        if hasattr(self, "create_tier"):
             found = self.tier.proxy.statistics()
             assert found.objects <= len(self.offered | self.dropped)
             assert sum(found.nodes.values()) == self.tier.config.nodes
@@ -182,7 +182,7 @@ class WarmTierMachine(RuleBasedStateMachine):
             await self.tier.platform.close()
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
-        if hasattr(self, "tier"):
+        if hasattr(self, "create_tier"):
             self.runner.run(close())
         self.runner.close()
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker_warm._shard import OVERHEAD_BYTES, Shard, ShardId, ShardStore
+from stoker_warm._shard import SHARD_OVERHEAD_BYTES, Shard, ShardId, ShardStore
 
 IDS = [ShardId(f"{number % 4:032x}", 2, 1, number // 4) for number in range(12)]
 
@@ -19,7 +19,7 @@ class Place:
 
     @property
     def taken_bytes(self) -> int:
-        return len(self.shard.payload) + OVERHEAD_BYTES
+        return len(self.shard.payload) + SHARD_OVERHEAD_BYTES
 
 
 class Model:
@@ -81,7 +81,7 @@ def hash_of(shards: list[Shard]) -> int:
 
 
 ids = st.sampled_from(IDS)
-sizes = st.one_of(st.sampled_from([0, 1, 200, 500]), st.integers(0, 5 * OVERHEAD_BYTES))
+sizes = st.one_of(st.sampled_from([0, 1, 200, 500]), st.integers(0, 5 * SHARD_OVERHEAD_BYTES))
 actions = st.one_of(
     st.tuples(st.just("set"), ids, st.sampled_from(["00", "01", "02"]), sizes.map(bytes)),
     st.tuples(st.just("get"), ids),
@@ -91,15 +91,15 @@ actions = st.one_of(
 
 
 @settings(max_examples=600)
-@given(st.integers(0, 8 * OVERHEAD_BYTES), st.lists(actions, max_size=40))
+@given(st.integers(0, 8 * SHARD_OVERHEAD_BYTES), st.lists(actions, max_size=40))
 def test_a_shelf_agrees_with_the_model_after_every_step(limit_bytes: int, steps: list[tuple[Any, ...]]) -> None:
     store, model = ShardStore(limit_bytes), Model(limit_bytes)
     for name, *arguments in steps:
         expected = model.page(*arguments) if name == "ids" else getattr(model, name)(*arguments)
         assert getattr(store, name)(*arguments) == expected
-        assert store.ids() == model.ids
+        assert store.list_ids() == model.ids
         assert store.held_bytes == model.held_bytes <= limit_bytes
-        assert store.version.term == model.changes
+        assert store.version.change_count == model.changes
         assert len(store) == len(model.places)
     shards = [place.shard for place in model.places]
     assert store.version.hash == hash_of(shards) == hash_of(shards[::-1])

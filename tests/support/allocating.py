@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import permutations
 
-from stoker_sim._allocation import Job
+from stoker_sim._allocation import TrainingJob
 
 
-def job(name: str, size: int, rate: float, dataset: str | None = None, nodes: int = 1) -> Job:
-    return Job(name=name, dataset_bytes=size, compute_bytes_per_second=rate, dataset=dataset, nodes=nodes)
+def job(name: str, size: int, rate: float, dataset: str | None = None, nodes: int = 1) -> TrainingJob:
+    return TrainingJob(name=name, dataset_bytes=size, compute_bytes_per_second=rate, dataset=dataset, nodes=nodes)
 
 
-def placements(jobs: Sequence[Job], cache_bytes: int) -> Iterator[dict[Hashable, int]]:
+def placements(jobs: Sequence[TrainingJob], cache_bytes: int) -> Iterator[dict[Hashable, int]]:
     """Yield every placement that caches as much of one data set after the other as there is room for.
 
     What jobs need from the bucket is linear in what is cached, so one of these is the best for any rates.
     """
-    sizes = {each.data: each.cacheable_bytes for each in jobs}
+    sizes = {each.dataset_key: each.cacheable_bytes for each in jobs}
     for order in permutations(sizes):
         free, caches = cache_bytes, dict[Hashable, int]()
         for data in order:
@@ -26,22 +26,24 @@ def placements(jobs: Sequence[Job], cache_bytes: int) -> Iterator[dict[Hashable,
         yield caches
 
 
-def least_demand(jobs: Sequence[Job], rates: Sequence[float], cache_bytes: int) -> float:
+def least_demand(jobs: Sequence[TrainingJob], rates: Sequence[float], cache_bytes: int) -> float:
     """Return the least bytes a second with which jobs can train at such rates."""
     return min(
-        sum(rate * each.missed(caches[each.data]) for each, rate in zip(jobs, rates, strict=True))
+        sum(rate * each.miss_rate(caches[each.dataset_key]) for each, rate in zip(jobs, rates, strict=True))
         for caches in placements(jobs, cache_bytes)
     )
 
 
-def best_rate(jobs: Sequence[Job], cache_bytes: int, bandwidth: float) -> float:
+def best_rate(jobs: Sequence[TrainingJob], cache_bytes: int, bandwidth: float) -> float:
     """Return the most that jobs can train together."""
     return max(_filled(jobs, caches, bandwidth) for caches in placements(jobs, cache_bytes))
 
 
-def _filled(jobs: Sequence[Job], caches: dict[Hashable, int], bandwidth: float) -> float:
+def _filled(jobs: Sequence[TrainingJob], caches: dict[Hashable, int], bandwidth: float) -> float:
     total = 0.0
-    for missed, rate in sorted((each.missed(caches[each.data]), each.compute_bytes_per_second) for each in jobs):
+    for missed, rate in sorted(
+        (each.miss_rate(caches[each.dataset_key]), each.compute_bytes_per_second) for each in jobs
+    ):
         trained = min(rate, bandwidth / missed) if missed else rate
         bandwidth -= trained * missed
         total += trained

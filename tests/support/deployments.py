@@ -12,11 +12,11 @@ from stoker._format import versions
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import SuperSample
 from stoker._sources.folders import files_schema
-from stoker._sources.parts import Part
+from stoker._sources.parts import SourcePart
 from stoker.abc import ObjectInfo, Store
 from stoker.testing import WatchedStore
-from stoker_functions._deployment import Deadline, Deployment, Ingest, Settings
-from stoker_functions._ingest import Notified
+from stoker_functions._deployment import Deployment, DeploymentSettings, IngestSettings, InvocationDeadline
+from stoker_functions._ingest import NotifiedObject
 
 _serial = itertools.count()
 PLENTY_SECONDS = 900.0
@@ -39,22 +39,22 @@ class Place:
         given = {
             "datasets": {"train": self.dataset},
             "sources": (self.raw,),
-            "ingest": Ingest(dataset="train", super_sample_bytes=2000),
+            "ingest": IngestSettings(dataset="train", super_sample_bytes=2000),
             "memory_bytes": 512 << 20,
             **changes,
         }
-        return Deployment(Settings(**given), open_url=lambda url: wrap(open_store(url)))
+        return Deployment(DeploymentSettings(**given), open_url=lambda url: wrap(open_store(url)))
 
     async def put(self, numbers: Iterable[int], value_bytes: int = 300) -> list[ObjectInfo]:
         """Write raw objects whose content tells which they are."""
         store = open_store(self.raw)
         return [await store.put(f"{n:05d}.bin", content(n, value_bytes)) for n in numbers]
 
-    def notified(self, objects: Iterable[ObjectInfo]) -> list[Notified]:
+    def notified(self, objects: Iterable[ObjectInfo]) -> list[NotifiedObject]:
         """Return what a bucket would say of raw objects."""
-        return [Notified(self.raw, info) for info in objects]
+        return [NotifiedObject(self.raw, info) for info in objects]
 
-    def part(self, objects: Iterable[ObjectInfo], **changes: Any) -> Part:
+    def part(self, objects: Iterable[ObjectInfo], **changes: Any) -> SourcePart:
         """Return a part of raw objects, with super-samples of about six."""
         given = {
             "dataset": self.dataset,
@@ -65,11 +65,11 @@ class Place:
             "super_sample_bytes": 2000,
             "objects": tuple(objects),
         }
-        return Part(**{**given, **changes})
+        return SourcePart(**{**given, **changes})
 
     async def manifest(self) -> Manifest | None:
         """Return the newest version of the data set."""
-        return await versions.newest_manifest(open_store(self.dataset))
+        return await versions.find_newest_manifest(open_store(self.dataset))
 
     async def numbers(self) -> list[int]:
         """Return which raw objects the data set has, in its order; checks every value."""
@@ -109,6 +109,6 @@ def content(number: int, value_bytes: int = 300) -> bytes:
     return (f"raw object {number} " * (value_bytes // 8)).encode()[:value_bytes]
 
 
-def plenty() -> Deadline:
+def plenty() -> InvocationDeadline:
     """Return a deadline that is far away."""
-    return Deadline.after(PLENTY_SECONDS)
+    return InvocationDeadline.after(PLENTY_SECONDS)

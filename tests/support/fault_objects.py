@@ -78,7 +78,7 @@ class ObjectRun:
         room = self.rng.randint(1, self.ring.slots - 2)
         for index in range(len(self.refs)):
             if self.rng.random() < 0.5:  # else the report of progress comes late
-                self.prefetcher.reached(index // 3, index + 1)
+                self.prefetcher.advance(index // 3, index + 1)
             if await self._arrives(index):
                 held.append(index)
             await asyncio.sleep(self.rng.choice([0.0, 0.01, 0.3]))

@@ -18,12 +18,12 @@ from stoker import Array, Bytes, Continuous, FetchConfig, NextBatch, OrderConfig
 from stoker._base.threads import LoopThread
 from stoker._fetch.config import PipelineConfig
 from stoker._fetch.gather import gather
-from stoker._fetch.groups import GroupReading
+from stoker._fetch.groups import SampleGroupReader
 from stoker._fetch.pipeline import BatchPipeline
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.budget import window_slots
 from stoker._order.order import Shuffle
-from stoker._order.steps import PlannedStep, Segment, Stretch
+from stoker._order.steps import PlannedStep, PositionRange, Segment
 from stoker.errors import StoreError
 from support.fault_weather import DEADLINE_SECONDS, ClockJumps, Tables, random_weather
 from support.faulty_store import FaultyStore
@@ -96,12 +96,12 @@ class SampleRun:
 
     def _feed(self, config: PipelineConfig, spare_slots: int) -> BatchPipeline:
         """Return a feed with room for what the order holds and some slots besides; with none, for groups only."""
-        dealing = config.dealing(MANIFEST.samples)
+        dealing = config.sharding(MANIFEST.samples)
         slot_bytes = -(-MANIFEST.largest_bytes // 64) * 64
         slots = window_slots(len(MANIFEST), config.order, dealing) + spare_slots
         memory_bytes = MANIFEST.file_bytes + (slots * slot_bytes if spare_slots else 40_000)
         feed = BatchPipeline(self.store, MANIFEST, replace(config, memory_bytes=memory_bytes), LoopThread())
-        feed.opened.fetcher._reader._rng = random.Random(self.rng.random())
+        feed.source.fetcher._reader._rng = random.Random(self.rng.random())
         return feed
 
     async def play(self) -> None:
@@ -111,9 +111,9 @@ class SampleRun:
             group.create_task(self.jumps.play())
         assert self.store.active == 0, "something was left behind"
         for feed in self.feeds:
-            ring, fetcher = feed.opened.ring.statistics(), feed.opened.fetcher
+            ring, fetcher = feed.source.ring.statistics(), feed.source.fetcher
             held = fetcher._reader._limiter.held
-            assert (ring.free, held) == (feed.opened.ring.slots, 0), "something was left behind"
+            assert (ring.free, held) == (feed.source.ring.slots, 0), "something was left behind"
             stats = fetcher.stats
             assert stats.hedges - stats.start_hedges <= 2 + 0.1 * stats.requests
         self._check_exactly_once()
@@ -132,14 +132,14 @@ class SampleRun:
     async def _play_rank(self, rank: int) -> None:
         feed = self.feeds[rank]
         try:
-            await feed.opened.reading.prepare()
+            await feed.source.reader.prepare()
             await self._consume(rank, feed)
         except StoreError as error:
             named = any(key in str(error) for key in OBJECTS)
             self.raised[type(error).__name__ if named else "nameless"] += 1
 
     async def _consume(self, rank: int, feed: BatchPipeline) -> None:
-        steps = feed.opened.reading.steps(Stretch(order=feed.config.order, partition=feed.partition, end_epoch=1))
+        steps = feed.source.reader.steps(PositionRange(order=feed.config.order, sharding=feed.partition, end_epoch=1))
         planned: deque[PlannedStep[Any]] = deque()
         items: deque[Item[Any]] = deque()
 
@@ -149,8 +149,8 @@ class SampleRun:
                 items.extend(Item(index, ref, step.number) for index, ref in step.first_uses)
             return items.popleft() if items else None
 
-        opened, hedge_slots = feed.opened, feed.opened.slots.hedge_slots
-        prefetcher = Prefetcher(opened.reading, opened.ring, feed.config.schedule, next_item, hedge_slots=hedge_slots)
+        opened, hedge_slots = feed.source, feed.source.slots.hedge_slots
+        prefetcher = Prefetcher(opened.reader, opened.ring, feed.config.schedule, next_item, hedge_slots=hedge_slots)
         running = asyncio.create_task(prefetcher.run())
         await asyncio.sleep(0)
         used = 0
@@ -161,7 +161,7 @@ class SampleRun:
                     continue
                 step = planned.popleft()
                 used += len(step.first_uses)
-                prefetcher.reached(step.number, used)
+                prefetcher.advance(step.number, used)
                 self.repeated[rank] += step.repeated
                 for segment in step.segments:
                     await self._use(rank, feed, prefetcher, segment)
@@ -173,17 +173,17 @@ class SampleRun:
             prefetcher.release_all()
 
     async def _use(self, rank: int, feed: BatchPipeline, prefetcher: Prefetcher[Any], segment: Segment) -> None:
-        for item in segment.passed:
+        for item in segment.released_before:
             prefetcher.release(item)
         slots = [await prefetcher.wait(item) for item in segment.items]
         await asyncio.sleep(self.rng.choice([0.0, 0.01]))
-        picked = feed.opened.reading.picked(slots, *segment.picks())
-        values = gather(picked, feed.opened.columns)
+        picked = feed.source.reader.locate(slots, *segment.row_indices())
+        values = gather(picked, feed.source.columns)
         for place, number in enumerate((FIRSTS[picked.super_samples] + picked.rows).tolist()):
             found = {name: value_at(column, place) for name, column in values.items()}
-            assert found == {name: EXPECTED[number][name] for name in feed.opened.columns}, "wrong bytes were delivered"
+            assert found == {name: EXPECTED[number][name] for name in feed.source.columns}, "wrong bytes were delivered"
             self.delivered[rank].append(number)
-        for item in segment.done:
+        for item in segment.released_after:
             prefetcher.release(item)
 
     def _spoil_an_object(self) -> None:
@@ -202,8 +202,8 @@ class SampleRun:
         tables = Tables(injected=Counter(self.store.faults), raised=Counter(self.raised))
         tables.injected["clock jump"] += self.jumps.count
         for feed in self.feeds:
-            tables.add(feed.opened.fetcher.stats)
-            in_groups = isinstance(feed.opened.reading, GroupReading)
+            tables.add(feed.source.fetcher.stats)
+            in_groups = isinstance(feed.source.reader, SampleGroupReader)
             tables.counted["read in groups" if in_groups else "read whole or by columns"] += 1
         tables.counted.update(delivered=sum(map(len, self.delivered)), waits=self.waits)
         return tables

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from stoker._format import tensorfile
-from stoker._format.manifest import Manifest, Rows
+from stoker._format.manifest import Manifest, ManifestRows
 from stoker._pack.record import PackRecord
 
 _INDEX = re.compile(r"(.*?)(manifest|manifests/.*|packs/.*|parts/.*)\.safetensors")
@@ -22,8 +22,8 @@ def identity(data: bytes | bytearray) -> bytes:
 def identified(manifest: Manifest, rows: Iterable[int]) -> Manifest:
     """Return a manifest with a made-up identity for some of its rows: that of the row's number in decimal."""
     named = {row: identity(b"%d" % row) for row in rows}
-    packed = [replace(each, sha256_128=named.get(row)) for row, (_, each) in enumerate(manifest.packed())]
-    return replace(manifest, rows=Rows.of(packed))
+    packed = [replace(each, sha256_128=named.get(row)) for row, (_, each) in enumerate(manifest.records())]
+    return replace(manifest, rows=ManifestRows.of(packed))
 
 
 def anonymous(manifest: Manifest) -> Manifest:

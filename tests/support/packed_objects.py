@@ -10,7 +10,7 @@ import numpy as np
 
 from stoker import Schema
 from stoker._fetch.gather import RaggedValues
-from stoker._format.manifest import Manifest, PackRun, Rows
+from stoker._format.manifest import Manifest, ManifestRows, PackRun
 from support.supersamples import ORIGIN, RUN, built
 
 __all__ = ["packed_objects", "value_at"]
@@ -27,7 +27,7 @@ def packed_objects(
         bodies.append(body)
         first += count
     manifest = Manifest(
-        dataset="digits", version=1, schema=schema, rows=Rows.of(packed), runs=(PackRun(RUN, 0, len(packed)),)
+        dataset="digits", version=1, schema=schema, rows=ManifestRows.of(packed), runs=(PackRun(RUN, 0, len(packed)),)
     )
     return manifest, {manifest.key(row): body for row, body in enumerate(bodies)}
 

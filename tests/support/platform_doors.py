@@ -12,7 +12,7 @@ from aiohttp import web
 
 from stoker_local import KeyPair
 from stoker_local.functions import ServiceError
-from stoker_local.functions._endpoints import Authority
+from stoker_local.functions._endpoints import RequestAuthenticator
 
 __all__ = ["OPEN", "REGION", "BearerDoor", "Door", "IamDoor", "enter"]
 
@@ -59,7 +59,7 @@ class IamDoor(Door):
     def refusal(self, request: web.BaseRequest) -> web.Response | None:
         """Verify the signature."""
         try:
-            Authority(self._keys.values(), region=REGION, clock=time.time).admit(request, b"")
+            RequestAuthenticator(self._keys.values(), region=REGION, clock=time.time).authenticate(request, b"")
         except ServiceError as error:
             self.refused.append(error.code)
             headers = {"x-amzn-ErrorType": error.code} if self._tells else {}

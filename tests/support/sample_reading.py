@@ -55,6 +55,6 @@ class SampleBench:
     def leaves_nothing(self) -> bool:
         """Return whether nothing is held and nothing under way."""
         reader, heads = self.reader, self.reader._heads
-        held = reader._values.held, len(heads._opening), sum(head.users for head in heads._heads.values())
-        assert heads.held_bytes == sum(head.held_bytes for head in heads._heads.values()) <= heads._room.limit
+        held = reader._value_budget.held, len(heads._locks), sum(head.users for head in heads._heads.values())
+        assert heads.held_bytes == sum(head.held_bytes for head in heads._heads.values()) <= heads._budget.limit
         return (held, self.store.active, reader._fetcher._reader._limiter.held) == ((0, 0, 0), 0, 0)

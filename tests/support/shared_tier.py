@@ -11,18 +11,18 @@ from functools import partial
 from stoker._base.checksum import crc32c
 from stoker._shared.address import Address
 from stoker._shared.client import ServerAddress, SharedTier
-from stoker._shared.folder import ObjectFolder
-from stoker._shared.objects import ObjectMemory
+from stoker._shared.folder import FolderStorage
+from stoker._shared.objects import MemoryStorage
 from stoker._shared.read_through import ReadThrough
-from stoker._shared.secret import TierSecret, is_object_of
+from stoker._shared.secret import TierSecret, matches_key
 from stoker._shared.server import TierServer
-from stoker._shared.serving import Endpoint, listening
+from stoker._shared.serving import ListenAddress, serve_tier
 from stoker.abc import ObjectRef
 from support.waiting import until_async
 
 SECRET = TierSecret(bytes(range(32)))
 OTHER_SECRET = TierSecret(bytes(range(1, 33)))
-IS_SOUND = partial(is_object_of, (SECRET, OTHER_SECRET))
+IS_SOUND = partial(matches_key, (SECRET, OTHER_SECRET))
 
 
 def object_of(number: int, size_bytes: int = 10_000, *, dataset: str = "d") -> tuple[ObjectRef, bytes]:
@@ -44,17 +44,17 @@ def server_of(
     limit_bytes: int = 1 << 20,
     *,
     secrets: Sequence[TierSecret] = (SECRET,),
-    folder: ObjectFolder | None = None,
+    folder: FolderStorage | None = None,
     sources: Sequence[ReadThrough] = (),
 ) -> TierServer:
     """Return a server that does not listen yet."""
-    return TierServer(secrets, ObjectMemory(limit_bytes), folder, sources)
+    return TierServer(secrets, MemoryStorage(limit_bytes), folder, sources)
 
 
 @asynccontextmanager
-async def running(server: TierServer, endpoint: Endpoint | None = None) -> AsyncIterator[str]:
+async def running(server: TierServer, endpoint: ListenAddress | None = None) -> AsyncIterator[str]:
     """Have a server listen on a free port of loopback, and yield its URL."""
-    async with listening(server, endpoint or Endpoint(address=Address("127.0.0.1", 0))) as url:
+    async with serve_tier(server, endpoint or ListenAddress(address=Address("127.0.0.1", 0))) as url:
         yield url
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker import HttpOptions
-from stoker._stores.http_direct import DirectReader
+from stoker._stores.http_direct import DirectTransport
 from support.tls import Authority
 
 BODY = b"0123456789" * 1000
@@ -20,7 +20,7 @@ HEAD = (
 ).encode()
 WHOLE = HEAD + BODY
 
-Use = Callable[["Server", DirectReader], Awaitable[None]]
+Use = Callable[["Server", DirectTransport], Awaitable[None]]
 Speak = Callable[["Server", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -93,7 +93,7 @@ def with_server(speak: Speak, use: Use, *, authority: Authority | None = None, *
         asyncio.get_running_loop().set_exception_handler(note)
         tls, bundle = (None, None) if authority is None else (authority.server, str(authority.bundle))
         async with serving(speak, tls=tls) as server:
-            reader = DirectReader(HttpOptions(**options), server.url, ca_bundle=bundle)  # type: ignore[arg-type]  # numbers all
+            reader = DirectTransport(HttpOptions(**options), server.url, ca_bundle=bundle)  # type: ignore[arg-type]  # numbers all
             try:
                 async with asyncio.timeout(60):
                     await use(server, reader)

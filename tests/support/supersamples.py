@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from stoker import Array, Bytes, Column, Ragged, Schema, Text
-from stoker._format.manifest import Manifest, PackRun, Rows
-from stoker._format.supersample import Origin, Packed, SuperSampleBuilder
+from stoker._format.manifest import Manifest, ManifestRows, PackRun
+from stoker._format.supersample import PackOrigin, SuperSampleBuilder, SuperSampleRecord
 from stoker._format.tensorfile import DTYPES
 
 RUN = "0123456789abcdef"
-ORIGIN = Origin(dataset="digits", run=RUN, ordinal=3)
+ORIGIN = PackOrigin(dataset="digits", run=RUN, ordinal=3)
 
 EVERY_KIND = Schema(
     {
@@ -49,7 +49,9 @@ def samples_of(schema: Schema, count: int, seed: int = 0) -> list[dict[str, Any]
     return [{name: value_of(column, rng) for name, column in schema.items()} for _ in range(count)]
 
 
-def built(schema: Schema, samples: Sequence[Mapping[str, Any]], origin: Origin = ORIGIN) -> tuple[bytes, Packed]:
+def built(
+    schema: Schema, samples: Sequence[Mapping[str, Any]], origin: PackOrigin = ORIGIN
+) -> tuple[bytes, SuperSampleRecord]:
     """Return the super-sample of ``samples`` and its manifest entry."""
     builder = SuperSampleBuilder(schema)
     for sample in samples:
@@ -68,7 +70,7 @@ def every_dtype() -> Schema:
 def manifest_of(tags: Sequence[str], schema: Schema = EVERY_KIND) -> Manifest:
     """Return a manifest with one row for each of ``tags``."""
     packed = [
-        Packed(
+        SuperSampleRecord(
             ordinal=i,
             size_bytes=4000 + i,
             samples=3 + i,
@@ -80,4 +82,4 @@ def manifest_of(tags: Sequence[str], schema: Schema = EVERY_KIND) -> Manifest:
         for i, tag in enumerate(tags)
     ]
     runs = (PackRun(RUN, 5, len(packed)),)
-    return Manifest(dataset="digits", version=1, schema=schema, rows=Rows.of(packed), runs=runs)
+    return Manifest(dataset="digits", version=1, schema=schema, rows=ManifestRows.of(packed), runs=runs)

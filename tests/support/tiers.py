@@ -10,10 +10,10 @@ import numpy as np
 from stoker import Array, OrderConfig, Schema
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
-from stoker._cache.keeper import Future, KeepingTier
+from stoker._cache.keeper import AccessForecast, ManagedTier
 from stoker._cache.tiers import MemoryTier
-from stoker._order.sharding import Partition
-from stoker._order.steps import Stretch
+from stoker._order.sharding import RankSharding
+from stoker._order.steps import PositionRange
 from stoker.abc import ObjectRef
 from support.packed_objects import packed_objects
 
@@ -33,11 +33,11 @@ def body(row: int) -> bytes:
     return OBJECTS[MANIFEST.key(row)]
 
 
-def future(*, seed: int = 0, epochs: int | None = 4) -> Future:
+def future(*, seed: int = 0, epochs: int | None = 4) -> AccessForecast:
     """Return what one of two ranks will need that share a lane, and so all super-samples, but no cache."""
-    partition = Partition(samples=MANIFEST.samples, batch_size=8, world_size=2)
-    stretch = Stretch(order=OrderConfig(seed=seed, window=2), partition=partition, end_epoch=epochs)
-    return Future(MANIFEST.rows.samples, stretch)
+    partition = RankSharding(samples=MANIFEST.samples, batch_size=8, world_size=2)
+    stretch = PositionRange(order=OrderConfig(seed=seed, window=2), sharding=partition, end_epoch=epochs)
+    return AccessForecast(MANIFEST.rows.samples, stretch)
 
 
 def memory_tier(held: int, policy: str = "next-use") -> MemoryTier:
@@ -59,16 +59,16 @@ def disk_tier(
     config = FolderConfig(
         path=path, dataset=dataset, owners=owners, preferred=preferred, share_bytes=held * LARGEST_BYTES
     )
-    return DiskTier(config, policy, largest_bytes=LARGEST_BYTES, behind_bytes=behind_bytes)
+    return DiskTier(config, policy, largest_bytes=LARGEST_BYTES, max_queued_bytes=behind_bytes)
 
 
-async def kept(tier: KeepingTier, row: int) -> bytes | None:
+async def kept(tier: ManagedTier, row: int) -> bytes | None:
     """Return what a tier has of a row, None if it has nothing."""
     into = bytearray(len(body(row)))
     return bytes(into) if await tier.read(MANIFEST.ref(row), memoryview(into)) else None
 
 
-async def offer(tier: KeepingTier, *rows: int) -> None:
+async def offer(tier: ManagedTier, *rows: int) -> None:
     """Offer the objects of some rows, each when the one before is where it stays."""
     for row in rows:
         tier.offer(MANIFEST.ref(row), memoryview(body(row)))

@@ -70,12 +70,12 @@ class TracedRun:
     async def _consume(self, prefetcher: Prefetcher[ObjectRef]) -> None:
         loop = asyncio.get_running_loop()
         for number in range(len(self.refs)):
-            prefetcher.reached(number, number + 1)
+            prefetcher.advance(number, number + 1)
             asked = loop.time()
             if prefetcher.ready(number) is None:
                 await prefetcher.wait(number)
-                self.recorder.waited_for(number, asked, loop.time())
-            self.recorder.yielded(0, asked, loop.time())
+                self.recorder.add_item_wait(number, asked, loop.time())
+            self.recorder.add_batch(0, asked, loop.time())
             self.wait_seconds += loop.time() - asked
             await asyncio.sleep(self._compute_seconds)
             prefetcher.release(number)

@@ -22,7 +22,7 @@ from stoker._shared.address import Address
 from stoker.abc import Executor, ObjectRef
 from stoker.fanout import ExecutorOptions, open_executor
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, GoogleSpec, function_cloud
-from stoker_warm._auth import Secret
+from stoker_warm._auth import WarmSecret
 from stoker_warm._config import WarmConfig
 from stoker_warm._listener import Listener
 from stoker_warm._proxy import Proxy
@@ -33,7 +33,7 @@ from support.warm_platform import MAC
 __all__ = ["PREFIX", "SECRET", "WarmCloud", "google_warm_cloud", "instances_of", "node_cloud", "objects", "warm_cloud"]
 
 PREFIX = "stoker"
-SECRET = Secret(b"of the warm tier's real processes, more than 32 bytes")
+SECRET = WarmSecret(b"of the warm tier's real processes, more than 32 bytes")
 _PATIENT: dict[str, Any] = {"ping_seconds": 2.0, "wake_seconds": 60.0, "read_seconds": 60.0, "write_seconds": 60.0}
 """On a busy machine a process may take long for anything."""
 
@@ -73,7 +73,7 @@ class WarmCloud:
         executor: Executor,
         config: WarmConfig,
         *,
-        secret: Secret = SECRET,
+        secret: WarmSecret = SECRET,
         certificate: tuple[Path, Path] | None = None,
     ) -> None:
         self.cloud, self.config = cloud, dataclasses.replace(config, **_PATIENT)
@@ -145,7 +145,7 @@ async def node_cloud(nodes: int, *, bucket: Any = None, **changes: Any) -> Async
 
 @asynccontextmanager
 async def warm_cloud(
-    config: WarmConfig, *, secret: Secret = SECRET, certificate: tuple[Path, Path] | None = None, **changes: Any
+    config: WarmConfig, *, secret: WarmSecret = SECRET, certificate: tuple[Path, Path] | None = None, **changes: Any
 ) -> AsyncIterator[WarmCloud]:
     """Run a warm tier; when the block is left, nothing of it is.
 
@@ -168,7 +168,7 @@ async def google_warm_cloud(config: WarmConfig) -> AsyncIterator[WarmCloud]:
     """Run a warm tier of Google's functions, as :func:`warm_cloud` does."""
     nodes = tuple(
         GoogleSpec(
-            name=f"{PREFIX}-{config.name_of(number)}",
+            name=f"{PREFIX}-{config.node_name(number)}",
             source=str(Path(stoker_functions.__file__).with_name("gcp.py")),
             target="warm_node",
             environment={"STOKER_WARM_SECRET": SECRET.reveal(), "STOKER_WARM_SHELF_BYTES": "64MiB"},

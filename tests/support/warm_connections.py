@@ -14,8 +14,8 @@ import pytest
 from stoker.errors import NotFoundError
 from stoker.testing import run_virtual
 from stoker_warm import _connection, _ends
-from stoker_warm._auth import NodeHandshake, ProxyHandshake, Secret
-from stoker_warm._ends import Answer, NodeEnd, ProxyEnd, Serve
+from stoker_warm._auth import NodeHandshake, ProxyHandshake, WarmSecret
+from stoker_warm._ends import NodeConnection, ProxyConnection, ReplyParts, RequestHandler
 from stoker_warm._frames import Head, Kind
 from support.warm_wires import Link, LinkConfig
 
@@ -23,18 +23,18 @@ __all__ = [
     "INSTANCE", "SECRET", "SHARD", "Server", "joined", "limited", "memory", "node_side", "proxy_side", "refuse", "run",
 ]  # fmt: skip
 
-SECRET = Secret(bytes(32))
+SECRET = WarmSecret(bytes(32))
 INSTANCE = "0" * 16
 NO_LIMITS: Mapping[str, float] = {}
 SHARD = bytes(range(256)) * 4000  # 1 MB
 
 
-def refuse(kind: Kind, head: Head, body: bytearray) -> Answer:
+def refuse(kind: Kind, head: Head, body: bytearray) -> ReplyParts:
     """Serve nothing."""
     raise NotFoundError("nothing is here")
 
 
-def ignore(connection: ProxyEnd, kind: Kind, head: Head) -> None:
+def ignore(connection: ProxyConnection, kind: Kind, head: Head) -> None:
     """Take no note of a notice."""
 
 
@@ -45,7 +45,7 @@ class Server:
     stored: dict[str, bytearray] = field(default_factory=dict)
     asked: list[tuple[Kind, Head]] = field(default_factory=list)
 
-    def __call__(self, kind: Kind, head: Head, body: bytearray) -> Answer:
+    def __call__(self, kind: Kind, head: Head, body: bytearray) -> ReplyParts:
         self.asked.append((kind, head))
         if kind is Kind.GET and "shard" in head:
             return Kind.FOUND, {"mac": "7"}, (SHARD[: head["shard"]],)
@@ -58,19 +58,19 @@ class Server:
 
 
 def proxy_side(
-    notice: Callable[[ProxyEnd, Kind, Head], None] = ignore,
-    secret: Secret = SECRET,
+    notice: Callable[[ProxyConnection, Kind, Head], None] = ignore,
+    secret: WarmSecret = SECRET,
     *,
     fingerprint: str = "",
-) -> ProxyEnd:
+) -> ProxyConnection:
     """Return the proxy's end of a connection."""
-    return ProxyEnd(ProxyHandshake(secret, fingerprint=fingerprint), notice)
+    return ProxyConnection(ProxyHandshake(secret, fingerprint=fingerprint), notice)
 
 
-def node_side(serve: Serve = refuse, secret: Secret = SECRET, *, fingerprint: str = "") -> NodeEnd:
+def node_side(serve: RequestHandler = refuse, secret: WarmSecret = SECRET, *, fingerprint: str = "") -> NodeConnection:
     """Return a node's end of a connection."""
     side = NodeHandshake(secret, "warm-7", {"instance": INSTANCE, "term": 3}, fingerprint=fingerprint)
-    return NodeEnd(side, serve)
+    return NodeConnection(side, serve)
 
 
 @contextmanager
@@ -78,14 +78,14 @@ def limited(limits: Mapping[str, float]) -> Iterator[None]:
     """Have connections other limits for a while: their names in the modules, and values."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in limits.items():
-            patch.setattr(_ends if name == "OPEN_REQUESTS" else _connection, name, value)
+            patch.setattr(_ends if name == "MAX_OPEN_REQUESTS" else _connection, name, value)
         yield
 
 
 @asynccontextmanager
 async def joined(
-    serve: Serve = refuse, *, link: LinkConfig | None = None, limits: Mapping[str, float] = NO_LIMITS
-) -> AsyncIterator[tuple[ProxyEnd, NodeEnd, Link]]:
+    serve: RequestHandler = refuse, *, link: LinkConfig | None = None, limits: Mapping[str, float] = NO_LIMITS
+) -> AsyncIterator[tuple[ProxyConnection, NodeConnection, Link]]:
     """Yield the proxy's end, the node's and the link; afterwards nothing may be left of them."""
     with limited(limits):
         async with _joined(serve, link) as made:
@@ -93,11 +93,13 @@ async def joined(
 
 
 @asynccontextmanager
-async def _joined(serve: Serve, link: LinkConfig | None) -> AsyncIterator[tuple[ProxyEnd, NodeEnd, Link]]:
+async def _joined(
+    serve: RequestHandler, link: LinkConfig | None
+) -> AsyncIterator[tuple[ProxyConnection, NodeConnection, Link]]:
     proxy, node, wire = proxy_side(), node_side(serve), Link(link)
     wire.join(proxy, node)
-    await proxy.ready()
-    await node.ready()
+    await proxy.wait_authenticated()
+    await node.wait_authenticated()
     try:
         yield proxy, node, wire
     finally:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.errors import StoreError
-from stoker_warm._ends import Answer
-from stoker_warm._events import Report, Wake
+from stoker_warm._ends import ReplyParts
+from stoker_warm._events import NodeReport, WakeEvent
 from stoker_warm._frames import Head, Kind
 from stoker_warm._node import NodeServer
 from stoker_warm._shard import Shard, ShardId
@@ -44,11 +44,11 @@ class Liar(NodeServer):
     instead: Callable[[ShardId], Shard | None]
 
     @property
-    def report(self) -> Report:
+    def report(self) -> NodeReport:
         report = super().report
         if self.lie == "digest":
             digest = report.version._replace(hash=report.version.hash ^ 1)
-            return Report(
+            return NodeReport(
                 instance=report.instance,
                 version=digest,
                 held_bytes=report.held_bytes,
@@ -56,12 +56,12 @@ class Liar(NodeServer):
             )
         return report
 
-    async def run(self, wake: Wake, seconds: float) -> dict[str, Any]:
+    async def run(self, wake: WakeEvent, available_seconds: float) -> dict[str, Any]:
         if self.lie == "is another":
-            wake = Wake.parse({**wake.to_event(), "node": "warm-0"})
-        return await super().run(wake, seconds)
+            wake = WakeEvent.parse({**wake.to_event(), "node": "warm-0"})
+        return await super().run(wake, available_seconds)
 
-    def _answer(self, kind: Kind, head: Head, body: bytearray) -> Answer:
+    def _handle_request(self, kind: Kind, head: Head, body: bytearray) -> ReplyParts:
         if self.lie == "is silent" and kind is not Kind.PING and self._connection is not None:
             end = self._connection._transport
             assert isinstance(end, End)
@@ -70,10 +70,10 @@ class Liar(NodeServer):
             raise StoreError("no")
         if self.lie == "says bye" and self._connection is not None and self._connection.is_open:
             self._connection.notify(Kind.LEAVING, self.report.to_json())
-        answer = super()._answer(kind, head, body)
+        answer = super()._handle_request(kind, head, body)
         return self._lying(answer, head) if self.lie else answer
 
-    def _lying(self, answer: Answer, head: Head) -> Answer:
+    def _lying(self, answer: ReplyParts, head: Head) -> ReplyParts:
         kind, said, parts = answer
         if kind is Kind.FOUND:
             return self._found(answer, head)
@@ -90,17 +90,17 @@ class Liar(NodeServer):
                 return kind, {"shards": [each.to_text() for each in sorted(claimed)], "more": 0}, ()
         if kind is Kind.STORED and "evicted" in said:
             if self.lie == "forgets":
-                for shard in self._store.ids():
+                for shard in self._store.list_ids():
                     self._store.delete(shard)
             if self.lie == "refuses":
                 return Kind.REFUSED, {"reason": "too large"}, ()
             if self.lie == "evicts all":
-                return kind, {**said, "evicted": [each.to_text() for each in self._store.ids()]}, ()
+                return kind, {**said, "evicted": [each.to_text() for each in self._store.list_ids()]}, ()
             if self.lie == "evicts nonsense":
                 return kind, {**said, "evicted": [1, {}] if len(self._store) % 2 else 7}, ()
         return kind, said, parts
 
-    def _found(self, answer: Answer, head: Head) -> Answer:
+    def _found(self, answer: ReplyParts, head: Head) -> ReplyParts:
         kind, said, parts = answer
         payload = bytearray(b"".join(parts))
         if self.lie == "bytes" and payload:
@@ -125,7 +125,9 @@ class Liar(NodeServer):
             return Kind.LISTED, {"shards": [], "more": 0}, ()
         elif self.lie == "other shard":
             wanted = ShardId.parse(head["shard"])
-            others = [each for each in self._store.ids() if each.size_bytes == wanted.size_bytes and each != wanted]
+            others = [
+                each for each in self._store.list_ids() if each.size_bytes == wanted.size_bytes and each != wanted
+            ]
             if others and (found := self._store.get(others[0])) is not None:
                 payload, said = bytearray(found.payload), {"mac": found.mac}
         return kind, said, (payload,)

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from stoker.errors import ConnectionLostError
-from stoker_warm._auth import ProxyHandshake, Secret
-from stoker_warm._ends import NodeEnd, ProxyEnd
-from stoker_warm._events import Wake
+from stoker_warm._auth import ProxyHandshake, WarmSecret
+from stoker_warm._ends import NodeConnection, ProxyConnection
+from stoker_warm._events import WakeEvent
 from stoker_warm._frames import Kind
 from stoker_warm._node import NodeServer
 from stoker_warm._shard import ShardStore
@@ -29,22 +29,22 @@ class Listener:
     """
 
     def __init__(
-        self, config: LinkConfig | None = None, *, shelf_bytes: int = 4 << 20, secret: Secret = SECRET
+        self, config: LinkConfig | None = None, *, shelf_bytes: int = 4 << 20, secret: WarmSecret = SECRET
     ) -> None:
         self.network = Network(config)
         self.notices: list[Kind] = []
-        self.connections: list[ProxyEnd] = []
+        self.connections: list[ProxyConnection] = []
         self._is_dialled = asyncio.Event()
         self.network.listen(ADDRESS, self._accept)
         self.node = NodeServer(ShardStore(shelf_bytes), secret, connect=self._dial)
 
-    def _accept(self) -> ProxyEnd:
-        connection = ProxyEnd(ProxyHandshake(SECRET), lambda _, kind, head: self.notices.append(kind))
+    def _accept(self) -> ProxyConnection:
+        connection = ProxyConnection(ProxyHandshake(SECRET), lambda _, kind, head: self.notices.append(kind))
         self.connections.append(connection)
         self._is_dialled.set()
         return connection
 
-    async def _dial(self, wake: Wake, make: Callable[[], NodeEnd]) -> NodeEnd:
+    async def _dial(self, wake: WakeEvent, make: Callable[[], NodeConnection]) -> NodeConnection:
         try:
             _, connection = await self.network.dial(wake.proxy, make)
         except ConnectionRefusedError as error:
@@ -52,10 +52,14 @@ class Listener:
         return connection
 
     async def run(
-        self, meanwhile: Callable[[ProxyEnd], Awaitable[object]], *, seconds: float = 900.0, linger_seconds: float
+        self,
+        meanwhile: Callable[[ProxyConnection], Awaitable[object]],
+        *,
+        seconds: float = 900.0,
+        linger_seconds: float,
     ) -> float:
         """Run an invocation, with something done on its connection; return how many seconds it took."""
-        wake = Wake(node="warm-0", proxy=ADDRESS, linger_seconds=linger_seconds)
+        wake = WakeEvent(node="warm-0", proxy=ADDRESS, linger_seconds=linger_seconds)
         begun_seconds = asyncio.get_running_loop().time()
         proxy = asyncio.ensure_future(self._serve(meanwhile))
         await self.node.run(wake, seconds)
@@ -64,9 +68,9 @@ class Listener:
         await asyncio.sleep(0.1)  # until what it said last has arrived
         return ran_seconds
 
-    async def _serve(self, meanwhile: Callable[[ProxyEnd], Awaitable[object]]) -> None:
+    async def _serve(self, meanwhile: Callable[[ProxyConnection], Awaitable[object]]) -> None:
         await self._is_dialled.wait()
-        await self.connections[-1].ready()
+        await self.connections[-1].wait_authenticated()
         await meanwhile(self.connections[-1])
 
     async def close(self) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
-from stoker_warm._node_connection import Node
+from stoker_warm._erasure import ErasureCode
+from stoker_warm._node_connection import NodeClient
 from stoker_warm._shard import ShardId
 from support.warm_platform import Instance, Tier, named
 
@@ -19,11 +19,11 @@ NAME, DATA = named(1, 3000)
 SHARD = ShardId(NAME, 1, 0, 0)
 
 
-def check(test: Callable[[Tier, Node], Awaitable[None]], **settings: Any) -> None:
+def check(test: Callable[[Tier, NodeClient], Awaitable[None]], **settings: Any) -> None:
     """Run a test when the node has greeted and sleeps, in virtual time."""
 
     async def main() -> None:
-        config = WarmConfig(nodes=1, code=Code(1, 0), **{"wake_seconds": 5.0, **settings})
+        config = WarmConfig(nodes=1, code=ErasureCode(1, 0), **{"wake_seconds": 5.0, **settings})
         async with Tier(config) as made:
             await asyncio.sleep(2.0)
             made.platform.calls.clear()
@@ -50,6 +50,6 @@ def die_in_silence(made: Tier) -> None:
     made.platform.reclaim("warm-0")
 
 
-async def ping(node: Node, seconds: float = 20.0) -> None:
+async def ping(node: NodeClient, seconds: float = 20.0) -> None:
     """Ask a node whether it is there."""
     await node.ping(seconds)

@@ -14,13 +14,13 @@ from stoker._shared.address import Address
 from stoker._shared.secret import TierSecret
 from stoker.abc import Answer, ObjectRef
 from stoker.errors import ConnectionLostError, ServerError, ThrottledError
-from stoker_warm._auth import Secret
+from stoker_warm._auth import WarmSecret
 from stoker_warm._config import WarmConfig
-from stoker_warm._ends import NodeEnd, ProxyEnd
-from stoker_warm._events import Wake
+from stoker_warm._ends import NodeConnection, ProxyConnection
+from stoker_warm._events import WakeEvent
 from stoker_warm._listener import Listener
 from stoker_warm._node import NodeServer
-from stoker_warm._place import object_name
+from stoker_warm._place import create_object_name
 from stoker_warm._proxy import Proxy
 from stoker_warm._shard import ShardId, ShardMac, ShardStore
 from support.warm_wires import End, LinkConfig, Network
@@ -39,7 +39,7 @@ __all__ = [
     "warm_name",
 ]
 
-SECRET = Secret(b"of all tests of the warm tier, 32 bytes at least")
+SECRET = WarmSecret(b"of all tests of the warm tier, 32 bytes at least")
 TIER_SECRET = TierSecret(bytes(range(32)))
 ADDRESS = "proxy:7411"
 MAC = ShardMac(b"of shards in all tests, 32 bytes")
@@ -47,7 +47,7 @@ MAC = ShardMac(b"of shards in all tests, 32 bytes")
 
 def warm_name(ref: ObjectRef) -> str:
     """Return what a proxy calls an object."""
-    return object_name(f"{TIER_SECRET.tenant}/{TIER_SECRET.name(ref)}")
+    return create_object_name(f"{TIER_SECRET.tenant}/{TIER_SECRET.object_name(ref)}")
 
 
 def named(number: int, size_bytes: int) -> tuple[str, bytes]:
@@ -65,12 +65,12 @@ class MemoryListener(Listener):
         self.is_open = False
         self.max_unauthenticated = 0
 
-    async def open(self, accept: Callable[[], ProxyEnd], *, max_unauthenticated: int = 0) -> None:
-        self.network.listen(self.address, accept)
+    async def open(self, create_connection: Callable[[], ProxyConnection], *, max_unauthenticated: int = 0) -> None:
+        self.network.listen(self.address, create_connection)
         self.max_unauthenticated = max_unauthenticated
         self.is_open = True
 
-    def settled(self, connection: ProxyEnd) -> None:
+    def discard_unauthenticated(self, connection: ProxyConnection) -> None:
         pass
 
     def close(self) -> None:
@@ -102,12 +102,12 @@ class Instance:
         try:
             await asyncio.sleep(start_seconds)
             self._hold(is_held=False)
-            return await self.node.run(Wake.parse(event), self.platform.limit_seconds)
+            return await self.node.run(WakeEvent.parse(event), self.platform.limit_seconds)
         finally:
             self._hold(is_held=True)
             self.running = None
 
-    async def _dial(self, wake: Wake, make: Callable[[], NodeEnd]) -> NodeEnd:
+    async def _dial(self, wake: WakeEvent, make: Callable[[], NodeConnection]) -> NodeConnection:
         if self.platform.is_split:
             await asyncio.sleep(self.platform.dial_seconds)
             raise ConnectionLostError("nobody answers")
@@ -277,7 +277,10 @@ class Platform:
     def holds(self, name: str, instance: str | None) -> set[ShardId]:
         """Return what an instance of a function holds; nothing if there is no such instance."""
         return {
-            shard for each in self.instances.get(name, []) if each.instance == instance for shard in each.store.ids()
+            shard
+            for each in self.instances.get(name, [])
+            if each.instance == instance
+            for shard in each.store.list_ids()
         }
 
     def kill(self, instance: Instance) -> None:
@@ -342,7 +345,7 @@ class Tier:
         """Put objects away, and wait until they are."""
         for name, data in objects:
             self.proxy.objects.offer(name, memoryview(data))
-        while self.proxy.objects.under_way:  # noqa: ASYNC110 - tests ask as everybody can
+        while self.proxy.objects.write_tasks:  # noqa: ASYNC110 - tests ask as everybody can
             await asyncio.sleep(0.01)
 
     def believed(self) -> dict[str, set[ShardId]]:
@@ -350,15 +353,15 @@ class Tier:
         directory, believed = self.proxy._directory, dict[str, set[ShardId]]()
         for key in list(directory._rows):
             row = directory._rows[key]
-            name = directory._name_of(row)
-            for position, node in enumerate(directory._cells_of(row)):
+            name = directory._row_name(row)
+            for position, node in enumerate(directory._row_cells(row)):
                 if node < 0x8000:
-                    believed.setdefault(f"warm-{node}", set()).add(directory._shard(name, position))
+                    believed.setdefault(f"warm-{node}", set()).add(directory._create_shard_id(name, position))
         return believed
 
     def held(self) -> dict[str, set[ShardId]]:
         """Return node → shards that the instance holds which the proxy knows."""
-        held = {node.name: self.platform.holds(node.name, node.membership.instance) for node in self.proxy._nodes}
+        held = {node.name: self.platform.holds(node.name, node.state_machine.instance) for node in self.proxy._nodes}
         return {name: shards for name, shards in held.items() if shards}
 
     async def __aenter__(self) -> Self:

@@ -20,7 +20,7 @@ from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 from stoker_warm._proxy import Proxy
 from stoker_warm._tier import WarmTier
 from support.faulty_store import FaultyStore, Weather, pin
@@ -51,7 +51,7 @@ class _Keeper:
         self.run.tier.proxy.objects.offer(name, data)
 
     def drop(self, name: str) -> None:
-        self.run.tier.proxy.objects.drop(name)
+        self.run.tier.proxy.objects.remove(name)
 
     async def close(self) -> None:
         pass
@@ -67,7 +67,16 @@ class WarmRun:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         self.counts: Counter[str] = Counter()
-        code = rng.choice([Code(2, 1), Code(2, 1), Code(2, 1), Code(1, 1), Code(2, 2), Code(2, 0)])
+        code = rng.choice(
+            [
+                ErasureCode(2, 1),
+                ErasureCode(2, 1),
+                ErasureCode(2, 1),
+                ErasureCode(1, 1),
+                ErasureCode(2, 2),
+                ErasureCode(2, 0),
+            ]
+        )
         self.config = WarmConfig(
             nodes=code.shards + rng.choice([0, 0, 1]),
             code=code,
@@ -127,7 +136,7 @@ class WarmRun:
             self._check_statistics()
             proxy = self.tier.proxy
         assert proxy.statistics().pending_bytes == 0
-        assert (len(proxy._tasks), len(proxy.objects.under_way), len(proxy._peers._connections)) == (0, 0, 0)
+        assert (len(proxy._tasks), len(proxy.objects.write_tasks), len(proxy._peer_server._connections)) == (0, 0, 0)
         assert all(memory.count(_POISON) == len(memory) for memory in self.memory), "somebody wrote after the end"
         assert not errors, errors
         self.counts["calls"] += self.platform.counts.calls
@@ -172,7 +181,7 @@ class WarmRun:
             ring=ring,
             rng=rng,
             config=FetchConfig(deadline_seconds=600.0, attempt_seconds=4.0, attempts=24),
-            tiers=[WarmTier.over(cast("Proxy", _Keeper(self)), TIER_SECRET)],
+            tiers=[WarmTier.from_proxy(cast("Proxy", _Keeper(self)), TIER_SECRET)],
         )
         for _ in range(rng.randint(2, 7)):
             ref = rng.choice(refs)

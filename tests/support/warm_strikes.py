@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import Counter
 
-from stoker_sim._warm_fleet import NodeLife, lived, reclaims
+from stoker_sim._warm_fleet import NodeLife, draw_reclaims, simulate_life
 from stoker_warm._config import WarmConfig
 from support.warm_platform import Tier
 
@@ -22,7 +22,7 @@ _IN_STEP = 0.05
 def plan_of(mean_life_seconds: float, nodes: int, hours: float) -> Plan:
     """Draw when instances are taken."""
     rng = random.Random(7)
-    return [list(reclaims(mean_life_seconds, hours * HOUR, rng)) for _ in range(nodes)]
+    return [list(draw_reclaims(mean_life_seconds, hours * HOUR, rng)) for _ in range(nodes)]
 
 
 async def take(tier: Tier, plan: Plan, hours: float) -> Counter[int]:
@@ -45,7 +45,7 @@ def lives_of(plan: Plan, hours: float, config: WarmConfig) -> list[NodeLife]:
     rng = random.Random(1)
     offsets = [1.0 - _IN_STEP + _IN_STEP * (node + 1) / len(plan) for node in range(len(plan))]
     return [
-        lived(config.keep_warm_seconds, each, hours * HOUR, offset=offset, uses_per_second=0.0, rng=rng)
+        simulate_life(config.keep_warm_seconds, each, hours * HOUR, offset=offset, uses_per_second=0.0, rng=rng)
         for each, offset in zip(plan, offsets, strict=True)
     ]
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker._stores.access_token import DATASET_NAME, SKEW_SECONDS, Grant, end_of, key_text
+from stoker._stores.access_token import DATASET_NAME, SKEW_SECONDS, Grant, format_key, parse_expiry
 from stoker.errors import ConfigError, CredentialsError
 from stoker_functions.serve import TokenKeys
 
@@ -130,7 +130,7 @@ def test_a_payload_that_another_program_signed_with_our_key_is_refused(payload: 
 
 
 def test_keys_are_read_as_they_are_written() -> None:
-    text = f"{key_text('new', NEW)}  {key_text('old', OLD)}\n"
+    text = f"{format_key('new', NEW)}  {format_key('old', OLD)}\n"
     assert TokenKeys.parse(text).verify(TOKEN, NOW) == GRANT
     assert TokenKeys.parse(text).sign(GRANT) == TOKEN
     assert "n" * 8 not in repr(KEYS)
@@ -181,9 +181,9 @@ def test_a_grant_of_nothing_or_for_ever_is_refused(datasets: tuple[str, ...], st
 def test_the_end_of_a_token_is_read_by_who_cannot_check_it() -> None:
     grant = Grant(datasets=("train",), not_before_seconds=0, expires_seconds=86400)
     token = TokenKeys({"k": b"s" * 32}).sign(grant)
-    assert end_of(token) == datetime(1970, 1, 2, tzinfo=UTC)
+    assert parse_expiry(token) == datetime(1970, 1, 2, tzinfo=UTC)
     head, payload, signature = token.rsplit(".", 2)
-    assert end_of(f"{head}.{payload}.{'A' * 43}") == end_of(token)
-    assert [end_of(text) for text in ("", "stoker1", f"{head}.{payload}", f"{head}.!.{signature}")] == [None] * 4
+    assert parse_expiry(f"{head}.{payload}.{'A' * 43}") == parse_expiry(token)
+    assert [parse_expiry(text) for text in ("", "stoker1", f"{head}.{payload}", f"{head}.!.{signature}")] == [None] * 4
     late = Grant(datasets=("train",), not_before_seconds=1 << 60, expires_seconds=(1 << 60) + 1)
-    assert end_of(TokenKeys({"k": b"s" * 32}).sign(late)) is None
+    assert parse_expiry(TokenKeys({"k": b"s" * 32}).sign(late)) is None

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import stoker
 from stoker import FetchConfig
-from stoker._base.arguments import AtLeastOne, Bound, Bounded, Finite, Fraction, NotNegative, Positive
+from stoker._base.arguments import AtLeastOne, BoundedConfig, Finite, Fraction, NotNegative, NumberBound, Positive
 from stoker.errors import ArgumentError, ConfigError, SchemaError
 from stoker.testing import DyingStore
 from stoker.trace import ChromeTrace
@@ -172,14 +172,14 @@ def test_a_class_in_the_place_of_an_object_of_it_is_refused(url: str, setting: d
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(Bounded):
+class Settings(BoundedConfig):
     """Fields of each kind of bound."""
 
     rate: Positive[float] = 1.0
     pause: Finite[NotNegative[float]] = 0.0
     share: Fraction[float] = 0.5
     depth: AtLeastOne[int] | None = None
-    errors: Annotated[float, Bound(">=", 0), Bound("<", 1)] = 0.0
+    errors: Annotated[float, NumberBound(">=", 0), NumberBound("<", 1)] = 0.0
     shuffle: Literal["none", "full"] | None = "none"
     name: str = ""
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker._base.task_group import InOrder
+from stoker._base.task_group import OrderedTasks
 from stoker.errors import ServerError
 from stoker.testing import run_virtual
 
@@ -33,8 +33,8 @@ class Pieces:
 
         return work
 
-    def queue(self, concurrency: int = 3) -> InOrder[float]:
-        return InOrder(concurrency, self.counted.append)
+    def queue(self, concurrency: int = 3) -> OrderedTasks[float]:
+        return OrderedTasks(concurrency, self.counted.append)
 
 
 def now() -> float:
@@ -103,7 +103,7 @@ def test_what_can_be_counted_is_kept_and_whether_anything_failed_is_told(
         queue = pieces.queue()
         for seconds in lasting:
             await queue.add(pieces.lasting(seconds))
-        assert await queue.keep(wait_seconds) is is_whole
+        assert await queue.wait_all(wait_seconds) is is_whole
         assert pieces.counted == counted
         await queue.cancel()
         assert pieces.running == 0

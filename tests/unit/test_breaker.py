@@ -7,20 +7,27 @@ from itertools import pairwise
 
 import pytest
 
-from stoker._base.breaker import FAILURES, PAUSE_SECONDS, Breaker, BreakerState, Outcome, Permit
+from stoker._base.breaker import (
+    FAILURE_THRESHOLD,
+    PROBE_INTERVAL_SECONDS,
+    BreakerState,
+    CircuitBreaker,
+    Permit,
+    ReadOutcome,
+)
 
-FAIL, DELIVER, NEITHER = Outcome.FAILED, Outcome.DELIVERED, Outcome.UNDECIDED
+FAIL, DELIVER, NEITHER = ReadOutcome.FAILED, ReadOutcome.DELIVERED, ReadOutcome.UNDECIDED
 
 
-def opened() -> Breaker:
+def opened() -> CircuitBreaker:
     """Return a breaker that has opened at second 0."""
-    breaker = Breaker()
-    for _ in range(FAILURES):
+    breaker = CircuitBreaker()
+    for _ in range(FAILURE_THRESHOLD):
         report(breaker, FAIL, 0.0)
     return breaker
 
 
-def report(breaker: Breaker, outcome: Outcome, now: float) -> None:
+def report(breaker: CircuitBreaker, outcome: ReadOutcome, now: float) -> None:
     permit = breaker.permit(now)
     assert permit is not None
     breaker.report(permit, outcome, now)
@@ -36,8 +43,8 @@ def report(breaker: Breaker, outcome: Outcome, now: float) -> None:
         ([NEITHER] * 9, "closed"),
     ],
 )
-def test_three_failures_in_a_row_open_it(outcomes: list[Outcome], state: str) -> None:
-    breaker = Breaker()
+def test_three_failures_in_a_row_open_it(outcomes: list[ReadOutcome], state: str) -> None:
+    breaker = CircuitBreaker()
     for outcome in outcomes:
         report(breaker, outcome, 0.0)
     assert breaker.state == state
@@ -46,28 +53,28 @@ def test_three_failures_in_a_row_open_it(outcomes: list[Outcome], state: str) ->
 
 @pytest.mark.parametrize(
     ("outcome", "state", "next_seconds"),
-    [(DELIVER, "closed", 0.0), (FAIL, "open", PAUSE_SECONDS), (NEITHER, "half-open", 0.0)],
+    [(DELIVER, "closed", 0.0), (FAIL, "open", PROBE_INTERVAL_SECONDS), (NEITHER, "half-open", 0.0)],
 )
-def test_after_the_pause_one_probe_decides(outcome: Outcome, state: str, next_seconds: float) -> None:
+def test_after_the_pause_one_probe_decides(outcome: ReadOutcome, state: str, next_seconds: float) -> None:
     breaker = opened()
-    assert breaker.permit(PAUSE_SECONDS - 0.01) is None
-    probe = breaker.permit(PAUSE_SECONDS)
+    assert breaker.permit(PROBE_INTERVAL_SECONDS - 0.01) is None
+    probe = breaker.permit(PROBE_INTERVAL_SECONDS)
     assert probe == Permit(is_probe=True)
-    assert breaker.permit(PAUSE_SECONDS + 100.0) is None
-    breaker.report(probe, outcome, PAUSE_SECONDS)
+    assert breaker.permit(PROBE_INTERVAL_SECONDS + 100.0) is None
+    breaker.report(probe, outcome, PROBE_INTERVAL_SECONDS)
     assert (breaker.state, breaker.openings) == (state, 1)
     if next_seconds:
-        assert breaker.permit(PAUSE_SECONDS + next_seconds - 0.01) is None
-    assert breaker.permit(PAUSE_SECONDS + next_seconds) == Permit(is_probe=outcome is not DELIVER)
+        assert breaker.permit(PROBE_INTERVAL_SECONDS + next_seconds - 0.01) is None
+    assert breaker.permit(PROBE_INTERVAL_SECONDS + next_seconds) == Permit(is_probe=outcome is not DELIVER)
 
 
-@pytest.mark.parametrize("outcome", Outcome)
-def test_reads_from_before_it_opened_decide_nothing_any_more(outcome: Outcome) -> None:
-    breaker = Breaker()
+@pytest.mark.parametrize("outcome", ReadOutcome)
+def test_reads_from_before_it_opened_decide_nothing_any_more(outcome: ReadOutcome) -> None:
+    breaker = CircuitBreaker()
     old = [breaker.permit(0.0) for _ in range(2)]
-    for _ in range(FAILURES):
+    for _ in range(FAILURE_THRESHOLD):
         report(breaker, FAIL, 0.0)
-    for at_seconds, state in ((1.0, BreakerState.OPEN), (PAUSE_SECONDS, BreakerState.PROBING)):
+    for at_seconds, state in ((1.0, BreakerState.OPEN), (PROBE_INTERVAL_SECONDS, BreakerState.PROBING)):
         permit = old.pop()
         assert permit is not None
         if state is BreakerState.PROBING:
@@ -78,16 +85,16 @@ def test_reads_from_before_it_opened_decide_nothing_any_more(outcome: Outcome) -
 
 def test_a_second_report_of_a_probe_is_a_named_error() -> None:
     breaker = opened()
-    probe = breaker.permit(PAUSE_SECONDS)
+    probe = breaker.permit(PROBE_INTERVAL_SECONDS)
     assert probe is not None
-    breaker.report(probe, DELIVER, PAUSE_SECONDS)
+    breaker.report(probe, DELIVER, PROBE_INTERVAL_SECONDS)
     with pytest.raises(KeyError):
-        breaker.report(probe, DELIVER, PAUSE_SECONDS)
+        breaker.report(probe, DELIVER, PROBE_INTERVAL_SECONDS)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_comes_at_most_one_read_in_a_pause_is_permitted_while_all_fail(seed: int) -> None:
-    rng, now, breaker = random.Random(seed), 0.0, Breaker()
+    rng, now, breaker = random.Random(seed), 0.0, CircuitBreaker()
     held: list[Permit] = []
     given: list[float] = []
     for _ in range(2000):
@@ -99,5 +106,5 @@ def test_whatever_comes_at_most_one_read_in_a_pause_is_permitted_while_all_fail(
         if held and rng.random() < 0.5:
             breaker.report(held.pop(rng.randrange(len(held))), FAIL, now)
     probes = given[-5:]
-    assert all(later - before >= PAUSE_SECONDS for before, later in pairwise(probes))
+    assert all(later - before >= PROBE_INTERVAL_SECONDS for before, later in pairwise(probes))
     assert breaker.openings == 1

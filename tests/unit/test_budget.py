@@ -10,9 +10,9 @@ import pytest
 
 import stoker
 from stoker import OrderConfig, Schema
-from stoker._memory.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_slots, window_slots
+from stoker._memory.budget import SlotPlan, max_sample_bytes, plan_group_slots, plan_slots, window_slots
 from stoker._memory.ring import ALIGNMENT_BYTES
-from stoker._order.sharding import Partition
+from stoker._order.sharding import RankSharding
 from stoker.errors import BudgetError
 from support.packed_objects import packed_objects
 from support.supersamples import manifest_of
@@ -25,7 +25,7 @@ def plan(
     memory_bytes: int, *, shuffle: Any = "window", window: int = 4, lanes: int = 2, world_size: int = 1
 ) -> SlotPlan:
     order = OrderConfig(shuffle=shuffle, window=window, lanes=lanes)
-    partition = Partition(
+    partition = RankSharding(
         samples=MANIFEST.samples, lanes=1 if shuffle == "full" else lanes, batch_size=6, world_size=world_size
     )
     return plan_slots(MANIFEST, MANIFEST_BYTES, order, partition, memory_bytes)
@@ -79,12 +79,12 @@ def test_a_larger_budget_only_looks_farther_ahead() -> None:
 
 @pytest.mark.parametrize(("shuffle", "slots"), [("none", 2), ("window", 8), ("block", 16), ("full", 40)])
 def test_a_window_is_counted_once_a_lane_and_a_block_twice(shuffle: Any, slots: int) -> None:
-    partition = Partition(samples=MANIFEST.samples, lanes=2, batch_size=6)
+    partition = RankSharding(samples=MANIFEST.samples, lanes=2, batch_size=6)
     assert window_slots(40, OrderConfig(shuffle=shuffle, window=4, lanes=2), partition) == slots
 
 
 def test_a_window_larger_than_the_data_set_needs_no_more_than_that() -> None:
-    partition = Partition(samples=10, batch_size=6)
+    partition = RankSharding(samples=10, batch_size=6)
     assert window_slots(3, OrderConfig(window=64), partition) == 3
 
 
@@ -116,7 +116,7 @@ def test_the_most_of_a_sample_is_exact_for_fixed_columns_and_enough_for_ragged_o
     )
     samples = [{"image": [[0] * 50] * 50, "mask": [True] * 1000, "b": b"x" * size} for size in (10, 9000, 0)]
     manifest, _ = packed_objects(schema, samples, [1, 2])
-    assert most_sample_bytes(manifest, {"image": schema["image"]}) == 2500
-    assert most_sample_bytes(manifest, {"image": schema["image"], "mask": schema["mask"]}) == 3500
-    assert most_sample_bytes(manifest, {"b": schema["b"]}) >= 9000
-    assert most_sample_bytes(manifest, dict(schema)) >= 12500
+    assert max_sample_bytes(manifest, {"image": schema["image"]}) == 2500
+    assert max_sample_bytes(manifest, {"image": schema["image"], "mask": schema["mask"]}) == 3500
+    assert max_sample_bytes(manifest, {"b": schema["b"]}) >= 9000
+    assert max_sample_bytes(manifest, dict(schema)) >= 12500

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from stoker import OrderConfig
-from stoker._cache.keeper import NEVER, Future
-from stoker._order.sharding import LaneShare, Partition
-from stoker._order.steps import Steps, Stretch
+from stoker._cache.keeper import NEVER, AccessForecast
+from stoker._order.sharding import RankSharding, WorkerSharding
+from stoker._order.steps import PositionRange, SuperSampleSteps
 
 SAMPLES = np.array([7, 9, 8, 10, 7, 8, 9, 11, 6, 8, 8, 9, 7, 8, 10, 9, 8, 7, 9, 8])
 
 
-def uses(stretch: Stretch) -> list[tuple[int, int, int, int]]:
+def uses(stretch: PositionRange) -> list[tuple[int, int, int, int]]:
     """Return (epoch, position before the step, position behind it, super-sample) of each first use."""
-    steps, found, before = Steps(SAMPLES, stretch), [], (stretch.epoch, stretch.position)
+    steps, found, before = SuperSampleSteps(SAMPLES, stretch), [], (stretch.epoch, stretch.position)
     while (step := steps.next()) is not None:
         begin = before[1] if before[0] == step.epoch else 0
         found += [(step.epoch, begin, step.end, ref) for _, ref in step.first_uses]
@@ -30,14 +30,14 @@ def uses(stretch: Stretch) -> list[tuple[int, int, int, int]]:
 def test_next_uses_are_those_of_the_steps(shuffle: str, world: int, lanes: int, batch: int) -> None:
     order = OrderConfig(seed=3, shuffle=shuffle, window=3, lanes=lanes)  # type: ignore[arg-type]
     for rank in range(world):
-        partition = Partition(
+        partition = RankSharding(
             samples=int(SAMPLES.sum()), lanes=lanes, batch_size=batch, rank=rank, world_size=world, drop_last=True
         )
-        stretch = Stretch(order=order, partition=partition, end_epoch=4)
-        future, length = Future(SAMPLES, stretch), int(SAMPLES.sum()) + 1
+        stretch = PositionRange(order=order, sharding=partition, end_epoch=4)
+        future, length = AccessForecast(SAMPLES, stretch), int(SAMPLES.sum()) + 1
         seen = uses(stretch)
         for epoch, _, end, _ in seen:
-            future.reach(epoch, end)
+            future.advance(epoch, end)
             told = {each: future.next_use(each) for each in range(len(SAMPLES))}
             firsts = dict[tuple[int, int], tuple[int, int, int, int]]()
             for use in seen:  # one that is cut at the border of two lanes is used twice; its first use is told
@@ -57,27 +57,27 @@ def test_next_uses_are_those_of_the_steps(shuffle: str, world: int, lanes: int, 
 
 def test_what_is_never_needed_again_is_never() -> None:
     order = OrderConfig(seed=1, window=2)
-    partition = Partition(samples=int(SAMPLES.sum()), batch_size=10)
-    future = Future(SAMPLES, Stretch(order=order, partition=partition, end_epoch=2))
+    partition = RankSharding(samples=int(SAMPLES.sum()), batch_size=10)
+    future = AccessForecast(SAMPLES, PositionRange(order=order, sharding=partition, end_epoch=2))
     assert all(future.next_use(each) < NEVER for each in range(len(SAMPLES)))
-    future.reach(1, int(SAMPLES.sum()))
+    future.advance(1, int(SAMPLES.sum()))
     assert all(future.next_use(each) == NEVER for each in range(len(SAMPLES)))
 
 
 def test_the_present_never_goes_back() -> None:
-    partition = Partition(samples=int(SAMPLES.sum()), batch_size=10)
-    future = Future(SAMPLES, Stretch(order=OrderConfig(), partition=partition))
-    future.reach(2, 5)
+    partition = RankSharding(samples=int(SAMPLES.sum()), batch_size=10)
+    future = AccessForecast(SAMPLES, PositionRange(order=OrderConfig(), sharding=partition))
+    future.advance(2, 5)
     present = future.present
-    future.reach(1, 5)
+    future.advance(1, 5)
     assert future.present == present
 
 
 def test_plans_of_epochs_that_have_passed_are_forgotten() -> None:
-    partition = Partition(samples=int(SAMPLES.sum()), batch_size=10)
-    future = Future(SAMPLES, Stretch(order=OrderConfig(), partition=partition), horizon_epochs=2)
+    partition = RankSharding(samples=int(SAMPLES.sum()), batch_size=10)
+    future = AccessForecast(SAMPLES, PositionRange(order=OrderConfig(), sharding=partition), horizon_epochs=2)
     for epoch in range(50):
-        future.reach(epoch, 3)
+        future.advance(epoch, 3)
         for each in range(len(SAMPLES)):
             future.next_use(each)
     assert len(future._plans) <= 3
@@ -85,9 +85,9 @@ def test_plans_of_epochs_that_have_passed_are_forgotten() -> None:
 
 def test_a_worker_knows_the_lanes_that_it_has() -> None:
     order = OrderConfig(seed=2, window=2, lanes=4)
-    share = LaneShare(samples=int(SAMPLES.sum()), lanes=4, batch_size=4, worker=1, workers=2)
-    stretch = Stretch(order=order, partition=share, end_epoch=3)
-    future = Future(SAMPLES, stretch)
+    share = WorkerSharding(samples=int(SAMPLES.sum()), lanes=4, batch_size=4, worker=1, workers=2)
+    stretch = PositionRange(order=order, sharding=share, end_epoch=3)
+    future = AccessForecast(SAMPLES, stretch)
     needed = {use[3] for use in uses(stretch) if use[0] == 0}
     assert {each for each in range(len(SAMPLES)) if future.next_use(each) <= int(SAMPLES.sum())} == needed
 
@@ -95,12 +95,12 @@ def test_a_worker_knows_the_lanes_that_it_has() -> None:
 def test_what_was_taken_is_needed_in_the_next_epoch_and_what_its_step_has_yet_to_take_is_needed_now() -> None:
     order = OrderConfig(seed=3, window=6)
     length = int(SAMPLES.sum()) + 1
-    stretch = Stretch(order=order, partition=Partition(samples=length - 1, batch_size=8), end_epoch=3)
-    future, steps = Future(SAMPLES, stretch), Steps(SAMPLES, stretch)
+    stretch = PositionRange(order=order, sharding=RankSharding(samples=length - 1, batch_size=8), end_epoch=3)
+    future, steps = AccessForecast(SAMPLES, stretch), SuperSampleSteps(SAMPLES, stretch)
     while (step := steps.next()) is not None:
         refs = [ref for _, ref in step.first_uses]
         for place, ref in enumerate(refs):
-            future.take(ref, step.epoch, step.end)
+            future.record_request(ref, step.epoch, step.end)
             after = [future.next_use(each) for each in refs[: place + 1]]
             assert all(time > (step.epoch + 1) * length for time in after)
             before = [future.next_use(each) for each in refs[place + 1 :]]
@@ -108,38 +108,38 @@ def test_what_was_taken_is_needed_in_the_next_epoch_and_what_its_step_has_yet_to
 
 
 def test_the_present_is_the_end_of_the_last_step_that_was_taken_whole() -> None:
-    stretch = Stretch(order=OrderConfig(), partition=Partition(samples=int(SAMPLES.sum()), batch_size=10))
-    future = Future(SAMPLES, stretch)
+    stretch = PositionRange(order=OrderConfig(), sharding=RankSharding(samples=int(SAMPLES.sum()), batch_size=10))
+    future = AccessForecast(SAMPLES, stretch)
     length = int(SAMPLES.sum()) + 1
     assert future.present == 0
-    future.take(1, 0, 10)
-    future.take(2, 0, 10)
+    future.record_request(1, 0, 10)
+    future.record_request(2, 0, 10)
     assert future.present == 0
-    future.take(3, 0, 20)
+    future.record_request(3, 0, 20)
     assert future.present == 10
-    future.take(4, 1, 10)
+    future.record_request(4, 1, 10)
     assert future.present == 20
-    future.take(5, 1, 20)
+    future.record_request(5, 1, 20)
     assert future.present == length + 10
 
 
 def test_the_needs_of_others_that_share_a_cache_count() -> None:
-    partition = Partition(samples=int(SAMPLES.sum()), lanes=3, batch_size=4, world_size=3)
+    partition = RankSharding(samples=int(SAMPLES.sum()), lanes=3, batch_size=4, world_size=3)
     other = replace(partition, rank=1)
-    stretch = Stretch(order=OrderConfig(seed=1, window=2, lanes=3), partition=partition, end_epoch=1)
-    alone = Future(SAMPLES, stretch)
-    theirs = Future(SAMPLES, Stretch(order=stretch.order, partition=other, end_epoch=1))
-    shared = Future(SAMPLES, stretch, others=[other])
+    stretch = PositionRange(order=OrderConfig(seed=1, window=2, lanes=3), sharding=partition, end_epoch=1)
+    alone = AccessForecast(SAMPLES, stretch)
+    theirs = AccessForecast(SAMPLES, PositionRange(order=stretch.order, sharding=other, end_epoch=1))
+    shared = AccessForecast(SAMPLES, stretch, others=[other])
     times = [(alone.next_use(each), theirs.next_use(each), shared.next_use(each)) for each in range(len(SAMPLES))]
     assert all(both == min(mine, others) for mine, others, both in times)
     assert any(mine == NEVER != others for mine, others, _ in times)
 
 
 def test_of_those_who_read_everything_in_each_epoch_only_the_epoch_of_a_use_is_told() -> None:
-    partition = Partition(samples=int(SAMPLES.sum()), lanes=2, batch_size=4, world_size=2)
-    stretch = Stretch(order=OrderConfig(seed=1, window=2, lanes=2), partition=partition, end_epoch=2)
-    together = Future(SAMPLES, stretch, others=[replace(partition, rank=1)])
+    partition = RankSharding(samples=int(SAMPLES.sum()), lanes=2, batch_size=4, world_size=2)
+    stretch = PositionRange(order=OrderConfig(seed=1, window=2, lanes=2), sharding=partition, end_epoch=2)
+    together = AccessForecast(SAMPLES, stretch, others=[replace(partition, rank=1)])
     length = int(SAMPLES.sum()) + 1
     assert {together.next_use(each) for each in range(len(SAMPLES))} == {length}
-    together.reach(0, length - 1)
+    together.advance(0, length - 1)
     assert {together.next_use(each) for each in range(len(SAMPLES))} == {2 * length}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker._cache.eviction import Fifo, Lru, NextUse, Residents, Uniform
+from stoker._cache.eviction import CacheEntries, Fifo, Lru, NextUse, NoEviction
 from stoker.abc import EvictionPolicy
 from stoker.errors import ConfigError
 from stoker_sim._caches import ReplicaAware
@@ -34,7 +34,7 @@ class Known:
 
 
 def hits(requests: list[Any], capacity: int, policy: EvictionPolicy[Any], known: Known | None = None) -> int:
-    residents = Residents(policy, capacity)
+    residents = CacheEntries(policy, capacity)
     found = 0
     for time, key in enumerate(requests):
         if known is not None:
@@ -47,7 +47,7 @@ def hits(requests: list[Any], capacity: int, policy: EvictionPolicy[Any], known:
 POLICIES: dict[str, Callable[[list[int]], tuple[EvictionPolicy[int], Known | None]]] = {
     "fifo": lambda requests: (Fifo(), None),
     "lru": lambda requests: (Lru(), None),
-    "uniform": lambda requests: (Uniform(), None),
+    "uniform": lambda requests: (NoEviction(), None),
     "next-use": lambda requests: ((known := Known(requests)).policy(), known),
     "replica-aware": lambda requests: (ReplicaAware(Counter({key: key % 3 for key in requests})), None),
 }
@@ -62,7 +62,7 @@ def test_sizes_never_exceed_the_capacity_and_the_account_is_exact(made: Any) -> 
     rng = random.Random(5)
     requests = [rng.randrange(30) for _ in range(2000)]
     policy, known = made(requests)
-    residents, sizes = Residents(policy, 100), {key: rng.randrange(1, 60) for key in range(30)}
+    residents, sizes = CacheEntries(policy, 100), {key: rng.randrange(1, 60) for key in range(30)}
     sizes[7] = 101
     for time, key in enumerate(requests):
         if known is not None:
@@ -76,7 +76,7 @@ def test_sizes_never_exceed_the_capacity_and_the_account_is_exact(made: Any) -> 
         else:
             assert set(residents) == before - set(evicted) | {key}
         if rng.random() < 0.05 and len(residents):
-            residents.drop(rng.choice(list(residents)))
+            residents.remove(rng.choice(list(residents)))
         assert residents.used == sum(sizes[each] for each in residents) <= residents.capacity
         assert len(residents) == len(set(residents))
     assert 7 not in residents
@@ -84,47 +84,47 @@ def test_sizes_never_exceed_the_capacity_and_the_account_is_exact(made: Any) -> 
 
 def test_what_is_there_is_not_added_twice_and_evicts_nobody(made: Any) -> None:
     policy, _ = made([1, 2, 1, 2])
-    residents = Residents(policy, 2)
+    residents = CacheEntries(policy, 2)
     assert [residents.offer(key) for key in (1, 2, 1)] == [[], [], []]
     assert set(residents) == {1, 2}
 
 
 def test_dropping_what_is_not_there_is_no_error(made: Any) -> None:
-    residents: Residents[int] = Residents(made([])[0], 2)
-    residents.drop(9)
+    residents: CacheEntries[int] = CacheEntries(made([])[0], 2)
+    residents.remove(9)
     assert not residents.look_up(9)
     assert not len(residents)
 
 
 def test_nothing_fits_into_nothing(made: Any) -> None:
-    assert Residents(made([1])[0], 0).offer(1) is None
+    assert CacheEntries(made([1])[0], 0).offer(1) is None
 
 
 def test_a_negative_capacity_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least 0, not -1"):
-        Residents(Fifo[int](), -1)
+        CacheEntries(Fifo[int](), -1)
 
 
 def test_fifo_evicts_who_came_first_however_often_it_is_used() -> None:
-    residents = Residents(Fifo[str](), 2)
+    residents = CacheEntries(Fifo[str](), 2)
     residents.offer("a"), residents.offer("b"), residents.look_up("a")
     assert residents.offer("c") == ["a"]
 
 
 def test_lru_evicts_who_was_not_used_for_longest() -> None:
-    residents = Residents(Lru[str](), 2)
+    residents = CacheEntries(Lru[str](), 2)
     residents.offer("a"), residents.offer("b"), residents.look_up("a")
     assert residents.offer("c") == ["b"]
 
 
 def test_uniform_never_evicts() -> None:
-    residents: Residents[str] = Residents(Uniform(), 2)
+    residents: CacheEntries[str] = CacheEntries(NoEviction(), 2)
     assert [residents.offer(key) for key in "abc"] == [[], [], None]
 
 
 def test_replica_aware_evicts_what_others_have_and_is_lru_without_that() -> None:
     for elsewhere, gone in (({"b": 2}, "b"), ({}, "a")):
-        residents = Residents(ReplicaAware(Counter[str](elsewhere)), 3)
+        residents = CacheEntries(ReplicaAware(Counter[str](elsewhere)), 3)
         for key in "abc":
             residents.offer(key)
         assert residents.offer("d") == [gone]
@@ -132,7 +132,7 @@ def test_replica_aware_evicts_what_others_have_and_is_lru_without_that() -> None
 
 def test_next_use_keeps_what_is_needed_soonest_and_lets_nobody_in_who_is_needed_later() -> None:
     known = Known(["a", "b", "c", "b", "a", "c"])
-    residents = Residents(known.policy(), 2)
+    residents = CacheEntries(known.policy(), 2)
     for known.present, key in enumerate("ab"):
         residents.offer(key)
     known.present = 2
@@ -141,7 +141,7 @@ def test_next_use_keeps_what_is_needed_soonest_and_lets_nobody_in_who_is_needed_
 
 def test_next_use_evicts_the_farthest() -> None:
     known = Known(["a", "b", "c", "c", "b", "a"])
-    residents = Residents(known.policy(), 2)
+    residents = CacheEntries(known.policy(), 2)
     for known.present, key in enumerate("ab"):
         residents.offer(key)
     known.present = 2
@@ -151,7 +151,7 @@ def test_next_use_evicts_the_farthest() -> None:
 def test_next_use_asks_again_of_who_was_not_used_when_its_time_came() -> None:
     times = {"a": 1, "b": 50, "c": 20}
     present = 0
-    residents = Residents(NextUse[str](times.__getitem__, lambda: present), 2)
+    residents = CacheEntries(NextUse[str](times.__getitem__, lambda: present), 2)
     residents.offer("a"), residents.offer("b")
     present, times["a"] = 10, NEVER
     assert residents.offer("c") == ["a"]
@@ -160,7 +160,7 @@ def test_next_use_asks_again_of_who_was_not_used_when_its_time_came() -> None:
 def test_next_use_stays_small_however_often_keys_are_used() -> None:
     known = Known([])
     policy = known.policy()
-    residents = Residents(policy, 4)
+    residents = CacheEntries(policy, 4)
     for key in range(4):
         residents.offer(key)
     for _ in range(1000):
@@ -205,6 +205,6 @@ def test_uniform_and_next_use_reach_that_bound_and_recency_does_not() -> None:
     rng = random.Random(3)
     requests = [key for _ in range(6) for key in rng.sample(range(60), 60)]
     known = Known(requests)
-    assert hits(requests, 20, Uniform(), None) == 20 * 5
+    assert hits(requests, 20, NoEviction(), None) == 20 * 5
     assert hits(requests, 20, known.policy(), known) == 20 * 5
     assert hits(requests, 20, Lru(), None) < 20 * 2

@@ -32,7 +32,7 @@ def test_fetching_ahead_lists_everything_for_each_fetch() -> None:
 
 
 def test_table_2_is_met_to_the_cent_but_for_one_total_that_its_own_parts_contradict() -> None:
-    outcome = experiments.load("deli-table-2").run(False)
+    outcome = experiments.load_experiment("deli-table-2").run(False)
     rows = outcome.tables[0].rows
     assert len(rows) == 38
     unmet = [row[:3] for row in rows if row[6] != "yes"]
@@ -44,7 +44,7 @@ def test_table_2_is_met_to_the_cent_but_for_one_total_that_its_own_parts_contrad
 
 
 def test_what_the_paper_prints_of_class_b_and_listings_does_not_meet_its_table() -> None:
-    outcome = experiments.load("deli-table-2").run(False)
+    outcome = experiments.load_experiment("deli-table-2").run(False)
     met = {str(name): count for name, count, _ in outcome.tables[1].rows}
     here = met.pop("as here")
     assert len(met) == 3
@@ -52,7 +52,7 @@ def test_what_the_paper_prints_of_class_b_and_listings_does_not_meet_its_table()
 
 
 def test_published_waits_are_taken_where_there_are_any() -> None:
-    rows = experiments.load("deli-table-2").run(False).tables[0].rows
+    rows = experiments.load_experiment("deli-table-2").run(False).tables[0].rows
     assert {(row[1], row[8]) for row in rows} == {
         ("disk", "measured"),
         ("bucket", "measured"),

@@ -12,7 +12,7 @@ import pytest
 import stoker_sim
 from stoker import cli
 from stoker_sim import _experiments as experiments
-from stoker_sim._experiments import Outcome
+from stoker_sim._experiments import ExperimentResult
 
 PAGE = (Path(__file__).parents[2] / "docs" / "costs.md").read_text("utf-8")
 PACKAGE = Path(stoker_sim.__file__).parent
@@ -28,11 +28,11 @@ PARTS = ("api", "storage", "compute and loading", "total")
 
 
 @pytest.fixture(scope="module")
-def outcome() -> Outcome:
-    return experiments.load("deli-table-2").run(False)
+def outcome() -> ExperimentResult:
+    return experiments.load_experiment("deli-table-2").run(False)
 
 
-def table_of(outcome: Outcome) -> str:
+def table_of(outcome: ExperimentResult) -> str:
     """Return the paper's table in Markdown, with ours in brackets where they differ by a cent or more."""
     cells = {}
     for workload, method, part, ours, published, _, is_met, *_ in outcome.tables[0].rows:
@@ -66,25 +66,25 @@ def test_every_command_prints_what_the_page_shows(
         assert capsys.readouterr().out == shown
 
 
-def test_the_papers_table_is_the_experiments(outcome: Outcome) -> None:
+def test_the_papers_table_is_the_experiments(outcome: ExperimentResult) -> None:
     assert table_of(outcome) in PAGE
 
 
-def test_the_counts_of_cells_are_the_experiments(outcome: Outcome) -> None:
+def test_the_counts_of_cells_are_the_experiments(outcome: ExperimentResult) -> None:
     here, printed_price, listings, _ = (met for _, met, _ in outcome.tables[1].rows)
     assert f"{here} of its {len(outcome.tables[0].rows)} cells are met" in PAGE
     assert f"with which only {printed_price} cells are met" in PAGE
     assert f"meet {listings} cells" in PAGE.replace("\n  ", " ")
 
 
-def test_what_keeps_a_cell_from_being_met_is_the_experiments(outcome: Outcome) -> None:
+def test_what_keeps_a_cell_from_being_met_is_the_experiments(outcome: ExperimentResult) -> None:
     (remark,) = (each for each in outcome.remarks if each.startswith("Not met"))
     found = re.search(r"(\d+) of the (\d+) s of simulated waits", remark)
     assert found
     assert f"if they were {found[1]} s shorter, of {found[2]}, ours would round" in PAGE
 
 
-def test_a_row_by_hand_comes_to_the_experiments(outcome: Outcome) -> None:
+def test_a_row_by_hand_comes_to_the_experiments(outcome: ExperimentResult) -> None:
     row = {
         str(part): ours
         for workload, method, part, ours, *_ in outcome.tables[0].rows

@@ -14,28 +14,28 @@ import pytest
 from stoker import Prices, cli
 from stoker._cost import workload
 from stoker._cost.prices import GB_BYTES, CachePrices
-from stoker._cost.tiers import Comparison, TierCost
-from stoker._cost.workload import WarmFunctions, Workload
+from stoker._cost.tiers import TierComparison, TierCost
+from stoker._cost.workload import ReadWorkload, WarmFunctions
 from stoker.errors import ConfigError
 from stoker_functions import _warm_node
 from stoker_warm import _shard
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 
 PRICES = Prices.load()
 LAMBDA, S3 = PRICES.function("lambda"), PRICES.store("s3")
 PAGE = (Path(__file__).parents[2] / "docs" / "tiers.md").read_text("utf-8")
-WORK = Workload(size_bytes=10 * GB_BYTES, reads=12_800, hours=73, object_bytes=8 << 20)
+WORK = ReadWorkload(size_bytes=10 * GB_BYTES, reads=12_800, hours=73, object_bytes=8 << 20)
 """1,280 objects of 8 MiB, each read ten times, in a tenth of a month."""
 
 
-def costs(work: Workload = WORK, **settings: Any) -> dict[str, TierCost]:
+def costs(work: ReadWorkload = WORK, **settings: Any) -> dict[str, TierCost]:
     """Return what each place costs, by its name."""
     settings = {"prices": PRICES, "store": S3, "functions": LAMBDA, **settings}
-    return {each.place: each for each in Comparison(work=work, **settings).costs()}
+    return {each.place: each for each in TierComparison(work=work, **settings).costs()}
 
 
-def dollars(place: str, work: Workload = WORK, **settings: Any) -> float:
+def dollars(place: str, work: ReadWorkload = WORK, **settings: Any) -> float:
     found = costs(work, **settings)[place].dollars
     assert found is not None
     return found
@@ -150,9 +150,11 @@ def test_what_the_price_file_lacks_in_a_region_has_no_price() -> None:
     assert all(found[place].dollars_per_read is None for place in unpriced)
 
 
-def warm_use(work: Workload, warm: WarmFunctions) -> dict[str, tuple[float, float]]:
+def warm_use(work: ReadWorkload, warm: WarmFunctions) -> dict[str, tuple[float, float]]:
     """Return quantity and dollars of each line of warm functions, by its name."""
-    return {part.name.removeprefix("warm tier, "): (part.quantity, part.dollars) for part in warm.parts(work, LAMBDA)}
+    return {
+        part.name.removeprefix("warm tier, "): (part.quantity, part.dollars) for part in warm.bill_lines(work, LAMBDA)
+    }
 
 
 def test_reads_that_are_far_apart_each_wake_all_their_nodes_for_the_linger() -> None:
@@ -192,17 +194,17 @@ def test_nodes_are_as_many_as_hold_the_shards_and_at_least_one_a_shard() -> None
 
 def test_functions_whose_processors_are_billed_apart_have_them_in_the_bill() -> None:
     run = PRICES.function("cloud-run")
-    names = {part.name for part in WarmFunctions(vcpus=1.0).parts(WORK, run)}
+    names = {part.name for part in WarmFunctions(vcpus=1.0).bill_lines(WORK, run)}
     assert "warm tier, serving: processors" in names
-    assert not any("processors" in part.name for part in WarmFunctions(vcpus=1.0).parts(WORK, LAMBDA))
+    assert not any("processors" in part.name for part in WarmFunctions(vcpus=1.0).bill_lines(WORK, LAMBDA))
 
 
 def test_what_is_assumed_of_warm_functions_is_what_they_do() -> None:
     config, assumed = WarmConfig(), WarmFunctions()
     assert workload.NODE_RESERVED_BYTES == _warm_node.RESERVED_BYTES
-    assert workload.SHARD_OVERHEAD_BYTES == _shard.OVERHEAD_BYTES
+    assert workload.SHARD_OVERHEAD_BYTES == _shard.SHARD_OVERHEAD_BYTES
     assert (assumed.linger_seconds, assumed.keep_warm_seconds) == (config.linger_seconds, config.keep_warm_seconds)
-    assert str(Code(assumed.data_shards, assumed.parity_shards)) == str(config.code)
+    assert str(ErasureCode(assumed.data_shards, assumed.parity_shards)) == str(config.code)
 
 
 @pytest.mark.parametrize(
@@ -210,10 +212,10 @@ def test_what_is_assumed_of_warm_functions_is_what_they_do() -> None:
 )
 def test_a_workload_of_nothing_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        Workload(**{"size_bytes": 1.0, "reads": 1.0, "hours": 1.0, **wrong})  # type: ignore[arg-type]
+        ReadWorkload(**{"size_bytes": 1.0, "reads": 1.0, "hours": 1.0, **wrong})  # type: ignore[arg-type]
 
 
-OF_THE_PAGE = Workload(size_bytes=33e9, reads=197_500, hours=50)
+OF_THE_PAGE = ReadWorkload(size_bytes=33e9, reads=197_500, hours=50)
 
 
 def test_33_gb_that_are_read_197500_times_in_50_hours() -> None:

@@ -10,12 +10,12 @@ import stoker
 from stoker import Operation, Prices
 from stoker._cost.prices import GB_BYTES
 from stoker._cost.usage import (
-    Calls,
-    Machines,
-    Part,
-    Stored,
+    BillLine,
+    FunctionUsage,
+    MachineUsage,
+    StorageUsage,
     Traffic,
-    WarmTier,
+    WarmTierUsage,
     packing_traffic,
     total_dollars,
     training_traffic,
@@ -30,7 +30,7 @@ PRICES = Prices.load()
 S3, EXPRESS, LAMBDA = PRICES.store("s3"), PRICES.store("s3express"), PRICES.function("lambda")
 
 
-def lines(parts: list[Part]) -> dict[str, tuple[float, float]]:
+def lines(parts: list[BillLine]) -> dict[str, tuple[float, float]]:
     """Return quantity and dollars of each line by its name."""
     assert len({part.name for part in parts}) == len(parts)
     return {part.name: (part.quantity, part.dollars) for part in parts}
@@ -43,19 +43,21 @@ def near(quantity: float, dollars: float) -> Any:
 @pytest.mark.parametrize(("quantity", "dollars"), [(float("inf"), 1.0), (1.0, float("nan"))])
 def test_a_line_beyond_counting_is_refused(quantity: float, dollars: float) -> None:
     with pytest.raises(ConfigError, match=r"disks: .* are not finite"):
-        Part("disks", quantity, "GB", dollars)
+        BillLine("disks", quantity, "GB", dollars)
 
 
 def test_data_at_rest_costs_its_gb_months() -> None:
-    assert lines(Stored(size_bytes=10 * GB_BYTES, months=3).parts(S3)) == {"data at rest": near(30, 30 * 0.023)}
+    assert lines(StorageUsage(size_bytes=10 * GB_BYTES, months=3).bill_lines(S3)) == {
+        "data at rest": near(30, 30 * 0.023)
+    }
 
 
 def test_each_operation_is_a_line_and_bytes_are_where_they_are_not_free() -> None:
     used = Traffic(
         requests={Operation.GET: 1000, Operation.PUT: 10}, read_bytes=4 * GB_BYTES, written_bytes=2 * GB_BYTES
     )
-    assert lines(used.parts(S3)) == {"GET requests": near(1000, 0.0004), "PUT requests": near(10, 0.00005)}
-    assert lines(used.parts(EXPRESS)) == {
+    assert lines(used.bill_lines(S3)) == {"GET requests": near(1000, 0.0004), "PUT requests": near(10, 0.00005)}
+    assert lines(used.bill_lines(EXPRESS)) == {
         "GET requests": near(1000, 0.00003),
         "PUT requests": near(10, 0.0000113),
         "retrieval": near(4, 4 * 0.0006),
@@ -65,7 +67,7 @@ def test_each_operation_is_a_line_and_bytes_are_where_they_are_not_free() -> Non
 
 def test_a_reader_in_another_region_pays_for_the_way() -> None:
     used = Traffic(read_bytes=5 * GB_BYTES, egress="other_region")
-    assert lines(used.parts(S3)) == {"egress, other region": near(5, 0.1)}
+    assert lines(used.bill_lines(S3)) == {"egress, other region": near(5, 0.1)}
 
 
 def test_traffic_adds_up_if_the_reader_is_the_same() -> None:
@@ -77,68 +79,72 @@ def test_traffic_adds_up_if_the_reader_is_the_same() -> None:
 
 
 def test_a_machine_that_waits_costs_as_much_as_one_that_computes() -> None:
-    used = Machines(nodes=4, compute_hours=10, wait_hours=0.5, disk_bytes=100 * GB_BYTES, disk_months=2)
+    used = MachineUsage(nodes=4, compute_hours=10, wait_hours=0.5, disk_bytes=100 * GB_BYTES, disk_months=2)
     g6 = PRICES.machine("g6.xlarge")
-    assert lines(used.time_parts(g6)) == {
+    assert lines(used.time_lines(g6)) == {
         "computing": near(40, 40 * 0.8048),
         "waiting for data": near(2, 2 * 0.8048),
     }
-    assert lines(used.disk_parts(PRICES.disk("gp3"))) == {"disks": near(800, 64.0)}
+    assert lines(used.disk_lines(PRICES.disk("gp3"))) == {"disks": near(800, 64.0)}
 
 
 def test_a_job_may_have_some_of_a_machines_accelerators() -> None:
     p5 = PRICES.machine("p5.48xlarge")
-    two = Machines(nodes=1, accelerators=2, compute_hours=1)
-    assert lines(two.time_parts(p5))["computing"] == near(1, 2 * 6.88)
+    two = MachineUsage(nodes=1, accelerators=2, compute_hours=1)
+    assert lines(two.time_lines(p5))["computing"] == near(1, 2 * 6.88)
     for accelerators in (0, 9):
         with pytest.raises(ConfigError, match="has 8 accelerators"):
-            Machines(nodes=1, accelerators=accelerators, compute_hours=1).time_parts(p5)
+            MachineUsage(nodes=1, accelerators=accelerators, compute_hours=1).time_lines(p5)
 
 
 def test_functions_pay_for_requests_memory_processors_and_init() -> None:
-    used = Calls(calls=1e6, seconds=2, memory_bytes=2 * GB_BYTES, cold_starts=1000, init_seconds=0.5)
-    assert lines(used.parts(LAMBDA)) == {
+    used = FunctionUsage(calls=1e6, seconds=2, memory_bytes=2 * GB_BYTES, cold_starts=1000, init_seconds=0.5)
+    assert lines(used.bill_lines(LAMBDA)) == {
         "functions: requests": near(1e6, 0.2),
         "functions: running": near(4e6, 4e6 * 0.0000166667),
         "functions: INIT": near(1000, 1000 * 0.0000166667),
     }
-    on_cloud_run = Calls(calls=10, seconds=1, memory_bytes=GB_BYTES, vcpus=2).parts(PRICES.function("cloud-run"))
+    on_cloud_run = FunctionUsage(calls=10, seconds=1, memory_bytes=GB_BYTES, vcpus=2).bill_lines(
+        PRICES.function("cloud-run")
+    )
     assert lines(on_cloud_run)["functions: running"] == near(10, 10 * 0.0000025)
     assert lines(on_cloud_run)["functions: processors"] == near(20, 20 * 0.000024)
 
 
 def test_each_call_is_rounded_up_with_its_init() -> None:
-    used = Calls(calls=1000, seconds=0.12, memory_bytes=GB_BYTES, vcpus=1, cold_starts=10, init_seconds=0.1)
-    found = lines(used.parts(PRICES.function("cloud-run")))
+    used = FunctionUsage(calls=1000, seconds=0.12, memory_bytes=GB_BYTES, vcpus=1, cold_starts=10, init_seconds=0.1)
+    found = lines(used.bill_lines(PRICES.function("cloud-run")))
     assert found["functions: running"] == near(200, 200 * 0.0000025)
     assert found["functions: INIT"] == near(1, 0.0000025)  # 0.22 s are billed as 0.3
     assert found["functions: processors"] == near(201, 201 * 0.000024)
-    assert lines(used.parts(LAMBDA))["functions: running"] == near(120, 120 * 0.0000166667)
+    assert lines(used.bill_lines(LAMBDA))["functions: running"] == near(120, 120 * 0.0000166667)
 
 
 def test_what_a_month_uses_beyond_a_tier_is_cheaper() -> None:
-    used = Calls(calls=7e9, seconds=1, memory_bytes=GB_BYTES, cold_starts=1e9, init_seconds=1)
-    found = lines(used.parts(LAMBDA))
+    used = FunctionUsage(calls=7e9, seconds=1, memory_bytes=GB_BYTES, cold_starts=1e9, init_seconds=1)
+    found = lines(used.bill_lines(LAMBDA))
     assert found["functions: running"] == near(7e9, 6e9 * 0.0000166667 + 1e9 * 0.000015)
     assert found["functions: INIT"] == near(1e9, 1e9 * 0.000015)
-    in_two_months = Calls(calls=7e9, seconds=1, memory_bytes=GB_BYTES, months=2)
-    assert lines(in_two_months.parts(LAMBDA))["functions: running"] == near(7e9, 7e9 * 0.0000166667)
+    in_two_months = FunctionUsage(calls=7e9, seconds=1, memory_bytes=GB_BYTES, months=2)
+    assert lines(in_two_months.bill_lines(LAMBDA))["functions: running"] == near(7e9, 7e9 * 0.0000166667)
 
 
 def test_tmp_is_paid_beyond_what_is_free_and_is_refused_where_there_is_none() -> None:
-    used = Calls(calls=1000, seconds=2, memory_bytes=GB_BYTES, tmp_bytes=2.5 * GB_BYTES, cold_starts=10, init_seconds=1)
-    assert lines(used.parts(LAMBDA))["functions: /tmp"] == near(4020, 4020 * 0.0000000309)
+    used = FunctionUsage(
+        calls=1000, seconds=2, memory_bytes=GB_BYTES, tmp_bytes=2.5 * GB_BYTES, cold_starts=10, init_seconds=1
+    )
+    assert lines(used.bill_lines(LAMBDA))["functions: /tmp"] == near(4020, 4020 * 0.0000000309)
     with pytest.raises(ConfigError, match=r"Google Cloud Run, .*: there is no price of /tmp, files are in memory"):
-        used.parts(PRICES.function("cloud-run"))
+        used.bill_lines(PRICES.function("cloud-run"))
 
 
 def test_a_call_costs_what_the_price_file_says_of_an_invocation() -> None:
-    parts = Calls(calls=1, seconds=3, memory_bytes=GB_BYTES, vcpus=1).parts(LAMBDA)
+    parts = FunctionUsage(calls=1, seconds=3, memory_bytes=GB_BYTES, vcpus=1).bill_lines(LAMBDA)
     assert total_dollars(parts) == pytest.approx(LAMBDA.invocation_dollars(seconds=3, memory_bytes=GB_BYTES, vcpus=1))
 
 
 def test_a_warm_tier_pays_for_keeping_warm_and_serving() -> None:
-    used = WarmTier(
+    used = WarmTierUsage(
         functions=400,
         memory_bytes=1.5 * GB_BYTES,
         hours=50,
@@ -146,7 +152,7 @@ def test_a_warm_tier_pays_for_keeping_warm_and_serving() -> None:
         served_bytes=75e9,
         serve_calls=1000,
     )
-    found = lines(used.parts(LAMBDA))
+    found = lines(used.bill_lines(LAMBDA))
     assert found["warm tier, keeping warm: requests"] == near(1.2e6, 0.24)
     assert found["warm tier, keeping warm: running"] == near(180_000, 3.000006)  # as section 5 has of InfiniCache
     assert found["warm tier, serving: requests"] == near(1000, 0.0002)
@@ -154,37 +160,37 @@ def test_a_warm_tier_pays_for_keeping_warm_and_serving() -> None:
 
 
 def test_a_warm_tier_buys_latency_not_money() -> None:
-    served = WarmTier(
+    served = WarmTierUsage(
         functions=1, memory_bytes=1.5 * GB_BYTES, hours=1, served_bytes=1e12, serve_calls=1e12 / (8 << 20)
     )
     gets = Traffic(requests={Operation.GET: 1e12 / (8 << 20)}, read_bytes=1e12)
-    assert total_dollars(served.parts(LAMBDA)) > 5 * total_dollars(gets.parts(S3))
+    assert total_dollars(served.bill_lines(LAMBDA)) > 5 * total_dollars(gets.bill_lines(S3))
 
 
 def test_a_warm_tier_that_does_nothing_else_is_only_kept_warm() -> None:
-    names = [part.name for part in WarmTier(functions=1, memory_bytes=1, hours=1).parts(LAMBDA)]
+    names = [part.name for part in WarmTierUsage(functions=1, memory_bytes=1, hours=1).bill_lines(LAMBDA)]
     assert names == ["warm tier, keeping warm: requests", "warm tier, keeping warm: running"]
 
 
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
 def test_what_cannot_be_used_is_refused(wrong: float) -> None:
     with pytest.raises(ConfigError, match="size_bytes must be a finite number of at least 0"):
-        Stored(size_bytes=wrong)
+        StorageUsage(size_bytes=wrong)
     with pytest.raises(ConfigError, match="requests must be a finite number of at least 0"):
         Traffic(requests={Operation.GET: wrong})
     with pytest.raises(ConfigError, match="wait_hours must be a finite number of at least 0"):
-        Machines(nodes=1, wait_hours=wrong)
+        MachineUsage(nodes=1, wait_hours=wrong)
     with pytest.raises(ConfigError, match="seconds must be a finite number of at least 0"):
-        Calls(calls=1, seconds=wrong, memory_bytes=1)
+        FunctionUsage(calls=1, seconds=wrong, memory_bytes=1)
     with pytest.raises(ConfigError, match="hours must be a finite number of at least 0"):
-        WarmTier(functions=1, memory_bytes=1, hours=wrong)
+        WarmTierUsage(functions=1, memory_bytes=1, hours=wrong)
 
 
 def test_a_reader_is_somewhere_and_periods_are_not_nothing() -> None:
     with pytest.raises(ConfigError, match=r"egress must be one of same_region, .* not 'moon'"):
         Traffic(egress="moon")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="more than 0"):
-        WarmTier(functions=1, memory_bytes=1, hours=1, warm_every_seconds=0)
+        WarmTierUsage(functions=1, memory_bytes=1, hours=1, warm_every_seconds=0)
 
 
 def test_an_epoch_reads_each_super_sample_once_and_those_that_are_cut_twice() -> None:

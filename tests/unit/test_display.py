@@ -115,13 +115,13 @@ def test_the_first_batch_counts_from_the_first_iteration(monkeypatch: pytest.Mon
     now = [100.0]
     monkeypatch.setattr("stoker_torch._loader.time.perf_counter", lambda: now[0])
     url = pack_numbers(10)
-    read_manifest = Loader._create_feed
+    read_manifest = Loader._create_pipeline
 
     def slow(*arguments: object) -> object:
         now[0] += 3.0
         return read_manifest(*arguments)  # type: ignore[arg-type]  # what the loader gave
 
-    monkeypatch.setattr(Loader, "_create_feed", slow)
+    monkeypatch.setattr(Loader, "_create_pipeline", slow)
     with Loader(url, batch_size=5) as loader:
         now[0] += 60.0  # the model is made meanwhile
         next(iter(loader))

@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker._base.arguments import Fraction
-from stoker._base.fields import Fields, read_record
+from stoker._base.fields import JsonFields, read_record
 from stoker.errors import ConfigError, EventError
 
-Take = Callable[[Fields], object]
+Take = Callable[[JsonFields], object]
 
 TAKES: dict[str, Take] = {
     "text": lambda fields: fields.text("x"),
     "pattern": lambda fields: fields.text("x", pattern="[0-9a-f]{16}"),
-    "integer": lambda fields: fields.integer("x", least=1, most=10),
+    "integer": lambda fields: fields.integer("x", min_value=1, max_value=10),
     "choice": lambda fields: fields.choice("x", ("a", "b")),
-    "array": lambda fields: fields.array("x", most=3),
-    "within": lambda fields: fields.within("x"),
+    "array": lambda fields: fields.array("x", max_length=3),
+    "within": lambda fields: fields.nested("x"),
 }
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -33,18 +33,18 @@ JSON = st.recursive(
 
 
 def test_fields_are_returned_as_they_are() -> None:
-    fields = Fields({"t": "té", "i": 3, "c": "b", "a": [1, "x", None], "o": {"y": 1}, "v": None}, "event")
+    fields = JsonFields({"t": "té", "i": 3, "c": "b", "a": [1, "x", None], "o": {"y": 1}, "v": None}, "event")
     assert (fields.text("t"), fields.integer("i"), fields.choice("c", ("a", "b"))) == ("té", 3, "b")
-    assert fields.array("a", most=3) == [1, "x", None]
-    assert fields.within("o").integer("y") == 1
+    assert fields.array("a", max_length=3) == [1, "x", None]
+    assert fields.nested("o").integer("y") == 1
     assert fields.value("v") is None
-    fields.end()
+    fields.check_no_fields_left()
 
 
 def test_a_field_that_is_missing_has_its_default_or_is_an_error_that_names_it() -> None:
-    fields = Fields({}, "pack event")
+    fields = JsonFields({}, "pack event")
     assert (fields.text("t", default=""), fields.integer("i", default=0)) == ("", 0)
-    assert (fields.choice("c", ("a",), default="a"), fields.array("a", most=1, default=[])) == ("a", [])
+    assert (fields.choice("c", ("a",), default="a"), fields.array("a", max_length=1, default=[])) == ("a", [])
     for take in TAKES.values():
         with pytest.raises(EventError, match="the pack event has no field 'x'"):
             take(fields)
@@ -81,19 +81,19 @@ def test_a_field_that_is_missing_has_its_default_or_is_an_error_that_names_it() 
 )
 def test_a_field_of_another_type_or_out_of_bounds_is_an_error_that_names_it(name: str, value: object) -> None:
     with pytest.raises(EventError, match="the pack event's 'x' is"):
-        TAKES[name](Fields({"x": value}, "pack event"))
+        TAKES[name](JsonFields({"x": value}, "pack event"))
 
 
 def test_what_lies_within_is_named_by_the_way_to_it() -> None:
     with pytest.raises(EventError, match="the pack event's 'slice''s 'objects' is -1"):
-        Fields({"slice": {"objects": -1}}, "pack event").within("slice").integer("objects")
+        JsonFields({"slice": {"objects": -1}}, "pack event").nested("slice").integer("objects")
 
 
 def test_a_field_that_nobody_asked_for_is_an_error() -> None:
-    fields = Fields({"a": 1, "supersample_bytes": 2}, "pack event")
+    fields = JsonFields({"a": 1, "supersample_bytes": 2}, "pack event")
     fields.integer("a")
     with pytest.raises(EventError, match="unknown field 'supersample_bytes'"):
-        fields.end()
+        fields.check_no_fields_left()
     assert "a" not in fields
     assert "supersample_bytes" in fields
 
@@ -101,7 +101,7 @@ def test_a_field_that_nobody_asked_for_is_an_error() -> None:
 @pytest.mark.parametrize("value", [None, 3, "{}", [], [{}], {1: 2}, {None: 1}])
 def test_what_is_no_object_has_no_fields(value: object) -> None:
     with pytest.raises(EventError, match=r"the pack event is .*, not a JSON object"):
-        Fields(value, "pack event")
+        JsonFields(value, "pack event")
 
 
 def nested(depth: int) -> Any:
@@ -119,7 +119,7 @@ def nested(depth: int) -> Any:
 def test_an_error_shows_a_little_of_a_value_however_large_deep_or_odd_it_is(value: object) -> None:
     for take in (TAKES["pattern"], TAKES["integer"], TAKES["within"]):
         with pytest.raises(EventError) as caught:
-            take(Fields({"x": value}, "event"))
+            take(JsonFields({"x": value}, "event"))
         text = str(caught.value)
         assert len(text) < 300
         assert text.isprintable()
@@ -129,10 +129,10 @@ def test_an_error_shows_a_little_of_a_value_however_large_deep_or_odd_it_is(valu
 def test_whatever_is_sent_is_taken_or_an_event_error(value: Any) -> None:
     for take in TAKES.values():
         try:
-            taken = take(Fields({"x": json.loads(json.dumps(value))}, "event"))
+            taken = take(JsonFields({"x": json.loads(json.dumps(value))}, "event"))
         except EventError:
             continue
-        assert isinstance(taken, (str, int, list, Fields))
+        assert isinstance(taken, (str, int, list, JsonFields))
 
 
 class Kind(StrEnum):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker._memory import ring as first_touch
-from stoker._memory.ring import FirstTouch, anonymous_memory, populate
+from stoker._memory.ring import PagePrefaulter, anonymous_memory, prefault
 
 MIB = 1 << 20
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes pages on request")
@@ -35,7 +35,7 @@ def test_all_pages_are_taken_and_keep_what_stands_in_them() -> None:
     memory = anonymous_memory(9 * MIB + 5 * mmap.PAGESIZE)
     memory[5 * MIB : 5 * MIB + 3] = b"abc"
     assert resident_pages(memory) == 1
-    asyncio.run(FirstTouch(memory).run())
+    asyncio.run(PagePrefaulter(memory).run())
     assert resident_pages(memory) == memory.nbytes // mmap.PAGESIZE
     assert memory[5 * MIB - 1 : 5 * MIB + 4].tobytes() == b"\0abc\0"
 
@@ -45,7 +45,7 @@ def test_what_is_written_meanwhile_is_not_lost() -> None:
     memory = anonymous_memory(32 * MIB)
 
     async def main() -> None:
-        touching = asyncio.create_task(FirstTouch(memory).run())
+        touching = asyncio.create_task(PagePrefaulter(memory).run())
         for begin in range(0, memory.nbytes, MIB):
             memory[begin : begin + MIB] = bytes([1 + begin // MIB]) * MIB
             await asyncio.sleep(0)
@@ -64,8 +64,8 @@ def test_one_that_was_interrupted_goes_on_behind_the_pieces_it_has(monkeypatch: 
         begun.release()
         return may_end.wait(30) or True
 
-    monkeypatch.setattr(first_touch, "populate", slow)
-    touch = FirstTouch(memoryview(bytearray(9 * MIB)))
+    monkeypatch.setattr(first_touch, "prefault", slow)
+    touch = PagePrefaulter(memoryview(bytearray(9 * MIB)))
 
     async def interrupted() -> None:
         task = asyncio.create_task(touch.run())
@@ -86,8 +86,8 @@ def test_one_that_was_interrupted_goes_on_behind_the_pieces_it_has(monkeypatch: 
 def test_elsewhere_nothing_is_asked_of_the_system(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     memory = memoryview(bytearray(9 * MIB))
-    assert not populate(memory)
-    asyncio.run(FirstTouch(memory).run())
+    assert not prefault(memory)
+    asyncio.run(PagePrefaulter(memory).run())
 
 
 @linux
@@ -99,9 +99,9 @@ def test_a_system_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch) ->
         return False
 
     monkeypatch.setattr(first_touch, "_MADV_POPULATE_WRITE", 12345)
-    assert not populate(anonymous_memory(MIB))
-    monkeypatch.setattr(first_touch, "populate", refuses)
-    touch = FirstTouch(memoryview(bytearray(9 * MIB)))
+    assert not prefault(anonymous_memory(MIB))
+    monkeypatch.setattr(first_touch, "prefault", refuses)
+    touch = PagePrefaulter(memoryview(bytearray(9 * MIB)))
     asyncio.run(touch.run())
     asyncio.run(touch.run())
     assert asked == [4 * MIB]

@@ -12,8 +12,8 @@ import pytest
 
 import stoker
 from stoker import Column, Schema
-from stoker._fetch.gather import Columns, PickedRows, RaggedValues, concatenate, gather, gather_rows
-from stoker._fetch.super_samples import locate
+from stoker._fetch.gather import Columns, RaggedValues, RowLocations, concatenate, gather, gather_rows
+from stoker._fetch.super_samples import locate_values
 from stoker._format.supersample import Head
 from stoker._format.tensorfile import DTYPES
 from support.packed_objects import value_at
@@ -22,13 +22,13 @@ from support.supersamples import EVERY_KIND, built, every_dtype, samples_of
 
 def picked_from(
     schema: Schema, bodies: Sequence[bytes], picks: Sequence[tuple[int, int]], gap_bytes: int = 0
-) -> PickedRows:
+) -> RowLocations:
     """Rows of super-samples that lie behind one another, each ``gap_bytes`` from the last: aligned to nothing."""
     starts = [0, *accumulate(len(body) + gap_bytes for body in bodies)]
     which, rows = (np.array([pick[part] for pick in picks], np.int64) for part in (0, 1))
     memory = memoryview(bytearray().join(body + bytes(gap_bytes) for body in bodies))
     heads = [Head.parse(memoryview(body), len(body)) for body in bodies]
-    return PickedRows(which, rows, locate(schema, memory, heads, np.array(starts[:-1], np.int64), which, rows))
+    return RowLocations(which, rows, locate_values(schema, memory, heads, np.array(starts[:-1], np.int64), which, rows))
 
 
 def plain(column: Column, value: Any) -> Any:

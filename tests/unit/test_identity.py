@@ -13,7 +13,7 @@ import pytest
 
 from stoker._format import identity as identity_module
 from stoker._format import tensorfile
-from stoker._format.identity import Identity, hashed, identity_of, sha256_128, weak_identity
+from stoker._format.identity import ObjectIdentity, compute_sha256_128, identity_of, sha256_128, weak_identity
 from stoker._format.manifest import Manifest, PackRun
 from stoker.abc import ObjectRef
 from stoker.errors import FormatError
@@ -27,13 +27,13 @@ WEAK: dict[str, Any] = {"dataset": "d", "key": "data/0/1", "tag": "t", "size_byt
 def test_a_strong_identity_is_the_beginning_of_the_sha_256_of_the_bytes() -> None:
     assert sha256_128(b"abc").hex() == "ba7816bf8f01cfea414140de5dae2223"
     known = replace(REF, sha256_128=sha256_128(b"abc"))
-    assert identity_of("d", known) == Identity(hashlib.sha256(b"abc").digest()[:16], strong=True)
+    assert identity_of("d", known) == ObjectIdentity(hashlib.sha256(b"abc").digest()[:16], is_strong=True)
     assert known == REF
 
 
 def test_without_one_the_weak_identity_is_that_of_what_the_manifest_says() -> None:
     found = identity_of("d", REF)
-    assert found == Identity(weak_identity("d", "data/0123/7", "etag", 1001, 0xDEADBEEF), strong=False)
+    assert found == ObjectIdentity(weak_identity("d", "data/0123/7", "etag", 1001, 0xDEADBEEF), is_strong=False)
     said = b"stoker weak identity 1" + b"".join(
         struct.pack("<Q", len(part)) + part for part in (b"d", b"data/0/1", b"", b"1000", b"7")
     )
@@ -67,7 +67,7 @@ def test_only_what_takes_longer_than_a_thread_is_hashed_in_one(
         return sha256_128(data)
 
     monkeypatch.setattr(identity_module, "sha256_128", hashing)
-    assert asyncio.run(hashed(bytes(size_bytes))) == sha256_128(bytes(size_bytes))
+    assert asyncio.run(compute_sha256_128(bytes(size_bytes))) == sha256_128(bytes(size_bytes))
     assert threads == [size_bytes <= 64 << 10]
 
 
@@ -79,8 +79,8 @@ def test_a_manifest_comes_back_with_the_identities_that_it_had(rows: tuple[int, 
     wanted = [sha256_128(b"%d" % row) if row in rows else None for row in range(3)]
     assert [back.rows.strong_identity(row) for row in range(3)] == wanted
     assert [back.ref(row).sha256_128 for row in range(3)] == wanted
-    assert [each.sha256_128 for _, each in back.packed()] == wanted
-    assert (back.rows.strong_identities, back.to_bytes(), back.file_bytes) == (len(rows), data, len(data))
+    assert [each.sha256_128 for _, each in back.records()] == wanted
+    assert (back.rows.strong_identity_count, back.to_bytes(), back.file_bytes) == (len(rows), data, len(data))
     tensors = [tensor.name for tensor in tensorfile.parse_header(data, len(data)).tensors]
     assert tensors[-1] == ("sha256_128" if rows else "crc32c")
 
@@ -100,10 +100,10 @@ def test_rows_that_are_joined_or_left_out_keep_their_identities(
     tags = ["f" * 32] * 3
     other = PackRun("f" * 16, 0, 3)
     manifest = identified(manifest_of(tags), first)
-    joined = manifest.extended(identified(manifest_of(tags), second).rows, other)
+    joined = manifest.append_runs(identified(manifest_of(tags), second).rows, other)
     wanted = [sha256_128(b"%d" % row) if row in rows else None for rows in (first, second) for row in range(3)]
     assert [joined.rows.strong_identity(row) for row in range(6)] == wanted
-    left = joined.without([PackRun(manifest.runs[0].run, 6, 1), PackRun(other.run, 0, 1)])
+    left = joined.remove_runs([PackRun(manifest.runs[0].run, 6, 1), PackRun(other.run, 0, 1)])
     assert [left.rows.strong_identity(row) for row in range(4)] == [wanted[0], wanted[2], wanted[4], wanted[5]]
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker import OrderConfig
-from stoker._order.sharding import Interleaving, LaneShare, LaneSlice
-from stoker._order.steps import Steps, Stretch
+from stoker._order.sharding import LaneInterleaving, LaneSlice, WorkerSharding
+from stoker._order.steps import PositionRange, SuperSampleSteps
 from stoker.errors import ConfigError
 
 
@@ -25,8 +25,8 @@ class Case:
     lanes: int
     batch_size: int
 
-    def share(self, rank: int, worker: int, **more: Any) -> LaneShare:
-        return LaneShare(
+    def share(self, rank: int, worker: int, **more: Any) -> WorkerSharding:
+        return WorkerSharding(
             samples=self.samples,
             lanes=self.lanes,
             batch_size=self.batch_size,
@@ -37,7 +37,7 @@ class Case:
             **more,
         )
 
-    def shares(self, **more: Any) -> list[list[LaneShare]]:
+    def shares(self, **more: Any) -> list[list[WorkerSharding]]:
         """Return the shares of each rank's workers."""
         return [[self.share(rank, worker, **more) for worker in range(self.workers)] for rank in range(self.ranks)]
 
@@ -55,10 +55,10 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def delivered(share: LaneShare, position: int = 0) -> list[int]:
+def delivered(share: WorkerSharding, position: int = 0) -> list[int]:
     """Return the positions of the epoch that a share delivers, in the order of its steps."""
     return [
-        int(place) for step, _ in share.walk(position) for part in step.slices for place in part.positions(share.lanes)
+        int(place) for step, _ in share.steps(position) for part in step.slices for place in part.positions(share.lanes)
     ]
 
 
@@ -74,11 +74,11 @@ def test_all_workers_of_all_ranks_deliver_every_sample_once_and_each_rank_as_man
     every = [place for workers in by_worker for places in workers for place in places]
     assert once(every) == list(range(case.samples))
     assert len(every) - case.samples < case.ranks
-    assert len(every) - case.samples == sum(step.repeated for ws in ranks for s in ws for step, _ in s.walk(0))
+    assert len(every) - case.samples == sum(step.repeated for ws in ranks for s in ws for step, _ in s.steps(0))
     lengths = [[len(places) for places in workers] for workers in by_worker]
     assert all(each == lengths[0] for each in lengths)
     assert sum(lengths[0]) == -(-case.samples // case.ranks)
-    assert [[share.steps_from() for share in workers] for workers in ranks] == [
+    assert [[share.count_steps() for share in workers] for workers in ranks] == [
         [-(-length // case.batch_size) for length in each] for each in lengths
     ]
 
@@ -92,7 +92,7 @@ def test_a_worker_has_each_position_of_its_number_modulo_all_takers(case: Case) 
         share = case.share(rank, worker)
         assert once(delivered(share)) == wanted
         assert {place % case.lanes for place in wanted} <= set(share.own_lanes.tolist())
-        for step, _ in replace(share, evaluation=True).walk(0):
+        for step, _ in replace(share, evaluation=True).steps(0):
             assert [part.lane for part in step.slices] == sorted({part.lane for part in step.slices})
 
 
@@ -104,7 +104,7 @@ def test_drop_last_drops_what_only_some_ranks_have_and_evaluation_keeps_it(case:
     every = [place for workers in chunks for places in workers for place in places]
     assert len(every) == len(set(every)) == case.samples // case.ranks * case.ranks
     for share in (share for workers in case.shares(drop_last=True) for share in workers):
-        assert all(step.samples == case.batch_size for step, _ in share.walk(0))
+        assert all(step.samples == case.batch_size for step, _ in share.steps(0))
     evaluated = [place for ws in case.shares(evaluation=True) for share in ws for place in delivered(share)]
     assert sorted(evaluated) == list(range(case.samples))
 
@@ -127,7 +127,7 @@ def test_from_any_progress_of_the_lanes_any_crew_delivers_the_rest_once(case: Ca
 def test_a_worker_goes_on_exactly_from_what_it_says_of_its_own_lanes(case: Case, data: st.DataObject) -> None:
     rank, worker = data.draw(st.integers(0, case.ranks - 1)), data.draw(st.integers(0, case.workers - 1))
     share = case.share(rank, worker, chunks=True)
-    turns = share.turns(0, share.count)
+    turns = share.delivery_order(0, share.count)
     places = [place for part in share.slices(0, share.count) for place in part.positions(case.lanes).tolist()]
     sequence = [places[turn] for turn in turns]
     assert sequence == sorted(sequence)
@@ -142,19 +142,21 @@ def test_a_worker_goes_on_exactly_from_what_it_says_of_its_own_lanes(case: Case,
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted), min_size=1, max_size=8))
 def test_what_is_left_of_lanes_is_taken_farthest_behind_first(lanes: list[list[int]]) -> None:
     starts, ends = (np.array(each) for each in zip(*lanes, strict=True))
-    rest = Interleaving(starts, ends)
+    rest = LaneInterleaving(starts, ends)
     left = sorted((place, lane) for lane, (start, end) in enumerate(lanes) for place in range(start, end))
     assert rest.total == len(left)
     reached = starts.copy()
     for count, (_, lane) in enumerate(left):
-        assert rest.after(count).tolist() == reached.tolist()
+        assert rest.first_places_after(count).tolist() == reached.tolist()
         reached[lane] += 1
-    assert rest.after(len(left)).tolist() == rest.after(len(left) + 5).tolist() == ends.tolist()
+    assert (
+        rest.first_places_after(len(left)).tolist() == rest.first_places_after(len(left) + 5).tolist() == ends.tolist()
+    )
 
 
 def test_a_repeated_sample_is_the_workers_last_and_comes_last() -> None:
-    share = LaneShare(samples=5, lanes=4, batch_size=2, rank=1, world_size=2)
-    assert [step.slices for step, _ in share.walk(0)] == [
+    share = WorkerSharding(samples=5, lanes=4, batch_size=2, rank=1, world_size=2)
+    assert [step.slices for step, _ in share.steps(0)] == [
         (LaneSlice(1, 0, 1), LaneSlice(3, 0, 1)),
         (LaneSlice(3, 0, 1),),
     ]
@@ -173,7 +175,7 @@ def test_a_repeated_sample_is_the_workers_last_and_comes_last() -> None:
 )
 def test_what_cannot_be_dealt_evenly_is_refused(wrong: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        LaneShare(**{"samples": 50, "batch_size": 4} | wrong)
+        WorkerSharding(**{"samples": 50, "batch_size": 4} | wrong)
 
 
 @given(cases(), st.lists(st.integers(1, 8), min_size=1, max_size=20), st.sampled_from(["none", "block", "window"]))
@@ -186,7 +188,7 @@ def test_no_super_sample_is_read_by_two_workers_but_those_that_a_lanes_border_cu
     order = OrderConfig(shuffle=shuffle, window=2, lanes=case.lanes)
     reads = []
     for share in (share for workers in case.shares(evaluation=True) for share in workers):
-        steps = Steps(samples, Stretch(order=order, partition=share, end_epoch=1))
+        steps = SuperSampleSteps(samples, PositionRange(order=order, sharding=share, end_epoch=1))
         while (step := steps.next()) is not None:
             reads += [super_sample for _, super_sample in step.first_uses]
     assert set(reads) == set(range(len(samples)))

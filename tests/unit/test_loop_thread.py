@@ -93,7 +93,7 @@ def test_what_comes_last_is_awaited_on_the_thread_when_everything_else_has_ended
             await asyncio.sleep(0)
             ended.append("call")
 
-    loop_thread = LoopThread("stoker-test", last=last)
+    loop_thread = LoopThread("stoker-test", on_close=last)
     loop_thread.close()
     assert ended == [], "a thread that never ran has nothing to close"
     for _ in range(2):
@@ -219,7 +219,7 @@ def test_what_closes_last_is_awaited_behind_everything_else_and_its_error_is_rai
     async def last() -> None:
         raise LookupError(await thread_name())
 
-    loop_thread = LoopThread("stoker-test", last=last)
+    loop_thread = LoopThread("stoker-test", on_close=last)
     loop_thread.close()
     loop_thread.start()
     with pytest.raises(LookupError, match="stoker-test"):

@@ -9,8 +9,8 @@ import pytest
 import safetensors.numpy
 
 from stoker._format import tensorfile
-from stoker._format.manifest import Manifest, PackRun, Rows, _checksum, object_key, version_key
-from stoker._format.supersample import MAX_OBJECT_BYTES, Packed
+from stoker._format.manifest import Manifest, ManifestRows, PackRun, _checksum, object_key, version_key
+from stoker._format.supersample import MAX_OBJECT_BYTES, SuperSampleRecord
 from stoker._format.tensorfile import DTYPES, DType
 from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, FormatError
@@ -44,7 +44,7 @@ def test_a_manifest_comes_back_with_every_row_and_tag(tags: list[str]) -> None:
     back = Manifest.from_bytes(manifest.to_bytes())
     assert equal(back, manifest)
     for row, tag in enumerate(tags):
-        assert back.rows.packed(row, ordinal=row) == manifest.rows.packed(row, ordinal=row)
+        assert back.rows.record(row, ordinal=row) == manifest.rows.record(row, ordinal=row)
         assert back.ref(row) == ObjectRef(
             key=f"data/{RUN}/{5 + row:08d}", size_bytes=4000 + row, crc32c=2**32 - 1 - row, tag=tag
         )
@@ -77,15 +77,15 @@ def test_totals_are_those_of_the_rows() -> None:
 
 
 def test_totals_beyond_32_bits_do_not_wrap() -> None:
-    packed = Packed(ordinal=0, size_bytes=2**32 - 1, samples=2**31, head_bytes=9, head_crc32c=0, crc32c=0)
-    rows = Rows.of([packed] * 8)
+    packed = SuperSampleRecord(ordinal=0, size_bytes=2**32 - 1, samples=2**31, head_bytes=9, head_crc32c=0, crc32c=0)
+    rows = ManifestRows.of([packed] * 8)
     manifest = Manifest(dataset="d", version=1, schema=EVERY_KIND, rows=rows, runs=(PackRun(RUN, 0, 8),))
     assert (manifest.samples, manifest.size_bytes) == (2**34, 8 * (2**32 - 1))
 
 
 def test_keys_are_computed_from_the_runs() -> None:
     manifest = manifest_of([""] * 3)
-    more = manifest.extended(manifest.rows, PackRun("f" * 16, 0, 3))
+    more = manifest.append_runs(manifest.rows, PackRun("f" * 16, 0, 3))
     assert [more.key(row) for row in range(6)] == [
         *(object_key(RUN, number) for number in (5, 6, 7)),
         *(object_key("f" * 16, number) for number in (0, 1, 2)),
@@ -110,7 +110,7 @@ def test_keys_sort_in_the_order_of_their_numbers() -> None:
 @pytest.mark.parametrize("first", TAGS.values(), ids=TAGS)
 @pytest.mark.parametrize("second", TAGS.values(), ids=TAGS)
 def test_an_appended_run_keeps_every_tag_whatever_their_kinds(first: list[str], second: list[str]) -> None:
-    manifest = manifest_of(first).extended(manifest_of(second).rows, PackRun("f" * 16, 0, len(second)))
+    manifest = manifest_of(first).append_runs(manifest_of(second).rows, PackRun("f" * 16, 0, len(second)))
     back = Manifest.from_bytes(manifest.to_bytes())
     assert back.version == 2
     assert [back.rows.tag(row) for row in range(len(back))] == [*first, *second]
@@ -146,7 +146,7 @@ def forged(
     change(entries)
     said: dict[str, str | None] = {**header.metadata, **(metadata or {})}
     kept = {name: text for name, text in said.items() if text is not None}
-    tensors = tensorfile.laid_out((name, dtype, array.shape) for name, (dtype, array) in entries.items())
+    tensors = tensorfile.lay_out((name, dtype, array.shape) for name, (dtype, array) in entries.items())
     data = b"".join(array.tobytes() for _, array in entries.values())
     if "crc32c" not in (metadata or {}):
         kept["crc32c"] = _checksum(kept, tensors, data)
@@ -238,7 +238,7 @@ def test_a_generation_of_more_digits_than_python_reads_is_kept_as_text() -> None
     tags = ["9" * 5000, "1" * 19, "1" * 20]
     manifest = Manifest.from_bytes(manifest_of(tags).to_bytes())
     assert [manifest.rows.tag(row) for row in range(3)] == tags
-    assert manifest.rows.followed_by(manifest.rows).tag(3) == tags[0]
+    assert manifest.rows.concatenate(manifest.rows).tag(3) == tags[0]
 
 
 @pytest.mark.parametrize(("numbers", "rows"), [([0, 0], [1, 1]), ([5, 4], [1, 2]), ([0, 1], [2, 1])])

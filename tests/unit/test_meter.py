@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from stoker import Operation, Prices, open_store
-from stoker._base.meter import Meter, Reading
+from stoker._base.meter import Meter, MeterReading
 from stoker._cost.prices import GB_BYTES
 from stoker._stores.object_store import MeteredStore
 from stoker.abc import ObjectInfo, Store
@@ -78,7 +78,7 @@ class FailingStore:
         pass
 
 
-async def read_after_failing(error: StoreError | None) -> Reading:
+async def read_after_failing(error: StoreError | None) -> MeterReading:
     """Return the reading after one ranged GET of 100 bytes that fails with ``error``, or is cancelled."""
     store = MeteredStore(FailingStore(error), Meter("s3://bucket"))
     task = asyncio.create_task(store.get_range("k", 0, 100, into=memoryview(bytearray(100))))
@@ -87,7 +87,7 @@ async def read_after_failing(error: StoreError | None) -> Reading:
         task.cancel()
     with pytest.raises(asyncio.CancelledError if error is None else type(error)):
         await task
-    return store.meter.reading()
+    return store.meter.snapshot()
 
 
 async def filled(name: str, count: int) -> MeteredStore:
@@ -112,7 +112,7 @@ def test_every_request_is_counted_with_the_bytes_it_moved() -> None:
         assert [found.key async for found in store.list()] == ["a"]
         await store.delete("a")
         await store.close()
-        reading = store.meter.reading()
+        reading = store.meter.snapshot()
         assert reading.requests == {"GET": 2, "HEAD": 1, "PUT": 1, "LIST": 1, "DELETE": 1}
         assert (reading.read_bytes, reading.written_bytes, reading.broken_bytes) == (len(data) + 300, 1000, 0)
         assert (reading.failed, reading.cancelled) == (0, 0)
@@ -152,7 +152,7 @@ def test_every_operation_counts_its_failures() -> None:
         assert all(isinstance(result, NotFoundError) for result in results)
         with pytest.raises(NotFoundError):
             await anext(store.list())
-        reading = store.meter.reading()
+        reading = store.meter.snapshot()
         assert dict(reading.requests) == dict.fromkeys(Operation, 1)
         assert reading.failed == 5
         assert reading.written_bytes == 0
@@ -175,7 +175,7 @@ def test_a_listing_costs_a_request_a_page_that_was_asked_for(keys: int, taken: i
             with pytest.raises(StopAsyncIteration):
                 await anext(found)
         await found.aclose()  # type: ignore[attr-defined]
-        return store.meter.reading().requests[Operation.LIST]
+        return store.meter.snapshot().requests[Operation.LIST]
 
     assert asyncio.run(scenario()) == pages
 
@@ -205,7 +205,7 @@ def test_egress_is_priced_by_where_the_reader_is() -> None:
     for egress in ("same_region", "other_region", "internet"):
         meter = Meter("s3://bucket", egress=egress)
         meter.add_read(10 * GB_BYTES)
-        readings.append(PRICES.dollars(meter.reading()))
+        readings.append(PRICES.dollars(meter.snapshot()))
     assert readings == pytest.approx([0, 0.2, 0.9])
     with pytest.raises(ConfigError, match=r"egress must be one of same_region, .* not 'moon'"):
         Meter("s3://bucket", egress="moon")  # type: ignore[arg-type]
@@ -213,30 +213,30 @@ def test_egress_is_priced_by_where_the_reader_is() -> None:
 
 def test_a_local_store_costs_nothing() -> None:
     meter = Meter("/data/train", egress="internet")
-    with meter.request(Operation.PUT):
+    with meter.count_request(Operation.PUT):
         meter.add_written(1 << 40)
-    assert PRICES.dollars(meter.reading()) == 0
+    assert PRICES.dollars(meter.snapshot()) == 0
 
 
 def test_a_reading_does_not_change_afterwards() -> None:
     meter = Meter("s3://bucket")
-    before = meter.reading()
-    with meter.request(Operation.GET):
+    before = meter.snapshot()
+    with meter.count_request(Operation.GET):
         meter.add_read(10)
     assert before.requests[Operation.GET] == before.read_bytes == 0
-    assert meter.reading().requests[Operation.GET] == 1
+    assert meter.snapshot().requests[Operation.GET] == 1
 
 
 def test_a_meter_shows_what_it_counted() -> None:
     meter = Meter("s3://bucket")
     assert repr(meter) == "<Meter s3://bucket unused>"
-    with meter.request(Operation.GET):
+    with meter.count_request(Operation.GET):
         pass
     assert repr(MeteredStore(FailingStore(None), meter)) == "<MeteredStore <Meter s3://bucket GET=1>>"
 
 
 def test_a_bug_inside_a_request_is_not_taken_for_the_stores_failure() -> None:
     meter = Meter("s3://bucket")
-    with pytest.raises(ZeroDivisionError), meter.request(Operation.GET):
+    with pytest.raises(ZeroDivisionError), meter.count_request(Operation.GET):
         raise ZeroDivisionError
-    assert (meter.reading().failed, meter.reading().requests[Operation.GET]) == (0, 1)
+    assert (meter.snapshot().failed, meter.snapshot().requests[Operation.GET]) == (0, 1)

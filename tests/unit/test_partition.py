@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from stoker._order.sharding import LaneSlice, Partition, Step
+from stoker._order.sharding import LaneSlice, RankSharding, RankStep
 from stoker.errors import ConfigError
 
 
-def ranks_of(world_size: int, **settings: Any) -> list[Partition]:
-    return [Partition(rank=rank, world_size=world_size, **settings) for rank in range(world_size)]
+def ranks_of(world_size: int, **settings: Any) -> list[RankSharding]:
+    return [RankSharding(rank=rank, world_size=world_size, **settings) for rank in range(world_size)]
 
 
-def walked(partition: Partition, position: int = 0) -> list[Step]:
-    return [step for step, _ in partition.walk(position)]
+def walked(partition: RankSharding, position: int = 0) -> list[RankStep]:
+    return [step for step, _ in partition.steps(position)]
 
 
-def places(step: Step) -> list[tuple[int, int]]:
+def places(step: RankStep) -> list[tuple[int, int]]:
     return [(part.lane, place) for part in step.slices for place in range(part.start, part.end)]
 
 
@@ -39,7 +39,7 @@ def test_ranks_share_every_position_from_any_start_evenly(
     ranks = ranks_of(world_size, samples=samples, lanes=lanes, batch_size=batch_size)
     walks = [walked(rank, start) for rank in ranks]
     assert len({len(walk) for walk in walks}) == 1
-    assert [len(walk) for walk in walks] == [rank.steps_from(start) for rank in ranks]
+    assert [len(walk) for walk in walks] == [rank.count_steps(start) for rank in ranks]
     position = start
     for steps in zip(*walks, strict=True):
         assert len({step.end for step in steps}) == 1
@@ -73,7 +73,7 @@ def test_an_evaluation_gives_every_position_once_and_ranks_differ_by_one_step(
     lengths = [len(walk) for walk in walks]
     assert max(lengths) - min(lengths) <= 1
     assert lengths[0] == max(lengths)
-    assert lengths == [rank.steps_from() for rank in ranks]
+    assert lengths == [rank.count_steps() for rank in ranks]
     assert all(step.repeated == 0 for step in chain.from_iterable(walks))
 
 
@@ -81,7 +81,7 @@ def test_a_rank_keeps_to_lanes_of_its_own_where_the_numbers_allow_it() -> None:
     for rank in ranks_of(2, samples=64, lanes=4, batch_size=8):
         lanes = {part.lane for step in walked(rank) for part in step.slices}
         assert lanes == {2 * rank.rank, 2 * rank.rank + 1}
-        assert rank.lanes_touched() == 2
+        assert rank.max_open_lanes() == 2
 
 
 @pytest.mark.parametrize(("samples", "lanes", "world_size", "batch_size"), GRID, ids=IDS)
@@ -91,19 +91,19 @@ def test_no_full_step_has_more_lanes_under_way_than_are_said_to_be(
     for rank, start in product(ranks_of(world_size, samples=40, lanes=lanes, batch_size=batch_size), range(lanes)):
         full_ends = range(start + rank.global_batch, 41, rank.global_batch)
         steps = [step for step in walked(rank, start) if step.end in full_ends]
-        assert len({part.lane for step in steps for part in step.slices}) <= rank.lanes_touched() <= lanes
+        assert len({part.lane for step in steps for part in step.slices}) <= rank.max_open_lanes() <= lanes
 
 
 def test_a_step_is_grouped_by_lane_in_rising_order() -> None:
-    step, _ = next(Partition(samples=10, lanes=3, batch_size=7).walk(2))
-    assert step == Step(9, (LaneSlice(0, 1, 3), LaneSlice(1, 1, 3), LaneSlice(2, 0, 3)))
+    step, _ = next(RankSharding(samples=10, lanes=3, batch_size=7).steps(2))
+    assert step == RankStep(9, (LaneSlice(0, 1, 3), LaneSlice(1, 1, 3), LaneSlice(2, 0, 3)))
 
 
 @pytest.mark.parametrize("position", [10, 11, 10**9])
 def test_there_is_no_step_at_or_behind_the_end(position: int) -> None:
-    partition = Partition(samples=10, batch_size=3)
+    partition = RankSharding(samples=10, batch_size=3)
     assert walked(partition, position) == []
-    assert partition.steps_from(position) == 0
+    assert partition.count_steps(position) == 0
 
 
 @pytest.mark.parametrize(
@@ -118,4 +118,4 @@ def test_there_is_no_step_at_or_behind_the_end(position: int) -> None:
 )
 def test_what_makes_no_sense_is_refused(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        Partition(samples=10, **settings)
+        RankSharding(samples=10, **settings)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from stoker.errors import ConfigError
-from stoker_sim._allocation import POLICIES, Allocation, Cluster, Job, allocate
+from stoker_sim._allocation import POLICIES, Allocation, Cluster, TrainingJob, allocate
 from support.allocating import best_rate, job
 
 FAST = job("fast", 100, 10.0)
@@ -16,7 +16,7 @@ SLOW = job("slow", 100, 2.0)
 LARGE = job("large", 1000, 20.0)
 
 
-def divided(policy: str, cache: int, bandwidth: float, *jobs: Job) -> Allocation:
+def divided(policy: str, cache: int, bandwidth: float, *jobs: TrainingJob) -> Allocation:
     return allocate(jobs, Cluster(cache_bytes=cache, bytes_per_second=bandwidth), POLICIES[policy])
 
 
@@ -42,13 +42,13 @@ def rates(found: Allocation) -> list[float]:
     ],
 )
 def test_a_job_trains_as_fast_as_it_computes_or_as_its_misses_arrive(cache: int, bandwidth: float, rate: float) -> None:
-    assert FAST.rate(FAST.missed(cache), bandwidth) == pytest.approx(rate)
+    assert FAST.rate(FAST.miss_rate(cache), bandwidth) == pytest.approx(rate)
 
 
 def test_nodes_that_keep_for_themselves_need_the_data_once_each() -> None:
     two = job("two", 100, 10.0, nodes=2)
-    assert two.missed(100) == 0.5
-    assert two.missed(200) == 0.0
+    assert two.miss_rate(100) == 0.5
+    assert two.miss_rate(200) == 0.0
 
 
 def test_greedy_caches_first_where_a_byte_saves_most() -> None:
@@ -131,7 +131,7 @@ def test_greedy_is_nearly_as_good_as_the_best_of_all_placements() -> None:
     assert sum(part > 0.999 for part in parts) >= 0.95 * len(parts)
 
 
-def refused(*jobs: Job) -> Sequence[object]:
+def refused(*jobs: TrainingJob) -> Sequence[object]:
     return divided("greedy", 100, 1.0, *jobs).shares
 
 
@@ -143,7 +143,7 @@ def test_two_jobs_of_one_name_are_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "other"), [("dataset_bytes", job("b", 99, 1.0, "x")), ("nodes", job("b", 100, 1.0, "x", 2))]
 )
-def test_jobs_that_disagree_on_the_data_set_that_they_share_are_refused(field: str, other: Job) -> None:
+def test_jobs_that_disagree_on_the_data_set_that_they_share_are_refused(field: str, other: TrainingJob) -> None:
     with pytest.raises(ConfigError, match=f"'a' and 'b' share the data set 'x', and {field} is"):
         refused(job("a", 100, 1.0, "x"), other)
 
@@ -152,7 +152,7 @@ def test_jobs_that_disagree_on_the_data_set_that_they_share_are_refused(field: s
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_a_job_that_cannot_be_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be (more than 0|at least 1) and less than inf, not {value}"):
-        Job(**{"name": "x", "dataset_bytes": 1, "compute_bytes_per_second": 1.0, name: value})  # type: ignore[arg-type]
+        TrainingJob(**{"name": "x", "dataset_bytes": 1, "compute_bytes_per_second": 1.0, name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["cache_bytes", "bytes_per_second"])

@@ -13,10 +13,10 @@ from stoker._diagnostics.latency import Constant
 from stoker._fetch.config import PipelineConfig
 from stoker.errors import ConfigError
 from stoker_sim import BucketModel
-from stoker_sim._allocation import POLICIES, Cluster, Completion, Job, Submission, completions
-from stoker_sim._bucket import described
-from stoker_sim._caches import TierModel
-from stoker_sim._experiments.silod import queue
+from stoker_sim._allocation import POLICIES, Cluster, JobCompletion, Submission, TrainingJob, simulate_queue
+from stoker_sim._bucket import synthetic_manifest
+from stoker_sim._caches import CacheModel
+from stoker_sim._experiments.silod import create_queue
 from stoker_sim._scenario import Scenario, simulate
 from support.allocating import job
 
@@ -24,12 +24,12 @@ CLUSTER = Cluster(cache_bytes=100, bytes_per_second=5.0)
 FAST = job("fast", 100, 10.0)
 
 
-def submitted(each: Job, epochs: int = 3, seconds: float = 0.0, gpus: int = 1) -> Submission:
+def submitted(each: TrainingJob, epochs: int = 3, seconds: float = 0.0, gpus: int = 1) -> Submission:
     return Submission(job=each, seconds=seconds, epochs=epochs, gpus=gpus)
 
 
-def done(*jobs: Submission, cluster: Cluster = CLUSTER, gpus: int = 8, policy: str = "max-min") -> list[Completion]:
-    return completions(jobs, cluster, gpus, POLICIES[policy])
+def done(*jobs: Submission, cluster: Cluster = CLUSTER, gpus: int = 8, policy: str = "max-min") -> list[JobCompletion]:
+    return simulate_queue(jobs, cluster, gpus, POLICIES[policy])
 
 
 def ends(*jobs: Submission, cluster: Cluster = CLUSTER, gpus: int = 8, policy: str = "max-min") -> dict[str, float]:
@@ -54,7 +54,7 @@ def test_without_a_cache_every_epoch_is_read_again() -> None:
 
 def test_a_job_that_computes_longer_than_its_data_take_never_waits() -> None:
     slow = submitted(job("slow", 100, 2.0))
-    assert ends(slow, policy="no-cache") == {"slow": pytest.approx(slow.least_seconds)}
+    assert ends(slow, policy="no-cache") == {"slow": pytest.approx(slow.min_seconds)}
 
 
 def test_jobs_share_the_way_to_the_bucket() -> None:
@@ -98,25 +98,25 @@ def test_jobs_wait_in_line_for_their_gpus() -> None:
     assert [each.submission.job.name for each in (first, second, third)] == ["small", "large", "last"]
     assert second.started_seconds == first.ended_seconds
     assert third.started_seconds == second.ended_seconds
-    assert third.seconds == third.ended_seconds
+    assert third.duration_seconds == third.ended_seconds
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("share_data", [False, True])
 def test_every_job_of_a_queue_ends_and_none_is_faster_than_it_computes(policy: str, share_data: bool) -> None:
-    jobs = queue(40, 3, share_data=share_data)
+    jobs = create_queue(40, 3, share_data=share_data)
     found = done(*jobs, cluster=Cluster(cache_bytes=10**12, bytes_per_second=2e8), gpus=32, policy=policy)
     assert sorted(each.submission.job.name for each in found) == sorted(each.job.name for each in jobs)
     for each in found:
         assert each.started_seconds >= each.submission.seconds
-        assert each.ended_seconds - each.started_seconds >= each.submission.least_seconds * (1 - 1e-6)
+        assert each.ended_seconds - each.started_seconds >= each.submission.min_seconds * (1 - 1e-6)
 
 
 def test_a_policy_that_keeps_what_saves_most_ends_a_queue_sooner_than_equal_parts_and_these_sooner_than_none() -> None:
-    jobs = queue(80, 1)
+    jobs = create_queue(80, 1)
     cluster = Cluster(cache_bytes=2 * 10**12, bytes_per_second=0.25e9)
     mean = {
-        policy: sum(each.seconds for each in done(*jobs, cluster=cluster, gpus=96, policy=policy)) / len(jobs)
+        policy: sum(each.duration_seconds for each in done(*jobs, cluster=cluster, gpus=96, policy=policy)) / len(jobs)
         for policy in POLICIES
     }
     assert mean["greedy"] < 0.8 * mean["equal"]
@@ -127,7 +127,7 @@ def test_a_policy_that_keeps_what_saves_most_ends_a_queue_sooner_than_equal_part
 def test_a_job_takes_as_long_as_the_fetcher_does_in_virtual_time_while_its_cache_fills_and_later(
     bandwidth: float,
 ) -> None:
-    manifest = described(super_samples=250, samples=64, super_sample_bytes=8 << 20)
+    manifest = synthetic_manifest(super_samples=250, samples=64, super_sample_bytes=8 << 20)
     order = OrderConfig(seed=1)
     run = simulate(
         Scenario(
@@ -135,7 +135,7 @@ def test_a_job_takes_as_long_as_the_fetcher_does_in_virtual_time_while_its_cache
             feed=PipelineConfig(order=order, batch_size=64, memory_bytes=manifest.file_bytes + (512 << 20)),
             bucket=BucketModel(total_bytes_per_second=bandwidth),
             compute=Constant((8 << 20) / 400e6),
-            caches=[TierModel(limit_bytes=manifest.size_bytes // 2, policy="uniform")],
+            caches=[CacheModel(limit_bytes=manifest.size_bytes // 2, policy="uniform")],
             epochs=3,
         )
     )

@@ -11,12 +11,12 @@ import pytest
 
 from stoker.errors import NotFoundError
 from stoker.testing import run_virtual
-from stoker_sim._experiments.ipdl import DecodingView, Disk, DiskView, Processors, train
+from stoker_sim._experiments.ipdl import DecodingReader, Disk, DiskReader, Processors, train
 
 
 def still_disk() -> Disk:
     return Disk(
-        random.Random(1), settle_seconds=0.0, stroke_seconds=1.0, turn_seconds=0.0, bytes_per_second=1e6, pieces=1
+        random.Random(1), settle_seconds=0.0, stroke_seconds=1.0, rotation_seconds=0.0, bytes_per_second=1e6, pieces=1
     )
 
 
@@ -34,7 +34,7 @@ def test_a_read_takes_the_way_of_the_head_and_its_bytes() -> None:
 
 
 def test_a_turn_of_the_platter_costs_half_of_one_on_average() -> None:
-    disk = Disk(random.Random(1), turn_seconds=0.01, settle_seconds=0.0, stroke_seconds=0.0)
+    disk = Disk(random.Random(1), rotation_seconds=0.01, settle_seconds=0.0, stroke_seconds=0.0)
 
     async def main() -> float:
         for _ in range(1000):
@@ -114,7 +114,7 @@ def test_who_is_cancelled_as_his_turn_comes_passes_it_on() -> None:
 
 
 def test_a_disks_files_are_read_by_key() -> None:
-    view = DiskView(still_disk(), {"a": 1000}.__getitem__, {"a": 0.5}.__getitem__)
+    view = DiskReader(still_disk(), {"a": 1000}.__getitem__, {"a": 0.5}.__getitem__)
     data, info = run_virtual(view.get("a"))
     assert (data, info.size_bytes) == (bytes(1000), 1000)
     with pytest.raises(NotFoundError, match="simulated://disk/b does not exist"):
@@ -129,9 +129,9 @@ def test_jobs_beyond_the_cores_share_them() -> None:
 
 
 def test_what_is_read_is_decoded_before_it_is_there() -> None:
-    disk = DiskView(still_disk(), {"a": 1_000_000}.__getitem__, {"a": 0.5}.__getitem__)
+    disk = DiskReader(still_disk(), {"a": 1_000_000}.__getitem__, {"a": 0.5}.__getitem__)
     processors = Processors(1)
-    view = DecodingView(disk, processors, 0.25)
+    view = DecodingReader(disk, processors, 0.25)
     assert view.url == disk.url
     assert run_virtual(timed(view.get_range("a", 0, 1_000_000, into=memoryview(b"")))) == pytest.approx(1.25)
     assert run_virtual(timed(view.get("a"))) == pytest.approx(1.25)

@@ -7,21 +7,21 @@ from dataclasses import replace
 import pytest
 
 from stoker_sim._experiments.deli import (
+    DeliSetting,
+    DeliWorkload,
     Measurement,
     SampleCosts,
-    Setting,
-    Workload,
-    measurements,
+    load_measurements,
     simulate_samples,
-    simulated,
+    simulate_setting,
 )
 
 COSTS = SampleCosts(get_seconds=0.05, fetch_seconds=0.001)
-WORKLOAD = Workload(
+WORKLOAD = DeliWorkload(
     name="w", title="", dataset_samples=3000, node_samples=1000, compute_seconds=10.0, sample_bytes=1, costs=COSTS
 )
-SETTING = Setting(batch_size=100)
-KNOWN = [each for each in measurements() if each.setting is not None]
+SETTING = DeliSetting(batch_size=100)
+KNOWN = [each for each in load_measurements() if each.setting is not None]
 
 
 @pytest.mark.parametrize(
@@ -29,14 +29,14 @@ KNOWN = [each for each in measurements() if each.setting is not None]
 )
 def test_every_published_point_is_met(known: Measurement) -> None:
     assert known.setting is not None
-    ours = simulated(known.workload, known.setting)[known.epoch - 1]
+    ours = simulate_setting(known.workload, known.setting)[known.epoch - 1]
     if known.miss_rate is not None:
         assert ours.miss_rate == pytest.approx(known.miss_rate, abs=0.03)
     assert ours.wait_seconds == pytest.approx(known.wait_seconds, rel=0.15)
 
 
 def test_there_are_as_many_points_as_were_published() -> None:
-    assert len(measurements()) == 52
+    assert len(load_measurements()) == 52
     assert len(KNOWN) == 48
 
 
@@ -54,7 +54,7 @@ def test_a_fetch_is_asked_for_when_the_queue_is_empty_and_never_crosses_an_epoch
 
 def test_a_cache_without_room_for_threshold_fetch_and_batch_evicts_what_was_not_read() -> None:
     enough, less = (
-        simulate_samples(WORKLOAD, Setting(200, 200, room, batch_size=100))[0].miss_rate for room in (500, 200)
+        simulate_samples(WORKLOAD, DeliSetting(200, 200, room, batch_size=100))[0].miss_rate for room in (500, 200)
     )
     assert enough < 0.05 < less
 

@@ -14,11 +14,11 @@ from stoker._format.versions import read_manifest
 from stoker.errors import NotFoundError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
-from stoker_sim._bucket import BucketView, SimulatedBucket, described
+from stoker_sim._bucket import BucketView, SimulatedBucket, synthetic_manifest
 
 
 def held(size: int, **model: Any) -> tuple[BucketView, bytes]:
-    data = described(super_samples=size, samples=1, super_sample_bytes=8192).to_bytes()
+    data = synthetic_manifest(super_samples=size, samples=1, super_sample_bytes=8192).to_bytes()
     sizes = {POINTER_KEY: len(data)}
     bucket = SimulatedBucket(
         BucketModel(first_byte=Constant(0.1), **model), sizes.__getitem__, objects={POINTER_KEY: data}

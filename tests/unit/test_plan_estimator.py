@@ -7,25 +7,25 @@ from dataclasses import replace
 
 import pytest
 
-from stoker._cache.eviction import Residents, Uniform
+from stoker._cache.eviction import CacheEntries, NoEviction
 from stoker._diagnostics.latency import Constant
-from stoker_sim._allocation import Job, Share
-from stoker_sim._experiments.silod import Circumstances, simulated_rate
+from stoker_sim._allocation import JobShare, TrainingJob
+from stoker_sim._experiments.silod import Circumstances, simulate_rate
 
 DATASET_BYTES = 250 * (8 << 20)
 AROUND = Circumstances(super_samples=250, warm_epochs=2)
 KNEE = 1.0
 
 
-def share(part: float, supply: float, *, rate: float = 400e6, nodes: int = 1) -> Share:
+def share(part: float, supply: float, *, rate: float = 400e6, nodes: int = 1) -> JobShare:
     """Return so much of the data set as cache, and so much of what the full rate needs as bandwidth."""
-    job = Job(name="job", dataset_bytes=DATASET_BYTES, compute_bytes_per_second=rate, nodes=nodes)
+    job = TrainingJob(name="job", dataset_bytes=DATASET_BYTES, compute_bytes_per_second=rate, nodes=nodes)
     cache_bytes = round(part * job.cacheable_bytes)
-    return Share(job=job, cache_bytes=cache_bytes, bytes_per_second=supply * rate * job.missed(cache_bytes))
+    return JobShare(job=job, cache_bytes=cache_bytes, bytes_per_second=supply * rate * job.miss_rate(cache_bytes))
 
 
-def error(given: Share, around: Circumstances = AROUND, kept: Residents[str] | None = None) -> float:
-    return simulated_rate(given, around, kept) / given.rate - 1
+def error(given: JobShare, around: Circumstances = AROUND, kept: CacheEntries[str] | None = None) -> float:
+    return simulate_rate(given, around, kept) / given.rate - 1
 
 
 @pytest.mark.parametrize("supply", [0.5, 1.25])
@@ -47,9 +47,9 @@ def test_there_it_is_a_bound_that_is_missed_where_misses_are_rare_and_come_in_bu
 def test_bunches_cost_what_they_cost_any_reader_that_looks_as_far_ahead(supply: float) -> None:
     around = Circumstances(super_samples=2000, memory_bytes=512 << 20)
     dataset_bytes = around.super_samples * (8 << 20)
-    job = Job(name="job", dataset_bytes=dataset_bytes, compute_bytes_per_second=400e6)
+    job = TrainingJob(name="job", dataset_bytes=dataset_bytes, compute_bytes_per_second=400e6)
     cache_bytes = round(0.9 * dataset_bytes)
-    given = Share(job=job, cache_bytes=cache_bytes, bytes_per_second=supply * 400e6 * job.missed(cache_bytes))
+    given = JobShare(job=job, cache_bytes=cache_bytes, bytes_per_second=supply * 400e6 * job.miss_rate(cache_bytes))
     slots_ahead = 512 // 8 - 12  # of which the window and late requests take some
     assert error(given, around) == pytest.approx(error_of_bunches(0.1, supply, slots_ahead), abs=0.015)
 
@@ -106,7 +106,7 @@ def test_nodes_that_keep_for_themselves_have_the_hits_of_their_own_caches(supply
 
 
 def test_jobs_of_different_speed_that_share_a_data_set_both_have_all_of_its_cache() -> None:
-    kept = Residents[str](Uniform(), DATASET_BYTES // 2)
+    kept = CacheEntries[str](NoEviction(), DATASET_BYTES // 2)
     for given in (share(0.5, 0.5), share(0.5, 0.8, rate=100e6)):
         assert error(given, kept=kept) == pytest.approx(0.0, abs=0.05)
     assert len(kept) == 125

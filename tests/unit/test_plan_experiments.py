@@ -15,7 +15,7 @@ import pytest
 from stoker.cli import main
 from stoker.errors import ConfigError
 from stoker_sim import _experiments as experiments
-from stoker_sim._experiments import Cell, Experiment, Outcome, Table, load, published
+from stoker_sim._experiments import Cell, Experiment, ExperimentResult, Table, load_experiment, load_paper
 
 PLOTLY_BYTES = 1 << 20
 ELSEWHERE = {"silod-estimator"}
@@ -23,15 +23,17 @@ ELSEWHERE = {"silod-estimator"}
 
 
 @cache
-def outcome(name: str) -> Outcome:
+def outcome(name: str) -> ExperimentResult:
     """Return what an experiment finds when it is quick; each is run once, whatever looks at it."""
-    return load(name).run(True)
+    return load_experiment(name).run(True)
 
 
 @pytest.fixture(autouse=True)
 def _each_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_once(name: str) -> Experiment:
-        return replace(load(name), run=lambda is_quick: outcome(name) if is_quick else load(name).run(False))
+        return replace(
+            load_experiment(name), run=lambda is_quick: outcome(name) if is_quick else load_experiment(name).run(False)
+        )
 
     monkeypatch.setattr(experiments, "load", run_once)
 
@@ -116,7 +118,7 @@ def test_by_chunk_is_faster_by_more_than_was_published() -> None:
     known = [
         (number(times), least) for times, least in cells(reads, "times", "published, more than") if least is not None
     ]
-    assert {least for _, least in known} == {each["more_than_times"] for each in published("diesel")["reads"]}
+    assert {least for _, least in known} == {each["more_than_times"] for each in load_paper("diesel")["reads"]}
     assert all(times > number(least) for times, least in known)
     speeds = {(place, size): times for place, size, times in cells(units, "store", "unit bytes", "times 4 KiB")}
     assert 20 < number(speeds["file system", 131_072]) < 30
@@ -209,4 +211,4 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, capsys: pyt
 
 def test_there_is_no_experiment_of_another_name() -> None:
     with pytest.raises(ConfigError, match="there is no experiment 'x'"):
-        experiments.load("x")
+        experiments.load_experiment("x")

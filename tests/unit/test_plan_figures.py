@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from matplotlib.transforms import Bbox
 
-from stoker_sim._experiments import Panel, Series, _drawn, _touches
+from stoker_sim._experiments import Panel, Series, _create_figure, _touches
 
 NAMES = [f"a setting with quite a long name, {number}" for number in range(6)]
 
@@ -25,7 +25,7 @@ def below() -> list[Series]:
 
 @pytest.mark.parametrize("others", [0, 3])
 def test_a_legend_lies_on_no_line(others: int) -> None:
-    figure = _drawn([panel(everywhere()), *[panel(below())] * others], "title")
+    figure = _create_figure([panel(everywhere()), *[panel(below())] * others], "title")
     figure.draw_without_rendering()
     for axes in figure.axes:
         box = axes.get_legend().get_window_extent()
@@ -37,7 +37,7 @@ def test_a_legend_lies_on_no_line(others: int) -> None:
 def test_a_legend_stays_in_a_corner_that_is_free_and_goes_below_the_axes_if_none_is() -> None:
     free = [Series("a", [0, 1, 2, 3], [0, 0, 0, 1]), Series("b", [0, 3], [0, 0.1])]
     for series, is_inside in ((free, True), (everywhere(), False)):
-        figure = _drawn([panel(series)], "title")
+        figure = _create_figure([panel(series)], "title")
         figure.draw_without_rendering()
         (axes,) = figure.axes
         legend, frame = axes.get_legend().get_window_extent(), axes.get_window_extent()
@@ -47,7 +47,7 @@ def test_a_legend_stays_in_a_corner_that_is_free_and_goes_below_the_axes_if_none
 
 def test_points_are_no_line_between_them() -> None:
     apart = [Series("a", [0, 3], [1, 1], kind="points"), Series("b", [0, 3], [0, 0])]
-    figure = _drawn([panel(apart)], "title")
+    figure = _create_figure([panel(apart)], "title")
     (axes,) = figure.axes
     middle = axes.transData.transform([(1.4, 0.9), (1.6, 1.1)])
     box = Bbox(middle)
@@ -61,7 +61,7 @@ def test_points_are_no_line_between_them() -> None:
 def test_a_logarithmic_axis_names_few_values_and_powers_of_ten_else(
     x: tuple[int, ...], named: list[str] | None
 ) -> None:
-    figure = _drawn([panel([Series("a", list(x), list(x))], x_log=True)], "title")
+    figure = _create_figure([panel([Series("a", list(x), list(x))], x_log=True)], "title")
     figure.draw_without_rendering()
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert labels == named if named is not None else any("10^" in label for label in labels)

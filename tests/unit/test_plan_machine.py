@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker._diagnostics.machine import look
+from stoker._diagnostics.machine import inspect_machine
 
 GB = 1 << 30
 
@@ -21,7 +21,7 @@ def machine(root: Path, files: dict[str, str]) -> Path:
 
 
 def test_without_control_groups_the_machine_is_the_limit(tmp_path: Path) -> None:
-    found = look(machine(tmp_path, {}))
+    found = inspect_machine(machine(tmp_path, {}))
     assert (found.memory_bytes, found.free_bytes, found.limited_by) == (64 * GB, 32 * GB, "")
 
 
@@ -33,7 +33,7 @@ def test_the_least_of_all_control_groups_around_a_process_is_the_limit(tmp_path:
         "sys/fs/cgroup/pods/memory.current": f"{3 * GB}\n",
         "sys/fs/cgroup/pods/cpu.max": "50000 100000\n",
     }
-    found = look(machine(tmp_path, files))
+    found = inspect_machine(machine(tmp_path, files))
     assert (found.memory_bytes, found.free_bytes) == (8 * GB, 5 * GB)
     assert found.limited_by == "the control group /sys/fs/cgroup/pods"
     assert found.cores == 0.5
@@ -46,13 +46,13 @@ def test_the_first_version_of_control_groups_is_known_too(tmp_path: Path) -> Non
         "sys/fs/cgroup/memory/box/memory.usage_in_bytes": f"{3 * GB}\n",
         "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
     }
-    found = look(machine(tmp_path, files))
+    found = inspect_machine(machine(tmp_path, files))
     assert (found.memory_bytes, found.free_bytes) == (2 * GB, 0)
 
 
 def test_no_limit_is_no_limit(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}
-    found = look(machine(tmp_path, files))
+    found = inspect_machine(machine(tmp_path, files))
     assert (found.memory_bytes, found.limited_by) == (64 * GB, "")
 
 
@@ -63,13 +63,13 @@ def test_nonsense_in_these_files_is_as_good_as_nothing(tmp_path: Path) -> None:
         "sys/fs/cgroup/a/memory.max": "-5\n",
         "sys/fs/cgroup/a/cpu.max": "1 0\n",
     }
-    found = look(machine(tmp_path, files))
+    found = inspect_machine(machine(tmp_path, files))
     assert found.memory_bytes > 0
     assert found.cores >= 1
 
 
 def test_this_machine_has_something() -> None:
-    found = look()
+    found = inspect_machine()
     assert 0 < found.free_bytes <= found.memory_bytes
     assert found.cores > 0
     assert found.open_files == pytest.approx(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from stoker._diagnostics.latency import Constant, Late, LogNormal, Recorded
+from stoker._diagnostics.latency import Constant, LateTail, LogNormal, RecordedLatency
 from stoker.errors import ConfigError, NotFoundError, ServerError, ThrottledError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
-from stoker_sim._bucket import BucketView, Shared, SharedLink, SimulatedBucket
+from stoker_sim._bucket import BucketView, ProcessorSharing, SharedLink, SimulatedBucket
 
 SIZES = {"a": 8_000_000, "b": 1_000}
 
@@ -44,7 +44,7 @@ def test_who_is_alone_is_served_at_its_own_rate_and_who_is_not_shares() -> None:
 
 def test_who_comes_later_slows_those_that_are_there_and_who_leaves_frees_them() -> None:
     async def main() -> list[float]:
-        shared, loop, ends = Shared(lambda number: 1.0 / number), asyncio.get_running_loop(), []
+        shared, loop, ends = ProcessorSharing(lambda number: 1.0 / number), asyncio.get_running_loop(), []
 
         async def one(start: float, work: float) -> None:
             await asyncio.sleep(start)
@@ -59,7 +59,7 @@ def test_who_comes_later_slows_those_that_are_there_and_who_leaves_frees_them() 
 
 def test_what_is_cancelled_leaves_its_share_to_the_others() -> None:
     async def main() -> float:
-        shared, loop = Shared(lambda number: 1.0 / number), asyncio.get_running_loop()
+        shared, loop = ProcessorSharing(lambda number: 1.0 / number), asyncio.get_running_loop()
         left, gone = asyncio.create_task(shared.serve(10.0)), asyncio.create_task(shared.serve(10.0))
         await asyncio.sleep(4.0)
         gone.cancel()
@@ -140,13 +140,13 @@ def test_a_lognormal_has_the_percentiles_that_it_was_given() -> None:
 
 def test_recorded_durations_are_drawn_as_they_were() -> None:
     rng = random.Random(2)
-    drawn = {Recorded([0.1, 0.4]).draw(rng) for _ in range(50)}
+    drawn = {RecordedLatency([0.1, 0.4]).draw(rng) for _ in range(50)}
     assert drawn == {0.1, 0.4}
 
 
 def test_so_many_are_late() -> None:
     rng = random.Random(2)
-    late = Late(Constant(0.1), 0.05, 2.0)
+    late = LateTail(Constant(0.1), 0.05, 2.0)
     assert sum(late.draw(rng) > 1.0 for _ in range(10_000)) == pytest.approx(500, rel=0.2)
 
 
@@ -157,9 +157,9 @@ def test_so_many_are_late() -> None:
         lambda: Constant(math.inf),
         lambda: LogNormal(0.2, 0.1),
         lambda: LogNormal(0.0, 0.1),
-        lambda: Recorded([]),
-        lambda: Recorded([math.nan]),
-        lambda: Late(Constant(0.1), 1.5, 1.0),
+        lambda: RecordedLatency([]),
+        lambda: RecordedLatency([math.nan]),
+        lambda: LateTail(Constant(0.1), 1.5, 1.0),
     ],
 )
 def test_durations_that_cannot_be_are_refused(make: object) -> None:

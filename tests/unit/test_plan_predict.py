@@ -17,16 +17,16 @@ import pytest
 
 from stoker import FetchConfig, NextBatch, Operation, OrderConfig, Prices
 from stoker._base.sizes import parse_bytes
-from stoker._cache.tiers import CacheSpec, Sharers, made_tiers
-from stoker._diagnostics.latency import Constant, Late, LogNormal
+from stoker._cache.tiers import CacheSharing, CacheSpec, create_tiers
+from stoker._diagnostics.latency import Constant, LateTail, LogNormal
 from stoker._fetch.config import PipelineConfig
 from stoker.errors import BudgetError, ConfigError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._advice import Advice, Resources, Suggestion, advise
-from stoker_sim._bucket import BucketView, SimulatedBucket, described
-from stoker_sim._caches import Cache, settled_hit_rate
-from stoker_sim._predict import Prediction, Workload, predict
+from stoker_sim._bucket import BucketView, SimulatedBucket, synthetic_manifest
+from stoker_sim._caches import PlannedCache, settled_hit_rate
+from stoker_sim._predict import PlannedTraining, Prediction, predict
 from stoker_sim._scenario import Scenario, simulate
 
 MIB = 1 << 20
@@ -44,11 +44,11 @@ def workload(
     memory: int = 40 * MIB,
     node: float = 50e6,
     first_byte: float = 0.02,
-    cache: Cache | None = None,
+    cache: PlannedCache | None = None,
     hedge: bool = False,
-) -> Workload:
-    return Workload(
-        manifest=described(super_samples=super_samples, samples=samples, super_sample_bytes=size),
+) -> PlannedTraining:
+    return PlannedTraining(
+        manifest=synthetic_manifest(super_samples=super_samples, samples=samples, super_sample_bytes=size),
         feed=PipelineConfig(
             order=OrderConfig(seed=1, window=window, lanes=nodes),
             batch_size=100,
@@ -153,7 +153,7 @@ def test_dollars_are_those_of_requests_and_bytes() -> None:
 
 
 def test_a_cache_serves_its_share_in_later_epochs_only() -> None:
-    found = predict(workload(rate=50_000, cache=Cache(size_bytes=60 * MIB)))
+    found = predict(workload(rate=50_000, cache=PlannedCache(size_bytes=60 * MIB)))
     assert found.hit_rate == pytest.approx(0.5, abs=0.01)
     assert found.first.requests == 120
     assert found.later.requests == pytest.approx(60, abs=2)
@@ -185,7 +185,7 @@ def test_a_rate_that_is_none_is_refused(rate: float) -> None:
 RESOURCES = Resources(memory_bytes=512 * MIB, median_seconds=0.05, slowest_seconds=0.08)
 
 
-def advised(given: Workload, resources: Resources = RESOURCES) -> tuple[Advice, dict[str, Suggestion]]:
+def advised(given: PlannedTraining, resources: Resources = RESOURCES) -> tuple[Advice, dict[str, Suggestion]]:
     found = advise(given, resources)
     return found, {each.name: each for each in found.suggestions}
 
@@ -216,7 +216,7 @@ def test_following_the_advice_improves_a_bad_configuration() -> None:
         ("memory", workload(super_samples=600, rate=4000, first_byte=0.4, memory=8 * MIB)),
     ],
 )
-def test_each_kind_of_bad_setting_is_found_and_mended(name: str, bad: Workload) -> None:
+def test_each_kind_of_bad_setting_is_found_and_mended(name: str, bad: PlannedTraining) -> None:
     found, by_name = advised(bad)
     improves(found)
     assert by_name[name].is_change
@@ -282,7 +282,7 @@ def test_the_warm_tier_stays_off_unless_late_answers_are_the_only_trouble() -> N
 
 def test_the_warm_tier_is_advised_where_answers_are_late_and_read_again_without_a_cache() -> None:
     given = workload(super_samples=240, size=2 * MIB, rate=10_000, nodes=2, memory=200 * MIB, node=2e9)
-    late = replace(given, bucket=replace(given.bucket, first_byte=Late(Constant(0.02), 0.1, 2.0)))
+    late = replace(given, bucket=replace(given.bucket, first_byte=LateTail(Constant(0.02), 0.1, 2.0)))
     tail = Resources(memory_bytes=200 * MIB, median_seconds=0.02, slowest_seconds=2.02)
     warm = advised(late, tail)[1]["warm tier"]
     assert warm.advised == "on"
@@ -298,7 +298,7 @@ def test_the_warm_tier_is_advised_where_answers_are_late_and_read_again_without_
 # Several ranks on a node
 
 
-def ranked(ranks_per_node: int, nodes: int = 1, **settings: Any) -> Workload:
+def ranked(ranks_per_node: int, nodes: int = 1, **settings: Any) -> PlannedTraining:
     return replace(workload(nodes=nodes * ranks_per_node, **settings), ranks_per_node=ranks_per_node)
 
 
@@ -350,15 +350,15 @@ def test_many_nodes_of_many_ranks_stand_for_more() -> None:
 
 def test_ranks_share_a_disk_and_none_shares_another_ones_memory() -> None:
     size_bytes = 40 * MIB
-    disk = ranked(3, memory=8 * MIB, cache=Cache(size_bytes=size_bytes))
+    disk = ranked(3, memory=8 * MIB, cache=PlannedCache(size_bytes=size_bytes))
     assert disk.hit_rate == settled_hit_rate(1 / 3, 1, "next-use")
-    memory = replace(disk, cache=Cache(size_bytes=size_bytes, is_of_rank=True))
+    memory = replace(disk, cache=PlannedCache(size_bytes=size_bytes, is_per_rank=True))
     assert memory.hit_rate == settled_hit_rate(1.0, 3, "next-use") != disk.hit_rate
 
 
 def test_a_disk_that_is_slower_than_the_bucket_is_left_alone() -> None:
     bucket = ranked(3, memory=8 * MIB)
-    slow = predict(replace(bucket, cache=Cache(size_bytes=120 * MIB, bytes_per_second=5e6))).later
+    slow = predict(replace(bucket, cache=PlannedCache(size_bytes=120 * MIB, bytes_per_second=5e6))).later
     assert slow.seconds <= 1.1 * predict(bucket).later.seconds
 
 
@@ -419,7 +419,7 @@ def test_an_advised_cache_is_one_that_a_loader_takes(kind: str, ranks_per_node: 
     found, by_name = advised(slow, there_is)
     assert by_name["cache"].advised.startswith(kind)
     (text,) = re.findall(r'^Loader\(cache="(.*)"\)$', by_name["cache"].command)
-    made_tiers(CacheSpec.parse_all(text), found.workload.manifest, Sharers(ranks=ranks_per_node))
+    create_tiers(CacheSpec.parse_all(text), found.workload.manifest, CacheSharing(ranks=ranks_per_node))
 
 
 def test_no_disk_is_advised_that_has_no_room_for_a_super_sample_of_each_rank() -> None:

@@ -7,13 +7,13 @@ import random
 
 import pytest
 
-from stoker._diagnostics.latency import Constant, Late, LogNormal
+from stoker._diagnostics.latency import Constant, LateTail, LogNormal
 from stoker._diagnostics.probe import Probe, ProbeLimits, probe
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, DeadlineError, ServerError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
-from stoker_sim._bucket import BucketView, SimulatedBucket, described, size_of
+from stoker_sim._bucket import BucketView, SimulatedBucket, create_size_lookup, synthetic_manifest
 
 TAILS = {"none": (0.0, 0.0), "5% of 2 s": (0.05, 2.0), "1% of 10 s": (0.01, 10.0)}
 
@@ -25,10 +25,12 @@ def probed(
     limits: ProbeLimits | None = None,
     seed: int = 1,
 ) -> Probe:
-    manifest = described(super_samples=20, samples=10, super_sample_bytes=size)
+    manifest = synthetic_manifest(super_samples=20, samples=10, super_sample_bytes=size)
 
     async def main() -> Probe:
-        view = BucketView(SimulatedBucket(model, size_of(manifest)), random.Random(seed), bytes_per_second=node)
+        view = BucketView(
+            SimulatedBucket(model, create_size_lookup(manifest)), random.Random(seed), bytes_per_second=node
+        )
         return await probe(view, [manifest.ref(row) for row in range(len(manifest))], limits)
 
     return run_virtual(main())
@@ -84,7 +86,7 @@ def test_a_probe_keeps_to_its_limits() -> None:
 
 def late(tail: str, usual_seconds: float = 0.02, rate: float = 90e6) -> BucketModel:
     usual = LogNormal(usual_seconds, 1.26 * usual_seconds)
-    return BucketModel(first_byte=Late(usual, *TAILS[tail]), connection_bytes_per_second=rate)
+    return BucketModel(first_byte=LateTail(usual, *TAILS[tail]), connection_bytes_per_second=rate)
 
 
 @pytest.mark.parametrize("tail", TAILS)

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from stoker import FetchConfig
-from stoker._trace.recording import Recording, Told
+from stoker._trace.recording import Recording, TraceEvent
 from stoker.errors import ConfigError
 from stoker.trace import ChromeTrace, read_trace
 from stoker_sim import recorded_bucket, recorded_latency
@@ -20,7 +20,7 @@ ALONE = FetchConfig(hedge=False, split_parts=1, concurrency_start=1, concurrency
 FOUR = FetchConfig(hedge=False, split_parts=1, concurrency_start=4, concurrency_least=4, concurrency_most=4)
 
 
-def recorded(path: Path, weather: Weather, config: FetchConfig | None = None, objects: int = 200) -> list[Told]:
+def recorded(path: Path, weather: Weather, config: FetchConfig | None = None, objects: int = 200) -> list[TraceEvent]:
     with ChromeTrace(path / "trace.json", clock=lambda: 0.0) as trace:
         TracedRun(objects=objects, slots=12, weather=weather, config=config, sinks=[trace]).run()
     return list(read_trace(path / "trace.json"))
@@ -53,10 +53,10 @@ def test_the_rate_of_all_is_the_stores_where_they_fill_the_link(tmp_path: Path) 
 
 def test_one_that_was_overtaken_counts_as_long_as_it_was_waited_for(tmp_path: Path) -> None:
     recording = recorded(tmp_path, Weather(late_fraction=0.05, late_seconds=2.0))
-    given_up = [answer for answer in Recording.of(recording).answers if not answer.is_begun]
+    given_up = [answer for answer in Recording.of(recording).responses if not answer.is_begun]
     assert given_up
     latency = recorded_latency(recording)
-    assert len(latency.seconds) == len(Recording.of(recording).answers)
+    assert len(latency.seconds) == len(Recording.of(recording).responses)
     assert {answer.first_byte_seconds for answer in given_up} <= set(latency.seconds)
 
 
@@ -75,4 +75,4 @@ def test_a_trace_without_requests_is_refused(find: object) -> None:
 
 def test_bytes_of_a_trace_are_those_that_were_read(tmp_path: Path) -> None:
     recording = recorded(tmp_path, Weather(), ALONE, objects=20)
-    assert sum(answer.size_bytes for answer in Recording.of(recording).answers) == 20 * len(BODY)
+    assert sum(answer.size_bytes for answer in Recording.of(recording).responses) == 20 * len(BODY)

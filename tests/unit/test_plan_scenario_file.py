@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker import FetchSize, NextBatch, Prices, open_store
-from stoker._diagnostics.latency import Constant, Late, LogNormal, Recorded
+from stoker._diagnostics.latency import Constant, LateTail, LogNormal, RecordedLatency
 from stoker.errors import ConfigError
 from stoker_sim._bucket import read_durations
 from stoker_sim._commands.simulate import scenario_outcome
@@ -89,7 +89,7 @@ def test_what_is_said_is_taken(tmp_path: Path) -> None:
         policy = "replica-aware"
     """
     scenario = read_scenario(written(tmp_path, text + LEAST + node)).scenario
-    assert scenario.bucket.first_byte == Late(Recorded((0.1, 0.2)), 0.1, 2.0)
+    assert scenario.bucket.first_byte == LateTail(RecordedLatency((0.1, 0.2)), 0.1, 2.0)
     assert scenario.bucket.connection_bytes_per_second == 40e6
     assert (scenario.feed.order.shuffle, scenario.feed.order.lanes, scenario.feed.end_epoch) == ("block", 4, 2)
     assert scenario.feed.schedule == FetchSize(4, 2)
@@ -118,7 +118,7 @@ def test_a_packed_data_set_is_named_by_its_url_and_simulated_without_its_bytes(t
     text = f'[dataset]\nurl = "{tmp_path}/bucket"\n[node]\nbatch_size = 50\n'
     file = read_scenario(written(tmp_path, text))
     assert file.url == f"{tmp_path}/bucket"
-    assert sum(each.look_ups for each in simulate(file.scenario).epochs) == super_samples > 1
+    assert sum(each.lookups for each in simulate(file.scenario).epochs) == super_samples > 1
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_an_epoch_without_a_batch_is_refused(tmp_path: Path) -> None:
 )
 def test_durations_are_read(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    assert read_durations(tmp_path / name) == Recorded((0.25, 0.5))
+    assert read_durations(tmp_path / name) == RecordedLatency((0.25, 0.5))
 
 
 @pytest.mark.parametrize(

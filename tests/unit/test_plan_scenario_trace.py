@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from stoker import OrderConfig
-from stoker._diagnostics.latency import Constant, Late
+from stoker._diagnostics.latency import Constant, LateTail
 from stoker._fetch.config import PipelineConfig
-from stoker._trace.chrome import MOST_RANKS, rank_traces
-from stoker._trace.recording import Recording, Told
+from stoker._trace.chrome import MAX_RANKS, rank_traces
+from stoker._trace.recording import Recording, TraceEvent
 from stoker.trace import read_trace
 from stoker_sim import BucketModel
-from stoker_sim._bucket import described
+from stoker_sim._bucket import synthetic_manifest
 from stoker_sim._scenario import Scenario, simulate
 
 NODES = 3
@@ -21,25 +21,25 @@ NODES = 3
 
 def scenario(nodes: int = NODES) -> Scenario:
     return Scenario(
-        manifest=described(super_samples=24 * nodes, samples=40, super_sample_bytes=1_000_000),
+        manifest=synthetic_manifest(super_samples=24 * nodes, samples=40, super_sample_bytes=1_000_000),
         feed=PipelineConfig(
             order=OrderConfig(lanes=nodes), batch_size=40, world_size=nodes, memory_bytes=30_000_000, end_epoch=2
         ),
-        bucket=BucketModel(first_byte=Late(Constant(0.05), 0.1, 2.0), connection_bytes_per_second=5e6),
+        bucket=BucketModel(first_byte=LateTail(Constant(0.05), 0.1, 2.0), connection_bytes_per_second=5e6),
         compute=Constant(0.02),
         epochs=2,
     )
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[TraceEvent]:
     path = tmp_path_factory.mktemp("trace") / "t.json"
     with rank_traces(path) as sinks_of:
         simulate(scenario(), sinks_of)
     return list(read_trace(path))
 
 
-def test_each_rank_is_a_process_whose_waits_are_those_of_the_result(told: list[Told]) -> None:
+def test_each_rank_is_a_process_whose_waits_are_those_of_the_result(told: list[TraceEvent]) -> None:
     run = simulate(scenario())
     for rank in range(NODES):
         mine = Recording.of(each for each in told if each.process == rank + 1)
@@ -51,10 +51,10 @@ def test_each_rank_is_a_process_whose_waits_are_those_of_the_result(told: list[T
     assert run.wait_seconds > 0.1
 
 
-def test_its_requests_are_those_of_the_result(told: list[Told]) -> None:
+def test_its_requests_are_those_of_the_result(told: list[TraceEvent]) -> None:
     recording, run = Recording.of(told), simulate(scenario())
-    assert len(recording.answers) == run.requests
-    assert sum(answer.is_whole for answer in recording.answers) == len(recording.fetches)
+    assert len(recording.responses) == run.requests
+    assert sum(answer.is_whole for answer in recording.responses) == len(recording.fetches)
 
 
 def test_a_run_that_is_traced_is_the_run_that_is_not(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_run_that_is_traced_is_the_run_that_is_not(tmp_path: Path) -> None:
 
 def test_no_more_than_the_first_ranks_are_traced(tmp_path: Path) -> None:
     with rank_traces(tmp_path / "t.json") as sinks_of:
-        assert [bool(sinks_of(rank)) for rank in range(MOST_RANKS + 2)] == [True] * MOST_RANKS + [False] * 2
+        assert [bool(sinks_of(rank)) for rank in range(MAX_RANKS + 2)] == [True] * MAX_RANKS + [False] * 2
 
 
 def test_a_large_one_ends_at_its_limit(tmp_path: Path) -> None:

@@ -8,23 +8,23 @@ import pytest
 
 from stoker_sim import _experiments as experiments
 from stoker_sim._experiments import silod as silod_estimator
-from stoker_sim._experiments.silod import queue
+from stoker_sim._experiments.silod import create_queue
 
 
 def test_a_queue_is_the_same_jobs_whether_they_share_data_or_not() -> None:
-    own, shared = queue(30, 4), queue(30, 4, share_data=True)
+    own, shared = create_queue(30, 4), create_queue(30, 4, share_data=True)
     assert [each.seconds for each in own] == [each.seconds for each in shared]
-    assert [each.least_seconds for each in own] == [each.least_seconds for each in shared]
-    assert len({each.job.data for each in own}) == 30
-    assert len({each.job.data for each in shared}) == 5
-    assert queue(30, 4) == own
-    assert queue(30, 5) != own
+    assert [each.min_seconds for each in own] == [each.min_seconds for each in shared]
+    assert len({each.job.dataset_key for each in own}) == 30
+    assert len({each.job.dataset_key for each in shared}) == 5
+    assert create_queue(30, 4) == own
+    assert create_queue(30, 5) != own
 
 
 def test_each_case_of_the_estimate_stands_beside_what_was_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = list(islice(silod_estimator.cases(quick=True), 3))
     monkeypatch.setattr(silod_estimator, "cases", lambda quick: chosen)
-    outcome = experiments.load("silod-estimator").run(True)
+    outcome = experiments.load_experiment("silod-estimator").run(True)
     for row, case in zip(outcome.tables[0].rows, chosen, strict=True):
         *_, estimate, simulated, error = (float(cell or 0) for cell in row[1:])
         assert estimate == case.share.rate / 1e6

@@ -10,14 +10,14 @@ from operator import attrgetter
 import pytest
 
 from stoker import OrderConfig
-from stoker._cache.eviction import Lru, Residents, Uniform
+from stoker._cache.eviction import CacheEntries, Lru, NoEviction
 from stoker._diagnostics.latency import Constant
 from stoker._fetch.config import PipelineConfig
 from stoker.abc import ObjectRef, Tier
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
-from stoker_sim._bucket import described
-from stoker_sim._caches import SimulatedTier, TierModel
+from stoker_sim._bucket import synthetic_manifest
+from stoker_sim._caches import CacheModel, SimulatedCache
 from stoker_sim._scenario import Scenario, simulate
 
 NOTHING = memoryview(bytearray())
@@ -25,10 +25,10 @@ SMALL = ObjectRef(key="small", size_bytes=100, crc32c=0)
 LARGE = ObjectRef(key="large", size_bytes=900, crc32c=0)
 
 
-def tier(capacity: int = 1000, *, uniform: bool = False, latency: float = 0.5) -> SimulatedTier[str]:
-    residents = Residents[str](Uniform() if uniform else Lru(), capacity)
-    model = TierModel(limit_bytes=capacity, bytes_per_second=100.0, latency=Constant(latency))
-    return SimulatedTier(residents, attrgetter("key"), model, random.Random(0))
+def tier(capacity: int = 1000, *, uniform: bool = False, latency: float = 0.5) -> SimulatedCache[str]:
+    residents = CacheEntries[str](NoEviction() if uniform else Lru(), capacity)
+    model = CacheModel(limit_bytes=capacity, bytes_per_second=100.0, latency=Constant(latency))
+    return SimulatedCache(residents, attrgetter("key"), model, random.Random(0))
 
 
 def timed(cache: Tier, *refs: ObjectRef) -> tuple[list[bool], float]:
@@ -65,20 +65,20 @@ def test_the_policy_decides_who_stays_and_a_read_counts_as_a_use() -> None:
         cache.offer(ref, NOTHING)
     assert timed(cache, SMALL)[0] == [True]
     cache.offer(replace(LARGE, size_bytes=850), NOTHING)
-    assert list(cache.residents) == ["small", "large"]
+    assert list(cache.entries) == ["small", "large"]
 
 
 def test_what_has_no_room_under_the_policy_is_not_kept() -> None:
     cache = tier(uniform=True)
     for ref in (LARGE, replace(SMALL, size_bytes=101)):
         cache.offer(ref, NOTHING)
-    assert list(cache.residents) == ["large"]
+    assert list(cache.entries) == ["large"]
 
 
 @pytest.mark.parametrize("cached", [0, 10, 30, 60])
 def test_a_cache_that_never_evicts_serves_its_share_of_every_later_epoch(cached: int) -> None:
-    manifest = described(super_samples=60, samples=100, super_sample_bytes=1 << 20)
-    model = TierModel(name="cache", limit_bytes=cached << 20)
+    manifest = synthetic_manifest(super_samples=60, samples=100, super_sample_bytes=1 << 20)
+    model = CacheModel(name="cache", limit_bytes=cached << 20)
     scenario = Scenario(
         manifest=manifest,
         feed=PipelineConfig(
@@ -90,7 +90,7 @@ def test_a_cache_that_never_evicts_serves_its_share_of_every_later_epoch(cached:
         compute=Constant(0.1),
         epochs=3,
         tiers=lambda feed, manifest: [
-            SimulatedTier(Residents(Uniform(), cached << 20), attrgetter("key"), model, random.Random(0))
+            SimulatedCache(CacheEntries(NoEviction(), cached << 20), attrgetter("key"), model, random.Random(0))
         ],
     )
     run = simulate(scenario)

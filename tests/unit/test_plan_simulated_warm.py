@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from stoker import Prices
-from stoker._diagnostics.latency import Constant, Late
+from stoker._diagnostics.latency import Constant, LateTail
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError
 from stoker.testing import run_virtual
 from stoker_sim._commands.simulate import scenario_outcome
-from stoker_sim._scenario import Run, Scenario, simulate
+from stoker_sim._scenario import Scenario, SimulationResult, simulate
 from stoker_sim._scenario_file import read_scenario
-from stoker_sim._simulated_warm import SimulatedWarm, WarmModel, WarmView
+from stoker_sim._simulated_warm import SimulatedWarmTier, WarmTierModel, WarmTierView
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 
 HOUR = 3600.0
 SMALL = """
@@ -43,10 +43,10 @@ def ref(row: int, size_bytes: int = 4_000_000) -> ObjectRef:
     return ObjectRef(key=str(row), size_bytes=size_bytes, crc32c=0, row=row)
 
 
-def model(code: str = "4+2", nodes: int = 12, **settings: object) -> WarmModel:
+def model(code: str = "4+2", nodes: int = 12, **settings: object) -> WarmTierModel:
     given = {"bytes_per_second": 1e6, "latency": Constant(0.5), **settings}
     config = {key: given.pop(key) for key in ("keep_warm_seconds",) if key in given}
-    return WarmModel(config=WarmConfig(nodes=nodes, code=Code.parse(code), **config), **given)  # type: ignore[arg-type]
+    return WarmTierModel(config=WarmConfig(nodes=nodes, code=ErasureCode.parse(code), **config), **given)  # type: ignore[arg-type]
 
 
 def scenario_of(folder: Path, warm: str) -> Scenario:
@@ -55,14 +55,14 @@ def scenario_of(folder: Path, warm: str) -> Scenario:
     return read_scenario(path).scenario
 
 
-def run_of(folder: Path, warm: str) -> Run:
+def run_of(folder: Path, warm: str) -> SimulationResult:
     return simulate(scenario_of(folder, warm))
 
 
 def test_a_read_takes_a_shards_latency_and_transfer_and_the_rest_through_the_machines_network() -> None:
     async def main() -> list[float]:
-        shared, loop, seconds = SimulatedWarm(model(), "1"), asyncio.get_running_loop(), []
-        for view in (WarmView(shared, float("inf")), WarmView(shared, 2e6)):
+        shared, loop, seconds = SimulatedWarmTier(model(), "1"), asyncio.get_running_loop(), []
+        for view in (WarmTierView(shared, float("inf")), WarmTierView(shared, 2e6)):
             assert await view.read(ref(2), NOTHING) is False
             view.offer(ref(1), NOTHING)
             begun_seconds = loop.time()
@@ -76,9 +76,11 @@ def test_a_read_takes_a_shards_latency_and_transfer_and_the_rest_through_the_mac
 def test_the_first_shards_are_enough_so_late_ones_are_not_waited_for() -> None:
     def slowest(code: str) -> float:
         async def main() -> float:
-            shared = SimulatedWarm(model(code, latency=Late(usual=Constant(0.1), fraction=0.02, seconds=5.0)), "1")
-            shared.keep(ref(1))
-            return sorted(shared.shard_seconds(ref(1)) or 0.0 for _ in range(500))[-10]
+            shared = SimulatedWarmTier(
+                model(code, latency=LateTail(usual=Constant(0.1), fraction=0.02, seconds=5.0)), "1"
+            )
+            shared.put(ref(1))
+            return sorted(shared.read_seconds(ref(1)) or 0.0 for _ in range(500))[-10]
 
         return run_virtual(main())
 
@@ -90,15 +92,15 @@ def test_lost_shards_are_written_again_by_a_read_and_too_many_lose_the_object() 
     life_seconds = HOUR
 
     async def main() -> tuple[int, int, float]:
-        shared = SimulatedWarm(model(nodes=50, mean_life_seconds=life_seconds), "2")
+        shared = SimulatedWarmTier(model(nodes=50, mean_life_seconds=life_seconds), "2")
         for row in range(300):
-            shared.keep(ref(row))
+            shared.put(ref(row))
         await asyncio.sleep(HOUR / 4)
-        found = sum(shared.shard_seconds(ref(row)) is not None for row in range(300))
-        tally = shared.tally(HOUR / 4)
+        found = sum(shared.read_seconds(ref(row)) is not None for row in range(300))
+        tally = shared.counters(HOUR / 4)
         assert tally.hits == found
         assert tally.losses == 300 - found
-        again = sum(shared.shard_seconds(ref(row)) is not None for row in range(300))
+        again = sum(shared.read_seconds(ref(row)) is not None for row in range(300))
         assert again == found, "what was lost is not here any more, what was read is whole"
         return found, tally.rebuilt, sum(bool(life.losses) for life in tally.lives) / 50
 
@@ -112,21 +114,21 @@ def test_lost_shards_are_written_again_by_a_read_and_too_many_lose_the_object() 
 
 def test_a_full_tier_lets_the_least_recently_used_go() -> None:
     async def main() -> tuple[set[int], int]:
-        shared = SimulatedWarm(model(nodes=6, limit_bytes=3_000_000), "1")  # of three objects
+        shared = SimulatedWarmTier(model(nodes=6, limit_bytes=3_000_000), "1")  # of three objects
         for row in (0, 1, 2):
-            shared.keep(ref(row))
-        shared.shard_seconds(ref(0))
-        shared.keep(ref(3))
-        shared.keep(ref(3))
-        shared.keep(ref(4, 100_000_000))
-        return {row for row in range(5) if shared.shard_seconds(ref(row)) is not None}, shared.tally(1.0).evicted
+            shared.put(ref(row))
+        shared.read_seconds(ref(0))
+        shared.put(ref(3))
+        shared.put(ref(3))
+        shared.put(ref(4, 100_000_000))
+        return {row for row in range(5) if shared.read_seconds(ref(row)) is not None}, shared.counters(1.0).evicted
 
     assert run_virtual(main()) == ({0, 2, 3}, 1)
 
 
 def test_a_longer_look_at_the_nodes_begins_as_a_shorter_one() -> None:
     asked = model(mean_life_seconds=600.0)
-    short, long = (asked.lives(hours * HOUR, "1") for hours in (1, 4))
+    short, long = (asked.simulate_lives(hours * HOUR, "1") for hours in (1, 4))
     for one, other in zip(short, long, strict=True):
         assert [at for at, _ in other.losses if at < HOUR] == [at for at, _ in one.losses]
 
@@ -159,12 +161,12 @@ def test_the_outcome_says_what_the_tier_did_and_cost(tmp_path: Path) -> None:
     said = " ".join(scenario_outcome("x", scenario, run, prices=prices, url="s3").remarks)
     assert f"Of {run.warm.hits + run.warm.losses} reads of objects it held, {run.warm.losses} found" in said
     assert f"{run.warm.rebuilt} shards rewritten" in said
-    assert f"costs ${run.warm.bill(prices.function('lambda')).dollars:.3g}" in said
+    assert f"costs ${run.warm.cost(prices.function('lambda')).dollars:.3g}" in said
 
 
 def test_what_is_left_out_is_as_for_a_proxy_and_what_is_said_is_taken(tmp_path: Path) -> None:
     assert scenario_of(tmp_path, "").warm is None
-    assert scenario_of(tmp_path, "[warm]\n").warm == WarmModel()
+    assert scenario_of(tmp_path, "[warm]\n").warm == WarmTierModel()
     warm = scenario_of(
         tmp_path,
         """
@@ -179,10 +181,10 @@ def test_what_is_left_out_is_as_for_a_proxy_and_what_is_said_is_taken(tmp_path: 
         latency = { seconds = 0.02 }
         """,
     ).warm
-    assert warm == WarmModel(
+    assert warm == WarmTierModel(
         config=WarmConfig(
             nodes=30,
-            code=Code(4, 2),
+            code=ErasureCode(4, 2),
             keep_warm_seconds=120.0,
             linger_seconds=0.05,
         ),
@@ -214,24 +216,24 @@ def test_a_field_that_is_wrong_is_named(tmp_path: Path, line: str, message: str)
 @pytest.mark.parametrize("line", ["backup_seconds = 60", "put_back = 4", "together = 0.5"])
 def test_a_removed_field_is_accepted_with_a_warning_that_names_it(tmp_path: Path, line: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"^warm.{line.partition(' ')[0]} has no effect, .*; leave it out"):
-        assert scenario_of(tmp_path, f"[warm]\n{line}\n").warm == WarmModel()
+        assert scenario_of(tmp_path, f"[warm]\n{line}\n").warm == WarmTierModel()
 
 
 def test_nodes_that_never_live_are_refused() -> None:
     with pytest.raises(ConfigError, match="mean_life_seconds"):
-        WarmModel(mean_life_seconds=0.0)
+        WarmTierModel(mean_life_seconds=0.0)
 
 
 def test_the_same_seed_draws_the_same() -> None:
     def drawn(seed: str) -> list[float | None]:
         async def main() -> list[float | None]:
-            shared = SimulatedWarm(WarmModel(mean_life_seconds=2 * HOUR), seed)
+            shared = SimulatedWarmTier(WarmTierModel(mean_life_seconds=2 * HOUR), seed)
             rows = list(range(20))
             random.Random(1).shuffle(rows)
             for row in rows:
-                shared.keep(ref(row))
+                shared.put(ref(row))
             await asyncio.sleep(HOUR / 2)
-            return [shared.shard_seconds(ref(row)) for row in rows]
+            return [shared.read_seconds(ref(row)) for row in rows]
 
         return run_virtual(main())
 

@@ -13,25 +13,25 @@ import pytest
 from stoker._cost.prices import FunctionPrices
 from stoker.errors import ConfigError
 from stoker.testing import run_virtual
-from stoker_sim._experiments.infinicache import kept_hours
+from stoker_sim._experiments.infinicache import object_hours
 from stoker_sim._warm_fleet import (
     NodeCalls,
     NodeLife,
-    Served,
-    lived,
-    lost_at_reads,
-    lost_between_reads,
-    placed,
-    reclaims,
+    ShardCalls,
+    draw_reclaims,
+    loss_by_hour,
+    loss_by_read,
+    place_shards,
+    simulate_life,
 )
-from stoker_warm._billing import Used
+from stoker_warm._billing import TaskUsage
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
-from stoker_warm._events import Task
+from stoker_warm._erasure import ErasureCode
+from stoker_warm._events import NodeTask
 from support.warm_platform import Tier, named
 from support.warm_strikes import HOUR, Plan, lives_of, plan_of, take
 
-CODE = Code(4, 2)
+CODE = ErasureCode(4, 2)
 OBJECTS = [named(number, 3000) for number in range(40)]
 
 
@@ -43,7 +43,7 @@ class Played:
     places: dict[str, set[int]] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
     calls: Counter[str] = field(default_factory=Counter)
-    used: dict[Task, Used] = field(default_factory=dict)
+    used: dict[NodeTask, TaskUsage] = field(default_factory=dict)
 
 
 async def really_played(plan: Plan, hours: float, config: WarmConfig) -> Played:
@@ -56,7 +56,7 @@ async def really_played(plan: Plan, hours: float, config: WarmConfig) -> Played:
                 played.places.setdefault(shard.object, set()).add(int(node.removeprefix("warm-")))
         played.losses = await take(tier, plan, hours)
         played.calls = Counter(call.task for call in tier.platform.calls)
-        played.used = dict(tier.proxy.bill.used)
+        played.used = dict(tier.proxy.bill.usage)
         played.kept = {name for name, data in OBJECTS if await tier.kept(name, data)}
     return played
 
@@ -80,28 +80,28 @@ def test_the_model_and_the_real_proxy_agree_on_losses_and_on_calls(
     assert kept == real.kept
 
     assert real.calls["warm"] == pytest.approx(sum(life.warm_calls for life in lives), rel=0.01, abs=nodes)
-    calls = sum(life.greetings for life in lives) + nodes  # and one to greet
+    calls = sum(life.inventory_calls for life in lives) + nodes  # and one to greet
     assert real.calls["serve"] == pytest.approx(calls, rel=0.02)
     # This platform starts an instance in 0.01 s, the first time in 0.3 s more; to say hello takes two round trips.
     calls_of = NodeCalls(memory_bytes=1 << 30, exchange_seconds=0.0145, linger_seconds=config.linger_seconds)
     greeted = nodes * (calls_of.exchange_seconds + calls_of.init_seconds + config.linger_seconds)
     warm = sum(life.warm_calls for life in lives) * 0.01
     billed = sum(used.billed_seconds for used in real.used.values())
-    assert billed == pytest.approx(calls_of.greet_seconds(lives) + greeted + warm, rel=0.05)
+    assert billed == pytest.approx(calls_of.inventory_seconds(lives) + greeted + warm, rel=0.05)
     cold = nodes + sum(len(life.losses) for life in lives)
     assert sum(used.cold_starts for used in real.used.values()) == pytest.approx(cold, rel=0.02)
 
 
 def life_of(*reclaimed: float, warm: float = 60.0, uses_per_second: float = 0.0) -> NodeLife:
-    return lived(warm, reclaimed, HOUR, offset=0.5, uses_per_second=uses_per_second, rng=random.Random(1))
+    return simulate_life(warm, reclaimed, HOUR, offset=0.5, uses_per_second=uses_per_second, rng=random.Random(1))
 
 
 def test_what_an_instance_held_is_lost_and_shows_at_the_next_call() -> None:
     assert life_of(100.0).losses == ((100.0, 150.0),)
     assert life_of(149.0, 149.5).losses == ((149.0, 150.0),)
     assert life_of(100.0, 170.0).losses == ((100.0, 150.0), (170.0, 210.0))
-    assert life_of(100.0, 170.0).greetings == 2
-    assert life_of(HOUR - 1.0).greetings == 0
+    assert life_of(100.0, 170.0).inventory_calls == 2
+    assert life_of(HOUR - 1.0).inventory_calls == 0
 
 
 def test_a_node_that_is_used_needs_fewer_calls_and_is_missed_sooner() -> None:
@@ -119,7 +119,7 @@ def test_a_node_that_is_used_needs_fewer_calls_and_is_missed_sooner() -> None:
 
 def test_reclaims_come_as_often_as_lives_say_and_in_order() -> None:
     rng = random.Random(1)
-    found = [list(reclaims(HOUR, 50 * HOUR, rng)) for _ in range(100)]
+    found = [list(draw_reclaims(HOUR, 50 * HOUR, rng)) for _ in range(100)]
     assert sum(map(len, found)) == pytest.approx(5000, rel=0.05)
     assert all(each == sorted(each) for each in found)
 
@@ -129,21 +129,21 @@ def test_reclaims_come_as_often_as_lives_say_and_in_order() -> None:
 )
 def test_a_node_that_cannot_be_is_refused(warm: float, offset: float, uses: float) -> None:
     with pytest.raises(ConfigError):
-        lived(warm, [], HOUR, offset=offset, uses_per_second=uses, rng=random.Random(1))
+        simulate_life(warm, [], HOUR, offset=offset, uses_per_second=uses, rng=random.Random(1))
 
 
 def test_what_part_is_lost_between_reads_is_what_drawn_objects_lose() -> None:
-    code, rng, hours, functions = Code(4, 2), random.Random(1), 20, 60
+    code, rng, hours, functions = ErasureCode(4, 2), random.Random(1), 20, 60
     lost = [[rng.uniform(0, hours * HOUR) for _ in range(8)] for _ in range(functions)]
-    places = placed(code, 5000, functions, np.random.default_rng(1))
-    drawn = 1 - kept_hours(code, places, lost, hours).mean(axis=1)
-    assert lost_between_reads(code, lost, hours, HOUR) == pytest.approx(drawn, abs=0.03)
-    often = lost_between_reads(code, lost, hours, HOUR / 6)
+    places = place_shards(code, 5000, functions, np.random.default_rng(1))
+    drawn = 1 - object_hours(code, places, lost, hours).mean(axis=1)
+    assert loss_by_hour(code, lost, hours, HOUR) == pytest.approx(drawn, abs=0.03)
+    often = loss_by_hour(code, lost, hours, HOUR / 6)
     assert often.mean() < drawn.mean() / 5
-    at_reads = lost_at_reads(code, lost, hours * 6, HOUR / 6)
+    at_reads = loss_by_read(code, lost, hours * 6, HOUR / 6)
     assert 1 - (1 - at_reads[:6]).prod() == pytest.approx(often[0])
     with pytest.raises(ConfigError, match="multiple"):
-        lost_between_reads(code, lost, hours, 7.5 * HOUR)
+        loss_by_hour(code, lost, hours, 7.5 * HOUR)
 
 
 PRICES = FunctionPrices(
@@ -161,15 +161,17 @@ CALLS = NodeCalls(
 
 
 def test_a_bill_has_every_call_and_every_byte() -> None:
-    life = NodeLife(losses=((1.0, 2.0),), greetings=2, warm_calls=10.0)
-    bill = CALLS.bill([life], PRICES, read=CALLS.moving(6.0, 50.0), rebuild=Served(2.0, 7.0), bucket_dollars=0.25)
+    life = NodeLife(losses=((1.0, 2.0),), inventory_calls=2, warm_calls=10.0)
+    bill = CALLS.cost(
+        [life], PRICES, read=CALLS.shard_calls(6.0, 50.0), rebuild=ShardCalls(2.0, 7.0), bucket_dollars=0.25
+    )
     assert bill.warm_dollars == pytest.approx(10 * (1e-3 + 0.5e-2))
     greeted = 2 * 3.0 + 4
-    assert CALLS.greet_seconds([life]) == greeted
-    assert bill.greet_dollars == pytest.approx(2e-3 + greeted * 1e-2)
+    assert CALLS.inventory_seconds([life]) == greeted
+    assert bill.inventory_dollars == pytest.approx(2e-3 + greeted * 1e-2)
     assert bill.rebuild_dollars == pytest.approx(2e-3 + (2 * 3.0 + 7) * 1e-2)
     assert bill.read_dollars == pytest.approx(6 * (1e-3 + 3.5e-2))
-    parts = bill.warm_dollars, bill.greet_dollars, bill.rebuild_dollars, bill.bucket_dollars
+    parts = bill.warm_dollars, bill.inventory_dollars, bill.rebuild_dollars, bill.bucket_dollars
     assert bill.upkeep_dollars == pytest.approx(sum(parts))
     assert bill.dollars == pytest.approx(bill.upkeep_dollars + bill.read_dollars)
 

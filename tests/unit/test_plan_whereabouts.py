@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker._diagnostics.machine import Whereabouts, whereabouts
+from stoker._diagnostics.machine import MachineRegion, detect_region
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -53,46 +53,48 @@ def vendor(root: Path, name: str) -> Path:
 
 def test_functions_and_containers_say_it_themselves(tmp_path: Path) -> None:
     said = {"AWS_REGION": "eu-west-1", "AWS_LAMBDA_FUNCTION_NAME": "f"}
-    assert whereabouts(said, tmp_path) == Whereabouts(region="eu-west-1", source="AWS_REGION")
+    assert detect_region(said, tmp_path) == MachineRegion(region="eu-west-1", source="AWS_REGION")
 
 
 def test_a_region_that_somebody_configured_is_not_where_the_machine_is(tmp_path: Path) -> None:
-    assert whereabouts({"AWS_REGION": "eu-west-1"}, tmp_path) == Whereabouts()
+    assert detect_region({"AWS_REGION": "eu-west-1"}, tmp_path) == MachineRegion()
 
 
 def test_a_machine_of_no_cloud_asks_nobody(tmp_path: Path) -> None:
     with metadata({}) as (url, asked):
-        assert whereabouts({}, vendor(tmp_path, "QEMU"), url, url) == Whereabouts()
+        assert detect_region({}, vendor(tmp_path, "QEMU"), url, url) == MachineRegion()
     assert asked == []
 
 
 def test_ec2_is_asked_with_a_token(tmp_path: Path) -> None:
     answers = {("PUT", "/latest/api/token"): "t", ("GET", "/latest/meta-data/placement/region"): "us-west-2"}
     with metadata(answers) as (url, asked):
-        assert whereabouts({}, vendor(tmp_path, "Amazon EC2"), url, NOBODY).region == "us-west-2"
+        assert detect_region({}, vendor(tmp_path, "Amazon EC2"), url, NOBODY).region == "us-west-2"
     assert asked == list(answers)
 
 
 def test_ec2_is_not_asked_where_that_is_switched_off(tmp_path: Path) -> None:
     with metadata({}) as (url, asked):
-        assert whereabouts({"AWS_EC2_METADATA_DISABLED": "true"}, vendor(tmp_path, "Amazon EC2"), url) == Whereabouts()
+        assert (
+            detect_region({"AWS_EC2_METADATA_DISABLED": "true"}, vendor(tmp_path, "Amazon EC2"), url) == MachineRegion()
+        )
     assert asked == []
 
 
 def test_google_names_a_zone_of_the_region(tmp_path: Path) -> None:
     answers = {("GET", "/computeMetadata/v1/instance/zone"): "projects/123/zones/europe-west4-b"}
     with metadata(answers) as (url, _):
-        assert whereabouts({}, vendor(tmp_path, "Google"), NOBODY, url).region == "europe-west4"
+        assert detect_region({}, vendor(tmp_path, "Google"), NOBODY, url).region == "europe-west4"
 
 
 @pytest.mark.parametrize("answers", [{}, {("PUT", "/latest/api/token"): "t\r\nHost: x"}])
 def test_a_service_that_talks_nonsense_is_not_believed(tmp_path: Path, answers: dict[tuple[str, str], str]) -> None:
     with metadata(answers) as (url, _):
-        assert whereabouts({}, vendor(tmp_path, "Amazon EC2"), url) == Whereabouts()
+        assert detect_region({}, vendor(tmp_path, "Amazon EC2"), url) == MachineRegion()
 
 
 def test_a_service_that_is_not_there_costs_nothing(tmp_path: Path) -> None:
-    assert whereabouts({}, vendor(tmp_path, "Amazon EC2"), NOBODY) == Whereabouts()
+    assert detect_region({}, vendor(tmp_path, "Amazon EC2"), NOBODY) == MachineRegion()
 
 
 def test_a_service_that_speaks_no_http_is_not_believed(tmp_path: Path) -> None:
@@ -107,5 +109,5 @@ def test_a_service_that_speaks_no_http_is_not_believed(tmp_path: Path) -> None:
         thread = threading.Thread(target=greet)
         thread.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        assert whereabouts({}, vendor(tmp_path, "Amazon EC2"), url) == Whereabouts()
+        assert detect_region({}, vendor(tmp_path, "Amazon EC2"), url) == MachineRegion()
         thread.join()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stoker import RetryingStore, open_store
-from stoker._base.retry import holds
+from stoker._base.retry import head_if_equal
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import NotFoundError
 from stoker.testing import FlakyStore, WatchedStore
@@ -74,7 +74,7 @@ def test_another_object_is_none_and_is_left(other: bytes) -> None:
 
 
 def test_nothing_is_as_little_the_object_as_another_one_is() -> None:
-    assert asyncio.run(holds(fresh_store(), "data/k", DATA)) is None
+    assert asyncio.run(head_if_equal(fresh_store(), "data/k", DATA)) is None
 
 
 def test_an_object_that_is_replaced_while_it_is_compared_is_not_the_one() -> None:
@@ -83,7 +83,7 @@ def test_an_object_that_is_replaced_while_it_is_compared_is_not_the_one() -> Non
             if operation == "get":
                 await self.store.put(key, DATA)
 
-    assert asyncio.run(holds(Replaced(stored(DATA)), "data/k", DATA)) is None
+    assert asyncio.run(head_if_equal(Replaced(stored(DATA)), "data/k", DATA)) is None
 
 
 def test_readings_that_are_damaged_on_their_way_each_in_another_way_do_not_make_another_object() -> None:
@@ -91,7 +91,7 @@ def test_readings_that_are_damaged_on_their_way_each_in_another_way_do_not_make_
         if number % 4:
             into[number % 4] ^= 1
 
-    assert asyncio.run(holds(Damaging(stored(DATA), damage), "data/k", DATA)) is not None
+    assert asyncio.run(head_if_equal(Damaging(stored(DATA), damage), "data/k", DATA)) is not None
 
 
 def test_what_is_read_twice_alike_is_what_is_there() -> None:
@@ -99,7 +99,7 @@ def test_what_is_read_twice_alike_is_what_is_there() -> None:
         into[0] ^= 1
 
     store = Damaging(stored(DATA), damage)
-    assert asyncio.run(holds(store, "data/k", DATA)) is None
+    assert asyncio.run(head_if_equal(store, "data/k", DATA)) is None
     assert next(store.readings) == 2
 
 
@@ -107,7 +107,7 @@ def test_damage_that_never_ends_ends_the_comparison() -> None:
     def damage(number: int, into: memoryview) -> None:
         into[number] ^= 1
 
-    assert asyncio.run(holds(Damaging(stored(DATA), damage), "data/k", DATA)) is None
+    assert asyncio.run(head_if_equal(Damaging(stored(DATA), damage), "data/k", DATA)) is None
 
 
 def test_comparing_holds_no_second_object(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_comparing_holds_no_second_object(tmp_path: Path) -> None:
         memory = Memory()
         for _ in range(ROUNDS):
             with memory.round():
-                assert await holds(store, "data/k", large) is not None
+                assert await head_if_equal(store, "data/k", large) is not None
         await store.close()
         return memory.peak_bytes
 

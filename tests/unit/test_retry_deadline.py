@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from stoker import RetryingStore, RetryPolicy
-from stoker._base.retry import PACK_POLICY
+from stoker._base.retry import PACK_RETRY_POLICY
 from stoker._pack.plan import PackConfig
 from stoker.abc import Store
 from stoker.errors import (
@@ -96,10 +96,10 @@ def test_a_longer_one_ends_it_at_the_deadline(operation: Operation, slow_seconds
 
 
 def test_packing_has_more_patience(caplog: pytest.LogCaptureFixture) -> None:
-    assert PackConfig(schema=SCHEMA).retry is PACK_POLICY
+    assert PackConfig(schema=SCHEMA).retry is PACK_RETRY_POLICY
     store = Out(fresh_store(), out_seconds=240.0)
     with caplog.at_level(logging.WARNING, logger="stoker"):
-        assert run(store, OPERATIONS["put"], PACK_POLICY) >= 240.0
+        assert run(store, OPERATIONS["put"], PACK_RETRY_POLICY) >= 240.0
     assert 10 <= len(caplog.messages) <= 30  # not silent, and not one for each attempt
     assert "s3://bucket/x: the connection broke" in caplog.text
 

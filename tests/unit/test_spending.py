@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker._cost.prices import Allowance, parse_dollars
+from stoker._cost.prices import CostBudget, parse_dollars
 from stoker.errors import BudgetError, BudgetExceededError, ConfigError, SpendingWarning
 
 
@@ -57,7 +57,7 @@ def test_anything_else_is_refused(text: Any) -> None:
 
 
 def test_a_budget_warns_once_at_80_percent_and_raises_at_100() -> None:
-    allowance = Allowance(5.0)
+    allowance = CostBudget(5.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         allowance.check(3.999)
@@ -73,7 +73,7 @@ def test_a_budget_warns_once_at_80_percent_and_raises_at_100() -> None:
 
 
 def test_each_rank_has_an_equal_part() -> None:
-    allowance = Allowance(8.0, 4)
+    allowance = CostBudget(8.0, 4)
     with pytest.warns(SpendingWarning, match=r"of \$2, this rank's share of a budget of \$8 for 4 ranks"):
         allowance.check(1.7)
     with pytest.raises(BudgetExceededError):

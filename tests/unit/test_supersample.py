@@ -13,7 +13,7 @@ import torch
 from stoker import Array, Bytes, Ragged, Schema, Text
 from stoker._base.checksum import crc32c
 from stoker._format import tensorfile
-from stoker._format.supersample import MAX_OBJECT_BYTES, Head, Origin, SuperSample, SuperSampleBuilder
+from stoker._format.supersample import MAX_OBJECT_BYTES, Head, PackOrigin, SuperSample, SuperSampleBuilder
 from stoker._format.tensorfile import DTYPES
 from stoker.errors import ChecksumError, FormatError, SchemaError
 from support.supersamples import EVERY_KIND, ORIGIN, built, every_dtype, samples_of
@@ -248,7 +248,7 @@ def test_a_plain_safetensors_file_is_not_a_super_sample() -> None:
 def test_a_super_sample_without_samples_is_a_format_error() -> None:
     data, _ = built(Schema({"x": Array("uint8")}), [{"x": 1}])
     metadata = tensorfile.parse_header(data, len(data)).metadata
-    tensors = tensorfile.laid_out([("__crc32c__", DTYPES["uint32"], (0, 1)), ("x", DTYPES["uint8"], (0,))])
+    tensors = tensorfile.lay_out([("__crc32c__", DTYPES["uint32"], (0, 1)), ("x", DTYPES["uint8"], (0,))])
     with pytest.raises(FormatError, match=r"no __crc32c__ of shape \[samples, columns\]"):
         SuperSample(tensorfile.encode_header(metadata, tensors))
 
@@ -257,13 +257,13 @@ def test_tensors_in_another_order_are_a_format_error() -> None:
     data, _ = built(Schema({"x": Array("uint8"), "y": Array("uint8")}), [{"x": 1, "y": 2}])
     header = tensorfile.parse_header(data, len(data))
     first, x, y = header.tensors
-    swapped = tensorfile.laid_out((t.name, t.dtype, t.shape) for t in (first, y, x))
+    swapped = tensorfile.lay_out((t.name, t.dtype, t.shape) for t in (first, y, x))
     with pytest.raises(FormatError, match="not in the format's order"):
         SuperSample(tensorfile.encode_header(header.metadata, swapped) + data[header.header_bytes :])
 
 
 def test_the_origin_is_read_back() -> None:
-    origin = Origin(dataset='a "quoted" dätaset', run="f" * 16, ordinal=123_456_789)
+    origin = PackOrigin(dataset='a "quoted" dätaset', run="f" * 16, ordinal=123_456_789)
     data, _ = built(EVERY_KIND, samples_of(EVERY_KIND, 1), origin)
     assert Head.parse(data, len(data)).origin == origin
 

@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 from stoker._format.tensorfile import (
     DTYPES,
     MAX_HEADER_BYTES,
-    Tensor,
+    TensorInfo,
     encode_header,
-    laid_out,
+    lay_out,
     parse_header,
     parse_length,
 )
@@ -29,12 +29,12 @@ def entry(shape: object, start: object, end: object, dtype: object = "U8") -> di
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
-def parsed(file: bytes) -> tuple[Tensor, ...]:
+def parsed(file: bytes) -> tuple[TensorInfo, ...]:
     return parse_header(file, len(file)).tensors
 
 
 def test_a_written_header_is_read_back_and_its_data_starts_at_a_multiple_of_8() -> None:
-    tensors = laid_out([("a", DTYPES["int16"], (3,)), ("b", DTYPES["bfloat16"], ()), ("c", DTYPES["uint8"], (0, 4))])
+    tensors = lay_out([("a", DTYPES["int16"], (3,)), ("b", DTYPES["bfloat16"], ()), ("c", DTYPES["uint8"], (0, 4))])
     assert [(tensor.start, tensor.end) for tensor in tensors] == [(0, 6), (6, 8), (8, 8)]
     for length in range(9):
         header = encode_header({"k": "é" * length}, tensors)

@@ -26,9 +26,9 @@ def sparse(folder: Path) -> Path:
 
 def test_a_text_is_read_to_its_last_byte(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("größe", "utf-8")
-    assert read_text(tmp_path / "a", most_bytes=7) == "größe"
+    assert read_text(tmp_path / "a", max_bytes=7) == "größe"
     with pytest.raises(ConfigError, match="a is larger than 6 B"):
-        read_text(tmp_path / "a", most_bytes=6)
+        read_text(tmp_path / "a", max_bytes=6)
 
 
 def test_toml_may_have_a_mebibyte(tmp_path: Path) -> None:

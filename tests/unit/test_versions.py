@@ -50,7 +50,7 @@ def test_where_there_is_no_data_set_the_error_says_how_to_make_one() -> None:
         for version in (None, 3):
             with pytest.raises(NotFoundError, match=rf"no data set at {store.url}.*stoker pack"):
                 await versions.read_manifest(store, version)
-        assert await versions.newest_manifest(store) is None
+        assert await versions.find_newest_manifest(store) is None
         assert await versions.list_versions(store) == []
 
     asyncio.run(main())
@@ -71,7 +71,7 @@ def test_the_next_commit_moves_a_pointer_that_stayed_behind() -> None:
         store = await two_versions()
         await store.put(POINTER_KEY, (await stored(store))[version_key(1)])
         assert (await versions.read_manifest(store)).version == 1
-        newest = await versions.newest_manifest(store)
+        newest = await versions.find_newest_manifest(store)
         assert newest is not None
         assert newest.version == 2
         await versions.commit(store, lambda base: base or newest)
@@ -84,7 +84,7 @@ def test_the_next_commit_moves_a_pointer_that_stayed_behind() -> None:
 def test_the_pointer_never_goes_back() -> None:
     async def main() -> None:
         store = await two_versions()
-        await versions.advance(store, await versions.read_manifest(store, 1))
+        await versions.advance_pointer(store, await versions.read_manifest(store, 1))
         assert (await versions.read_manifest(store)).version == 2
 
     asyncio.run(main())
@@ -111,7 +111,7 @@ def test_a_version_under_the_number_of_another_is_refused() -> None:
         store = await two_versions()
         await store.put(version_key(3), (await stored(store))[version_key(1)])
         with pytest.raises(FormatError, match="says that it is version 1"):
-            await versions.newest_manifest(store)
+            await versions.find_newest_manifest(store)
 
     asyncio.run(main())
 

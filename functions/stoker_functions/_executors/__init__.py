@@ -8,13 +8,13 @@ from __future__ import annotations
 from functools import partial
 from importlib import import_module
 
-from stoker._base.plugins import needs_extra
+from stoker._base.plugins import require_extra
 from stoker.abc import Executor
 from stoker.fanout import ExecutorOptions
 
 
 def _open(module: str, name: str, extra: str, options: ExecutorOptions) -> Executor:
-    with needs_extra("this executor", extra):
+    with require_extra("this executor", extra):
         executor: Executor = getattr(import_module(f"{__name__}.{module}"), name)(options)
     return executor
 

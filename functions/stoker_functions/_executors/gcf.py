@@ -8,16 +8,16 @@ from functools import cache, partial
 from urllib.parse import urlsplit
 
 from stoker._stores.google_credentials import IdentityTokens
-from stoker._stores.http import Call, Reply
+from stoker._stores.http import HttpRequest, HttpResponse
 from stoker.abc import Answer
 from stoker.errors import ConfigError, CredentialsError, StokerError
 from stoker.fanout import ExecutorOptions, error_of_function
-from stoker_functions._executors.transport import HttpExecutor, refusal, result_of
+from stoker_functions._executors.transport import HttpExecutor, parse_result, platform_error
 
 _SIZES = {"compact": (4 << 30, 1.0), "shuffle": (8 << 30, 2.0)}  # memory and processors, as in infra/terraform
 _SIZE = (2 << 30, 1.0)  # of all other functions
 _BILLED_STEP_SECONDS = 0.1
-_PLACE = "{function}"
+_FUNCTION_PLACEHOLDER = "{function}"
 
 
 class GcfExecutor(HttpExecutor):
@@ -39,7 +39,7 @@ class GcfExecutor(HttpExecutor):
     vendor = "Google"
     max_event_bytes = 32 << 20
     timeout_seconds = 3630.0  # a function has at most 3600
-    most_calls = 100
+    max_calls = 100
     heeds = frozenset({"prefix", "region", "project", "endpoint_url", "service_account"})
 
     def __init__(self, options: ExecutorOptions) -> None:
@@ -61,43 +61,43 @@ class GcfExecutor(HttpExecutor):
 
     def vcpus(self, function: str) -> float:
         """Return the processors of a function: those of the options, else those that it is deployed with."""
-        return self._options.vcpus or size_of(function)[1]
+        return self._options.vcpus or deployed_size(function)[1]
 
-    async def _signed(self, function: str, data: bytes) -> Call:
+    async def _signed(self, function: str, data: bytes) -> HttpRequest:
         url, headers = self._url(function), {"Content-Type": "application/json"}
         if self._tokens is not None:
             headers["Authorization"] = f"Bearer {await self._tokens(url).current()}"
-        return Call(method="POST", url=url, headers=headers, address=url, data=data)
+        return HttpRequest(method="POST", url=url, headers=headers, address=url, data=data)
 
-    def _answer(self, function: str, call: Call, reply: Reply, seconds: float) -> Answer:
-        if reply.refused:
-            error = _refused(function, call.url, reply)
+    def _answer(self, function: str, call: HttpRequest, reply: HttpResponse, seconds: float) -> Answer:
+        if reply.is_error:
+            error = _response_error(function, call.url, reply)
             if isinstance(error, CredentialsError) and self._tokens is not None:
-                self._tokens(call.url).drop(call.headers["Authorization"].removeprefix("Bearer "))
+                self._tokens(call.url).discard(call.headers["Authorization"].removeprefix("Bearer "))
             raise error
         return Answer(
-            result=result_of(call.url, reply.body),
+            result=parse_result(call.url, reply.body),
             billed_seconds=math.ceil(seconds / _BILLED_STEP_SECONDS) * _BILLED_STEP_SECONDS,
-            memory_bytes=self._options.memory_bytes or size_of(function)[0],
+            memory_bytes=self._options.memory_bytes or deployed_size(function)[0],
             is_cold=None,
             vcpus=self.vcpus(function),
         )
 
     def _url(self, function: str) -> str:
         name = self._name(function)
-        if _PLACE in self._root:
-            return self._root.replace(_PLACE, name)
+        if _FUNCTION_PLACEHOLDER in self._root:
+            return self._root.replace(_FUNCTION_PLACEHOLDER, name)
         return f"{self._root.rstrip('/')}/{name}"
 
 
-def size_of(function: str) -> tuple[int, float]:
+def deployed_size(function: str) -> tuple[int, float]:
     """Return the memory in bytes and the number of processors that a function is deployed with."""
     return _SIZES.get(function, _SIZE)
 
 
-def _refused(function: str, url: str, reply: Reply) -> StokerError:
+def _response_error(function: str, url: str, reply: HttpResponse) -> StokerError:
     """Return the function's error, if the response has its type, else the platform's."""
     said = reply.document
     if isinstance(said.get("errorType"), str):
         return error_of_function(function, said["errorType"], str(said.get("errorMessage", "")))
-    return refusal(url, reply, text=reply.body.decode("utf-8", "replace"))
+    return platform_error(url, reply, text=reply.body.decode("utf-8", "replace"))

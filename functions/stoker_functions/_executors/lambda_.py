@@ -16,14 +16,14 @@ from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError, NoRegionError
 
 from stoker._stores.aws_credentials import AwsCredentials
-from stoker._stores.http import Call, Reply, without_secrets
+from stoker._stores.http import HttpRequest, HttpResponse, mask_secrets
 from stoker.abc import Answer
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError
 from stoker.fanout import error_of_function
-from stoker_functions._executors.transport import HttpExecutor, refusal, result_of
+from stoker_functions._executors.transport import HttpExecutor, parse_result, platform_error
 
 _WAIT_FOR_REPORT = {"X-Amz-Invocation-Type": "RequestResponse", "X-Amz-Log-Type": "Tail"}
-_LOST = ("Runtime.ExitError", "Sandbox.Failure")
+_LOST_ERRORS = ("Runtime.ExitError", "Sandbox.Failure")
 _TIMED_OUT = "Sandbox.Timedout"
 _BILLED = re.compile(r'(?:Billed Duration: |"billedDurationMs":\s*)([0-9]{1,9})')
 _MEMORY = re.compile(r'(?:Memory Size: |"memorySizeMB":\s*)([0-9]{1,9})')
@@ -45,11 +45,11 @@ class LambdaExecutor(HttpExecutor):
     vendor = "Lambda"
     max_event_bytes = 6 << 20
     timeout_seconds = 930.0  # a function has at most 900
-    most_calls = 1000  # the initial limit of an account is at most this
+    max_calls = 1000  # the initial limit of an account is at most this
     heeds = frozenset({"prefix", "region", "endpoint_url"})
 
     async def __aenter__(self) -> LambdaExecutor:
-        self._credentials = AwsCredentials(profile=None, otherwise="")
+        self._credentials = AwsCredentials(profile=None, other_remedies="")
         try:
             context = self._credentials.session.create_client(
                 "lambda",
@@ -68,34 +68,34 @@ class LambdaExecutor(HttpExecutor):
         self._connect(self._root)
         return self
 
-    async def _signed(self, function: str, data: bytes) -> Call:
+    async def _signed(self, function: str, data: bytes) -> HttpRequest:
         address = f"{self._root.rstrip('/')}/2015-03-31/functions/{quote(self._name(function), safe='')}"
         headers = {"Content-Type": "application/json", **_WAIT_FOR_REPORT}
         url = f"{address}/invocations"
         request = AWSRequest(method="POST", url=url, headers=headers, data=data)
         SigV4Auth((await self._credentials.current()).keys, "lambda", self._region).add_auth(request)
         headers = dict(request.headers.items())
-        return Call(method="POST", url=url, headers=headers, address=address, data=data)
+        return HttpRequest(method="POST", url=url, headers=headers, address=address, data=data)
 
-    def _answer(self, function: str, call: Call, reply: Reply, seconds: float) -> Answer:
-        if reply.refused:
+    def _answer(self, function: str, call: HttpRequest, reply: HttpResponse, seconds: float) -> Answer:
+        if reply.is_error:
             code, said = reply.headers.get("x-amzn-ErrorType", ""), reply.document
             text = str(said.get("Message") or said.get("message") or "")
-            raise refusal(call.address, reply, code=code.partition(":")[0], text=text)
+            raise platform_error(call.address, reply, code=code.partition(":")[0], text=text)
         name = self._name(function)
-        result = result_of(name, without_secrets(reply.body, call.headers))
+        result = parse_result(name, mask_secrets(reply.body, call.headers))
         if "X-Amz-Function-Error" in reply.headers:
-            raise _failed(name, result)
+            raise _function_error(name, result)
         answer = Answer(result=result, billed_seconds=seconds, memory_bytes=0, is_cold=None)
         return add_bill(answer, reply.headers.get("X-Amz-Log-Result", ""))
 
 
-def _failed(name: str, said: Mapping[str, Any]) -> StokerError:
+def _function_error(name: str, said: Mapping[str, Any]) -> StokerError:
     """Return the error of a function, or the error of the platform that ended it."""
     error_type, message = str(said.get("errorType") or ""), str(said.get("errorMessage") or "no message")
     if error_type == _TIMED_OUT or (not error_type and "Task timed out after" in message):
         return DeadlineError(f"{name} ran out of time ({message}); it is called again")
-    if error_type in _LOST:
+    if error_type in _LOST_ERRORS:
         return ConnectionLostError(f"the instance that ran {name} ended ({message}); it is called again")
     return error_of_function(name, error_type or "Unhandled", message)
 

@@ -90,10 +90,10 @@ def perform(function: str, event: str, environment: Mapping[str, str], functions
         A JSON object for :func:`stoker_functions._executors.worker.answer_of`.
     """
     os.environ.update(environment)
-    return asyncio.run(_performed(Runner(os.environ, functions), function, event))
+    return asyncio.run(_perform(Runner(os.environ, functions), function, event))
 
 
-async def _performed(runner: Runner, function: str, event: str) -> str:
+async def _perform(runner: Runner, function: str, event: str) -> str:
     try:
         return await runner.perform(function, json.loads(event))
     finally:

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import aiohttp
 from aiohappyeyeballs import AddrInfoType
 
-from stoker._stores.http import Call, Reply, Rule, error_of
-from stoker._stores.http_session import SessionReader
-from stoker._stores.options import proxy_of, trusted
+from stoker._stores.http import ErrorRule, HttpRequest, HttpResponse, create_error
+from stoker._stores.http_session import SessionTransport
+from stoker._stores.options import create_tls_context, find_proxy
 from stoker.abc import Answer, Executor
 from stoker.errors import (
     ConfigError,
@@ -35,16 +35,16 @@ _CONNECT_SECONDS = 10.0
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 4}
 """Socket options, since gateways drop connections without traffic (AWS after 350 s). Options that the system lacks are
 left out; the first is called TCP_KEEPALIVE on macOS."""
-_BAD_CREDENTIALS: Rule = (CredentialsError, "the credentials are missing, wrong or expired; log in again")
-_BUSY: Rule = (ServerError, "the function is being changed or started; try again")
-_SERVER: Rule = (ServerError, "the platform had an internal error; try again")
-_THROTTLED: Rule = (
+_BAD_CREDENTIALS: ErrorRule = (CredentialsError, "the credentials are missing, wrong or expired; log in again")
+_BUSY: ErrorRule = (ServerError, "the function is being changed or started; try again")
+_SERVER: ErrorRule = (ServerError, "the platform had an internal error; try again")
+_THROTTLED: ErrorRule = (
     ThrottledError,
     "too many functions run at once; raise the platform's concurrency limit, or lower the number of concurrent calls",
 )
-_TOO_LARGE: Rule = (StoreError, "the event is larger than the platform accepts; plan smaller parts")
+_TOO_LARGE: ErrorRule = (StoreError, "the event is larger than the platform accepts; plan smaller parts")
 
-_REFUSALS: dict[str, Rule] = {
+_ERROR_RULES: dict[str, ErrorRule] = {
     # By the platform's own code, or by HTTP status.
     "400": (StoreError, "the platform rejects the call"),
     "401": _BAD_CREDENTIALS,
@@ -70,7 +70,7 @@ _REFUSALS: dict[str, Rule] = {
     "SubnetIPAddressLimitReachedException": _THROTTLED,
     "UnrecognizedClientException": _BAD_CREDENTIALS,
 }
-_UNKNOWN = _REFUSALS["400"]
+_UNKNOWN = _ERROR_RULES["400"]
 
 
 class HttpExecutor(Executor):
@@ -83,16 +83,16 @@ class HttpExecutor(Executor):
         vendor: name of the platform's vendor, for messages.
         max_event_bytes: size of the largest event that the platform accepts.
         timeout_seconds: time limit of a call, unless the options have one.
-        most_calls: maximum number of concurrent calls, unless the options have one.
+        max_calls: maximum number of concurrent calls, unless the options have one.
     """
 
     vendor: ClassVar[str]
     max_event_bytes: ClassVar[int]
     timeout_seconds: ClassVar[float]
-    most_calls: ClassVar[int]
+    max_calls: ClassVar[int]
 
     def __init__(self, options: ExecutorOptions) -> None:
-        self.concurrency = options.concurrency or self.most_calls
+        self.concurrency = options.concurrency or self.max_calls
         self._options = options
         self._session: aiohttp.ClientSession | None = None
 
@@ -123,7 +123,7 @@ class HttpExecutor(Executor):
             raise ConfigError(f"an event for {self._name(function)} has {len(data)} bytes, {takes}; plan smaller parts")
         call = await self._signed(function, data)
         begun_seconds = asyncio.get_running_loop().time()
-        reply = await SessionReader(self._session).read(call)
+        reply = await SessionTransport(self._session).send(call)
         return self._answer(function, call, reply, asyncio.get_running_loop().time() - begun_seconds)
 
     def _name(self, function: str) -> str:
@@ -131,11 +131,11 @@ class HttpExecutor(Executor):
         return f"{self._options.prefix}-{function}"
 
     @abstractmethod
-    async def _signed(self, function: str, data: bytes) -> Call:
+    async def _signed(self, function: str, data: bytes) -> HttpRequest:
         """Return the signed request that calls a function."""
 
     @abstractmethod
-    def _answer(self, function: str, call: Call, reply: Reply, seconds: float) -> Answer:
+    def _answer(self, function: str, call: HttpRequest, reply: HttpResponse, seconds: float) -> Answer:
         """Return the answer of a call that took ``seconds``, or raise the function's or the platform's error."""
 
 
@@ -147,10 +147,10 @@ def open_session(url: str, *, timeout_seconds: float) -> aiohttp.ClientSession:
     Raises:
         ConfigError: the environment names a proxy or certificates that cannot be used.
     """
-    verify = trusted() if url.startswith("https://") else True
+    verify = create_tls_context() if url.startswith("https://") else True
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=verify, socket_factory=_kept_alive),
-        proxy=proxy_of(url),
+        proxy=find_proxy(url),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=timeout_seconds),
@@ -167,13 +167,13 @@ def _kept_alive(address: AddrInfoType) -> socket.socket:
     return made
 
 
-def refusal(address: str, reply: Reply, *, code: str = "", text: str) -> StoreError:
+def platform_error(address: str, reply: HttpResponse, *, code: str = "", text: str) -> StoreError:
     """Return the error of a platform's error response, by its own code or by the HTTP status."""
-    rule = _REFUSALS.get(code) or _REFUSALS.get(str(reply.status), _UNKNOWN)
-    return error_of(address, reply, {str(reply.status): rule}, code, text)
+    rule = _ERROR_RULES.get(code) or _ERROR_RULES.get(str(reply.status), _UNKNOWN)
+    return create_error(address, reply, {str(reply.status): rule}, code, text)
 
 
-def result_of(function: str, body: bytes) -> dict[str, Any]:
+def parse_result(function: str, body: bytes) -> dict[str, Any]:
     """Return a function's result.
 
     Raises:

@@ -22,13 +22,13 @@ from typing import Any
 from stoker.abc import Answer, Executor
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError
 from stoker.fanout import ExecutorOptions, error_of_function
-from stoker_functions._deployment import Deadline, Deployment, Settings
-from stoker_functions._instance import HANDLERS, handler_of
+from stoker_functions._deployment import Deployment, DeploymentSettings, InvocationDeadline
+from stoker_functions._instance import HANDLERS, import_handler
 
-_NO_DEADLINE = Deadline(math.inf, math.inf)
+_NO_DEADLINE = InvocationDeadline(math.inf, math.inf)
 _KIB = 1 if sys.platform == "darwin" else 1 << 10  # what ru_maxrss counts in
 _LENGTH_BYTES = 4
-_LEAVE_SECONDS = 5.0  # time for an idle worker to end by itself
+_EXIT_SECONDS = 5.0  # time for an idle worker to end by itself
 
 
 class Runner:
@@ -60,7 +60,7 @@ class Runner:
         begun_seconds = asyncio.get_running_loop().time()
         is_cold = self._deployment is None
         try:
-            outcome: dict[str, Any] = {"result": await self._result(function, event)}
+            outcome: dict[str, Any] = {"result": await self._call_handler(function, event)}
             json.dumps(outcome, allow_nan=False)
         except Exception as error:  # noqa: BLE001 - a function's boundary: its error is its answer
             outcome = {"errorType": type(error).__name__, "errorMessage": str(error)}
@@ -73,12 +73,12 @@ class Runner:
         if self._deployment is not None:
             await self._deployment.close()
 
-    async def _result(self, function: str, event: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _call_handler(self, function: str, event: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._deployment is None:
-            self._deployment = Deployment(Settings.from_environment(self._environ))
+            self._deployment = Deployment(DeploymentSettings.from_environment(self._environ))
         if function not in self._functions:
             raise ConfigError(f"there is no function {function!r}, only {', '.join(self._functions)}")
-        result: object = await handler_of(self._functions[function])(event, self._deployment, _NO_DEADLINE)
+        result: object = await import_handler(self._functions[function])(event, self._deployment, _NO_DEADLINE)
         if not isinstance(result, dict):
             raise TypeError(f"the result is not a JSON object but a {type(result).__name__}")
         return result
@@ -135,21 +135,21 @@ class LocalExecutor(Executor):
         self._functions = json.dumps(dict(options.functions))
         self._idle: list[Process] = []
         self._workers: set[Process] = set()
-        self._turns: asyncio.Semaphore | None = None
+        self._semaphore: asyncio.Semaphore | None = None
 
     def __repr__(self) -> str:
         return f"<LocalExecutor {len(self._workers)} workers, {len(self._idle)} idle>"
 
     async def __aenter__(self) -> LocalExecutor:
-        self._turns = asyncio.Semaphore(self.concurrency)
+        self._semaphore = asyncio.Semaphore(self.concurrency)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._turns = None
+        self._semaphore = None
         idle, self._idle = self._idle, []
         for process in self._workers - set(idle):
             _kill(process)
-        await asyncio.gather(*(_ended(process) for process in self._workers))
+        await asyncio.gather(*(_wait_for_end(process) for process in self._workers))
         self._workers.clear()
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
@@ -160,14 +160,14 @@ class LocalExecutor(Executor):
             DeadlineError: the function took longer than the options allow.
             FunctionError: the function failed.
         """
-        if self._turns is None:
+        if self._semaphore is None:
             raise ConfigError("an executor is used inside its 'async with' block")
         request = frame(json.dumps({"function": function, "event": dict(event)}).encode())
-        async with self._turns:
-            process = self._idle.pop() if self._idle else await self._started()
+        async with self._semaphore:
+            process = self._idle.pop() if self._idle else await self._start_worker()
             try:
                 async with asyncio.timeout(self._timeout_seconds):
-                    answer = await _exchanged(process, request)
+                    answer = await _exchange(process, request)
             except TimeoutError:
                 _kill(process)
                 raise DeadlineError(f"{function} took longer than {self._timeout_seconds} s") from None
@@ -175,11 +175,11 @@ class LocalExecutor(Executor):
                 _kill(process)
                 raise
             if answer is None:
-                raise ConnectionLostError(f"the worker that ran {function} {await self._fate(process)}")
+                raise ConnectionLostError(f"the worker that ran {function} {await self._describe_exit(process)}")
             self._idle.append(process)
         return answer_of(function, answer)
 
-    async def _started(self) -> Process:
+    async def _start_worker(self) -> Process:
         # In its own session, so that Ctrl-C on the terminal reaches only this process, which then ends the worker.
         # -P keeps modules of the current folder out.
         program = (sys.executable, "-P", "-m", "stoker_functions._executors.worker", self._functions)
@@ -192,9 +192,9 @@ class LocalExecutor(Executor):
         self._workers.add(process)
         return process
 
-    async def _fate(self, process: Process) -> str:
+    async def _describe_exit(self, process: Process) -> str:
         """Describe the end of a worker that has closed its pipe."""
-        await _ended(process)
+        await _wait_for_end(process)
         self._workers.discard(process)
         code = process.returncode or 0
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
@@ -204,7 +204,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-async def _exchanged(process: Process, request: bytes) -> bytes | None:
+async def _exchange(process: Process, request: bytes) -> bytes | None:
     assert process.stdin is not None  # noqa: S101 - both are pipes
     assert process.stdout is not None  # noqa: S101
     with suppress(ConnectionError):  # the worker has ended, and so has the pipe of its answer
@@ -218,12 +218,12 @@ def _kill(process: Process) -> None:
         process.kill()
 
 
-async def _ended(process: Process) -> None:
+async def _wait_for_end(process: Process) -> None:
     """Close a worker's input, at which an idle worker ends, and wait for the end; kill it after 5 s."""
     assert process.stdin is not None  # noqa: S101 - it is a pipe
     process.stdin.close()
     try:
-        async with asyncio.timeout(_LEAVE_SECONDS):
+        async with asyncio.timeout(_EXIT_SECONDS):
             await process.communicate()
     except TimeoutError:
         _kill(process)
@@ -245,7 +245,7 @@ async def _serve(answers: int) -> None:
     try:
         request = await read_frame(requests)
         while request is not None:
-            work = asyncio.create_task(_answered(runner, request, answers))
+            work = asyncio.create_task(_answer_call(runner, request, answers))
             following = asyncio.create_task(read_frame(requests))
             await asyncio.wait((work, following), return_when=asyncio.FIRST_COMPLETED)
             if following.done() and following.result() is None:
@@ -258,7 +258,7 @@ async def _serve(answers: int) -> None:
         await runner.close()
 
 
-async def _answered(runner: Runner, request: bytes, answers: int) -> None:
+async def _answer_call(runner: Runner, request: bytes, answers: int) -> None:
     call = json.loads(request)
     answer = memoryview(frame((await runner.perform(call["function"], call["event"])).encode()))
     with suppress(BrokenPipeError):  # the executor has ended

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from stoker._base.meter import Operation, PriceKey
-from stoker._base.progress import Amount, Progress, format_seconds
+from stoker._base.progress import ProgressReporter, WorkAmount, format_seconds
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices, StorePrices
 from stoker._fetch.materialized_pipeline import read_epoch
@@ -19,12 +19,12 @@ from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.order import MAX_EPOCH, EpochLayout
 from stoker._stores.location import parse_url
-from stoker._stores.object_store import ObjectStore, metered, price_key
+from stoker._stores.object_store import ObjectStore, price_key, with_meter
 from stoker.abc import Answer, Executor, Store
 from stoker.cli import flags
-from stoker.cli.output import counted, say, table
+from stoker.cli.output import format_count, say, table
 from stoker.fanout import Driver, FanoutConfig, Task
-from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, chosen_plan, plan_ways
+from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, choose_plan, plan_ways
 from stoker_functions._shuffle_job.samples import usable_bytes
 from stoker_functions._shuffle_job.work import ShuffleTask, Way, perform
 
@@ -70,28 +70,28 @@ def _epochs(text: str) -> range:
 
 async def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    async with flags.opened(args) as opened:
-        store = metered(opened)
+    async with flags.open_store_from_args(args) as opened:
+        store = with_meter(opened)
         manifest = await read_manifest(store, args.at)
         executor = _executor(args, store)
         config = _plan_config(args, executor, price_key(store))
         plans = plan_ways(manifest, config)
         if args.plan:
-            print(_shown(args, plans, manifest, config.store))
+            print(_format_plans(args, plans, manifest, config.store))
             return 0
-        plan = chosen_plan([plan for plan in plans if args.way in (None, plan.way)])
+        plan = choose_plan([plan for plan in plans if args.way in (None, plan.way)])
         async with executor:
-            making = _Making(args, plan, store, executor)
+            making = _EpochMaker(args, plan, store, executor)
             for epoch in args.epochs:
                 await making.make(EpochLayout(manifest, seed=args.seed, lanes=args.lanes, epoch=epoch))
-        making.tell()
+        making.report()
     return 0
 
 
 def _executor(args: Namespace, store: ObjectStore) -> Executor:
     flags.check_function_options(args)
     if args.on:
-        return flags.chosen_executor(args, parse_url(args.url))
+        return flags.create_executor(args, parse_url(args.url))
     return InProcess(store, memory_bytes=usable_bytes(args.memory))
 
 
@@ -103,19 +103,19 @@ def _plan_config(args: Namespace, executor: Executor, key: PriceKey) -> PlanConf
         slices=args.slices,
         memory_bytes=usable_bytes(args.memory),
         task_seconds=math.inf if executor.platform is None else _TASK_SECONDS,
-        at_once=executor.concurrency,
+        concurrency=executor.concurrency,
         prices=None if executor.platform is None else prices.functions[executor.platform],
         configured_bytes=args.memory,
         vcpus=executor.vcpus("shuffle"),
     )
 
 
-class _Making:
+class _EpochMaker:
     """Makes the epochs of the command, one after the other."""
 
     def __init__(self, args: Namespace, plan: EpochPlan, store: ObjectStore, executor: Executor) -> None:
         self._args, self._plan, self._store = args, plan, store
-        self._progress: Progress | None = None
+        self._progress: ProgressReporter | None = None
         # No second copies of late tasks in this process: they would only slow the first one down.
         patience = FanoutConfig(late_fraction=0.0, late_burst=0) if not args.on else FanoutConfig(most=args.workers)
         self._driver = Driver(executor, patience, on_progress=self._show)
@@ -136,15 +136,15 @@ class _Making:
             phases = phases[-1:]
         results: list[Mapping[str, Any]] = []
         for tasks in phases:
-            results = await self._carry_out(tasks, layout)
+            results = await self._run_tasks(tasks, layout)
         place = f"{self._store.url}/{layout.folder.rstrip('/')}"
         say(args, f"epoch {layout.epoch} is at {place}{' (it was there already)' if is_there else ''}")
         if deleted := [str(epoch) for result in results for epoch in result.get("deleted_epochs", ())]:
             say(args, f"deleted {'epoch' if len(deleted) == 1 else 'epochs'} {', '.join(deleted)} (--keep {args.keep})")
 
-    async def _carry_out(self, tasks: list[ShuffleTask], layout: EpochLayout) -> list[Mapping[str, Any]]:
+    async def _run_tasks(self, tasks: list[ShuffleTask], layout: EpochLayout) -> list[Mapping[str, Any]]:
         verb = {"scatter": "scattering", "slice": "writing", "commit": "committing"}[tasks[0].step]
-        total = Amount(count=len(tasks), size_bytes=layout.manifest.size_bytes)
+        total = WorkAmount(count=len(tasks), size_bytes=layout.manifest.size_bytes)
         named = [
             Task(
                 name=f"{task.step} {task.part} of epoch {task.epoch}",
@@ -154,33 +154,33 @@ class _Making:
             )
             for task in tasks
         ]
-        async with Progress(
+        async with ProgressReporter(
             f"epoch {layout.epoch}: {verb}", "parts", total, sys.stderr, quiet=self._args.quiet
         ) as progress:
             self._progress = progress
             return await self._driver.run(named)
 
-    def _show(self, done: Amount) -> None:
+    def _show(self, done: WorkAmount) -> None:
         if self._progress is not None:
             self._progress.update(done)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Print the summary: time, requests, bytes and dollars."""
         lines = self._driver.report.lines()
         if self._args.on:
             say(self._args, *lines)
             return
-        reading = self._store.meter.reading()
+        reading = self._store.meter.snapshot()
         gets, puts = reading.requests[Operation.GET], reading.requests[Operation.PUT]
         say(
             self._args,
             *lines[:-1],  # the last line is about functions
-            f"{counted(gets, 'GET')}, {format_bytes(reading.read_bytes)} read; {counted(puts, 'PUT')}, "
+            f"{format_count(gets, 'GET')}, {format_bytes(reading.read_bytes)} read; {format_count(puts, 'PUT')}, "
             f"{format_bytes(reading.written_bytes)} written; ${Prices.load().dollars(reading):.6f} for them",
         )
 
 
-def _shown(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifest, store: StorePrices) -> str:
+def _format_plans(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifest, store: StorePrices) -> str:
     """Return a table of the cost of each way, as lines."""
     rows = [("way", "slices", "scatters", "GETs", "PUTs", "read", "written", "bucket", "functions", "time", "")]
     best = min((plan for plan in plans if not plan.problem), key=lambda plan: plan.rank, default=None)
@@ -202,7 +202,8 @@ def _shown(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifest, stor
     ]
     a_day = store.storage_dollars(manifest.size_bytes, 1 / _DAYS_A_MONTH)
     what = (
-        f"{counted(manifest.samples, 'sample')}, {format_bytes(manifest.size_bytes)}, in {counted(args.lanes, 'lane')}"
+        f"{format_count(manifest.samples, 'sample')}, {format_bytes(manifest.size_bytes)}, in "
+        f"{format_count(args.lanes, 'lane')}"
     )
     return f"an epoch of {what}\n{table(rows)}\nan epoch that is kept for a day costs ${a_day:.6f}"
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from stoker._base.meter import FolderStore
 from stoker._base.retry import RetryingStore
 from stoker._base.task_group import for_each
-from stoker._fetch.materialized_pipeline import EPOCH_VERSION, read_epoch, stored_manifest
+from stoker._fetch.materialized_pipeline import EPOCH_VERSION, load_manifest, read_epoch
 from stoker._format import versions
 from stoker._format.manifest import Manifest
 from stoker._order.order import EpochLayout
@@ -26,7 +26,7 @@ _RECORD_FOLDER = "parts/"
 
 
 class PartRecord:
-    """The record of one task, constructed by :meth:`opened`.
+    """The record of one task, constructed by :meth:`open`.
 
     Args:
         store: folder of the epoch.
@@ -43,7 +43,7 @@ class PartRecord:
         """Manifest of the super-samples that this process knows to be stored; None if there are none."""
 
     @classmethod
-    async def opened(cls, store: Store, run: str, dataset: str) -> PartRecord:
+    async def open(cls, store: Store, run: str, dataset: str) -> PartRecord:
         """Return the record in the store, or an empty one if there is none: one GET."""
         record = cls(store, run, dataset)
         await record._read()
@@ -77,7 +77,7 @@ class PartRecord:
 
     async def _read(self) -> None:
         try:
-            written, info = await stored_manifest(self._store, self._key)
+            written, info = await load_manifest(self._store, self._key)
         except NotFoundError:
             self.written = self._tag = None
             return
@@ -94,7 +94,7 @@ class PartRecord:
 
 SCATTERED_FOLDER = "scattered/"
 """Folder of the cells in an epoch's folder, from the scatters until the commit."""
-_REQUESTS_AT_ONCE = 32
+_CONCURRENCY = 32
 
 
 async def commit_epoch(
@@ -118,7 +118,7 @@ async def commit_epoch(
     """
     folder = FolderStore(store, layout.folder)
     if await read_epoch(store, layout) is None:
-        built = await _built(folder, layout, runs)
+        built = await _build_manifest(folder, layout, runs)
         with suppress(PreconditionFailedError):  # another process was first
             await versions.publish(folder, built)
         if await read_epoch(store, layout) is None:
@@ -135,16 +135,16 @@ async def commit_epoch(
     }
 
 
-async def _built(folder: FolderStore, layout: EpochLayout, runs: Sequence[str]) -> Manifest:
+async def _build_manifest(folder: FolderStore, layout: EpochLayout, runs: Sequence[str]) -> Manifest:
     """Return the manifest of the super-samples of all slices."""
     found: dict[str, Manifest] = {}
 
     async def read(run: str) -> None:
-        record = await PartRecord.opened(folder, run, layout.dataset)
+        record = await PartRecord.open(folder, run, layout.dataset)
         if record.written is not None:
             found[run] = record.written
 
-    await for_each(runs, read, concurrency=_REQUESTS_AT_ONCE)
+    await for_each(runs, read, concurrency=_CONCURRENCY)
     parts = [found[run].rows for run in runs if run in found]
     written = sum(int(rows.samples.sum(dtype="i8")) for rows in parts)
     if written != layout.samples or len(found) < len(runs):
@@ -156,7 +156,7 @@ async def _built(folder: FolderStore, layout: EpochLayout, runs: Sequence[str]) 
         dataset=layout.dataset,
         version=EPOCH_VERSION,
         schema=layout.manifest.schema,
-        rows=parts[0].followed_by(*parts[1:]),
+        rows=parts[0].concatenate(*parts[1:]),
         runs=tuple(part for run in runs for part in found[run].runs),
     )
 
@@ -178,9 +178,9 @@ async def delete_epochs(
     """
     retrying = RetryingStore(store)
     first_kept = layout.folder_of(max(0, layout.epoch - keep))
-    keys = await _keys(retrying, layout.run_folder, first_kept)
+    keys = await _list_keys(retrying, layout.run_folder, first_kept)
     numbers = {key.removeprefix(layout.run_folder).partition("/")[0] for key in keys}
-    keys += await _keys(retrying, layout.folder + SCATTERED_FOLDER)
+    keys += await _list_keys(retrying, layout.folder + SCATTERED_FOLDER)
     deleted = 0
 
     async def delete(key: str) -> None:
@@ -190,12 +190,12 @@ async def delete_epochs(
             deleted += 1
 
     for turn in range(3):
-        await for_each([key for key in keys if _turn(key) == turn], delete, concurrency=_REQUESTS_AT_ONCE)
+        await for_each([key for key in keys if _deletion_rank(key) == turn], delete, concurrency=_CONCURRENCY)
     epochs = sorted(int(number) for number in numbers if number.isascii() and number.isdecimal())
     return DeletedEpochs(deleted, tuple(epochs) if deleted else (), deleted == len(keys))
 
 
-async def _keys(store: RetryingStore, prefix: str, end: str = "\U0010ffff") -> list[str]:
+async def _list_keys(store: RetryingStore, prefix: str, end: str = "\U0010ffff") -> list[str]:
     """Return the keys that begin with ``prefix`` and come before ``end``."""
     keys: list[str] = []
     async with aclosing(store.list(prefix)) as found:
@@ -206,6 +206,6 @@ async def _keys(store: RetryingStore, prefix: str, end: str = "\U0010ffff") -> l
     return keys
 
 
-def _turn(key: str) -> int:
+def _deletion_rank(key: str) -> int:
     """Return the turn in which to delete an object: manifests first, then records, then super-samples."""
     return 0 if "/manifest" in key else 1 if f"/{_RECORD_FOLDER}" in key else 2

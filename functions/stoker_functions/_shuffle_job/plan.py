@@ -26,10 +26,10 @@ from stoker._cost.prices import FunctionPrices, StorePrices
 from stoker._fetch.range_plan import ReadLimits, forecast_groups
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
-from stoker._order.order import MAX_LANES, MAX_SLICES, even_slices
-from stoker._order.sharding import Partition
+from stoker._order.order import MAX_LANES, MAX_SLICES, even_slice_count
+from stoker._order.sharding import RankSharding
 from stoker.errors import BudgetError, ConfigError
-from stoker_functions._shuffle_job.samples import HEADER_BYTES, RECORD_EVERY_OBJECTS, TaskMemory, held_bytes
+from stoker_functions._shuffle_job.samples import HEADER_BYTES, RECORD_EVERY_OBJECTS, TaskMemory, sample_bytes
 from stoker_functions._shuffle_job.work import ShuffleTask, Way
 
 _HEADROOM = 1.2
@@ -50,7 +50,7 @@ class PlanConfig:
         slices: minimum number of slices; default 1.
         memory_bytes: memory that a task may use.
         task_seconds: time limit of a task; default no limit.
-        at_once: number of concurrent tasks; default 1.
+        concurrency: number of concurrent tasks; default 1.
         prices: prices of the function that executes a task; default None, no charge.
         configured_bytes: memory of the function that is billed.
         vcpus: processors of the function that are billed.
@@ -64,7 +64,7 @@ class PlanConfig:
     slices: int = 1
     memory_bytes: int
     task_seconds: float = math.inf
-    at_once: int = 1
+    concurrency: int = 1
     prices: FunctionPrices | None = None
     configured_bytes: int = 0
     vcpus: float = 0.0
@@ -72,11 +72,11 @@ class PlanConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.lanes <= MAX_LANES:
             raise ConfigError(f"lanes {self.lanes} is not in [1, {MAX_LANES}]")
-        if not 1 <= self.slices <= self.most_slices:
-            raise ConfigError(f"slices {self.slices} is not in [1, {self.most_slices}], for {self.lanes} lanes")
+        if not 1 <= self.slices <= self.max_slices:
+            raise ConfigError(f"slices {self.slices} is not in [1, {self.max_slices}], for {self.lanes} lanes")
 
     @property
-    def most_slices(self) -> int:
+    def max_slices(self) -> int:
         """Maximum number of slices, which all have equal parts of a lane."""
         return MAX_SLICES // self.lanes * self.lanes
 
@@ -161,7 +161,7 @@ def plan_ways(manifest: Manifest, config: PlanConfig) -> tuple[EpochPlan, ...]:
     return tuple(planner.plan(way) for way in get_args(Way))
 
 
-def chosen_plan(plans: Sequence[EpochPlan]) -> EpochPlan:
+def choose_plan(plans: Sequence[EpochPlan]) -> EpochPlan:
     """Return the cheapest plan that works; among equal prices, the fastest.
 
     Raises:
@@ -176,7 +176,7 @@ def chosen_plan(plans: Sequence[EpochPlan]) -> EpochPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _TaskKind:
     """Tasks of one kind: their number, and the requests and bytes of each."""
 
     count: int
@@ -192,7 +192,7 @@ class _Parts:
         return requests / _REQUESTS_PER_SECOND + moved_bytes / _BYTES_PER_SECOND
 
 
-_SUMMED = ("get_requests", "put_requests", "read_bytes", "written_bytes")
+_TOTALS = ("get_requests", "put_requests", "read_bytes", "written_bytes")
 """Attributes of tasks that a plan adds up."""
 
 
@@ -205,73 +205,73 @@ class _Planner:
         self._memory = TaskMemory.plan(
             config.memory_bytes, largest_bytes=largest_bytes, object_bytes=self._object_bytes
         )
-        held = held_bytes(len(manifest.schema), manifest.samples, self._size_bytes) * _HEADROOM
-        self._least_parts = math.ceil(held / self._memory.values_bytes)
+        held = sample_bytes(len(manifest.schema), manifest.samples, self._size_bytes) * _HEADROOM
+        self._min_parts = math.ceil(held / self._memory.values_bytes)
 
     def plan(self, way: Way) -> EpochPlan:
         config = self._config
-        least = config.slices if way == "ranged" else max(config.slices, self._least_parts)
-        slices = even_slices(min(least, config.most_slices), config.lanes)
+        least = config.slices if way == "ranged" else max(config.slices, self._min_parts)
+        slices = even_slice_count(min(least, config.max_slices), config.lanes)
         while True:
-            plan = self._tried(way, slices)
-            more = even_slices(2 * slices, config.lanes)
-            if not plan.problem or more > min(config.most_slices, self._manifest.samples):
+            plan = self._plan_with_slices(way, slices)
+            more = even_slice_count(2 * slices, config.lanes)
+            if not plan.problem or more > min(config.max_slices, self._manifest.samples):
                 return plan
             slices = more
 
-    def _tried(self, way: Way, slices: int) -> EpochPlan:
+    def _plan_with_slices(self, way: Way, slices: int) -> EpochPlan:
         most_seconds = self._config.task_seconds
-        scatters = min(max(slices, self._least_parts), len(self._manifest)) if way == "scattered" else 0
+        scatters = min(max(slices, self._min_parts), len(self._manifest)) if way == "scattered" else 0
         problem = ""
         try:
-            kinds = [*self._kinds(way, slices, scatters), _Parts(1, slices + 4, 2, 0, 0)]
+            kinds = [*self._task_kinds(way, slices, scatters), _TaskKind(1, slices + 4, 2, 0, 0)]
         except BudgetError as error:
-            problem, kinds = str(error), [_Parts(1, 0, 0, 0, 0)]
+            problem, kinds = str(error), [_TaskKind(1, 0, 0, 0, 0)]
         slowest_seconds = max(kind.seconds for kind in kinds)
         if not problem and slowest_seconds > _TIME_SHARE * most_seconds:
             problem = f"a task would take about {slowest_seconds:,.0f} s of its limit of {most_seconds:,.0f} s"
-        if not problem and way != "ranged" and slices < self._least_parts:
+        if not problem and way != "ranged" and slices < self._min_parts:
             problem = f"the samples do not fit in memory in {slices} slices, which is the maximum"
-        if not problem and way == "scattered" and scatters < self._least_parts:
+        if not problem and way == "scattered" and scatters < self._min_parts:
             problem = f"the samples do not fit in memory in {scatters} scatters, one per super-sample"
-        return self._summed(way, (slices, scatters), kinds, problem)
+        return self._sum_plan(way, (slices, scatters), kinds, problem)
 
-    def _kinds(self, way: Way, slices: int, scatters: int) -> list[_Parts]:
+    def _task_kinds(self, way: Way, slices: int, scatters: int) -> list[_TaskKind]:
         """Return the tasks that read and write samples."""
         size_bytes = self._size_bytes
-        objects, written_bytes = self._objects(max(slices, self._config.lanes)) / slices, size_bytes / slices
+        objects, written_bytes = self._count_objects(max(slices, self._config.lanes)) / slices, size_bytes / slices
         if way == "ranged":
-            requests, read_bytes = self._ranged(slices)
-            return [self._parts(slices, requests, objects, read_bytes, written_bytes)]
+            requests, read_bytes = self._forecast_ranges(slices)
+            return [self._task_kind(slices, requests, objects, read_bytes, written_bytes)]
         if way == "streamed":
             super_samples = len(self._manifest)
             share = 1.0 - (1.0 - 1.0 / slices) ** (self._manifest.samples / super_samples)
-            return [self._parts(slices, share * super_samples, objects, share * size_bytes, written_bytes)]
-        cells, moved_bytes = self._objects(scatters * slices), size_bytes / scatters
+            return [self._task_kind(slices, share * super_samples, objects, share * size_bytes, written_bytes)]
+        cells, moved_bytes = self._count_objects(scatters * slices), size_bytes / scatters
         return [
-            self._parts(scatters, 1 + len(self._manifest) / scatters, cells / scatters, moved_bytes, moved_bytes),
-            self._parts(slices, scatters + cells / slices, objects, written_bytes, written_bytes),
+            self._task_kind(scatters, 1 + len(self._manifest) / scatters, cells / scatters, moved_bytes, moved_bytes),
+            self._task_kind(slices, scatters + cells / slices, objects, written_bytes, written_bytes),
         ]
 
-    def _objects(self, parts: int) -> int:
+    def _count_objects(self, parts: int) -> int:
         """Return the number of super-samples written by ``parts`` parts, which share none."""
         return parts * math.ceil(self._size_bytes / parts / self._object_bytes) if parts else 0
 
-    def _parts(self, count: int, gets: float, puts: float, read_bytes: float, written_bytes: float) -> _Parts:
+    def _task_kind(self, count: int, gets: float, puts: float, read_bytes: float, written_bytes: float) -> _TaskKind:
         """Return tasks with their requests, including those for the manifest and the records."""
-        return _Parts(count, gets + 2, puts + 1 + puts // RECORD_EVERY_OBJECTS, read_bytes, written_bytes)
+        return _TaskKind(count, gets + 2, puts + 1 + puts // RECORD_EVERY_OBJECTS, read_bytes, written_bytes)
 
-    def _ranged(self, slices: int) -> tuple[float, float]:
+    def _forecast_ranges(self, slices: int) -> tuple[float, float]:
         """Return the GET requests and bytes of one slice that is read by ranges."""
         manifest = self._manifest
         limits = ReadLimits(slot_bytes=self._memory.group_bytes(manifest), range_bytes=manifest.largest_bytes)
-        dealing = Partition(samples=manifest.samples, batch_size=1, world_size=slices)
+        dealing = RankSharding(samples=manifest.samples, batch_size=1, world_size=slices)
         found = forecast_groups(manifest, manifest.schema, limits, dealing)
         return found.requests, found.size_bytes
 
-    def _summed(self, way: Way, parts: tuple[int, int], kinds: Sequence[_Parts], problem: str) -> EpochPlan:
+    def _sum_plan(self, way: Way, parts: tuple[int, int], kinds: Sequence[_TaskKind], problem: str) -> EpochPlan:
         config, store = self._config, self._config.store
-        total = {name: math.ceil(sum(kind.count * getattr(kind, name) for kind in kinds)) for name in _SUMMED}
+        total = {name: math.ceil(sum(kind.count * getattr(kind, name) for kind in kinds)) for name in _TOTALS}
         gets, puts, read_bytes, written_bytes = total.values()
         requests = gets * store.request_dollars(Operation.GET) + puts * store.request_dollars(Operation.PUT)
         moved = store.transfer_dollars(read_bytes=read_bytes, written_bytes=written_bytes, egress="same_region")
@@ -284,6 +284,6 @@ class _Planner:
             store_dollars=requests + moved,
             function_dollars=sum(kind.count * config.task_dollars(kind.seconds) for kind in kinds),
             task_seconds=max(kind.seconds for kind in kinds),
-            seconds=sum(math.ceil(kind.count / config.at_once) * kind.seconds for kind in kinds),
+            seconds=sum(math.ceil(kind.count / config.concurrency) * kind.seconds for kind in kinds),
             problem=problem,
         )

@@ -24,21 +24,21 @@ from numpy.typing import NDArray
 
 from stoker._base.retry import RetryingStore
 from stoker._base.sizes import format_bytes
-from stoker._base.task_group import MAX_AHEAD_BYTES, InOrder, for_each, in_order
+from stoker._base.task_group import MAX_AHEAD_BYTES, OrderedTasks, for_each, run_in_order
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.groups import HeadMemory, cut_sizes
-from stoker._fetch.range_plan import Group, ReadLimits, Values, places_by_super_sample, read_values
+from stoker._fetch.groups import HeadMemory, split_by_bytes
+from stoker._fetch.range_plan import ReadLimits, SampleGroup, ValueRanges, group_by_super_sample, read_values
 from stoker._fetch.super_samples import open_head
 from stoker._format.manifest import Manifest, object_key
 from stoker._format.schema import Schema
-from stoker._format.supersample import Head, Origin, Packed, SuperSampleBuilder, is_small
-from stoker._memory.budget import most_sample_bytes
+from stoker._format.supersample import Head, PackOrigin, SuperSampleBuilder, SuperSampleRecord, is_small
+from stoker._memory.budget import max_sample_bytes
 from stoker._pack.run import put_super_sample
 from stoker.abc import Store
 from stoker.errors import BudgetError, ChecksumError, DeadlineError, PackError
 from stoker_functions._shuffle_job.epochs import PartRecord
 
-_PROGRAM_BYTES = 160 << 20
+_RESERVED_BYTES = 160 << 20
 """Memory of an instance for the interpreter, libraries and connections."""
 _SAMPLE_BYTES = 192
 """Memory of a sample besides its values and columns: measured, and rounded up."""
@@ -46,22 +46,22 @@ _COLUMN_BYTES = 16
 """Memory of a sample for each column: a length and a checksum."""
 HEADER_BYTES = 64 << 10
 """Upper bound of a super-sample's header, unless there are hundreds of columns."""
-_MOST_READS, _MOST_UPLOADS = 16, 8
-_LEAST = 2
+_MAX_READS, _MAX_UPLOADS = 16, 8
+_MIN_CONCURRENCY = 2
 _HEDGES = 2
-_SHARE = 8
+_TRANSFER_FRACTION = 8
 """Objects being read, and objects being written, each take at most the memory divided by this."""
-_MOST_GROUP_BYTES = 64 << 20
+_MAX_GROUP_BYTES = 64 << 20
 RECORD_EVERY_OBJECTS = 16
 _TWO_AHEAD_BYTES = MAX_AHEAD_BYTES // 2
 
 
 def usable_bytes(instance_bytes: int) -> int:
     """Return the memory of an instance that a task may use, in bytes."""
-    return max(0, instance_bytes - _PROGRAM_BYTES)
+    return max(0, instance_bytes - _RESERVED_BYTES)
 
 
-def held_bytes(columns: int, samples: float, size_bytes: float) -> float:
+def sample_bytes(columns: int, samples: float, size_bytes: float) -> float:
     """Return the memory in bytes of samples whose values have ``size_bytes`` in total."""
     return size_bytes + samples * (_SAMPLE_BYTES + _COLUMN_BYTES * columns)
 
@@ -95,13 +95,13 @@ class TaskMemory:
             BudgetError: the budget is too small; the message has the figure that fits.
         """
         written_bytes = object_bytes + HEADER_BYTES
-        reads = max(_LEAST, min(_MOST_READS, memory_bytes // _SHARE // largest_bytes))
-        uploads = max(_LEAST, min(_MOST_UPLOADS, memory_bytes // _SHARE // written_bytes))
+        reads = max(_MIN_CONCURRENCY, min(_MAX_READS, memory_bytes // _TRANSFER_FRACTION // largest_bytes))
+        uploads = max(_MIN_CONCURRENCY, min(_MAX_UPLOADS, memory_bytes // _TRANSFER_FRACTION // written_bytes))
         passing_bytes = (reads + _HEDGES) * largest_bytes + (uploads + 2) * written_bytes
         if memory_bytes < 2 * passing_bytes:
             raise BudgetError(
                 f"{format_bytes(memory_bytes)} of memory beside the program are too small to shuffle super-samples of "
-                f"up to {format_bytes(largest_bytes)}: give {format_bytes(2 * passing_bytes + _PROGRAM_BYTES)} in all "
+                f"up to {format_bytes(largest_bytes)}: give {format_bytes(2 * passing_bytes + _RESERVED_BYTES)} in all "
                 "or more"
             )
         return cls(reads=reads, hedges=_HEDGES, uploads=uploads, values_bytes=memory_bytes - passing_bytes)
@@ -113,8 +113,8 @@ class TaskMemory:
             BudgetError: the memory is too small; the message has the figures.
         """
         heads_bytes = HeadMemory.size_bytes(manifest, manifest.schema)
-        group_bytes = min(_MOST_GROUP_BYTES, (self.values_bytes - heads_bytes) // 3)
-        least_bytes = max(2 * most_sample_bytes(manifest, manifest.schema), 1)
+        group_bytes = min(_MAX_GROUP_BYTES, (self.values_bytes - heads_bytes) // 3)
+        least_bytes = max(2 * max_sample_bytes(manifest, manifest.schema), 1)
         if group_bytes < least_bytes:
             raise BudgetError(
                 f"to read by ranges takes the heads of all super-samples, {format_bytes(heads_bytes)}, and three "
@@ -125,7 +125,7 @@ class TaskMemory:
 
 
 @dataclass(slots=True, eq=False)
-class Samples:
+class StoredSamples:
     """Consecutive samples in their stored form.
 
     Attributes:
@@ -139,7 +139,7 @@ class Samples:
     checksums: NDArray[np.uint32]
 
     @classmethod
-    def empty(cls, samples: int, columns: int) -> Samples:
+    def empty(cls, samples: int, columns: int) -> StoredSamples:
         """Return empty samples, to be filled in."""
         shape = samples, columns
         return cls([b""] * samples, np.zeros(shape, np.int64), np.zeros(shape, np.uint32))
@@ -165,7 +165,7 @@ class SampleSource:
     stop_at_seconds: float
 
 
-async def read_whole(source: SampleSource, wanted: Group) -> Samples:
+async def read_whole(source: SampleSource, wanted: SampleGroup) -> StoredSamples:
     """Return samples, reading each of their super-samples once and whole.
 
     Args:
@@ -180,8 +180,8 @@ async def read_whole(source: SampleSource, wanted: Group) -> Samples:
     """
     loop = asyncio.get_running_loop()
     manifest, values_bytes = source.manifest, source.memory.values_bytes
-    samples = Samples.empty(len(wanted), len(manifest.schema))
-    room_bytes = values_bytes - held_bytes(len(manifest.schema), len(wanted), 0)
+    samples = StoredSamples.empty(len(wanted), len(manifest.schema))
+    room_bytes = values_bytes - sample_bytes(len(manifest.schema), len(wanted), 0)
     held = done = 0
 
     async def read(share: tuple[int, NDArray[np.int64]]) -> None:
@@ -195,7 +195,7 @@ async def read_whole(source: SampleSource, wanted: Group) -> Samples:
         ref = manifest.ref(row)
         data = memoryview(bytearray(ref.size_bytes))
         await source.fetcher.fetch_whole(ref, data)
-        held += _keep(samples, open_head(manifest, row, data), data, wanted.rows[places], places)
+        held += _copy_rows(samples, open_head(manifest, row, data), data, wanted.rows[places], places)
         done += 1
         if held > room_bytes:
             raise BudgetError(
@@ -204,12 +204,14 @@ async def read_whole(source: SampleSource, wanted: Group) -> Samples:
                 "memory"
             )
 
-    shares = list(places_by_super_sample(wanted.super_samples))
+    shares = list(group_by_super_sample(wanted.super_samples))
     await for_each(shares, read, concurrency=source.memory.reads)
     return samples
 
 
-def _keep(samples: Samples, head: Head, data: memoryview, rows: NDArray[np.int64], places: NDArray[np.int64]) -> int:
+def _copy_rows(
+    samples: StoredSamples, head: Head, data: memoryview, rows: NDArray[np.int64], places: NDArray[np.int64]
+) -> int:
     """Copy rows of a super-sample to their places, and return the size of their values in bytes."""
     extents = [head.row_ranges(name, rows) for name in head.schema]
     starts, ends = (np.stack(part, axis=1) for part in zip(*extents, strict=True))
@@ -220,7 +222,7 @@ def _keep(samples: Samples, head: Head, data: memoryview, rows: NDArray[np.int64
     return int((ends - starts).sum())
 
 
-async def read_groups(source: SampleSource, blocks: Iterable[Group]) -> AsyncGenerator[Samples, None]:
+async def read_groups(source: SampleSource, blocks: Iterable[SampleGroup]) -> AsyncGenerator[StoredSamples, None]:
     """Yield samples that are read by ranges, in order, a group at a time; the next group is read ahead.
 
     Args:
@@ -235,7 +237,7 @@ async def read_groups(source: SampleSource, blocks: Iterable[Group]) -> AsyncGen
     reader = _GroupReader(source)
     await reader.heads.load(source.fetcher)
     jobs = ((_TWO_AHEAD_BYTES, partial(reader.read, group)) for group in reader.groups(blocks))
-    async with aclosing(in_order(jobs)) as groups:
+    async with aclosing(run_in_order(jobs)) as groups:
         async for samples in groups:
             yield samples
 
@@ -249,20 +251,20 @@ class _GroupReader:
         self._limits = ReadLimits(slot_bytes=source.memory.group_bytes(manifest), range_bytes=manifest.largest_bytes)
         self._large = [name for name, column in self._schema.items() if not is_small(column)]
 
-    def groups(self, blocks: Iterable[Group]) -> Iterator[Group]:
+    def groups(self, blocks: Iterable[SampleGroup]) -> Iterator[SampleGroup]:
         """Cut blocks into groups whose values leave room for unneeded bytes inside ranges."""
         for block in blocks:
             starts, ends = self.heads.extents(self._large, block)
-            cuts = cut_sizes((ends - starts).sum(axis=0), self._limits.payload_bytes)
+            cuts = split_by_bytes((ends - starts).sum(axis=0), self._limits.payload_bytes)
             yield from (block[begin:end] for begin, end in pairwise(cuts))
 
-    async def read(self, group: Group) -> Samples:
-        samples = Samples.empty(len(group), len(self._schema))
+    async def read(self, group: SampleGroup) -> StoredSamples:
+        samples = StoredSamples.empty(len(group), len(self._schema))
         checksums = self.heads.checksums(list(self._schema), group)
         samples.checksums[:] = checksums.T
         starts, ends = self.heads.extents(self._large, group)
         large = [list(self._schema).index(name) for name in self._large]
-        values = Values(samples=group, columns=self._large, starts=starts, ends=ends, checksums=checksums[large])
+        values = ValueRanges(samples=group, columns=self._large, starts=starts, ends=ends, checksums=checksums[large])
         reads = values.plan(self._limits)
         data = memoryview(bytearray(reads.size_bytes))
         source = self._source
@@ -274,7 +276,7 @@ class _GroupReader:
         return samples
 
     def _assemble(
-        self, group: Group, samples: Samples, data: memoryview, addresses: Mapping[str, NDArray[np.int64]]
+        self, group: SampleGroup, samples: StoredSamples, data: memoryview, addresses: Mapping[str, NDArray[np.int64]]
     ) -> None:
         """Join the values of each sample: large ones from ``data``, small ones from the heads."""
         columns: list[list[memoryview]] = []
@@ -327,11 +329,11 @@ class PartWriter:
         self._config = config
         self._builder = SuperSampleBuilder(config.schema)
         self._checksums: list[bytes] = []
-        self._packed = [] if record.written is None else list(record.written.packed())
+        self._packed = [] if record.written is None else list(record.written.records())
         self._ordinals: Counter[str] = Counter()
-        self._uploads = InOrder(config.uploads, self._packed.extend)
+        self._uploads = OrderedTasks(config.uploads, self._packed.extend)
 
-    async def write(self, samples: AsyncGenerator[Samples, None]) -> None:
+    async def write(self, samples: AsyncGenerator[StoredSamples, None]) -> None:
         """Write the next samples, as far as there is time, and record the progress of the part.
 
         An incomplete super-sample is dropped. No upload continues after the end, also after an error.
@@ -341,9 +343,9 @@ class PartWriter:
             PackError: another object is where a super-sample belongs, or the record is of another part.
             StoreError: an upload failed.
         """
-        sections = self._sections_left()
+        sections = self._remaining_sections()
         try:
-            async with aclosing(_rows(samples)) as rows:
+            async with aclosing(_iterate_rows(samples)) as rows:
                 for run, count in sections:
                     if not await self._write_section(run, count, rows):
                         break
@@ -352,7 +354,7 @@ class PartWriter:
         finally:
             await self._uploads.cancel()
 
-    def _sections_left(self) -> deque[tuple[str, int]]:
+    def _remaining_sections(self) -> deque[tuple[str, int]]:
         """Return the sections that are left, the first one without its recorded samples."""
         sections = deque(section for section in self._config.sections if section[1])
         for run, packed in self._packed:
@@ -364,20 +366,20 @@ class PartWriter:
                 sections.appendleft((run, left - packed.samples))
         return sections
 
-    async def _write_section(self, run: str, count: int, rows: AsyncGenerator[_Row, None]) -> bool:
+    async def _write_section(self, run: str, count: int, rows: AsyncGenerator[_SampleRow, None]) -> bool:
         """Write the samples of a section, and return whether there is time for more."""
         for _ in range(count):
             values, checksums = await anext(rows)
             is_full = len(self._builder) and self._builder.size_with(values) > self._config.object_bytes
-            if is_full and not await self._cut(run):
+            if is_full and not await self._finish_super_sample(run):
                 return False
             self._builder.add(values)
             self._checksums.append(checksums)
-        return await self._cut(run)
+        return await self._finish_super_sample(run)
 
-    async def _cut(self, run: str) -> bool:
+    async def _finish_super_sample(self, run: str) -> bool:
         ordinal = self._ordinals[run]
-        data, packed = self._builder.finish(Origin(dataset=self._config.dataset, run=run, ordinal=ordinal))
+        data, packed = self._builder.finish(PackOrigin(dataset=self._config.dataset, run=run, ordinal=ordinal))
         key = object_key(run, ordinal)
         if Head.parse(data, len(data)).checksums.tobytes() != b"".join(self._checksums):
             raise ChecksumError(f"{key}: a value changed in memory after it was read; run the same task again")
@@ -388,7 +390,9 @@ class PartWriter:
             await self._save()
         return asyncio.get_running_loop().time() < self._config.stop_at_seconds
 
-    async def _upload(self, key: str, run: str, data: bytes, packed: Packed) -> tuple[str, Packed]:
+    async def _upload(
+        self, key: str, run: str, data: bytes, packed: SuperSampleRecord
+    ) -> tuple[str, SuperSampleRecord]:
         stored = await put_super_sample(self._store, key, data, packed)
         if stored is None:
             raise PackError(f"{self._store.url}/{key} has other contents; delete it, and shuffle again")
@@ -399,11 +403,11 @@ class PartWriter:
             await self._record.save(Manifest.of(self._config.dataset, self._config.schema, self._packed))
 
 
-_Row: TypeAlias = tuple[list[bytes], bytes]
+_SampleRow: TypeAlias = tuple[list[bytes], bytes]
 """The values of a sample, and their checksums in the form of a super-sample."""
 
 
-async def _rows(blocks: AsyncGenerator[Samples, None]) -> AsyncGenerator[_Row, None]:
+async def _iterate_rows(blocks: AsyncGenerator[StoredSamples, None]) -> AsyncGenerator[_SampleRow, None]:
     """Yield samples one by one, and release each."""
     async for samples in blocks:
         for place, value in enumerate(samples.values):

@@ -16,26 +16,26 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.fields import Fields
+from stoker._base.fields import JsonFields
 from stoker._base.meter import FolderStore
 from stoker._base.retry import RetryingReader
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.materialized_pipeline import read_epoch
-from stoker._fetch.range_plan import MOST_SAMPLES, Group
-from stoker._format.manifest import Manifest, PackRun, Rows
+from stoker._fetch.range_plan import MAX_GROUP_SAMPLES, SampleGroup
+from stoker._format.manifest import Manifest, ManifestRows, PackRun
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._format.versions import read_manifest
 from stoker._memory.ring import Ring
 from stoker._order.order import MAX_EPOCH, MAX_LANES, MAX_SLICES, EpochLayout
 from stoker.abc import Readable, Store
 from stoker.errors import ConfigError, NotFoundError, PackError
-from stoker_functions._deployment import Deadline, Deployment
+from stoker_functions._deployment import Deployment, InvocationDeadline
 from stoker_functions._shuffle_job.epochs import SCATTERED_FOLDER, PartRecord, commit_epoch
 from stoker_functions._shuffle_job.samples import (
     PartWriter,
-    Samples,
     SampleSource,
+    StoredSamples,
     TaskMemory,
     WriteConfig,
     read_groups,
@@ -45,9 +45,9 @@ from stoker_functions._shuffle_job.samples import (
 
 Step = Literal["scatter", "slice", "commit"]
 Way = Literal["ranged", "streamed", "scattered"]
-_RECORDS_AT_ONCE = 16
+_RECORD_CONCURRENCY = 16
 
-_Read = Callable[[int], AsyncGenerator[Samples, None]]
+_ReadSamples = Callable[[int], AsyncGenerator[StoredSamples, None]]
 """Reads the samples of a part, in order, without the given number at its start, which are written already."""
 
 
@@ -107,26 +107,26 @@ class ShuffleTask:
             EventError: the event is not a task; the message names the field.
             ConfigError: its values contradict each other.
         """
-        fields = Fields(event, "shuffle event")
+        fields = JsonFields(event, "shuffle event")
         values: Mapping[str, Any] = {
             "dataset": fields.text("dataset"),
-            "version": fields.integer("version", least=1),
-            "seed": fields.integer("seed", most=(1 << 64) - 1),
-            "epoch": fields.integer("epoch", most=MAX_EPOCH),
-            "lanes": fields.integer("lanes", least=1, most=MAX_LANES),
+            "version": fields.integer("version", min_value=1),
+            "seed": fields.integer("seed", max_value=(1 << 64) - 1),
+            "epoch": fields.integer("epoch", max_value=MAX_EPOCH),
+            "lanes": fields.integer("lanes", min_value=1, max_value=MAX_LANES),
             "way": fields.choice("way", get_args(Way)),
-            "slices": fields.integer("slices", least=1, most=MAX_SLICES),
-            "scatters": fields.integer("scatters", most=MAX_SLICES, default=0),
-            "object_bytes": fields.integer("object_bytes", least=1, most=MAX_SUPER_SAMPLE_BYTES),
+            "slices": fields.integer("slices", min_value=1, max_value=MAX_SLICES),
+            "scatters": fields.integer("scatters", max_value=MAX_SLICES, default=0),
+            "object_bytes": fields.integer("object_bytes", min_value=1, max_value=MAX_SUPER_SAMPLE_BYTES),
             "step": fields.choice("step", get_args(Step)),
-            "part": fields.integer("part", most=MAX_SLICES, default=0),
-            "keep": fields.integer("keep", most=MAX_EPOCH, default=MAX_EPOCH),
+            "part": fields.integer("part", max_value=MAX_SLICES, default=0),
+            "keep": fields.integer("keep", max_value=MAX_EPOCH, default=MAX_EPOCH),
         }
-        fields.end()
+        fields.check_no_fields_left()
         return cls(**values)
 
 
-async def shuffle(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+async def shuffle(event: object, deployment: Deployment, deadline: InvocationDeadline) -> dict[str, Any]:
     """Execute the task in an event, which may arrive any number of times, also at the same time.
 
     Returns:
@@ -138,12 +138,12 @@ async def shuffle(event: object, deployment: Deployment, deadline: Deadline) -> 
         StokerError: the task failed; see :func:`perform`.
     """
     task = ShuffleTask.from_event(event)
-    store = deployment.dataset(task.dataset)
+    store = deployment.dataset_store(task.dataset)
     memory_bytes = usable_bytes(deployment.settings.memory_bytes)
     name = f"{task.step} {task.part} of epoch {task.epoch}"
     slow = "could not stop in time, since the bucket is slow; the recorded progress is kept"
     async with deadline.limit(name, slow, late=True):
-        with deployment.counted() as requests:
+        with deployment.count_requests() as requests:
             done = await perform(store, task, memory_bytes=memory_bytes, stop_at_seconds=deadline.stop_at_seconds)
         return {**done, "requests": requests}
 
@@ -172,7 +172,7 @@ async def perform(
     plain = store.wrapped if isinstance(store, RetryingReader) else store  # the fetcher retries by itself
     manifest = await read_manifest(plain, task.version)
     layout = EpochLayout(manifest, seed=task.seed, lanes=task.lanes, epoch=task.epoch)
-    work = _Work(plain, task, layout, memory_bytes, stop_at_seconds)
+    work = _TaskRun(plain, task, layout, memory_bytes, stop_at_seconds)
     if task.step == "commit":
         return await work.commit()
     try:
@@ -184,7 +184,7 @@ async def perform(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Work:
+class _TaskRun:
     store: Store
     task: ShuffleTask
     layout: EpochLayout
@@ -198,7 +198,7 @@ class _Work:
         return FolderStore(self.store, self.layout.folder)
 
     @property
-    def _scattered(self) -> FolderStore:
+    def _scattered_folder(self) -> FolderStore:
         return FolderStore(self.store, self.layout.folder + SCATTERED_FOLDER)
 
     def _slice_run(self, part: int) -> str:
@@ -239,12 +239,12 @@ class _Work:
         order = np.argsort(rows)
         cells = np.diff(np.searchsorted(rows[order], layout.slice_starts(self.task.slices)))
         sections = [(self._cell_run(part, each), int(count)) for each, count in enumerate(cells) if count]
-        wanted = Group(*layout.order.locate(numbers[order]))
+        wanted = SampleGroup(*layout.order.locate(numbers[order]))
 
-        async def samples(done: int) -> AsyncGenerator[Samples, None]:
+        async def samples(done: int) -> AsyncGenerator[StoredSamples, None]:
             yield await read_whole(self._source(self.store, manifest), wanted[done:])
 
-        result = await self._write(self._scattered, self._scatter_run(part), sections, samples)
+        result = await self._write(self._scattered_folder, self._scatter_run(part), sections, samples)
         return {name if name in ("state", "run") else f"scattered_{name}": value for name, value in result.items()}
 
     async def slice(self) -> dict[str, Any]:
@@ -252,29 +252,31 @@ class _Work:
         layout = self.layout
         start, stop = layout.slice_starts(self.task.slices)[self.task.part : self.task.part + 2].tolist()
         run = self._slice_run(self.task.part)
-        sections = [(run, count) for count in layout.lanes_within(start, stop)]
-        read = {"ranged": self._by_ranges, "streamed": self._streamed, "scattered": self._gathered}[self.task.way]
+        sections = [(run, count) for count in layout.lane_row_counts(start, stop)]
+        read = {"ranged": self._read_ranges, "streamed": self._read_streamed, "scattered": self._read_scattered}[
+            self.task.way
+        ]
         return await self._write(self._folder, run, sections, lambda done: read(start, done, stop))
 
     # The ways to read the samples at rows [start, stop) of the epoch, without the first ones, which are written.
 
-    def _by_ranges(self, start: int, done: int, stop: int) -> AsyncGenerator[Samples, None]:
-        return read_groups(self._source(self.store, self.layout.manifest), self._blocks(start + done, stop))
+    def _read_ranges(self, start: int, done: int, stop: int) -> AsyncGenerator[StoredSamples, None]:
+        return read_groups(self._source(self.store, self.layout.manifest), self._iterate_blocks(start + done, stop))
 
-    def _blocks(self, start: int, stop: int) -> Iterator[Group]:
-        for begin in range(start, stop, MOST_SAMPLES):
-            rows = np.arange(begin, min(begin + MOST_SAMPLES, stop))
-            yield Group(*self.layout.order.locate(self.layout.samples_of(rows)))
+    def _iterate_blocks(self, start: int, stop: int) -> Iterator[SampleGroup]:
+        for begin in range(start, stop, MAX_GROUP_SAMPLES):
+            rows = np.arange(begin, min(begin + MAX_GROUP_SAMPLES, stop))
+            yield SampleGroup(*self.layout.order.locate(self.layout.samples_of(rows)))
 
-    async def _streamed(self, start: int, done: int, stop: int) -> AsyncGenerator[Samples, None]:
-        wanted = Group(*self.layout.order.locate(self.layout.samples_of(np.arange(start + done, stop))))
+    async def _read_streamed(self, start: int, done: int, stop: int) -> AsyncGenerator[StoredSamples, None]:
+        wanted = SampleGroup(*self.layout.order.locate(self.layout.samples_of(np.arange(start + done, stop))))
         yield await read_whole(self._source(self.store, self.layout.manifest), wanted)
 
-    async def _gathered(self, start: int, done: int, stop: int) -> AsyncGenerator[Samples, None]:
+    async def _read_scattered(self, start: int, done: int, stop: int) -> AsyncGenerator[StoredSamples, None]:
         cells, wanted = await self._cells(start, stop)
-        yield await read_whole(self._source(self._scattered, cells), wanted[done:])
+        yield await read_whole(self._source(self._scattered_folder, cells), wanted[done:])
 
-    async def _cells(self, start: int, stop: int) -> tuple[Manifest, Group]:
+    async def _cells(self, start: int, stop: int) -> tuple[Manifest, SampleGroup]:
         """Return a manifest of the cells of this slice, and the places of the slice's samples in it, in order.
 
         A cell has the samples that one scatter wrote for one slice, in the order of the slice.
@@ -285,7 +287,7 @@ class _Work:
         found: dict[int, list[Any]] = {}
 
         async def read(scatter: int) -> None:
-            record = await PartRecord.opened(self._scattered, self._scatter_run(scatter), self.layout.dataset)
+            record = await PartRecord.open(self._scattered_folder, self._scatter_run(scatter), self.layout.dataset)
             found[scatter] = _rows_of(record.written, self._cell_run(scatter, self.task.part))
             if sum(packed.samples for packed in found[scatter]) != counts[scatter]:
                 raise PackError(
@@ -294,27 +296,27 @@ class _Work:
                 )
 
         present = [scatter for scatter, count in enumerate(counts) if count]
-        await for_each(present, read, concurrency=_RECORDS_AT_ONCE)
+        await for_each(present, read, concurrency=_RECORD_CONCURRENCY)
         cells = Manifest(
             dataset=self.layout.dataset,
             version=1,
             schema=self.layout.manifest.schema,
-            rows=Rows.of([packed for scatter in present for packed in found[scatter]]),
+            rows=ManifestRows.of([packed for scatter in present for packed in found[scatter]]),
             runs=tuple(PackRun(self._cell_run(each, self.task.part), 0, len(found[each])) for each in present),
         )
         numbers = np.empty(len(scatters), np.int64)
         numbers[np.argsort(scatters, kind="stable")] = np.arange(len(scatters))
         borders = np.concatenate([[0], np.cumsum(cells.rows.samples, dtype=np.int64)])
         rows = np.searchsorted(borders, numbers, "right") - 1
-        return cells, Group(rows, numbers - borders[rows])
+        return cells, SampleGroup(rows, numbers - borders[rows])
 
     # Common to scatters and slices.
 
     async def _write(
-        self, folder: FolderStore, run: str, sections: list[tuple[str, int]], samples: _Read
+        self, folder: FolderStore, run: str, sections: list[tuple[str, int]], samples: _ReadSamples
     ) -> dict[str, Any]:
         """Continue to write a part after the samples in its record, as far as there is time."""
-        record = await PartRecord.opened(folder, run, self.layout.dataset)
+        record = await PartRecord.open(folder, run, self.layout.dataset)
         config = WriteConfig(
             dataset=self.layout.dataset,
             schema=self.layout.manifest.schema,
@@ -360,6 +362,6 @@ def _rows_of(written: Manifest | None, run: str) -> list[Any]:
     row = 0
     for each in () if written is None else written.runs:
         if each.run == run and written is not None:
-            return [written.rows.packed(row + number, number) for number in range(each.rows)]
+            return [written.rows.record(row + number, number) for number in range(each.rows)]
         row += each.rows
     return []

@@ -15,14 +15,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from stoker._base.arguments import AtLeastOne, Bounded
+from stoker._base.arguments import AtLeastOne, BoundedConfig
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingStore, RetryPolicy
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.samples import SampleReader
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._format.schema import Schema
-from stoker._format.supersample import FORMAT, Origin, SuperSampleBuilder
+from stoker._format.supersample import FORMAT, PackOrigin, SuperSampleBuilder
 from stoker._format.versions import read_manifest
 from stoker._memory.budget import SampleMemory
 from stoker._order.order import Order
@@ -36,7 +36,7 @@ from stoker.errors import (
     ObjectChangedError,
     PermissionDeniedError,
 )
-from stoker_functions.serve._messages import Ask, Refusal, Request, Response, asked_range, is_unchanged
+from stoker_functions.serve._messages import DatasetRequest, Refusal, Request, Response, is_not_modified, parse_range
 
 _log = logging.getLogger("stoker_functions.serve.objects")
 
@@ -52,7 +52,7 @@ _HEADER_SHARE_OF_SCHEMA = 4  # the header has the quoted schema, and its names o
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig(Bounded):
+class ServeConfig(BoundedConfig):
     """Settings of a :class:`Service`.
 
     Attributes:
@@ -83,20 +83,20 @@ class ServeConfig(Bounded):
         for name in self.datasets:
             if not DATASET_NAME.fullmatch(name):
                 raise ConfigError(f"the name {name[:80]!r} of a served data set does not match {DATASET_NAME.pattern}")
-        Bounded.__post_init__(self)  # super() does not know a class with slots
+        BoundedConfig.__post_init__(self)  # super() does not know a class with slots
 
 
-def caching(*, pinned: bool) -> dict[str, str]:
+def cache_headers(*, pinned: bool) -> dict[str, str]:
     """Return the Cache-Control header: clients keep answers of a pinned version for ever, and revalidate others."""
     return {"Cache-Control": "private, max-age=31536000, immutable" if pinned else "private, no-cache"}
 
 
 # Waiting in a function is billed, so the client retries. Only a batch, which needs many reads, retries some of them.
-_ONCE = RetryPolicy(attempts=1)
+_NO_RETRIES = RetryPolicy(attempts=1)
 _FETCHES = FetchConfig(deadline_seconds=20.0, attempts=6, attempt_seconds=8.0, hedge=False)
 
 
-class Shelf:
+class ServedDataset:
     """One data set of a service, on one event loop.
 
     Args:
@@ -109,11 +109,11 @@ class Shelf:
     """
 
     def __init__(self, store: Store, config: ServeConfig, manifest_bytes: int) -> None:
-        self.store = RetryingStore(store, _ONCE)
+        self.store = RetryingStore(store, _NO_RETRIES)
         self._config, self._manifest_bytes = config, manifest_bytes
         self._manifests: OrderedDict[int, Manifest] = OrderedDict()
         self._newest = "", 0  # tag of the pointer object, and the version that it named
-        self._reading = asyncio.Lock()
+        self._read_lock = asyncio.Lock()
 
     async def manifest(self, version: int | None) -> Manifest:
         """Return a version of the manifest, or the newest one at the time of the call; concurrent calls read it once.
@@ -123,19 +123,19 @@ class Shelf:
             StoreError: the manifest could not be read.
         """
         tag = "" if version else await self._pointer_tag()
-        if (known := self._known(version, tag)) is not None:
+        if (known := self._cached_manifest(version, tag)) is not None:
             return known
-        async with self._reading:
-            if (known := self._known(version, tag)) is not None:
+        async with self._read_lock:
+            if (known := self._cached_manifest(version, tag)) is not None:
                 return known
-            async with self.telling_what_is_missing():
-                found = self._keep(await read_manifest(self.store, version))
+            async with self.raise_not_found():
+                found = self._cache_manifest(await read_manifest(self.store, version))
             if version is None:
                 self._newest = tag, found.version
             return found
 
     @asynccontextmanager
-    async def telling_what_is_missing(self) -> AsyncIterator[None]:
+    async def raise_not_found(self) -> AsyncIterator[None]:
         """Run a block that reads a version of the manifest, and turn a denial of a missing one into NotFoundError.
 
         Without the right to list a bucket, reading a missing object is denied; but the right to read the pointer comes
@@ -157,7 +157,7 @@ class Shelf:
         except NotFoundError:
             return ""
 
-    def _known(self, version: int | None, tag: str) -> Manifest | None:
+    def _cached_manifest(self, version: int | None, tag: str) -> Manifest | None:
         """Return a version that is kept; for None, the newest one if the pointer still has this tag."""
         if version is None:
             version = self._newest[1] if tag and tag == self._newest[0] else 0
@@ -166,7 +166,7 @@ class Shelf:
             self._manifests.move_to_end(version)
         return found
 
-    def _keep(self, manifest: Manifest) -> Manifest:
+    def _cache_manifest(self, manifest: Manifest) -> Manifest:
         self._manifests[manifest.version] = manifest
         self._manifests.move_to_end(manifest.version)
         held_bytes = sum(kept.file_bytes for kept in self._manifests.values())
@@ -205,12 +205,12 @@ class Shelf:
     ) -> Response:
         etag = f'"{info.tag}"'
         headers = {"ETag": etag, "Accept-Ranges": "bytes", **more_headers}
-        if is_unchanged(request.headers, etag):
+        if is_not_modified(request.headers, etag):
             return Response(status=304, headers=headers)
         headers["Content-Type"] = "application/octet-stream"
         if request.method == "HEAD":
             return Response(status=200, headers={**headers, "Content-Length": str(info.size_bytes)})
-        asked = asked_range(request.headers, info.size_bytes, etag)
+        asked = parse_range(request.headers, info.size_bytes, etag)
         start, end = asked or (0, info.size_bytes)
         if end - start > self._config.answer_bytes:
             told = info if pinned is None else await self.store.head(info.key)
@@ -240,7 +240,7 @@ class Shelf:
         return Response(status=307, headers={"Location": url, "ETag": f'"{info.tag}"', "Cache-Control": "no-store"})
 
 
-class Library:
+class ServedDatasets:
     """All data sets of a service, on one event loop.
 
     Args:
@@ -251,14 +251,14 @@ class Library:
 
     def __init__(self, config: ServeConfig, store: Callable[[str], Store]) -> None:
         self._config, self._store = config, store
-        self._shelves: dict[str, Shelf] = {}
+        self._datasets: dict[str, ServedDataset] = {}
         self._reader: tuple[str, int, SampleReader] | None = None
-        self._lent = 0  # number of requests that use the reader
+        self._reader_users = 0  # number of requests that use the reader
         self._is_free = asyncio.Event()
         self._is_free.set()
-        self._turn = asyncio.Lock()
+        self._reader_lock = asyncio.Lock()
 
-    async def answer(self, ask: Ask, request: Request) -> Response:
+    async def answer(self, ask: DatasetRequest, request: Request) -> Response:
         """Return the response to a request.
 
         Args:
@@ -269,11 +269,11 @@ class Library:
             Refusal: the object does not exist, a condition does not hold, or the answer is too large.
             StoreError: the object could not be read.
         """
-        shelf, version = self._shelf(ask.dataset), ask.version
-        headers = caching(pinned=version is not None)
+        shelf, version = self._dataset(ask.dataset), ask.version
+        headers = cache_headers(pinned=version is not None)
         if ask.what == "manifest":
             key = POINTER_KEY if version is None else version_key(version)
-            async with shelf.telling_what_is_missing():
+            async with shelf.raise_not_found():
                 return await shelf.answer_object(request, key, headers)
         manifest = await shelf.manifest(version)
         headers |= {"Stoker-Version": str(manifest.version)}
@@ -286,25 +286,25 @@ class Library:
             raise Refusal(404, "no-such-position", f"an epoch has positions 0 to {manifest.samples - 1}")
         etag = f'"{batch_id(manifest, ask)}"'
         headers |= {"ETag": etag, "Accept-Ranges": "none"}
-        if is_unchanged(request.headers, etag):
+        if is_not_modified(request.headers, etag):
             return Response(status=304, headers=headers)
-        async with self._reading(ask.dataset, manifest) as reader:
+        async with self._borrow_reader(ask.dataset, manifest) as reader:
             body = await read_batch(manifest, reader, ask, self._config.answer_bytes)
         headers["Content-Type"] = "application/octet-stream"
         if request.method == "HEAD":
             return Response(status=200, headers={**headers, "Content-Length": str(len(body))})
         return Response(status=200, headers=headers, body=body)
 
-    def _shelf(self, name: str) -> Shelf:
+    def _dataset(self, name: str) -> ServedDataset:
         if name not in self._config.datasets:
             raise Refusal(404, "no-such-dataset", "this service has no data set of that name")
-        if name not in self._shelves:
+        if name not in self._datasets:
             manifest_bytes = self._config.memory_bytes // (4 * len(self._config.datasets))
-            self._shelves[name] = Shelf(self._store(self._config.datasets[name]), self._config, manifest_bytes)
-        return self._shelves[name]
+            self._datasets[name] = ServedDataset(self._store(self._config.datasets[name]), self._config, manifest_bytes)
+        return self._datasets[name]
 
     @asynccontextmanager
-    async def _reading(self, name: str, manifest: Manifest) -> AsyncIterator[SampleReader]:
+    async def _borrow_reader(self, name: str, manifest: Manifest) -> AsyncIterator[SampleReader]:
         """Lend the reader of a version of a data set, which is kept with its heads until another one is needed.
 
         A reader may take all the memory, so there is one at a time, which several requests may use. A request that
@@ -313,27 +313,27 @@ class Library:
         Raises:
             BudgetError: the memory is too small.
         """
-        async with self._turn:
+        async with self._reader_lock:
             if self._reader is None or self._reader[:2] != (name, manifest.version):
                 await self._is_free.wait()
-                self._reader = name, manifest.version, self._opened(name, manifest)
+                self._reader = name, manifest.version, self._open_reader(name, manifest)
             reader = self._reader[2]
-            self._lent += 1
+            self._reader_users += 1
             self._is_free.clear()
         try:
             yield reader
         finally:
-            self._lent -= 1
-            if not self._lent:
+            self._reader_users -= 1
+            if not self._reader_users:
                 self._is_free.set()
 
-    def _opened(self, name: str, manifest: Manifest) -> SampleReader:
+    def _open_reader(self, name: str, manifest: Manifest) -> SampleReader:
         memory_bytes = self._config.memory_bytes
         memory = SampleMemory.plan(manifest, 0, memory_bytes - memory_bytes // 4)
-        return SampleReader(self._shelf(name).store.wrapped, manifest, manifest.schema, memory, _FETCHES)
+        return SampleReader(self._dataset(name).store.wrapped, manifest, manifest.schema, memory, _FETCHES)
 
 
-def batch_id(manifest: Manifest, ask: Ask) -> str:
+def batch_id(manifest: Manifest, ask: DatasetRequest) -> str:
     """Return the identity of a batch: 32 hexadecimal digits, equal for equal bytes."""
     order = ask.order
     said = (
@@ -346,7 +346,7 @@ def batch_id(manifest: Manifest, ask: Ask) -> str:
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
 
-async def read_batch(manifest: Manifest, reader: SampleReader, ask: Ask, limit_bytes: int) -> bytes:
+async def read_batch(manifest: Manifest, reader: SampleReader, ask: DatasetRequest, limit_bytes: int) -> bytes:
     """Return a batch as a safetensors file with all columns; the last batch of an epoch may have fewer samples.
 
     Samples are read in groups that fit if they have the average size, so that little is read beyond the limit.
@@ -358,26 +358,26 @@ async def read_batch(manifest: Manifest, reader: SampleReader, ask: Ask, limit_b
     order = Order(manifest.rows.samples, ask.order, ask.epoch)
     samples = order.at(ask.number, min(ask.number + ask.size, order.samples))
     builder = SuperSampleBuilder(manifest.schema)
-    room_bytes = limit_bytes - _header_bytes(manifest.schema)
+    room_bytes = limit_bytes - _max_header_bytes(manifest.schema)
     at_a_time = max(1, room_bytes * manifest.samples // manifest.size_bytes)
     for first in range(0, len(samples), at_a_time):
         for sample in await reader.read(samples[first : first + at_a_time]):
             values = manifest.schema.encode(sample)
             if builder.size_with(values) > room_bytes:
-                raise Refusal(413, "too-large", _advice(len(builder), limit_bytes))
+                raise Refusal(413, "too-large", _size_advice(len(builder), limit_bytes))
             builder.add(values)
-    origin = Origin(dataset=manifest.dataset, run=batch_id(manifest, ask)[:16], ordinal=0)
+    origin = PackOrigin(dataset=manifest.dataset, run=batch_id(manifest, ask)[:16], ordinal=0)
     data, _ = builder.finish(origin)
     return data
 
 
-def _header_bytes(schema: Schema) -> int:
+def _max_header_bytes(schema: Schema) -> int:
     """Return the maximum size of a file's header."""
     named_bytes = _HEADER_BYTES_OF_COLUMN * len(schema) + _HEADER_SHARE_OF_SCHEMA * len(schema.to_json())
     return _HEADER_BYTES + named_bytes
 
 
-def _advice(fitting: int, limit_bytes: int) -> str:
+def _size_advice(fitting: int, limit_bytes: int) -> str:
     if not fitting:
         return f"the first sample alone is larger than an answer of {limit_bytes} bytes: read its super-sample"
     return f"the batch is larger than an answer of {limit_bytes} bytes; size={fitting} fits at this position"

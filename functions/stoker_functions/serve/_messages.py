@@ -33,7 +33,7 @@ _SECURITY_HEADERS = {
     "Strict-Transport-Security": "max-age=31536000",
     "X-Content-Type-Options": "nosniff",
 }
-_PIECE_BYTES = 256 << 10
+_CHUNK_BYTES = 256 << 10
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -175,8 +175,8 @@ def to_asgi(response: Response) -> AsgiApp:
         headers = [(name.lower().encode(), value.encode()) for name, value in named.items()]
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         body, end = memoryview(response.body), len(response.body)
-        for start in range(0, max(end, 1), _PIECE_BYTES):
-            piece, is_last = body[start : start + _PIECE_BYTES], start + _PIECE_BYTES >= end
+        for start in range(0, max(end, 1), _CHUNK_BYTES):
+            piece, is_last = body[start : start + _CHUNK_BYTES], start + _CHUNK_BYTES >= end
             await send({"type": "http.response.body", "body": bytes(piece), "more_body": not is_last})
 
     return app
@@ -221,14 +221,14 @@ _NUMBERS: Mapping[str, tuple[int, int]] = {
     "lanes": (1, MAX_LANES),
 }
 """Parameter → its minimum and maximum."""
-_OF_ORDER = ("seed", "shuffle", "window", "lanes")
+_ORDER_PARAMETERS = ("seed", "shuffle", "window", "lanes")
 _TAG = r'(?:W/)?"[\x21\x23-\x7e]*"'
 _TAGS = re.compile(rf"\*|{_TAG}(?:[ \t]*,[ \t]*{_TAG}){{0,31}}", re.ASCII)
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class DatasetRequest:
     """A parsed request for a part of a data set.
 
     Attributes:
@@ -250,7 +250,7 @@ class Ask:
     order: OrderConfig = field(default_factory=OrderConfig)
 
 
-def parse(request: Request) -> Ask:
+def parse_request(request: Request) -> DatasetRequest:
     """Parse a request.
 
     Raises:
@@ -267,38 +267,38 @@ def parse(request: Request) -> Ask:
             404, "not-found", "paths are /v1/NAME/manifest, /v1/NAME/super-samples/NUMBER and /v1/NAME/batches/POSITION"
         )
     what = match[2]
-    given = _parameters(request.query, (*_NUMBERS, "shuffle") if what == "batches" else ("version",))
+    given = _parse_parameters(request.query, (*_NUMBERS, "shuffle") if what == "batches" else ("version",))
     if what == "batches" and "size" not in given:
         raise Refusal(400, "bad-parameter", "the parameter size is missing: the number of samples of the batch")
-    order = OrderConfig(**{name: given.pop(name) for name in _OF_ORDER if name in given})
-    return Ask(dataset=match[1], what=what, number=int(match[3] or 0), order=order, **given)
+    order = OrderConfig(**{name: given.pop(name) for name in _ORDER_PARAMETERS if name in given})
+    return DatasetRequest(dataset=match[1], what=what, number=int(match[3] or 0), order=order, **given)
 
 
-def _parameters(query: str, known: Sequence[str]) -> dict[str, Any]:
+def _parse_parameters(query: str, known: Sequence[str]) -> dict[str, Any]:
     """Return the parameters of a query by name, with numbers as integers."""
     found: dict[str, Any] = {}
     for pair in query.split("&") if query else ():
         name, _, text = pair.partition("=")
         if name not in known or name in found:
             raise Refusal(400, "bad-parameter", f"the parameters are, each at most once: {', '.join(known)}")
-        found[name] = _shuffle(text) if name == "shuffle" else _number(name, text)
+        found[name] = _parse_shuffle(text) if name == "shuffle" else _parse_number(name, text)
     return found
 
 
-def _shuffle(text: str) -> str:
+def _parse_shuffle(text: str) -> str:
     if text not in get_args(Shuffle):
         raise Refusal(400, "bad-parameter", f"shuffle is one of {', '.join(get_args(Shuffle))}")
     return text
 
 
-def _number(name: str, text: str) -> int:
+def _parse_number(name: str, text: str) -> int:
     least, most = _NUMBERS[name]
     if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
         raise Refusal(400, "bad-parameter", f"{name} is a whole number from {least} to {most}, without leading zeros")
     return int(text)
 
 
-def is_unchanged(headers: Mapping[str, str], etag: str) -> bool:
+def is_not_modified(headers: Mapping[str, str], etag: str) -> bool:
     """Return whether the client has the object already, so that the answer is 304.
 
     Args:
@@ -308,14 +308,14 @@ def is_unchanged(headers: Mapping[str, str], etag: str) -> bool:
     Raises:
         Refusal: the object does not match ``If-Match`` (412), or a condition is malformed (400).
     """
-    wanted = _tags(headers, "if-match")
+    wanted = _parse_tags(headers, "if-match")
     if wanted is not None and "*" not in wanted and etag not in wanted:
         raise Refusal(412, "changed", "the object's tag does not match If-Match", headers={"ETag": etag})
-    known = _tags(headers, "if-none-match")
+    known = _parse_tags(headers, "if-none-match")
     return known is not None and ("*" in known or etag in {tag.removeprefix("W/") for tag in known})
 
 
-def asked_range(headers: Mapping[str, str], size_bytes: int, etag: str) -> tuple[int, int] | None:
+def parse_range(headers: Mapping[str, str], size_bytes: int, etag: str) -> tuple[int, int] | None:
     """Return the byte range ``[start, end)`` of a request, None for the whole object.
 
     Args:
@@ -330,7 +330,7 @@ def asked_range(headers: Mapping[str, str], size_bytes: int, etag: str) -> tuple
     if text is None or not text.startswith("bytes=") or headers.get("if-range", etag) != etag:
         return None
     match = _RANGE.fullmatch(text)
-    span = _span(match[1], match[2], size_bytes) if match else None
+    span = _resolve_range(match[1], match[2], size_bytes) if match else None
     if span is None:
         raise Refusal(
             416,
@@ -341,7 +341,7 @@ def asked_range(headers: Mapping[str, str], size_bytes: int, etag: str) -> tuple
     return span
 
 
-def _span(first: str, last: str, size_bytes: int) -> tuple[int, int] | None:
+def _resolve_range(first: str, last: str, size_bytes: int) -> tuple[int, int] | None:
     """Return ``[start, end)``, None if there is no such range."""
     if not first:
         start, end = size_bytes - min(int(last or 0), size_bytes), size_bytes
@@ -351,7 +351,7 @@ def _span(first: str, last: str, size_bytes: int) -> tuple[int, int] | None:
     return (start, end) if start < end and not is_reversed else None
 
 
-def _tags(headers: Mapping[str, str], name: str) -> frozenset[str] | None:
+def _parse_tags(headers: Mapping[str, str], name: str) -> frozenset[str] | None:
     text = headers.get(name)
     if text is None:
         return None

@@ -24,12 +24,12 @@ from stoker.errors import (
     StokerError,
     TransientError,
 )
-from stoker_functions._deployment import Deadline, Deployment, Settings
+from stoker_functions._deployment import Deployment, DeploymentSettings, InvocationDeadline
 from stoker_functions.serve._answers import (
     GOOGLE_ANSWER_BYTES,
     LAMBDA_ANSWER_BYTES,
-    Library,
     ServeConfig,
+    ServedDatasets,
 )
 from stoker_functions.serve._messages import (
     AsgiApp,
@@ -38,7 +38,7 @@ from stoker_functions.serve._messages import (
     Response,
     from_asgi,
     from_lambda_url,
-    parse,
+    parse_request,
     to_asgi,
     to_lambda_url,
 )
@@ -70,7 +70,7 @@ class Service:
         self, config: ServeConfig, store: Callable[[str], Store], *, clock: Callable[[], float] = time.time
     ) -> None:
         self._config, self._clock = config, clock
-        self._library = PerLoop(lambda: Library(config, store))
+        self._library = PerLoop(lambda: ServedDatasets(config, store))
 
     async def answer(self, request: Request, seconds: float = math.inf) -> Response:
         """Return the response to a request that the platform has authenticated.
@@ -79,7 +79,7 @@ class Service:
             request: the request.
             seconds: time limit of the answer; default ``answer_seconds`` of the config.
         """
-        return await self._answered(request, seconds, token_is_needed=False)
+        return await self._answer_request(request, seconds, token_is_needed=False)
 
     async def answer_with_token(self, request: Request, seconds: float = math.inf) -> Response:
         """Return the response to a request, which must have a bearer token for the data set.
@@ -88,25 +88,25 @@ class Service:
             request: the request.
             seconds: time limit of the answer; default ``answer_seconds`` of the config.
         """
-        return await self._answered(request, seconds, token_is_needed=True)
+        return await self._answer_request(request, seconds, token_is_needed=True)
 
-    async def _answered(self, request: Request, seconds: float, *, token_is_needed: bool) -> Response:
+    async def _answer_request(self, request: Request, seconds: float, *, token_is_needed: bool) -> Response:
         """Return the response, also to errors of stoker; other exceptions go up to the platform."""
         seconds = min(seconds, self._config.answer_seconds)
         try:
-            allowed = self._datasets_of(request) if token_is_needed else None
-            ask = parse(request)
+            allowed = self._token_datasets(request) if token_is_needed else None
+            ask = parse_request(request)
             if allowed is not None and ask.dataset not in allowed:
                 raise Refusal(403, "forbidden", "the token is not for this data set")
             async with asyncio.timeout(seconds):
                 return await self._library.get().answer(ask, request)
         except StokerError as error:
-            refusal = _refusal_of(error)
+            refusal = _http_error_of(error)
         except TimeoutError:
-            refusal = _refusal_of(DeadlineError(f"no answer to {request.path!r} within {seconds:g} s"))
+            refusal = _http_error_of(DeadlineError(f"no answer to {request.path!r} within {seconds:g} s"))
         return refusal.response(with_body=request.method != "HEAD")
 
-    def _datasets_of(self, request: Request) -> tuple[str, ...]:
+    def _token_datasets(self, request: Request) -> tuple[str, ...]:
         """Return the names of the data sets that a request's token is for."""
         if self._config.token_keys is None:
             raise ConfigError("this function checks tokens, and STOKER_TOKEN_KEYS is not set: set it to the keys")
@@ -117,7 +117,7 @@ class Service:
             raise Refusal(401, "unauthorized", "a valid token is needed", headers=_CHALLENGE) from None
 
 
-def _refusal_of(error: StokerError) -> Refusal:
+def _http_error_of(error: StokerError) -> Refusal:
     """Return the HTTP error for an error: it tells the client what to do, and nothing about the bucket."""
     if isinstance(error, Refusal):
         return error
@@ -132,7 +132,7 @@ def _refusal_of(error: StokerError) -> Refusal:
     return Refusal(500, "failed", "the request could not be answered; the function's log says why")
 
 
-async def serve_url(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+async def serve_url(event: object, deployment: Deployment, deadline: InvocationDeadline) -> dict[str, Any]:
     """Answer a request to a Lambda function URL that the platform has authenticated.
 
     Raises:
@@ -141,7 +141,7 @@ async def serve_url(event: object, deployment: Deployment, deadline: Deadline) -
     return await _serve_url(_service(deployment, LAMBDA_ANSWER_BYTES).answer, event, deadline)
 
 
-async def serve_url_with_token(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+async def serve_url_with_token(event: object, deployment: Deployment, deadline: InvocationDeadline) -> dict[str, Any]:
     """Answer a request to a public Lambda function URL, if it has a valid token.
 
     Raises:
@@ -151,7 +151,7 @@ async def serve_url_with_token(event: object, deployment: Deployment, deadline: 
 
 
 async def _serve_url(
-    answer: Callable[[Request, float], Awaitable[Response]], event: object, deadline: Deadline
+    answer: Callable[[Request, float], Awaitable[Response]], event: object, deadline: InvocationDeadline
 ) -> dict[str, Any]:
     request = from_lambda_url(cast("Mapping[str, Any]", event))
     return to_lambda_url(await answer(request, deadline.remaining_seconds() - _RESERVED_SECONDS))
@@ -167,7 +167,7 @@ async def serve_scope_with_token(scope: MutableMapping[str, Any], deployment: De
     return to_asgi(await _service(deployment, GOOGLE_ANSWER_BYTES).answer_with_token(from_asgi(scope)))
 
 
-def config_of(settings: Settings, answer_bytes: int) -> ServeConfig:
+def create_config(settings: DeploymentSettings, answer_bytes: int) -> ServeConfig:
     """Return the configuration of a deployment on a platform whose responses have at most ``answer_bytes``.
 
     Raises:
@@ -184,4 +184,4 @@ def config_of(settings: Settings, answer_bytes: int) -> ServeConfig:
 @cache
 def _service(deployment: Deployment, answer_bytes: int) -> Service:
     """Return the service of a deployment; an instance has one."""
-    return Service(config_of(deployment.settings, answer_bytes), deployment.served)
+    return Service(create_config(deployment.settings, answer_bytes), deployment.unmetered_store)

@@ -15,10 +15,10 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
-from stoker._stores.options import is_this_machine
+from stoker._stores.options import is_loopback
 from stoker.errors import MissingExtraError
-from stoker_local._bucket import WELL_KNOWN, BucketConfig, LocalBucket
-from stoker_local._host import stopping
+from stoker_local._bucket import WELL_KNOWN_KEY, BucketConfig, LocalBucket
+from stoker_local._host import create_stop_event
 from stoker_local._network import PROFILES
 from stoker_local._s3.model import BucketSpec
 from stoker_local._s3.signature import KeyPair
@@ -26,9 +26,9 @@ from stoker_local._s3.signature import KeyPair
 if TYPE_CHECKING:
     from stoker_local.functions import FunctionCloudConfig, FunctionSpec
 
-_MEMORY = "memory"
+_MEMORY_ROOT = "memory"
 _MEMORY_MB, _TIMEOUT_SECONDS = 512, 60.0
-_OWN_FLAGS = {
+_FLAGS_BY_OPTION = {
     name: f"--{name.replace('_', '-')}"
     for name in ("function", "task_root", "memory_mb", "timeout", "environment", "url_auth", "port")
 }
@@ -49,8 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "functions":
             asyncio.run(_serve_functions(_cloud_config(options), options.bucket, watch_stdin=watched))
         else:
-            config = BucketConfig.from_json(sys.stdin.readline()) if watched else _config(options)
-            asyncio.run(_serve(config, root=options.root, watch_stdin=watched))
+            config = BucketConfig.from_json(sys.stdin.readline()) if watched else _bucket_config(options)
+            asyncio.run(_serve_bucket(config, root=options.root, watch_stdin=watched))
     except (OSError, ValueError, MissingExtraError) as error:
         print(f"stoker_local: {error}", file=sys.stderr)
         return 1
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     bucket.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
     bucket.add_argument(
         "--root",
-        default=_MEMORY,
+        default=_MEMORY_ROOT,
         help="'memory' (default) starts empty; a folder: each sub-folder is loaded into memory as a bucket",
     )
     bucket.add_argument(
@@ -105,10 +105,10 @@ def _add_functions(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     own.add_argument("--port", type=int, help="port of the Lambda endpoint (default: a free one)")
 
 
-def _config(options: argparse.Namespace) -> BucketConfig:
-    names = list(dict.fromkeys([*(options.bucket or ["stoker"]), *(p.name for p in _folders(options.root))]))
+def _bucket_config(options: argparse.Namespace) -> BucketConfig:
+    names = list(dict.fromkeys([*(options.bucket or ["stoker"]), *(p.name for p in _bucket_folders(options.root))]))
     # The well-known key is public, so a bucket that other machines can reach gets a random secret.
-    key = WELL_KNOWN if is_this_machine(options.host) else KeyPair(access_key="stoker", secret_key=token_hex(32))
+    key = WELL_KNOWN_KEY if is_loopback(options.host) else KeyPair(access_key="stoker", secret_key=token_hex(32))
     return BucketConfig(
         host=options.host,
         keys=(key,),
@@ -118,15 +118,15 @@ def _config(options: argparse.Namespace) -> BucketConfig:
     )
 
 
-def _folders(root: str) -> list[Path]:
-    return [] if root == _MEMORY else sorted(path for path in Path(root).iterdir() if path.is_dir())
+def _bucket_folders(root: str) -> list[Path]:
+    return [] if root == _MEMORY_ROOT else sorted(path for path in Path(root).iterdir() if path.is_dir())
 
 
-async def _serve(config: BucketConfig, *, root: str, watch_stdin: bool) -> None:
+async def _serve_bucket(config: BucketConfig, *, root: str, watch_stdin: bool) -> None:
     """Serve until SIGINT, SIGTERM or, with ``watch_stdin``, the end of standard input."""
-    stop = stopping(watch_stdin=watch_stdin)
+    stop = create_stop_event(watch_stdin=watch_stdin)
     async with LocalBucket(config) as bucket:
-        for folder in _folders(root):
+        for folder in _bucket_folders(root):
             for path in (path for path in folder.rglob("*") if path.is_file()):
                 bucket.put(folder.name, path.relative_to(folder).as_posix(), path.read_bytes())
         _print_export(bucket.environment())
@@ -140,7 +140,7 @@ def _print_export(variables: Mapping[str, str]) -> None:
 def _cloud_config(options: argparse.Namespace) -> FunctionCloudConfig:
     from stoker_local.functions import FunctionCloudConfig
 
-    own = [flag for name, flag in _OWN_FLAGS.items() if getattr(options, name) is not None]
+    own = [flag for name, flag in _FLAGS_BY_OPTION.items() if getattr(options, name) is not None]
     if options.config is not None:
         if own:
             raise ValueError(f"{own[0]} cannot be combined with --config; put the setting into the configuration file")
@@ -151,13 +151,13 @@ def _cloud_config(options: argparse.Namespace) -> FunctionCloudConfig:
             raise ValueError(f"{'standard input' if options.config == '-' else options.config}: {error}") from error
     if not options.function:
         raise ValueError("there is no function to run; give --function NAME=MODULE.HANDLER or --config FILE")
-    return FunctionCloudConfig(functions=tuple(_functions(options)), port=options.port or 0)
+    return FunctionCloudConfig(functions=tuple(_function_specs(options)), port=options.port or 0)
 
 
-def _functions(options: argparse.Namespace) -> list[FunctionSpec]:
+def _function_specs(options: argparse.Namespace) -> list[FunctionSpec]:
     from stoker_local.functions import FunctionSpec
 
-    environment = dict(_pair(text) for text in options.environment or ())
+    environment = dict(_parse_pair(text) for text in options.environment or ())
     return [
         FunctionSpec(
             name=name,
@@ -168,11 +168,11 @@ def _functions(options: argparse.Namespace) -> list[FunctionSpec]:
             environment=environment,
             url_auth=options.url_auth or "",
         )
-        for name, handler in map(_pair, options.function)
+        for name, handler in map(_parse_pair, options.function)
     ]
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_pair(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not name or not separator:
         raise ValueError(f"{text!r} is not of the form NAME=VALUE")
@@ -187,7 +187,7 @@ async def _serve_functions(config: FunctionCloudConfig, buckets: list[str] | Non
     names = buckets or sorted({"stoker", *(each.bucket for each in config.notifications)})
     s3 = BucketConfig(region=config.region, keys=config.keys, buckets=tuple(BucketSpec(name=n) for n in names))
     google = GcsConfig(buckets=tuple(sorted({"stoker", *(each.bucket for each in config.finalized)})))
-    stop = stopping(watch_stdin=watch_stdin)
+    stop = create_stop_event(watch_stdin=watch_stdin)
     async with AsyncExitStack() as stack:
         bucket = await stack.enter_async_context(LocalBucket(s3))
         gcs = await stack.enter_async_context(LocalGcs(google)) if config.google else None

@@ -13,34 +13,42 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from email.utils import formatdate
 from typing import Annotated, Any, Self
 
-from stoker._base.arguments import AtLeastOne, Bound, Bounded, NotNegative, Positive
+from stoker._base.arguments import AtLeastOne, BoundedConfig, NotNegative, NumberBound, Positive
 from stoker._base.fields import read_record
-from stoker._stores.options import is_this_machine
-from stoker_local._http1 import BadRequestError, Body, Request, Response, Wire, compose_head, parse_head
-from stoker_local._network import Fault, FaultInjector, FaultKind, FaultPlan, Pacer, Shape, Shaper, cut_answer
+from stoker._stores.options import is_loopback
+from stoker_local._http1 import (
+    BadRequestError,
+    Body,
+    ServerConnection,
+    ServerRequest,
+    ServerResponse,
+    compose_head,
+    parse_head,
+)
+from stoker_local._network import Fault, FaultInjector, FaultKind, FaultPlan, Pacer, Shape, Shaper, split_response
 from stoker_local._s3 import S3Service
-from stoker_local._s3.model import BucketSpec, Call, ObjectMap, S3Error, StoredObject
-from stoker_local._s3.operations import etag_of
+from stoker_local._s3.model import BucketSpec, ObjectMap, S3Call, S3Error, StoredObject
+from stoker_local._s3.operations import md5_etag
 from stoker_local._s3.signature import KeyPair
 
-_PACED_BYTES = 1 << 18
-_ADMIN = "/-/"
-WELL_KNOWN = KeyPair(access_key="stoker", secret_key="stoker-secret")  # noqa: S106  (not a secret)
+_PACING_CHUNK_BYTES = 1 << 18
+_ADMIN_PREFIX = "/-/"
+WELL_KNOWN_KEY = KeyPair(access_key="stoker", secret_key="stoker-secret")  # noqa: S106  (not a secret)
 
 
-def unique_names(what: str, names: Iterable[str]) -> set[str]:
-    """Return the names as a set; ``what`` names their kind in the error.
+def unique_names(kind: str, names: Iterable[str]) -> set[str]:
+    """Return the names as a set; ``kind`` names their kind in the error.
 
     Raises:
         ValueError: a name occurs more than once.
     """
     counted = Counter(names)
     if repeated := [name for name, count in counted.items() if count > 1]:
-        raise ValueError(f"a {what} is named twice: {', '.join(repeated)}")
+        raise ValueError(f"a {kind} is named twice: {', '.join(repeated)}")
     return set(counted)
 
 
-class JsonConfig(Bounded):
+class JsonConfig(BoundedConfig):
     """Base of configurations that can be read from JSON."""
 
     __slots__ = ()
@@ -83,9 +91,9 @@ class BucketConfig(JsonConfig):
     """
 
     host: str = "127.0.0.1"
-    port: Annotated[int, Bound(">=", 0), Bound("<=", 65535)] = 0
+    port: Annotated[int, NumberBound(">=", 0), NumberBound("<=", 65535)] = 0
     region: str = "us-east-1"
-    keys: tuple[KeyPair, ...] = (WELL_KNOWN,)
+    keys: tuple[KeyPair, ...] = (WELL_KNOWN_KEY,)
     buckets: tuple[BucketSpec, ...] = (BucketSpec(name="stoker"),)
     shape: Shape = field(default_factory=Shape)
     faults: FaultPlan = field(default_factory=FaultPlan)
@@ -94,10 +102,10 @@ class BucketConfig(JsonConfig):
     request_seconds: Positive[float] = 300.0
 
     def __post_init__(self) -> None:
-        Bounded.__post_init__(self)
-        if not is_this_machine(self.host) and any(key.secret_key == WELL_KNOWN.secret_key for key in self.keys):
+        BoundedConfig.__post_init__(self)
+        if not is_loopback(self.host) and any(key.secret_key == WELL_KNOWN_KEY.secret_key for key in self.keys):
             raise ValueError(f"host={self.host!r} is open to other machines; set keys= to key pairs of your own")
-        if not is_this_machine(self.host) and any(bucket.anonymous for bucket in self.buckets):
+        if not is_loopback(self.host) and any(bucket.anonymous for bucket in self.buckets):
             raise ValueError(
                 f"host={self.host!r} is open to other machines, so an anonymous bucket would be public; "
                 "set anonymous=False or listen on 127.0.0.1"
@@ -119,7 +127,7 @@ def client_variables(region: str, keys: Sequence[KeyPair]) -> dict[str, str]:
     return variables
 
 
-def environment_of(config: BucketConfig, url: str) -> dict[str, str]:
+def client_environment(config: BucketConfig, url: str) -> dict[str, str]:
     """Return the environment variables that point AWS clients to the bucket at ``url``, with its first key."""
     endpoint = {"AWS_ENDPOINT_URL": url, "AWS_EC2_METADATA_DISABLED": "true"}
     return endpoint | client_variables(config.region, config.keys)
@@ -151,14 +159,14 @@ class LocalBucket:
 
     def __init__(self, config: BucketConfig | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self.config = config or BucketConfig()
-        self.counts = Counts()
+        self.counts = BucketCounters()
         self.service = S3Service(
             region=self.config.region, keys=self.config.keys, buckets=self.config.buckets, clock=clock
         )
         self._clock = clock
         self._shaper = Shaper(self.config.shape)
         self._faults = FaultInjector(self.config.faults)
-        self._wires: set[Wire] = set()
+        self._connections: set[ServerConnection] = set()
         self._server: asyncio.Server | None = None
         self._url = ""
 
@@ -173,7 +181,7 @@ class LocalBucket:
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that point AWS clients to this bucket."""
-        return environment_of(self.config, self.url)
+        return client_environment(self.config, self.url)
 
     @property
     def objects(self) -> Mapping[str, ObjectMap]:
@@ -188,7 +196,7 @@ class LocalBucket:
             key: key of the object.
             data: content; kept by reference, not copied.
         """
-        stored = StoredObject(data=memoryview(data).toreadonly(), tag=etag_of(data), modified_at=self._clock())
+        stored = StoredObject(data=memoryview(data).toreadonly(), tag=md5_etag(data), modified_at=self._clock())
         self.service.buckets[bucket].objects[key] = stored
         return stored
 
@@ -205,7 +213,9 @@ class LocalBucket:
     async def __aenter__(self) -> LocalBucket:
         loop = asyncio.get_running_loop()
         config = self.config
-        self._server = await loop.create_server(lambda: Wire(self._serve), config.host, config.port, backlog=1024)
+        self._server = await loop.create_server(
+            lambda: ServerConnection(self._serve), config.host, config.port, backlog=1024
+        )
         host, port = self._server.sockets[0].getsockname()[:2]
         self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         return self
@@ -214,8 +224,8 @@ class LocalBucket:
         if self._server is None:
             return
         self._server.close()
-        tasks = [wire.task for wire in self._wires]
-        for wire in list(self._wires):
+        tasks = [wire.task for wire in self._connections]
+        for wire in list(self._connections):
             wire.transport.abort()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._server.wait_closed()
@@ -223,33 +233,35 @@ class LocalBucket:
 
     # --- one connection -----------------------------------------------------------------------------------------
 
-    async def _serve(self, wire: Wire) -> None:
-        self._wires.add(wire)
-        self.counts.opened()
+    async def _serve(self, wire: ServerConnection) -> None:
+        self._connections.add(wire)
+        self.counts.record_open()
         try:
-            if len(self._wires) <= self.config.max_connections:
-                await self._converse(wire)
+            if len(self._connections) <= self.config.max_connections:
+                await self._serve_requests(wire)
         finally:
-            self._wires.discard(wire)
-            self.counts.closed()
+            self._connections.discard(wire)
+            self.counts.record_close()
 
-    async def _converse(self, wire: Wire) -> None:
-        pacers = self._shaper.pacers(wire.socket)
+    async def _serve_requests(self, wire: ServerConnection) -> None:
+        pacers = self._shaper.create_pacers(wire.socket)
         try:
             while True:
                 async with asyncio.timeout(self.config.request_seconds):
                     request = parse_head(await wire.read_until(b"\r\n\r\n"))
                     body = await self._read_body(wire, request)
-                admin = request.path.startswith(_ADMIN)
+                admin = request.path.startswith(_ADMIN_PREFIX)
                 again = await (
-                    self._administer(wire, request, body) if admin else self._answer(wire, request, body, pacers)
+                    self._handle_admin(wire, request, body)
+                    if admin
+                    else self._handle_request(wire, request, body, pacers)
                 )
                 if not again or not request.keep_alive:
                     return
         except TimeoutError:
             return
         except BadRequestError as error:
-            response = Response(status=error.status, body=str(error).encode())
+            response = ServerResponse(status=error.status, body=str(error).encode())
         except S3Error as error:
             response = error.response("")
         self.counts.requests["Malformed"] += 1
@@ -257,7 +269,7 @@ class LocalBucket:
         await wire.write(compose_head(response, keep_alive=False) + bytes(response.body))
         await wire.linger()
 
-    async def _read_body(self, wire: Wire, request: Request) -> Body:
+    async def _read_body(self, wire: ServerConnection, request: ServerRequest) -> Body:
         limit = self.config.max_object_bytes
         if request.body_bytes is not None and request.body_bytes > limit:
             raise S3Error("EntityTooLarge", f"Your proposed upload exceeds the maximum of {limit} bytes.")
@@ -270,14 +282,16 @@ class LocalBucket:
         self.counts.bytes_in += len(body)
         return body
 
-    async def _answer(self, wire: Wire, request: Request, body: Body, pacers: tuple[Pacer, ...]) -> bool:
+    async def _handle_request(
+        self, wire: ServerConnection, request: ServerRequest, body: Body, pacers: tuple[Pacer, ...]
+    ) -> bool:
         """Answer one request; return whether the connection can carry another."""
-        call = self.service.call(request, body)
+        call = self.service.route(request, body)
         self.counts.requests[call.operation] += 1
         fault = self._faults.draw(call.operation, call.key)
         delay = self._shaper.first_byte_delay()
         if call.operation == "GetObject":
-            turn, tail = self._shaper.get_delay(asyncio.get_running_loop().time()), self._shaper.tail_delay()
+            turn, tail = self._shaper.rate_limit_delay(asyncio.get_running_loop().time()), self._shaper.tail_delay()
             if turn is None:
                 fault = Fault(kind=FaultKind.SLOW_DOWN)
             if tail:
@@ -285,7 +299,7 @@ class LocalBucket:
             delay += (turn or 0.0) + tail
         if delay:
             await asyncio.sleep(delay)
-        response = self._response(call, fault)
+        response = self._perform_or_fail(call, fault)
         body = b"" if request.method == "HEAD" else response.body
         if fault is not None and (fault.kind is not FaultKind.CORRUPT or body):
             self.counts.faults[fault.kind.value] += 1
@@ -294,7 +308,7 @@ class LocalBucket:
         head = compose_head(response, keep_alive=request.keep_alive)
         return await self._send(wire, (head, body), fault, pacers if call.operation == "GetObject" else ())
 
-    def _response(self, call: Call, fault: Fault | None) -> Response:
+    def _perform_or_fail(self, call: S3Call, fault: Fault | None) -> ServerResponse:
         if fault is not None and fault.kind is FaultKind.SLOW_DOWN:
             wait = fault.retry_after_seconds
             headers = {} if wait is None else {"Retry-After": str(wait)}
@@ -306,10 +320,10 @@ class LocalBucket:
         return refusal.response(call.request.path)
 
     async def _send(
-        self, wire: Wire, answer: tuple[bytes, Body], fault: Fault | None, pacers: tuple[Pacer, ...]
+        self, wire: ServerConnection, answer: tuple[bytes, Body], fault: Fault | None, pacers: tuple[Pacer, ...]
     ) -> bool:
         """Send the head and the body of an answer; return whether the connection can carry another."""
-        before, after = cut_answer(*answer, fault)
+        before, after = split_response(*answer, fault)
         self.counts.bytes_out += max(0, sum(map(len, before)) - len(answer[0]))
         for piece in before:
             await self._write(wire, piece, pacers)
@@ -327,42 +341,42 @@ class LocalBucket:
             await self._write(wire, piece, pacers)
         return True
 
-    async def _write(self, wire: Wire, data: Body, pacers: tuple[Pacer, ...]) -> None:
+    async def _write(self, wire: ServerConnection, data: Body, pacers: tuple[Pacer, ...]) -> None:
         if not pacers:
             await wire.write(data)
             return
         loop, view = asyncio.get_running_loop(), memoryview(data)
-        for start in range(0, len(view), _PACED_BYTES):
-            part = view[start : start + _PACED_BYTES]
+        for start in range(0, len(view), _PACING_CHUNK_BYTES):
+            part = view[start : start + _PACING_CHUNK_BYTES]
             if wait := max(pacer.reserve(len(part), loop.time()) for pacer in pacers):
                 await asyncio.sleep(wait)
             await wire.write(part)
 
-    async def _administer(self, wire: Wire, request: Request, body: Body) -> bool:
+    async def _handle_admin(self, wire: ServerConnection, request: ServerRequest, body: Body) -> bool:
         """Answer ``GET /-/counts``, ``POST /-/reset`` and ``POST /-/shape``, for clients on this machine only."""
-        match request.method, request.path.removeprefix(_ADMIN):
+        match request.method, request.path.removeprefix(_ADMIN_PREFIX):
             case _ if not ipaddress.ip_address(wire.peer_address).is_loopback:
-                response = Response(status=403)
+                response = ServerResponse(status=403)
             case "GET", "counts":
                 body = json.dumps(self.counts.as_dict()).encode()
-                response = Response(headers={"Content-Type": "application/json"}, body=body)
+                response = ServerResponse(headers={"Content-Type": "application/json"}, body=body)
             case "POST", "reset":
                 self.counts.reset()
-                response = Response(status=204)
+                response = ServerResponse(status=204)
             case "POST", "shape":
                 try:
                     self.reshape(Shape(**json.loads(bytes(body))))
-                    response = Response(status=204)
+                    response = ServerResponse(status=204)
                 except (TypeError, ValueError) as error:
-                    response = Response(status=400, body=str(error).encode())
+                    response = ServerResponse(status=400, body=str(error).encode())
             case _:
-                response = Response(status=404)
+                response = ServerResponse(status=404)
         await wire.write(compose_head(response, keep_alive=request.keep_alive) + bytes(response.body))
         return True
 
 
 @dataclass(slots=True)
-class Counts:
+class BucketCounters:
     """Counters since the start or the last reset.
 
     Attributes:
@@ -385,13 +399,13 @@ class Counts:
     connections_opened: int = 0
     peak_connections: int = 0
 
-    def opened(self) -> None:
+    def record_open(self) -> None:
         """Count a new connection."""
         self.connections += 1
         self.connections_opened += 1
         self.peak_connections = max(self.peak_connections, self.connections)
 
-    def closed(self) -> None:
+    def record_close(self) -> None:
         """Count a closed connection."""
         self.connections -= 1
 

@@ -22,9 +22,9 @@ from typing import Any
 from aiohttp import web
 
 from stoker._base.checksum import crc32c
-from stoker._stores.options import is_this_machine
-from stoker_local._host import running_server, serving
-from stoker_local._s3.model import ObjectCreated, ObjectMap, StoredObject, byte_range, iso_time
+from stoker._stores.options import is_loopback
+from stoker_local._host import running_server, serve_application
+from stoker_local._s3.model import ObjectCreated, ObjectMap, StoredObject, iso_time, parse_byte_range
 
 _MAX_RESULTS = 1000
 
@@ -54,7 +54,7 @@ class GcsConfig:
     max_object_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
-        if not self.token and not is_this_machine(self.host):
+        if not self.token and not is_loopback(self.host):
             raise ValueError(f"host={self.host!r} is open to other machines; set token= to a secret of your own")
 
 
@@ -88,8 +88,8 @@ class LocalGcs:
         self.watchers: list[Callable[[ObjectCreated], None]] = []
         self._clock = clock
         self._generation = 0
-        self._sessions: list[tuple[Mapping[str, str], dict[str, Any]]] = []
-        self._failures: list[GcsError] = []
+        self._upload_sessions: list[tuple[Mapping[str, str], dict[str, Any]]] = []
+        self._injected_errors: list[GcsError] = []
         self._url = ""
 
     @property
@@ -112,10 +112,10 @@ class LocalGcs:
             retry_after_seconds: value of the ``Retry-After`` header, in seconds; None sends no such header.
         """
         headers = {} if retry_after_seconds is None else {"Retry-After": str(retry_after_seconds)}
-        self._failures += [GcsError(status, "This failure was injected by fail_next.", headers=headers)] * times
+        self._injected_errors += [GcsError(status, "This failure was injected by fail_next.", headers=headers)] * times
 
     async def __aenter__(self) -> LocalGcs:
-        app = web.Application(client_max_size=self.config.max_object_bytes, middlewares=[self._guard])
+        app = web.Application(client_max_size=self.config.max_object_bytes, middlewares=[self._check_request])
         for root in ("", "/storage/v1"):
             app.router.add_post(f"{root}/b", self._create_bucket)
             app.router.add_get(f"{root}/b/{{bucket}}", self._get_bucket)
@@ -125,20 +125,20 @@ class LocalGcs:
         app.router.add_get("/download/storage/v1/b/{bucket}/o/{key:.+}", self._get_media, allow_head=False)
         app.router.add_post("/upload/storage/v1/b/{bucket}/o", self._upload)
         app.router.add_put("/upload/storage/v1/b/{bucket}/o", self._complete_upload)
-        self._serving = serving(app, self.config.host, self.config.port)
-        self._url = f"http://{await self._serving.__aenter__()}"
+        self._server_context = serve_application(app, self.config.host, self.config.port)
+        self._url = f"http://{await self._server_context.__aenter__()}"
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         self._url = ""
-        await self._serving.__aexit__(None, None, None)
+        await self._server_context.__aexit__(None, None, None)
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+    async def _check_request(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
         """Authenticate, inject failures, and turn errors into Google's JSON."""
         try:
-            if self._failures:
-                raise self._failures.pop(0)
+            if self._injected_errors:
+                raise self._injected_errors.pop(0)
             if self.config.token and request.headers.get("Authorization") != f"Bearer {self.config.token}":
                 raise GcsError(401, "Invalid Credentials", headers={"WWW-Authenticate": "Bearer"})
             if request.match_info.get("bucket") in self.config.forbidden:
@@ -158,7 +158,7 @@ class LocalGcs:
         return bucket
 
     async def _create_bucket(self, request: web.Request) -> web.Response:
-        name = json_object(await request.read()).get("name")
+        name = parse_json_object(await request.read()).get("name")
         if not isinstance(name, str) or not name or "/" in name:
             raise GcsError(400, "A bucket needs a name.")
         if name in self.buckets:
@@ -172,7 +172,7 @@ class LocalGcs:
 
     async def _list(self, request: web.Request) -> web.Response:
         bucket, query = self._bucket(request), request.query
-        limit = min(integer(query.get("maxResults", str(_MAX_RESULTS))), _MAX_RESULTS)
+        limit = min(parse_unsigned(query.get("maxResults", str(_MAX_RESULTS))), _MAX_RESULTS)
         start = query.get("startOffset", "")
         if token := query.get("pageToken"):
             try:
@@ -185,7 +185,7 @@ class LocalGcs:
         listed: dict[str, Any] = {"kind": "storage#objects"}
         if page.keys:
             name = request.match_info["bucket"]
-            listed["items"] = [resource_of(name, key, bucket[key]) for key in page.keys]
+            listed["items"] = [object_resource(name, key, bucket[key]) for key in page.keys]
         if page.prefixes:
             listed["prefixes"] = list(page.prefixes)
         if page.next_start is not None:
@@ -206,18 +206,18 @@ class LocalGcs:
         if request.query.get("alt") == "media":
             return await self._get_media(request)
         stored = self._object(request)
-        return web.json_response(resource_of(request.match_info["bucket"], request.match_info["key"], stored))
+        return web.json_response(object_resource(request.match_info["bucket"], request.match_info["key"], stored))
 
     async def _get_media(self, request: web.Request) -> web.Response:
         stored = self._object(request)
         headers = {
             "Content-Type": stored.headers["content-type"],
-            "ETag": etag_of(stored),
+            "ETag": generation_etag(stored),
             "x-goog-generation": stored.tag,
-            "x-goog-hash": f"crc32c={checksum_of(stored)}",
+            "x-goog-hash": f"crc32c={crc32c_base64(stored)}",
             "x-goog-stored-content-length": str(len(stored.data)),
         }
-        span = byte_range(request.headers.get("Range", ""), len(stored.data))
+        span = parse_byte_range(request.headers.get("Range", ""), len(stored.data))
         # As a stream: aiohttp warns about large bodies of type bytes.
         if span is None:
             return web.Response(body=BytesIO(stored.data), headers=headers)
@@ -245,22 +245,22 @@ class LocalGcs:
             return self._store(bucket, request.query, *split_upload(content_type, body))
         if kind != "resumable":
             raise GcsError(400, f"uploadType {kind!r} is not one of media, multipart and resumable.")
-        resource = json_object(body)
+        resource = parse_json_object(body)
         resource.setdefault("contentType", request.headers.get("X-Upload-Content-Type"))
         name = str(resource.get("name") or request.query.get("name"))
         _check_generation(request.query, self.buckets[bucket].get(name))  # checked again when the bytes arrive
-        self._sessions.append((request.query, resource))
-        location = f"{self.url}{request.path}?uploadType=resumable&upload_id={len(self._sessions) - 1}"
+        self._upload_sessions.append((request.query, resource))
+        location = f"{self.url}{request.path}?uploadType=resumable&upload_id={len(self._upload_sessions) - 1}"
         return web.Response(headers={"Location": location})
 
     async def _complete_upload(self, request: web.Request) -> web.Response:
         """Store a resumable upload, whose bytes arrive in this one request."""
         if "Content-Range" in request.headers:
             raise GcsError(501, "Resumable uploads in several chunks are not implemented.")
-        number = integer(request.query.get("upload_id", ""))
-        if number >= len(self._sessions):
+        number = parse_unsigned(request.query.get("upload_id", ""))
+        if number >= len(self._upload_sessions):
             raise GcsError(404, "No such upload session.")
-        query, resource = self._sessions[number]
+        query, resource = self._upload_sessions[number]
         return self._store(request.match_info["bucket"], query, resource, await request.read())
 
     def _store(self, bucket: str, query: Mapping[str, str], resource: dict[str, Any], body: bytes) -> web.Response:
@@ -275,13 +275,13 @@ class LocalGcs:
         objects[key] = stored
         for watch in self.watchers:
             watch(ObjectCreated(bucket=bucket, key=key, event="OBJECT_FINALIZE", stored=stored))
-        return web.json_response(resource_of(bucket, key, stored))
+        return web.json_response(object_resource(bucket, key, stored))
 
 
 def _check_generation(query: Mapping[str, str], stored: StoredObject | None) -> None:
     """Refuse a request whose ``ifGenerationMatch`` does not hold; 0 means that the object must not exist."""
     wanted = query.get("ifGenerationMatch")
-    if wanted is not None and integer(wanted) != (0 if stored is None else int(stored.tag)):
+    if wanted is not None and parse_unsigned(wanted) != (0 if stored is None else int(stored.tag)):
         raise GcsError(412, "At least one of the pre-conditions you specified did not hold.")
 
 
@@ -321,14 +321,14 @@ class GcsError(Exception):
         return web.json_response({"error": error}, status=self.status, headers=self.headers)
 
 
-def integer(text: str) -> int:
+def parse_unsigned(text: str) -> int:
     """Parse a parameter as an unsigned integer; raise a 400 :class:`GcsError` if it is not one."""
     if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII):
         raise GcsError(400, f"Invalid unsigned integer value: {text!r}.")
     return int(text)
 
 
-def json_object(body: bytes) -> dict[str, Any]:
+def parse_json_object(body: bytes) -> dict[str, Any]:
     """Parse a request body as a JSON object; raise a 400 :class:`GcsError` if it is not one."""
     try:
         value = json.loads(body)
@@ -351,23 +351,23 @@ def split_upload(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]
         raise GcsError(400, "A multipart upload has two parts: the resource and the bytes.")
     _, _, resource = parts[1].partition(b"\r\n\r\n")
     head, _, media = parts[2][:end].partition(b"\r\n\r\n")
-    parsed = json_object(resource)
+    parsed = parse_json_object(resource)
     if sent_type := BytesParser(policy=HTTP).parsebytes(head.lstrip() + b"\r\n\r\n")["Content-Type"]:
         parsed.setdefault("contentType", str(sent_type))
     return parsed, media
 
 
-def checksum_of(stored: StoredObject) -> str:
+def crc32c_base64(stored: StoredObject) -> str:
     """Return the object's CRC-32C in GCS's format: big-endian, base64."""
     return base64.b64encode(crc32c(stored.data).to_bytes(4, "big")).decode()
 
 
-def etag_of(stored: StoredObject) -> str:
+def generation_etag(stored: StoredObject) -> str:
     """Return the object's ETag; as in GCS, it is not a digest of the bytes."""
     return base64.b64encode(stored.tag.encode()).decode()
 
 
-def resource_of(bucket: str, key: str, stored: StoredObject) -> dict[str, Any]:
+def object_resource(bucket: str, key: str, stored: StoredObject) -> dict[str, Any]:
     """Return the object's metadata as JSON."""
     return {
         "kind": "storage#object",
@@ -378,8 +378,8 @@ def resource_of(bucket: str, key: str, stored: StoredObject) -> dict[str, Any]:
         "metageneration": "1",
         "contentType": stored.headers["content-type"],
         "size": str(len(stored.data)),
-        "crc32c": checksum_of(stored),
-        "etag": etag_of(stored),
+        "crc32c": crc32c_base64(stored),
+        "etag": generation_etag(stored),
         "timeCreated": iso_time(stored.modified_at),
         "updated": iso_time(stored.modified_at),
     }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from stoker._base.task_group import task_group
-from stoker_local._bucket import BucketConfig, LocalBucket, environment_of
+from stoker_local._bucket import BucketConfig, LocalBucket, client_environment
 from stoker_local._network import Shape
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 _EXIT_SECONDS = 10.0
 _SHUTDOWN_SECONDS = 0.1
-_URL = "AWS_ENDPOINT_URL="
+_URL_PREFIX = "AWS_ENDPOINT_URL="
 
 T = TypeVar("T")
 
 
 @asynccontextmanager
-async def serving(
+async def serve_application(
     application: web.Application,
     host: str,
     port: int = 0,
@@ -68,12 +68,12 @@ async def serving(
         await runner.cleanup()
 
 
-def catch_all(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.Application:
+def catch_all_application(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.Application:
     """Return an application that passes every request to one handler."""
     from aiohttp import web
 
     application = web.Application()
-    application.router.add_route("*", "/{path:.*}", answer)
+    application.router.add_route("*", "/{path:.*}", handler)
     return application
 
 
@@ -159,22 +159,22 @@ class BucketProcess:
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that point AWS clients to this bucket."""
-        return environment_of(self.config, self.url)
+        return client_environment(self.config, self.url)
 
     def counts(self) -> dict[str, Any]:
         """Return the bucket's counters by name: requests by operation, statuses, faults, bytes and connections."""
-        counts: dict[str, Any] = json.loads(self._ask("GET", "/-/counts"))
+        counts: dict[str, Any] = json.loads(self._request("GET", "/-/counts"))
         return counts
 
     def reset(self) -> None:
         """Set the bucket's counters to zero."""
-        self._ask("POST", "/-/reset")
+        self._request("POST", "/-/reset")
 
     def reshape(self, shape: Shape) -> None:
         """Replace the network shape: delays from the next request on, rates for new connections."""
-        self._ask("POST", "/-/shape", json.dumps(asdict(shape)))
+        self._request("POST", "/-/shape", json.dumps(asdict(shape)))
 
-    def _ask(self, method: str, path: str, body: str | None = None) -> bytes:
+    def _request(self, method: str, path: str, body: str | None = None) -> bytes:
         connection = HTTPConnection(urlsplit(self.url).netloc, timeout=30.0)
         try:
             connection.request(method, path, body)
@@ -220,7 +220,7 @@ def bucket_process(config: BucketConfig | None = None) -> Iterator[BucketProcess
                     f"the local bucket did not start (exit code {process.wait(_EXIT_SECONDS)}); "
                     "see its message on standard error"
                 )
-            url = next(word.removeprefix(_URL) for word in words if word.startswith(_URL))
+            url = next(word.removeprefix(_URL_PREFIX) for word in words if word.startswith(_URL_PREFIX))
             yield BucketProcess(config=config, url=url, pid=process.pid)
         finally:
             process.terminate()
@@ -230,7 +230,7 @@ def bucket_process(config: BucketConfig | None = None) -> Iterator[BucketProcess
                 process.kill()
 
 
-def stopping(*, watch_stdin: bool) -> asyncio.Event:
+def create_stop_event(*, watch_stdin: bool) -> asyncio.Event:
     """Return an event that SIGINT, SIGTERM or, with ``watch_stdin``, the end of standard input sets."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -245,12 +245,12 @@ def stopping(*, watch_stdin: bool) -> asyncio.Event:
     return stop
 
 
-class Tasks:
-    """Starts tasks that are cancelled when the block of :func:`background` is left."""
+class BackgroundTasks:
+    """Starts tasks that are cancelled when the block of :func:`background_tasks` is left."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
-        self.has_ended = False
+        self.is_closed = False
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task.
@@ -258,7 +258,7 @@ class Tasks:
         Raises:
             RuntimeError: the block has been left.
         """
-        if self.has_ended:
+        if self.is_closed:
             work.close()
             raise RuntimeError("the function cloud has ended; use it only within `async with function_cloud(...)`")
         return self._group.create_task(work)
@@ -269,13 +269,13 @@ class _BlockLeftError(Exception):
 
 
 @asynccontextmanager
-async def background() -> AsyncIterator[Tasks]:
+async def background_tasks() -> AsyncIterator[BackgroundTasks]:
     """Yield a starter of tasks that are cancelled when the block is left; an error of a task ends the block."""
     with suppress(_BlockLeftError):
         async with task_group() as group:
-            tasks = Tasks(group)
+            tasks = BackgroundTasks(group)
             try:
                 yield tasks
             finally:
-                tasks.has_ended = True
+                tasks.is_closed = True
             raise _BlockLeftError

@@ -24,7 +24,7 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus}
 _MAX_HEAD_BYTES = 1 << 16
 _LINGER_SECONDS = 1.0
 _SLICE_BYTES = 1 << 19
-Serve = Callable[["Wire"], Coroutine[Any, Any, None]]
+ConnectionHandler = Callable[["ServerConnection"], Coroutine[Any, Any, None]]
 
 
 class BadRequestError(Exception):
@@ -36,7 +36,7 @@ class BadRequestError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ServerRequest:
     """The head of one request.
 
     Attributes:
@@ -64,7 +64,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
+class ServerResponse:
     """One response, including the body of a HEAD response, which is not sent.
 
     Attributes:
@@ -86,15 +86,15 @@ def parse_query(raw: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-def parse_head(head: bytes) -> Request:
+def parse_head(head: bytes) -> ServerRequest:
     """Parse a request head, without its final empty line.
 
     Raises:
         BadRequestError: the bytes are not a valid HTTP/1.x request head.
     """
     lines = head.decode("latin-1").split("\r\n")
-    method, target, version = _request_line(lines[0])
-    headers = _headers(lines[1:])
+    method, target, version = _parse_request_line(lines[0])
+    headers = _parse_headers(lines[1:])
     raw_path, _, raw_query = target.partition("?")
     try:
         path = unquote(raw_path, errors="strict")
@@ -102,18 +102,18 @@ def parse_head(head: bytes) -> Request:
     except UnicodeDecodeError as error:
         raise BadRequestError("the target is not UTF-8") from error
     connection = headers.get("connection", "").lower()
-    return Request(
+    return ServerRequest(
         method=method,
         raw_path=raw_path,
         path=path,
         query=query,
         headers=headers,
-        body_bytes=_body_bytes(headers),
+        body_bytes=_parse_body_bytes(headers),
         keep_alive=connection == "keep-alive" if version == "HTTP/1.0" else connection != "close",
     )
 
 
-def _request_line(line: str) -> tuple[str, str, str]:
+def _parse_request_line(line: str) -> tuple[str, str, str]:
     method, _, rest = line.partition(" ")
     target, _, version = rest.partition(" ")
     if not _TOKEN.fullmatch(method) or not target.startswith("/") or any(c <= " " or c > "~" for c in target):
@@ -123,7 +123,7 @@ def _request_line(line: str) -> tuple[str, str, str]:
     return method, target, version
 
 
-def _headers(lines: list[str]) -> dict[str, str]:
+def _parse_headers(lines: list[str]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
@@ -138,7 +138,7 @@ def _headers(lines: list[str]) -> dict[str, str]:
     return headers
 
 
-def _body_bytes(headers: Mapping[str, str]) -> int | None:
+def _parse_body_bytes(headers: Mapping[str, str]) -> int | None:
     length = headers.get("content-length")
     coding = headers.get("transfer-encoding")
     if coding is not None:
@@ -152,7 +152,7 @@ def _body_bytes(headers: Mapping[str, str]) -> int | None:
     return int(length)
 
 
-def compose_head(response: Response, *, keep_alive: bool) -> bytes:
+def compose_head(response: ServerResponse, *, keep_alive: bool) -> bytes:
     """Return the head of a response: the status line, headers, Content-Length and the empty line."""
     lines = [f"HTTP/1.1 {response.status} {_REASONS.get(response.status, '')}"]
     lines += [f"{name}: {value}" for name, value in response.headers.items()]
@@ -163,7 +163,7 @@ def compose_head(response: Response, *, keep_alive: bool) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-class Wire(asyncio.StreamReaderProtocol):
+class ServerConnection(asyncio.StreamReaderProtocol):
     """A server connection with one task that serves it; either ends when the other does.
 
     asyncio itself disables Nagle's algorithm (TCP_NODELAY).
@@ -172,17 +172,17 @@ class Wire(asyncio.StreamReaderProtocol):
     sending side counts as disconnected, so that an abandoned request does not outlive its client.
 
     Args:
-        serve: coroutine function that serves the connection.
+        handler: coroutine function that serves the connection.
 
     Attributes:
         reader: stream of the bytes from the peer.
         task: task that serves the connection.
     """
 
-    def __init__(self, serve: Serve) -> None:
+    def __init__(self, handler: ConnectionHandler) -> None:
         self.reader = asyncio.StreamReader(limit=_MAX_HEAD_BYTES)
         super().__init__(self.reader)
-        self._serve = serve
+        self._handler = handler
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the task that serves the connection."""
@@ -205,18 +205,18 @@ class Wire(asyncio.StreamReaderProtocol):
 
     async def _run(self) -> None:
         try:
-            await self._serve(self)
+            await self._handler(self)
         finally:
             self.transport.close()
 
-    async def read_until(self, mark: bytes) -> bytes:
-        """Read through the next ``mark``; return the bytes before it.
+    async def read_until(self, separator: bytes) -> bytes:
+        """Read through the next ``separator``; return the bytes before it.
 
         Raises:
-            BadRequestError: the next 64 KiB do not contain ``mark``.
+            BadRequestError: the next 64 KiB do not contain ``separator``.
         """
         try:
-            return (await self.reader.readuntil(mark)).removesuffix(mark)
+            return (await self.reader.readuntil(separator)).removesuffix(separator)
         except asyncio.LimitOverrunError as error:
             raise BadRequestError("too many bytes without an end", status=431) from error
 
@@ -234,7 +234,7 @@ class Wire(asyncio.StreamReaderProtocol):
             BadRequestError: a chunk is malformed, or the body is longer than ``limit_bytes``.
         """
         body = bytearray()
-        while size := _chunk_bytes(await self.read_until(b"\r\n")):
+        while size := _parse_chunk_bytes(await self.read_until(b"\r\n")):
             if len(body) + size > limit_bytes:
                 raise BadRequestError("the body is too large", status=413)
             body += await self.read_exactly(size)
@@ -273,7 +273,7 @@ class Wire(asyncio.StreamReaderProtocol):
         self.transport.abort()
 
 
-def _chunk_bytes(line: bytes) -> int:
+def _parse_chunk_bytes(line: bytes) -> int:
     digits = line.partition(b";")[0]
     if not 0 < len(digits) <= 15 or digits.strip(b"0123456789abcdefABCDEF"):
         raise BadRequestError("malformed chunk size")

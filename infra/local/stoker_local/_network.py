@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
-from stoker._base.arguments import AtLeastOne, Bound, Bounded, Fraction
+from stoker._base.arguments import AtLeastOne, BoundedConfig, Fraction, NumberBound
 from stoker_local._http1 import Body
 
 SO_MAX_PACING_RATE = 47  # Linux; missing in Python's socket module
 _BURST_SECONDS = 0.005
-_Finite = Annotated[float, Bound(">=", 0), Bound("<", math.inf)]
-_Rate = Annotated[float, Bound(">=", 1024), Bound("<", math.inf)]
+_Finite = Annotated[float, NumberBound(">=", 0), NumberBound("<", math.inf)]
+_Rate = Annotated[float, NumberBound(">=", 1024), NumberBound("<", math.inf)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape(Bounded):
+class Shape(BoundedConfig):
     """Delays and rates of the network between a client and the bucket; default as fast as the machine.
 
     Attributes:
@@ -51,7 +51,7 @@ class Shape(Bounded):
     total_bytes_per_second: _Rate | None = None
     tail_fraction: Fraction[float] = 0.0
     tail_seconds: _Finite = 0.0
-    gets_per_second: Annotated[float, Bound(">", 0), Bound("<", math.inf)] | None = None
+    gets_per_second: Annotated[float, NumberBound(">", 0), NumberBound("<", math.inf)] | None = None
     gets_burst: AtLeastOne[int] = 1
     gets_wait: bool = False
     software_pacing: bool = False
@@ -95,15 +95,15 @@ class Pacer:
 class Shaper:
     """Draws the delays of a :class:`Shape` and creates its pacers."""
 
-    __slots__ = ("_next_get_seconds", "_random", "_total", "shape")
+    __slots__ = ("_next_get_seconds", "_random", "_total_pacer", "shape")
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self._next_get_seconds = -math.inf
         self._random = random.Random(shape.seed)  # noqa: S311  (reproducible delays, not secrets)
-        self._total = None if shape.total_bytes_per_second is None else Pacer(shape.total_bytes_per_second)
+        self._total_pacer = None if shape.total_bytes_per_second is None else Pacer(shape.total_bytes_per_second)
 
-    def get_delay(self, now: float) -> float | None:
+    def rate_limit_delay(self, now: float) -> float | None:
         """Return the seconds that a GET arriving at ``now`` waits under ``gets_per_second``; None refuses it."""
         rate, burst = self.shape.gets_per_second, self.shape.gets_burst
         if rate is None:
@@ -126,10 +126,10 @@ class Shaper:
         drawn = self.shape.tail_fraction > 0 and self._random.random() < self.shape.tail_fraction
         return self.shape.tail_seconds if drawn else 0.0
 
-    def pacers(self, connection: socket.socket) -> tuple[Pacer, ...]:
+    def create_pacers(self, connection: socket.socket) -> tuple[Pacer, ...]:
         """Return the pacers of a new connection's bodies; its own rate is set in the kernel if possible."""
         rate = self.shape.connection_bytes_per_second
-        total = () if self._total is None else (self._total,)
+        total = () if self._total_pacer is None else (self._total_pacer,)
         if rate is None or (not self.shape.software_pacing and _pace_in_kernel(connection, int(rate))):
             return total
         return (*total, Pacer(rate))
@@ -145,7 +145,7 @@ def _pace_in_kernel(connection: socket.socket, bytes_per_second: int) -> bool:
         return False
 
 
-_ONE_WRITE_BYTES = 1 << 16
+_MAX_SINGLE_WRITE_BYTES = 1 << 16
 K = TypeVar("K")
 
 
@@ -160,11 +160,11 @@ class FaultKind(StrEnum):
     STALL = "stall"  # the body pauses for ``stall_seconds``, then continues
 
 
-_ANSWERS = (FaultKind.SLOW_DOWN, FaultKind.INTERNAL_ERROR)
+_ERROR_KINDS = (FaultKind.SLOW_DOWN, FaultKind.INTERNAL_ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault(Bounded):
+class Fault(BoundedConfig):
     """One fault.
 
     Attributes:
@@ -179,7 +179,7 @@ class Fault(Bounded):
     """
 
     kind: FaultKind
-    position: Annotated[float, Bound(">=", 0), Bound("<", 1)] = 0.5
+    position: Annotated[float, NumberBound(">=", 0), NumberBound("<", 1)] = 0.5
     stall_seconds: float = 30.0
     retry_after_seconds: int | None = None
 
@@ -226,11 +226,11 @@ def check_probabilities(probabilities: Mapping[Any, float]) -> None:
         raise ValueError(f"probabilities {dict(probabilities)} must not be negative and must sum to at most 1")
 
 
-def kind_at(drawn: float, probabilities: Mapping[K, float]) -> K | None:
+def draw_kind(number: float, probabilities: Mapping[K, float]) -> K | None:
     """Return the kind of fault that a random number from [0, 1) selects, or None for no fault."""
     for kind, chance in probabilities.items():
-        drawn -= chance
-        if drawn < 0:
+        number -= chance
+        if number < 0:
             return kind
     return None
 
@@ -254,7 +254,7 @@ class FaultInjector:
             return self._script.popleft()
         if not plan.probabilities:
             return None
-        kind = kind_at(self._random.random(), plan.probabilities)
+        kind = draw_kind(self._random.random(), plan.probabilities)
         if kind is None:
             return None
         return Fault(
@@ -265,14 +265,14 @@ class FaultInjector:
         )
 
 
-def cut_answer(head: bytes, body: Body, fault: Fault | None) -> tuple[list[Body], list[Body]]:
+def split_response(head: bytes, body: Body, fault: Fault | None) -> tuple[list[Body], list[Body]]:
     """Split a response into the pieces to send before and after ``fault``.
 
     The fault applies to the body, or to the head if the body is empty. A corrupted byte is among the pieces before.
     """
     view = memoryview(body)
-    if fault is None or fault.kind in _ANSWERS or (fault.kind is FaultKind.CORRUPT and not view):
-        return ([head + view] if len(view) <= _ONE_WRITE_BYTES else [head, view]), []
+    if fault is None or fault.kind in _ERROR_KINDS or (fault.kind is FaultKind.CORRUPT and not view):
+        return ([head + view] if len(view) <= _MAX_SINGLE_WRITE_BYTES else [head, view]), []
     lead, struck = ([head], view) if view else ([], memoryview(head))
     cut = int(fault.position * len(struck))
     if fault.kind is FaultKind.CORRUPT:

@@ -1,6 +1,6 @@
 """Validation of constructor arguments: helpful errors, deprecated names, bounds, and arguments from a config class.
 
-A config class derived from :class:`Bounded` declares the bounds of its fields in their types.
+A config class derived from :class:`BoundedConfig` declares the bounds of its fields in their types.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Owner = TypeVar("Owner")
 Number = TypeVar("Number", int, float)
 P = ParamSpec("P")
 
-_LIKENESS = 0.7
+_SIMILARITY_CUTOFF = 0.7
 """Similarity of two names from which an error suggests one for the other."""
-_OURS = ("stoker", "stoker_torch", "stoker_warm")
+_OWN_PACKAGES = ("stoker", "stoker_torch", "stoker_warm")
 """Own packages, whose frames are skipped to find the caller that wrote a deprecated argument."""
 _PRIVATE_PATH = re.compile(r"\b(stoker\w*)(?:\.\w+)*?\._[\w.]+(?=\.\w)")
 """Private module path of a class in a text; the class is public in its top-level package."""
@@ -41,16 +41,16 @@ class MovedArgument:
         setting: name of the argument that takes the option object.
         options: class of the option object.
         field: name of the option object's field for the value.
-        plain: name of the option object's field for a value of ``setting`` that is not an option object.
+        default_field: name of the option object's field for a value of ``setting`` that is not an option object.
     """
 
     setting: str
     options: type[Any]
     field: str
-    plain: str
+    default_field: str
 
 
-_SIGNS = {
+_COMPARISONS = {
     ">": ("more than", operator.gt),
     ">=": ("at least", operator.ge),
     "<": ("less than", operator.lt),
@@ -59,29 +59,29 @@ _SIGNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class NumberBound:
     """A bound of a numeric field, as an annotation: ``depth: Annotated[int, Bound(">=", 1)]``."""
 
     sign: Literal[">", ">=", "<", "<="]
     limit: float
 
     def __str__(self) -> str:
-        return f"{_SIGNS[self.sign][0]} {self.limit:,}"
+        return f"{_COMPARISONS[self.sign][0]} {self.limit:,}"
 
     def admits(self, value: object) -> bool:
         """Return whether a value is a number within the bound; NaN is not."""
-        return isinstance(value, Real) and bool(_SIGNS[self.sign][1](value, self.limit))
+        return isinstance(value, Real) and bool(_COMPARISONS[self.sign][1](value, self.limit))
 
 
-Positive = Annotated[Number, Bound(">", 0)]
-NotNegative = Annotated[Number, Bound(">=", 0)]
-AtLeastOne = Annotated[Number, Bound(">=", 1)]
-Fraction = Annotated[Number, Bound(">=", 0), Bound("<=", 1)]
-Finite = Annotated[Number, Bound("<", float("inf"))]
+Positive = Annotated[Number, NumberBound(">", 0)]
+NotNegative = Annotated[Number, NumberBound(">=", 0)]
+AtLeastOne = Annotated[Number, NumberBound(">=", 1)]
+Fraction = Annotated[Number, NumberBound(">=", 0), NumberBound("<=", 1)]
+Finite = Annotated[Number, NumberBound("<", float("inf"))]
 
 
-class Bounded:
-    """Base class of config dataclasses; validates fields whose type has a :class:`Bound` or is a Literal.
+class BoundedConfig:
+    """Base class of config dataclasses; validates fields whose type has a :class:`NumberBound` or is a Literal.
 
     A subclass with its own ``__post_init__`` must call this one.
 
@@ -92,7 +92,7 @@ class Bounded:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for name, (bounds, is_optional) in _bounded_fields(type(self)).items():  # type: ignore[arg-type]  # classes can be hashed
+        for name, (bounds, is_optional) in _fields_with_bounds(type(self)).items():  # type: ignore[arg-type]  # classes can be hashed
             value = getattr(self, name)
             if all(bound.admits(value) for bound in bounds) or (is_optional and value is None):
                 continue
@@ -114,7 +114,7 @@ class _Choice:
 
 
 @cache
-def _bounded_fields(kind: type) -> dict[str, tuple[list[Bound | _Choice], bool]]:
+def _fields_with_bounds(kind: type) -> dict[str, tuple[list[NumberBound | _Choice], bool]]:
     """Return the bounds of each field of a class that has some, and whether the field allows None."""
     found = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
@@ -124,10 +124,10 @@ def _bounded_fields(kind: type) -> dict[str, tuple[list[Bound | _Choice], bool]]
     return found
 
 
-def _bounds_of(hint: Any) -> list[Bound | _Choice]:
+def _bounds_of(hint: Any) -> list[NumberBound | _Choice]:
     if get_origin(hint) is Literal:
         return [_Choice(get_args(hint))]
-    return [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Bound)]
+    return [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, NumberBound)]
 
 
 def check_names(given: Iterable[str], known: Collection[str], hints: Mapping[str, str], *, owner: str) -> None:
@@ -147,7 +147,7 @@ def check_names(given: Iterable[str], known: Collection[str], hints: Mapping[str
             continue
         if name in hints:
             advice = f": {hints[name]}"
-        elif likely := get_close_matches(name, known, n=1, cutoff=_LIKENESS):
+        elif likely := get_close_matches(name, known, n=1, cutoff=_SIMILARITY_CUTOFF):
             advice = f"; did you mean {likely[0]}=?"
         else:
             advice = f"; it takes {', '.join(known)}"
@@ -200,7 +200,7 @@ def explain_arguments(
             if len(args) > len(by_place):
                 places = " and ".join(by_place) or "no argument"
                 raise ArgumentError(f"{owner} takes only {places} by position, all else by name=")
-            settings = _with_moved(settings, moved or {}, owner)
+            settings = _move_arguments(settings, moved or {}, owner)
             check_names(settings, known, hints or {}, owner=owner)
             if missing := [name for name in required if name not in settings and name not in by_place[: len(args)]]:
                 raise ArgumentError(f"{owner} needs the argument {missing[0]}=")
@@ -212,7 +212,7 @@ def explain_arguments(
     return decorate
 
 
-def _with_moved(settings: dict[str, Any], moved: Mapping[str, MovedArgument], owner: str) -> dict[str, Any]:
+def _move_arguments(settings: dict[str, Any], moved: Mapping[str, MovedArgument], owner: str) -> dict[str, Any]:
     """Move deprecated arguments into their option objects, with a warning for each.
 
     Raises:
@@ -224,19 +224,21 @@ def _with_moved(settings: dict[str, Any], moved: Mapping[str, MovedArgument], ow
         write = f"{place.setting}={place.options.__name__}({place.field}=…)"
         if isinstance(settings.get(place.setting), place.options):
             raise ArgumentError(f"{owner} is given {name}= beside {place.setting}=: write {write}")
-        warnings.warn(f"{owner}({name}=…) is deprecated: write {write}", DeprecationWarning, stacklevel=caller_level())
+        warnings.warn(
+            f"{owner}({name}=…) is deprecated: write {write}", DeprecationWarning, stacklevel=caller_stacklevel()
+        )
         fields.setdefault(place.setting, {})[place.field] = value
     for place in moved.values():
         if place.setting in fields:
-            plain = {place.plain: settings[place.setting]} if place.setting in settings else {}
+            plain = {place.default_field: settings[place.setting]} if place.setting in settings else {}
             settings[place.setting] = place.options(**fields.pop(place.setting), **plain)
     return settings
 
 
-def caller_level() -> int:
+def caller_stacklevel() -> int:
     """Return the ``stacklevel`` of the first frame outside our packages, for a warning by this function's caller."""
     level, frame = 0, inspect.currentframe()  # from Python 3.12 on, warnings.warn can skip packages itself
-    while frame is not None and frame.f_globals["__name__"].partition(".")[0] in _OURS:
+    while frame is not None and frame.f_globals["__name__"].partition(".")[0] in _OWN_PACKAGES:
         level, frame = level + 1, frame.f_back
     return level
 
@@ -275,7 +277,7 @@ def takes_settings(
             *(each.replace(annotation=types[each.name]) for each in given),
         ]
         construct_from.__name__, construct_from.__qualname__ = construct.__name__, construct.__qualname__
-        construct_from.__module__, construct_from.__doc__ = construct.__module__, _described(config)
+        construct_from.__module__, construct_from.__doc__ = construct.__module__, _describe_arguments(config)
         construct_from.__annotations__ = {each.name: types[each.name] for each in given} | {"return": None}
         construct_from.__signature__ = _PublicSignature(parameters)  # type: ignore[attr-defined]  # functions have it
         return construct_from
@@ -283,7 +285,7 @@ def takes_settings(
     return decorate
 
 
-def _described(config: object) -> str:
+def _describe_arguments(config: object) -> str:
     """Return the attribute descriptions of a config class and its bases as an ``Args:`` section."""
     bases = config.__mro__ if isinstance(config, type) else ()
     texts = [inspect.cleandoc(base.__doc__ or "").partition("\nAttributes:\n")[2] for base in reversed(bases)]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-FAILURES = 3
+FAILURE_THRESHOLD = 3
 """Consecutive failures that open a breaker."""
-PAUSE_SECONDS = 5.0
+PROBE_INTERVAL_SECONDS = 5.0
 """Time from opening to the first probe, and from a failed probe to the next, in seconds."""
 
 
@@ -27,7 +27,7 @@ class BreakerState(enum.StrEnum):
     """Reads are refused until the probe has ended."""
 
 
-class Outcome(enum.Enum):
+class ReadOutcome(enum.Enum):
     """Outcome of a permitted read."""
 
     DELIVERED = enum.auto()
@@ -38,9 +38,9 @@ class Outcome(enum.Enum):
 
 
 _AFTER_PROBE = {
-    (BreakerState.PROBING, Outcome.DELIVERED): BreakerState.CLOSED,
-    (BreakerState.PROBING, Outcome.FAILED): BreakerState.OPEN,
-    (BreakerState.PROBING, Outcome.UNDECIDED): BreakerState.HALF_OPEN,
+    (BreakerState.PROBING, ReadOutcome.DELIVERED): BreakerState.CLOSED,
+    (BreakerState.PROBING, ReadOutcome.FAILED): BreakerState.OPEN,
+    (BreakerState.PROBING, ReadOutcome.UNDECIDED): BreakerState.HALF_OPEN,
 }
 """Transitions after a probe; reporting a probe twice raises KeyError."""
 
@@ -56,7 +56,7 @@ class Permit:
     is_probe: bool
 
 
-class Breaker:
+class CircuitBreaker:
     """Permits and refuses reads of one place.
 
     Attributes:
@@ -74,20 +74,20 @@ class Breaker:
 
     def permit(self, now_seconds: float) -> Permit | None:
         """Return a permit, or None if the read is refused."""
-        if self.state is BreakerState.OPEN and now_seconds >= self._opened_seconds + PAUSE_SECONDS:
+        if self.state is BreakerState.OPEN and now_seconds >= self._opened_seconds + PROBE_INTERVAL_SECONDS:
             self.state = BreakerState.HALF_OPEN
         if self.state is BreakerState.HALF_OPEN:
             self.state = BreakerState.PROBING
             return Permit(is_probe=True)
         return Permit(is_probe=False) if self.state is BreakerState.CLOSED else None
 
-    def report(self, permit: Permit, outcome: Outcome, now_seconds: float) -> None:
+    def report(self, permit: Permit, outcome: ReadOutcome, now_seconds: float) -> None:
         """Record the outcome of a read. If the breaker opened in the meantime, only that of a probe counts."""
         if permit.is_probe:
             self._enter(_AFTER_PROBE[self.state, outcome], now_seconds)
-        elif self.state is BreakerState.CLOSED and outcome is not Outcome.UNDECIDED:
-            self._failures = self._failures + 1 if outcome is Outcome.FAILED else 0
-            if self._failures == FAILURES:
+        elif self.state is BreakerState.CLOSED and outcome is not ReadOutcome.UNDECIDED:
+            self._failures = self._failures + 1 if outcome is ReadOutcome.FAILED else 0
+            if self._failures == FAILURE_THRESHOLD:
                 self.openings += 1
                 self._enter(BreakerState.OPEN, now_seconds)
 
@@ -97,4 +97,4 @@ class Breaker:
             self._failures, self._opened_seconds = 0, now_seconds
 
     def __repr__(self) -> str:
-        return f"Breaker({self.state}, {self._failures} of {FAILURES} failures, opened {self.openings} times)"
+        return f"Breaker({self.state}, {self._failures} of {FAILURE_THRESHOLD} failures, opened {self.openings} times)"

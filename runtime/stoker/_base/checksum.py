@@ -17,7 +17,7 @@ def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
     return int(google_crc32c.extend(value, np.frombuffer(data, np.uint8))) if len(data) else value
 
 
-def crc32c_combined(first: int, second: int, second_bytes: int) -> int:
+def combine_crc32c(first: int, second: int, second_bytes: int) -> int:
     """Return the CRC-32C of two concatenated byte strings from the checksum of each and the second's length.
 
     A checksum is the remainder of a polynomial over GF(2); each byte that follows multiplies it by x**8.
@@ -25,13 +25,13 @@ def crc32c_combined(first: int, second: int, second_bytes: int) -> int:
     power, shifted = 1 << 23, first  # x**8, reflected
     while second_bytes:
         if second_bytes & 1:
-            shifted = _product(power, shifted)
-        power = _product(power, power)
+            shifted = _multiply(power, shifted)
+        power = _multiply(power, power)
         second_bytes >>= 1
     return shifted ^ second
 
 
-def _product(a: int, b: int) -> int:
+def _multiply(a: int, b: int) -> int:
     """Return the product of two polynomials modulo that of CRC-32C, all reflected."""
     product = 0
     for bit in range(31, -1, -1):

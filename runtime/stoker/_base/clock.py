@@ -29,11 +29,11 @@ class VirtualClockError(StokerError, RuntimeError):
 _Timer = tuple[float, int, asyncio.TimerHandle]
 """Due time, unique number, and handle of a timer: the first two decide comparisons, without the handle."""
 
-_SWEPT_TIMERS = 1000
+_MIN_CANCELLED_TIMERS = 1000
 """Minimum number of cancelled timers to remove: most timers of a fetcher are deadlines, and cancelled."""
 
 
-class _JumpingSelector(selectors.SelectSelector):
+class _VirtualSelector(selectors.SelectSelector):
     """Lets the clock jump when the loop would sleep, and never polls the operating system for events."""
 
     def __init__(self) -> None:
@@ -47,15 +47,15 @@ class _JumpingSelector(selectors.SelectSelector):
         """Add a timer. Timers with the same due time fire in the order of their addition."""
         heapq.heappush(self.timers, (timer.when(), next(self._numbers), timer))
 
-    def cancelled(self) -> None:
+    def count_cancelled(self) -> None:
         """Count a cancelled timer; when half of the timers are cancelled, remove them."""
         self._cancelled += 1
-        if self._cancelled > max(_SWEPT_TIMERS, len(self.timers) // 2):
+        if self._cancelled > max(_MIN_CANCELLED_TIMERS, len(self.timers) // 2):
             self.timers = [each for each in self.timers if not each[2].cancelled()]
             heapq.heapify(self.timers)
             self._cancelled = 0
 
-    def take_due(self) -> list[asyncio.TimerHandle]:
+    def pop_due(self) -> list[asyncio.TimerHandle]:
         """Remove and return the timers that are due."""
         due = []
         while self.timers and self.timers[0][0] <= self.now_seconds:
@@ -67,7 +67,7 @@ class _JumpingSelector(selectors.SelectSelector):
             while self.timers and self.timers[0][2].cancelled():
                 heapq.heappop(self.timers)
             if not self.timers:
-                self._deadlocked()
+                self._raise_deadlock()
             self.now_seconds = max(self.now_seconds, self.timers[0][0])
         return []
 
@@ -76,7 +76,7 @@ class _JumpingSelector(selectors.SelectSelector):
             raise VirtualClockError("a socket was opened under a virtual clock, which does not support real I/O")
         return super().register(fileobj, events, data)
 
-    def _deadlocked(self) -> NoReturn:
+    def _raise_deadlock(self) -> NoReturn:
         stuck = sorted(task.get_name() for task in asyncio.all_tasks())
         raise VirtualClockError(
             f"deadlock at {self.now_seconds:.6f} virtual seconds: nothing is ready, no timer is set, "
@@ -91,7 +91,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self) -> None:
-        self._clock = _JumpingSelector()
+        self._clock = _VirtualSelector()
         super().__init__(self._clock)
 
     def time(self) -> float:
@@ -114,11 +114,11 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        self._clock.cancelled()
+        self._clock.count_cancelled()
 
     def _process_events(self, event_list: object) -> None:
         """Run the timers that are due; the loop calls this in every iteration."""
-        for timer in self._clock.take_due():
+        for timer in self._clock.pop_due():
             self._add_callback(timer)  # type: ignore[attr-defined]  # as a selector's loop does with its readers
 
     def jump(self, seconds: float) -> None:
@@ -142,10 +142,10 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
         VirtualClockError: all tasks wait with no timer set (a deadlock), or ``main`` left tasks running.
     """
     with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
-        return runner.run(_leaving_nothing(main))
+        return runner.run(_run_without_leftovers(main))
 
 
-async def _leaving_nothing(main: Coroutine[Any, Any, T]) -> T:
+async def _run_without_leftovers(main: Coroutine[Any, Any, T]) -> T:
     result = await main
     left = asyncio.all_tasks() - {asyncio.current_task()}
     if left:

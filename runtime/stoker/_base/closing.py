@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Self
 
 
-class Closing(ABC):
+class Closeable(ABC):
     """A context manager that closes itself at the end of the block."""
 
     def __enter__(self) -> Self:

@@ -80,7 +80,7 @@ class Span(NamedTuple):
         return Span(self.phase, self.begin_seconds + seconds, self.end_seconds + seconds, self.object)
 
 
-def merged(spans: Iterable[Span]) -> list[Span]:
+def merge_spans(spans: Iterable[Span]) -> list[Span]:
     """Return spans in order without empty ones; adjacent spans of equal phase and object are merged."""
     whole: list[Span] = []
     for span in spans:
@@ -94,9 +94,9 @@ def merged(spans: Iterable[Span]) -> list[Span]:
     return whole
 
 
-_MOST_STRANDS = 256
+_MAX_STRANDS = 256
 """Maximum strands kept per fetch. A group of samples has thousands; the earliest are summarised."""
-_MOST_REQUESTS = 4096
+_MAX_REQUESTS = 4096
 
 
 class Request(NamedTuple):
@@ -158,10 +158,10 @@ class Fetch:
     def add(self, strand: Strand) -> None:
         """Add a strand that has just ended."""
         self.strands.append(strand)
-        if len(self.strands) == _MOST_STRANDS:
-            ended, self.strands = self.strands[: _MOST_STRANDS // 2], self.strands[_MOST_STRANDS // 2 :]
-            path = _path(ended, self.past, self.issued_seconds, ended[-1].end_seconds)
-            self.past = _summed(path, _MOST_STRANDS)
+        if len(self.strands) == _MAX_STRANDS:
+            ended, self.strands = self.strands[: _MAX_STRANDS // 2], self.strands[_MAX_STRANDS // 2 :]
+            path = _critical_path(ended, self.past, self.issued_seconds, ended[-1].end_seconds)
+            self.past = _shorten_path(path, _MAX_STRANDS)
 
     def path(self) -> Sequence[Span]:
         """Return the critical path of a completed fetch: its phases, in order and without gaps.
@@ -171,11 +171,13 @@ class Fetch:
         waits in a queue, the path has the strands of the same fetch that it waits for.
         """
         if self._known_path is None:
-            self._known_path = merged(_path(self.strands, self.past, self.issued_seconds, self.ready_seconds))
+            self._known_path = merge_spans(
+                _critical_path(self.strands, self.past, self.issued_seconds, self.ready_seconds)
+            )
         return self._known_path
 
 
-FOLLOWED: ContextVar[Fetch | None] = ContextVar("stoker_fetch", default=None)
+CURRENT_FETCH: ContextVar[Fetch | None] = ContextVar("stoker_fetch", default=None)
 """The fetch that the current task works for; None if it is not recorded."""
 
 
@@ -189,19 +191,19 @@ class Strand:
         now_seconds: begin of the first phase, in loop time.
 
     Attributes:
-        marks: phases, each with its begin.
+        phase_starts: phases, each with its begin.
         end_seconds: end of the last phase.
     """
 
-    __slots__ = ("_fetch", "end_seconds", "marks", "object")
+    __slots__ = ("_fetch", "end_seconds", "object", "phase_starts")
 
     def __init__(self, fetch: Fetch | None, object: str, phase: Phase, now_seconds: float) -> None:  # noqa: A002 - its name
         self._fetch = fetch
         self.object = object
-        self.marks = [(phase, now_seconds)]
+        self.phase_starts = [(phase, now_seconds)]
         self.end_seconds = now_seconds
 
-    def attempted(self, requests: Sequence[Request]) -> None:
+    def add_attempt(self, requests: Sequence[Request]) -> None:
         """Add the phases of an attempt that has ended: a request and its hedges, in the order they were sent.
 
         A failed attempt, and the time until the next one, count as retry.
@@ -210,18 +212,18 @@ class Strand:
             return
         sent = self._fetch.requests
         sent += requests
-        if len(sent) > _MOST_REQUESTS:
-            del sent[: -_MOST_REQUESTS // 2]
-        self.marks += _attempt_marks(requests)
+        if len(sent) > _MAX_REQUESTS:
+            del sent[: -_MAX_REQUESTS // 2]
+        self.phase_starts += _attempt_marks(requests)
 
-    def spoil(self) -> None:
+    def mark_wasted(self) -> None:
         """Mark the whole strand as wasted: all its time counts as retry."""
-        self.marks = [(Phase.RETRY, self.begin_seconds)]
+        self.phase_starts = [(Phase.RETRY, self.begin_seconds)]
 
     @property
     def begin_seconds(self) -> float:
         """Begin of the first phase."""
-        return self.marks[0][1]
+        return self.phase_starts[0][1]
 
     def __enter__(self) -> Strand:
         return self
@@ -233,23 +235,23 @@ class Strand:
             fetch.add(self)
 
 
-_UNRECORDED = Strand(None, "", Phase.OTHER, 0.0)
+_NULL_STRAND = Strand(None, "", Phase.OTHER, 0.0)
 """The strand for tasks without a recorded fetch."""
 
 
-def strand(object: str, phase: Phase) -> Strand:  # noqa: A002 - as it is called everywhere
+def start_strand(object: str, phase: Phase) -> Strand:  # noqa: A002 - as it is called everywhere
     """Start a strand of the current task's fetch."""
-    fetch = FOLLOWED.get()
-    return _UNRECORDED if fetch is None else Strand(fetch, object, phase, asyncio.get_running_loop().time())
+    fetch = CURRENT_FETCH.get()
+    return _NULL_STRAND if fetch is None else Strand(fetch, object, phase, asyncio.get_running_loop().time())
 
 
-def spoilt(object: str) -> None:  # noqa: A002 - as it is called everywhere
+def mark_wasted(object: str) -> None:  # noqa: A002 - as it is called everywhere
     """Mark all strands of an object in the current fetch as wasted."""
-    fetch = FOLLOWED.get()
+    fetch = CURRENT_FETCH.get()
     if fetch is not None:
         for each in fetch.strands:
             if each.object == object:
-                each.spoil()
+                each.mark_wasted()
 
 
 def _attempt_marks(requests: Sequence[Request]) -> list[tuple[Phase, float]]:
@@ -274,7 +276,7 @@ def _attempt_marks(requests: Sequence[Request]) -> list[tuple[Phase, float]]:
     return marks
 
 
-def _path(strands: Sequence[Strand], past: Sequence[Span], issued: float, ready: float) -> list[Span]:
+def _critical_path(strands: Sequence[Strand], past: Sequence[Span], issued: float, ready: float) -> list[Span]:
     """Return the critical path of a past followed by strands; see :meth:`Fetch.path`."""
     path: list[Span] = []
     cursor, key = ready, strands[-1].object if strands else ""
@@ -283,41 +285,41 @@ def _path(strands: Sequence[Strand], past: Sequence[Span], issued: float, ready:
         if each.end_seconds > cursor:
             continue
         if each.end_seconds < cursor:
-            path += _gap(each.end_seconds, cursor, queued, key)
+            path += _gap_spans(each.end_seconds, cursor, queued, key)
         key, cursor, end = each.object, each.end_seconds, each.end_seconds
-        for phase, begin in reversed(each.marks):
+        for phase, begin in reversed(each.phase_starts):
             if phase is not Phase.QUEUE:
                 path.append(Span(phase, begin, end, key))
                 cursor = begin
             end = begin
-        queued = each.begin_seconds if each.marks[0][0] is Phase.QUEUE else math.inf
+        queued = each.begin_seconds if each.phase_starts[0][0] is Phase.QUEUE else math.inf
     before = [span.clipped(issued, cursor) for span in past if span.begin_seconds < cursor]
     begin = before[-1].end_seconds if before else issued
     if begin < cursor:
-        path += _gap(begin, cursor, queued, key)
+        path += _gap_spans(begin, cursor, queued, key)
     return [*before, *reversed(path)]
 
 
-def _gap(begin: float, end: float, queued: float, object: str) -> list[Span]:  # noqa: A002 - as it is called everywhere
+def _gap_spans(begin: float, end: float, queued: float, object: str) -> list[Span]:  # noqa: A002 - as it is called everywhere
     """Return the spans, last first, for a time without a working strand."""
     border = min(max(begin, queued), end)
     return [Span(Phase.QUEUE, border, end, object), Span(Phase.OTHER, begin, border, object)]
 
 
-def _summed(spans: Iterable[Span], most: int) -> list[Span]:
-    """Shorten a path to at most ``most`` spans of the same total time, by merging pairs into the longer of the two."""
-    whole = merged(spans)
-    while len(whole) > most:
+def _shorten_path(spans: Iterable[Span], max_spans: int) -> list[Span]:
+    """Shorten a path to at most ``max_spans`` spans of the same total time, by merging pairs."""
+    whole = merge_spans(spans)
+    while len(whole) > max_spans:
         pairs = [whole[place : place + 2] for place in range(0, len(whole), 2)]
         longest = [(max(pair, key=lambda span: span.seconds), pair) for pair in pairs]
-        whole = merged(
+        whole = merge_spans(
             span._replace(begin_seconds=pair[0].begin_seconds, end_seconds=pair[-1].end_seconds)
             for span, pair in longest
         )
     return whole
 
 
-def note_tier(name: str, outcome: str) -> None:
+def record_tier_outcome(name: str, outcome: str) -> None:
     """Record the outcome of a read from a tier, if the current fetch is recorded."""
-    if (fetch := FOLLOWED.get()) is not None and len(fetch.tiers) < _MOST_STRANDS:
+    if (fetch := CURRENT_FETCH.get()) is not None and len(fetch.tiers) < _MAX_STRANDS:
         fetch.tiers.append((name, outcome))

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, Literal, TypeVar, cast
 
-from stoker._base.arguments import Bounded
-from stoker._base.fields import shown
+from stoker._base.arguments import BoundedConfig
+from stoker._base.fields import quote_value
 from stoker.abc import Buffer, Listable, ObjectInfo, Readable, Store
 from stoker.errors import (
     ConfigError,
@@ -69,17 +69,18 @@ def check_store_name(name: object) -> None:
     """Raise ConfigError unless the name is valid for a store in a price file."""
     if not isinstance(name, str) or not _STORE_NAME.fullmatch(name):
         raise ConfigError(
-            f"{shown(name)} is not a valid name of a store in the price file: use a name such as r2 or minio, of a-z, "
+            f"{quote_value(name)} is not a valid name of a store in the price file: use a name such as r2 or "
+            f"minio, of a-z, "
             "0-9, . _ and -"
         )
 
 
-_NOT_BILLED = (ThrottledError, ServerError)
-_BROKEN = (asyncio.CancelledError, TruncatedError, ConnectionLostError, DeadlineError)
+_UNBILLED_ERRORS = (ThrottledError, ServerError)
+_BROKEN_READ_ERRORS = (asyncio.CancelledError, TruncatedError, ConnectionLostError, DeadlineError)
 
 
 @dataclass(slots=True, kw_only=True)
-class Reading(Bounded):
+class MeterReading(BoundedConfig):
     """A snapshot of a meter.
 
     Attributes:
@@ -108,7 +109,7 @@ class Reading(Bounded):
 
 
 class Meter:
-    """Counters of the requests to one store. One thread changes them; any thread may call :meth:`reading`.
+    """Counters of the requests to one store. One thread changes them; any thread may call :meth:`snapshot`.
 
     Args:
         url: URL of the store.
@@ -121,35 +122,35 @@ class Meter:
 
     def __init__(self, url: str, *, egress: Egress = "same_region", key: Callable[[], PriceKey] | None = None) -> None:
         self._key = key
-        self._counted = Reading(url=url, egress=egress)
+        self._counted = MeterReading(url=url, egress=egress)
 
     def __repr__(self) -> str:
         counts = " ".join(f"{operation}={count}" for operation, count in self._counted.requests.items() if count)
         return f"<Meter {self._counted.url} {counts or 'unused'}>"
 
     @contextmanager
-    def request(self, operation: Operation, *, asked_bytes: int = 0) -> Iterator[None]:
+    def count_request(self, operation: Operation, *, requested_bytes: int = 0) -> Iterator[None]:
         """Count the request that the block performs, and its outcome.
 
         Args:
             operation: kind of the request.
-            asked_bytes: number of bytes requested by a read, which count if it breaks; default 0.
+            requested_bytes: number of bytes requested by a read, which count if it breaks; default 0.
         """
         self._counted.requests[operation] += 1
         try:
             yield
         except (asyncio.CancelledError, StoreError) as error:
-            self._note_failure(operation, error, asked_bytes)
+            self._count_failure(operation, error, requested_bytes)
             raise
 
-    def _note_failure(self, operation: Operation, error: BaseException, asked_bytes: int) -> None:
+    def _count_failure(self, operation: Operation, error: BaseException, asked_bytes: int) -> None:
         if isinstance(error, asyncio.CancelledError):
             self._counted.cancelled += 1
         else:
             self._counted.failed += 1
-        if isinstance(error, _NOT_BILLED):
+        if isinstance(error, _UNBILLED_ERRORS):
             self._counted.not_billed[operation] += 1
-        elif isinstance(error, _BROKEN):
+        elif isinstance(error, _BROKEN_READ_ERRORS):
             self._counted.broken_bytes += asked_bytes
 
     def add_read(self, size_bytes: int) -> None:
@@ -160,7 +161,7 @@ class Meter:
         """Count bytes written."""
         self._counted.written_bytes += size_bytes
 
-    def reading(self) -> Reading:
+    def snapshot(self) -> MeterReading:
         """Return a snapshot of the counters."""
         now = self._counted
         key = None if self._key is None else self._key()

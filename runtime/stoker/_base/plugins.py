@@ -34,11 +34,11 @@ def load_plugin(group: str, name: str, what: str) -> Any:
 
     found = {point.name: point for point in entry_points(group=group)}
     if name not in found:
-        from stoker._base.fields import shown  # every process imports this module first, so it imports little
+        from stoker._base.fields import quote_value  # every process imports this module first, so it imports little
 
         installed = ", ".join(sorted(found)) or "none"
         raise ConfigError(
-            f"there is no {what} {shown(name)}; installed: {installed}; "
+            f"there is no {what} {quote_value(name)}; installed: {installed}; "
             f"a package adds one by an entry point in the group {group}"
         )
     try:
@@ -49,7 +49,7 @@ def load_plugin(group: str, name: str, what: str) -> Any:
 
 
 @contextmanager
-def needs_extra(what: str, extra: str) -> Iterator[None]:
+def require_extra(what: str, extra: str) -> Iterator[None]:
     """Convert a ModuleNotFoundError in the block to an error that names the extra to install.
 
     Args:

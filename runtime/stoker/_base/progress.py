@@ -19,7 +19,7 @@ _BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Amount:
+class WorkAmount:
     """An amount of work.
 
     Attributes:
@@ -31,7 +31,7 @@ class Amount:
     size_bytes: int
 
 
-class Progress:
+class ProgressReporter:
     """Writes the progress, recent rate and remaining time of the task in an ``async with`` block.
 
     Args:
@@ -42,16 +42,16 @@ class Progress:
         quiet: whether to write nothing; default False.
     """
 
-    def __init__(self, verb: str, unit: str, total: Amount, stream: TextIO, *, quiet: bool = False) -> None:
+    def __init__(self, verb: str, unit: str, total: WorkAmount, stream: TextIO, *, quiet: bool = False) -> None:
         self._verb, self._unit, self._total = verb, unit, total
         self._stream, self._quiet = stream, quiet
         self._is_bar = stream.isatty()
         self._blocks = _BLOCKS if (stream.encoding or "").lower().startswith("utf") else " #"
-        self._done = Amount(count=0, size_bytes=0)
-        self._past: deque[tuple[float, Amount]] = deque()
+        self._done = WorkAmount(count=0, size_bytes=0)
+        self._past: deque[tuple[float, WorkAmount]] = deque()
         self._ticker: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Progress:
+    async def __aenter__(self) -> ProgressReporter:
         self.start(self._done)
         if not self._quiet:
             self._ticker = asyncio.create_task(self._tick())
@@ -66,19 +66,19 @@ class Progress:
         if self._is_bar:
             self._write("\r\x1b[K")
 
-    def start(self, done: Amount) -> None:
+    def start(self, done: WorkAmount) -> None:
         """Set the amount that was done before, which counts for the progress but not for the rate."""
         self._done = done
         self._past.clear()
         self._past.append((asyncio.get_running_loop().time(), done))
 
-    def update(self, done: Amount) -> None:
+    def update(self, done: WorkAmount) -> None:
         """Set the amount that is done."""
         self._done = done
 
     def add(self, size_bytes: int) -> None:
         """Add one item of ``size_bytes`` bytes to the amount that is done."""
-        self._done = Amount(count=(self._done.count or 0) + 1, size_bytes=self._done.size_bytes + size_bytes)
+        self._done = WorkAmount(count=(self._done.count or 0) + 1, size_bytes=self._done.size_bytes + size_bytes)
 
     async def _tick(self) -> None:
         while True:
@@ -116,7 +116,7 @@ class Progress:
         bar = f"{self._bar(fraction, width)} " if len(head) + width + 1 + len(tail) <= columns else ""
         return head + bar + tail
 
-    def _fraction(self, done: Amount) -> float:
+    def _fraction(self, done: WorkAmount) -> float:
         if self._total.count is not None:
             return min(1.0, (done.count or 0) / max(1, self._total.count))
         return min(1.0, done.size_bytes / max(1, self._total.size_bytes))

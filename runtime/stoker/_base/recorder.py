@@ -10,11 +10,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import itemgetter
 
-from stoker._base.fetch_record import FOLLOWED, Fetch, Phase, Span, merged
+from stoker._base.fetch_record import CURRENT_FETCH, Fetch, Phase, Span, merge_spans
 from stoker.abc import BufferedSink, FetchSink, ReleaseSink, TraceSink
 
 
-def explained(fetch: Fetch | None, begin_seconds: float, end_seconds: float, offset_seconds: float = 0.0) -> list[Span]:
+def explain_wait(
+    fetch: Fetch | None, begin_seconds: float, end_seconds: float, offset_seconds: float = 0.0
+) -> list[Span]:
     """Return the spans of a wait for an item, in order and without gaps.
 
     If the fetch was queued while no fetch was in flight, it was late by that time; that much of the wait counts as
@@ -27,7 +29,7 @@ def explained(fetch: Fetch | None, begin_seconds: float, end_seconds: float, off
         offset_seconds: seconds to add to loop time for the clock of the wait; default 0.
     """
     if fetch is None:
-        return merged([Span(Phase.OTHER, begin_seconds, end_seconds)])
+        return merge_spans([Span(Phase.OTHER, begin_seconds, end_seconds)])
     issued_seconds, ready_seconds = fetch.issued_seconds + offset_seconds, fetch.ready_seconds + offset_seconds
     at_work_seconds = max(begin_seconds, issued_seconds, begin_seconds + fetch.idle_seconds)
     spans = [Span(Phase.QUEUE, begin_seconds, min(at_work_seconds, end_seconds), fetch.object)]
@@ -37,7 +39,7 @@ def explained(fetch: Fetch | None, begin_seconds: float, end_seconds: float, off
             if begin < end:
                 spans.append(Span(phase, begin, end, key))
     spans.append(Span(Phase.OTHER, max(at_work_seconds, ready_seconds), end_seconds, fetch.object))
-    return merged(spans)
+    return merge_spans(spans)
 
 
 WORST_WAITS = 10
@@ -84,8 +86,8 @@ class Recorder:
     """The record of one run. Its memory is bounded by the items in the ring and the longest waits.
 
     The event loop's thread reports fetches, the consumer's thread reports waits. Times of waits are those of
-    ``time.perf_counter``, or loop time if the consumer runs on the loop and never calls :meth:`align`, as under a
-    virtual clock.
+    ``time.perf_counter``, or loop time if the consumer runs on the loop and never calls :meth:`restart_items`, as under
+    a virtual clock.
 
     Args:
         sinks: sinks that receive waits, and the other events that they implement.
@@ -108,12 +110,12 @@ class Recorder:
 
     # Called by the event loop's thread.
 
-    def align(self, offset_seconds: float) -> None:
+    def restart_items(self, offset_seconds: float) -> None:
         """Restart the numbers of items; ``offset_seconds`` is to be added to loop time for perf_counter time."""
         self._offset_seconds = offset_seconds
         self._fetches.clear()
 
-    def following(self, item: int, step: int, idle_seconds: float = 0.0) -> AbstractContextManager[Fetch]:
+    def track(self, item: int, step: int, idle_seconds: float = 0.0) -> AbstractContextManager[Fetch]:
         """Record the fetch that the current task performs in the block; kept if the block sets its slot.
 
         Args:
@@ -121,15 +123,15 @@ class Recorder:
             step: number of the first step that uses the item.
             idle_seconds: time that the item was queued while no fetch was in flight; default 0.
         """
-        return _Following(self, Fetch(item, step, asyncio.get_running_loop().time(), idle_seconds))
+        return _TrackedFetch(self, Fetch(item, step, asyncio.get_running_loop().time(), idle_seconds))
 
-    def fetched(self, fetch: Fetch) -> None:
+    def add_fetch(self, fetch: Fetch) -> None:
         """Add a completed fetch."""
         self._fetches[fetch.item] = fetch
         for sink in self._fetch_sinks:
             sink.fetched(fetch, self._offset_seconds)
 
-    def released(self, item: int) -> None:
+    def remove_fetch(self, item: int) -> None:
         """Remove an item that the consumer has released."""
         fetch = self._fetches.pop(item, None)
         if fetch is not None:
@@ -138,23 +140,23 @@ class Recorder:
 
     # Called by the consumer's thread.
 
-    def waited_for(self, item: int, begin_seconds: float, end_seconds: float) -> None:
+    def add_item_wait(self, item: int, begin_seconds: float, end_seconds: float) -> None:
         """Add a wait for an item, before it is released."""
         if end_seconds <= begin_seconds:
             return
-        self._pending += explained(self._fetches.get(item), begin_seconds, end_seconds, self._offset_seconds)
+        self._pending += explain_wait(self._fetches.get(item), begin_seconds, end_seconds, self._offset_seconds)
 
-    def waited(self, phase: Phase, begin_seconds: float, end_seconds: float) -> None:
+    def add_wait(self, phase: Phase, begin_seconds: float, end_seconds: float) -> None:
         """Add a wait for something other than an item."""
         self._pending.append(Span(phase, begin_seconds, end_seconds))
 
-    def begun(self, asked_seconds: float, now_seconds: float) -> None:
+    def add_start(self, asked_seconds: float, now_seconds: float) -> None:
         """Add the start of an iteration, from its request to its begin; it counts for the first batch."""
-        self._begun += self._settled(asked_seconds, now_seconds, Phase.START)
+        self._begun += self._split_interval(asked_seconds, now_seconds, Phase.START)
 
-    def yielded(self, epoch: int, asked_seconds: float, now_seconds: float) -> None:
+    def add_batch(self, epoch: int, asked_seconds: float, now_seconds: float) -> None:
         """Add a batch, from its request to its delivery; time without another phase counts as gather."""
-        spans = [*self._begun, *self._settled(asked_seconds, now_seconds, Phase.GATHER)]
+        spans = [*self._begun, *self._split_interval(asked_seconds, now_seconds, Phase.GATHER)]
         self._begun.clear()
         if not spans:
             spans.append(Span(Phase.GATHER, asked_seconds, now_seconds))
@@ -175,7 +177,7 @@ class Recorder:
         for sink in self._sinks:
             sink.waited(wait)
 
-    def _settled(self, begin_seconds: float, end_seconds: float, rest: Phase) -> list[Span]:
+    def _split_interval(self, begin_seconds: float, end_seconds: float, rest: Phase) -> list[Span]:
         """Return the spans of an interval from the pending waits; overlaps and times outside of it do not count."""
         spans: list[Span] = []
         cursor = begin_seconds
@@ -186,7 +188,7 @@ class Recorder:
                 cursor = end
         self._pending.clear()
         spans.append(Span(rest, cursor, end_seconds))
-        return merged(spans)
+        return merge_spans(spans)
 
     # Queries.
 
@@ -194,7 +196,7 @@ class Recorder:
         """Return the total wait of the training loop by phase, in seconds."""
         return {str(phase): seconds for phase, seconds in self.seconds.items()}
 
-    def worst(self) -> tuple[Wait, ...]:
+    def worst_waits(self) -> tuple[Wait, ...]:
         """Return the ten longest waits, in descending order."""
         return tuple(wait for _, _, wait in sorted(self._worst, reverse=True))
 
@@ -205,7 +207,7 @@ class Recorder:
                 sink.flush()
 
 
-class _Following:
+class _TrackedFetch:
     """Sets the fetch of the current task. A generator-based context manager would take three times as long."""
 
     __slots__ = ("_fetch", "_recorder", "_token")
@@ -214,12 +216,12 @@ class _Following:
         self._recorder, self._fetch = recorder, fetch
 
     def __enter__(self) -> Fetch:
-        self._token = FOLLOWED.set(self._fetch)
+        self._token = CURRENT_FETCH.set(self._fetch)
         return self._fetch
 
     def __exit__(self, *exception: object) -> None:
-        FOLLOWED.reset(self._token)
+        CURRENT_FETCH.reset(self._token)
         fetch = self._fetch
         fetch.ready_seconds = asyncio.get_running_loop().time()
         if fetch.slot is not None:
-            self._recorder.fetched(fetch)
+            self._recorder.add_fetch(fetch)

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from stoker._base.arguments import AtLeastOne, Bounded, NotNegative, Positive
+from stoker._base.arguments import AtLeastOne, BoundedConfig, NotNegative, Positive
 from stoker._base.checksum import crc32c
 from stoker._base.meter import Operation, ReaderWrapper, StoreWrapper
 from stoker.abc import Buffer, ObjectInfo, Readable, Store
@@ -31,7 +31,7 @@ from stoker.errors import (
 T = TypeVar("T")
 R_co = TypeVar("R_co", bound=Readable, covariant=True)
 
-LONG_SECONDS = 10.0
+LONG_WAIT_SECONDS = 10.0
 """A longer wait is logged, to explain the silence."""
 
 
@@ -58,11 +58,11 @@ def backoff_seconds(
     return jitter + asked_seconds
 
 
-STOPPED_SECONDS = 5.0
+MIN_SUSPENSION_SECONDS = 5.0
 """A timer that fires later by more than this indicates that the process was suspended."""
 
 
-class Deadline:
+class SuspensionAwareDeadline:
     """A timeout for an ``async with`` block, which counts from :meth:`start` and raises TimeoutError."""
 
     __slots__ = ("_begin_seconds", "_scope", "_seconds", "_timer")
@@ -82,9 +82,9 @@ class Deadline:
         """
         if self._timer is None:
             self._seconds = seconds, grace_seconds
-            self._count()
+            self._set_timer()
 
-    def forbids(self, wait_seconds: float) -> bool:
+    def expires_within(self, wait_seconds: float) -> bool:
         """Return whether no attempt may begin after a wait of ``wait_seconds``."""
         return wait_seconds >= self.left_seconds
 
@@ -94,20 +94,20 @@ class Deadline:
         return math.inf if self._timer is None else self._begin_seconds - asyncio.get_running_loop().time()
 
     @property
-    def expired(self) -> bool:
+    def is_expired(self) -> bool:
         """Whether the deadline has ended its block."""
         return self._scope.expired()
 
-    def _count(self) -> None:
+    def _set_timer(self) -> None:
         loop = asyncio.get_running_loop()
         seconds, grace_seconds = self._seconds
         self._begin_seconds = loop.time() + seconds
-        self._timer = loop.call_at(self._begin_seconds + grace_seconds, self._due)
+        self._timer = loop.call_at(self._begin_seconds + grace_seconds, self._on_timer)
 
-    def _due(self) -> None:
+    def _on_timer(self) -> None:
         now_seconds = asyncio.get_running_loop().time()
-        if now_seconds - self._begin_seconds - self._seconds[1] > STOPPED_SECONDS:
-            self._count()
+        if now_seconds - self._begin_seconds - self._seconds[1] > MIN_SUSPENSION_SECONDS:
+            self._set_timer()
         else:
             self._scope.reschedule(now_seconds)
 
@@ -120,17 +120,17 @@ class Deadline:
         await self._scope.__aexit__(*exception)
 
 
-_COMPARED_BYTES = 1 << 20
-_READINGS = 10
-_LEAST_ATTEMPTS = 3  # even after a write of minutes, or if this process was suspended during an attempt
-_ANSWERS: tuple[tuple[type[TransientError], int], ...] = ((RangeBeyondEndError, 2), (UnexpectedAnswerError, 8))
+_COMPARISON_CHUNK_BYTES = 1 << 20
+_MAX_COMPARISONS = 10
+_MIN_ATTEMPTS = 3  # even after a write of minutes, or if this process was suspended during an attempt
+_CONFIRMATIONS: tuple[tuple[type[TransientError], int], ...] = ((RangeBeyondEndError, 2), (UnexpectedAnswerError, 8))
 """Errors that may be permanent, each with the number of occurrences that confirm it."""
 
 _log = logging.getLogger("stoker.retry")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy(Bounded):
+class RetryPolicy(BoundedConfig):
     """Number and delays of retries after a :class:`~stoker.errors.TransientError`.
 
     Attributes:
@@ -153,18 +153,18 @@ class RetryPolicy(Bounded):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        Bounded.__post_init__(self)  # super() does not know a class with slots
+        BoundedConfig.__post_init__(self)  # super() does not know a class with slots
         if not self.first_seconds <= self.longest_seconds:
             raise ConfigError(
                 f"first_seconds {self.first_seconds} exceeds longest_seconds {self.longest_seconds}: lower it"
             )
 
 
-PACK_POLICY = RetryPolicy(deadline_seconds=300.0)
+PACK_RETRY_POLICY = RetryPolicy(deadline_seconds=300.0)
 """Policy for operations whose failure would waste hours of work."""
 
 
-class _Attempts:
+class _RetryState:
     """The attempts of one operation: counts consecutive failures, and waits after each.
 
     Args:
@@ -179,7 +179,7 @@ class _Attempts:
         self._begun_seconds: float | None = asyncio.get_running_loop().time() if counts_at_once else None
         self._since_seconds = asyncio.get_running_loop().time()
 
-    async def failed(self, error: TransientError) -> None:
+    async def handle_failure(self, error: TransientError) -> None:
         """Wait before the next attempt, or raise ``error`` if it was the last."""
         policy, loop = self._policy, asyncio.get_running_loop()
         self._failures.append(error)
@@ -195,29 +195,29 @@ class _Attempts:
             retry_after_seconds=error.retry_after_seconds,
             left_seconds=max(0.0, left_seconds),
         )
-        if number >= self._most(error) or (wait_seconds >= left_seconds and number >= _LEAST_ATTEMPTS):
+        if number >= self._max_failures(error) or (wait_seconds >= left_seconds and number >= _MIN_ATTEMPTS):
             raise error
-        self._tell(error, wait_seconds, left_seconds)
+        self._log_wait(error, wait_seconds, left_seconds)
         due_seconds = loop.time() + wait_seconds
         await asyncio.sleep(wait_seconds)
-        if loop.time() - due_seconds > STOPPED_SECONDS:  # this process was suspended
+        if loop.time() - due_seconds > MIN_SUSPENSION_SECONDS:  # this process was suspended
             self._begun_seconds = loop.time()
 
-    def _most(self, error: TransientError) -> int:
+    def _max_failures(self, error: TransientError) -> int:
         """Return the number of failures after which to give up: few for an error that may be permanent."""
-        for kind, answers in _ANSWERS:
+        for kind, answers in _CONFIRMATIONS:
             if isinstance(error, kind):
                 others = sum(not isinstance(each, kind) for each in self._failures)
                 return min(self._policy.attempts, others + answers)
         return self._policy.attempts
 
-    def _tell(self, error: TransientError, wait_seconds: float, left_seconds: float) -> None:
+    def _log_wait(self, error: TransientError, wait_seconds: float, left_seconds: float) -> None:
         """Log a long wait, and at intervals that it continues."""
         now_seconds = asyncio.get_running_loop().time()
-        silent_seconds = now_seconds - max(self._since_seconds, self._reader.told_seconds)
-        if max(wait_seconds, silent_seconds) <= LONG_SECONDS:
+        silent_seconds = now_seconds - max(self._since_seconds, self._reader.last_logged_seconds)
+        if max(wait_seconds, silent_seconds) <= LONG_WAIT_SECONDS:
             return
-        self._reader.told_seconds = now_seconds
+        self._reader.last_logged_seconds = now_seconds
         said = str(error) if self._address in str(error) else f"{self._address}: {error}"
         _log.warning("retrying in %.1f s, for at most %.0f s more: %s", wait_seconds, left_seconds, said)
 
@@ -231,7 +231,7 @@ class RetryingReader(ReaderWrapper[R_co]):
         policy: number and delays of retries.
         hedges: number of hedges, counted by the callers that send them.
         rng: random number generator of the jitter.
-        told_seconds: time of the last log message, in loop time, over all operations.
+        last_logged_seconds: time of the last log message, in loop time, over all operations.
     """
 
     def __init__(self, store: R_co, policy: RetryPolicy | None = None) -> None:
@@ -240,30 +240,30 @@ class RetryingReader(ReaderWrapper[R_co]):
         if isinstance(store, RetryingReader):
             self.wrapped, self.policy = store.wrapped, policy or store.policy
         self.hedges = 0
-        self.told_seconds = -math.inf
+        self.last_logged_seconds = -math.inf
         self.rng = random.Random(self.policy.seed)  # noqa: S311 - jitter is no secret
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield the objects under ``prefix``; after a failure, the listing resumes behind the last object."""
-        attempts = _Attempts(self, prefix, counts_at_once=False)
+        attempts = _RetryState(self, prefix, counts_at_once=False)
         while True:
             try:
                 async for info in super().list(prefix, start_after=start_after):
-                    attempts, start_after = _Attempts(self, prefix, counts_at_once=False), info.key
+                    attempts, start_after = _RetryState(self, prefix, counts_at_once=False), info.key
                     yield info
             except TransientError as error:
-                await attempts.failed(error)
+                await attempts.handle_failure(error)
             else:
                 return
 
     async def _perform(self, operation: Operation, key: str, request: Callable[[], Awaitable[T]]) -> T:
         """Send a request until it succeeds; the deadline of a write counts from its first failure."""
-        attempts = _Attempts(self, key, counts_at_once=operation is not Operation.PUT)
+        attempts = _RetryState(self, key, counts_at_once=operation is not Operation.PUT)
         while True:
             try:
                 return await request()
             except TransientError as error:
-                await attempts.failed(error)
+                await attempts.handle_failure(error)
 
 
 class RetryingStore(RetryingReader[Store], StoreWrapper):
@@ -286,7 +286,7 @@ class RetryingStore(RetryingReader[Store], StoreWrapper):
                 unsure = True
                 raise
             except PreconditionFailedError:
-                if unsure and (info := await holds(self.wrapped, key, data)):
+                if unsure and (info := await head_if_equal(self.wrapped, key, data)):
                     return info
                 raise
 
@@ -300,7 +300,7 @@ class RetryingStore(RetryingReader[Store], StoreWrapper):
         try:
             return await self.put(key, data, if_absent=True)
         except PreconditionFailedError:
-            return await holds(self, key, data)
+            return await head_if_equal(self, key, data)
 
     async def keeps_conditions(self, key: str, data: Buffer) -> bool:
         """Return whether the store honours ``if_absent``: it refuses to write ``data`` to a key that exists.
@@ -315,7 +315,7 @@ class RetryingStore(RetryingReader[Store], StoreWrapper):
         return False
 
 
-async def holds(store: Readable, key: str, data: Buffer) -> ObjectInfo | None:
+async def head_if_equal(store: Readable, key: str, data: Buffer) -> ObjectInfo | None:
     """Return the metadata of the object at ``key`` if its bytes are ``data``, otherwise None.
 
     Reads in small chunks, to avoid a second copy of the object in memory.
@@ -325,23 +325,23 @@ async def holds(store: Readable, key: str, data: Buffer) -> ObjectInfo | None:
         info = await store.head(key)
         if info.size_bytes != len(wanted):
             return None
-        piece = memoryview(bytearray(min(_COMPARED_BYTES, len(wanted))))
-        for start in range(0, len(wanted), _COMPARED_BYTES):
-            part = wanted[start : start + _COMPARED_BYTES]
-            if not await _is_at(store, info, start, part, piece[: len(part)]):
+        piece = memoryview(bytearray(min(_COMPARISON_CHUNK_BYTES, len(wanted))))
+        for start in range(0, len(wanted), _COMPARISON_CHUNK_BYTES):
+            part = wanted[start : start + _COMPARISON_CHUNK_BYTES]
+            if not await _has_bytes_at(store, info, start, part, piece[: len(part)]):
                 return None
     except (NotFoundError, ObjectChangedError):
         return None
     return info
 
 
-async def _is_at(store: Readable, info: ObjectInfo, start: int, wanted: memoryview, into: memoryview) -> bool:
+async def _has_bytes_at(store: Readable, info: ObjectInfo, start: int, wanted: memoryview, into: memoryview) -> bool:
     """Return whether an object has the wanted bytes at ``start``.
 
     A read may be damaged in transit; two equal reads are trusted.
     """
     seen: set[int] = set()
-    for _ in range(_READINGS):
+    for _ in range(_MAX_COMPARISONS):
         await store.get_range(info.key, start, start + len(wanted), into=into, tag=info.tag)
         if into == wanted:
             return True

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from stoker.errors import ConfigError
 
-MOST_BYTES = 1 << 60
+MAX_BYTES = 1 << 60
 """Maximum size in settings without another limit: an exbibyte."""
 
 _DECIMAL = ("B", "KB", "MB", "GB", "TB", "PB")
@@ -17,7 +17,7 @@ _FACTORS = {unit.lower(): 1000**power for power, unit in enumerate(_DECIMAL)} | 
 }
 _SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 _BITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
-_MAX_TEXT = 40
+_MAX_CHARACTERS = 40
 
 
 def parse_bytes(text: str | int, name: str = "") -> int:
@@ -31,12 +31,12 @@ def parse_bytes(text: str | int, name: str = "") -> int:
     Raises:
         ConfigError: the text is not a number of bytes, or is negative.
     """
-    shown = f"{name} {text!r:.{_MAX_TEXT}}".strip()
+    shown = f"{name} {text!r:.{_MAX_CHARACTERS}}".strip()
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
             raise ConfigError(f"a number of bytes cannot be negative: {text}")
         return text
-    match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) and len(text) <= _MAX_TEXT else None
+    match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) and len(text) <= _MAX_CHARACTERS else None
     factor = _FACTORS.get(match[2].lower() or "b") if match else None
     if match and f"{match[2]}b".lower() in _FACTORS.keys() - {"b"}:
         raise ConfigError(f"{shown} is not a number of bytes; write {_whole_units(match[1], match[2])}")
@@ -63,7 +63,7 @@ def parse_rate(text: str | int) -> float:
         ConfigError: the text is not a rate, or is negative.
     """
     amount = text.strip().removesuffix("/s") if isinstance(text, str) else text
-    match = _SIZE.fullmatch(amount) if isinstance(amount, str) and len(amount) <= _MAX_TEXT else None
+    match = _SIZE.fullmatch(amount) if isinstance(amount, str) and len(amount) <= _MAX_CHARACTERS else None
     if match and (bits := _BITS.get(match[2].lower())):
         return float(Fraction(match[1].replace("_", "")) * bits / 8)
     try:
@@ -71,7 +71,7 @@ def parse_rate(text: str | int) -> float:
             raise ConfigError(f"bits or bytes: {match[2]}")
         return float(parse_bytes(amount))
     except ConfigError:
-        shown = f"{text!r:.{_MAX_TEXT}}"
+        shown = f"{text!r:.{_MAX_CHARACTERS}}"
         raise ConfigError(f"{shown} is not a rate; write for example 10Gbit, 1.25GB or 400MiB/s") from None
 
 
@@ -87,7 +87,7 @@ def format_bytes(size_bytes: float) -> str:
     return f"{size_bytes:.{digits}f} {_BINARY[power]}"
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
+def format_count(count: int, noun: str, plural: str = "") -> str:
     """Format a count with its noun: ``1 sample``, ``1,500 samples``, or ``2 classes`` with a given ``plural``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"
 

@@ -68,7 +68,7 @@ class Limiter:
         self._waiting: list[tuple[bool, int, int, asyncio.Future[None]]] = []
 
     @property
-    def saturated(self) -> bool:
+    def has_waiters(self) -> bool:
         """Whether a call waits for units."""
         return bool(self._waiting)
 
@@ -127,7 +127,7 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *
             group.create_task(worker())
 
 
-async def in_order(jobs: Iterable[tuple[int, Callable[[], Awaitable[T]]]]) -> AsyncGenerator[T, None]:
+async def run_in_order(jobs: Iterable[tuple[int, Callable[[], Awaitable[T]]]]) -> AsyncGenerator[T, None]:
     """Yield the results of ``jobs`` in order, while the next jobs run.
 
     At most ``MAX_READS`` jobs run at a time, with at most ``MAX_AHEAD_BYTES`` bytes of results in total; one always
@@ -154,7 +154,7 @@ async def in_order(jobs: Iterable[tuple[int, Callable[[], Awaitable[T]]]]) -> As
         await end_tasks(task for _, task in ahead)
 
 
-class InOrder(Generic[T]):
+class OrderedTasks(Generic[T]):
     """Concurrent calls, whose results are processed in the order in which the calls were added.
 
     The owner must call :meth:`cancel` at the end.
@@ -178,8 +178,8 @@ class InOrder(Generic[T]):
         Raises:
             Exception: an exception of an added call.
         """
-        self._tasks.append(asyncio.create_task(self._in_turn(work)))
-        await self._settle(self._concurrency)
+        self._tasks.append(asyncio.create_task(self._run_limited(work)))
+        await self._wait_until_left(self._concurrency)
 
     async def finish(self) -> None:
         """Wait for all calls.
@@ -187,14 +187,14 @@ class InOrder(Generic[T]):
         Raises:
             Exception: an exception of a call, raised even if earlier calls still run.
         """
-        await self._settle(0)
+        await self._wait_until_left(0)
 
-    async def keep(self, seconds: float | None = None) -> bool:
+    async def wait_all(self, seconds: float | None = None) -> bool:
         """Wait at most ``seconds`` for all calls, process the results, and return whether none has failed."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
         has_failed = any(task.done() and task.exception() is not None for task in self._tasks)
-        self._count_ended()
+        self._count_results()
         return not has_failed
 
     async def cancel(self) -> None:
@@ -202,23 +202,23 @@ class InOrder(Generic[T]):
         await end_tasks(self._tasks)
         self._tasks.clear()
 
-    async def _in_turn(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def _run_limited(self, work: Callable[[], Awaitable[T]]) -> T:
         async with self._room:
             return await work()
 
-    async def _settle(self, left: int) -> None:
+    async def _wait_until_left(self, left: int) -> None:
         """Wait until at most ``left`` calls have not ended."""
         while True:
             for task in self._tasks:
                 if task.done():
                     task.result()
-            self._count_ended()
+            self._count_results()
             pending = [task for task in self._tasks if not task.done()]
             if len(pending) <= left:
                 return
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
 
-    def _count_ended(self) -> None:
+    def _count_results(self) -> None:
         ended: list[T] = []
         while self._tasks and self._tasks[0].done() and self._tasks[0].exception() is None:
             ended.append(self._tasks.popleft().result())

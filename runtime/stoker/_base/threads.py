@@ -22,22 +22,22 @@ from stoker.errors import StokerError
 
 T = TypeVar("T")
 
-Last = Callable[[], Coroutine[Any, Any, object]]
+CloseHook = Callable[[], Coroutine[Any, Any, object]]
 
-in_children: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Objects whose method ``forget_parent`` is called in a forked child."""
+fork_aware_objects: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Objects whose method ``reset_after_fork`` is called in a forked child."""
 
 
-def _forget_parent() -> None:
-    for each in list(in_children):
+def _reset_after_fork() -> None:
+    for each in list(fork_aware_objects):
         each.forget_parent()
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
+class _RunningThread:
     thread: threading.Thread
     loop: asyncio.AbstractEventLoop
     finalizer: weakref.finalize[..., Any]
@@ -55,25 +55,25 @@ class LoopThread:
 
     Args:
         name: name of the thread; default ``stoker-loop``.
-        last: coroutine function that the thread awaits before it ends, after all other tasks, to close resources of its
-            loop. It must not refer to the LoopThread or its owner, which could then never be garbage-collected.
+        on_close: coroutine function that the thread awaits before it ends, after all other tasks, to close resources of
+            its loop. It must not refer to the LoopThread or its owner, which could then never be garbage-collected.
             :meth:`close` raises its exception. Default: none.
     """
 
-    def __init__(self, name: str = "stoker-loop", *, last: Last | None = None) -> None:
+    def __init__(self, name: str = "stoker-loop", *, on_close: CloseHook | None = None) -> None:
         self._name = name
-        self._last = last
+        self._last = on_close
         self._lock = threading.Lock()
-        self._running: _Running | None = None
-        in_children.add(self)
+        self._running: _RunningThread | None = None
+        fork_aware_objects.add(self)
 
     @property
     def is_running(self) -> bool:
         """Whether the thread was started in this process, and not closed."""
-        return self.life is not None
+        return self.generation is not None
 
     @property
-    def life(self) -> object | None:
+    def generation(self) -> object | None:
         """An object that identifies the current start of the thread; None if it does not run, or is being closed."""
         running = self._running
         return running if running is not None and running.is_open else None
@@ -85,34 +85,34 @@ class LoopThread:
         return running is not None and running.thread is threading.current_thread()
 
     def start(self) -> object:
-        """Start the thread unless it runs, and return :attr:`life`.
+        """Start the thread unless it runs, and return :attr:`generation`.
 
         Raises:
             StokerError: the thread is being closed.
         """
         with self._lock:
-            return self._started()
+            return self._ensure_started()
 
-    def _started(self, life: object | None = None) -> _Running:
-        if self._running is None and life is None:
+    def _ensure_started(self, generation: object | None = None) -> _RunningThread:
+        if self._running is None and generation is None:
             self._running = self._start()
-        if self._running is None or not self._running.is_open or life not in (None, self._running):
+        if self._running is None or not self._running.is_open or generation not in (None, self._running):
             raise StokerError(f"the thread {self._name} was closed: its objects cannot be used any more; open new ones")
         return self._running
 
-    def call(self, coroutine: Coroutine[Any, Any, T], life: object | None = None) -> concurrent.futures.Future[T]:
+    def call(self, coroutine: Coroutine[Any, Any, T], generation: object | None = None) -> concurrent.futures.Future[T]:
         """Start a coroutine on the thread; cancelling the future cancels it.
 
         Args:
             coroutine: coroutine to run.
-            life: required value of :attr:`life`, so that the thread is not restarted; default None: any.
+            generation: required value of :attr:`generation`, so that the thread is not restarted; default None: any.
 
         Raises:
-            StokerError: the thread is being closed, or has another :attr:`life`.
+            StokerError: the thread is being closed, or has another :attr:`generation`.
         """
         try:
             with self._lock:
-                return asyncio.run_coroutine_threadsafe(coroutine, self._started(life).loop)
+                return asyncio.run_coroutine_threadsafe(coroutine, self._ensure_started(generation).loop)
         except StokerError:
             coroutine.close()
             raise
@@ -123,7 +123,7 @@ class LoopThread:
             if self._running is not None:
                 self._running.loop.call_soon_threadsafe(function, *args)
 
-    def run(self, coroutine: Coroutine[Any, Any, T], life: object | None = None) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], generation: object | None = None) -> T:
         """Run a coroutine on the thread and return its result; an interrupt (Ctrl-C) cancels it.
 
         Raises:
@@ -133,7 +133,7 @@ class LoopThread:
         if self.is_current:
             coroutine.close()
             raise RuntimeError(f"LoopThread.run called on its own thread {self._name}; await the coroutine instead")
-        future = self.call(coroutine, life)
+        future = self.call(coroutine, generation)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
@@ -158,34 +158,34 @@ class LoopThread:
                 if self._running is running:
                     self._running = None
 
-    def _start(self) -> _Running:
+    def _start(self) -> _RunningThread:
         started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]
         started, ended = concurrent.futures.Future(), concurrent.futures.Future[None]()
-        thread = threading.Thread(target=_serve, args=(started, ended, self._last), name=self._name, daemon=True)
+        thread = threading.Thread(target=_run_loop, args=(started, ended, self._last), name=self._name, daemon=True)
         thread.start()
         loop, stop = started.result()
         # Also runs when the LoopThread is garbage-collected, or at interpreter exit while threads can be joined.
-        return _Running(thread, loop, weakref.finalize(self, _stop, thread, loop, stop, ended))
+        return _RunningThread(thread, loop, weakref.finalize(self, _stop, thread, loop, stop, ended))
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child, drop the references to the parent's thread and loop without closing them."""
         self._lock = threading.Lock()  # the parent may have held it at the fork
         if self._running is not None:
             self._running.finalizer.detach()
-            _inherited.append((self._running, asyncio.all_tasks(self._running.loop)))
+            _inherited_objects.append((self._running, asyncio.all_tasks(self._running.loop)))
             self._running = None
 
 
-_inherited: list[object] = []
+_inherited_objects: list[object] = []
 """Objects that are never garbage-collected. Collecting an inherited loop would close it, and remove watches that the
 parent needs; collecting a waiting task would run its clean-up and log an error; closing connections of the loop would
 send a TLS close on the parent's connections, and remove its sockets from the epoll set that both processes share."""
 
 
-def _serve(
+def _run_loop(
     started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]],
     ended: concurrent.futures.Future[None],
-    last: Last | None,
+    last: CloseHook | None,
 ) -> None:
     async def until_stopped() -> None:
         stop = asyncio.Event()
@@ -216,7 +216,7 @@ def _stop(
         ended.result()
 
 
-async def in_thread(work: Callable[[threading.Event], T]) -> T:
+async def run_in_thread(work: Callable[[threading.Event], T]) -> T:
     """Run ``work(cancelled)`` in a thread, and return only after it has ended, even if the call is cancelled.
 
     At interpreter exit, when no thread can be started, the work runs on the event loop's thread.
@@ -246,11 +246,11 @@ async def in_thread(work: Callable[[threading.Event], T]) -> T:
         raise
 
 
-class WithdrawableMemory:
+class RevocableBuffer:
     """A buffer that a thread fills, and that its owner can revoke: after that, nothing writes to it any more.
 
     Args:
-        into: the buffer; kept by reference until :meth:`withdraw`.
+        into: the buffer; kept by reference until :meth:`revoke`.
     """
 
     def __init__(self, into: memoryview) -> None:
@@ -269,19 +269,21 @@ class WithdrawableMemory:
             self._into[start : start + data.nbytes] = data
             return True
 
-    def withdraw(self) -> None:
+    def revoke(self) -> None:
         """Revoke the buffer. Waits for at most one concurrent :meth:`fill`."""
         with self._lock:
             self._into = None
 
 
-async def in_thread_until_cancelled(work: Callable[[], T], executor: Executor, left: set[threading.Event]) -> T:
+async def run_in_thread_until_cancelled(
+    work: Callable[[], T], executor: Executor, abandoned: set[threading.Event]
+) -> T:
     """Run ``work()`` in a thread. A cancelled call returns at once, and abandons the thread.
 
     Args:
         work: function to run; it is not started if the call is cancelled before.
         executor: executor that provides the thread.
-        left: events of abandoned threads that still run; each is set and removed when its thread ends.
+        abandoned: events of abandoned threads that still run; each is set and removed when its thread ends.
 
     Raises:
         Exception: an exception of ``work``.
@@ -294,7 +296,7 @@ async def in_thread_until_cancelled(work: Callable[[], T], executor: Executor, l
             return work()
         finally:
             ended.set()
-            left.discard(ended)
+            abandoned.discard(ended)
 
     try:
         thread = asyncio.get_running_loop().run_in_executor(executor, run)
@@ -304,9 +306,9 @@ async def in_thread_until_cancelled(work: Callable[[], T], executor: Executor, l
         return await thread
     except asyncio.CancelledError:
         if begun.is_set():
-            left.add(ended)
+            abandoned.add(ended)
             if ended.is_set():
-                left.discard(ended)
+                abandoned.discard(ended)
         raise
 
 
@@ -314,11 +316,11 @@ class PerLoop(Generic[T]):
     """One value per event loop, created at its first use. Loops in several threads may share a PerLoop.
 
     Args:
-        make: function that creates a value.
+        create: function that creates a value.
     """
 
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
+    def __init__(self, create: Callable[[], T]) -> None:
+        self._make = create
         self._pid = os.getpid()
         # No lock: only the thread of its loop writes an entry, and a lock could be held during a fork.
         self._made: dict[asyncio.AbstractEventLoop, T] = {}
@@ -335,14 +337,14 @@ class PerLoop(Generic[T]):
         """Return the existing value of any loop, or None."""
         return next(iter(tuple(self._made.values())), None)
 
-    def take(self) -> T | None:
+    def pop(self) -> T | None:
         """Remove and return the running loop's value, to close it; None if there is none."""
         self._drop_dead()
         return self._made.pop(asyncio.get_running_loop(), None)
 
     def _drop_dead(self) -> None:
         if self._pid != os.getpid():
-            _inherited.append(self._made)
+            _inherited_objects.append(self._made)
             self._made, self._pid = {}, os.getpid()
         for loop in [loop for loop in tuple(self._made) if loop.is_closed()]:
             self._made.pop(loop, None)

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from stoker._base.checksum import crc32c
-from stoker._base.threads import WithdrawableMemory, in_children
+from stoker._base.threads import RevocableBuffer, fork_aware_objects
 from stoker._cache.keeper import is_name, size_of
 from stoker.errors import ChecksumError
 
@@ -29,8 +29,8 @@ BLOCK_BYTES = 4096
 """Unit in which the disk space of a file is counted."""
 _PREFIX = "stoker-tier-"
 _WRITING = ".writing"
-_PIECE_BYTES = 1 << 20  # read into a buffer per thread, which stays in the CPU cache, and copied from there
-_pieces = threading.local()
+_READ_BYTES = 1 << 20  # read into a buffer per thread, which stays in the CPU cache, and copied from there
+_read_buffers = threading.local()
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -57,7 +57,7 @@ class FolderConfig:
     share_bytes: int
 
     @property
-    def folder(self) -> str:
+    def folder_name(self) -> str:
         """Name of the data set's folder."""
         return _PREFIX + blake2b(self.dataset.encode(), digest_size=8).hexdigest()
 
@@ -67,14 +67,14 @@ class DiskFolder:
 
     Args:
         config: Location and division of the folder.
-        fit: Receives the names of the files in this process's part, and returns those that do not fit.
+        select_surplus: Receives the names of the files in this process's part, and returns those that do not fit.
 
     Raises:
         BlockingIOError: Another process is opening the folder at the moment.
         OSError: The folder belongs to another user, or cannot be created or locked.
     """
 
-    def __init__(self, config: FolderConfig, fit: Callable[[list[str]], Sequence[str]]) -> None:
+    def __init__(self, config: FolderConfig, select_surplus: Callable[[list[str]], Sequence[str]]) -> None:
         self._config = config
         self._handles: dict[int, int] = {}
         self._opening = threading.Lock()
@@ -83,22 +83,22 @@ class DiskFolder:
         config.path.mkdir(parents=True, exist_ok=True)
         path = os.open(config.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._root = _opened(path, config.folder, make=True)
+            self._root = _open_folder(path, config.folder_name, make=True)
         finally:
             os.close(path)
-        in_children.add(self)
+        fork_aware_objects.add(self)
         try:
-            with _locked(self._root):
-                self._begin(fit)
+            with _lock_folder(self._root):
+                self._claim_part(select_surplus)
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, fit: Callable[[list[str]], Sequence[str]]) -> None:
+    def _claim_part(self, fit: Callable[[list[str]], Sequence[str]]) -> None:
         preferred, owners = self._config.preferred, self._config.owners
         for number in sorted(range(owners), key=lambda each: (each != preferred, each)):
             with suppress(OSError):  # it has an owner, or is no folder
-                handle = _opened(self._root, str(number), make=True)
+                handle = _open_folder(self._root, str(number), make=True)
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:
@@ -109,21 +109,23 @@ class DiskFolder:
         if self.own is None:
             return
         self._take_over()
-        self._hand_on(fit(_tidied(self._handles[self.own])))
+        self._distribute_surplus(fit(_clean_up_part(self._handles[self.own])))
 
     def _take_over(self) -> None:
         """Move the files of parts beyond the present number of owners into this process's part."""
         own = self._own_handle()
-        _empty(self._root, lambda name, handle: _move(name, handle, own), from_number=self._config.owners)
+        _empty_unowned_parts(self._root, lambda name, handle: _move(name, handle, own), from_number=self._config.owners)
 
-    def _hand_on(self, surplus: Sequence[str]) -> None:
+    def _distribute_surplus(self, surplus: Sequence[str]) -> None:
         """Move files that do not fit into this part to parts without an owner, or else remove them."""
         own, left = self._own_handle(), list(surplus)
         for number in range(self._config.owners):
             if number != self.own and left:
-                with suppress(OSError), _part(self._root, number, make=True) as handle:
-                    room = self._config.share_bytes - sum(taken_bytes(size_of(name)) for name in _tidied(handle))
-                    while left and room >= (needed := taken_bytes(size_of(left[-1]))):
+                with suppress(OSError), _lock_part(self._root, number, make=True) as handle:
+                    room = self._config.share_bytes - sum(
+                        disk_space_bytes(size_of(name)) for name in _clean_up_part(handle)
+                    )
+                    while left and room >= (needed := disk_space_bytes(size_of(left[-1]))):
                         _move(left.pop(), own, handle)
                         room -= needed
         self.remove(*left)
@@ -137,7 +139,7 @@ class DiskFolder:
         """Whether there may be other parts to read from."""
         return self._config.owners > 1 or self.own is None
 
-    def read(self, name: str, into: WithdrawableMemory, *, is_own: bool) -> bool:
+    def read(self, name: str, into: RevocableBuffer, *, is_own: bool) -> bool:
         """Read an object; return False if there is no such file, or the memory was withdrawn meanwhile.
 
         Args:
@@ -170,17 +172,17 @@ class DiskFolder:
         """Return the numbers of all other parts, including those of earlier jobs with more ranks."""
         numbers = set(range(self._config.owners))
         with suppress(OSError):
-            numbers.update(_numbers(self._root))
+            numbers.update(_list_parts(self._root))
         return sorted(numbers - {self.own})
 
     def _part_of(self, number: int) -> int | None:
         with self._opening:
             if number not in self._handles:
                 with suppress(OSError):
-                    self._handles[number] = _opened(self._root, str(number))
+                    self._handles[number] = _open_folder(self._root, str(number))
             return self._handles.get(number)
 
-    def write(self, name: str, data: memoryview, instead_of: Sequence[str]) -> bool:
+    def write(self, name: str, data: memoryview, evicted: Sequence[str]) -> bool:
         """Remove the objects that are evicted for an object, then write it into this process's part.
 
         Returns:
@@ -190,7 +192,7 @@ class DiskFolder:
             OSError: The write failed; the partial file was removed.
         """
         own = self._own_handle()
-        self.remove(*instead_of)
+        self.remove(*evicted)
         if not self._has_room(data.nbytes):
             return False
         _unlink(_WRITING, own)
@@ -218,8 +220,8 @@ class DiskFolder:
             return True
         path = os.open(self._config.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            for folder in _by_age(path):
-                if folder != self._config.folder:
+            for folder in _list_folders_by_age(path):
+                if folder != self._config.folder_name:
                     with suppress(OSError):  # it is in use, or belongs to another user
                         _remove_unused(path, folder)
                     if self._free_bytes() >= size_bytes:
@@ -238,9 +240,9 @@ class DiskFolder:
         """Release the part; its files stay for the next owner. Idempotent."""
         if self.own is not None and self.own in self._handles:
             fcntl.flock(self._handles[self.own], fcntl.LOCK_UN)  # a child forked meanwhile may share the handle
-        self.forget_parent()
+        self.reset_after_fork()
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """Close the handles in a forked child; their locks belong to the parent."""
         handles, self._handles = [self._root, *self._handles.values()], {}
         self.own, self._root = None, -1
@@ -249,29 +251,29 @@ class DiskFolder:
                 os.close(handle)
 
 
-def taken_bytes(size_bytes: int) -> int:
+def disk_space_bytes(size_bytes: int) -> int:
     """Return the disk space of an object of a size, in bytes: the size rounded up to whole blocks."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def _numbers(root: int) -> list[int]:
+def _list_parts(root: int) -> list[int]:
     """Return the numbers of the owners' folders in a data set's folder."""
     with os.scandir(root) as entries:
         names = [entry.name for entry in entries if entry.name.isascii() and entry.name.isdecimal()]
     return [int(name) for name in names if name == str(int(name[:9]))]
 
 
-def _empty(root: int, dispose: Callable[[str, int], object], from_number: int = 0) -> None:
+def _empty_unowned_parts(root: int, dispose: Callable[[str, int], object], from_number: int = 0) -> None:
     """Dispose of the files in the folders without an owner, from a number on, and remove these folders."""
-    for number in _numbers(root):
+    for number in _list_parts(root):
         if number >= from_number:
-            with suppress(OSError), _part(root, number) as handle:
-                for name in _tidied(handle):
+            with suppress(OSError), _lock_part(root, number) as handle:
+                for name in _clean_up_part(handle):
                     dispose(name, handle)
                 os.rmdir(str(number), dir_fd=root)
 
 
-def _opened(parent: int, name: str, *, make: bool = False) -> int:
+def _open_folder(parent: int, name: str, *, make: bool = False) -> int:
     """Open a folder that belongs to this user and that no other user may write to.
 
     Raises:
@@ -289,7 +291,7 @@ def _opened(parent: int, name: str, *, make: bool = False) -> int:
 
 
 @contextmanager
-def _locked(handle: int) -> Iterator[None]:
+def _lock_folder(handle: int) -> Iterator[None]:
     """Hold a folder's lock.
 
     Raises:
@@ -303,21 +305,21 @@ def _locked(handle: int) -> Iterator[None]:
 
 
 @contextmanager
-def _part(root: int, number: int, *, make: bool = False) -> Iterator[int]:
+def _lock_part(root: int, number: int, *, make: bool = False) -> Iterator[int]:
     """Hold the lock of a part that has no owner.
 
     Raises:
         OSError: The part has an owner, or is no folder.
     """
-    handle = _opened(root, str(number), make=make)
+    handle = _open_folder(root, str(number), make=make)
     try:
-        with _locked(handle):
+        with _lock_folder(handle):
             yield handle
     finally:
         os.close(handle)
 
 
-def _tidied(handle: int) -> list[str]:
+def _clean_up_part(handle: int) -> list[str]:
     """Return the names of the objects in an owner's folder, oldest first, and remove unfinished and damaged files."""
     names: list[str] = []
     with os.scandir(handle) as entries:
@@ -344,7 +346,7 @@ def _unlink(name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
 
 
-def _read(folder: int, name: str, into: WithdrawableMemory) -> bool:
+def _read(folder: int, name: str, into: RevocableBuffer) -> bool:
     try:
         handle = os.open(name, _FILE, dir_fd=folder)
     except OSError as error:
@@ -355,17 +357,17 @@ def _read(folder: int, name: str, into: WithdrawableMemory) -> bool:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or found.st_size != into.nbytes:
             raise ChecksumError(f"{name} is not a regular file of {into.nbytes} bytes")
-        return _filled(handle, name, into)
+        return _read_verified(handle, name, into)
     finally:
         os.close(handle)
 
 
-def _filled(handle: int, name: str, into: WithdrawableMemory) -> bool:
-    if not hasattr(_pieces, "memory"):
-        _pieces.memory = memoryview(bytearray(_PIECE_BYTES))
+def _read_verified(handle: int, name: str, into: RevocableBuffer) -> bool:
+    if not hasattr(_read_buffers, "memory"):
+        _read_buffers.memory = memoryview(bytearray(_READ_BYTES))
     filled = checksum = 0
     while filled < into.nbytes:
-        piece: memoryview = _pieces.memory[: into.nbytes - filled]
+        piece: memoryview = _read_buffers.memory[: into.nbytes - filled]
         read = os.preadv(handle, [piece], filled)
         if not read:
             raise ChecksumError(f"{name} became shorter while it was read")
@@ -378,7 +380,7 @@ def _filled(handle: int, name: str, into: WithdrawableMemory) -> bool:
     return True
 
 
-def _by_age(path: int) -> list[str]:
+def _list_folders_by_age(path: int) -> list[str]:
     """Return the folders of data sets, the one modified longest ago first."""
     with os.scandir(path) as entries:
         found = [(entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in entries]
@@ -391,10 +393,10 @@ def _remove_unused(path: int, folder: str) -> None:
     Raises:
         OSError: The folder is in use, or belongs to another user.
     """
-    root = _opened(path, folder)
+    root = _open_folder(path, folder)
     try:
-        with _locked(root):
-            _empty(root, _unlink)
+        with _lock_folder(root):
+            _empty_unowned_parts(root, _unlink)
             os.rmdir(folder, dir_fd=path)
     finally:
         os.close(root)

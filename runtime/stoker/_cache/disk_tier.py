@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from stoker._base.sizes import format_bytes
-from stoker._base.threads import WithdrawableMemory, in_thread, in_thread_until_cancelled
-from stoker._cache.disk_folder import BLOCK_BYTES, DiskFolder, FolderConfig, taken_bytes
-from stoker._cache.keeper import CacheStatistics, Future, Keeper, name_of
+from stoker._base.threads import RevocableBuffer, run_in_thread, run_in_thread_until_cancelled
+from stoker._cache.disk_folder import BLOCK_BYTES, DiskFolder, FolderConfig, disk_space_bytes
+from stoker._cache.keeper import AccessForecast, CacheIndex, CacheTierStatistics, name_of
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef
@@ -24,39 +24,39 @@ from stoker.errors import BudgetError, ChecksumError, StoreError
 
 _log = logging.getLogger("stoker")
 
-_BEHIND_LEAST, _BEHIND_MOST = 4, 1024
+_MIN_QUEUED_WRITES, _MAX_QUEUED_WRITES = 4, 1024
 """Bounds of the number of objects that wait to be written, whatever their size."""
 _OPENING_TRIES, _OPENING_SECONDS = 100, 0.05
 """Number of attempts, and the pause between them, while another process is opening the folder."""
-_READ_THREADS, _MOST_LEFT = 8, 2
+_READ_THREADS, _MAX_HUNG_READS = 8, 2
 """Number of reading threads, and of those that may still hang in cancelled reads when another read starts."""
-_LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 30.0, 600.0
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 30.0, 600.0
 """Bounds of the pause without writes after a disk error; it doubles each time, until a write succeeds."""
 _ENDING_SECONDS = 1.0
 """Time that closing waits for each thread that hangs in a cancelled read."""
-_OF_ONE_NAME = frozenset({errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
+_SINGLE_FILE_ERRORS = frozenset({errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 """Errors that concern one object and not the disk."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Writing:
+class _QueuedWrite:
     """An object that waits to be written.
 
     Attributes:
         name: Name of the object.
         slot: Number of the buffer that holds the object.
         size_bytes: Size of the object.
-        instead_of: Names of the objects that are evicted for it.
+        evicted: Names of the objects that are evicted for it.
     """
 
     name: str
     slot: int
     size_bytes: int
-    instead_of: Sequence[str]
+    evicted: Sequence[str]
 
 
 class DiskTier:
-    """A :class:`~stoker._cache.keeper.KeepingTier` in a folder: writes its own part, and reads the others' parts, too.
+    """A :class:`~stoker._cache.keeper.ManagedTier` in a folder: writes its own part, and reads the others' parts, too.
 
     The event loop decides at once which objects stay; threads read, write and remove files. A file that is evicted
     while it is read is removed after the read. A cancelled read ends at once, even if the disk hangs. Files are not
@@ -66,7 +66,7 @@ class DiskTier:
         config: Folder, and the part of it that this process owns.
         policy: Name of the eviction policy, one of :func:`~stoker._cache.eviction.policy_names`.
         largest_bytes: Size of the largest super-sample, in bytes; larger objects are not kept.
-        behind_bytes: Memory for objects that wait to be written, in bytes, or four objects if that is more; objects
+        max_queued_bytes: Memory for objects that wait to be written, in bytes, or four objects if that is more; objects
             offered beyond it are not kept. Default: 32 MiB.
 
     Raises:
@@ -76,70 +76,72 @@ class DiskTier:
 
     is_shared = True
 
-    def __init__(self, config: FolderConfig, policy: str, *, largest_bytes: int, behind_bytes: int = 32 << 20) -> None:
-        if config.share_bytes < taken_bytes(largest_bytes):
+    def __init__(
+        self, config: FolderConfig, policy: str, *, largest_bytes: int, max_queued_bytes: int = 32 << 20
+    ) -> None:
+        if config.share_bytes < disk_space_bytes(largest_bytes):
             raise BudgetError(
                 f"a disk cache of {format_bytes(config.share_bytes)} per process ({config.owners} share it) is smaller "
                 f"than the largest super-sample ({format_bytes(largest_bytes)}); raise its limit, or leave it out"
             )
         self.name = f"disk:{config.path}"
         self._config = config
-        self._keeper = Keeper(policy, config.share_bytes, BLOCK_BYTES)
+        self._index = CacheIndex(policy, config.share_bytes, BLOCK_BYTES)
         self._largest_bytes = largest_bytes
-        self._behind_most = min(max(_BEHIND_LEAST, behind_bytes // largest_bytes), _BEHIND_MOST)
+        self._max_queued_writes = min(max(_MIN_QUEUED_WRITES, max_queued_bytes // largest_bytes), _MAX_QUEUED_WRITES)
         self._pid = os.getpid()
         self._has_warned = False
-        self._resume_seconds, self._pause_seconds = float("-inf"), _LEAST_PAUSE_SECONDS
-        self._begin()
+        self._resume_seconds, self._pause_seconds = float("-inf"), _MIN_PAUSE_SECONDS
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         """Reset to the closed state."""
-        self._keeper.clear()
+        self._index.clear()
         self._folder: DiskFolder | None = None
         self._opening = asyncio.Lock()  # the thread of a cancelled call runs on, beside those of later calls
-        self._buffers = Ring(self._behind_most, self._largest_bytes)
-        self._behind: dict[str, _Writing] = {}
-        self._queue: deque[_Writing] = deque()
+        self._buffers = Ring(self._max_queued_writes, self._largest_bytes)
+        self._queued: dict[str, _QueuedWrite] = {}
+        self._queue: deque[_QueuedWrite] = deque()
         self._writer: asyncio.Task[None] | None = None
-        self._reading: Counter[str] = Counter()
+        self._active_reads: Counter[str] = Counter()
         self._read_ended = asyncio.Event()
         self._threads = ThreadPoolExecutor(_READ_THREADS, "stoker-disk-tier")  # own threads, since reads may hang
-        self._left: set[threading.Event] = set()
+        self._hung_reads: set[threading.Event] = set()
 
-    async def follow(self, manifest: Manifest, future: Future) -> None:
+    async def follow(self, manifest: Manifest, forecast: AccessForecast) -> None:
         """Keep what a range of positions needs; opens the folder if it is not open, and adopts the files in it."""
         if self._pid != os.getpid():
-            self._begin()
+            self._reset()
             self._pid = os.getpid()
         async with self._opening:
-            self._keeper.follow(manifest, future)
+            self._index.follow(manifest, forecast)
             if self._folder is not None and self._folder.own is None:
                 await self._close_folder()  # to try again: an owner may have ended
             if self._folder is None:
                 await self._open(manifest)
 
     async def _open(self, manifest: Manifest) -> None:
-        fit = partial(self._keeper.adopt, manifest=manifest)
+        fit = partial(self._index.add_existing, manifest=manifest)
 
         def open_folder(_: threading.Event) -> None:
             self._folder = DiskFolder(self._config, fit)  # set in the thread, so a cancelled call does not lose it
 
         for _ in range(_OPENING_TRIES):
             try:
-                await in_thread(open_folder)
+                await run_in_thread(open_folder)
             except BlockingIOError:
                 await asyncio.sleep(_OPENING_SECONDS)
                 continue
             except OSError as error:
                 self._warn("is not used", error)
                 return
-            if not self.takes_in:
+            if not self.accepts_writes:
                 _log.info("%s: all %d parts have an owner; this process only reads", self.name, self._config.owners)
             return
         self._warn("is not used", "another process has been opening it for too long")
 
     @property
-    def takes_in(self) -> bool:
+    def accepts_writes(self) -> bool:
         """Whether objects can be written now: this process owns a part of the folder, and writes are not paused."""
         has_part = self._folder is not None and self._folder.own is not None
         return has_part and asyncio.get_running_loop().time() >= self._resume_seconds
@@ -147,56 +149,58 @@ class DiskTier:
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Fill memory from the write queue, from this process's part, or from another owner's part."""
         name = name_of(ref)
-        is_own = self._keeper.look_up(name)
-        if (waiting := self._behind.get(name)) is not None:
+        is_own = self._index.look_up(name)
+        if (waiting := self._queued.get(name)) is not None:
             into[:] = self._buffers.view(waiting.slot, waiting.size_bytes)
-            self._keeper.counts.hits += 1
+            self._index.counts.hits += 1
             return True
         folder = self._folder
         if folder is None or not (is_own or folder.has_others):
             return False
-        if len(self._left) >= _MOST_LEFT:
-            raise StoreError(f"{self.name} does not respond: {len(self._left)} cancelled reads have not ended yet")
-        self._reading[name] += 1
+        if len(self._hung_reads) >= _MAX_HUNG_READS:
+            raise StoreError(
+                f"{self.name} does not respond: {len(self._hung_reads)} cancelled reads have not ended yet"
+            )
+        self._active_reads[name] += 1
         try:
             found = await self._read_file(folder, name, into, is_own=is_own)
         except OSError as error:
-            self._keeper.counts.damaged += 1
+            self._index.counts.damaged += 1
             if is_own:
-                self._keeper.drop(name)
+                self._index.remove(name)
             if not isinstance(error, ChecksumError):
                 self._pause(error)
             return False
         finally:
-            self._reading.subtract([name])
-            if not self._reading[name]:
-                del self._reading[name]
+            self._active_reads.subtract([name])
+            if not self._active_reads[name]:
+                del self._active_reads[name]
             self._read_ended.set()
         if is_own and not found:  # another program has removed it
-            self._keeper.drop(name)
-        self._keeper.counts.hits += found
+            self._index.remove(name)
+        self._index.counts.hits += found
         return found
 
     async def _read_file(self, folder: DiskFolder, name: str, into: memoryview, *, is_own: bool) -> bool:
         """Read a file in a thread. If the call is cancelled, the thread loses access to the memory and ends later."""
-        memory = WithdrawableMemory(into)
+        memory = RevocableBuffer(into)
         try:
-            return await in_thread_until_cancelled(
-                lambda: folder.read(name, memory, is_own=is_own), self._threads, self._left
+            return await run_in_thread_until_cancelled(
+                lambda: folder.read(name, memory, is_own=is_own), self._threads, self._hung_reads
             )
         finally:
-            memory.withdraw()
+            memory.revoke()
 
     def holds(self, ref: ObjectRef) -> bool:
         """Return whether an object is in this process's part."""
-        return name_of(ref) in self._keeper
+        return name_of(ref) in self._index
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Copy an object into the write queue, if the policy accepts it and a buffer is free."""
-        if not self.takes_in or ref.size_bytes > self._largest_bytes or not self._buffers.free:
-            self._keeper.counts.declined += 1
+        if not self.accepts_writes or ref.size_bytes > self._largest_bytes or not self._buffers.free:
+            self._index.counts.declined += 1
             return
-        evicted = self._keeper.offer(ref)
+        evicted = self._index.offer(ref)
         if evicted is None:
             return
         slot = self._buffers.acquire()
@@ -204,8 +208,8 @@ class DiskTier:
         self._buffers.view(slot, ref.size_bytes)[:] = data
         self._buffers.commit(slot)
         name = name_of(ref)
-        self._behind[name] = _Writing(name, slot, ref.size_bytes, evicted)
-        self._queue.append(self._behind[name])
+        self._queued[name] = _QueuedWrite(name, slot, ref.size_bytes, evicted)
+        self._queue.append(self._queued[name])
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write_all(), name="stoker disk tier")
 
@@ -213,37 +217,37 @@ class DiskTier:
         try:
             while self._queue:
                 writing = self._queue[0]
-                while any(self._reading[name] for name in writing.instead_of):
+                while any(self._active_reads[name] for name in writing.evicted):
                     self._read_ended.clear()
                     await self._read_ended.wait()
                 try:
                     await self._write(writing)
                 finally:
                     self._queue.popleft()
-                    if self._behind.get(writing.name) is writing:
-                        del self._behind[writing.name]
+                    if self._queued.get(writing.name) is writing:
+                        del self._queued[writing.name]
                     self._buffers.release(writing.slot)
         finally:
             self._writer = None
 
-    async def _write(self, writing: _Writing) -> None:
+    async def _write(self, writing: _QueuedWrite) -> None:
         folder = self._folder
         assert folder is not None  # noqa: S101 - closed only after the last write
         data = self._buffers.view(writing.slot, writing.size_bytes)
-        if not self.takes_in or writing.name not in self._keeper:  # evicted before it was written
-            await in_thread(lambda _: folder.remove(*writing.instead_of))
-            self._keeper.drop(writing.name)
+        if not self.accepts_writes or writing.name not in self._index:  # evicted before it was written
+            await run_in_thread(lambda _: folder.remove(*writing.evicted))
+            self._index.remove(writing.name)
             return
         try:
-            if await in_thread(lambda _: folder.write(writing.name, data, writing.instead_of)):
-                self._pause_seconds = _LEAST_PAUSE_SECONDS
+            if await run_in_thread(lambda _: folder.write(writing.name, data, writing.evicted)):
+                self._pause_seconds = _MIN_PAUSE_SECONDS
                 return
             self._warn("accepts no objects for now", "its disk is nearly full")
         except OSError as error:
-            if error.errno not in _OF_ONE_NAME:
+            if error.errno not in _SINGLE_FILE_ERRORS:
                 self._pause(error)
-        self._keeper.counts.declined += 1
-        self._keeper.drop(writing.name)
+        self._index.counts.declined += 1
+        self._index.remove(writing.name)
 
     def _pause(self, error: OSError) -> None:
         """Pause writes, for twice as long as before if no write succeeded in between."""
@@ -251,7 +255,7 @@ class DiskTier:
         if now_seconds >= self._resume_seconds:
             _log.warning("the cache %s accepts no objects for %g s: %s", self.name, self._pause_seconds, error)
             self._resume_seconds = now_seconds + self._pause_seconds
-            self._pause_seconds = min(2 * self._pause_seconds, _MOST_PAUSE_SECONDS)
+            self._pause_seconds = min(2 * self._pause_seconds, _MAX_PAUSE_SECONDS)
 
     def _warn(self, what: str, why: object) -> None:
         if not self._has_warned:
@@ -268,19 +272,19 @@ class DiskTier:
         if self._pid == os.getpid():
             async with self._opening:
                 await self.flush()
-                await in_thread(lambda _: self._end_threads())
+                await run_in_thread(lambda _: self._end_threads())
                 await self._close_folder()
-                self._begin()
+                self._reset()
 
     def _end_threads(self) -> None:
-        have_ended = [ended.wait(_ENDING_SECONDS) for ended in list(self._left)]
+        have_ended = [ended.wait(_ENDING_SECONDS) for ended in list(self._hung_reads)]
         self._threads.shutdown(wait=all(have_ended))
 
     async def _close_folder(self) -> None:
         folder, self._folder = self._folder, None
         if folder is not None:
-            await in_thread(lambda _: folder.close())
+            await run_in_thread(lambda _: folder.close())
 
-    def statistics(self) -> CacheStatistics:
+    def statistics(self) -> CacheTierStatistics:
         """Return a snapshot."""
-        return self._keeper.statistics()
+        return self._index.statistics()

@@ -1,6 +1,6 @@
 """Eviction: which entries leave a cache of limited size.
 
-A policy chooses the victims; :class:`Residents` accounts for the sizes. Settings name policies: the built-in
+A policy chooses the victims; :class:`CacheEntries` accounts for the sizes. Settings name policies: the built-in
 :data:`POLICIES`, and plug-ins by entry points in the group ``stoker.cache_policies``.
 """
 
@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from stoker._base.fields import shown
+from stoker._base.fields import quote_value
 from stoker._base.plugins import load_plugin, plugin_names
 from stoker.abc import EvictionPolicy, NextUseOracle
 from stoker.errors import ConfigError, StokerError
@@ -22,7 +22,7 @@ _GROUP = "stoker.cache_policies"
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Residents(Generic[Key]):
+class CacheEntries(Generic[Key]):
     """The keys and sizes of the entries in a cache; the data is stored elsewhere.
 
     Invariant: the sizes of all entries never add up to more than the capacity.
@@ -65,23 +65,23 @@ class Residents(Generic[Key]):
         """
         if key in self._sizes:
             return []
-        evicted = self._room_for(key, size)
+        evicted = self._select_victims(key, size)
         if evicted is None:
             return None
         for victim in evicted:
-            self.drop(victim)
+            self.remove(victim)
         self._sizes[key] = size
         self.used += size
         self._policy.added(key)
         return evicted
 
-    def drop(self, key: Key) -> None:
+    def remove(self, key: Key) -> None:
         """Remove a key, if the cache has it."""
         if (size := self._sizes.pop(key, None)) is not None:
             self.used -= size
             self._policy.removed(key)
 
-    def _room_for(self, key: Key, size: int) -> list[Key] | None:
+    def _select_victims(self, key: Key, size: int) -> list[Key] | None:
         """Return the shortest prefix of the policy's victims that makes enough room; None if all do not suffice."""
         if size > self.capacity:
             return None
@@ -90,7 +90,8 @@ class Residents(Generic[Key]):
             for victim in self._policy.victims(key):
                 if victim in evicted or victim not in self._sizes:
                     raise StokerError(
-                        f"the cache policy {type(self._policy).__name__} names the victim {shown(victim)}, which is "
+                        f"the cache policy {type(self._policy).__name__} names the victim "
+                        f"{quote_value(victim)}, which is "
                         "not in the cache or was named before; fix it or choose another policy"
                     )
                 evicted[victim] = None
@@ -134,7 +135,7 @@ class Lru(Fifo[Key]):
         self._order[key] = self._order.pop(key)
 
 
-class Uniform(Fifo[Key]):
+class NoEviction(Fifo[Key]):
     """No eviction: the cache keeps its first entries, so hits are capacity / data in every epoch but the first.
 
     H. Zhao and others, "SiloD: A Co-design of Caching and Scheduling for Deep Learning Clusters" (EuroSys 2023); as
@@ -149,7 +150,7 @@ class Uniform(Fifo[Key]):
 _Entry = tuple[int, int, Key]
 """Next use, a unique number, and the key."""
 
-_MOST_STALE = 4
+_MAX_HEAP_ENTRIES_PER_KEY = 4
 """Maximum number of heap entries per cached key; beyond it, outdated heap entries are dropped."""
 
 
@@ -184,8 +185,8 @@ class NextUse(Generic[Key]):
         self._entries[key] = time, number, key
         heapq.heappush(self._soonest, (time, number, key))
         heapq.heappush(self._farthest, (-time, number, key))
-        if len(self._farthest) > _MOST_STALE * len(self._entries) + _MOST_STALE:
-            self._tidy()
+        if len(self._farthest) > _MAX_HEAP_ENTRIES_PER_KEY * len(self._entries) + _MAX_HEAP_ENTRIES_PER_KEY:
+            self._rebuild_heaps()
 
     def removed(self, key: Key) -> None:
         """Forget the key; its heap entries become outdated."""
@@ -193,7 +194,7 @@ class NextUse(Generic[Key]):
 
     def victims(self, newcomer: Key) -> Iterator[Key]:
         """Yield the keys that are needed later than the newcomer, the latest first; among equals, the oldest first."""
-        self._ask_again()
+        self._update_passed_entries()
         own, taken = self._next_use(newcomer), list[_Entry[Key]]()
         try:
             while self._farthest and -self._farthest[0][0] > own:
@@ -208,7 +209,7 @@ class NextUse(Generic[Key]):
     def _is_current(self, entry: _Entry[Key]) -> bool:
         return self._entries.get(entry[2], (0, -1))[1] == entry[1]
 
-    def _ask_again(self) -> None:
+    def _update_passed_entries(self) -> None:
         """Look up the next use of keys whose time passed without a use; otherwise they would never be evicted."""
         present, passed = self._present(), list[Key]()
         while self._soonest and self._soonest[0][0] <= present:
@@ -218,7 +219,7 @@ class NextUse(Generic[Key]):
         for key in passed:
             self.added(key)
 
-    def _tidy(self) -> None:
+    def _rebuild_heaps(self) -> None:
         """Rebuild the heaps without outdated entries."""
         self._soonest = list(self._entries.values())
         self._farthest = [(-time, number, key) for time, number, key in self._soonest]
@@ -231,7 +232,7 @@ PolicyFactory = Callable[[NextUseOracle[Any]], EvictionPolicy[Any]]
 
 POLICIES: Mapping[str, PolicyFactory] = {
     "next-use": lambda future: NextUse(future.next_use, lambda: future.present),
-    "uniform": lambda _: Uniform(),
+    "uniform": lambda _: NoEviction(),
     "lru": lambda _: Lru(),
     "fifo": lambda _: Fifo(),
 }
@@ -255,13 +256,13 @@ def policy_factory(name: str) -> PolicyFactory:
     known = policy_names()
     if name not in known:
         raise ConfigError(
-            f"policy must be one of {', '.join(known)}, not {shown(name)}; "
+            f"policy must be one of {', '.join(known)}, not {quote_value(name)}; "
             f"packages add policies by entry points in the group {_GROUP}"
         )
-    return partial(_created, name, load_plugin(_GROUP, name, "cache policy"))
+    return partial(_create_plugin_policy, name, load_plugin(_GROUP, name, "cache policy"))
 
 
-def _created(name: str, factory: PolicyFactory, oracle: NextUseOracle[Any]) -> EvictionPolicy[Any]:
+def _create_plugin_policy(name: str, factory: PolicyFactory, oracle: NextUseOracle[Any]) -> EvictionPolicy[Any]:
     """Create a plug-in's policy, and check that it has all methods.
 
     Raises:
@@ -274,7 +275,7 @@ def _created(name: str, factory: PolicyFactory, oracle: NextUseOracle[Any]) -> E
     for method in ("used", "added", "removed", "victims"):
         if not callable(getattr(policy, method, None)):
             raise ConfigError(
-                f"the cache policy {name} is {shown(policy)}, which has no method {method}(); "
+                f"the cache policy {name} is {quote_value(policy)}, which has no method {method}(); "
                 "implement the methods of stoker.abc.EvictionPolicy"
             )
     return policy

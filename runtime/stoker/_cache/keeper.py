@@ -1,7 +1,7 @@
 """The index of a cache: which objects it holds, under a policy that knows when each is needed next.
 
-An object's name determines its bytes, and :func:`rows_of` maps names to rows of a manifest. :class:`Future` forecasts
-when a rank needs each row next, since the seed fixes the order before anything is read.
+An object's name determines its bytes, and :func:`rows_of` maps names to rows of a manifest. :class:`AccessForecast`
+forecasts when a rank needs each row next, since the seed fixes the order before anything is read.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._cache.eviction import Residents, policy_factory
+from stoker._cache.eviction import CacheEntries, policy_factory
 from stoker._format.manifest import Manifest, NameIndex
 from stoker._order.order import Order
-from stoker._order.sharding import Dealing
-from stoker._order.steps import OrderSource, Stretch
+from stoker._order.sharding import Sharding
+from stoker._order.steps import OrderSource, PositionRange
 from stoker.abc import ObjectRef, Tier
 
 _NAME = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -52,11 +52,11 @@ def rows_of(names: Iterable[str], manifest: Manifest) -> dict[str, int]:
 
 NEVER = sys.maxsize
 """Time of the next use of an object that is not needed again within the horizon."""
-_NOT_HERE = -1
+_NOT_NEEDED = -1
 """In an epoch's plan: this rank does not need the object, or used it before the position that the run resumed from."""
 
 
-class Future:
+class AccessForecast:
     """Forecasts when a rank needs each super-sample next. A time is a position of the run, counted over all epochs.
 
     A super-sample of this rank in one epoch may belong to another rank in the next, so the forecast searches epoch
@@ -70,7 +70,7 @@ class Future:
 
     Args:
         samples: ``[super-samples]``, number of samples of each.
-        stretch: Range of positions that the rank reads.
+        positions: Range of positions that the rank reads.
         order: Returns the order of an epoch; a caller that plans for many ranks can share the orders.
         horizon_epochs: Number of epochs to search beyond the present one. Default: 8.
         others: Sharding of whole epochs among other ranks that share a cache with this one. Their uses count as this
@@ -80,47 +80,47 @@ class Future:
     def __init__(
         self,
         samples: NDArray[np.integer],
-        stretch: Stretch,
+        positions: PositionRange,
         order: OrderSource = Order,
         *,
         horizon_epochs: int = 8,
-        others: Sequence[Dealing] = (),
+        others: Sequence[Sharding] = (),
     ) -> None:
-        self._samples, self._stretch, self._order = samples, stretch, order
+        self._samples, self._positions, self._order = samples, positions, order
         self._horizon_epochs = horizon_epochs
         self._others = tuple(others)
-        self._reads_all = len(self._others) + 1 >= stretch.partition.takers
-        self._taken: set[int] = set()
+        self._reads_all = len(self._others) + 1 >= positions.sharding.readers
+        self._requested: set[int] = set()
         self._epoch_length = int(np.sum(samples, dtype=np.int64)) + 1
         self._plans: dict[int, NDArray[np.int64]] = {}
-        self.present = stretch.epoch * self._epoch_length + stretch.position
+        self.present = positions.epoch * self._epoch_length + positions.position
         """Present time: everything that is needed up to it was requested."""
-        self._taking = self.present
+        self._step_end = self.present
 
-    def reach(self, epoch: int, position: int) -> None:
+    def advance(self, epoch: int, position: int) -> None:
         """Set the present to a position of an epoch, before which everything was requested. Never goes back."""
         self.present = max(self.present, epoch * self._epoch_length + position)
         for passed in [each for each in self._plans if each < self.present // self._epoch_length]:
             del self._plans[passed]
 
-    def take(self, super_sample: int, epoch: int, position: int) -> None:
+    def record_request(self, super_sample: int, epoch: int, position: int) -> None:
         """Record that a super-sample was requested for its uses before a position of an epoch, the end of a step.
 
         Steps come in order. The other super-samples of a step count as needed until they are requested, too.
         """
         taking = epoch * self._epoch_length + position
-        if taking > self._taking:
-            self.reach(*divmod(self._taking, self._epoch_length))
-            self._taking = taking
-            self._taken.clear()
-        self._taken.add(super_sample)
+        if taking > self._step_end:
+            self.advance(*divmod(self._step_end, self._epoch_length))
+            self._step_end = taking
+            self._requested.clear()
+        self._requested.add(super_sample)
 
     def next_use(self, super_sample: int) -> int:
         """Return the time after the present at which a super-sample is needed next; :data:`NEVER` if it is not."""
-        passed = self._taking if super_sample in self._taken else self.present
+        passed = self._step_end if super_sample in self._requested else self.present
         first = passed // self._epoch_length
         for epoch in range(first, first + self._horizon_epochs + 1):
-            if self._stretch.end_epoch is not None and epoch >= self._stretch.end_epoch:
+            if self._positions.end_epoch is not None and epoch >= self._positions.end_epoch:
                 break
             position = int(self._plan(epoch)[super_sample])
             time = epoch * self._epoch_length + position + 1
@@ -131,26 +131,26 @@ class Future:
     def _plan(self, epoch: int) -> NDArray[np.int64]:
         """Return the position in an epoch of the first use of each super-sample, negative if there is none."""
         if epoch not in self._plans:
-            self._plans[epoch] = self._planned(epoch)
+            self._plans[epoch] = self._compute_plan(epoch)
         return self._plans[epoch]
 
-    def _planned(self, epoch: int) -> NDArray[np.int64]:
-        stretch = self._stretch
+    def _compute_plan(self, epoch: int) -> NDArray[np.int64]:
+        stretch = self._positions
         if stretch.order.shuffle == "full":  # all over the epoch
             return np.zeros(len(self._samples), np.int64)
         order = self._order(self._samples, stretch.order, epoch)
-        own = stretch.partition if epoch == stretch.epoch else stretch.partition.from_start()
+        own = stretch.sharding if epoch == stretch.epoch else stretch.sharding.from_start()
         plan = np.full(len(self._samples), NEVER, np.int64)
         for dealing in (own, *self._others):
             for number in dealing.own_lanes.tolist():
                 lane = order.lane(number)
                 np.minimum.at(plan, lane.super_samples, dealing.positions_of(number, lane.first_places()))
-        plan[plan == NEVER] = _NOT_HERE
+        plan[plan == NEVER] = _NOT_NEEDED
         return plan
 
 
 @dataclass(slots=True, kw_only=True)
-class CacheStatistics:
+class CacheTierStatistics:
     """Counters and size of one tier in one process.
 
     Attributes:
@@ -177,7 +177,7 @@ class CacheStatistics:
     limit_bytes: int
 
 
-class Keeper:
+class CacheIndex:
     """Index of a cache: decides which objects stay, and counts; the data is stored elsewhere. Not thread-safe.
 
     Objects stay when the manifest or the forecast changes; those that the new version lacks, or the run never needs
@@ -196,42 +196,42 @@ class Keeper:
         self.limit_bytes = limit_bytes
         self._create_policy, self._block_bytes = policy_factory(policy), block_bytes
         self._rows: dict[str, int] = {}
-        self._used: dict[str, None] = {}
-        self._future: Future | None = None
-        self._residents = Residents[str](self._create_policy(self), limit_bytes)
-        self.counts = CacheStatistics(limit_bytes=limit_bytes)
+        self._reported_hits: dict[str, None] = {}
+        self._forecast: AccessForecast | None = None
+        self._entries = CacheEntries[str](self._create_policy(self), limit_bytes)
+        self.counts = CacheTierStatistics(limit_bytes=limit_bytes)
 
-    def follow(self, manifest: Manifest, future: Future) -> None:
+    def follow(self, manifest: Manifest, forecast: AccessForecast) -> None:
         """Use the forecast of another range of positions, over the rows of a manifest. Entries stay."""
-        self._rows, self._future = rows_of(self._residents, manifest), future
-        before, self._residents = self._residents, Residents[str](self._create_policy(self), self.limit_bytes)
+        self._rows, self._forecast = rows_of(self._entries, manifest), forecast
+        before, self._entries = self._entries, CacheEntries[str](self._create_policy(self), self.limit_bytes)
         for name in before:
-            self._residents.offer(name, self._taken_bytes(size_of(name)))
+            self._entries.offer(name, self._rounded_bytes(size_of(name)))
 
-    def adopt(self, names: Sequence[str], manifest: Manifest) -> list[str]:
+    def add_existing(self, names: Sequence[str], manifest: Manifest) -> list[str]:
         """Add objects that an earlier owner left; return those that do not fit."""
         self._rows.update(rows_of(names, manifest))
         for name in names:
-            self._residents.offer(name, self._taken_bytes(size_of(name)))
-        return [name for name in names if name not in self._residents]
+            self._entries.offer(name, self._rounded_bytes(size_of(name)))
+        return [name for name in names if name not in self._entries]
 
     def clear(self) -> None:
         """Remove all objects; the counters stay."""
-        for name in list(self._residents):
-            self.drop(name)
+        for name in list(self._entries):
+            self.remove(name)
 
     @property
     def present(self) -> int:
         """Present time of the forecast, 0 without one."""
-        return 0 if self._future is None else self._future.present
+        return 0 if self._forecast is None else self._forecast.present
 
     def next_use(self, name: str) -> int:
         """Return the time at which an object is needed next; :data:`NEVER` if that is unknown."""
         row = self._rows.get(name, -1)
-        return NEVER if row < 0 or self._future is None else self._future.next_use(row)
+        return NEVER if row < 0 or self._forecast is None else self._forecast.next_use(row)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._residents
+        return name in self._entries
 
     def look_up(self, name: str) -> bool:
         """Return whether the cache holds an object, and count a lookup.
@@ -239,10 +239,10 @@ class Keeper:
         The policy is informed before its next decision; by then this use lies in the past of the forecast.
         """
         self.counts.look_ups += 1
-        if name not in self._residents:
+        if name not in self._entries:
             return False
-        self._used.pop(name, None)
-        self._used[name] = None
+        self._reported_hits.pop(name, None)
+        self._reported_hits[name] = None
         return True
 
     def offer(self, ref: ObjectRef) -> list[str] | None:
@@ -252,13 +252,13 @@ class Keeper:
             The names of evicted objects; None if the object was not added, or is here already.
         """
         name = name_of(ref)
-        if name in self._residents:
+        if name in self._entries:
             return None
         self._rows[name] = ref.row
-        for used in self._used:
-            self._residents.look_up(used)
-        self._used.clear()
-        evicted = self._residents.offer(name, self._taken_bytes(ref.size_bytes))
+        for used in self._reported_hits:
+            self._entries.look_up(used)
+        self._reported_hits.clear()
+        evicted = self._entries.offer(name, self._rounded_bytes(ref.size_bytes))
         if evicted is None:
             del self._rows[name]
             self.counts.declined += 1
@@ -269,20 +269,20 @@ class Keeper:
             self._rows.pop(each, None)
         return evicted
 
-    def drop(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Remove an object, if it is there."""
-        self._residents.drop(name)
+        self._entries.remove(name)
         self._rows.pop(name, None)
 
-    def statistics(self) -> CacheStatistics:
+    def statistics(self) -> CacheTierStatistics:
         """Return a snapshot."""
-        return replace(self.counts, objects=len(self._residents), used_bytes=self._residents.used)
+        return replace(self.counts, objects=len(self._entries), used_bytes=self._entries.used)
 
-    def _taken_bytes(self, size_bytes: int) -> int:
+    def _rounded_bytes(self, size_bytes: int) -> int:
         return -(-size_bytes // self._block_bytes) * self._block_bytes
 
 
-class KeepingTier(Tier, Protocol):
+class ManagedTier(Tier, Protocol):
     """A :class:`~stoker.abc.Tier` of this machine that the loader manages by the order of the epoch.
 
     It opens at the first :meth:`follow`.
@@ -293,35 +293,35 @@ class KeepingTier(Tier, Protocol):
         """Whether other processes of the machine can read this tier's objects."""
         ...
 
-    async def follow(self, manifest: Manifest, future: Future) -> None:
+    async def follow(self, manifest: Manifest, forecast: AccessForecast) -> None:
         """Keep what a range of positions needs; objects that are held stay as far as there is room.
 
         Called before the first read, and again after a close or a fork. Failures are logged and cost only hits.
 
         Args:
             manifest: Manifest that maps super-samples to rows.
-            future: Forecast of the rank, or of all ranks that share the tier; advances with the run.
+            forecast: Forecast of the rank, or of all ranks that share the tier; advances with the run.
         """
         ...
 
-    def statistics(self) -> CacheStatistics:
+    def statistics(self) -> CacheTierStatistics:
         """Return a snapshot; callable from any thread."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Nearer:
+class TierSet:
     """The chain of tiers between the loader and the store.
 
     Attributes:
         tiers: Caches of this machine, the nearest first.
-        warm: Shared tier behind them, across a network.
+        shared_tier: Shared tier behind them, across a network.
     """
 
-    tiers: Sequence[KeepingTier] = ()
-    warm: Tier | None = None
+    tiers: Sequence[ManagedTier] = ()
+    shared_tier: Tier | None = None
 
     async def close(self) -> None:
         """Close all tiers. Idempotent."""
-        for tier in (*self.tiers, *([self.warm] if self.warm is not None else [])):
+        for tier in (*self.tiers, *([self.shared_tier] if self.shared_tier is not None else [])):
             await tier.close()

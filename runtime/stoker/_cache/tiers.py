@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
-from stoker._base.arguments import AtLeastOne, Bounded
-from stoker._base.fields import shown
+from stoker._base.arguments import AtLeastOne, BoundedConfig
+from stoker._base.fields import quote_value
 from stoker._base.plugins import load_plugin
 from stoker._base.sizes import format_bytes, parse_bytes
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
 from stoker._cache.eviction import policy_factory
-from stoker._cache.keeper import CacheStatistics, Future, Keeper, KeepingTier, name_of
+from stoker._cache.keeper import AccessForecast, CacheIndex, CacheTierStatistics, ManagedTier, name_of
 from stoker._format.manifest import Manifest
-from stoker._memory.ring import ALIGNMENT_BYTES, Ring, populate
-from stoker._order.sharding import Dealing
-from stoker._order.steps import Stretch
+from stoker._memory.ring import ALIGNMENT_BYTES, Ring, prefault
+from stoker._order.sharding import Sharding
+from stoker._order.steps import PositionRange
 from stoker.abc import ObjectRef, Readable, Tier
 from stoker.errors import BudgetError, ConfigError
 
@@ -37,7 +37,7 @@ _TIERS = "stoker.tiers"
 
 
 class MemoryTier:
-    """A :class:`~stoker._cache.keeper.KeepingTier` in fixed slots of anonymous memory, private to one process.
+    """A :class:`~stoker._cache.keeper.ManagedTier` in fixed slots of anonymous memory, private to one process.
 
     Each object is copied once in and once out, both on the event loop: a copy of 8 MiB takes less than a millisecond,
     and copying in a thread would need extra slots for the objects in transit.
@@ -63,33 +63,33 @@ class MemoryTier:
                 f"({format_bytes(slot_bytes)}); raise its limit, or leave it out"
             )
         self._ring = Ring(limit_bytes // slot_bytes, slot_bytes)
-        self._keeper = Keeper(policy, self._ring.slots * slot_bytes, slot_bytes)
+        self._index = CacheIndex(policy, self._ring.slots * slot_bytes, slot_bytes)
         self._slots: dict[str, int] = {}
         self._touched = 0
         self._pid = os.getpid()
 
-    async def follow(self, manifest: Manifest, future: Future) -> None:
+    async def follow(self, manifest: Manifest, forecast: AccessForecast) -> None:
         """Keep what a range of positions needs; a forked child starts with an empty cache."""
         if self._pid != os.getpid():
-            self._forget()
+            self._reset()
             self._pid = os.getpid()
-        self._keeper.follow(manifest, future)
+        self._index.follow(manifest, forecast)
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Copy an object into memory; return False if it is not here."""
         name = name_of(ref)
-        if not self._keeper.look_up(name):
+        if not self._index.look_up(name):
             return False
         into[:] = self._ring.view(self._slots[name], ref.size_bytes)
-        self._keeper.counts.hits += 1
+        self._index.counts.hits += 1
         return True
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Copy an object into a slot if the policy accepts it."""
         if ref.size_bytes > self._ring.slot_bytes:
-            self._keeper.counts.declined += 1
+            self._index.counts.declined += 1
             return
-        evicted = self._keeper.offer(ref)
+        evicted = self._index.offer(ref)
         if evicted is None:
             return
         for name in evicted:
@@ -110,41 +110,41 @@ class MemoryTier:
         if self._touched < self._ring.slots:
             start = -(-self._ring.offset(self._touched) // mmap.PAGESIZE) * mmap.PAGESIZE
             if piece := self._ring.memory[start : start + self._ring.slot_bytes]:  # may be empty for a small last slot
-                asyncio.get_running_loop().run_in_executor(None, populate, piece)
+                asyncio.get_running_loop().run_in_executor(None, prefault, piece)
 
     async def close(self) -> None:
         """Release the memory. Idempotent."""
-        self._forget()
+        self._reset()
 
-    def statistics(self) -> CacheStatistics:
+    def statistics(self) -> CacheTierStatistics:
         """Return a snapshot."""
-        return self._keeper.statistics()
+        return self._index.statistics()
 
-    def _forget(self) -> None:
-        self._keeper.clear()
+    def _reset(self) -> None:
+        self._index.clear()
         self._slots.clear()
         self._touched = 0
         self._ring = Ring(self._ring.slots, self._ring.slot_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSpec(Bounded):
+class CacheSpec(BoundedConfig):
     """Parsed setting of one cache.
 
     Attributes:
         path: Folder of a disk cache; None for memory.
-        limit_bytes: Maximum size, in bytes: of the whole machine if ``is_of_node``, else of one rank.
-        is_of_node: Whether the limit applies to the machine and is divided by its ranks; always true for a disk.
+        limit_bytes: Maximum size, in bytes: of the whole machine if ``is_per_node``, else of one rank.
+        is_per_node: Whether the limit applies to the machine and is divided by its ranks; always true for a disk.
         policy: Name of the eviction policy.
     """
 
     path: Path | None
     limit_bytes: AtLeastOne[int]
-    is_of_node: bool
+    is_per_node: bool
     policy: str = "next-use"
 
     def __post_init__(self) -> None:
-        Bounded.__post_init__(self)  # super() does not know a class with slots
+        BoundedConfig.__post_init__(self)  # super() does not know a class with slots
         policy_factory(self.policy)
 
     @classmethod
@@ -173,7 +173,7 @@ class CacheSpec(Bounded):
             return cls(
                 path=Path(path).expanduser().absolute() if path else None,
                 limit_bytes=parse_bytes(limit.removeprefix(_NODE)),
-                is_of_node=bool(path) or limit.startswith(_NODE),
+                is_per_node=bool(path) or limit.startswith(_NODE),
                 **settings,
             )
         except (ValueError, RuntimeError) as error:  # RuntimeError: there is no such home directory
@@ -195,67 +195,67 @@ class CacheSpec(Bounded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharers:
+class CacheSharing:
     """The processes that share the caches of a machine.
 
     Attributes:
         ranks: Number of ranks on the machine.
         workers: Number of reading processes per rank.
-        number: Number of this process among all of them, from 0.
+        process_index: Number of this process among all of them, from 0.
     """
 
     ranks: int = 1
     workers: int = 1
-    number: int = 0
+    process_index: int = 0
 
     def __post_init__(self) -> None:
-        if self.ranks < 1 or self.workers < 1 or not 0 <= self.number < self.ranks * self.workers:
+        if self.ranks < 1 or self.workers < 1 or not 0 <= self.process_index < self.ranks * self.workers:
             raise ConfigError(
-                f"process number {self.number} is not within {self.ranks} ranks with {self.workers} workers each"
+                f"process number {self.process_index} is not within {self.ranks} ranks with {self.workers} workers each"
             )
 
 
-def made_tiers(specs: Sequence[CacheSpec], manifest: Manifest, sharers: Sharers) -> tuple[KeepingTier, ...]:
+def create_tiers(specs: Sequence[CacheSpec], manifest: Manifest, sharing: CacheSharing) -> tuple[ManagedTier, ...]:
     """Create the caches for a data set's super-samples, the nearest first, without opening them.
 
     Raises:
         BudgetError: This process's share of a limit is smaller than one super-sample.
     """
-    return tuple(_made(spec, manifest, sharers) for spec in specs)
+    return tuple(_create_tier(spec, manifest, sharing) for spec in specs)
 
 
-def _made(spec: CacheSpec, manifest: Manifest, sharers: Sharers) -> KeepingTier:
-    share_bytes = spec.limit_bytes // (sharers.ranks * sharers.workers if spec.is_of_node else sharers.workers)
+def _create_tier(spec: CacheSpec, manifest: Manifest, sharing: CacheSharing) -> ManagedTier:
+    share_bytes = spec.limit_bytes // (sharing.ranks * sharing.workers if spec.is_per_node else sharing.workers)
     if spec.path is None:
         return MemoryTier(share_bytes, spec.policy, largest_bytes=manifest.largest_bytes)
     config = FolderConfig(
         path=spec.path,
         dataset=manifest.dataset,
-        owners=sharers.ranks * sharers.workers,
-        preferred=sharers.number,
+        owners=sharing.ranks * sharing.workers,
+        preferred=sharing.process_index,
         share_bytes=share_bytes,
     )
     return DiskTier(config, spec.policy, largest_bytes=manifest.largest_bytes)
 
 
-async def follow(
-    tiers: Sequence[KeepingTier], manifest: Manifest, stretch: Stretch, others: Sequence[Dealing] = ()
+async def track_positions(
+    tiers: Sequence[ManagedTier], manifest: Manifest, positions: PositionRange, others: Sequence[Sharding] = ()
 ) -> Callable[[int, int, int], None]:
     """Have tiers keep what a range of positions needs, and shared tiers also what the machine's other ranks need.
 
     Returns:
-        A function to call with each item that is read; see :meth:`~stoker._cache.keeper.Future.take`.
+        A function to call with each item that is read; see :meth:`~stoker._cache.keeper.AccessForecast.take`.
     """
-    own = shared = Future(manifest.rows.samples, stretch)
+    own = shared = AccessForecast(manifest.rows.samples, positions)
     if others:
-        shared = Future(manifest.rows.samples, stretch, others=others)
+        shared = AccessForecast(manifest.rows.samples, positions, others=others)
     for tier in tiers:
         await tier.follow(manifest, shared if tier.is_shared else own)
     followed = {id(future): future for future in (own, shared)}
 
     def taken(super_sample: int, epoch: int, position: int) -> None:
         for future in followed.values():
-            future.take(super_sample, epoch, position)
+            future.record_request(super_sample, epoch, position)
 
     return taken
 
@@ -286,7 +286,7 @@ def open_tier(url: str, *, store: Readable, processes: int = 1) -> Tier:
     """
     scheme, separator, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
     if not separator:
-        given = "the given text" if isinstance(url, str) and "@" in url else shown(url)  # it may hold a secret
+        given = "the given text" if isinstance(url, str) and "@" in url else quote_value(url)  # it may hold a secret
         raise ConfigError(f"a tier is a URL, such as warm://10.0.0.5:7411, not {given}")
     factory: TierFactory = load_plugin(_TIERS, scheme, "tier for the scheme")
     return factory(url, store=store, processes=processes)

@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
-from stoker._base.arguments import Bound, NotNegative
-from stoker._base.fields import read_record, read_toml, shown
-from stoker._base.meter import Egress, Operation, PriceKey, Reading, check_store_name
+from stoker._base.arguments import NotNegative, NumberBound
+from stoker._base.fields import quote_value, read_record, read_toml
+from stoker._base.meter import Egress, MeterReading, Operation, PriceKey, check_store_name
 from stoker.errors import BudgetExceededError, ConfigError, SpendingWarning
 
 GB_BYTES = 1 << 30
-_MOST_DOLLARS, _MOST_ACCELERATORS = 10**12, 1 << 16
+_MAX_DOLLARS, _MAX_ACCELERATORS = 10**12, 1 << 16
 """Maximum price and number of accelerators of one entry; more is a typing error."""
 _FREE_SCHEMES = ("file", "memory", "stoker+https", "stoker+http")  # a served data set is billed to its server
 _CLOUD_STORES = ("s3", "s3express", "gs", "gsrapid")
@@ -40,16 +40,16 @@ _DIRECTORY_BUCKET = "--x-s3"
 _WARN_SHARE = 0.8
 _DOLLARS = re.compile(r"\$?\s*(\d[\d_,]*(?:\.\d+)?|\.\d+)\s*(USD)?", re.ASCII | re.IGNORECASE)
 _MAX_TEXT = 40
-_ROUNDING = 1e-9
+_ROUNDING_TOLERANCE = 1e-9
 """Fraction of a billing unit up to which an excess over whole units is a floating-point error."""
 
 T = TypeVar("T")
 
-Dollars = Annotated[float, Bound(">=", 0), Bound("<=", _MOST_DOLLARS)]
+Dollars = Annotated[float, NumberBound(">=", 0), NumberBound("<=", _MAX_DOLLARS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Listed:
+class _ListPrices:
     """Base of all list prices, which are in US dollars.
 
     Attributes:
@@ -64,7 +64,7 @@ class _Listed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Storage(_Listed):
+class _StoragePrices(_ListPrices):
     """Price of data at rest.
 
     Attributes:
@@ -79,7 +79,7 @@ class _Storage(_Listed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorePrices(_Storage):
+class StorePrices(_StoragePrices):
     """Prices of one storage class in one region.
 
     Attributes:
@@ -104,7 +104,9 @@ class StorePrices(_Storage):
             raise ConfigError(f"egress_dollars_per_gb has no {', '.join(sorted(absent))}")
         for host in self.endpoints:
             if not host or "/" in host:
-                raise ConfigError(f"endpoints has {shown(host)}, not a host such as *.example.com or 10.0.0.5:9000")
+                raise ConfigError(
+                    f"endpoints has {quote_value(host)}, not a host such as *.example.com or 10.0.0.5:9000"
+                )
 
     def request_dollars(self, operation: Operation) -> float:
         """Return the price of one request, in dollars."""
@@ -130,7 +132,7 @@ class PriceTier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionPrices(_Listed):
+class FunctionPrices(_ListPrices):
     """Prices of a serverless function in one region.
 
     Attributes:
@@ -161,7 +163,7 @@ class FunctionPrices(_Listed):
         """Return the billed duration of an invocation that ran for ``seconds``, in seconds."""
         if not self.billing_unit_seconds:
             return seconds
-        return math.ceil(seconds / self.billing_unit_seconds - _ROUNDING) * self.billing_unit_seconds
+        return math.ceil(seconds / self.billing_unit_seconds - _ROUNDING_TOLERANCE) * self.billing_unit_seconds
 
     def memory_dollars(self, gb_seconds: float) -> float:
         """Return the cost of a month's use of memory, by price tiers, in dollars."""
@@ -178,7 +180,7 @@ class FunctionPrices(_Listed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskPrices(_Storage):
+class DiskPrices(_StoragePrices):
     """Prices of a machine's disk in one region; the provisioned size is billed.
 
     Attributes:
@@ -189,7 +191,7 @@ class DiskPrices(_Storage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachinePrices(_Listed):
+class MachinePrices(_ListPrices):
     """Price of a machine in one region, computing or idle.
 
     Attributes:
@@ -199,7 +201,7 @@ class MachinePrices(_Listed):
     """
 
     dollars_per_hour: Dollars
-    accelerators: Annotated[int, Bound(">=", 0), Bound("<=", _MOST_ACCELERATORS)]
+    accelerators: Annotated[int, NumberBound(">=", 0), NumberBound("<=", _MAX_ACCELERATORS)]
     memory_gb: NotNegative[float] = 0.0
 
     @property
@@ -209,7 +211,7 @@ class MachinePrices(_Listed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CachePrices(_Listed):
+class CachePrices(_ListPrices):
     """Prices of a managed Redis or Valkey in one region, either by node or by stored and transferred data.
 
     Attributes:
@@ -277,13 +279,13 @@ class Prices:
         """
         chosen = path or os.environ.get("STOKER_PRICES")
         if not chosen:
-            return _packaged()
+            return _load_packaged()
         document = read_toml(Path(chosen))
         try:
             is_overlay = document.pop("overlay", False)
             if not isinstance(is_overlay, bool):
-                raise ConfigError(f"overlay must be true or false, not {shown(is_overlay)}")
-            return _parsed(_overlaid(_packaged_document(), document) if is_overlay else document)
+                raise ConfigError(f"overlay must be true or false, not {quote_value(is_overlay)}")
+            return _parse_prices(_merge_tables(_read_packaged(), document) if is_overlay else document)
         except ConfigError as error:
             raise ConfigError(f"price file {chosen}: {error}") from None
 
@@ -301,7 +303,7 @@ class Prices:
         if key.name in _FREE_SCHEMES:
             return _FREE
         if key.name:
-            return _entry(self.stores, key.name, "a store named")
+            return _lookup(self.stores, key.name, "a store named")
         scheme, separator, rest = key.url.partition("://")
         if not separator and scheme not in _CLOUD_STORES:
             scheme = "file"
@@ -310,7 +312,7 @@ class Prices:
         if scheme == "s3" and rest.partition("/")[0].endswith(_DIRECTORY_BUCKET):
             scheme = "s3express"
         if key.endpoint:
-            scheme = self._name_of(key.endpoint) or scheme
+            scheme = self._find_by_endpoint(key.endpoint) or scheme
         if scheme not in self.stores:
             raise ConfigError(
                 f"there are no prices for {scheme}:// stores, only for {', '.join(self.stores)}; give a store class of "
@@ -318,7 +320,7 @@ class Prices:
             )
         return self.stores[scheme]
 
-    def _name_of(self, endpoint: str) -> str:
+    def _find_by_endpoint(self, endpoint: str) -> str:
         """Return the name of the store that lists an endpoint, or an empty string."""
         parts = urlsplit(endpoint)
         host = parts.hostname or ""
@@ -334,7 +336,7 @@ class Prices:
         Raises:
             ConfigError: the file has none.
         """
-        return _entry(self.functions, platform, "functions on")
+        return _lookup(self.functions, platform, "functions on")
 
     def machine(self, name: str) -> MachinePrices:
         """Return the prices of a machine.
@@ -342,7 +344,7 @@ class Prices:
         Raises:
             ConfigError: the file has none.
         """
-        return _entry(self.machines, name, "the machine")
+        return _lookup(self.machines, name, "the machine")
 
     def disk(self, kind: str) -> DiskPrices:
         """Return the prices of a kind of disk.
@@ -350,13 +352,13 @@ class Prices:
         Raises:
             ConfigError: the file has none.
         """
-        return _entry(self.disks, kind, "disks of the kind")
+        return _lookup(self.disks, kind, "disks of the kind")
 
     def request_dollars(self, scheme: str, operation: Operation) -> float:
         """Return the price of one request, in dollars; ``scheme`` is anything that :meth:`store` accepts."""
         return self.store(scheme).request_dollars(operation)
 
-    def dollars(self, reading: Reading) -> float:
+    def dollars(self, reading: MeterReading) -> float:
         """Return the maximum cost of the requests, retrieval and egress that a meter counted, without storage.
 
         Raises:
@@ -371,37 +373,37 @@ class Prices:
         )
 
 
-def _entry(table: Mapping[str, T], name: str, what: str) -> T:
+def _lookup(table: Mapping[str, T], name: str, what: str) -> T:
     if name not in table:
         known = f"only for {', '.join(table)}" if table else "which the price file omits"
         raise ConfigError(f"there are no prices for {what} {name}, {known}")
     return table[name]
 
 
-def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document with the values of ``above`` and, in each table, those of ``below`` that it lacks."""
     merged = dict(below)
     for name, value in above.items():
         under = merged.get(name)
         is_table = isinstance(value, dict) and isinstance(under, dict)
-        merged[name] = _overlaid(under, value) if is_table else value  # type: ignore[arg-type]  # both are tables
+        merged[name] = _merge_tables(under, value) if is_table else value  # type: ignore[arg-type]  # both are tables
     return merged
 
 
-def _packaged_document() -> dict[str, Any]:
+def _read_packaged() -> dict[str, Any]:
     return tomllib.loads(resources.files("stoker").joinpath("prices.toml").read_text("utf-8"))
 
 
 @cache
-def _packaged() -> Prices:
+def _load_packaged() -> Prices:
     """Return the packaged prices, which take milliseconds to parse."""
-    return _parsed(_packaged_document())
+    return _parse_prices(_read_packaged())
 
 
-def _parsed(document: dict[str, Any]) -> Prices:
+def _parse_prices(document: dict[str, Any]) -> Prices:
     currency = document.pop("currency", None)
     if currency != "USD":
-        raise ConfigError(f'currency must be "USD", not {shown(currency)}')
+        raise ConfigError(f'currency must be "USD", not {quote_value(currency)}')
     prices = read_record(Prices, document, "prices")
     for name in prices.stores:
         check_store_name(name)
@@ -428,20 +430,20 @@ def parse_dollars(text: float | str) -> float:
     return dollars
 
 
-class Allowance:
+class CostBudget:
     """Spending limit of one rank of a job.
 
     Args:
         budget_dollars: budget of the whole job, in dollars.
-        takers: number of ranks that share it evenly.
+        ranks: number of ranks that share it evenly.
     """
 
-    __slots__ = ("_dollars", "_has_warned", "_of")
+    __slots__ = ("_description", "_dollars", "_has_warned")
 
-    def __init__(self, budget_dollars: float, takers: int = 1) -> None:
-        self._dollars = budget_dollars / takers
-        self._of = f"${self._dollars:.6g}" + (
-            f", this rank's share of a budget of ${budget_dollars:.6g} for {takers} ranks" if takers > 1 else ""
+    def __init__(self, budget_dollars: float, ranks: int = 1) -> None:
+        self._dollars = budget_dollars / ranks
+        self._description = f"${self._dollars:.6g}" + (
+            f", this rank's share of a budget of ${budget_dollars:.6g} for {ranks} ranks" if ranks > 1 else ""
         )
         self._has_warned = False
 
@@ -453,11 +455,12 @@ class Allowance:
         """
         if spent_dollars >= self._dollars:
             raise BudgetExceededError(
-                f"${spent_dollars:.6g} are spent of {self._of}. Nothing is lost: save state_dict(), and load it into a "
+                f"${spent_dollars:.6g} are spent of {self._description}. Nothing is lost: save state_dict(), "
+                f"and load it into a "
                 "loader with a budget of its own to go on",
                 spent_dollars=spent_dollars,
                 budget_dollars=self._dollars,
             )
         if not self._has_warned and spent_dollars >= _WARN_SHARE * self._dollars:
             self._has_warned = True
-            warnings.warn(f"${spent_dollars:.6g} are spent of {self._of}", SpendingWarning, stacklevel=4)
+            warnings.warn(f"${spent_dollars:.6g} are spent of {self._description}", SpendingWarning, stacklevel=4)

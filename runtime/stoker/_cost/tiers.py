@@ -22,14 +22,14 @@ from stoker._cost.prices import (
     Prices,
     StorePrices,
 )
-from stoker._cost.usage import HOURS_A_MONTH, Machines, Part, Stored, Traffic, total_dollars
-from stoker._cost.workload import WarmFunctions, Workload
+from stoker._cost.usage import HOURS_PER_MONTH, BillLine, MachineUsage, StorageUsage, Traffic, total_dollars
+from stoker._cost.workload import ReadWorkload, WarmFunctions
 
 Priced = TypeVar("Priced", StorePrices, MachinePrices, DiskPrices, CachePrices)
 
 ZONAL_STORES, DISKS = ("s3express", "gsrapid"), ("gp3", "pd-balanced")
 """Names in the price file, by preference; only those with prices in the region are compared."""
-SERVER_SHARE = 0.9
+SERVER_MEMORY_FRACTION = 0.9
 """Fraction of a server's memory for objects; the rest is for the system, the process and transfers."""
 
 
@@ -51,8 +51,8 @@ class TierCost:
     of: str = ""
     region: str = ""
     count: int = 1
-    work: Workload
-    parts: tuple[Part, ...] | None
+    work: ReadWorkload
+    parts: tuple[BillLine, ...] | None
     limit: str
 
     @property
@@ -67,7 +67,7 @@ class TierCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class TierComparison:
     """Compares the bucket and the tiers at the prices of the functions' region.
 
     Attributes:
@@ -80,7 +80,7 @@ class Comparison:
         warm: settings of warm functions.
     """
 
-    work: Workload
+    work: ReadWorkload
     prices: Prices
     store: StorePrices
     functions: FunctionPrices
@@ -103,39 +103,39 @@ class Comparison:
     def _bucket(self) -> TierCost:
         return self._cost(
             "bucket",
-            tuple(self._read(self.work.reads, self.store, self.work.egress)),
+            tuple(self._read_lines(self.work.reads, self.store, self.work.egress)),
             "time to the first byte",
             self.store,
         )
 
     def _zonal(self) -> Iterable[TierCost]:
         """Yield the cost of a zonal bucket, unless the bucket itself is zonal."""
-        store = next(iter(self._here(_listed(self.prices.stores, ZONAL_STORES))), None)
+        store = next(iter(self._in_region(_select_entries(self.prices.stores, ZONAL_STORES))), None)
         if store is None:
             yield self._unpriced("bucket in one zone")
         elif store is not self.store:
-            months = self.work.hours / HOURS_A_MONTH
-            written = Traffic(requests={Operation.PUT: self.work.filled}, written_bytes=self._filled_bytes)
+            months = self.work.hours / HOURS_PER_MONTH
+            written = Traffic(requests={Operation.PUT: self.work.shared_fill_objects}, written_bytes=self._filled_bytes)
             lines = [
-                *self._fill(self.work.filled),
-                *written.parts(store),
-                *Stored(size_bytes=self.work.size_bytes, months=months).parts(store),
-                *self._read(self.work.reads, store),
+                *self._fill_lines(self.work.shared_fill_objects),
+                *written.bill_lines(store),
+                *StorageUsage(size_bytes=self.work.size_bytes, months=months).bill_lines(store),
+                *self._read_lines(self.work.reads, store),
             ]
             limit = "one zone; reads are billed by the byte" if store.read_dollars_per_gb else "one zone"
             yield self._cost("bucket in one zone", tuple(lines), limit, store)
 
     def _disks(self) -> TierCost:
-        disk = self.disk or next(iter(self._here(_listed(self.prices.disks, DISKS))), None)
+        disk = self.disk or next(iter(self._in_region(_select_entries(self.prices.disks, DISKS))), None)
         if disk is None:
             return self._unpriced("disk of each trainer")
-        months = self.work.hours / HOURS_A_MONTH
-        trainers = Machines(nodes=self.work.trainers, disk_bytes=self._own_bytes, disk_months=months)
+        months = self.work.hours / HOURS_PER_MONTH
+        trainers = MachineUsage(nodes=self.work.trainers, disk_bytes=self._own_bytes, disk_months=months)
         rate = disk.included_mb_per_second
         limit = "the disk's rate" if rate is None else f"{rate:g} MB/s a disk"
         return self._cost(
             "disk of each trainer",
-            (*self._fill(self._own_objects), *trainers.disk_parts(disk)),
+            (*self._fill_lines(self._own_objects), *trainers.disk_lines(disk)),
             f"{limit}; each trainer fills its own",
             disk,
             self.work.trainers,
@@ -146,13 +146,13 @@ class Comparison:
         limit = f"{self._own_bytes / GB_BYTES:.3g} GiB of free memory on each trainer"
         if self.trainer is not None and self.trainer.memory_gb:
             limit += f", which has {self.trainer.memory_gb:g} GiB"
-        return self._cost("memory of each trainer", tuple(self._fill(self._own_objects)), limit)
+        return self._cost("memory of each trainer", tuple(self._fill_lines(self._own_objects)), limit)
 
     def _servers(self) -> TierCost:
         """Return the cost of the cheapest machines without accelerators whose memory holds all objects."""
         fitting = [
-            (math.ceil(self.work.size_bytes / (SERVER_SHARE * machine.memory_gb * GB_BYTES)), machine)
-            for machine in self._here(self.prices.machines.values())
+            (math.ceil(self.work.size_bytes / (SERVER_MEMORY_FRACTION * machine.memory_gb * GB_BYTES)), machine)
+            for machine in self._in_region(self.prices.machines.values())
             if machine.memory_gb and not machine.accelerators
         ]
         if not fitting:
@@ -161,7 +161,10 @@ class Comparison:
         hours = count * self.work.hours
         return self._cost(
             "stoker tier serve",
-            (*self._fill(self.work.filled), Part("servers", hours, "node-hours", hours * machine.dollars_per_hour)),
+            (
+                *self._fill_lines(self.work.shared_fill_objects),
+                BillLine("servers", hours, "node-hours", hours * machine.dollars_per_hour),
+            ),
             "one core and the network of each server",
             machine,
             count,
@@ -169,67 +172,67 @@ class Comparison:
 
     def _cache(self) -> TierCost:
         """Return the cost of the cheapest managed cache that holds all objects."""
-        caches = self._here(self.prices.caches.values())
+        caches = self._in_region(self.prices.caches.values())
         if not caches:
             return self._unpriced("managed Valkey or Redis")
         lines = {cache.name: self._cache_lines(cache) for cache in caches}
         cache = min(caches, key=lambda each: total_dollars(lines[each.name]))
         return self._cost(
             "managed Valkey or Redis",
-            (*self._fill(self.work.filled), *lines[cache.name]),
+            (*self._fill_lines(self.work.shared_fill_objects), *lines[cache.name]),
             "needs a Tier of your own",
             cache,
             max(1, cache.nodes(self.work.size_bytes)),
         )
 
-    def _cache_lines(self, cache: CachePrices) -> list[Part]:
+    def _cache_lines(self, cache: CachePrices) -> list[BillLine]:
         """Return the lines of a cache that is billed by node, or by stored and transferred data."""
         if nodes := cache.nodes(self.work.size_bytes):
             hours = nodes * self.work.hours
-            return [Part("cache nodes", hours, "node-hours", hours * cache.dollars_per_node_hour)]
+            return [BillLine("cache nodes", hours, "node-hours", hours * cache.dollars_per_node_hour)]
         held = self.work.size_bytes / GB_BYTES * self.work.hours
         moved = self.work.read_bytes / GB_BYTES
         return [
-            Part("cached data", held, "GB-hours", held * cache.dollars_per_gb_hour),
-            Part("cached data: moved", moved, "GB", moved * cache.dollars_per_gb_moved),
+            BillLine("cached data", held, "GB-hours", held * cache.dollars_per_gb_hour),
+            BillLine("cached data: moved", moved, "GB", moved * cache.dollars_per_gb_moved),
         ]
 
     def _warm(self) -> TierCost:
-        lines = (*self._fill(self.work.filled), *self.warm.parts(self.work, self.functions))
+        lines = (*self._fill_lines(self.work.shared_fill_objects), *self.warm.bill_lines(self.work, self.functions))
         limit = f"{self.warm.shards} functions per read; the platform reclaims instances"
         return self._cost("warm functions", lines, limit, self.functions, self.warm.nodes(self.work))
 
     @property
     def _filled_bytes(self) -> float:
-        return min(self.work.size_bytes, self.work.filled * self.work.object_bytes)
+        return min(self.work.size_bytes, self.work.shared_fill_objects * self.work.object_bytes)
 
     @property
     def _own_bytes(self) -> float:
         """Bytes in each trainer's own cache, which keeps everything that the trainer has read."""
-        return min(self.work.size_bytes, self.work.filled_of_each * self.work.object_bytes)
+        return min(self.work.size_bytes, self.work.own_fill_objects * self.work.object_bytes)
 
     @property
     def _own_objects(self) -> float:
         """Number of objects that all trainers read from the bucket, each for its own cache."""
-        return self.work.trainers * self.work.filled_of_each
+        return self.work.trainers * self.work.own_fill_objects
 
-    def _here(self, table: Iterable[Priced]) -> list[Priced]:
+    def _in_region(self, table: Iterable[Priced]) -> list[Priced]:
         """Return the entries with prices in the functions' region."""
         return [each for each in table if each.region == self.functions.region]
 
-    def _fill(self, objects: float) -> list[Part]:
+    def _fill_lines(self, objects: float) -> list[BillLine]:
         """Return the lines of reading ``objects`` objects from the bucket once."""
-        parts = self._read(objects, self.store, self.work.egress)
+        parts = self._read_lines(objects, self.store, self.work.egress)
         return [replace(part, name=f"filling: {part.name}") for part in parts]
 
-    def _read(self, reads: float, store: StorePrices, egress: Egress = "same_region") -> list[Part]:
+    def _read_lines(self, reads: float, store: StorePrices, egress: Egress = "same_region") -> list[BillLine]:
         read_bytes = reads * self.work.object_bytes
-        return Traffic(requests={Operation.GET: reads}, read_bytes=read_bytes, egress=egress).parts(store)
+        return Traffic(requests={Operation.GET: reads}, read_bytes=read_bytes, egress=egress).bill_lines(store)
 
     def _cost(
         self,
         place: str,
-        parts: tuple[Part, ...],
+        parts: tuple[BillLine, ...],
         limit: str,
         of: StorePrices | DiskPrices | MachinePrices | CachePrices | FunctionPrices | None = None,
         count: int = 1,
@@ -242,6 +245,6 @@ class Comparison:
         return TierCost(place=place, work=self.work, parts=None, limit=limit)
 
 
-def _listed(table: Mapping[str, Priced], names: Iterable[str]) -> list[Priced]:
+def _select_entries(table: Mapping[str, Priced], names: Iterable[str]) -> list[Priced]:
     """Return the entries of ``names`` that are in the table."""
     return [table[name] for name in names if name in table]

@@ -10,18 +10,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from stoker._base.arguments import Bounded, Positive
+from stoker._base.arguments import BoundedConfig, Positive
 from stoker._base.meter import Egress, Operation
-from stoker._base.sizes import counted
+from stoker._base.sizes import format_count
 from stoker._cost.prices import GB_BYTES, DiskPrices, FunctionPrices, MachinePrices, StorePrices
-from stoker._pack.record import record_writes
+from stoker._pack.record import max_record_writes
 from stoker.errors import ConfigError
 
-HOURS_A_MONTH = 730.0
+HOURS_PER_MONTH = 730.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BillLine:
     """A line of a bill.
 
     Attributes:
@@ -44,21 +44,21 @@ class Part:
             raise ConfigError(f"{self.name}: {self.quantity} {self.unit} for ${self.dollars} are not finite")
 
 
-def _rest(name: str, size_bytes: float, months: float, prices: StorePrices | DiskPrices) -> Part:
-    return Part(name, size_bytes / GB_BYTES * months, "GB-months", prices.storage_dollars(size_bytes, months))
+def _storage_line(name: str, size_bytes: float, months: float, prices: StorePrices | DiskPrices) -> BillLine:
+    return BillLine(name, size_bytes / GB_BYTES * months, "GB-months", prices.storage_dollars(size_bytes, months))
 
 
-def total_dollars(parts: Sequence[Part]) -> float:
+def total_dollars(parts: Sequence[BillLine]) -> float:
     """Return the sum of the lines, in dollars."""
     return math.fsum(part.dollars for part in parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Use(Bounded):
+class _Usage(BoundedConfig):
     """Base of usage records; all their numbers are finite and not negative."""
 
     def __post_init__(self) -> None:
-        Bounded.__post_init__(self)  # super() does not know a class with slots
+        BoundedConfig.__post_init__(self)  # super() does not know a class with slots
         for each in fields(self):
             value = getattr(self, each.name)
             numbers = value.values() if isinstance(value, Mapping) else [value]
@@ -67,7 +67,7 @@ class _Use(Bounded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored(_Use):
+class StorageUsage(_Usage):
     """Data in a bucket.
 
     Attributes:
@@ -78,13 +78,13 @@ class Stored(_Use):
     size_bytes: float
     months: float = 1.0
 
-    def parts(self, store: StorePrices) -> list[Part]:
+    def bill_lines(self, store: StorePrices) -> list[BillLine]:
         """Return the lines of the bill."""
-        return [_rest("data at rest", self.size_bytes, self.months, store)]
+        return [_storage_line("data at rest", self.size_bytes, self.months, store)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic(_Use):
+class Traffic(_Usage):
     """Requests to a bucket and the bytes that they transfer.
 
     Attributes:
@@ -111,10 +111,10 @@ class Traffic(_Use):
             egress=self.egress,
         )
 
-    def parts(self, store: StorePrices) -> list[Part]:
+    def bill_lines(self, store: StorePrices) -> list[BillLine]:
         """Return the lines of the bill: one per operation, and one per price of bytes that is not 0."""
         lines = [
-            Part(f"{operation} requests", count, "requests", count * store.request_dollars(operation))
+            BillLine(f"{operation} requests", count, "requests", count * store.request_dollars(operation))
             for operation, count in self.requests.items()
         ]
         for name, size_bytes, dollars_per_gb in (
@@ -123,12 +123,12 @@ class Traffic(_Use):
             (f"egress, {self.egress.replace('_', ' ')}", self.read_bytes, store.egress_dollars_per_gb[self.egress]),
         ):
             if dollars_per_gb:
-                lines.append(Part(name, size_bytes / GB_BYTES, "GB", size_bytes / GB_BYTES * dollars_per_gb))
+                lines.append(BillLine(name, size_bytes / GB_BYTES, "GB", size_bytes / GB_BYTES * dollars_per_gb))
         return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machines(_Use):
+class MachineUsage(_Usage):
     """Training machines: n nodes for R = t_compute + t_wait, each with a disk of S.
 
     Attributes:
@@ -147,7 +147,7 @@ class Machines(_Use):
     disk_bytes: float = 0.0
     disk_months: float = 1.0
 
-    def time_parts(self, machine: MachinePrices) -> list[Part]:
+    def time_lines(self, machine: MachinePrices) -> list[BillLine]:
         """Return the lines of the machines' hours.
 
         Raises:
@@ -156,21 +156,21 @@ class Machines(_Use):
         dollars_per_hour = machine.dollars_per_hour
         if self.accelerators is not None:
             if not 1 <= self.accelerators <= machine.accelerators:
-                has = counted(machine.accelerators, "accelerator")
+                has = format_count(machine.accelerators, "accelerator")
                 raise ConfigError(f"the machine {machine.name} has {has}, not {self.accelerators}")
             dollars_per_hour = self.accelerators * machine.dollars_per_accelerator_hour
         return [
-            Part(name, self.nodes * hours, "node-hours", self.nodes * hours * dollars_per_hour)
+            BillLine(name, self.nodes * hours, "node-hours", self.nodes * hours * dollars_per_hour)
             for name, hours in (("computing", self.compute_hours), ("waiting for data", self.wait_hours))
         ]
 
-    def disk_parts(self, disk: DiskPrices) -> list[Part]:
+    def disk_lines(self, disk: DiskPrices) -> list[BillLine]:
         """Return the line of the machines' disks."""
-        return [_rest("disks", self.nodes * self.disk_bytes, self.disk_months, disk)]
+        return [_storage_line("disks", self.nodes * self.disk_bytes, self.disk_months, disk)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calls(_Use):
+class FunctionUsage(_Usage):
     """Calls of functions.
 
     Attributes:
@@ -193,7 +193,7 @@ class Calls(_Use):
     tmp_bytes: float = 0.0
     months: float = 1.0
 
-    def parts(self, prices: FunctionPrices, name: str = "functions") -> list[Part]:
+    def bill_lines(self, prices: FunctionPrices, name: str = "functions") -> list[BillLine]:
         """Return the lines of the bill; each call, with its INIT, is rounded up to the platform's billing unit.
 
         Raises:
@@ -204,30 +204,30 @@ class Calls(_Use):
         init = self.cold_starts * (prices.billed_seconds(self.seconds + self.init_seconds) - billed_seconds)
         run_dollars, all_dollars = (self._memory_dollars(prices, each) for each in (run, run + init))
         lines = [
-            Part(f"{name}: requests", self.calls, "requests", self.calls * prices.dollars_per_request),
-            Part(f"{name}: running", run * memory_gb, "GB-s", run_dollars),
+            BillLine(f"{name}: requests", self.calls, "requests", self.calls * prices.dollars_per_request),
+            BillLine(f"{name}: running", run * memory_gb, "GB-s", run_dollars),
         ]
         if init:
-            lines.append(Part(f"{name}: INIT", init * memory_gb, "GB-s", all_dollars - run_dollars))
+            lines.append(BillLine(f"{name}: INIT", init * memory_gb, "GB-s", all_dollars - run_dollars))
         if prices.dollars_per_vcpu_second:
             used = (run + init) * self.vcpus
-            lines.append(Part(f"{name}: processors", used, "vCPU-s", used * prices.dollars_per_vcpu_second))
+            lines.append(BillLine(f"{name}: processors", used, "vCPU-s", used * prices.dollars_per_vcpu_second))
         if self.tmp_bytes:
-            lines.append(self._tmp_part(prices, run + init, name))
+            lines.append(self._tmp_line(prices, run + init, name))
         return lines
 
     def _memory_dollars(self, prices: FunctionPrices, seconds: float) -> float:
         return self.months * prices.memory_dollars(seconds * self.memory_bytes / GB_BYTES / self.months)
 
-    def _tmp_part(self, prices: FunctionPrices, seconds: float, name: str) -> Part:
+    def _tmp_line(self, prices: FunctionPrices, seconds: float, name: str) -> BillLine:
         if prices.dollars_per_tmp_gb_second is None:
             raise ConfigError(f"{prices.name}: there is no price of /tmp, files are in memory; add them to its size")
         used = seconds * max(0.0, self.tmp_bytes / GB_BYTES - prices.free_tmp_gb)
-        return Part(f"{name}: /tmp", used, "GB-s", used * prices.dollars_per_tmp_gb_second)
+        return BillLine(f"{name}: /tmp", used, "GB-s", used * prices.dollars_per_tmp_gb_second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmTier(_Use):
+class WarmTierUsage(_Usage):
     """Functions that keep data in memory because they are called regularly.
 
     A. Wang et al., "InfiniCache" (FAST 2020), section 4.3: cost of serving, and of keeping functions warm.
@@ -254,27 +254,27 @@ class WarmTier(_Use):
     serve_bytes_per_second: Positive[float] = 75e6
     serve_calls: float = 0.0
 
-    def parts(self, prices: FunctionPrices) -> list[Part]:
+    def bill_lines(self, prices: FunctionPrices) -> list[BillLine]:
         """Return the lines of the bill."""
         calls = self.functions * self.hours * 3600 / self.warm_every_seconds
-        lines = self._calls(calls, self.warm_seconds, prices, "keeping warm")
+        lines = self._call_lines(calls, self.warm_seconds, prices, "keeping warm")
         if self.served_bytes or self.serve_calls:
             seconds = self.served_bytes / self.serve_bytes_per_second / max(1.0, self.serve_calls)
-            lines += self._calls(max(1.0, self.serve_calls), seconds, prices, "serving")
+            lines += self._call_lines(max(1.0, self.serve_calls), seconds, prices, "serving")
         return lines
 
-    def _calls(self, calls: float, seconds: float, prices: FunctionPrices, name: str) -> list[Part]:
-        used = Calls(
+    def _call_lines(self, calls: float, seconds: float, prices: FunctionPrices, name: str) -> list[BillLine]:
+        used = FunctionUsage(
             calls=calls,
             seconds=seconds,
             memory_bytes=self.memory_bytes,
             vcpus=self.vcpus,
-            months=max(1.0, self.hours / HOURS_A_MONTH),
+            months=max(1.0, self.hours / HOURS_PER_MONTH),
         )
-        return used.parts(prices, f"warm tier, {name}")
+        return used.bill_lines(prices, f"warm tier, {name}")
 
 
-_MANIFESTS, _TRIALS = 2, 1
+_MANIFEST_WRITES, _TRIAL_WRITES = 2, 1
 """Writes of the manifest and its copy; and the trial write, which a store that honours conditions refuses."""
 
 
@@ -320,5 +320,5 @@ def packing_traffic(super_samples: int, size_bytes: int, *, egress: Egress = "sa
 
     An upper bound: uploads that end at the same time share a pack record.
     """
-    writes = super_samples + record_writes(super_samples) + _MANIFESTS + _TRIALS
+    writes = super_samples + max_record_writes(super_samples) + _MANIFEST_WRITES + _TRIAL_WRITES
     return Traffic(requests={Operation.PUT: writes}, written_bytes=size_bytes, egress=egress)

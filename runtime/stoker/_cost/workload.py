@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from stoker._base.arguments import AtLeastOne, Bounded, Finite, NotNegative, Positive
+from stoker._base.arguments import AtLeastOne, BoundedConfig, Finite, NotNegative, Positive
 from stoker._base.meter import Egress
 from stoker._cost.prices import FunctionPrices
-from stoker._cost.usage import HOURS_A_MONTH, Calls, Part
+from stoker._cost.usage import HOURS_PER_MONTH, BillLine, FunctionUsage
 from stoker.errors import ConfigError
 
 NODE_RESERVED_BYTES, SHARD_OVERHEAD_BYTES = 192 << 20, 768
 """Memory of a warm function that is not for shards; and memory of each shard in addition to its bytes."""
-_LONGEST_CALL_SECONDS = 900.0
+_MAX_CALL_SECONDS = 900.0
 _WARM_CALL_SECONDS = 0.002
-_MOST_EXPONENT = 700.0
+_MAX_EXPONENT = 700.0
 """Maximum argument of ``math.expm1``, which overflows above 709."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload(Bounded):
+class ReadWorkload(BoundedConfig):
     """Reads of whole objects, evenly spread over some hours.
 
     Attributes:
@@ -50,18 +50,18 @@ class Workload(Bounded):
         return self.reads * self.object_bytes
 
     @property
-    def filled(self) -> float:
+    def shared_fill_objects(self) -> float:
         """Number of reads from the bucket that fill a tier that all trainers share."""
         return min(self.objects, self.reads)
 
     @property
-    def filled_of_each(self) -> float:
+    def own_fill_objects(self) -> float:
         """Maximum number of reads from the bucket by which each trainer fills a tier of its own."""
         return min(self.objects, self.reads / self.trainers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmFunctions(Bounded):
+class WarmFunctions(BoundedConfig):
     """Functions that keep erasure-coded shards in memory, called by the proxy of a warm tier.
 
     Requests are assumed to come at random times. A call lasts while requests follow within ``linger_seconds``, so busy
@@ -93,7 +93,7 @@ class WarmFunctions(Bounded):
         """Number of shards of an object, each on a different node."""
         return self.data_shards + self.parity_shards
 
-    def nodes(self, work: Workload) -> int:
+    def nodes(self, work: ReadWorkload) -> int:
         """Return the number of functions that hold all objects.
 
         Raises:
@@ -107,22 +107,24 @@ class WarmFunctions(Bounded):
         shard_bytes = work.object_bytes / self.data_shards + SHARD_OVERHEAD_BYTES
         return max(self.shards, math.ceil(work.objects * self.shards * shard_bytes / room_bytes))
 
-    def parts(self, work: Workload, prices: FunctionPrices) -> list[Part]:
+    def bill_lines(self, work: ReadWorkload, prices: FunctionPrices) -> list[BillLine]:
         """Return the lines of the bill: calls that receive and send shards, and calls that keep functions warm."""
         nodes, seconds = self.nodes(work), work.hours * 3600
         rate = work.reads * self.shards / nodes / seconds  # requests per second to a node: one per read or write
         stay_seconds = self.linger_seconds + work.object_bytes / self.data_shards / self.bytes_per_second
         starts = nodes * seconds * rate * math.exp(-rate * stay_seconds)
         awake_seconds = nodes * seconds * -math.expm1(-rate * stay_seconds) + starts * self.exchange_seconds
-        calls = max(starts, awake_seconds / _LONGEST_CALL_SECONDS)
-        warm_calls = starts / math.expm1(min(_MOST_EXPONENT, rate * self.keep_warm_seconds))
+        calls = max(starts, awake_seconds / _MAX_CALL_SECONDS)
+        warm_calls = starts / math.expm1(min(_MAX_EXPONENT, rate * self.keep_warm_seconds))
         return [
-            *self._lines(calls, awake_seconds / calls, work, prices, "serving"),
-            *self._lines(warm_calls, _WARM_CALL_SECONDS, work, prices, "keeping warm"),
+            *self._call_lines(calls, awake_seconds / calls, work, prices, "serving"),
+            *self._call_lines(warm_calls, _WARM_CALL_SECONDS, work, prices, "keeping warm"),
         ]
 
-    def _lines(self, calls: float, seconds: float, work: Workload, prices: FunctionPrices, name: str) -> list[Part]:
+    def _call_lines(
+        self, calls: float, seconds: float, work: ReadWorkload, prices: FunctionPrices, name: str
+    ) -> list[BillLine]:
         vcpus = self.vcpus if prices.dollars_per_vcpu_second else 0.0
-        months = max(1.0, work.hours / HOURS_A_MONTH)
-        use = Calls(calls=calls, seconds=seconds, memory_bytes=self.memory_bytes, vcpus=vcpus, months=months)
-        return use.parts(prices, f"warm tier, {name}")
+        months = max(1.0, work.hours / HOURS_PER_MONTH)
+        use = FunctionUsage(calls=calls, seconds=seconds, memory_bytes=self.memory_bytes, vcpus=vcpus, months=months)
+        return use.bill_lines(prices, f"warm tier, {name}")

@@ -15,22 +15,22 @@ import numpy as np
 
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader, RetryPolicy
-from stoker._base.sizes import counted, format_bytes
+from stoker._base.sizes import format_bytes, format_count
 from stoker._diagnostics.machine import (
     Finding,
     Level,
     Machine,
-    Whereabouts,
-    look,
+    MachineRegion,
+    detect_region,
+    inspect_machine,
     machine_findings,
     package_findings,
-    whereabouts,
 )
 from stoker._diagnostics.probe import Probe, ProbeLimits, probe
 from stoker._format.manifest import Manifest
-from stoker._format.versions import newest_manifest, read_manifest
+from stoker._format.versions import find_newest_manifest, read_manifest
 from stoker._stores import StoreOptions, open_store
-from stoker._stores.http_objects import Endpoint, HttpObjects
+from stoker._stores.http_objects import EndpointInfo, HttpObjectStore
 from stoker._stores.location import parse_url
 from stoker.abc import ObjectRef, Store, Writable
 from stoker.errors import (
@@ -47,16 +47,16 @@ from stoker.errors import (
 
 _SKEW_WARNING_SECONDS, _SKEW_PROBLEM_SECONDS = 60.0, 900.0
 """Stores reject signatures when clocks differ by more than 15 minutes."""
-_SOON_SECONDS = 3600.0
+_MIN_CREDENTIAL_SECONDS = 3600.0
 _FAR_SECONDS = 0.15
 _SLOW_BYTES_PER_SECOND = 20e6
-_SMALL_BYTES, _FEW = 768 << 10, 16
+_SMALL_SUPER_SAMPLE_BYTES, _MAX_SMALL_SUPER_SAMPLES = 768 << 10, 16
 """Below the size of super-samples that are packed with a limit of 1 MiB."""
-_LATE_PART, _FEW_LATE, _FAILING_PART = 0.01, 2, 0.1
+_LATE_FRACTION, _MIN_LATE, _FAILING_FRACTION = 0.01, 2, 0.1
 """Late reads are a warning from this fraction and this count on, failed reads a problem from this fraction on."""
-_READ_WHOLE = 3
+_VERIFIED_SUPER_SAMPLES = 3
 """Number of super-samples to read and compare with their checksums."""
-_WINDOW = 10
+_MIN_HELD_SUPER_SAMPLES = 10
 """Minimum number of super-samples that a loader holds: a window of eight, and two in flight."""
 _PROBE = ProbeLimits(requests=200, size_bytes=128 << 20, seconds=20.0)
 _ATTEMPTS = RetryPolicy(attempts=3, first_seconds=0.2, longest_seconds=2.0)
@@ -71,7 +71,7 @@ _REMEDIES: Mapping[type[StokerError], str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examination:
+class DoctorConfig:
     """What to check, and replaceable probes of this machine.
 
     Attributes:
@@ -89,80 +89,82 @@ class Examination:
     write: bool = False
     limits: ProbeLimits = _PROBE
     clock: Callable[[], float] = time.time
-    machine: Callable[[], Machine] = look
-    whereabouts: Callable[[], Whereabouts] = field(default=whereabouts)
+    machine: Callable[[], Machine] = inspect_machine
+    whereabouts: Callable[[], MachineRegion] = field(default=detect_region)
 
 
-async def examine(what: Examination, tell: Callable[[Finding], object]) -> None:
-    """Run all checks and pass each finding to ``tell`` at once; skip checks that an earlier problem makes impossible.
+async def diagnose(config: DoctorConfig, on_finding: Callable[[Finding], object]) -> None:
+    """Run all checks, pass each finding to ``on_finding``, and skip those that an earlier problem makes impossible.
 
     Raises:
         ConfigError: the URL or the options are wrong.
     """
-    for finding in package_findings(parse_url(what.url).scheme):
-        tell(finding)
+    for finding in package_findings(parse_url(config.url).scheme):
+        on_finding(finding)
         if finding.level is Level.PROBLEM:
             return
-    machine = what.machine()
+    machine = config.machine()
     for finding in machine_findings(machine):
-        tell(finding)
-    store = open_store(what.url, options=what.options)
+        on_finding(finding)
+    store = open_store(config.url, options=config.options)
     try:
-        await _Doctor(what, machine, store, tell).look()
+        await _Doctor(config, machine, store, on_finding).run()
     finally:
         await store.close()
 
 
 class _Doctor:
-    def __init__(self, what: Examination, machine: Machine, store: Store, tell: Callable[[Finding], object]) -> None:
-        self._what, self._machine, self._store, self._tell = what, machine, store, tell
+    def __init__(self, what: DoctorConfig, machine: Machine, store: Store, tell: Callable[[Finding], object]) -> None:
+        self._config, self._machine, self._store, self._on_finding = what, machine, store, tell
         self._reader = RetryingReader(store, _ATTEMPTS)
         self._manifest: Manifest | None = None
 
-    async def look(self) -> None:
+    async def run(self) -> None:
         """Check the endpoint, the credentials, the permissions, the data set and the speed, in this order."""
-        if isinstance(self._store, HttpObjects):
+        if isinstance(self._store, HttpObjectStore):
             try:
-                await self._endpoint(self._store)
-                self._tell(await self._identity(self._store))
+                await self._check_endpoint(self._store)
+                self._on_finding(await self._check_identity(self._store))
             except StokerError as error:
-                self._tell(_problem("endpoint", error))
+                self._on_finding(_problem("endpoint", error))
                 return
-        read = await self._read()
-        self._tell(read)
-        if read.level is not Level.PROBLEM or self._what.write:
-            self._tell(await self._list())
-        if self._what.write:
-            await self._write()
+        read = await self._check_read()
+        self._on_finding(read)
+        if read.level is not Level.PROBLEM or self._config.write:
+            self._on_finding(await self._check_list())
+        if self._config.write:
+            await self._check_write()
         if self._manifest is not None:
-            await self._dataset(self._manifest)
-            await self._speed(self._manifest)
+            await self._check_dataset(self._manifest)
+            await self._check_speed(self._manifest)
 
-    async def _endpoint(self, store: HttpObjects[Any]) -> None:
-        asked = self._what.clock()
-        endpoint = await store.endpoint()
-        self._tell(Finding("endpoint", Level.OK, f"{endpoint.address} answers"))
+    async def _check_endpoint(self, store: HttpObjectStore[Any]) -> None:
+        asked = self._config.clock()
+        endpoint = await store.describe_endpoint()
+        self._on_finding(Finding("endpoint", Level.OK, f"{endpoint.address} answers"))
         if endpoint.date is not None:
-            self._tell(_clock(endpoint.date, (asked + self._what.clock()) / 2))
-        self._tell(_region(endpoint, await asyncio.to_thread(self._what.whereabouts)))
+            self._on_finding(_clock_finding(endpoint.date, (asked + self._config.clock()) / 2))
+        self._on_finding(_region_finding(endpoint, await asyncio.to_thread(self._config.whereabouts)))
 
-    async def _identity(self, store: HttpObjects[Any]) -> Finding:
-        found = await store.identity()
+    async def _check_identity(self, store: HttpObjectStore[Any]) -> Finding:
+        found = await store.describe_credentials()
         if found.expires is None:
             return Finding("credentials", Level.OK, found.kind)
-        left = (found.expires - datetime.fromtimestamp(self._what.clock(), UTC)).total_seconds()
-        text = f"{found.kind}, for {_span(left)}"
-        if found.is_renewed or left > _SOON_SECONDS:
+        left = (found.expires - datetime.fromtimestamp(self._config.clock(), UTC)).total_seconds()
+        text = f"{found.kind}, for {_format_span(left)}"
+        if found.is_renewed or left > _MIN_CREDENTIAL_SECONDS:
             return Finding("credentials", Level.OK, f"{text}, then renewed" if found.is_renewed else text)
         advice = "for a longer run, use credentials that renew themselves (a role, a profile), or a longer-lived token"
         if left <= 0:  # by this clock; a later check shows whether the store accepts them
-            text, advice = f"{found.kind}, which expired {_span(-left)} ago", "get new credentials"
+            text, advice = f"{found.kind}, which expired {_format_span(-left)} ago", "get new credentials"
         return Finding("credentials", Level.WARNING, text, advice)
 
-    async def _read(self) -> Finding:
+    async def _check_read(self) -> Finding:
         try:
             self._manifest = manifest = await read_manifest(self._reader)
-            rows = sorted({*range(0, len(manifest), max(1, len(manifest) // _READ_WHOLE))})[:_READ_WHOLE]
+            rows = sorted({*range(0, len(manifest), max(1, len(manifest) // _VERIFIED_SUPER_SAMPLES))})[
+                :_VERIFIED_SUPER_SAMPLES
+            ]
             tagged = [await self._is_whole(manifest.ref(row)) for row in rows]
         except (ChecksumError, TruncatedError) as error:
             advice = "a loader rejects it: find all damaged objects, and pack them again or restore them from a copy"
@@ -170,12 +172,12 @@ class _Doctor:
         except StokerError as error:
             if not isinstance(error, NotFoundError) or isinstance(error, BucketNotFoundError):
                 return _problem("read", error)
-            return self._absent() if self._manifest is None else _lost(error)
+            return self._missing_dataset() if self._manifest is None else _missing_object(error)
         if not all(tagged):
             text = "super-samples have other ETags or generations than the manifest pins, but the right contents"
             advice = "nothing if the bucket is a copy: checksums identify the objects"
             return Finding("read", Level.WARNING, text, advice, _VERIFY)
-        whole = f"{len(rows)} of {counted(len(manifest), 'super-sample')}"
+        whole = f"{len(rows)} of {format_count(len(manifest), 'super-sample')}"
         return Finding("read", Level.OK, f"the manifest, and {whole} with the right checksums")
 
     async def _is_whole(self, ref: ObjectRef) -> bool:
@@ -195,9 +197,9 @@ class _Doctor:
             )
         return not ref.tag or info.tag == ref.tag
 
-    def _absent(self) -> Finding:
+    def _missing_dataset(self) -> Finding:
         """Report that there is no data set; no problem for a check with ``write``, which often precedes a pack."""
-        if self._what.write:
+        if self._config.write:
             return Finding("read", Level.NOTE, "there is no data set yet")
         if self._is_served:
             return Finding("read", Level.PROBLEM, "there is no data set", "check the URL, which must end with /v1/NAME")
@@ -207,9 +209,9 @@ class _Doctor:
 
     @property
     def _is_served(self) -> bool:
-        return self._what.url.startswith("stoker+")
+        return self._config.url.startswith("stoker+")
 
-    async def _list(self) -> Finding:
+    async def _check_list(self) -> Finding:
         found = self._reader.list("manifests/")
         try:
             await anext(found, None)
@@ -223,26 +225,28 @@ class _Doctor:
                 await found.aclose()
         return Finding("list", Level.OK, "allowed")
 
-    async def _write(self) -> None:
+    async def _check_write(self) -> None:
         """Write an object twice, each time on the condition that it does not exist, and delete it."""
         if not isinstance(self._store, Writable) or self._is_served:
-            self._tell(Finding("write", Level.NOTE, "not checked: a data set that a function serves is read-only"))
+            self._on_finding(
+                Finding("write", Level.NOTE, "not checked: a data set that a function serves is read-only")
+            )
             return
         key = f"doctor/{secrets.token_hex(8)}"
         try:
             await self._store.put(key, b"stoker doctor", if_absent=True)
             try:
-                second = await self._second_write(key)
+                second = await self._check_conditional_write(key)
             finally:
                 await self._store.delete(key)
         except StokerError as error:
             advice = "grant these credentials s3:PutObject and s3:DeleteObject, or storage.objects.create and delete"
-            self._tell(_problem("write", error, advice))
+            self._on_finding(_problem("write", error, advice))
             return
-        self._tell(Finding("write", Level.OK, "a small object was written and deleted"))
-        self._tell(second)
+        self._on_finding(Finding("write", Level.OK, "a small object was written and deleted"))
+        self._on_finding(second)
 
-    async def _second_write(self, key: str) -> Finding:
+    async def _check_conditional_write(self, key: str) -> Finding:
         try:
             await self._store.put(key, b"stoker doctor", if_absent=True)
         except PreconditionFailedError:
@@ -255,39 +259,41 @@ class _Doctor:
             "use a store that honours it, or pack in one process at a time",
         )
 
-    async def _dataset(self, manifest: Manifest) -> None:
-        packed = f"{counted(manifest.samples, 'sample')} in {counted(len(manifest), 'super-sample')}"
+    async def _check_dataset(self, manifest: Manifest) -> None:
+        packed = f"{format_count(manifest.samples, 'sample')} in {format_count(len(manifest), 'super-sample')}"
         text = f"version {manifest.version}, {packed}, {format_bytes(manifest.size_bytes)}"
-        self._tell(Finding("data set", Level.OK, text) if len(manifest) else Finding("data set", Level.WARNING, text))
+        self._on_finding(
+            Finding("data set", Level.OK, text) if len(manifest) else Finding("data set", Level.WARNING, text)
+        )
         with suppress(StokerError):  # credentials that may read one version need not be able to find others
-            newest = await newest_manifest(self._reader)
+            newest = await find_newest_manifest(self._reader)
             if newest is not None and newest.version > manifest.version:
                 text = f"version {newest.version} is complete, but readers still open version {manifest.version}"
                 advice = "a writer ended before it published the version; the next writer does"
-                self._tell(Finding("newest version", Level.WARNING, text, advice, _COMPACT))
-        for finding in _sizes(manifest, self._machine):
-            self._tell(finding)
+                self._on_finding(Finding("newest version", Level.WARNING, text, advice, _COMPACT))
+        for finding in _size_findings(manifest, self._machine):
+            self._on_finding(finding)
 
-    async def _speed(self, manifest: Manifest) -> None:
+    async def _check_speed(self, manifest: Manifest) -> None:
         if not len(manifest):
             return
         try:
             refs = [manifest.ref(row) for row in range(0, len(manifest), max(1, len(manifest) // 64))]
-            found = await probe(self._store, refs, self._what.limits)
+            found = await probe(self._store, refs, self._config.limits)
         except StokerError as error:
             advice = _REMEDIES.get(type(error), "find out which objects cannot be read")
             is_lost = isinstance(error, NotFoundError)
-            self._tell(_lost(error) if is_lost else _problem("speed", error, advice, _VERIFY))
+            self._on_finding(_missing_object(error) if is_lost else _problem("speed", error, advice, _VERIFY))
             return
-        took = f"with {counted(found.requests, 'request')}, {format_bytes(found.read_bytes)}"
-        for finding in (*_speeds(found), Finding("measured", Level.OK, took), *_failures(found)):
-            self._tell(finding)
+        took = f"with {format_count(found.requests, 'request')}, {format_bytes(found.read_bytes)}"
+        for finding in (*_speed_findings(found), Finding("measured", Level.OK, took), *_failure_findings(found)):
+            self._on_finding(finding)
 
 
-def _failures(found: Probe) -> Iterator[Finding]:
+def _failure_findings(found: Probe) -> Iterator[Finding]:
     """Report failed requests: those above the bucket's request rate, and those with other errors."""
-    requests, throttled = counted(found.requests, "request"), found.throttled
-    is_failing = found.failed_part >= _FAILING_PART
+    requests, throttled = format_count(found.requests, "request"), found.throttled
+    is_failing = found.failed_part >= _FAILING_FRACTION
     if found.failed > throttled or is_failing:
         asked_for_less = f", {throttled} of them with a request to send fewer (503, 429)" if throttled else ""
         text = f"{found.failed} of {requests} failed with a transient error{asked_for_less}"
@@ -304,25 +310,25 @@ def _failures(found: Probe) -> Iterator[Finding]:
         yield Finding("throttling", Level.WARNING, f"the bucket answers {rate}; {what}", advice, _PLAN)
 
 
-def _sizes(manifest: Manifest, machine: Machine) -> Iterator[Finding]:
+def _size_findings(manifest: Manifest, machine: Machine) -> Iterator[Finding]:
     """Report super-samples that are too small, or too large for this machine."""
     half_bytes = float(np.median(manifest.rows.size_bytes)) if len(manifest) else 0.0
-    if len(manifest) > _FEW and half_bytes < _SMALL_BYTES:
+    if len(manifest) > _MAX_SMALL_SUPER_SAMPLES and half_bytes < _SMALL_SUPER_SAMPLE_BYTES:
         text, advice = "half of them have at most", "merge them: a small object costs as much latency as a large one"
         yield Finding("super-sample size", Level.WARNING, f"{text} {format_bytes(half_bytes)}", advice, _COMPACT)
-    needed_bytes = _WINDOW * manifest.largest_bytes + manifest.file_bytes
+    needed_bytes = _MIN_HELD_SUPER_SAMPLES * manifest.largest_bytes + manifest.file_bytes
     if needed_bytes > machine.free_bytes:
         text = f"a window of 8 needs {format_bytes(needed_bytes)}, but {format_bytes(machine.free_bytes)} are free"
         advice = "use a smaller window, a larger machine, or smaller super-samples"
         yield Finding("super-sample size", Level.PROBLEM, text, advice, _PLAN)
 
 
-def _speeds(found: Probe) -> Iterator[Finding]:
-    latency = f"first byte {_duration(found.median_seconds)}, at most {_duration(found.slowest_seconds)}"
+def _speed_findings(found: Probe) -> Iterator[Finding]:
+    latency = f"first byte {_format_duration(found.median_seconds)}, at most {_format_duration(found.slowest_seconds)}"
     if found.late:
-        latency += f" ({found.late} of {counted(len(found.first_byte_seconds), 'request')} late)"
+        latency += f" ({found.late} of {format_count(len(found.first_byte_seconds), 'request')} late)"
     is_far = found.median_seconds > _FAR_SECONDS
-    if is_far or found.late >= max(_FEW_LATE, _LATE_PART * len(found.first_byte_seconds)):
+    if is_far or found.late >= max(_MIN_LATE, _LATE_FRACTION * len(found.first_byte_seconds)):
         advice = "give the loader more memory to fetch farther ahead; it also hedges late requests, which are billed"
         if is_far:
             advice = "train closer to the bucket, or use larger super-samples and more memory"
@@ -330,7 +336,7 @@ def _speeds(found: Probe) -> Iterator[Finding]:
     else:
         yield Finding("latency", Level.OK, latency)
     rate, alone = found.observed_bytes_per_second, found.observed_alone_bytes_per_second
-    together = counted(found.connections, "connection")
+    together = format_count(found.connections, "connection")
     rates = f"{alone / 1e6:,.0f} MB/s alone, {rate / 1e6:,.0f} MB/s with {together}"
     if found.is_rate_assumed:
         rates = "not measured: the objects are too small to tell"
@@ -340,22 +346,22 @@ def _speeds(found: Probe) -> Iterator[Finding]:
     yield Finding("bandwidth", level, rates, *remedy)
 
 
-def _clock(date: datetime, now_seconds: float) -> Finding:
+def _clock_finding(date: datetime, now_seconds: float) -> Finding:
     """Compare the clocks; the bucket's time is truncated to a second, hence the half second."""
     skew = now_seconds - date.timestamp() - 0.5
     size = abs(skew)
     if size < _SKEW_WARNING_SECONDS:
         return Finding("clock", Level.OK, "right" if size < 2 else f"{size:.0f} s off")
-    text = f"this machine's clock is {_span(size)} {'ahead of' if skew > 0 else 'behind'} the bucket's"
+    text = f"this machine's clock is {_format_span(size)} {'ahead of' if skew > 0 else 'behind'} the bucket's"
     level = Level.PROBLEM if size >= _SKEW_PROBLEM_SECONDS else Level.WARNING
     advice = "set the clock: stores reject signatures if it is 15 minutes off"
     return Finding("clock", level, text, advice, "timedatectl set-ntp true")
 
 
-def _region(endpoint: Endpoint, where: Whereabouts) -> Finding:
+def _region_finding(endpoint: EndpointInfo, where: MachineRegion) -> Finding:
     bucket = endpoint.region or "unknown"
-    if endpoint.region and endpoint.asked_region and endpoint.region != endpoint.asked_region:
-        text = f"the bucket is in {bucket}, requests are made for {endpoint.asked_region}"
+    if endpoint.region and endpoint.signing_region and endpoint.region != endpoint.signing_region:
+        text = f"the bucket is in {bucket}, requests are made for {endpoint.signing_region}"
         return Finding(
             "region", Level.PROBLEM, text, "ask for the bucket in its own region", f"export AWS_REGION={bucket}"
         )
@@ -375,17 +381,17 @@ def _problem(check: str, error: StokerError, advice: str = "", command: str = ""
     return Finding(name, Level.PROBLEM, str(error), advice, command)
 
 
-def _lost(error: StokerError) -> Finding:
+def _missing_object(error: StokerError) -> Finding:
     """Report that an object of the manifest does not exist."""
     return Finding("read", Level.PROBLEM, str(error), "find all missing objects, and pack them again", _VERIFY)
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
-def _span(seconds: float) -> str:
+def _format_span(seconds: float) -> str:
     for size, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= 2 * size:
-            return counted(int(seconds // size), name)
-    return counted(max(0, int(seconds)), "second")
+            return format_count(int(seconds // size), name)
+    return format_count(max(0, int(seconds)), "second")

@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from itertools import cycle, pairwise
 from typing import Annotated, Any, Protocol
 
-from stoker._base.arguments import AtLeastOne, Bound, Bounded, Fraction, NotNegative, Positive
+from stoker._base.arguments import AtLeastOne, BoundedConfig, Fraction, NotNegative, NumberBound, Positive
 from stoker._base.task_group import end_tasks
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.hedge import TransferTimes
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ConfigError, StoreError, ThrottledError, TransientError
 
-LONGEST_SECONDS = 86400.0
+MAX_SECONDS = 86400.0
 """Maximum duration, one day: a first byte or a step never takes longer, and sums keep their precision."""
 
-Duration = Annotated[float, Bound(">=", 0), Bound("<=", LONGEST_SECONDS)]
-LEAST_MEDIAN_SECONDS = 1e-9
+Duration = Annotated[float, NumberBound(">=", 0), NumberBound("<=", MAX_SECONDS)]
+MIN_MEDIAN_SECONDS = 1e-9
 """Minimum median: 0 has no logarithm."""
-_LOG_LONGEST = math.log(LONGEST_SECONDS)
+_LOG_MAX_SECONDS = math.log(MAX_SECONDS)
 _Z_99 = 2.3263478740408408
 """The 99th percentile of the standard normal distribution."""
 
@@ -40,7 +40,7 @@ class Latency(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Constant(Bounded):
+class Constant(BoundedConfig):
     """Always the same duration.
 
     Attributes:
@@ -55,7 +55,7 @@ class Constant(Bounded):
 
 
 @dataclass(frozen=True, slots=True)
-class LogNormal(Bounded):
+class LogNormal(BoundedConfig):
     """Log-normal durations, as of requests to a healthy store: a sharp rise and a long tail.
 
     Attributes:
@@ -67,18 +67,18 @@ class LogNormal(Bounded):
     p99_seconds: Duration
 
     def __post_init__(self) -> None:
-        Bounded.__post_init__(self)  # super() does not know a class with slots
-        if not self.p99_seconds >= self.median_seconds >= LEAST_MEDIAN_SECONDS:
-            raise ConfigError(f"LogNormal needs p99_seconds >= median_seconds >= {LEAST_MEDIAN_SECONDS:g}, not {self}")
+        BoundedConfig.__post_init__(self)  # super() does not know a class with slots
+        if not self.p99_seconds >= self.median_seconds >= MIN_MEDIAN_SECONDS:
+            raise ConfigError(f"LogNormal needs p99_seconds >= median_seconds >= {MIN_MEDIAN_SECONDS:g}, not {self}")
 
     def draw(self, rng: random.Random) -> float:
-        """Return a random duration, at most :data:`LONGEST_SECONDS`."""
+        """Return a random duration, at most :data:`MAX_SECONDS`."""
         sigma = math.log(self.p99_seconds / self.median_seconds) / _Z_99
-        return math.exp(min(rng.normalvariate(math.log(self.median_seconds), sigma), _LOG_LONGEST))
+        return math.exp(min(rng.normalvariate(math.log(self.median_seconds), sigma), _LOG_MAX_SECONDS))
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedLatency:
     """Measured durations, all equally likely.
 
     Attributes:
@@ -99,7 +99,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Late(Bounded):
+class LateTail(BoundedConfig):
     """A distribution with a late tail.
 
     Attributes:
@@ -118,7 +118,7 @@ class Late(Bounded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketModel(Bounded):
+class BucketModel(BoundedConfig):
     """Model of a bucket: latency, bandwidth, request rate and errors.
 
     Attributes:
@@ -137,15 +137,15 @@ class BucketModel(Bounded):
     requests_per_second: Positive[float] = math.inf
     longest_line_seconds: NotNegative[float] = math.inf
     burst: AtLeastOne[int] = 1
-    error_fraction: Annotated[float, Bound(">=", 0), Bound("<", 1)] = 0.0
+    error_fraction: Annotated[float, NumberBound(">=", 0), NumberBound("<", 1)] = 0.0
 
 
-_WAITS_FACTOR, _WAITS_SECONDS = 1.6, 0.02
+_QUEUED_FACTOR, _QUEUED_SECONDS = 1.6, 0.02
 """Factor and seconds by which the first byte of a queued request is later than that of a request sent alone."""
-_LEAST_TELLING, _QUEUED_PART = 4, 1 / 3
+_MIN_ANSWERS, _MIN_QUEUED_FRACTION = 4, 1 / 3
 """Minimum number of answers from which to estimate a rate; and minimum fraction of queued requests if there is a queue:
 a few are late by chance."""
-_LEAST_SECONDS, _EVEN = 1e-3, 1.6
+_MIN_SECONDS, _EVEN_SPACING_FACTOR = 1e-3, 1.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,62 +153,66 @@ class SentRequest:
     """A request of a probe.
 
     Attributes:
-        sent: time at which it was sent, in seconds of the event loop.
-        begun: time at which its response began; None if it did not, or the store does not report it.
+        sent_seconds: time at which it was sent, in seconds of the event loop.
+        begun_seconds: time at which its response began; None if it did not, or the store does not report it.
         is_refused: whether the bucket asked for fewer requests (503 SlowDown, 429).
     """
 
-    sent: float
-    begun: float | None
+    sent_seconds: float
+    begun_seconds: float | None
     is_refused: bool
 
 
-def rate_limit_of(requests: Sequence[SentRequest], usual_seconds: float) -> BucketModel | None:
+def estimate_rate_limit(requests: Sequence[SentRequest], usual_seconds: float) -> BucketModel | None:
     """Return a model of the bucket with the request limit that requests show; None if they show none.
 
     Args:
         requests: requests of a probe; the last of them were sent as fast as the bucket accepts them.
         usual_seconds: time to the first byte of requests that are sent one by one, in seconds.
     """
-    requests = sorted(requests, key=lambda each: each.sent)
-    refused = [each.sent for each in requests if each.is_refused]
-    answered = [(each.sent, each.begun) for each in requests if each.begun is not None and not each.is_refused]
-    queued = _queued(answered, usual_seconds)
+    requests = sorted(requests, key=lambda each: each.sent_seconds)
+    refused = [each.sent_seconds for each in requests if each.is_refused]
+    answered = [
+        (each.sent_seconds, each.begun_seconds)
+        for each in requests
+        if each.begun_seconds is not None and not each.is_refused
+    ]
+    queued = _queued_requests(answered, usual_seconds)
     if not refused and not queued:
         return None
     if refused:
         after = [sent for sent, _ in answered if sent > refused[0] + usual_seconds / 2]
-        rate = _rate(after, requests[-1].sent - refused[0])
+        rate = _events_per_second(after, requests[-1].sent_seconds - refused[0])
         longest = max((begun - sent - usual_seconds for sent, begun in queued), default=0.0)
     else:
         moments = sorted(begun for _, begun in queued)
-        rate, longest = (len(moments) - 1) / max(moments[-1] - moments[0], _LEAST_SECONDS), math.inf
+        rate, longest = (len(moments) - 1) / max(moments[-1] - moments[0], _MIN_SECONDS), math.inf
     full = refused[0] if refused else queued[0][0]
-    at_once = sum(sent < full for sent, _ in answered) - rate * (full - requests[0].sent)
+    at_once = sum(sent < full for sent, _ in answered) - rate * (full - requests[0].sent_seconds)
     return BucketModel(requests_per_second=rate, burst=max(1, round(at_once)), longest_line_seconds=longest)
 
 
-def _queued(answered: Sequence[tuple[float, float]], usual_seconds: float) -> list[tuple[float, float]]:
+def _queued_requests(answered: Sequence[tuple[float, float]], usual_seconds: float) -> list[tuple[float, float]]:
     """Return when queued requests were sent and answered; nothing if they are few."""
-    late_seconds = _WAITS_FACTOR * usual_seconds + _WAITS_SECONDS
+    late_seconds = _QUEUED_FACTOR * usual_seconds + _QUEUED_SECONDS
     queued = [(sent, begun) for sent, begun in answered if begun - sent > late_seconds]
-    return queued if len(queued) >= max(_LEAST_TELLING + 1, _QUEUED_PART * len(answered)) else []
+    return queued if len(queued) >= max(_MIN_ANSWERS + 1, _MIN_QUEUED_FRACTION * len(answered)) else []
 
 
-def _rate(moments: Sequence[float], seconds: float) -> float:
+def _events_per_second(moments: Sequence[float], seconds: float) -> float:
     """Return the number of events per second.
 
     If no two events are much closer than the mean, there was no burst, and the closest two show the possible rate.
     """
-    mean = max(1, len(moments)) / max(seconds, _LEAST_SECONDS)
-    if len(moments) <= _LEAST_TELLING:
+    mean = max(1, len(moments)) / max(seconds, _MIN_SECONDS)
+    if len(moments) <= _MIN_ANSWERS:
         return mean
     nearest = min(later - sooner for sooner, later in pairwise(moments))
-    return 1 / nearest if nearest * mean * _EVEN > 1 else mean
+    return 1 / nearest if nearest * mean * _EVEN_SPACING_FACTOR > 1 else mean
 
 
 _LATE_FACTOR = FetchConfig().hedge_first_byte_factor
-_LEAST_LATE_SECONDS = 0.5
+_MIN_LATE_SECONDS = 0.5
 """Minimum time before a read is late: opening dozens of connections at once takes CPU time."""
 
 
@@ -217,15 +221,15 @@ class TimedRead:
     """One completed read; times are in seconds of the event loop.
 
     Attributes:
-        sent: time at which the request was sent.
-        begun: time at which its response began; ``sent`` if the store does not report it.
-        done: time at which the response was complete.
+        sent_seconds: time at which the request was sent.
+        begun_seconds: time at which its response began; ``sent_seconds`` if the store does not report it.
+        ended_seconds: time at which the response was complete.
         size_bytes: bytes read.
     """
 
-    sent: float
-    begun: float
-    done: float
+    sent_seconds: float
+    begun_seconds: float
+    ended_seconds: float
     size_bytes: int
 
 
@@ -241,27 +245,27 @@ class TimedReader:
         requests: number of requests sent.
         failed: number of requests that ended in a transient error.
         throttled: number of failed requests that the bucket refused because there were too many.
-        asked_bytes: bytes requested.
+        requested_bytes: bytes requested.
         read_bytes: bytes received, without those of late reads.
-        last: last transient error; None if there was none.
-        sent: outcome of each request, in the order of sending.
+        last_error: last transient error; None if there was none.
+        sent_requests: outcome of each request, in the order of sending.
         spacing_seconds: minimum time between the starts of two requests, in seconds.
         first_byte_seconds: times to the first byte, in seconds, without the first, which may include connecting.
-        patient_seconds: times to the first byte of reads with their own ``patience_seconds``.
+        slow_first_byte_seconds: times to the first byte of reads with their own ``patience_seconds``.
     """
 
     def __init__(self, store: Readable, refs: Sequence[ObjectRef], group: asyncio.TaskGroup) -> None:
         self._store, self._group = store, group
         self._refs: Iterator[ObjectRef] = cycle(refs)
         self._times = TransferTimes()
-        self._left: set[asyncio.Task[None]] = set()
-        self.requests = self.failed = self.throttled = self.asked_bytes = self.read_bytes = 0
-        self.sent: list[SentRequest] = []
+        self._late_tasks: set[asyncio.Task[None]] = set()
+        self.requests = self.failed = self.throttled = self.requested_bytes = self.read_bytes = 0
+        self.sent_requests: list[SentRequest] = []
         self.spacing_seconds = 0.0
         self._next_seconds = -math.inf
-        self.last: TransientError | None = None
+        self.last_error: TransientError | None = None
         self.first_byte_seconds: list[float] = []
-        self.patient_seconds: list[float] = []
+        self.slow_first_byte_seconds: list[float] = []
 
     @property
     def late_seconds(self) -> float | None:
@@ -269,7 +273,7 @@ class TimedReader:
         usual_seconds = self._times.expected_first_byte_seconds()
         if usual_seconds is None:
             return None
-        return max(_LEAST_LATE_SECONDS, _LATE_FACTOR * usual_seconds)
+        return max(_MIN_LATE_SECONDS, _LATE_FACTOR * usual_seconds)
 
     async def read(self, size_bytes: int, *, patience_seconds: float | None = None) -> TimedRead | None:
         """Read the start of the next object; return None if the read is late or fails with a transient error.
@@ -282,25 +286,25 @@ class TimedReader:
         Raises:
             StoreError: the read failed with an error that is not transient.
         """
-        await self._turn()
+        await self._pace()
         ref = next(self._refs)
         end = min(size_bytes, ref.size_bytes)
         self.requests += 1
-        self.asked_bytes += end
+        self.requested_bytes += end
         is_first, loop = self.requests == 1, asyncio.get_running_loop()
         sent, begun = loop.time(), loop.create_future()
         request = self._group.create_task(self._request(ref.key, end, begun))
         is_patient = patience_seconds is not None
-        await _either(request, begun, patience_seconds if is_patient else self.late_seconds)
+        await _wait_for_either(request, begun, patience_seconds if is_patient else self.late_seconds)
         is_refused = request.done() and isinstance(request.result(), ThrottledError)
-        self.sent.append(SentRequest(sent, begun.result() if begun.done() else None, is_refused))
+        self.sent_requests.append(SentRequest(sent, begun.result() if begun.done() else None, is_refused))
         if not request.done() and not begun.done():
             if is_patient:
                 request.cancel()
                 return None
-            leaving = self._group.create_task(self._leave(request, sent, begun))
-            self._left.add(leaving)
-            leaving.add_done_callback(self._left.discard)
+            leaving = self._group.create_task(self._observe_late(request, sent, begun))
+            self._late_tasks.add(leaving)
+            leaving.add_done_callback(self._late_tasks.discard)
             return None
         if (error := await request) is not None:
             if isinstance(error, TransientError):
@@ -308,12 +312,12 @@ class TimedReader:
             raise error
         self.read_bytes += end
         if begun.done() and is_patient:
-            self.patient_seconds.append(begun.result() - sent)
+            self.slow_first_byte_seconds.append(begun.result() - sent)
         elif begun.done() and not is_first:
-            self._told(begun.result() - sent)
+            self._record_first_byte(begun.result() - sent)
         return TimedRead(sent, begun.result() if begun.done() else sent, loop.time(), end)
 
-    async def _turn(self) -> None:
+    async def _pace(self) -> None:
         """Wait until the next request may be sent."""
         now_seconds = asyncio.get_running_loop().time()
         wait_seconds = self._next_seconds - now_seconds
@@ -321,11 +325,11 @@ class TimedReader:
         if wait_seconds > 0:
             await asyncio.sleep(wait_seconds)
 
-    async def leave(self, seconds: float) -> None:
-        """Wait at most ``seconds`` for the first bytes of late reads; the rest count as if theirs came at the end."""
-        if not self._left:
+    async def wait_for_late(self, timeout_seconds: float) -> None:
+        """Wait at most ``timeout_seconds`` for first bytes of late reads; the rest count as if they came then."""
+        if not self._late_tasks:
             return
-        _, waiting = await asyncio.wait(self._left, timeout=seconds)
+        _, waiting = await asyncio.wait(self._late_tasks, timeout=timeout_seconds)
         await end_tasks(waiting)
 
     async def _request(self, key: str, end: int, begun: asyncio.Future[float]) -> StoreError | None:
@@ -338,27 +342,29 @@ class TimedReader:
         try:
             await self._store.get_range(key, 0, end, into=memoryview(bytearray(end)), begun=begin)
         except TransientError as error:
-            self.failed, self.last = self.failed + 1, error
+            self.failed, self.last_error = self.failed + 1, error
             self.throttled += isinstance(error, ThrottledError)
             return error
         except StoreError as error:
             return error
         return None
 
-    async def _leave(self, request: asyncio.Task[StoreError | None], sent: float, begun: asyncio.Future[float]) -> None:
+    async def _observe_late(
+        self, request: asyncio.Task[StoreError | None], sent: float, begun: asyncio.Future[float]
+    ) -> None:
         """Record when the response of a late read begins, and cancel it: its bytes would compete with other reads."""
         loop = asyncio.get_running_loop()
         try:
-            await _either(request, begun, None)
+            await _wait_for_either(request, begun, None)
         finally:
             if begun.done() or not request.done():
-                self._told((begun.result() if begun.done() else loop.time()) - sent)
+                self._record_first_byte((begun.result() if begun.done() else loop.time()) - sent)
             request.cancel()
 
-    def _told(self, seconds: float) -> None:
+    def _record_first_byte(self, seconds: float) -> None:
         self._times.observe_first_byte(seconds)
         self.first_byte_seconds.append(seconds)
 
 
-async def _either(one: asyncio.Future[Any], other: asyncio.Future[Any], seconds: float | None) -> None:
+async def _wait_for_either(one: asyncio.Future[Any], other: asyncio.Future[Any], seconds: float | None) -> None:
     await asyncio.wait([one, other], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

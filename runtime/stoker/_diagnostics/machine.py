@@ -35,7 +35,7 @@ class Machine:
         limited_by: name of the limit that makes ``memory_bytes`` less than the machine's memory, else ``""``.
         cores: number of cores; a control group may grant a fraction of one.
         open_files: soft limit of open files.
-        most_open_files: hard limit of open files, to which the process may raise the soft one.
+        max_open_files: hard limit of open files, to which the process may raise the soft one.
     """
 
     memory_bytes: int
@@ -43,10 +43,10 @@ class Machine:
     limited_by: str
     cores: float
     open_files: int
-    most_open_files: int
+    max_open_files: int
 
 
-def look(root: Path = Path("/")) -> Machine:
+def inspect_machine(root: Path = Path("/")) -> Machine:
     """Return the resources that this process may use.
 
     Args:
@@ -62,18 +62,18 @@ def look(root: Path = Path("/")) -> Machine:
     space_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
     if 0 <= space_bytes < memory_bytes:
         memory_bytes, limited_by = space_bytes, "RLIMIT_AS (ulimit -v)"
-    soft, hard = (_files(number) for number in resource.getrlimit(resource.RLIMIT_NOFILE))
+    soft, hard = (_limit_or_maximum(number) for number in resource.getrlimit(resource.RLIMIT_NOFILE))
     return Machine(
         memory_bytes=memory_bytes,
         free_bytes=min(free_bytes, memory_bytes),
         limited_by=limited_by,
         cores=_cores(root),
         open_files=soft,
-        most_open_files=hard,
+        max_open_files=hard,
     )
 
 
-def _files(number: int) -> int:
+def _limit_or_maximum(number: int) -> int:
     return 1 << 30 if number == resource.RLIM_INFINITY else number
 
 
@@ -134,7 +134,7 @@ _AWS_HINTS = ("AWS_LAMBDA_FUNCTION_NAME", "ECS_CONTAINER_METADATA_URI_V4", "ECS_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whereabouts:
+class MachineRegion:
     """Cloud region of this machine.
 
     Attributes:
@@ -146,12 +146,12 @@ class Whereabouts:
     source: str = ""
 
 
-def whereabouts(
+def detect_region(
     environment: Mapping[str, str] | None = None,
     root: Path = Path("/"),
     aws_url: str = "http://169.254.169.254",
     google_url: str = "http://metadata.google.internal",
-) -> Whereabouts:
+) -> MachineRegion:
     """Return the region from the environment, else from the cloud's metadata service, which has 1 s to answer.
 
     Args:
@@ -163,23 +163,23 @@ def whereabouts(
     variables = os.environ if environment is None else environment
     region = variables.get("AWS_REGION", "")
     if region and any(variables.get(hint) for hint in _AWS_HINTS):
-        return Whereabouts(region=region, source="AWS_REGION")
+        return MachineRegion(region=region, source="AWS_REGION")
     vendor = machine_vendor(root)
     try:
         if vendor == "Amazon EC2" and variables.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true":
             lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
-            token = _asked(f"{aws_url}/latest/api/token", lifetime, "PUT")
-            found = _asked(f"{aws_url}/latest/meta-data/placement/region", {"X-aws-ec2-metadata-token": token})
-            return Whereabouts(region=found, source="EC2's metadata")
+            token = _query_metadata(f"{aws_url}/latest/api/token", lifetime, "PUT")
+            found = _query_metadata(f"{aws_url}/latest/meta-data/placement/region", {"X-aws-ec2-metadata-token": token})
+            return MachineRegion(region=found, source="EC2's metadata")
         if vendor == "Google":
-            zone = _asked(f"{google_url}/computeMetadata/v1/instance/zone", {"Metadata-Flavor": "Google"})
-            return Whereabouts(region=zone.rpartition("/")[2].rpartition("-")[0], source="Google's metadata")
+            zone = _query_metadata(f"{google_url}/computeMetadata/v1/instance/zone", {"Metadata-Flavor": "Google"})
+            return MachineRegion(region=zone.rpartition("/")[2].rpartition("-")[0], source="Google's metadata")
     except (OSError, ValueError, HTTPException):  # no answer, or not one of a metadata service
         pass
-    return Whereabouts()
+    return MachineRegion()
 
 
-def _asked(url: str, headers: Mapping[str, str], method: str = "GET") -> str:
+def _query_metadata(url: str, headers: Mapping[str, str], method: str = "GET") -> str:
     request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 - constant http addresses
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a link-local address needs no proxy
     with opener.open(request, timeout=_TIMEOUT_SECONDS) as answer:
@@ -189,9 +189,9 @@ def _asked(url: str, headers: Mapping[str, str], method: str = "GET") -> str:
     return text
 
 
-_FEW_FILES, _ENOUGH_FILES = 128, 1024
+_MIN_OPEN_FILES, _RECOMMENDED_OPEN_FILES = 128, 1024
 """A loader has up to 64 connections, and a framework's workers have files of their own."""
-_LITTLE_BYTES = 1 << 30
+_MIN_FREE_BYTES = 1 << 30
 _EXTRAS = {
     "s3": ("aiobotocore", "for s3:// URLs"),
     "gcs": ("gcloud.aio.auth", "for gs:// URLs"),
@@ -234,7 +234,7 @@ def package_findings(scheme: str) -> Iterator[Finding]:
     shown = ", ".join(f"{name} {_version(name)}" for name in names)
     yield Finding("versions", Level.OK, f"Python {platform.python_version()}, {shown}")
     for extra, (module, use) in _EXTRAS.items():
-        if _is_there(module) or not _is_declared(extra):
+        if _is_importable(module) or not _is_declared(extra):
             continue
         text = f"stoker[{extra}] is not installed, {use}"
         is_needed = _EXTRA_OF.get(scheme) == extra
@@ -252,7 +252,7 @@ def _version(name: str) -> str:
         return "(of unknown version)"
 
 
-def _is_there(module: str) -> bool:
+def _is_importable(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # its parent package is missing
@@ -270,23 +270,23 @@ def machine_findings(machine: Machine) -> Iterator[Finding]:
     """Check memory, cores and open files of this machine."""
     limited = f", limited by {machine.limited_by}" if machine.limited_by else ""
     memory = f"{format_bytes(machine.memory_bytes)}{limited}, {format_bytes(machine.free_bytes)} of it free"
-    if machine.free_bytes < _LITTLE_BYTES:
+    if machine.free_bytes < _MIN_FREE_BYTES:
         advice = "a loader takes 512 MB by default: give it less, or this process more"
         yield Finding("memory", Level.WARNING, memory, advice, 'Loader(memory="128MB")')
     else:
         yield Finding("memory", Level.OK, f"{memory}; /dev/shm is not needed")
     yield Finding("cores", Level.OK, f"{machine.cores:g}")
     files = f"{machine.open_files:,} at once" if machine.open_files < 1 << 30 else "no limit"
-    if machine.open_files >= _ENOUGH_FILES:
+    if machine.open_files >= _RECOMMENDED_OPEN_FILES:
         yield Finding("open files", Level.OK, files)
         return
     advice, command = "a loader opens up to 64 connections, in addition to all other files", ""
-    if machine.most_open_files > machine.open_files:
-        command = f"ulimit -n {min(4096, machine.most_open_files)}"
-    if machine.most_open_files < _ENOUGH_FILES:
+    if machine.max_open_files > machine.open_files:
+        command = f"ulimit -n {min(4096, machine.max_open_files)}"
+    if machine.max_open_files < _RECOMMENDED_OPEN_FILES:
         advice += (
-            f"; the hard limit is {machine.most_open_files:,}: have it raised where this process is started "
+            f"; the hard limit is {machine.max_open_files:,}: have it raised where this process is started "
             "(limits.conf, LimitNOFILE= of systemd, --ulimit nofile= of Docker)"
         )
-    level = Level.PROBLEM if machine.open_files < _FEW_FILES else Level.WARNING
+    level = Level.PROBLEM if machine.open_files < _MIN_OPEN_FILES else Level.WARNING
     yield Finding("open files", level, files, advice, command)

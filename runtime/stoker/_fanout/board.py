@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from stoker._base.arguments import AtLeastOne, Bounded, Fraction, NotNegative, Positive
+from stoker._base.arguments import AtLeastOne, BoundedConfig, Fraction, NotNegative, Positive
 from stoker._base.retry import RetryPolicy
 
 
@@ -40,7 +40,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FanoutConfig(Bounded):
+class FanoutConfig(BoundedConfig):
     """Concurrency of a fan-out, and its handling of failed and late calls.
 
     A late call gets a second one; the first answer wins.
@@ -70,7 +70,7 @@ class FanoutConfig(Bounded):
     late_burst: NotNegative[int] = 2
 
 
-_STEPS = 8
+_RECOVERY_PERIODS = 8
 """Number of periods in which the limit returns to its value before a throttled call."""
 _PAUSE_PERIODS = 30
 """Number of periods for which the limit stays just below the value at which calls were throttled."""
@@ -86,42 +86,50 @@ class Ramp:
 
     Args:
         start: initial limit.
-        most: maximum limit.
+        max_limit: maximum limit.
         period_seconds: time between two increases, in seconds.
 
     Attributes:
         limit: current maximum number of concurrent calls.
     """
 
-    __slots__ = ("_cut_seconds", "_grown_seconds", "_most", "_period_seconds", "_step", "_taken", "limit")
+    __slots__ = (
+        "_growth_base_seconds",
+        "_last_cut_seconds",
+        "_max_accepted",
+        "_max_limit",
+        "_period_seconds",
+        "_step",
+        "limit",
+    )
 
-    def __init__(self, *, start: int, most: int, period_seconds: float) -> None:
-        self.limit = min(start, most)
-        self._most = most
+    def __init__(self, *, start: int, max_limit: int, period_seconds: float) -> None:
+        self.limit = min(start, max_limit)
+        self._max_limit = max_limit
         self._period_seconds = period_seconds
         self._step: int | None = None  # None before the first throttle: double
-        self._taken: int | None = None  # the largest number of calls known to be accepted, until more is tried
-        self._grown_seconds: float | None = None  # when the calls reached the limit, or it last grew
-        self._cut_seconds = float("-inf")
+        self._max_accepted: int | None = None  # the largest number of calls known to be accepted, until more is tried
+        self._growth_base_seconds: float | None = None  # when the calls reached the limit, or it last grew
+        self._last_cut_seconds = float("-inf")
 
     def grow(self, in_flight: int, now_seconds: float) -> None:
         """Raise the limit if it was reached throughout a period; an unused limit shows nothing."""
-        if in_flight < self.limit or self.limit >= self._most:
-            self._grown_seconds = None
-        elif self._grown_seconds is None:
-            self._grown_seconds = now_seconds
-        elif now_seconds >= self._grown_seconds + self._wait_seconds():
-            if self._taken is not None and self.limit >= self._taken:
-                self._taken = None
+        if in_flight < self.limit or self.limit >= self._max_limit:
+            self._growth_base_seconds = None
+        elif self._growth_base_seconds is None:
+            self._growth_base_seconds = now_seconds
+        elif now_seconds >= self._growth_base_seconds + self._wait_seconds():
+            if self._max_accepted is not None and self.limit >= self._max_accepted:
+                self._max_accepted = None
             grown = self.limit + (self.limit if self._step is None else self._step)
-            self.limit = min(self._most, grown if self._taken is None else min(grown, self._taken))
-            self._grown_seconds = now_seconds
+            self.limit = min(self._max_limit, grown if self._max_accepted is None else min(grown, self._max_accepted))
+            self._growth_base_seconds = now_seconds
 
     def next_growth_seconds(self) -> float | None:
         """Return when the limit will grow if it stays reached; None if it will not."""
-        return None if self._grown_seconds is None else self._grown_seconds + self._wait_seconds()
+        return None if self._growth_base_seconds is None else self._growth_base_seconds + self._wait_seconds()
 
-    def throttled(self, sent_seconds: float, in_flight: int, now_seconds: float) -> None:
+    def record_throttle(self, sent_seconds: float, in_flight: int, now_seconds: float) -> None:
         """Halve the limit for a refused call, once for all calls that were sent before the cut.
 
         Args:
@@ -129,25 +137,25 @@ class Ramp:
             in_flight: number of calls in flight, including the refused one.
             now_seconds: current time.
         """
-        if sent_seconds < self._cut_seconds:
+        if sent_seconds < self._last_cut_seconds:
             return
         reached = min(self.limit, in_flight)
         self.limit = max(1, reached // 2)
-        self._step = max(1, reached // (2 * _STEPS))
-        self._taken = max(1, reached - 1)
-        self._cut_seconds = now_seconds
-        self._grown_seconds = None
+        self._step = max(1, reached // (2 * _RECOVERY_PERIODS))
+        self._max_accepted = max(1, reached - 1)
+        self._last_cut_seconds = now_seconds
+        self._growth_base_seconds = None
 
     def _wait_seconds(self) -> float:
         """Return for how many seconds the limit must be reached before it grows."""
-        is_at_the_most_taken = self._taken is not None and self.limit >= self._taken
+        is_at_the_most_taken = self._max_accepted is not None and self.limit >= self._max_accepted
         return self._period_seconds * (_PAUSE_PERIODS if is_at_the_most_taken else 1)
 
 
-_LEAST_CALLS = 3
+_MIN_CALLS = 3
 """Minimum number of successful calls before their median decides which calls are late."""
-_REMEMBERED_CALLS = 256
-_LEAST_SECONDS = 1.0
+_RECENT_CALLS = 256
+_MIN_LATE_SECONDS = 1.0
 """Minimum time before a call is late: a shorter one is not worth a second call."""
 
 
@@ -168,7 +176,7 @@ class Stragglers:
 
     def __init__(self, *, factor: float, fraction: float, burst: int) -> None:
         self._factor, self._fraction, self._burst = factor, fraction, burst
-        self._seconds: deque[float] = deque(maxlen=_REMEMBERED_CALLS)
+        self._seconds: deque[float] = deque(maxlen=_RECENT_CALLS)
         self._calls = 0
         self._spent = 0
 
@@ -182,9 +190,9 @@ class Stragglers:
 
     def late_seconds(self) -> float | None:
         """Return the time after which a call may get a second one; None if that is unknown or the budget is spent."""
-        if len(self._seconds) < _LEAST_CALLS or self._spent + 1 > self._burst + self._fraction * self._calls:
+        if len(self._seconds) < _MIN_CALLS or self._spent + 1 > self._burst + self._fraction * self._calls:
             return None
-        return max(_LEAST_SECONDS, self._factor * median(self._seconds))
+        return max(_MIN_LATE_SECONDS, self._factor * median(self._seconds))
 
     def spend(self) -> None:
         """Count a second call."""

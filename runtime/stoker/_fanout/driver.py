@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from stoker._base.progress import Amount
+from stoker._base.progress import WorkAmount
 from stoker._base.retry import backoff_seconds
-from stoker._base.sizes import counted
+from stoker._base.sizes import format_count
 from stoker._base.task_group import task_group
 from stoker._cost.prices import Prices
 from stoker._fanout.board import FanoutConfig, Ramp, Stragglers, Task
-from stoker._fanout.report import Report, Tally
+from stoker._fanout.report import FanoutCounters, Report
 from stoker.abc import Answer, Executor
 from stoker.errors import (
     ConfigError,
@@ -29,7 +29,7 @@ from stoker.errors import (
     TransientError,
 )
 
-_NAMED_ERRORS, _NAMED_TASKS = 10, 3  # in a message: different errors, and tasks with the same error
+_MAX_ERRORS_SHOWN, _MAX_TASKS_SHOWN = 10, 3  # in a message: different errors, and tasks with the same error
 
 
 class Driver:
@@ -59,15 +59,15 @@ class Driver:
         config: FanoutConfig | None = None,
         *,
         prices: Prices | None = None,
-        on_progress: Callable[[Amount], object] | None = None,
+        on_progress: Callable[[WorkAmount], object] | None = None,
     ) -> None:
         self._executor = executor
         self._config = config or FanoutConfig()
         self._on_progress = on_progress
         most = self._config.most or executor.concurrency
-        self._ramp = Ramp(start=self._config.start, most=most, period_seconds=self._config.ramp_seconds)
+        self._ramp = Ramp(start=self._config.start, max_limit=most, period_seconds=self._config.ramp_seconds)
         prices = prices or Prices.load()
-        self._tally = Tally(None if executor.platform is None else prices.function(executor.platform), prices)
+        self._tally = FanoutCounters(None if executor.platform is None else prices.function(executor.platform), prices)
         self._results: list[Mapping[str, Any]] = []
         self._failed = 0
         self._seconds = 0.0
@@ -90,21 +90,21 @@ class Driver:
         """
         if len({task.name for task in tasks}) < len(tasks):
             raise ConfigError("two tasks of a fan-out have the same name; give each its own")
-        run = _Run(tasks, self._config, self._ramp, self._tally, self._executor, self._on_progress)
+        run = _FanoutRun(tasks, self._config, self._ramp, self._tally, self._executor, self._on_progress)
         begun_seconds = asyncio.get_running_loop().time()
         try:
-            await run.to_its_end()
+            await run.run()
         finally:
             self._seconds += asyncio.get_running_loop().time() - begun_seconds
             self._results += run.results.values()
             self._failed += len(run.failures)
         if run.failures:
-            raise _failed(tasks, run.failures)
+            raise _create_error(tasks, run.failures)
         return [run.results[number] for number in range(len(tasks))]
 
 
 @dataclass(slots=True, eq=False)
-class _Work:
+class _TaskState:
     """A task and its progress.
 
     Attributes:
@@ -121,20 +121,20 @@ class _Work:
     attempts: int = 0
     throttles: int = 0
     partial: Mapping[str, Any] | None = None
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[_TaskCall] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _TaskCall:
     """A call in flight: its task, start time, whether it is a second call for a late one, and its asyncio task."""
 
-    work: _Work
-    since_seconds: float
+    state: _TaskState
+    start_seconds: float
     is_second: bool
-    performing: asyncio.Task[None] | None = None
+    asyncio_task: asyncio.Task[None] | None = None
 
 
-class _Run:
+class _FanoutRun:
     """One run of :class:`Driver`.
 
     A task waits to be started, or for the end of its back-off, or runs in one call, or in two if the first is late;
@@ -154,19 +154,19 @@ class _Run:
         tasks: Sequence[Task],
         config: FanoutConfig,
         ramp: Ramp,
-        tally: Tally,
+        tally: FanoutCounters,
         executor: Executor,
-        on_progress: Callable[[Amount], object] | None,
+        on_progress: Callable[[WorkAmount], object] | None,
     ) -> None:
         self._config, self._ramp, self._tally = config, ramp, tally
         self._executor, self._on_progress = executor, on_progress
-        self._late = Stragglers(factor=config.late_factor, fraction=config.late_fraction, burst=config.late_burst)
+        self._stragglers = Stragglers(factor=config.late_factor, fraction=config.late_fraction, burst=config.late_burst)
         self._random = random.Random(config.retry.seed)  # noqa: S311 - jitter is no secret
-        self._fresh = deque(_Work(number, task) for number, task in enumerate(tasks))
-        self._delayed: list[tuple[float, int, _Work]] = []  # a heap: due time, and the task's number
-        self._watched: dict[_Call, None] = {}  # calls that may get a second one, oldest first
+        self._unstarted = deque(_TaskState(number, task) for number, task in enumerate(tasks))
+        self._delayed: list[tuple[float, int, _TaskState]] = []  # a heap: due time, and the task's number
+        self._watched: dict[_TaskCall, None] = {}  # calls that may get a second one, oldest first
         self._in_flight = 0
-        self._starving_seconds: float | None = None  # time since which every call was throttled
+        self._throttled_since_seconds: float | None = None  # time since which every call was throttled
         self._changed = asyncio.Event()
         self._done_bytes = 0
         self.results: dict[int, Mapping[str, Any]] = {}
@@ -174,11 +174,11 @@ class _Run:
         self.failures: dict[int, StokerError] = {}
         """Task number → last error, for failed tasks."""
 
-    async def to_its_end(self) -> None:
+    async def run(self) -> None:
         """Run until every task is done or has failed."""
         now_seconds = asyncio.get_running_loop().time()
         async with task_group() as group:
-            while self._fresh or self._delayed or self._in_flight:
+            while self._unstarted or self._delayed or self._in_flight:
                 self._changed.clear()
                 self._start_due(group, now_seconds)
                 now_seconds = await self._wait_until(self._next_due_seconds())
@@ -198,120 +198,120 @@ class _Run:
         """Return when the next call is due if no call ends before; None if none is due until a call ends."""
         if self._in_flight >= self._ramp.limit:
             return self._ramp.next_growth_seconds()
-        whens = (self._delayed[0][0] if self._delayed else None, self._late_since())
+        whens = (self._delayed[0][0] if self._delayed else None, self._next_late_seconds())
         return min((when for when in whens if when is not None), default=None)
 
     def _start_due(self, group: asyncio.TaskGroup, now_seconds: float) -> None:
         """Start the calls that are due at this time."""
         while True:
-            while self._in_flight < self._ramp.limit and (call := self._next(now_seconds)) is not None:
-                call.performing = group.create_task(self._perform(call))
+            while self._in_flight < self._ramp.limit and (call := self._next_call(now_seconds)) is not None:
+                call.asyncio_task = group.create_task(self._perform(call))
             limit = self._ramp.limit
             self._ramp.grow(self._in_flight, now_seconds)
             if self._ramp.limit == limit:
                 return
 
-    def _next(self, now_seconds: float) -> _Call | None:
+    def _next_call(self, now_seconds: float) -> _TaskCall | None:
         """Return the next call: for a task whose back-off has passed, a new task, or a late call."""
         if self._delayed and self._delayed[0][0] <= now_seconds:
-            return self._called(heapq.heappop(self._delayed)[2], now_seconds)
-        if self._fresh:
-            return self._called(self._fresh.popleft(), now_seconds)
-        late_since = self._late_since()
+            return self._create_call(heapq.heappop(self._delayed)[2], now_seconds)
+        if self._unstarted:
+            return self._create_call(self._unstarted.popleft(), now_seconds)
+        late_since = self._next_late_seconds()
         if late_since is None or late_since > now_seconds:
             return None
         late = next(iter(self._watched))
         del self._watched[late]
-        self._late.spend()
+        self._stragglers.spend()
         self._tally.counts["second_calls"] += 1
-        return self._called(late.work, now_seconds, is_second=True)
+        return self._create_call(late.state, now_seconds, is_second=True)
 
-    def _late_since(self) -> float | None:
+    def _next_late_seconds(self) -> float | None:
         """Return when the oldest call without a second one becomes late; None if it may not get one."""
-        late_seconds = self._late.late_seconds() if self._watched and not self._fresh else None
-        return None if late_seconds is None else next(iter(self._watched)).since_seconds + late_seconds
+        late_seconds = self._stragglers.late_seconds() if self._watched and not self._unstarted else None
+        return None if late_seconds is None else next(iter(self._watched)).start_seconds + late_seconds
 
-    def _called(self, work: _Work, now_seconds: float, *, is_second: bool = False) -> _Call:
-        call = _Call(work, now_seconds, is_second)
+    def _create_call(self, work: _TaskState, now_seconds: float, *, is_second: bool = False) -> _TaskCall:
+        call = _TaskCall(work, now_seconds, is_second)
         work.calls.append(call)
         if not is_second:
             self._watched[call] = None
-            self._late.earn()
+            self._stragglers.earn()
         self._in_flight += 1
         self._tally.counts["calls"] += 1
         return call
 
-    async def _perform(self, call: _Call) -> None:
+    async def _perform(self, call: _TaskCall) -> None:
         loop = asyncio.get_running_loop()
         try:
-            answer = await _answer(self._executor, call.work.task)
+            answer = await _call_executor(self._executor, call.state.task)
         except (TransientError, FunctionError) as error:
-            self._failed(call, error, loop.time())
+            self._handle_error(call, error, loop.time())
         else:
-            self._answered(call, answer, loop.time())
+            self._handle_answer(call, answer, loop.time())
         self._changed.set()
 
-    def _answered(self, call: _Call, answer: Answer, now_seconds: float) -> None:
+    def _handle_answer(self, call: _TaskCall, answer: Answer, now_seconds: float) -> None:
         """Handle the answer of a call, and cancel the other call of its task."""
-        self._tally.answered(answer)
-        if not self._ended(call):
+        self._tally.count_answer(answer)
+        if not self._remove_call(call):
             return
-        self._starving_seconds = None
-        self._late.observe(now_seconds - call.since_seconds)
-        self._give_up(call.work, now_seconds)
+        self._throttled_since_seconds = None
+        self._stragglers.observe(now_seconds - call.start_seconds)
+        self._cancel_calls(call.state, now_seconds)
         self._tally.counts["second_calls_won"] += call.is_second
-        work, result = call.work, answer.result
+        work, result = call.state, answer.result
         if result.get("state") != "packing":
             self.results[work.number] = result
             self._done_bytes += work.task.size_bytes
             if self._on_progress is not None:
-                self._on_progress(Amount(count=len(self.results), size_bytes=self._done_bytes))
+                self._on_progress(WorkAmount(count=len(self.results), size_bytes=self._done_bytes))
         elif result == work.partial:
             stuck = TransientError("the function stopped before its deadline without progress")
-            self._try_again(work, stuck, now_seconds)
+            self._retry(work, stuck, now_seconds)
         else:
             work.partial, work.attempts, work.throttles = result, 0, 0
             self._tally.counts["continued"] += 1
             heapq.heappush(self._delayed, (now_seconds, work.number, work))
 
-    def _failed(self, call: _Call, error: TransientError | FunctionError, now_seconds: float) -> None:
+    def _handle_error(self, call: _TaskCall, error: TransientError | FunctionError, now_seconds: float) -> None:
         """Handle the error of a call."""
         if isinstance(error, ThrottledError):
             self._tally.counts["throttled"] += 1
-            self._ramp.throttled(call.since_seconds, self._in_flight, now_seconds)
+            self._ramp.record_throttle(call.start_seconds, self._in_flight, now_seconds)
         else:
-            self._tally.in_vain(now_seconds - call.since_seconds)
-            self._starving_seconds = None
-        if not self._ended(call):
+            self._tally.count_failure(now_seconds - call.start_seconds)
+            self._throttled_since_seconds = None
+        if not self._remove_call(call):
             return
         if isinstance(error, FunctionError):
-            self.failures[call.work.number] = error
-            self._give_up(call.work, now_seconds)
-        elif call.work.calls:  # the task's other call may still succeed
+            self.failures[call.state.number] = error
+            self._cancel_calls(call.state, now_seconds)
+        elif call.state.calls:  # the task's other call may still succeed
             return
         elif isinstance(error, ThrottledError):
-            self._wait_out(call.work, error, now_seconds)
+            self._delay_throttled(call.state, error, now_seconds)
         else:
-            self._try_again(call.work, error, now_seconds)
+            self._retry(call.state, error, now_seconds)
 
-    def _ended(self, call: _Call) -> bool:
+    def _remove_call(self, call: _TaskCall) -> bool:
         """Remove a call from those in flight; return False if it was cancelled just before it ended."""
-        if call not in call.work.calls:
+        if call not in call.state.calls:
             return False
-        call.work.calls.remove(call)
+        call.state.calls.remove(call)
         self._watched.pop(call, None)
         self._in_flight -= 1
         return True
 
-    def _give_up(self, work: _Work, now_seconds: float) -> None:
+    def _cancel_calls(self, work: _TaskState, now_seconds: float) -> None:
         """Cancel the calls of a task that are in flight."""
         for call in list(work.calls):
-            self._ended(call)
-            self._tally.in_vain(now_seconds - call.since_seconds)
-            if call.performing is not None:
-                call.performing.cancel()
+            self._remove_call(call)
+            self._tally.count_failure(now_seconds - call.start_seconds)
+            if call.asyncio_task is not None:
+                call.asyncio_task.cancel()
 
-    def _try_again(self, work: _Work, error: TransientError, now_seconds: float) -> None:
+    def _retry(self, work: _TaskState, error: TransientError, now_seconds: float) -> None:
         work.attempts += 1
         if work.attempts >= self._config.retry.attempts:
             self.failures[work.number] = error
@@ -319,20 +319,20 @@ class _Run:
         self._tally.counts["retries"] += 1
         self._delay(work, work.attempts, error, now_seconds)
 
-    def _wait_out(self, work: _Work, error: ThrottledError, now_seconds: float) -> None:
+    def _delay_throttled(self, work: _TaskState, error: ThrottledError, now_seconds: float) -> None:
         """Delay a throttled task; fail all waiting tasks if every call was throttled for too long."""
-        if self._starving_seconds is None or self._in_flight:
-            self._starving_seconds = now_seconds
-        if now_seconds - self._starving_seconds >= self._config.throttled_seconds:
-            waiting = [work, *self._fresh, *(each for _, _, each in self._delayed)]
-            self._fresh.clear()
+        if self._throttled_since_seconds is None or self._in_flight:
+            self._throttled_since_seconds = now_seconds
+        if now_seconds - self._throttled_since_seconds >= self._config.throttled_seconds:
+            waiting = [work, *self._unstarted, *(each for _, _, each in self._delayed)]
+            self._unstarted.clear()
             self._delayed.clear()
             self.failures.update(dict.fromkeys((each.number for each in waiting), error))
             return
         work.throttles += 1
         self._delay(work, work.throttles, error, now_seconds)
 
-    def _delay(self, work: _Work, failures: int, error: TransientError, now_seconds: float) -> None:
+    def _delay(self, work: _TaskState, failures: int, error: TransientError, now_seconds: float) -> None:
         wait_seconds = backoff_seconds(
             failures,
             base_seconds=self._config.retry.first_seconds,
@@ -343,7 +343,7 @@ class _Run:
         heapq.heappush(self._delayed, (now_seconds + wait_seconds, work.number, work))
 
 
-async def _answer(executor: Executor, task: Task) -> Answer:
+async def _call_executor(executor: Executor, task: Task) -> Answer:
     try:
         return await executor.call(task.function, task.event)
     except asyncio.CancelledError:
@@ -354,22 +354,23 @@ async def _answer(executor: Executor, task: Task) -> Answer:
         raise ConnectionLostError(f"the executor {executor.name} cancelled the call") from None
 
 
-def _failed(tasks: Sequence[Task], errors: Mapping[int, StokerError]) -> FanoutError:
+def _create_error(tasks: Sequence[Task], errors: Mapping[int, StokerError]) -> FanoutError:
     failures = {tasks[number].name: errors[number] for number in sorted(errors)}
     alike: dict[str, list[str]] = {}
     for name, error in failures.items():
         alike.setdefault(str(error), []).append(name)
-    named = [f"{_shortened(names)}: {error}" for error, names in islice(alike.items(), _NAMED_ERRORS)]
-    if more := sum(map(len, islice(alike.values(), _NAMED_ERRORS, None))):
+    named = [f"{_shorten_names(names)}: {error}" for error, names in islice(alike.items(), _MAX_ERRORS_SHOWN)]
+    if more := sum(map(len, islice(alike.values(), _MAX_ERRORS_SHOWN, None))):
         named.append(f"and {more} more")
     others = "; the others are done and stay so" if len(failures) < len(tasks) else ""
     return FanoutError(
-        f"{len(failures)} of {counted(len(tasks), 'task')} failed{others}: run the same command again once the cause "
+        f"{len(failures)} of {format_count(len(tasks), 'task')} failed{others}: run the same command again once "
+        f"the cause "
         f"is fixed ({'; '.join(named)})",
         failures,
     )
 
 
-def _shortened(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED_TASKS
-    return ", ".join(names[:_NAMED_TASKS]) + (f" and {more} more" if more > 0 else "")
+def _shorten_names(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_TASKS_SHOWN
+    return ", ".join(names[:_MAX_TASKS_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from stoker._base.arguments import Bound, Bounded
+from stoker._base.arguments import BoundedConfig, NumberBound
 from stoker._fanout.board import Task
 from stoker._format import versions
 from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.plan import check_can_append, check_can_create
 from stoker._pack.record import list_records
 from stoker._sources import ObjectSource
-from stoker._sources.parts import Part, split
+from stoker._sources.parts import SourcePart, split_source
 from stoker.abc import Readable
 from stoker.errors import ConfigError
 
@@ -27,7 +27,7 @@ MAX_PARTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobConfig(Bounded):
+class JobConfig(BoundedConfig):
     """Settings of a pack job.
 
     Attributes:
@@ -39,11 +39,11 @@ class JobConfig(Bounded):
 
     dataset: str
     append: bool = False
-    super_sample_bytes: Annotated[int, Bound(">=", 1), Bound("<=", MAX_SUPER_SAMPLE_BYTES)] = 8 << 20
+    super_sample_bytes: Annotated[int, NumberBound(">=", 1), NumberBound("<=", MAX_SUPER_SAMPLE_BYTES)] = 8 << 20
     part_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
-        Bounded.__post_init__(self)  # super() does not know a class with slots
+        BoundedConfig.__post_init__(self)  # super() does not know a class with slots
         if self.part_bytes < self.super_sample_bytes:
             raise ConfigError(
                 f"a part of {self.part_bytes} bytes would not fill a super-sample of {self.super_sample_bytes}; "
@@ -76,7 +76,7 @@ async def plan_job(source: ObjectSource, store: Readable, config: JobConfig) -> 
         SchemaError: the data set has other columns.
         StoreError: the data set cannot be read.
     """
-    base = await versions.newest_manifest(store)
+    base = await versions.find_newest_manifest(store)
     if config.append:
         base = check_can_append(store, source.schema, base)
     dataset = base.dataset if config.append and base is not None else None
@@ -85,7 +85,7 @@ async def plan_job(source: ObjectSource, store: Readable, config: JobConfig) -> 
     if not config.append:
         records = [item.record for item in await list_records(store) if item.record is not None]
         check_can_create(store, base, [record for record in records if record.job != job or record.is_committed])
-    common = Part(
+    common = SourcePart(
         dataset=config.dataset,
         dataset_id=dataset or job,
         source=source.root,
@@ -94,7 +94,7 @@ async def plan_job(source: ObjectSource, store: Readable, config: JobConfig) -> 
         super_sample_bytes=config.super_sample_bytes,
         job=job,
     )
-    parts = tuple(split(source, common, config.part_bytes))
+    parts = tuple(split_source(source, common, config.part_bytes))
     if len(parts) > MAX_PARTS:
         raise ConfigError(
             f"the source has {len(parts)} parts, more than the {MAX_PARTS} that one commit allows; make parts larger "
@@ -111,7 +111,7 @@ async def plan_job(source: ObjectSource, store: Readable, config: JobConfig) -> 
     )
 
 
-def _tasks(source: ObjectSource, parts: Sequence[Part]) -> Iterator[Task]:
+def _tasks(source: ObjectSource, parts: Sequence[SourcePart]) -> Iterator[Task]:
     begin = 0
     for number, part in enumerate(parts):
         if part.rows is not None and source.samples:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker._base.meter import Operation
-from stoker._base.sizes import counted, format_bytes, format_dollars
+from stoker._base.sizes import format_bytes, format_count, format_dollars
 from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices
 from stoker.abc import Answer
 from stoker.errors import ConfigError
 
 _OPERATIONS = {str(operation) for operation in Operation}
-_COUNTED = (
+_COUNTER_NAMES = (
     *("calls", "continued", "retries", "throttled", "second_calls", "second_calls_won", "cold_starts", "in_vain"),
     "requests",
 )
@@ -80,19 +80,19 @@ class Report:
             "in vain": self.in_vain,
         }
         details = ", ".join(f"{what} {count:,}" for what, count in happened.items() if count)
-        work = f"{counted(self.tasks, 'task')} in {counted(self.calls, 'call')}, in {self.seconds:.1f} s"
-        written = f"{counted(self.samples, 'sample')} in {counted(self.objects, 'super-sample')}"
+        work = f"{format_count(self.tasks, 'task')} in {format_count(self.calls, 'call')}, in {self.seconds:.1f} s"
+        written = f"{format_count(self.samples, 'sample')} in {format_count(self.objects, 'super-sample')}"
         price = "" if self.dollars is None else f", {format_dollars(self.dollars)} for functions"
         paid = f", {format_dollars(self.request_dollars)}" if self.request_dollars else ""
         return (
             f"{work} ({details})" if details else work,
             *([f"{written}, {format_bytes(self.size_bytes)}"] if self.objects else []),
             f"{self.billed_seconds:,.1f} s of functions, {self.gb_seconds:,.2f} GB-s{price}",
-            *([f"{counted(self.requests, 'request')} to stores{paid}"] if self.requests else []),
+            *([f"{format_count(self.requests, 'request')} to stores{paid}"] if self.requests else []),
         )
 
 
-class Tally:
+class FanoutCounters:
     """Counters of a running fan-out.
 
     Args:
@@ -105,11 +105,11 @@ class Tally:
 
     def __init__(self, prices: FunctionPrices | None, stores: Prices | None = None) -> None:
         self._prices, self._stores = prices, stores
-        self.counts: dict[str, int] = dict.fromkeys(_COUNTED, 0)
-        self._billed_seconds = self._gb_seconds = self._dollars = self._vain_seconds = self._request_dollars = 0.0
+        self.counts: dict[str, int] = dict.fromkeys(_COUNTER_NAMES, 0)
+        self._billed_seconds = self._gb_seconds = self._dollars = self._failed_seconds = self._request_dollars = 0.0
         self._memory_bytes, self._vcpus = 0, 0.0  # the largest of all answers, for calls without one
 
-    def answered(self, answer: Answer) -> None:
+    def count_answer(self, answer: Answer) -> None:
         """Count an answered call, whose bill is known."""
         self.counts["cold_starts"] += bool(answer.is_cold)
         self._billed_seconds += answer.billed_seconds
@@ -134,10 +134,10 @@ class Tally:
                         dollars = self._stores.request_dollars(str(url), Operation(operation))
                         self._request_dollars += count * dollars
 
-    def in_vain(self, seconds: float) -> None:
+    def count_failure(self, seconds: float) -> None:
         """Count a call that failed or was cancelled after ``seconds``, whose bill is unknown."""
         self.counts["in_vain"] += 1
-        self._vain_seconds += seconds
+        self._failed_seconds += seconds
 
     def report(self, results: Iterable[Mapping[str, Any]], failed: int, seconds: float) -> Report:
         """Return the report; ``results`` are those of completed tasks, ``seconds`` is the total duration."""
@@ -151,7 +151,7 @@ class Tally:
             gb_seconds=self._gb_seconds,
             dollars=self._total_dollars(),
             request_dollars=self._request_dollars,
-            **{name: _summed(written, name) for name in ("samples", "objects", "size_bytes")},
+            **{name: _sum_field(written, name) for name in ("samples", "objects", "size_bytes")},
             **self.counts,
         )
 
@@ -159,12 +159,12 @@ class Tally:
         if self._prices is None:
             return None
         rest = self._prices.invocation_dollars(
-            seconds=self._vain_seconds, memory_bytes=self._memory_bytes, vcpus=self._vcpus
+            seconds=self._failed_seconds, memory_bytes=self._memory_bytes, vcpus=self._vcpus
         )
         return self._dollars + rest + (self.counts["in_vain"] - 1) * self._prices.dollars_per_request
 
 
-def _summed(results: list[Mapping[str, Any]], name: str) -> int:
+def _sum_field(results: list[Mapping[str, Any]], name: str) -> int:
     """Return the sum of a field; results without an integer there add nothing."""
     values = (result.get(name) for result in results)
     return sum(value for value in values if type(value) is int)

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from stoker._base.task_group import end_tasks
 from stoker._base.threads import LoopThread
-from stoker._fetch.gather import Columns, PickedRows, concatenate, gather
-from stoker._fetch.groups import GroupReading
+from stoker._fetch.gather import Columns, RowLocations, concatenate, gather
+from stoker._fetch.groups import SampleGroupReader
 from stoker._fetch.prefetcher import Item, Prefetcher
-from stoker._fetch.super_samples import SuperSampleReading
+from stoker._fetch.super_samples import SuperSampleReader
 from stoker._format.manifest import Manifest
-from stoker._memory.ring import FirstTouch, RingStateError
+from stoker._memory.ring import PagePrefaulter, RingStateError
 from stoker._order.order import EpochLayout
 from stoker._order.steps import PlannedStep, Segment, StepSource
 from stoker.abc import Readable
@@ -33,14 +33,14 @@ from stoker.errors import StokerError
 
 Ref = TypeVar("Ref")
 
-Reading = SuperSampleReading | GroupReading
+RowReader = SuperSampleReader | SampleGroupReader
 """Reads items into ring slots: super-samples or columns of them; or groups of samples from any super-samples.
 
 Both deliver the same batches.
 """
 
 
-class Origin:
+class StoredDataset:
     """A data set in a store, or a materialized epoch of one; maps rows to sample numbers.
 
     Args:
@@ -75,7 +75,7 @@ class Batch:
         super_samples: ``int64 [samples]``, manifest row of each sample's super-sample.
         rows: ``int64 [samples]``, row of each sample in its super-sample.
         repeated: number of samples that all ranks together deliver a second time in this step.
-        origin: data set of the samples.
+        dataset: data set of the samples.
     """
 
     columns: Columns
@@ -85,19 +85,19 @@ class Batch:
     super_samples: NDArray[np.int64]
     rows: NDArray[np.int64]
     repeated: int
-    origin: Origin
+    dataset: StoredDataset
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def sample_ids(self) -> NDArray[np.int64]:
         """Return the number of each sample in the packed order, ``int64 [samples]``."""
-        return self.origin.sample_ids(self.super_samples, self.rows)
+        return self.dataset.sample_ids(self.super_samples, self.rows)
 
     def sample_name(self, place: int) -> str:
         """Return a description of the sample at index ``place`` of the batch, for error messages."""
         sample, row = int(self.sample_ids()[place]), int(self.rows[place])
-        return f"sample {sample} (row {row} of {self.origin.address(int(self.super_samples[place]))})"
+        return f"sample {sample} (row {row} of {self.dataset.address(int(self.super_samples[place]))})"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,13 +106,13 @@ class StreamCounters:
 
     Attributes:
         repeated: samples that all ranks together delivered a second time, so that all have a sample in the last batch.
-        look_ups: items (super-samples, or groups of samples) that batches looked up on first use.
+        lookups: items (super-samples, or groups of samples) that batches looked up on first use.
         misses: look-ups of items that were not in the ring yet.
         wait_seconds: time that the consumer waited for items and for preparatory reads, in seconds.
     """
 
     repeated: int = 0
-    look_ups: int = 0
+    lookups: int = 0
     misses: int = 0
     wait_seconds: float = 0.0
 
@@ -122,29 +122,29 @@ class StepQueue(Generic[Ref]):
 
     Args:
         steps: source of the steps; only this queue advances it.
-        taken: called with every item and its step's epoch and end when the next item is requested: then its fetch has
-            begun, and tiers have been asked for it.
+        on_issue: called with every item and its step's epoch and end when the next item is requested: then its fetch
+            has begun, and tiers have been asked for it.
     """
 
-    def __init__(self, steps: StepSource[Ref], taken: Callable[[Ref, int, int], object] | None = None) -> None:
-        self._steps, self._taken = steps, taken
+    def __init__(self, steps: StepSource[Ref], on_issue: Callable[[Ref, int, int], object] | None = None) -> None:
+        self._steps, self._on_issue = steps, on_issue
         self._planned: deque[PlannedStep[Ref]] = deque()
         self._items: deque[tuple[Item[Ref], PlannedStep[Ref]]] = deque()
-        self._given: tuple[Item[Ref], PlannedStep[Ref]] | None = None
+        self._current: tuple[Item[Ref], PlannedStep[Ref]] | None = None
         self._lock = threading.Lock()
 
     def next_item(self) -> Item[Ref] | None:
         """Return the next item in order of first use, None behind the last."""
         with self._lock:
-            given, self._given = self._given, None
-            if self._taken is not None and given is not None:
+            given, self._current = self._current, None
+            if self._on_issue is not None and given is not None:
                 item, step = given
-                self._taken(item.ref, step.epoch, step.end)
+                self._on_issue(item.ref, step.epoch, step.end)
             while not self._items:
                 if not self._plan():
                     return None
-            self._given = self._items.popleft()
-            return self._given[0]
+            self._current = self._items.popleft()
+            return self._current[0]
 
     def next_step(self) -> PlannedStep[Ref] | None:
         """Return the next step, None behind the last."""
@@ -174,7 +174,7 @@ class BatchStream:
     Args:
         queue: queue of steps and items; only this stream advances it.
         prefetcher: fetches the queue's items; this stream owns all slots of its ring.
-        reading: reads items into slots and locates rows in them.
+        reader: reads items into slots and locates rows in them.
         first_touch: touches the pages that the ring fills first.
         thread: thread of the event loop.
         counters: counters to update.
@@ -184,51 +184,51 @@ class BatchStream:
         self,
         queue: StepQueue[Any],
         prefetcher: Prefetcher[Any],
-        reading: Reading,
-        first_touch: FirstTouch,
+        reader: RowReader,
+        first_touch: PagePrefaulter,
         thread: LoopThread,
         counters: StreamCounters,
     ) -> None:
-        self._queue, self._prefetcher, self._reading = queue, prefetcher, reading
+        self._queue, self._prefetcher, self._reader = queue, prefetcher, reader
         self._first_touch, self._thread, self._counters = first_touch, thread, counters
-        self._used = 0
-        self._broken: RingStateError | None = None
+        self._consumed_items = 0
+        self._ring_error: RingStateError | None = None
         self._running: asyncio.Task[None] | None = None
         self._is_closed = False
-        self._life: object | None = None
+        self._thread_life: object | None = None
 
     @property
     def is_closed(self) -> bool:
         """Whether the stream does not fetch: it was not started, or it or its thread was closed."""
-        return self._is_closed or self._life is None or self._life is not self._thread.life
+        return self._is_closed or self._thread_life is None or self._thread_life is not self._thread.generation
 
     def start(self) -> None:
         """Start fetching, without waiting."""
-        self._life = self._thread.start()
-        self._thread.call(self._run(), self._life)
+        self._thread_life = self._thread.start()
+        self._thread.call(self._run(), self._thread_life)
 
-    def next(self, origin: Origin) -> Batch | None:
+    def next(self, dataset: StoredDataset) -> Batch | None:
         """Return the samples of the next step, or None at the end of the run.
 
         Args:
-            origin: data set of the samples.
+            dataset: data set of the samples.
 
         Raises:
             StokerError: a super-sample could not be read.
             RingStateError: an item was released twice; a bug.
         """
-        if self._broken is not None:
-            raise self._broken
+        if self._ring_error is not None:
+            raise self._ring_error
         step = self._queue.next_step()
         if step is None:
             return None
-        self._used += len(step.first_uses)
-        self._counters.look_ups += len(step.first_uses)
+        self._consumed_items += len(step.first_uses)
+        self._counters.lookups += len(step.first_uses)
         if (
             step.first_uses or self._prefetcher.schedule.follows_steps
         ):  # waking the other thread costs more than a gather
-            self._thread.call_soon(self._prefetcher.reached, step.number, self._used)
-        parts = list(self._gathered(step.segments))
+            self._thread.call_soon(self._prefetcher.advance, step.number, self._consumed_items)
+        parts = list(self._gather_segments(step.segments))
         return Batch(
             columns=concatenate([columns for columns, _ in parts]),
             epoch=step.epoch,
@@ -237,10 +237,10 @@ class BatchStream:
             super_samples=np.concatenate([picked.super_samples for _, picked in parts]),
             rows=np.concatenate([picked.rows for _, picked in parts]),
             repeated=step.repeated,
-            origin=origin,
+            dataset=dataset,
         )
 
-    def _gathered(self, segments: Iterable[Segment]) -> Iterator[tuple[Columns, PickedRows]]:
+    def _gather_segments(self, segments: Iterable[Segment]) -> Iterator[tuple[Columns, RowLocations]]:
         """Yield the samples of segments in as few parts as possible, and release the items that are no longer needed.
 
         Before a wait, all ready segments are gathered and their items released: a ring that is too small for all items
@@ -248,7 +248,7 @@ class BatchStream:
         """
         found: list[tuple[Segment, list[int]]] = []
         for segment in segments:
-            self._give_back(segment.passed)
+            self._schedule_release(segment.released_before)
             slots: list[int] = []
             for item in segment.items:
                 slot = self._prefetcher.ready(item)
@@ -256,7 +256,7 @@ class BatchStream:
                     if found:
                         yield self._gather(found)
                         found = []
-                    slot = self._wait(item)
+                    slot = self._wait_for_slot(item)
                 slots.append(slot)
             found.append((segment, slots))
         yield self._gather(found)
@@ -277,9 +277,9 @@ class BatchStream:
         May be called from any thread; a thread that is in :meth:`next` gets a StokerError.
         """
         self._is_closed = True
-        if self._life is not None:
+        if self._thread_life is not None:
             with suppress(StokerError):  # a closed thread has ended its tasks
-                self._thread.run(self._end(), self._life)
+                self._thread.run(self._end(), self._thread_life)
 
     async def _run(self) -> None:
         """Fetch until cancelled by :meth:`close` or the end of the thread; then free all slots."""
@@ -288,7 +288,7 @@ class BatchStream:
             return
         self._running = asyncio.current_task()
         if self._prefetcher.recorder is not None:
-            self._prefetcher.recorder.align(time.perf_counter() - asyncio.get_running_loop().time())
+            self._prefetcher.recorder.restart_items(time.perf_counter() - asyncio.get_running_loop().time())
         tasks = [
             asyncio.create_task(self._prefetcher.run(), name="stoker prefetcher"),
             asyncio.create_task(self._first_touch.run(), name="stoker first touch"),
@@ -304,34 +304,34 @@ class BatchStream:
         if self._running is not None:
             await end_tasks([self._running])
 
-    def _wait(self, item: int) -> int:
+    def _wait_for_slot(self, item: int) -> int:
         """Wait for an item and return its slot."""
         started = time.perf_counter()
         try:
-            return self._thread.run(self._prefetcher.wait(item), self._life)
+            return self._thread.run(self._prefetcher.wait(item), self._thread_life)
         finally:
             ended = time.perf_counter()
             self._counters.misses += 1
             self._counters.wait_seconds += ended - started
             if self._prefetcher.recorder is not None:
-                self._prefetcher.recorder.waited_for(item, started, ended)
+                self._prefetcher.recorder.add_item_wait(item, started, ended)
 
-    def _gather(self, found: Sequence[tuple[Segment, list[int]]]) -> tuple[Columns, PickedRows]:
+    def _gather(self, located: Sequence[tuple[Segment, list[int]]]) -> tuple[Columns, RowLocations]:
         """Return the samples of segments, each given with its slots, and release the items that they use last."""
         slots: list[int] = []
         which: list[NDArray[np.int64]] = []
         rows: list[NDArray[np.int64]] = []
-        for segment, segment_slots in found:
-            segment_which, segment_rows = segment.picks()
+        for segment, segment_slots in located:
+            segment_which, segment_rows = segment.row_indices()
             which.append(segment_which + len(slots))
             rows.append(segment_rows)
             slots += segment_slots
-        picked = self._reading.picked(slots, np.concatenate(which), np.concatenate(rows))
-        columns = gather(picked, self._reading.columns, self._reading.copy_rows)
-        self._give_back([item for segment, _ in found for item in segment.done])
+        picked = self._reader.locate(slots, np.concatenate(which), np.concatenate(rows))
+        columns = gather(picked, self._reader.columns, self._reader.copy_rows)
+        self._schedule_release([item for segment, _ in located for item in segment.released_after])
         return columns, picked
 
-    def _give_back(self, items: Sequence[int]) -> None:
+    def _schedule_release(self, items: Sequence[int]) -> None:
         if items:
             self._thread.call_soon(self._release, items)
 
@@ -340,4 +340,4 @@ class BatchStream:
             for item in items:
                 self._prefetcher.release(item)
         except RingStateError as error:  # a bug: raise it on the consuming thread
-            self._broken = error
+            self._ring_error = error

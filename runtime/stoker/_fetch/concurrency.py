@@ -1,6 +1,6 @@
 """Limits on the number of requests in flight, and on the bytes requested per second.
 
-:class:`Aimd` is a pure controller like TCP's AIMD (Chiu and Jain, 1989), with throughput in place of loss: a full
+:class:`AimdLimit` is a pure controller like TCP's AIMD (Chiu and Jain, 1989), with throughput in place of loss: a full
 shared link does not drop object-store requests, it only slows them down. The limit is changed by a step up and a step
 down in turn, and a step is kept if throughput follows it. A throttled request (503, 429) halves the limit.
 
@@ -21,52 +21,52 @@ import math
 from statistics import median
 from typing import NamedTuple
 
-ROUND = 2
+ROUND_COMPLETIONS = 2
 """Number of completions per request in flight that make a round; more of them make its throughput less noisy."""
-ANSWERED = 0.2
+STEP_THRESHOLD = 0.2
 """A step up by a fraction f is kept if throughput rises by at least this part of f, a step down unless it falls by as
 much. Less than 0.5, since an idle link costs more than a few connections too many."""
-GAIN = 2.0
+BDP_GAIN = 2.0
 """Minimum limit as a multiple of the bandwidth-delay product in requests."""
 PATIENCE_ROUNDS = 8
 """Number of rounds to wait after steps in both directions were rejected."""
 
 
-class _Request(NamedTuple):
+class _CompletedRequest(NamedTuple):
     size_bytes: int
     seconds: float
     first_byte_seconds: float
 
 
-class Aimd:
-    """Adapts :attr:`limit` between ``least`` and ``most`` to completions and throttles; callers pass the time.
+class AimdLimit:
+    """Adapts :attr:`limit` between ``min_limit`` and ``max_limit`` to completions and throttles; callers pass the time.
 
     Args:
         start: initial limit.
-        least: minimum limit.
-        most: maximum limit.
+        min_limit: minimum limit.
+        max_limit: maximum limit.
 
     Attributes:
         limit: current maximum number of requests in flight.
     """
 
-    def __init__(self, *, start: int, least: int, most: int) -> None:
+    def __init__(self, *, start: int, min_limit: int, max_limit: int) -> None:
         self.limit = start
-        self._least = least
-        self._most = most
-        self._previous: int | None = None  # the limit before the step being tried
+        self._min_limit = min_limit
+        self._max_limit = max_limit
+        self._previous_limit: int | None = None  # the limit before the step being tried
         self._upwards = True
         self._baseline = 0.0  # bytes per second at that limit
-        self._refused = 0  # consecutive steps that were not kept
-        self._patience = 0
-        self._cut_seconds = float("-inf")
-        self._round: list[_Request] = []
+        self._rejected_steps = 0  # consecutive steps that were not kept
+        self._rounds_to_wait = 0
+        self._last_cut_seconds = float("-inf")
+        self._round: list[_CompletedRequest] = []
         self._saturated = 0
-        self._byte_seconds = float("inf")  # seconds per byte of the fastest transfer
-        self._first_byte_seconds = float("inf")  # the smallest median of a round
-        self._settling = start  # completions to ignore: these requests ran partly under another limit
+        self._min_byte_seconds = float("inf")  # seconds per byte of the fastest transfer
+        self._min_first_byte_seconds = float("inf")  # the smallest median of a round
+        self._settling_completions = start  # completions to ignore: these requests ran partly under another limit
 
-    def completed(
+    def record_completion(
         self, size_bytes: int, seconds: float, *, saturated: bool, first_byte_seconds: float | None = None
     ) -> None:
         """Record a completed request.
@@ -77,81 +77,81 @@ class Aimd:
             saturated: whether other requests were waiting for the limit.
             first_byte_seconds: time from sending to the first byte; None if the store does not report it.
         """
-        request = _Request(size_bytes, seconds, first_byte_seconds or 0.0)
+        request = _CompletedRequest(size_bytes, seconds, first_byte_seconds or 0.0)
         byte_seconds = (seconds - request.first_byte_seconds) / max(1, size_bytes)
-        self._byte_seconds = min(self._byte_seconds, byte_seconds)
-        if self._settling > 0 or seconds <= 0.0:
-            self._settling -= 1
+        self._min_byte_seconds = min(self._min_byte_seconds, byte_seconds)
+        if self._settling_completions > 0 or seconds <= 0.0:
+            self._settling_completions -= 1
             return
         self._round.append(request)
         self._saturated += saturated
-        if len(self._round) < ROUND * max(4, self.limit):
+        if len(self._round) < ROUND_COMPLETIONS * max(4, self.limit):
             return
         # In a round without a queue, fewer than the limit were in flight.
         if 2 * self._saturated >= len(self._round):
-            self._judge()
+            self._evaluate_round()
         self._begin_round()
 
-    def throttled(self, sent_seconds: float, now_seconds: float) -> None:
+    def record_throttle(self, sent_seconds: float, now_seconds: float) -> None:
         """Halve the limit for a throttled request, once for all requests that were in flight together."""
-        if sent_seconds < self._cut_seconds:
+        if sent_seconds < self._last_cut_seconds:
             return
-        self._cut_seconds = now_seconds
-        self.limit = max(self._least, self.limit // 2)
-        self._previous = None
+        self._last_cut_seconds = now_seconds
+        self.limit = max(self._min_limit, self.limit // 2)
+        self._previous_limit = None
         self._upwards = True
-        self._refused = 0
-        self._patience = 1
+        self._rejected_steps = 0
+        self._rounds_to_wait = 1
         self._begin_round()
 
-    def _judge(self) -> None:
+    def _evaluate_round(self) -> None:
         rate = self.limit * median(request.size_bytes / request.seconds for request in self._round)
         first_byte_seconds = median(request.first_byte_seconds for request in self._round)
-        self._first_byte_seconds = min(self._first_byte_seconds, first_byte_seconds)
-        if self._previous is not None:
-            step = (self.limit - self._previous) / self._previous
-            if rate < self._baseline * (1.0 + ANSWERED * step):
-                self.limit, self._previous = self._previous, None
-                self._settling = self.limit
-                self._turn()
+        self._min_first_byte_seconds = min(self._min_first_byte_seconds, first_byte_seconds)
+        if self._previous_limit is not None:
+            step = (self.limit - self._previous_limit) / self._previous_limit
+            if rate < self._baseline * (1.0 + STEP_THRESHOLD * step):
+                self.limit, self._previous_limit = self._previous_limit, None
+                self._settling_completions = self.limit
+                self._reverse_direction()
                 return
-            self._refused = 0
-        elif self._patience > 0:
-            self._patience -= 1
+            self._rejected_steps = 0
+        elif self._rounds_to_wait > 0:
+            self._rounds_to_wait -= 1
             return
         self._baseline = rate
-        self._previous = self.limit
-        self.limit = self._stepped()
-        self._settling = self.limit
-        if self.limit == self._previous:  # the limit is at a bound
-            self._previous = None
-            self._turn()
+        self._previous_limit = self.limit
+        self.limit = self._next_limit()
+        self._settling_completions = self.limit
+        if self.limit == self._previous_limit:  # the limit is at a bound
+            self._previous_limit = None
+            self._reverse_direction()
 
-    def _turn(self) -> None:
+    def _reverse_direction(self) -> None:
         self._upwards = not self._upwards
-        self._refused += 1
-        if self._refused == 2:
-            self._refused = 0
-            self._patience = PATIENCE_ROUNDS
+        self._rejected_steps += 1
+        if self._rejected_steps == 2:
+            self._rejected_steps = 0
+            self._rounds_to_wait = PATIENCE_ROUNDS
 
-    def _stepped(self) -> int:
+    def _next_limit(self) -> int:
         """Return the limit after the next step, within its bounds."""
         step = max(1, self.limit // 4)
         if self._upwards:
-            return min(self._most, self.limit + step)
-        return min(self.limit, max(self._least, self._fills(), self.limit - step))
+            return min(self._max_limit, self.limit + step)
+        return min(self.limit, max(self._min_limit, self._filling_requests(), self.limit - step))
 
-    def _fills(self) -> int:
+    def _filling_requests(self) -> int:
         """Return twice the bandwidth-delay product, in requests.
 
         By Little's law, that product is the current limit times the ratio of a request's time alone on the link to its
         actual time.
         """
         alone = median(
-            (self._first_byte_seconds + request.size_bytes * self._byte_seconds) / request.seconds
+            (self._min_first_byte_seconds + request.size_bytes * self._min_byte_seconds) / request.seconds
             for request in self._round
         )
-        return math.ceil(GAIN * self.limit * alone)
+        return math.ceil(BDP_GAIN * self.limit * alone)
 
     def _begin_round(self) -> None:
         self._round.clear()
@@ -175,13 +175,13 @@ class RateLimit:
     def __init__(self, bytes_per_second: float | None) -> None:
         self._bytes_per_second = bytes_per_second
         self._free_seconds = float("-inf")  # when the rate will have allowed everything requested so far
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def wait(self, size_bytes: int) -> None:
         """Wait until ``size_bytes`` may be requested. A cancelled wait is not charged."""
         if self._bytes_per_second is None:
             return
-        async with self._turn:
+        async with self._lock:
             while (left_seconds := self._free_seconds - asyncio.get_running_loop().time()) > 0:  # noqa: ASYNC110 - charges put it off
                 await asyncio.sleep(left_seconds)
             self.charge(size_bytes)

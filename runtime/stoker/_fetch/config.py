@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 
 from stoker._base.arguments import (
     AtLeastOne,
-    Bounded,
+    BoundedConfig,
     Finite,
     Fraction,
     NotNegative,
@@ -22,7 +22,7 @@ from stoker._base.arguments import (
     explain_arguments,
 )
 from stoker._order.order import OrderConfig
-from stoker._order.sharding import Dealing, LaneShare, Partition
+from stoker._order.sharding import RankSharding, Sharding, WorkerSharding
 from stoker.errors import ConfigError
 
 GAP_BYTES = 128 << 10
@@ -31,7 +31,7 @@ GAP_BYTES = 128 << 10
 
 @explain_arguments("FetchConfig")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchConfig(Bounded):
+class FetchConfig(BoundedConfig):
     """Retries, hedged requests and concurrency of the fetcher.
 
     A hedge is a second request for bytes that are late; the first answer wins.
@@ -96,7 +96,7 @@ class FetchConfig(Bounded):
     split_least_bytes: Positive[int] = 1 << 20
 
     def __post_init__(self) -> None:
-        Bounded.__post_init__(self)  # super() does not know a class with slots
+        BoundedConfig.__post_init__(self)  # super() does not know a class with slots
         if not self.backoff_cap_seconds >= self.backoff_base_seconds:
             raise ConfigError(f"backoff_cap_seconds={self.backoff_cap_seconds} is below backoff_base_seconds")
         if not self.concurrency_least <= self.concurrency_start <= self.concurrency_most:
@@ -173,7 +173,7 @@ class Continuous:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchSize(Bounded):
+class FetchSize(BoundedConfig):
     """Fetch ``fetch_size`` more items whenever at most ``threshold`` fetched items are unused.
 
     DELI's pre-fetch rule: Krichevsky, St. Louis and Guo, "Quantifying and Improving Performance of Distributed Deep
@@ -209,7 +209,7 @@ class FetchSize(Bounded):
 
 
 @dataclass(frozen=True, slots=True)
-class NextBatch(Bounded):
+class NextBatch(BoundedConfig):
     """Fetch the items of the next ``depth`` steps while the current step runs (IPDL's in-parallel loading).
 
     Attributes:
@@ -227,7 +227,7 @@ class NextBatch(Bounded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineConfig(Bounded):
+class PipelineConfig(BoundedConfig):
     """Settings of the batch pipeline of one rank, or of one worker of it.
 
     Attributes:
@@ -270,10 +270,10 @@ class PipelineConfig(Bounded):
     schedule: Schedule = field(default_factory=Continuous)
     fetch: FetchConfig = field(default_factory=FetchConfig)
 
-    def dealing(self, samples: int) -> Dealing:
+    def sharding(self, samples: int) -> Sharding:
         """Return the sharding of an epoch of ``samples`` samples for this rank, or this worker of it."""
         has_lanes = self.workers is not None or self.by_lanes or self.order.shuffle != "full"
-        kind = Partition if self.workers is None else LaneShare
+        kind = RankSharding if self.workers is None else WorkerSharding
         return kind(
             samples=samples if self.limit is None else min(samples, self.limit),
             lanes=self.order.lanes if has_lanes else 1,
@@ -287,11 +287,11 @@ class PipelineConfig(Bounded):
             chunks=self.chunks,
         )
 
-    def other_dealings(self, samples: int) -> list[Dealing]:
+    def other_shardings(self, samples: int) -> list[Sharding]:
         """Return the sharding of an epoch of ``samples`` samples for the other processes of the machine."""
         takers = [(rank, worker) for rank in self.local_ranks for worker in range(self.workers or 1)]
         others = [taker for taker in takers if taker != (self.rank, self.worker)]
-        return [replace(self, rank=rank, worker=worker).dealing(samples) for rank, worker in others]
+        return [replace(self, rank=rank, worker=worker).sharding(samples) for rank, worker in others]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -333,7 +333,7 @@ class FetchCounters:
     tier_errors: Counter[str] = field(default_factory=Counter)
     tier_late: Counter[str] = field(default_factory=Counter)
 
-    def delivered(self, size_bytes: int) -> None:
+    def count_delivery(self, size_bytes: int) -> None:
         """Count a verified object, or verified ranges of one."""
         self.objects += 1
         self.useful_bytes += size_bytes

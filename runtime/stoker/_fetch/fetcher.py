@@ -13,10 +13,10 @@ from itertools import pairwise
 from typing import NoReturn
 
 from stoker._base.checksum import crc32c
-from stoker._base.fetch_record import Phase, spoilt, strand
+from stoker._base.fetch_record import Phase, mark_wasted, start_strand
 from stoker._base.task_group import task_group
 from stoker._fetch.config import FetchConfig, FetchCounters
-from stoker._fetch.hedge import Hedges
+from stoker._fetch.hedge import HedgePolicy
 from stoker._fetch.range_reader import ObjectFetch, RangePart, RangeReader
 from stoker._fetch.tier_chain import TierChain
 from stoker._memory.ring import Ring
@@ -80,10 +80,10 @@ class Fetcher:
         self._ring = ring
         self._checksum = checksum
         self._counters = FetchCounters() if counters is None else counters
-        self._hedges = Hedges(self.config, ring, self._counters, small_bytes=small_hedge_bytes, is_start=is_start)
+        self._hedges = HedgePolicy(self.config, ring, self._counters, small_bytes=small_hedge_bytes, is_start=is_start)
         self._reader = RangeReader(store, rng=rng, config=self.config, counters=self._counters, hedges=self._hedges)
         self.tiers = TierChain(tiers, self._hedges, self.config, self._counters, self._verify_whole, log)
-        self._sends_tags = True
+        self._use_tags = True
 
     @property
     def stats(self) -> FetchCounters:
@@ -112,7 +112,7 @@ class Fetcher:
             BudgetError: the object is larger than a slot.
             RingStateError: no slot was free; admission is up to the caller.
         """
-        with self._ring.filling(ref.key, ref.size_bytes) as slot:
+        with self._ring.fill_slot(ref.key, ref.size_bytes) as slot:
             await self.fetch_whole(ref, self._ring.view(slot, ref.size_bytes), urgent=urgent)
         return slot
 
@@ -159,7 +159,7 @@ class Fetcher:
             name=f"{self._store.url.rstrip('/')}/{ref.key}",
             into=into,
             urgent=urgent,
-            tag=(ref.tag or None) if self._sends_tags else None,
+            tag=(ref.tag or None) if self._use_tags else None,
             size_bytes=sum(part.size_bytes for part in parts),
         )
         sent_tag = fetch.tag
@@ -173,23 +173,23 @@ class Fetcher:
                             async with task_group() as readings:
                                 for part in parts:
                                     readings.create_task(self._reader.read(fetch, part))
-                        with strand(ref.key, Phase.VERIFY):
+                        with start_strand(ref.key, Phase.VERIFY):
                             verify(into)
                         break
                     except StokerError as error:
-                        damage = self._read_again(fetch, error)
+                        damage = self._classify_failure(fetch, error)
                     if damage is not None:
-                        with strand(ref.key, Phase.RETRY):
-                            spoilt(ref.key)
-                            await self._reader.back_off(fetch, fetch.failed_readings, damage)
+                        with start_strand(ref.key, Phase.RETRY):
+                            mark_wasted(ref.key)
+                            await self._reader.back_off(fetch, fetch.failed_reads, damage)
         except (TimeoutError, StokerError) as error:
             self._counters.failed += 1
-            self._end(fetch, error)
+            self._raise_final(fetch, error)
         if fetch.tag != sent_tag:
             self._accept_copies(fetch)
-        self._counters.delivered(fetch.size_bytes)
+        self._counters.count_delivery(fetch.size_bytes)
 
-    def _read_again(self, fetch: ObjectFetch, error: StokerError) -> ChecksumError | None:
+    def _classify_failure(self, fetch: ObjectFetch, error: StokerError) -> ChecksumError | None:
         """Decide what follows a failed read; raise if another read cannot help.
 
         A second read confirms that an object has changed. If its tag differs, that read sends no tag: an object with
@@ -198,33 +198,33 @@ class Fetcher:
         Returns:
             The error to back off from before the next read; None to read again at once.
         """
-        fetch.failed_readings += 1
+        fetch.failed_reads += 1
         match error:
             case ObjectChangedError():
-                if fetch.changed is not None:
+                if fetch.change_error is not None:
                     raise error
-                fetch.changed = error
+                fetch.change_error = error
                 if not isinstance(error, ObjectTruncatedError):
                     fetch.tag = None
                 return None
             case FetchError():
-                raise (fetch.changed or error) from error.__cause__  # a changed object may also be shorter
+                raise (fetch.change_error or error) from error.__cause__  # a changed object may also be shorter
             case ChecksumError():
                 self._counters.checksum_failures += 1
-                self._reader.failed(fetch, error)
-                if fetch.failed_readings >= self.config.checksum_attempts:
+                self._reader.count_failure(fetch, error)
+                if fetch.failed_reads >= self.config.checksum_attempts:
                     raise ObjectDamagedError(
                         f"{fetch.name} is not what was packed: its checksum always differs: {error}"
                     ) from None
                 return error
         raise error
 
-    def _end(self, fetch: ObjectFetch, error: TimeoutError | StokerError) -> NoReturn:
+    def _raise_final(self, fetch: ObjectFetch, error: TimeoutError | StokerError) -> NoReturn:
         """Raise the error that ends a fetch, with advice for the user."""
         if isinstance(error, TimeoutError):
-            if not fetch.deadline.expired:
+            if not fetch.deadline.is_expired:
                 raise error
-            raise self._reader.gave_up(fetch, "its deadline passed") from (fetch.last_error or error)
+            raise self._reader.fetch_error(fetch, "its deadline passed") from (fetch.last_error or error)
         if isinstance(error, NotFoundError | ObjectChangedError) and not isinstance(error, BucketNotFoundError):
             url = self._store.url
             # Not chained: the cause says less than this error.
@@ -247,8 +247,8 @@ class Fetcher:
         ]
 
     def _accept_copies(self, fetch: ObjectFetch) -> None:
-        if self._sends_tags:
-            self._sends_tags = False
+        if self._use_tags:
+            self._use_tags = False
             warnings.warn(
                 f"{fetch.name} has another ETag or generation than the manifest pins, but the same size and "
                 "checksum: the bucket seems to be a copy. From now on, only checksums identify objects.",

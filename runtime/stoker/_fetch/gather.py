@@ -5,7 +5,7 @@ Indexing it with the byte addresses of the rows copies each row once, from any n
 Python loop: as fast as a take from one contiguous array. The offsets of ragged columns are read in the same way, as
 16-byte elements (start and end of a row).
 
-:class:`PickedRows` holds the locations of the rows' values. Batches own their memory: nothing here returns a view of
+:class:`RowLocations` holds the locations of the rows' values. Batches own their memory: nothing here returns a view of
 the ring.
 """
 
@@ -56,7 +56,7 @@ Columns = dict[str, NDArray[Any] | RaggedValues]
 """Column name → values of a batch: ``[samples, *shape]`` in the dtype's holder type, or ragged."""
 
 
-class Located(NamedTuple):
+class ValueLocations(NamedTuple):
     """Locations of the values of a column.
 
     Attributes:
@@ -70,7 +70,7 @@ class Located(NamedTuple):
     lengths: NDArray[np.int64] | None = None
 
 
-class PickedRows(NamedTuple):
+class RowLocations(NamedTuple):
     """Rows to gather, and the locations of their values.
 
     Attributes:
@@ -81,7 +81,7 @@ class PickedRows(NamedTuple):
 
     super_samples: NDArray[np.int64]
     rows: NDArray[np.int64]
-    values: Mapping[str, Located]
+    values: Mapping[str, ValueLocations]
 
 
 def gather_rows(memory: memoryview, addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8]:
@@ -99,20 +99,22 @@ GatherRows = Callable[[memoryview, NDArray[np.int64], int], NDArray[np.uint8]]
 """A function like :func:`gather_rows`, which may return memory of another kind."""
 
 
-def gather(picked: PickedRows, columns: Mapping[str, Column], copy: GatherRows = gather_rows) -> Columns:
+def gather(located: RowLocations, columns: Mapping[str, Column], copy: GatherRows = gather_rows) -> Columns:
     """Return the values of the given rows in each of ``columns``; ``copy`` copies those of fixed columns."""
     return {
-        name: _fixed(picked.values[name], column, copy) if column.is_fixed else _ragged(picked.values[name], column)
+        name: _gather_fixed(located.values[name], column, copy)
+        if column.is_fixed
+        else _gather_ragged(located.values[name], column)
         for name, column in columns.items()
     }
 
 
-def _fixed(located: Located, column: Column, copy: GatherRows) -> NDArray[Any]:
+def _gather_fixed(located: ValueLocations, column: Column, copy: GatherRows) -> NDArray[Any]:
     values = copy(located.memory, located.starts, column.element_bytes)
     return values.view(column.dtype.holder).reshape(len(values), *column.shape)
 
 
-def _ragged(located: Located, column: Column) -> RaggedValues:
+def _gather_ragged(located: ValueLocations, column: Column) -> RaggedValues:
     memory, starts, lengths = located
     assert lengths is not None  # noqa: S101 - the column is ragged
     sizes = (lengths * column.element_bytes).tolist()
@@ -129,10 +131,10 @@ def concatenate(parts: Sequence[Columns]) -> Columns:
     """Concatenate the parts of one batch; a single part is returned unchanged."""
     if len(parts) == 1:
         return parts[0]
-    return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+    return {name: _concatenate_column([part[name] for part in parts]) for name in parts[0]}
 
 
-def _joined(parts: Sequence[NDArray[Any] | RaggedValues]) -> NDArray[Any] | RaggedValues:
+def _concatenate_column(parts: Sequence[NDArray[Any] | RaggedValues]) -> NDArray[Any] | RaggedValues:
     ragged = [part for part in parts if isinstance(part, RaggedValues)]
     if not ragged:
         return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])

@@ -4,7 +4,7 @@
 several whole batches, or part of a batch that is larger than a group. The first group is one batch, and each later one
 has up to twice as many batches as the one before, so that the first batch only waits for its own samples.
 
-:class:`GroupReading` reads groups into ring slots by ranges, and verifies each value by its checksum.
+:class:`SampleGroupReader` reads groups into ring slots by ranges, and verifies each value by its checksum.
 """
 
 from __future__ import annotations
@@ -19,29 +19,37 @@ from numpy.typing import NDArray
 
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.gather import GatherRows, Located, PickedRows, gather_rows
-from stoker._fetch.range_plan import MOST_SAMPLES, Forecast, Group, ReadLimits, Values, forecast_groups, read_values
+from stoker._fetch.gather import GatherRows, RowLocations, ValueLocations, gather_rows
+from stoker._fetch.range_plan import (
+    MAX_GROUP_SAMPLES,
+    ReadForecast,
+    ReadLimits,
+    SampleGroup,
+    ValueRanges,
+    forecast_groups,
+    read_values,
+)
 from stoker._fetch.super_samples import fetch_head
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import CHECKSUMS, is_small
 from stoker._memory.ring import ALIGNMENT_BYTES, Ring, anonymous_memory
 from stoker._order.order import Order, OrderConfig
-from stoker._order.sharding import Dealing, Step
-from stoker._order.steps import PlannedStep, Rows, Segment, StepSource, Stretch
+from stoker._order.sharding import RankStep, Sharding
+from stoker._order.steps import PlannedStep, PositionRange, RowIndices, Segment, StepSource
 
-_LOOKED_UP_SAMPLES = 8192
+_LOOKUP_SAMPLES = 8192
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Batch:
-    step: Step
+class _StepSamples:
+    step: RankStep
     is_last: bool
-    samples: Group
+    samples: SampleGroup
     sizes: NDArray[np.int64]
 
 
-class GroupSteps(StepSource[Group]):
+class GroupSteps(StepSource[SampleGroup]):
     """A :class:`~stoker._order.steps.StepSource` whose items are groups.
 
     Args:
@@ -54,42 +62,42 @@ class GroupSteps(StepSource[Group]):
     def __init__(
         self,
         samples: NDArray[np.integer],
-        stretch: Stretch,
-        sizes_of: Callable[[Group], NDArray[np.int64]],
+        stretch: PositionRange,
+        sizes_of: Callable[[SampleGroup], NDArray[np.int64]],
         group_bytes: int,
     ) -> None:
         super().__init__(samples, stretch)
         self._sizes_of, self._group_bytes = sizes_of, group_bytes
-        self._most_batches = 1
+        self._max_batches = 1
 
-    def _walk(self, order: Order, dealing: Dealing, position: int) -> Iterator[PlannedStep[Group]]:
-        for run in self._runs(self._batches(order, dealing, position)):
-            yield from self._planned(order.epoch, run)
+    def _iter_steps(self, order: Order, dealing: Sharding, position: int) -> Iterator[PlannedStep[SampleGroup]]:
+        for run in self._merge_batches(self._batches(order, dealing, position)):
+            yield from self._plan_run(order.epoch, run)
 
-    def _batches(self, order: Order, dealing: Dealing, position: int) -> Iterator[_Batch]:
+    def _batches(self, order: Order, dealing: Sharding, position: int) -> Iterator[_StepSamples]:
         """Yield the samples of each step; several steps at once, since a numpy call takes as long as 100 samples."""
         permuted = order.feistel()
-        walk = dealing.walk(position)
-        while steps := list(islice(walk, max(1, _LOOKED_UP_SAMPLES // dealing.batch_size))):
+        walk = dealing.steps(position)
+        while steps := list(islice(walk, max(1, _LOOKUP_SAMPLES // dealing.batch_size))):
             positions = [part.positions(dealing.lanes) for step, _ in steps for part in step.slices]
-            samples = Group(*order.locate(permuted(np.concatenate(positions))))
+            samples = SampleGroup(*order.locate(permuted(np.concatenate(positions))))
             sizes = self._sizes_of(samples)
             start = 0
             for step, is_last in steps:
                 these = slice(start, start + step.samples)
-                yield _Batch(step, is_last, samples[these], sizes[these])
+                yield _StepSamples(step, is_last, samples[these], sizes[these])
                 start = these.stop
 
-    def _runs(self, batches: Iterator[_Batch]) -> Iterator[list[_Batch]]:
+    def _merge_batches(self, batches: Iterator[_StepSamples]) -> Iterator[list[_StepSamples]]:
         """Yield runs of batches that fit in one group; a batch that is too large is a run of its own."""
-        run: list[_Batch] = []
+        run: list[_StepSamples] = []
         size_bytes = samples = 0
         for batch in batches:
             batch_bytes = int(batch.sizes.sum())
-            fits = size_bytes + batch_bytes <= self._group_bytes and samples + len(batch.samples) <= MOST_SAMPLES
-            if run and (len(run) >= self._most_batches or not fits):
+            fits = size_bytes + batch_bytes <= self._group_bytes and samples + len(batch.samples) <= MAX_GROUP_SAMPLES
+            if run and (len(run) >= self._max_batches or not fits):
                 yield run
-                self._most_batches *= 2
+                self._max_batches *= 2
                 run, size_bytes, samples = [], 0, 0
             run.append(batch)
             size_bytes += batch_bytes
@@ -97,16 +105,16 @@ class GroupSteps(StepSource[Group]):
         if run:
             yield run
 
-    def _planned(self, epoch: int, run: list[_Batch]) -> Iterator[PlannedStep[Group]]:
+    def _plan_run(self, epoch: int, run: list[_StepSamples]) -> Iterator[PlannedStep[SampleGroup]]:
         """Split a run into groups, usually one, and plan its steps over them."""
-        samples = Group.joined([batch.samples for batch in run])
-        cuts = cut_sizes(np.concatenate([batch.sizes for batch in run]), self._group_bytes)
+        samples = SampleGroup.concatenate([batch.samples for batch in run])
+        cuts = split_by_bytes(np.concatenate([batch.sizes for batch in run]), self._group_bytes)
         first_item, self._next_item = self._next_item, self._next_item + len(cuts) - 1
         start = 0
         for batch in run:
             end = start + len(batch.samples)
             segments: list[Segment] = []
-            first_uses: list[tuple[int, Group]] = []
+            first_uses: list[tuple[int, SampleGroup]] = []
             for item, (group_start, group_end) in enumerate(pairwise(cuts), first_item):
                 begin, stop = max(start, group_start), min(end, group_end)
                 if begin >= stop:
@@ -116,8 +124,8 @@ class GroupSteps(StepSource[Group]):
                 segments.append(
                     Segment(
                         items=(item,),
-                        picks=partial(_span, begin - group_start, stop - group_start),
-                        done=(item,) if stop == group_end else (),
+                        row_indices=partial(_row_range, begin - group_start, stop - group_start),
+                        released_after=(item,) if stop == group_end else (),
                     )
                 )
             step = batch.step
@@ -125,17 +133,17 @@ class GroupSteps(StepSource[Group]):
             start = end
 
 
-def cut_sizes(sizes: NDArray[np.int64], most_bytes: int) -> list[int]:
-    """Return boundaries 0, …, ``len(sizes)`` of parts of at most ``most_bytes``, unless a part is one larger sample."""
+def split_by_bytes(sizes: NDArray[np.int64], max_bytes: int) -> list[int]:
+    """Return boundaries 0, …, ``len(sizes)`` of parts of at most ``max_bytes``, unless a part is one larger sample."""
     ends = np.cumsum(sizes)
     cuts = [0]
     while cuts[-1] < len(sizes):
         before = int(ends[cuts[-1] - 1]) if cuts[-1] else 0
-        cuts.append(max(cuts[-1] + 1, int(np.searchsorted(ends, before + most_bytes, "right"))))
+        cuts.append(max(cuts[-1] + 1, int(np.searchsorted(ends, before + max_bytes, "right"))))
     return cuts
 
 
-def _span(start: int, end: int) -> Rows:
+def _row_range(start: int, end: int) -> RowIndices:
     return np.zeros(end - start, np.int64), np.arange(start, end)
 
 
@@ -154,15 +162,15 @@ class HeadMemory:
         self._manifest = manifest
         self._columns = columns
         self._numbers = {name: number for number, name in enumerate(manifest.schema)}
-        self._bases = _bases(manifest)
+        self._head_offsets = _head_offsets(manifest)
         self._starts: dict[str, NDArray[np.int64]] = {}
         self._memory: memoryview | None = None
 
     @staticmethod
     def size_bytes(manifest: Manifest, columns: Mapping[str, Column]) -> int:
         """Return the memory of all heads of a data set, including the tables of tensor offsets, in bytes."""
-        tables = len(_tensors(columns)) + 1
-        return int(_bases(manifest)[-1]) + tables * 8 * (len(manifest) + 1)
+        tables = len(_tensor_names(columns)) + 1
+        return int(_head_offsets(manifest)[-1]) + tables * 8 * (len(manifest) + 1)
 
     async def load(self, fetcher: Fetcher) -> None:
         """Read and verify all heads, as many at once as the fetcher allows. Idempotent.
@@ -173,11 +181,11 @@ class HeadMemory:
         """
         if self._memory is not None:
             return
-        memory = anonymous_memory(int(self._bases[-1]))
-        starts = {tensor: np.empty(len(self._manifest), np.int64) for tensor in _tensors(self._columns)}
+        memory = anonymous_memory(int(self._head_offsets[-1]))
+        starts = {tensor: np.empty(len(self._manifest), np.int64) for tensor in _tensor_names(self._columns)}
 
         async def read(row: int) -> None:
-            into = memory[int(self._bases[row]) : int(self._bases[row + 1])]
+            into = memory[int(self._head_offsets[row]) : int(self._head_offsets[row + 1])]
             head = await fetch_head(fetcher, self._manifest, row, into, urgent=True)
             for tensor, table in starts.items():
                 table[row] = head.starts[tensor]
@@ -191,12 +199,12 @@ class HeadMemory:
         assert self._memory is not None  # noqa: S101 - loaded before the first use
         return self._memory
 
-    def addresses(self, tensor: str, group: Group, row_bytes: int) -> NDArray[np.int64]:
+    def addresses(self, tensor: str, group: SampleGroup, row_bytes: int) -> NDArray[np.int64]:
         """Return the offsets in :attr:`memory` of the rows of a tensor of the head, ``int64 [samples]``."""
-        starts: NDArray[np.int64] = self._bases[group.super_samples] + self._starts[tensor][group.super_samples]
+        starts: NDArray[np.int64] = self._head_offsets[group.super_samples] + self._starts[tensor][group.super_samples]
         return starts + group.rows * row_bytes
 
-    def extents(self, names: Sequence[str], group: Group) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def extents(self, names: Sequence[str], group: SampleGroup) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the start and end, in its object, of every value of columns, ``int64 [columns, samples]`` each."""
         extents = np.empty((2, len(names), len(group)), np.int64)
         for number, name in enumerate(names):
@@ -210,7 +218,7 @@ class HeadMemory:
             extents[:, number] += self._starts[name][group.super_samples]
         return extents[0], extents[1]
 
-    def checksums(self, names: Sequence[str], group: Group) -> NDArray[np.uint32]:
+    def checksums(self, names: Sequence[str], group: SampleGroup) -> NDArray[np.uint32]:
         """Return the CRC-32C of every value of columns, ``uint32 [columns, samples]``."""
         checksums = np.empty((len(names), len(group)), np.uint32)
         rows = self.addresses(CHECKSUMS, group, 4 * len(self._numbers))
@@ -219,18 +227,18 @@ class HeadMemory:
         return checksums
 
 
-def _bases(manifest: Manifest) -> NDArray[np.int64]:
+def _head_offsets(manifest: Manifest) -> NDArray[np.int64]:
     """Return the offset of each head, and the end of the last one, ``int64 [super-samples + 1]``."""
     sizes = -(-manifest.rows.head_bytes.astype(np.int64) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return np.concatenate([[0], np.cumsum(sizes)])
 
 
-def _tensors(columns: Mapping[str, Column]) -> list[str]:
+def _tensor_names(columns: Mapping[str, Column]) -> list[str]:
     offsets = [f"{name}.offsets" for name, column in columns.items() if not column.is_fixed]
     return [CHECKSUMS, *offsets, *columns]
 
 
-class GroupReading:
+class SampleGroupReader:
     """Reads items that are groups; fetches on the event loop, locates rows on any thread. All heads stay in memory.
 
     Args:
@@ -255,7 +263,7 @@ class GroupReading:
         self._manifest, self._fetcher, self._ring, self._limits = manifest, fetcher, ring, limits
         self._heads = HeadMemory(manifest, columns)
         self._large = [name for name, column in columns.items() if not is_small(column)]
-        self._placed: dict[int, tuple[Group, NDArray[np.int64]]] = {}
+        self._groups_by_slot: dict[int, tuple[SampleGroup, NDArray[np.int64]]] = {}
 
     async def prepare(self) -> None:
         """Read all heads on the first call.
@@ -266,21 +274,21 @@ class GroupReading:
         """
         await self._heads.load(self._fetcher)
 
-    def forecast(self, order: OrderConfig, partition: Dealing) -> Forecast:
+    def forecast(self, order: OrderConfig, partition: Sharding) -> ReadForecast:
         """Return the expected requests and bytes of the rank's first epoch, which also reads the heads."""
         return forecast_groups(self._manifest, self.columns, self._limits, partition)
 
-    def steps(self, stretch: Stretch) -> GroupSteps:
+    def steps(self, stretch: PositionRange) -> GroupSteps:
         """Return the steps of a range of the order."""
         samples = self._manifest.rows.samples
         return GroupSteps(samples, stretch, self._sizes_of, self._limits.payload_bytes)
 
-    def _sizes_of(self, group: Group) -> NDArray[np.int64]:
+    def _sizes_of(self, group: SampleGroup) -> NDArray[np.int64]:
         starts, ends = self._heads.extents(self._large, group)
         sizes: NDArray[np.int64] = (ends - starts).sum(axis=0)
         return sizes
 
-    async def fetch(self, ref: Group, *, urgent: bool = False) -> int:
+    async def fetch(self, ref: SampleGroup, *, urgent: bool = False) -> int:
         """Return a READY slot with the large values of a group.
 
         Raises:
@@ -288,17 +296,17 @@ class GroupReading:
             RingStateError: no slot was free.
         """
         ring = self._ring
-        with ring.filling(f"{len(ref)} samples", 0) as slot:
+        with ring.fill_slot(f"{len(ref)} samples", 0) as slot:
             starts, ends = self._heads.extents(self._large, ref)
             checksums = self._heads.checksums(self._large, ref)
-            values = Values(samples=ref, columns=self._large, starts=starts, ends=ends, checksums=checksums)
+            values = ValueRanges(samples=ref, columns=self._large, starts=starts, ends=ends, checksums=checksums)
             manifest, fetcher, into = self._manifest, self._fetcher, ring.view(slot, ring.slot_bytes)
             reads = values.plan(self._limits)
             addresses = await read_values(values, reads, into, manifest=manifest, fetcher=fetcher, urgent=urgent)
-            self._placed[slot] = ref, addresses
+            self._groups_by_slot[slot] = ref, addresses
         return slot
 
-    def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> PickedRows:
+    def locate(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> RowLocations:
         """Return the locations of samples of groups.
 
         Args:
@@ -307,21 +315,21 @@ class GroupReading:
             rows: ``int64 [samples]``, index of the sample in its group.
         """
         ring, heads = self._ring, self._heads
-        placed = [self._placed[slot] for slot in slots]
+        placed = [self._groups_by_slot[slot] for slot in slots]
         firsts = np.cumsum([0, *(len(group) for group, _ in placed)])
         places = firsts[which] + rows
         addresses = np.concatenate(
             [addresses + ring.offset(slot) for slot, (_, addresses) in zip(slots, placed, strict=True)], axis=1
         )[:, places]
-        samples = Group.joined([group for group, _ in placed])[places]
+        samples = SampleGroup.concatenate([group for group, _ in placed])[places]
         large = dict(zip(self._large, addresses, strict=True))
-        values: dict[str, Located] = {}
+        values: dict[str, ValueLocations] = {}
         for name, column in self.columns.items():
             if not column.is_fixed:
                 starts, ends = heads.extents([name], samples)
-                values[name] = Located(ring.memory, large[name], (ends - starts)[0] // column.element_bytes)
+                values[name] = ValueLocations(ring.memory, large[name], (ends - starts)[0] // column.element_bytes)
             elif name in large:
-                values[name] = Located(ring.memory, large[name])
+                values[name] = ValueLocations(ring.memory, large[name])
             else:
-                values[name] = Located(heads.memory, heads.addresses(name, samples, column.element_bytes))
-        return PickedRows(samples.super_samples, samples.rows, values)
+                values[name] = ValueLocations(heads.memory, heads.addresses(name, samples, column.element_bytes))
+        return RowLocations(samples.super_samples, samples.rows, values)

@@ -14,21 +14,21 @@ from statistics import median
 from stoker._fetch.config import FetchConfig, FetchCounters
 from stoker._memory.ring import Ring
 
-LOOK_SECONDS = 0.02
+POLL_SECONDS = 0.02
 """Interval at which a late request checks whether it may be hedged: about the time to a first byte."""
 TIMER_SECONDS = 0.001
 """Resolution of timers: anything due sooner counts as due."""
-START_LATE_SECONDS, START_FACTOR = 0.08, 2.5
+START_HEDGE_SECONDS, START_HEDGE_FACTOR = 0.08, 2.5
 """Before the first batch, when a request without a byte is late: seconds while no response has begun, then multiple of
 the shortest time to a first byte, because the median of a few late responses is late, too."""
-GUESSED_BYTES_PER_SECOND = 100e6
+DEFAULT_BYTES_PER_SECOND = 100e6
 """Assumed rate of one transfer before any is measured."""
 
 WINDOW = 32
 """Number of recent transfers to use: a few seconds of a busy fetcher; a fit compares 496 pairs (about 0.1 ms)."""
-LEAST_TRANSFERS = 4
+MIN_TRANSFERS = 4
 REFIT_EVERY = 8
-LEAST_SPREAD = 0.25
+MIN_SIZE_SPREAD = 0.25
 """Minimum difference of two sizes, as a fraction of the larger, from which to estimate a rate in spite of noise."""
 
 
@@ -60,13 +60,13 @@ class HedgeBudget:
     def __init__(self, fraction: float, burst: int, counters: FetchCounters, *, is_start: bool = False) -> None:
         self._fraction = fraction
         self._tokens = float(burst)
-        self._most = burst + fraction * SAVED_REQUESTS
+        self._max_tokens = burst + fraction * SAVED_REQUESTS
         self.is_start = is_start
         self._counters = counters
 
     def earn(self) -> None:
         """Add to the budget for a request that is neither a hedge nor a retry."""
-        self._tokens = min(self._most, self._tokens + self._fraction)
+        self._tokens = min(self._max_tokens, self._tokens + self._fraction)
 
     def spend(self, hedges: int = START_HEDGES) -> bool:
         """Take a token for a hedge of a request that was hedged ``hedges`` times; return False if there is none."""
@@ -91,7 +91,7 @@ class TransferTimes:
     def __init__(self) -> None:
         self._first_bytes: deque[float] = deque(maxlen=WINDOW)
         self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
-        self._unfitted = 0
+        self._new_transfers = 0
         self._first_byte_seconds = 0.0
         self._per_byte_seconds = 0.0
         self._largest_bytes = 1
@@ -99,7 +99,7 @@ class TransferTimes:
     def observe(self, size_bytes: int, seconds: float) -> None:
         """Record a successful transfer of ``size_bytes`` that took ``seconds``."""
         self._recent.append((size_bytes, seconds))
-        self._unfitted += 1
+        self._new_transfers += 1
 
     def observe_first_byte(self, seconds: float) -> None:
         """Record a response that began after ``seconds``."""
@@ -107,9 +107,9 @@ class TransferTimes:
 
     def expected_first_byte_seconds(self) -> float | None:
         """Return the median time to the first byte; None before four were measured, as in stores that report none."""
-        return median(self._first_bytes) if len(self._first_bytes) >= LEAST_TRANSFERS else None
+        return median(self._first_bytes) if len(self._first_bytes) >= MIN_TRANSFERS else None
 
-    def least_first_byte_seconds(self) -> float | None:
+    def min_first_byte_seconds(self) -> float | None:
         """Return the shortest recent time to a first byte; None without measurements."""
         return min(self._first_bytes, default=None)
 
@@ -119,24 +119,26 @@ class TransferTimes:
         Beyond the largest measured size, time is assumed to grow at least in proportion to size: a late hedge is better
         than a needless one.
         """
-        if len(self._recent) < LEAST_TRANSFERS:
+        if len(self._recent) < MIN_TRANSFERS:
             return None
         self._refit()
         expected = self._first_byte_seconds + self._per_byte_seconds * size_bytes
         return expected * max(1.0, size_bytes / self._largest_bytes)
 
     def _refit(self) -> None:
-        if not self._recent or self._unfitted < min(REFIT_EVERY, len(self._recent)):
+        if not self._recent or self._new_transfers < min(REFIT_EVERY, len(self._recent)):
             return
-        self._unfitted = 0
+        self._new_transfers = 0
         recent = list(self._recent)
         sizes = [size for size, _ in recent]
-        is_alike = max(sizes) - min(sizes) <= LEAST_SPREAD * max(sizes)  # the usual case: no pair needs to be compared
+        is_alike = max(sizes) - min(sizes) <= MIN_SIZE_SPREAD * max(
+            sizes
+        )  # the usual case: no pair needs to be compared
         slopes = [
             (seconds - other_seconds) / (size - other_size)
             for position, (size, seconds) in enumerate(() if is_alike else recent)
             for other_size, other_seconds in recent[:position]
-            if abs(size - other_size) > LEAST_SPREAD * max(size, other_size)
+            if abs(size - other_size) > MIN_SIZE_SPREAD * max(size, other_size)
         ]
         self._largest_bytes = max(1, *sizes)
         self._per_byte_seconds = max(0.0, median(slopes)) if slopes else 0.0
@@ -144,7 +146,7 @@ class TransferTimes:
         self._first_byte_seconds = max(0.0, median(rests))
 
 
-class Hedges:
+class HedgePolicy:
     """Decides for all requests of one fetcher when they are late, and provides memory for hedges.
 
     A hedge has its own memory: one of ``hedge_burst`` small buffers, or else a free slot of the ring.
@@ -177,10 +179,10 @@ class Hedges:
         """
         whole_seconds = self.times.expected_seconds(size_bytes)
         if whole_seconds is None:
-            return math.inf, size_bytes / GUESSED_BYTES_PER_SECOND
+            return math.inf, size_bytes / DEFAULT_BYTES_PER_SECOND
         return whole_seconds, whole_seconds - (self.times.expected_first_byte_seconds() or whole_seconds)
 
-    def look_seconds(self, size_bytes: int, *, sent_seconds: float, has_begun: bool, now_seconds: float) -> float:
+    def poll_delay_seconds(self, size_bytes: int, *, sent_seconds: float, has_begun: bool, now_seconds: float) -> float:
         """Return in how many seconds to check again whether a request is late; 0 if it is late.
 
         Args:
@@ -201,13 +203,13 @@ class Hedges:
         if left_seconds < TIMER_SECONDS:
             return 0.0
         # Without an expectation, responses to requests sent at the same time may soon provide one.
-        return left_seconds if expected_seconds is not None else min(LOOK_SECONDS, left_seconds)
+        return left_seconds if expected_seconds is not None else min(POLL_SECONDS, left_seconds)
 
     def _first_byte_late_seconds(self) -> float:
         """Return when a request without a byte is late; before the first batch, one other response is enough."""
         if self.budget.is_start:
-            least_seconds = self.times.least_first_byte_seconds()
-            return START_LATE_SECONDS if least_seconds is None else START_FACTOR * least_seconds
+            least_seconds = self.times.min_first_byte_seconds()
+            return START_HEDGE_SECONDS if least_seconds is None else START_HEDGE_FACTOR * least_seconds
         first_byte_seconds = self.times.expected_first_byte_seconds()
         return math.inf if first_byte_seconds is None else self._config.hedge_first_byte_factor * first_byte_seconds
 
@@ -221,7 +223,7 @@ class Hedges:
         """
         room_bytes = self._config.hedge_burst * self._small_bytes - self._small_used_bytes
         is_small = size_bytes <= min(self._small_bytes, room_bytes)
-        has_memory = is_small or (self._ring.spare and size_bytes <= self._ring.slot_bytes)
+        has_memory = is_small or (self._ring.unreserved and size_bytes <= self._ring.slot_bytes)
         if not has_memory or not self.budget.spend(hedges):
             return None
         self._counters.hedges += 1

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from stoker._base.meter import FolderStore
 from stoker._base.retry import RetryingReader
-from stoker._base.sizes import counted
-from stoker._cache.keeper import Nearer
-from stoker._fetch.batch_stream import Batch, Origin
-from stoker._fetch.pipeline import BatchPipeline, OpenDataSet
+from stoker._base.sizes import format_count
+from stoker._cache.keeper import TierSet
+from stoker._fetch.batch_stream import Batch, StoredDataset
+from stoker._fetch.pipeline import BatchPipeline, OpenDataset
 from stoker._format.manifest import Manifest, version_key
 from stoker._order.order import MAX_EPOCH, EpochLayout
 from stoker.abc import ObjectInfo, Readable, Store
@@ -31,13 +31,13 @@ from stoker.errors import (
 )
 
 _log = logging.getLogger("stoker")
-_AHEAD_SECONDS = 2.0
+_LOOKAHEAD_TIMEOUT_SECONDS = 2.0
 """Time limit to read the next epoch's manifest, while a gathered batch waits for it."""
 EPOCH_VERSION = 1
 """Version of a materialized epoch's manifest; there is only one."""
 
 
-async def stored_manifest(store: Readable, key: str) -> tuple[Manifest, ObjectInfo]:
+async def load_manifest(store: Readable, key: str) -> tuple[Manifest, ObjectInfo]:
     """Return a manifest and its object information: one GET, or two if the first response is corrupt.
 
     Raises:
@@ -63,8 +63,8 @@ async def read_epoch(store: Store, layout: EpochLayout) -> Manifest | None:
     """
     folder = FolderStore(store, layout.folder)
     try:
-        manifest, _ = await stored_manifest(folder, version_key(EPOCH_VERSION))
-        _check(manifest, layout)
+        manifest, _ = await load_manifest(folder, version_key(EPOCH_VERSION))
+        _check_manifest(manifest, layout)
     except NotFoundError:
         return None
     except (ChecksumError, FormatError, PermissionDeniedError) as error:
@@ -74,7 +74,7 @@ async def read_epoch(store: Store, layout: EpochLayout) -> Manifest | None:
     return manifest
 
 
-def _check(manifest: Manifest, layout: EpochLayout) -> None:
+def _check_manifest(manifest: Manifest, layout: EpochLayout) -> None:
     if manifest.dataset != layout.dataset or manifest.schema != layout.manifest.schema:
         raise FormatError("its manifest belongs to another data set, or has another schema")
     if manifest.samples != layout.samples:
@@ -92,44 +92,44 @@ class MaterializedPipeline(BatchPipeline):
         ConfigError: a column is not in the schema.
 
     Attributes:
-        check: called with the pipeline before an epoch is read as ``full``; raises BudgetError to refuse it.
+        check_fallback: called with the pipeline before an epoch is read as ``full``; raises BudgetError to refuse it.
     """
 
     store: Store
-    check: Callable[[BatchPipeline], object] = staticmethod(lambda pipeline: None)
+    check_fallback: Callable[[BatchPipeline], object] = staticmethod(lambda pipeline: None)
 
-    def _open_first(self) -> OpenDataSet:
-        return self._open_epoch(Origin(self.store, self.manifest))
+    def _open_initial(self) -> OpenDataset:
+        return self._open_epoch(StoredDataset(self.store, self.manifest))
 
-    def _open_here(self) -> OpenDataSet:
-        epoch = self._place[0]
-        origin = self._find(epoch)
+    def _open_current(self) -> OpenDataset:
+        epoch = self._position[0]
+        origin = self._find_epoch(epoch)
         if origin is not None:
             return self._open_epoch(origin)
-        self._tell_missing(epoch)
+        self._warn_missing(epoch)
         return self._open_full()
 
-    def _open_epoch(self, origin: Origin) -> OpenDataSet:
+    def _open_epoch(self, origin: StoredDataset) -> OpenDataset:
         """Return the data set of an epoch's own objects, which are stored in its order."""
         order = replace(self.config.order, shuffle="none")
         try:
-            return self._open(origin, replace(self.config, order=order, held_bytes=self.manifest.file_bytes), Nearer())
+            return self._open(origin, replace(self.config, order=order, held_bytes=self.manifest.file_bytes), TierSet())
         except BudgetError as error:
             raise BudgetError(f"an epoch's own objects are read in their order: {error}") from None
 
-    def _open_full(self) -> OpenDataSet:
-        before = self.opened
+    def _open_full(self) -> OpenDataset:
+        before = self.source
         try:
-            self.opened = super()._open_first()
-            self.check(self)
+            self.source = super()._open_initial()
+            self.check_fallback(self)
         except BudgetError as error:
-            self.opened = before
+            self.source = before
             raise BudgetError(
-                f"epoch {self._place[0]} has no objects of its own, and cannot be read as 'full' instead: {error}"
+                f"epoch {self._position[0]} has no objects of its own, and cannot be read as 'full' instead: {error}"
             ) from None
-        return self.opened
+        return self.source
 
-    def _find(self, epoch: int, timeout_seconds: float | None = None) -> Origin | None:
+    def _find_epoch(self, epoch: int, timeout_seconds: float | None = None) -> StoredDataset | None:
         """Return a materialized epoch; None if the epoch is not materialized.
 
         Raises:
@@ -141,14 +141,14 @@ class MaterializedPipeline(BatchPipeline):
         order = self.config.order
         layout = EpochLayout(self.manifest, seed=order.seed, lanes=order.lanes, epoch=epoch)
 
-        async def read() -> Origin | None:
+        async def read() -> StoredDataset | None:
             async with asyncio.timeout(timeout_seconds):
                 manifest = await read_epoch(self.store, layout)
-            return None if manifest is None else Origin(FolderStore(self.store, layout.folder), manifest, layout)
+            return None if manifest is None else StoredDataset(FolderStore(self.store, layout.folder), manifest, layout)
 
         return self._thread.run(read())
 
-    def _tell_missing(self, epoch: int) -> None:
+    def _warn_missing(self, epoch: int) -> None:
         url, version, order = self.store.url, self.manifest.version, self.config.order
         if url.startswith("stoker+"):
             _log.warning("%s: a function serves no materialized epochs; epoch %d is read as 'full'", url, epoch)
@@ -156,13 +156,13 @@ class MaterializedPipeline(BatchPipeline):
         _log.warning(
             "%s has no materialized epoch %d of version %d for seed %d and %s: it is read as 'full'. To make it: "
             "stoker shuffle %s --at %d --seed %d --lanes %d --epoch %d",
-            *(url, epoch, version, order.seed, counted(order.lanes, "lane")),
+            *(url, epoch, version, order.seed, format_count(order.lanes, "lane")),
             *(url, version, order.seed, order.lanes, epoch),
         )
 
     @property
-    def _end_of_stream(self) -> int:
-        return self._place[0] + 1
+    def _stream_end_epoch(self) -> int:
+        return self._position[0] + 1
 
     def next(self) -> Batch | None:
         """Return the next batch; None at the end of the run, or if it started at the end of an epoch.
@@ -173,34 +173,34 @@ class MaterializedPipeline(BatchPipeline):
             StokerError: a super-sample of the batch could not be read; names it. Or the pipeline was stopped.
         """
         self._check_started()
-        if self.place is None:
-            self._begin()
+        if self.position is None:
+            self._start_at_position()
         try:
             batch = super().next()
         except StokerError as error:
             if not self.is_materialized or not _is_lost(error):
                 raise
-            _log.warning("the rest of epoch %d, from position %d on, is read as 'full': %s", *self._place, error)
-            self._read(self._open_full())
+            _log.warning("the rest of epoch %d, from position %d on, is read as 'full': %s", *self._position, error)
+            self._start_stream(self._open_full())
             batch = super().next()
         if batch is not None and batch.is_last:
             self._end_stream()
-            self._go_ahead()
+            self._start_next_epoch()
         return batch
 
-    def _go_ahead(self) -> None:
+    def _start_next_epoch(self) -> None:
         """Start fetching the next epoch while the last batch of the previous one is used, if it is materialized.
 
         An epoch that is not materialized yet may be so when its first batch is requested; only then is that decided and
         logged. A bucket that does not answer delays the last batch only briefly, and no error here loses the batch.
         """
-        if self._is_over:
+        if self._is_at_end:
             return
-        epoch = self._place[0]
+        epoch = self._position[0]
         try:
-            origin = self._find(epoch, timeout_seconds=_AHEAD_SECONDS)
+            origin = self._find_epoch(epoch, timeout_seconds=_LOOKAHEAD_TIMEOUT_SECONDS)
             if origin is not None:
-                self._read(self._open_epoch(origin))
+                self._start_stream(self._open_epoch(origin))
         except Exception as error:  # noqa: BLE001 - the batch must be returned; the epoch's first batch raises it again
             _log.info("epoch %d is not fetched ahead: %s: %s", epoch, type(error).__name__, error)
 

@@ -17,35 +17,35 @@ from typing import Any
 from stoker._base.fetch_record import Phase
 from stoker._base.recorder import Recorder
 from stoker._base.threads import LoopThread
-from stoker._cache.keeper import CacheStatistics, KeepingTier, Nearer
-from stoker._cache.tiers import follow
-from stoker._fetch.batch_stream import Batch, BatchStream, Origin, Reading, StepQueue, StreamCounters
+from stoker._cache.keeper import CacheTierStatistics, ManagedTier, TierSet
+from stoker._cache.tiers import track_positions
+from stoker._fetch.batch_stream import Batch, BatchStream, RowReader, StepQueue, StoredDataset, StreamCounters
 from stoker._fetch.config import FetchCounters, PipelineConfig
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import GatherRows, gather_rows
-from stoker._fetch.groups import GroupReading, HeadMemory
+from stoker._fetch.groups import HeadMemory, SampleGroupReader
 from stoker._fetch.prefetcher import Prefetcher
-from stoker._fetch.range_plan import Forecast, ReadLimits
-from stoker._fetch.super_samples import SuperSampleReading
+from stoker._fetch.range_plan import ReadForecast, ReadLimits
+from stoker._fetch.super_samples import SuperSampleReader
 from stoker._format.manifest import Manifest
-from stoker._memory.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_slots
-from stoker._memory.ring import FirstTouch, Ring, anonymous_memory
-from stoker._order.sharding import Dealing
-from stoker._order.steps import Stretch
+from stoker._memory.budget import SlotPlan, max_sample_bytes, plan_group_slots, plan_slots
+from stoker._memory.ring import PagePrefaulter, Ring, anonymous_memory
+from stoker._order.sharding import Sharding
+from stoker._order.steps import PositionRange
 from stoker.abc import Readable
 from stoker.errors import BudgetError, StokerError
 
-_TOUCHED_BYTES = 128 << 20
+_FIRST_TOUCH_BYTES = 128 << 20
 """Part of the ring whose pages are touched at the start, since the first batches wait for it. Touching more would slow
 down fetching on machines with few cores."""
 
 
-class _Process:
+class _ProcessResources:
     """Memory and counters that the data sets share which one process opens in turn."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.fetched = FetchCounters()
+        self.counters = FetchCounters()
         self._memory: memoryview | None = None
 
     def allocate(self, size_bytes: int) -> memoryview:
@@ -55,14 +55,14 @@ class _Process:
         return self._memory[:size_bytes]
 
 
-class OpenDataSet:
+class OpenDataset:
     """A data set that one process reads in one order; nothing is allocated or connected before the first fetch.
 
     Args:
-        origin: data set to read.
+        dataset: data set to read.
         config: settings of the pipeline.
         copy_rows: copies rows out of the ring.
-        nearer: tiers to read super-samples from first; not used if samples are read in groups.
+        tier_set: tiers to read super-samples from first; not used if samples are read in groups.
         process: memory and counters, which data sets use in turn.
 
     Raises:
@@ -75,40 +75,45 @@ class OpenDataSet:
         tiers: caches that evict by the known order.
         ring: buffer of fetched items.
         fetcher: reads bytes.
-        reading: reads items into the ring.
+        reader: reads items into the ring.
     """
 
     def __init__(
-        self, origin: Origin, config: PipelineConfig, copy_rows: GatherRows, nearer: Nearer, process: _Process
+        self,
+        dataset: StoredDataset,
+        config: PipelineConfig,
+        copy_rows: GatherRows,
+        tier_set: TierSet,
+        process: _ProcessResources,
     ) -> None:
-        manifest = origin.manifest
-        self.origin, self.config, self.process = origin, config, process
-        self.partition = config.dealing(manifest.samples)
+        manifest = dataset.manifest
+        self.dataset, self.config, self.process = dataset, config, process
+        self.partition = config.sharding(manifest.samples)
         self.columns = manifest.schema.chosen(config.columns)
-        self.slots: SlotPlan = self._planned_slots()
-        nearer = Nearer() if self.slots.holds_groups else nearer
-        self.tiers = nearer.tiers
+        self.slots: SlotPlan = self._plan_slots()
+        tier_set = TierSet() if self.slots.holds_groups else tier_set
+        self.tiers = tier_set.tiers
         self.ring = Ring(self.slots.slots, self.slots.slot_bytes, allocate=process.allocate)
         self.fetcher = Fetcher(
-            origin.store,
+            dataset.store,
             config=config.fetch,
             small_hedge_bytes=self.slots.hedge_buffer_bytes,
             ring=self.ring,
             rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
-            tiers=(*self.tiers, *(() if nearer.warm is None else (nearer.warm,))),
+            tiers=(*self.tiers, *(() if tier_set.shared_tier is None else (tier_set.shared_tier,))),
             is_start=True,
-            counters=process.fetched,
+            counters=process.counters,
         )
         parts = manifest, self.columns, self.fetcher, self.ring
-        self.reading: Reading = (
-            GroupReading(*parts, ReadLimits.of(self.slots), copy_rows)
+        self.reader: RowReader = (
+            SampleGroupReader(*parts, ReadLimits.of(self.slots), copy_rows)
             if self.slots.holds_groups
-            else SuperSampleReading(*parts, copy_rows)
+            else SuperSampleReader(*parts, copy_rows)
         )
 
-    def _planned_slots(self) -> SlotPlan:
+    def _plan_slots(self) -> SlotPlan:
         """Return the division of the memory; ``full`` is read in groups if the data set does not fit."""
-        manifest, config = self.origin.manifest, self.config
+        manifest, config = self.dataset.manifest, self.config
         manifest_bytes, sharers = manifest.file_bytes + config.held_bytes, config.workers or 1
         try:
             return plan_slots(manifest, manifest_bytes, config.order, self.partition, config.memory_bytes, sharers)
@@ -118,25 +123,25 @@ class OpenDataSet:
         return plan_group_slots(
             manifest_bytes=manifest_bytes,
             head_bytes=HeadMemory.size_bytes(manifest, self.columns),
-            sample_bytes=most_sample_bytes(manifest, self.columns),
+            sample_bytes=max_sample_bytes(manifest, self.columns),
             hedge_buffers=config.fetch.hedge_burst,
             memory_bytes=config.memory_bytes,
-            sharers=sharers,
+            workers=sharers,
         )
 
     @cached_property
-    def first_touch(self) -> FirstTouch:
+    def first_touch(self) -> PagePrefaulter:
         """Touches the pages that the ring fills first."""
-        return FirstTouch(self.ring.memory[:_TOUCHED_BYTES])
+        return PagePrefaulter(self.ring.memory[:_FIRST_TOUCH_BYTES])
 
-    def forecast(self) -> Forecast:
+    def forecast(self) -> ReadForecast:
         """Return the expected requests and bytes of an epoch of this rank."""
-        return self.reading.forecast(self.config.order, self.partition)
+        return self.reader.forecast(self.config.order, self.partition)
 
-    async def follow(self, stretch: Stretch) -> Callable[[int, int, int], None]:
+    async def track(self, stretch: PositionRange) -> Callable[[int, int, int], None]:
         """Let caches evict by the order of a range; return the function to call for every item that is requested."""
-        manifest = self.origin.manifest
-        return await follow(self.tiers, manifest, stretch, self.config.other_dealings(manifest.samples))
+        manifest = self.dataset.manifest
+        return await track_positions(self.tiers, manifest, stretch, self.config.other_shardings(manifest.samples))
 
 
 class BatchPipeline:
@@ -159,7 +164,7 @@ class BatchPipeline:
         ConfigError: a column is not in the schema.
 
     Attributes:
-        opened: data set that the current epoch is read from.
+        source: data set that the current epoch is read from.
         counters: counters of delivered batches and waits.
     """
 
@@ -172,55 +177,55 @@ class BatchPipeline:
         *,
         copy_rows: GatherRows = gather_rows,
         recorder: Recorder | None = None,
-        nearer: Nearer | None = None,
+        nearer: TierSet | None = None,
     ) -> None:
         self.store, self.manifest, self.config = store, manifest, config
         self._thread, self._copy_rows, self._recorder = thread, copy_rows, recorder
-        self._nearer = Nearer() if nearer is None else nearer
-        self.counters, self._process = StreamCounters(), _Process()
-        self._tiers: Sequence[KeepingTier] = ()
+        self._tier_set = TierSet() if nearer is None else nearer
+        self.counters, self._process = StreamCounters(), _ProcessResources()
+        self._tiers: Sequence[ManagedTier] = ()
         self._stream: BatchStream | None = None
-        self._place, self._end_epoch = (0, 0), config.end_epoch
+        self._position, self._end_epoch = (0, 0), config.end_epoch
         self._is_stopped = False
-        self.opened = self._open_first()
-        self.partition = self._dealing = self.opened.partition
+        self.source = self._open_initial()
+        self.partition = self._first_sharding = self.source.partition
 
     # Opening data sets.
 
-    def _open_first(self) -> OpenDataSet:
+    def _open_initial(self) -> OpenDataset:
         """Return the data set to plan with until the first epoch starts."""
-        return self._open(Origin(self.store, self.manifest), self.config, self._nearer)
+        return self._open(StoredDataset(self.store, self.manifest), self.config, self._tier_set)
 
-    def _open_here(self) -> OpenDataSet:
+    def _open_current(self) -> OpenDataset:
         """Return the data set for the epoch of the current position: the same for all epochs, until a fork."""
-        return self.opened if self._is_of_this_process else self._open_first()
+        return self.source if self._is_own_process else self._open_initial()
 
-    def _open(self, origin: Origin, config: PipelineConfig, nearer: Nearer) -> OpenDataSet:
+    def _open(self, origin: StoredDataset, config: PipelineConfig, tier_set: TierSet) -> OpenDataset:
         if self._process.pid != os.getpid():
-            self._process = _Process()
-        opened = OpenDataSet(origin, config, self._copy_rows, nearer, self._process)
+            self._process = _ProcessResources()
+        opened = OpenDataset(origin, config, self._copy_rows, tier_set, self._process)
         self._tiers = opened.tiers or self._tiers
         return opened
 
     @property
-    def _is_of_this_process(self) -> bool:
-        return self.opened.process.pid == os.getpid()
+    def _is_own_process(self) -> bool:
+        return self.source.process.pid == os.getpid()
 
     @property
     def is_materialized(self) -> bool:
         """Whether the current epoch is materialized, and read from its own objects."""
-        return self.opened.origin.layout is not None
+        return self.source.dataset.layout is not None
 
     @property
-    def place(self) -> tuple[int, int] | None:
+    def position(self) -> tuple[int, int] | None:
         """Epoch and position of the next batch of the current stream; None without a stream."""
         stream = self._stream
-        return self._place if stream is not None and not stream.is_closed and self._is_of_this_process else None
+        return self._position if stream is not None and not stream.is_closed and self._is_own_process else None
 
     # Starting and ending streams.
 
     def start(
-        self, epoch: int, position: int = 0, *, partition: Dealing | None = None, end_epoch: int | None = None
+        self, epoch: int, position: int = 0, *, partition: Sharding | None = None, end_epoch: int | None = None
     ) -> None:
         """End the current stream, if any, and start to fetch from a position of an epoch.
 
@@ -235,60 +240,60 @@ class BatchPipeline:
             StokerError: a preparatory read failed.
         """
         self._end_stream()
-        self._place, self._is_stopped = (epoch, position), False
-        self._dealing = self.partition if partition is None else partition
+        self._position, self._is_stopped = (epoch, position), False
+        self._first_sharding = self.partition if partition is None else partition
         self._end_epoch = self.config.end_epoch if end_epoch is None else end_epoch
-        self._begin()
+        self._start_at_position()
 
-    def _begin(self) -> None:
+    def _start_at_position(self) -> None:
         """Fetch from the current position on, unless the run ends there."""
         self._end_stream()
-        if not self._is_over:
-            self._read(self._open_here())
+        if not self._is_at_end:
+            self._start_stream(self._open_current())
 
     @property
-    def _is_over(self) -> bool:
-        return self._end_epoch is not None and self._place[0] >= self._end_epoch
+    def _is_at_end(self) -> bool:
+        return self._end_epoch is not None and self._position[0] >= self._end_epoch
 
-    def _read(self, opened: OpenDataSet) -> None:
+    def _start_stream(self, opened: OpenDataset) -> None:
         """Fetch from the current position on, from the data set opened for its epoch."""
         self._check_started()
-        self.opened = opened
+        self.source = opened
         started = time.perf_counter()
-        self._thread.run(opened.reading.prepare())
+        self._thread.run(opened.reader.prepare())
         ended = time.perf_counter()
         self.counters.wait_seconds += ended - started
         if self._recorder is not None:
-            self._recorder.waited(Phase.START, started, ended)
+            self._recorder.add_wait(Phase.START, started, ended)
         stream = self._stream = self._create_stream(opened)
         if self._is_stopped:  # checked after the assignment: either stop() saw the stream, or its flag is seen here
             self._stream = None
         self._check_started()
         stream.start()
 
-    def _create_stream(self, opened: OpenDataSet) -> BatchStream:
-        epoch, position = self._place
-        stretch = Stretch(
+    def _create_stream(self, opened: OpenDataset) -> BatchStream:
+        epoch, position = self._position
+        stretch = PositionRange(
             order=opened.config.order,
-            partition=self._dealing,
+            sharding=self._first_sharding,
             epoch=epoch,
             position=position,
-            end_epoch=self._end_of_stream,
+            end_epoch=self._stream_end_epoch,
         )
-        taken = self._thread.run(opened.follow(stretch)) if opened.tiers else None
-        queue: StepQueue[Any] = StepQueue(opened.reading.steps(stretch), taken)
+        taken = self._thread.run(opened.track(stretch)) if opened.tiers else None
+        queue: StepQueue[Any] = StepQueue(opened.reader.steps(stretch), taken)
         prefetcher = Prefetcher(
-            opened.reading,
+            opened.reader,
             opened.ring,
             self.config.schedule,
             queue.next_item,
             hedge_slots=opened.slots.hedge_slots,
             recorder=self._recorder,
         )
-        return BatchStream(queue, prefetcher, opened.reading, opened.first_touch, self._thread, self.counters)
+        return BatchStream(queue, prefetcher, opened.reader, opened.first_touch, self._thread, self.counters)
 
     @property
-    def _end_of_stream(self) -> int | None:
+    def _stream_end_epoch(self) -> int | None:
         """The epoch before which the stream ends; None for no end."""
         return self._end_epoch
 
@@ -311,14 +316,14 @@ class BatchPipeline:
             StokerError: a super-sample of the batch could not be read; names it. Or the pipeline was stopped.
         """
         self._check_started()
-        if self.place is None:
-            self._begin()
+        if self.position is None:
+            self._start_at_position()
         stream = self._stream
         if stream is None:
             self._check_started()
             return None
         try:
-            batch = stream.next(self.opened.origin)
+            batch = stream.next(self.source.dataset)
         except BaseException:
             self._end_stream()
             self._check_started()
@@ -326,17 +331,17 @@ class BatchPipeline:
         if batch is None:
             self._end_stream()
             return None
-        self.opened.fetcher.end_start()
-        self._place = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
+        self.source.fetcher.end_start()
+        self._position = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
         if batch.is_last:
-            self._dealing = self._dealing.from_start()
+            self._first_sharding = self._first_sharding.from_start()
         self.counters.repeated += batch.repeated
         return batch
 
     def is_ready(self) -> bool:
         """Return whether :meth:`next` would neither wait for the bucket nor fail."""
         stream = self._stream
-        return self.place is not None and stream is not None and stream.is_ready()
+        return self.position is not None and stream is not None and stream.is_ready()
 
     def stop(self) -> None:
         """End the current stream, if any, and stop fetching until :meth:`start`. Idempotent.
@@ -348,10 +353,10 @@ class BatchPipeline:
 
     def _end_stream(self) -> None:
         stream = self._stream
-        if stream is not None and self._is_of_this_process:
+        if stream is not None and self._is_own_process:
             stream.close()
         self._stream = None  # only now, so that the next start or stop repeats an interrupted close
 
-    def caches(self) -> dict[str, CacheStatistics]:
+    def caches(self) -> dict[str, CacheTierStatistics]:
         """Return the statistics of each cache, by name."""
         return {tier.name: tier.statistics() for tier in self._tiers}

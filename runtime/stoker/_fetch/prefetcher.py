@@ -36,9 +36,9 @@ from stoker.errors import (
     TransientError,
 )
 
-_START_ITEMS, _FULL_ITEMS = 3, 8
+_START_ITEMS, _MAX_START_ITEMS = 3, 8
 _SPLIT_ITEMS = 16
-_WAITED_SHARE = 0.5
+_MIN_WAITED_FRACTION = 0.5
 """Fraction of a fetch's time that the consumer must have waited for its error to be raised to the consumer."""
 
 
@@ -135,12 +135,12 @@ class Prefetcher(Generic[Ref]):
         self._arrivals: dict[int, asyncio.Event] = {}
         self._wait_begun_seconds: dict[int, float] = {}
         self._failed_ahead: dict[int, Item[Ref]] = {}
-        self._due: deque[Item[Ref]] = deque()
+        self._retry_items: deque[Item[Ref]] = deque()
         self._changed = asyncio.Event()
-        self._ended: Exception | None = None
-        self._unplanned: Exception | None = None
-        self._wanted = -1
-        self._granted = self._step = self._consumed = 0
+        self._end_error: Exception | None = None
+        self._items_error: Exception | None = None
+        self._last_wanted = -1
+        self._admitted = self._step = self._consumed = 0
         self._first_step: int | None = None
         self._first_missing = 0
         self._start_items = _START_ITEMS
@@ -162,9 +162,9 @@ class Prefetcher(Generic[Ref]):
         except BaseException:
             self._end(StokerError("the prefetcher was stopped"))
             raise
-        if self._unplanned is not None:
-            self._end(self._unplanned)
-            raise self._unplanned
+        if self._items_error is not None:
+            self._end(self._items_error)
+            raise self._items_error
         self._end(StokerError(f"the order has only {self.stats.issued} items"))
 
     async def wait(self, index: int) -> int:
@@ -177,13 +177,13 @@ class Prefetcher(Generic[Ref]):
         if (slot := self.ready(index)) is not None:
             return slot
         self.stats.waits += 1
-        self._wanted = max(self._wanted, index)
+        self._last_wanted = max(self._last_wanted, index)
         self._wait_begun_seconds[index] = asyncio.get_running_loop().time()
-        self._fetch_failed_anew()
+        self._retry_failed()
         try:
             while slot is None:
-                if self._ended is not None:
-                    raise self._ended
+                if self._end_error is not None:
+                    raise self._end_error
                 await self._arrivals.setdefault(index, asyncio.Event()).wait()
                 slot = self.ready(index)
         finally:
@@ -213,7 +213,7 @@ class Prefetcher(Generic[Ref]):
         if isinstance(outcome, int):
             self._ring.release(outcome)
         if self.recorder is not None:
-            self.recorder.released(index)
+            self.recorder.remove_fetch(index)
         self.stats.released += 1
         self._changed.set()
 
@@ -224,108 +224,108 @@ class Prefetcher(Generic[Ref]):
         """
         for index in list(self._outcomes):
             self.release(index)
-        if self._ended is None:  # run() was never called
+        if self._end_error is None:  # run() was never called
             self._end(StokerError("the prefetcher was stopped"))
 
-    def reached(self, step: int, consumed: int) -> None:
+    def advance(self, step: int, consumed: int) -> None:
         """Record that the consumer is at ``step`` and has begun to use ``consumed`` items."""
         self._step = step
         self._consumed = consumed
-        self._fetch_failed_anew()
+        self._retry_failed()
 
-    def _fetch_failed_anew(self) -> None:
+    def _retry_failed(self) -> None:
         """Queue the items that failed ahead of the consumer to be fetched again, in order."""
-        self._due.extend(self._failed_ahead[index] for index in sorted(self._failed_ahead))
+        self._retry_items.extend(self._failed_ahead[index] for index in sorted(self._failed_ahead))
         self._failed_ahead.clear()
         self._changed.set()
 
     @property
-    def _claimed(self) -> int:
+    def _claimed_slots(self) -> int:
         """Number of free slots that are reserved for items to be fetched again."""
-        return len(self._failed_ahead) + len(self._due)
+        return len(self._failed_ahead) + len(self._retry_items)
 
     @property
-    def _under_way(self) -> int:
+    def _in_flight(self) -> int:
         stats = self.stats
-        return stats.issued - stats.fetched - stats.failed - self._claimed
+        return stats.issued - stats.fetched - stats.failed - self._claimed_slots
 
     def _next_item(self) -> Item[Ref] | None:
         try:
             return self._items()
         except Exception as error:  # noqa: BLE001 - raised again once the items before it have been fetched
-            self._unplanned = error
+            self._items_error = error
             return None
 
     async def _issue_all(self, fetches: asyncio.TaskGroup) -> None:
         loop = asyncio.get_running_loop()
         item, idle_seconds = self._next_item(), 0.0
-        while item is not None or self._under_way or self._claimed:
-            if self._due and self._ring.free:
-                await self._issue(fetches, self._due.popleft(), 0.0)
+        while item is not None or self._in_flight or self._claimed_slots:
+            if self._retry_items and self._ring.free:
+                await self._issue(fetches, self._retry_items.popleft(), 0.0)
             elif item is not None and self._may_issue(item):
                 self.stats.issued += 1
                 self._first_missing += item.step == self._first_step
                 await self._issue(fetches, item, idle_seconds)
                 item, idle_seconds = self._next_item(), 0.0
             else:
-                is_idle = not self._under_way
+                is_idle = not self._in_flight
                 self._changed.clear()
                 begun_seconds = loop.time()
                 await self._changed.wait()
                 idle_seconds += is_idle * (loop.time() - begun_seconds)
 
     async def _issue(self, fetches: asyncio.TaskGroup, item: Item[Ref], idle_seconds: float) -> None:
-        fetches.create_task(self._fill(item, idle_seconds))
+        fetches.create_task(self._fetch_item(item, idle_seconds))
         # The loop starts tasks in the order of creation: after one turn, the item's own task holds its slot, so a task
         # that is cancelled before it starts has nothing to free. A hedge may run first.
-        self._ring.promised += 1
+        self._ring.reserved += 1
         try:
             await asyncio.sleep(0)
         finally:
-            self._ring.promised -= 1
+            self._ring.reserved -= 1
 
     def _may_issue(self, item: Item[Ref]) -> bool:
         """Return whether to issue the next item. If the consumer waits for it, it may even take a slot for hedges."""
         if self._first_step is None:
             self._first_step = item.step
-        waited_for = item.index <= self._wanted
-        if item.step != self._first_step and not waited_for and self._would_delay():
+        waited_for = item.index <= self._last_wanted
+        if item.step != self._first_step and not waited_for and self._is_start_limited():
             return False
-        if self._ring.free - self._claimed <= (0 if waited_for else self._hedge_slots):
+        if self._ring.free - self._claimed_slots <= (0 if waited_for else self._hedge_slots):
             return False
-        if self._granted == 0:
+        if self._admitted == 0:
             progress = Progress(self.stats.issued, self._consumed, item.step, self._step)
-            self._granted = self.schedule.admit(progress)
-        if self._granted > 0:
-            self._granted -= 1
+            self._admitted = self.schedule.admit(progress)
+        if self._admitted > 0:
+            self._admitted -= 1
             return True
         self.stats.misses += waited_for
         return waited_for
 
-    def _would_delay(self) -> bool:
+    def _is_start_limited(self) -> bool:
         """Return whether one more fetch would delay the items that are needed first, at the start of a run."""
-        is_starting = self._start_items < _FULL_ITEMS
-        return bool(self._first_missing) or (is_starting and self._under_way >= self._start_items)
+        is_starting = self._start_items < _MAX_START_ITEMS
+        return bool(self._first_missing) or (is_starting and self._in_flight >= self._start_items)
 
-    async def _fill(self, item: Item[Ref], idle_seconds: float) -> None:
-        urgent = item.index <= self._wanted or item.step == self._first_step or item.index < _SPLIT_ITEMS
+    async def _fetch_item(self, item: Item[Ref], idle_seconds: float) -> None:
+        urgent = item.index <= self._last_wanted or item.step == self._first_step or item.index < _SPLIT_ITEMS
         begun_seconds = asyncio.get_running_loop().time()
         outcome: int | Exception
         try:
             with (
                 nullcontext()
                 if self.recorder is None
-                else self.recorder.following(item.index, item.step, idle_seconds) as fetch
+                else self.recorder.track(item.index, item.step, idle_seconds) as fetch
             ):
                 outcome = await self._reader.fetch(item.ref, urgent=urgent)
                 if fetch is not None:
                     fetch.slot = outcome
             self.stats.fetched += 1
         except Exception as error:  # noqa: BLE001 - a task boundary: raised again to the consumer, at this item
-            if _may_pass(error) and not self._was_waited_for(item, begun_seconds):
+            if _is_transient(error) and not self._was_waited_for(item, begun_seconds):
                 self._failed_ahead[item.index] = item
                 if item.index in self._wait_begun_seconds:
-                    self._fetch_failed_anew()
+                    self._retry_failed()
                 self._changed.set()
                 return
             outcome = error
@@ -345,16 +345,16 @@ class Prefetcher(Generic[Ref]):
         if wait_begun_seconds is None:
             return False
         now_seconds = asyncio.get_running_loop().time()
-        return now_seconds - wait_begun_seconds >= _WAITED_SHARE * (now_seconds - begun_seconds)
+        return now_seconds - wait_begun_seconds >= _MIN_WAITED_FRACTION * (now_seconds - begun_seconds)
 
     def _end(self, reason: Exception) -> None:
-        self._ended = reason
+        self._end_error = reason
         for arrival in self._arrivals.values():
             arrival.set()
         self._arrivals.clear()
 
 
-def _may_pass(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     """Return whether the cause of a failed fetch may pass, such as an outage, unlike a missing or corrupt object."""
     may_pass = isinstance(error, FetchError | TransientError | CredentialsError)
     return may_pass and not isinstance(error, ObjectDamagedError | ChecksumError)

@@ -3,7 +3,7 @@
 :func:`plan_reads` is a pure function for samples from any super-samples, for some rows of one, and for whole columns.
 Values that are adjacent in an object are read as one range, and so are values with a small gap between them, while
 there is room for the unused bytes: the smallest gaps are merged first. :func:`read_values` runs a plan. A
-:class:`Forecast` is computed from the manifest alone, without hedges and retries.
+:class:`ReadForecast` is computed from the manifest alone, without hedges and retries.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from stoker._format.schema import Column
 from stoker._format.supersample import is_small
 from stoker._memory.budget import SlotPlan
 from stoker._order.order import Order, OrderConfig
-from stoker._order.sharding import Dealing
+from stoker._order.sharding import Sharding
 from stoker.errors import ChecksumError
 
-MOST_SAMPLES = 1 << 16
+MAX_GROUP_SAMPLES = 1 << 16
 """Maximum number of samples of a group, so that its metadata stays small relative to its data."""
 
 
@@ -56,7 +56,7 @@ class ReadLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Reads:
+class ReadPlan:
     """Ranges to read into a slot, and the values that they contain.
 
     Attributes:
@@ -65,7 +65,7 @@ class Reads:
         ends: ``int64 [ranges]``, offset behind its last byte in the object.
         offsets: ``int64 [ranges]``, offset of its first byte in the slot; the ranges are contiguous there.
         values: ``int64``, numbers of all non-empty values, in the order of the ranges.
-        firsts: ``int64 [ranges + 1]``; range ``i`` contains ``values[firsts[i]:firsts[i + 1]]``.
+        value_offsets: ``int64 [ranges + 1]``; range ``i`` contains ``values[firsts[i]:firsts[i + 1]]``.
         addresses: ``int64 [values]``, offset of each value in the slot; 0 for an empty value.
     """
 
@@ -74,7 +74,7 @@ class Reads:
     ends: NDArray[np.int64]
     offsets: NDArray[np.int64]
     values: NDArray[np.int64]
-    firsts: NDArray[np.int64]
+    value_offsets: NDArray[np.int64]
     addresses: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class Reads:
 
 def plan_reads(
     objects: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64], limits: ReadLimits
-) -> Reads:
+) -> ReadPlan:
     """Return how to read the values ``[starts, ends)`` of objects, ``int64 [values]`` each.
 
     Values must not overlap, unless they are identical, and must fit in a slot together.
@@ -97,7 +97,7 @@ def plan_reads(
     values = present[np.lexsort((starts[present], objects[present]))]
     of, begin, end = objects[values], starts[values], ends[values]
     is_first = np.ones(len(values), bool)
-    is_first[1:] = ~_bridged(of, begin, end, limits)
+    is_first[1:] = ~_merge_mask(of, begin, end, limits)
     run = np.cumsum(is_first) - 1
     piece = (begin - begin[is_first][run]) // limits.range_bytes
     is_first[1:] |= piece[1:] > piece[:-1]
@@ -106,18 +106,18 @@ def plan_reads(
     offsets = np.cumsum(range_ends - range_starts) - (range_ends - range_starts)
     addresses = np.zeros(len(starts), np.int64)
     addresses[values] = begin + np.repeat(offsets - range_starts, np.diff(firsts))
-    return Reads(
+    return ReadPlan(
         objects=of[firsts[:-1]],
         starts=range_starts,
         ends=range_ends,
         offsets=offsets,
         values=values,
-        firsts=firsts,
+        value_offsets=firsts,
         addresses=addresses,
     )
 
 
-def _bridged(
+def _merge_mask(
     of: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64], limits: ReadLimits
 ) -> NDArray[np.bool_]:
     """Return for each value but the first whether it is read in one range with the value before it."""
@@ -131,7 +131,7 @@ def _bridged(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class SampleGroup:
     """Samples that are read together.
 
     Attributes:
@@ -145,17 +145,17 @@ class Group:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, which: slice | NDArray[np.int64]) -> Group:
-        return Group(self.super_samples[which], self.rows[which])
+    def __getitem__(self, which: slice | NDArray[np.int64]) -> SampleGroup:
+        return SampleGroup(self.super_samples[which], self.rows[which])
 
     @classmethod
-    def joined(cls, groups: Sequence[Group]) -> Group:
+    def concatenate(cls, groups: Sequence[SampleGroup]) -> SampleGroup:
         """Return the concatenated samples of groups."""
         super_samples = np.concatenate([group.super_samples for group in groups])
         return cls(super_samples, np.concatenate([group.rows for group in groups]))
 
 
-def places_by_super_sample(super_samples: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def group_by_super_sample(super_samples: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Yield each distinct super-sample of an array, ascending, with its indices in the array, ascending."""
     order = np.argsort(super_samples, kind="stable")
     rows = super_samples[order]
@@ -164,7 +164,7 @@ def places_by_super_sample(super_samples: NDArray[np.int64]) -> Iterator[tuple[i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Values:
+class ValueRanges:
     """Values to read, and their places in the objects.
 
     Attributes:
@@ -175,20 +175,20 @@ class Values:
         checksums: ``uint32 [columns, samples]``, CRC-32C of each value.
     """
 
-    samples: Group
+    samples: SampleGroup
     columns: Sequence[str]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
     checksums: NDArray[np.uint32]
 
-    def plan(self, limits: ReadLimits) -> Reads:
+    def plan(self, limits: ReadLimits) -> ReadPlan:
         """Return how to read the values, which are numbered column by column."""
         objects = np.tile(self.samples.super_samples, len(self.columns))
         return plan_reads(objects, self.starts.ravel(), self.ends.ravel(), limits)
 
 
 async def read_values(
-    values: Values, reads: Reads, into: memoryview, *, manifest: Manifest, fetcher: Fetcher, urgent: bool
+    values: ValueRanges, reads: ReadPlan, into: memoryview, *, manifest: Manifest, fetcher: Fetcher, urgent: bool
 ) -> NDArray[np.int64]:
     """Read values as planned and return the offset of each in ``into``, ``int64 [columns, samples]``.
 
@@ -202,7 +202,7 @@ async def read_values(
     async def read(number: int) -> None:
         ref = manifest.ref(int(reads.objects[number]))
         part = RangePart(int(reads.starts[number]), int(reads.ends[number]), int(reads.offsets[number]))
-        held = reads.values[reads.firsts[number] : reads.firsts[number + 1]]
+        held = reads.values[reads.value_offsets[number] : reads.value_offsets[number + 1]]
 
         def verify(data: memoryview) -> None:
             found = zip(reads.addresses[held].tolist(), sizes[held].tolist(), held.tolist(), strict=True)
@@ -219,7 +219,7 @@ async def read_values(
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class ReadForecast:
     """Expected reads of an epoch of one rank.
 
     Attributes:
@@ -231,7 +231,7 @@ class Forecast:
     size_bytes: int
 
 
-def super_samples_read(manifest: Manifest, order: OrderConfig, partition: Dealing) -> int:
+def count_super_samples_read(manifest: Manifest, order: OrderConfig, partition: Sharding) -> int:
     """Return the expected number of super-samples that a rank reads in an epoch.
 
     For ``full``, those with at least one of the rank's samples: ``n (1 - (1 - share)**rows)``. For other orders, those
@@ -239,7 +239,7 @@ def super_samples_read(manifest: Manifest, order: OrderConfig, partition: Dealin
     """
     count = len(manifest)
     if order.shuffle == "full":
-        share = min(1.0, partition.samples / manifest.samples / partition.takers)
+        share = min(1.0, partition.samples / manifest.samples / partition.readers)
         return round(count * (1.0 - float((1.0 - share) ** (manifest.samples / count))))
     lane = Order(manifest.rows.samples, order, epoch=0).lane(int(partition.own_lanes[0]))
     delivered = -(-partition.samples // partition.lanes)
@@ -247,16 +247,16 @@ def super_samples_read(manifest: Manifest, order: OrderConfig, partition: Dealin
 
 
 def forecast_groups(
-    manifest: Manifest, columns: Mapping[str, Column], limits: ReadLimits, partition: Dealing
-) -> Forecast:
+    manifest: Manifest, columns: Mapping[str, Column], limits: ReadLimits, partition: Sharding
+) -> ReadForecast:
     """Return the expected reads of a rank's samples in a random order, by ranges, and of all heads once.
 
     Every group is assumed to need the same reads as one group that is drawn at random and planned. Rows of ragged
     columns are assumed to have the mean size; the smaller groups at the start of a run are not considered.
     """
-    samples = -(-partition.samples // partition.takers)
+    samples = -(-partition.samples // partition.readers)
     rows = mean_row_bytes(manifest, columns)
-    group = _group_samples(sum(rows.values()), limits, partition.batch_size, samples)
+    group = _samples_per_group(sum(rows.values()), limits, partition.batch_size, samples)
     drawn = Order(manifest.rows.samples, OrderConfig(shuffle="full"), epoch=0)
     objects, places = drawn.locate(drawn.feistel()(np.arange(group)))
     values = np.empty((2, len(rows), group), np.int64)
@@ -266,15 +266,15 @@ def forecast_groups(
         column_starts += manifest.rows.samples * row_bytes
     reads = plan_reads(np.tile(objects, len(rows)), values[0].ravel(), values[1].ravel(), limits)
     groups = samples / group
-    return Forecast(
+    return ReadForecast(
         requests=round(groups * len(reads)) + len(manifest),
         size_bytes=round(groups * reads.size_bytes) + int(manifest.rows.head_bytes.sum(dtype=np.int64)),
     )
 
 
-def _group_samples(row_bytes: float, limits: ReadLimits, batch_size: int, samples: int) -> int:
+def _samples_per_group(row_bytes: float, limits: ReadLimits, batch_size: int, samples: int) -> int:
     """Return the number of samples in a group: whole batches, if at least one fits."""
-    most = min(MOST_SAMPLES, int(limits.payload_bytes / row_bytes)) if row_bytes else MOST_SAMPLES
+    most = min(MAX_GROUP_SAMPLES, int(limits.payload_bytes / row_bytes)) if row_bytes else MAX_GROUP_SAMPLES
     return max(1, min(samples, most // batch_size * batch_size if most >= batch_size else most))
 
 

@@ -13,12 +13,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 
-from stoker._base.fetch_record import Phase, Request, Strand, strand
-from stoker._base.retry import LONG_SECONDS, Deadline, backoff_seconds
+from stoker._base.fetch_record import Phase, Request, Strand, start_strand
+from stoker._base.retry import LONG_WAIT_SECONDS, SuspensionAwareDeadline, backoff_seconds
 from stoker._base.task_group import Limiter, task_group
-from stoker._fetch.concurrency import Aimd, RateLimit
+from stoker._fetch.concurrency import AimdLimit, RateLimit
 from stoker._fetch.config import FetchConfig, FetchCounters
-from stoker._fetch.hedge import LOOK_SECONDS, Hedges
+from stoker._fetch.hedge import POLL_SECONDS, HedgePolicy
 from stoker.abc import ObjectInfo, ObjectRef, Readable
 from stoker.errors import (
     DeadlineError,
@@ -33,7 +33,7 @@ from stoker.errors import (
 
 _log = logging.getLogger("stoker.fetch.range_reader")
 
-HEDGES = 3
+MAX_HEDGES = 3
 """Maximum number of hedges of one attempt: if 5% of requests are late, one in 400 is late twice, and delays all items
 behind it in the order."""
 
@@ -71,8 +71,8 @@ class ObjectFetch:
         size_bytes: number of bytes to read in total.
         deadline: deadline of the fetch, which starts when the first request may be sent.
         requests: number of requests sent so far.
-        failed_readings: number of failed reads of all ranges so far.
-        changed: first error that reported a changed object; None if there was none.
+        failed_reads: number of failed reads of all ranges so far.
+        change_error: first error that reported a changed object; None if there was none.
         last_error: error of the last failed request; None if there was none.
     """
 
@@ -82,10 +82,10 @@ class ObjectFetch:
     urgent: bool
     tag: str | None
     size_bytes: int
-    deadline: Deadline = field(default_factory=Deadline)
+    deadline: SuspensionAwareDeadline = field(default_factory=SuspensionAwareDeadline)
     requests: int = 0
-    failed_readings: int = 0
-    changed: ObjectChangedError | None = None
+    failed_reads: int = 0
+    change_error: ObjectChangedError | None = None
     last_error: StoreError | None = None
 
     def check_size(self, info: ObjectInfo) -> None:
@@ -144,10 +144,12 @@ class RangeReader:
     """
 
     def __init__(
-        self, store: Readable, *, rng: random.Random, config: FetchConfig, counters: FetchCounters, hedges: Hedges
+        self, store: Readable, *, rng: random.Random, config: FetchConfig, counters: FetchCounters, hedges: HedgePolicy
     ) -> None:
         self._store, self._rng, self._config, self._counters, self._hedges = store, rng, config, counters, hedges
-        self._aimd = Aimd(start=config.concurrency_start, least=config.concurrency_least, most=config.concurrency_most)
+        self._aimd = AimdLimit(
+            start=config.concurrency_start, min_limit=config.concurrency_least, max_limit=config.concurrency_most
+        )
         self._limiter = Limiter(self._aimd.limit)
         self._rate = RateLimit(config.max_bytes_per_second)
 
@@ -159,7 +161,7 @@ class RangeReader:
             ObjectTruncatedError: the object ends before the part does.
             StoreError: the store raised an error that a retry cannot fix.
         """
-        with strand(fetch.ref.key, Phase.QUEUE) as span:
+        with start_strand(fetch.ref.key, Phase.QUEUE) as span:
             await self._rate.wait(part.size_bytes)
             await self._limiter.acquire(urgent=fetch.urgent)
             try:
@@ -169,19 +171,19 @@ class RangeReader:
                     error = await self._race(fetch, part, span)
                     if error is None:
                         return
-                    await self.back_off(fetch, attempt, self._passing(fetch, attempt, error))
+                    await self.back_off(fetch, attempt, self._check_transient(fetch, attempt, error))
                     self._rate.charge(part.size_bytes)
             finally:
                 self._limiter.release()
 
-    def _passing(self, fetch: ObjectFetch, attempts: int, error: StoreError) -> TransientError:
+    def _check_transient(self, fetch: ObjectFetch, attempts: int, error: StoreError) -> TransientError:
         """Return the error if it is transient and attempts are left; raise otherwise."""
         if isinstance(error, RangeBeyondEndError):
             raise ObjectTruncatedError(f"{error}, where the manifest says {fetch.ref.size_bytes} bytes") from None
         if not isinstance(error, TransientError):
             raise error
         if attempts >= self._config.attempts:
-            raise self.gave_up(fetch, f"a range failed {attempts} times") from error
+            raise self.fetch_error(fetch, f"a range failed {attempts} times") from error
         return error
 
     async def back_off(self, fetch: ObjectFetch, failures: int, error: TransientError) -> None:
@@ -198,19 +200,19 @@ class RangeReader:
             retry_after_seconds=error.retry_after_seconds,
             left_seconds=fetch.deadline.left_seconds,
         )
-        if fetch.deadline.forbids(wait_seconds):
-            raise self.gave_up(fetch, "its deadline would pass before the next try") from error
-        if wait_seconds > LONG_SECONDS:
+        if fetch.deadline.expires_within(wait_seconds):
+            raise self.fetch_error(fetch, "its deadline would pass before the next try") from error
+        if wait_seconds > LONG_WAIT_SECONDS:
             _log.warning("%s: retrying in %.0f s: %s", fetch.name, wait_seconds, error)
         self._counters.retries[type(error).__name__] += 1
         await asyncio.sleep(wait_seconds)
 
-    def failed(self, fetch: ObjectFetch, error: StoreError) -> None:
+    def count_failure(self, fetch: ObjectFetch, error: StoreError) -> None:
         """Count a failed read."""
         fetch.last_error = error
         self._counters.failures[type(error).__name__] += 1
 
-    def gave_up(self, fetch: ObjectFetch, reason: str) -> FetchError:
+    def fetch_error(self, fetch: ObjectFetch, reason: str) -> FetchError:
         """Return the error that ends a fetch for a reason, with the settings that limit it."""
         config = self._config
         return FetchError(
@@ -231,7 +233,7 @@ class RangeReader:
         if not self._config.hedge:
             attempt = _Attempt(into, loop.time())
             error = await self._attempt(fetch, part, attempt, race)
-            span.attempted([attempt.request(key, is_whole=error is None)])
+            span.add_attempt([attempt.request(key, is_whole=error is None)])
             return error
         with ExitStack() as borrowed:
             async with task_group() as group:
@@ -248,14 +250,14 @@ class RangeReader:
                         await asyncio.wait(running, timeout=look_seconds, return_when=asyncio.FIRST_COMPLETED)
                 for task in running:
                     task.cancel()
-            span.attempted([attempt.request(key, is_whole=_has_succeeded(task)) for task, attempt in race.items()])
-            return self._outcome(race, into)
+            span.add_attempt([attempt.request(key, is_whole=_has_succeeded(task)) for task, attempt in race.items()])
+            return self._finish_race(race, into)
 
     def _hedge(self, part: RangePart, race: _Race, borrowed: ExitStack) -> tuple[memoryview | None, float | None]:
         """Decide whether to hedge: return memory for the hedge, or None and the seconds until the next check."""
-        if len(race) > HEDGES:
+        if len(race) > MAX_HEDGES:
             return None, None
-        look_seconds = self._hedges.look_seconds(
+        look_seconds = self._hedges.poll_delay_seconds(
             part.size_bytes,
             sent_seconds=max(attempt.sent_seconds for attempt in race.values()),
             has_begun=any(attempt.has_begun for attempt in race.values()),
@@ -268,9 +270,9 @@ class RangeReader:
             self._limiter.held += 1  # beyond the limit if necessary: hedges have their own budget
             borrowed.callback(self._limiter.release)
             self._rate.charge(part.size_bytes)
-        return data, LOOK_SECONDS
+        return data, POLL_SECONDS
 
-    def _outcome(self, race: _Race, into: memoryview) -> StoreError | None:
+    def _finish_race(self, race: _Race, into: memoryview) -> StoreError | None:
         """Copy the winner's bytes to ``into`` and count the losers; return the error if no attempt succeeded."""
         winner = _winner(race)
         if winner is None:
@@ -318,25 +320,25 @@ class RangeReader:
             error.__cause__ = raised
         finally:
             attempt.ended_seconds = loop.time()
-        self._ended(fetch, part, attempt, error)
+        self._record_attempt(fetch, part, attempt, error)
         return error
 
-    def _ended(self, fetch: ObjectFetch, part: RangePart, attempt: _Attempt, error: StoreError | None) -> None:
+    def _record_attempt(self, fetch: ObjectFetch, part: RangePart, attempt: _Attempt, error: StoreError | None) -> None:
         """Record an attempt that was not cancelled: counters, timings and the concurrency limit."""
         if error is not None:
             if isinstance(error, ThrottledError):
-                self._aimd.throttled(attempt.sent_seconds, attempt.ended_seconds)
+                self._aimd.record_throttle(attempt.sent_seconds, attempt.ended_seconds)
                 self._limiter.limit = self._aimd.limit
-            self.failed(fetch, error)
+            self.count_failure(fetch, error)
             return
         seconds = attempt.ended_seconds - attempt.sent_seconds
         begun_seconds = attempt.begun_seconds
         self._counters.bytes += part.size_bytes
         self._hedges.times.observe(part.size_bytes, seconds)
-        self._aimd.completed(
+        self._aimd.record_completion(
             part.size_bytes,
             seconds,
-            saturated=self._limiter.saturated,
+            saturated=self._limiter.has_waiters,
             first_byte_seconds=None if begun_seconds is None else begun_seconds - attempt.sent_seconds,
         )
         self._limiter.limit = self._aimd.limit

@@ -22,18 +22,25 @@ from numpy.typing import NDArray
 from stoker._base.task_group import for_each
 from stoker._fetch.config import FetchConfig, FetchCounters
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.range_plan import Group, ReadLimits, Values, mean_row_bytes, places_by_super_sample, read_values
-from stoker._fetch.super_samples import LEAST_SAVING, fetch_head, open_head
+from stoker._fetch.range_plan import (
+    ReadLimits,
+    SampleGroup,
+    ValueRanges,
+    group_by_super_sample,
+    mean_row_bytes,
+    read_values,
+)
+from stoker._fetch.super_samples import MIN_SAVING, fetch_head, open_head
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import Head, is_small
-from stoker._memory.budget import ByteBudget, SampleMemory, head_bytes_held
+from stoker._memory.budget import ByteBudget, SampleMemory, open_head_bytes
 from stoker._memory.ring import Ring
 from stoker.abc import Readable
 
 
 @dataclass(slots=True, eq=False)
-class OpenHead:
+class CachedHead:
     """A head in memory.
 
     Attributes:
@@ -62,17 +69,17 @@ class HeadCache:
 
     def __init__(self, manifest: Manifest, fetcher: Fetcher, limit_bytes: int) -> None:
         self._manifest, self._fetcher = manifest, fetcher
-        self._room = ByteBudget(limit_bytes)
-        self._heads: OrderedDict[int, OpenHead] = OrderedDict()  # least recently used first
-        self._opening: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+        self._budget = ByteBudget(limit_bytes)
+        self._heads: OrderedDict[int, CachedHead] = OrderedDict()  # least recently used first
+        self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def held_bytes(self) -> int:
         """Memory of all heads, including those being read, in bytes; at most the limit."""
-        return self._room.held
+        return self._budget.held
 
     @asynccontextmanager
-    async def opened(self, row: int, *, urgent: bool = False) -> AsyncIterator[OpenHead]:
+    async def open(self, row: int, *, urgent: bool = False) -> AsyncIterator[CachedHead]:
         """Hold the head of a manifest row's super-sample; if it is not cached, wait for room and read it.
 
         Concurrent requests for one head read it once. Cancelling leaves nothing behind.
@@ -81,7 +88,7 @@ class HeadCache:
             StoreError: the head could not be read.
             FormatError: the head does not match the manifest.
         """
-        async with self._opening.setdefault(row, asyncio.Lock()):
+        async with self._locks.setdefault(row, asyncio.Lock()):
             if row not in self._heads:
                 self._heads[row] = await self._read(row, urgent)
             opened = self._heads[row]
@@ -91,31 +98,33 @@ class HeadCache:
         finally:
             opened.users -= 1
             self._heads.move_to_end(row)
-            self._make_room(0)
+            self._evict(0)
 
-    async def _read(self, row: int, urgent: bool) -> OpenHead:
+    async def _read(self, row: int, urgent: bool) -> CachedHead:
         head_bytes = int(self._manifest.rows.head_bytes[row])
-        size_bytes = head_bytes_held(self._manifest.schema, head_bytes)
-        self._make_room(size_bytes)
-        await self._room.acquire(size_bytes)
+        size_bytes = open_head_bytes(self._manifest.schema, head_bytes)
+        self._evict(size_bytes)
+        await self._budget.acquire(size_bytes)
         try:
             data = memoryview(bytearray(head_bytes))
-            return OpenHead(await fetch_head(self._fetcher, self._manifest, row, data, urgent=urgent), data, size_bytes)
+            return CachedHead(
+                await fetch_head(self._fetcher, self._manifest, row, data, urgent=urgent), data, size_bytes
+            )
         except BaseException:
-            self._room.release(size_bytes)
+            self._budget.release(size_bytes)
             raise
 
-    def _make_room(self, size_bytes: int) -> None:
+    def _evict(self, size_bytes: int) -> None:
         """Evict unused heads until ``size_bytes`` fit and no request waits for room."""
-        while self._room.saturated or self._room.held + size_bytes > self._room.limit:
+        while self._budget.has_waiters or self._budget.held + size_bytes > self._budget.limit:
             idle = next((row for row, opened in self._heads.items() if not opened.users), None)
             if idle is None:
                 return
-            self._room.release(self._heads.pop(idle).held_bytes)
+            self._budget.release(self._heads.pop(idle).held_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Share:
+class _SuperSampleRows:
     """The requested samples of one super-sample.
 
     Attributes:
@@ -161,7 +170,7 @@ class SampleReader:
             counters=counters,
         )
         self._heads = HeadCache(manifest, self._fetcher, memory.head_bytes)
-        self._values = ByteBudget(memory.value_bytes)
+        self._value_budget = ByteBudget(memory.value_bytes)
         self._starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
         self._large = [name for name, column in columns.items() if not is_small(column)]
         self._row_bytes = sum(mean_row_bytes(manifest, columns).values())
@@ -178,73 +187,75 @@ class SampleReader:
             FormatError: an object does not match the manifest.
         """
         found: list[dict[str, Any]] = [{} for _ in indices]
-        shares = list(self._shares(indices))
+        shares = list(self._group_rows(indices))
 
-        async def read(share: _Share) -> None:
+        async def read(share: _SuperSampleRows) -> None:
             is_whole = self._is_nearly_whole(share)
             await (self._read_whole if is_whole else self._read_ranges)(share, found, urgent=len(shares) == 1)
 
         await for_each(shares, read, concurrency=min(len(shares), self._fetcher.config.concurrency_most))
         return found
 
-    def _shares(self, indices: NDArray[np.int64]) -> Iterator[_Share]:
-        for super_sample, places in places_by_super_sample(np.searchsorted(self._starts, indices, "right") - 1):
+    def _group_rows(self, indices: NDArray[np.int64]) -> Iterator[_SuperSampleRows]:
+        for super_sample, places in group_by_super_sample(np.searchsorted(self._starts, indices, "right") - 1):
             rows, which = np.unique(indices[places] - self._starts[super_sample], return_inverse=True)
-            yield _Share(super_sample, rows, which, places)
+            yield _SuperSampleRows(super_sample, rows, which, places)
 
-    def _is_nearly_whole(self, share: _Share) -> bool:
+    def _is_nearly_whole(self, share: _SuperSampleRows) -> bool:
         """Return whether so much is requested that reading the head and then ranges would save too little."""
         rows = self._manifest.rows
         body_bytes = int(rows.size_bytes[share.super_sample]) - int(rows.head_bytes[share.super_sample])
-        return 0 < (1.0 - LEAST_SAVING) * body_bytes <= len(share.rows) * self._row_bytes
+        return 0 < (1.0 - MIN_SAVING) * body_bytes <= len(share.rows) * self._row_bytes
 
-    async def _read_whole(self, share: _Share, found: list[dict[str, Any]], *, urgent: bool) -> None:
+    async def _read_whole(self, share: _SuperSampleRows, found: list[dict[str, Any]], *, urgent: bool) -> None:
         ref = self._manifest.ref(share.super_sample)
-        async with self._values.hold(ref.size_bytes):
+        async with self._value_budget.reserve(ref.size_bytes):
             data = memoryview(bytearray(ref.size_bytes))
             await self._fetcher.fetch_whole(ref, data, urgent=urgent)
             head = open_head(self._manifest, share.super_sample, data)
-            self._deliver(share, {name: _encoded(head, name, share.rows, data) for name in self._columns}, found)
+            self._deliver(share, {name: _encoded_values(head, name, share.rows, data) for name in self._columns}, found)
 
-    async def _read_ranges(self, share: _Share, found: list[dict[str, Any]], *, urgent: bool) -> None:
-        async with self._heads.opened(share.super_sample, urgent=urgent) as opened:
-            values, size_bytes = self._located(share, opened.head), opened.head.size_bytes
+    async def _read_ranges(self, share: _SuperSampleRows, found: list[dict[str, Any]], *, urgent: bool) -> None:
+        async with self._heads.open(share.super_sample, urgent=urgent) as opened:
+            values, size_bytes = self._locate_values(share, opened.head), opened.head.size_bytes
             reads = values.plan(ReadLimits(slot_bytes=size_bytes, range_bytes=size_bytes))
-            async with self._values.hold(reads.size_bytes):
+            async with self._value_budget.reserve(reads.size_bytes):
                 data = memoryview(bytearray(reads.size_bytes))
                 starts = await read_values(
                     values, reads, data, manifest=self._manifest, fetcher=self._fetcher, urgent=urgent
                 )
                 ends = starts + values.ends - values.starts
                 large = zip(self._large, starts, ends, strict=True)
-                encoded = {name: _cut(data, first, last) for name, first, last in large}
+                encoded = {name: _slice(data, first, last) for name, first, last in large}
                 small = [name for name in self._columns if name not in encoded]
-                encoded |= {name: _encoded(opened.head, name, share.rows, opened.data) for name in small}
+                encoded |= {name: _encoded_values(opened.head, name, share.rows, opened.data) for name in small}
                 self._deliver(share, encoded, found)
 
-    def _located(self, share: _Share, head: Head) -> Values:
+    def _locate_values(self, share: _SuperSampleRows, head: Head) -> ValueRanges:
         extents = np.empty((2, len(self._large), len(share.rows)), np.int64)
         for number, name in enumerate(self._large):
             extents[:, number] = head.row_ranges(name, share.rows)
         numbers = [list(head.schema).index(name) for name in self._large]
-        return Values(
-            samples=Group(np.full(len(share.rows), share.super_sample), share.rows),
+        return ValueRanges(
+            samples=SampleGroup(np.full(len(share.rows), share.super_sample), share.rows),
             columns=self._large,
             starts=extents[0],
             ends=extents[1],
             checksums=head.checksums[share.rows][:, numbers].T,
         )
 
-    def _deliver(self, share: _Share, encoded: Mapping[str, Sequence[memoryview]], found: list[dict[str, Any]]) -> None:
+    def _deliver(
+        self, share: _SuperSampleRows, encoded: Mapping[str, Sequence[memoryview]], found: list[dict[str, Any]]
+    ) -> None:
         """Decode the requested samples into ``found``, each separately, so that no two share memory."""
         for place, row in zip(share.places.tolist(), share.which.tolist(), strict=True):
             found[place] = {name: column.decode(encoded[name][row]) for name, column in self._columns.items()}
 
 
-def _encoded(head: Head, name: str, rows: NDArray[np.int64], data: memoryview) -> list[memoryview]:
+def _encoded_values(head: Head, name: str, rows: NDArray[np.int64], data: memoryview) -> list[memoryview]:
     """Return the bytes of each row's value of a column; ``data`` is the start of the object."""
-    return _cut(data, *head.row_ranges(name, rows))
+    return _slice(data, *head.row_ranges(name, rows))
 
 
-def _cut(data: memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[memoryview]:
+def _slice(data: memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[memoryview]:
     return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]

@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 
 from stoker._base.checksum import crc32c
 from stoker._fetch.fetcher import Fetcher, RangePart
-from stoker._fetch.gather import GatherRows, Located, PickedRows, gather_rows
-from stoker._fetch.range_plan import Forecast, ReadLimits, mean_row_bytes, plan_reads, super_samples_read
+from stoker._fetch.gather import GatherRows, RowLocations, ValueLocations, gather_rows
+from stoker._fetch.range_plan import ReadForecast, ReadLimits, count_super_samples_read, mean_row_bytes, plan_reads
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import Head
 from stoker._memory.ring import Ring
 from stoker._order.order import OrderConfig
-from stoker._order.sharding import Dealing
-from stoker._order.steps import Steps, Stretch
+from stoker._order.sharding import Sharding
+from stoker._order.steps import PositionRange, SuperSampleSteps
 from stoker.errors import ChecksumError, FormatError
 
-LEAST_SAVING = 0.3
+MIN_SAVING = 0.3
 """Minimum fraction of bytes to save for a second round of requests to be worth it."""
 
 
@@ -71,18 +71,18 @@ def column_parts(head: Head, names: Iterable[str]) -> list[RangePart]:
     Each range is read to its offset in the object, so gaps between merged ranges need no additional memory.
     """
     outside = (head.row_range(name, 0, head.samples) for name in names if not head.is_in_head(name))
-    return [RangePart(start, end, start) for start, end in _planned(tuple(outside), head.size_bytes)]
+    return [RangePart(start, end, start) for start, end in _plan_ranges(tuple(outside), head.size_bytes)]
 
 
 @lru_cache(maxsize=64)  # super-samples with only fixed columns have one layout, except the last
-def _planned(ranges: tuple[tuple[int, int], ...], size_bytes: int) -> Sequence[tuple[int, int]]:
+def _plan_ranges(ranges: tuple[tuple[int, int], ...], size_bytes: int) -> Sequence[tuple[int, int]]:
     starts, ends = np.array(ranges, np.int64).reshape(-1, 2).T
     limits = ReadLimits(slot_bytes=size_bytes, range_bytes=size_bytes)
     reads = plan_reads(np.zeros(len(ranges), np.int64), starts, ends, limits)
     return tuple(zip(reads.starts.tolist(), reads.ends.tolist(), strict=True))
 
 
-class SuperSampleReading:
+class SuperSampleReader:
     """Reads items that are super-samples, by manifest row; fetches on the event loop, locates rows on any thread.
 
     Args:
@@ -103,30 +103,30 @@ class SuperSampleReading:
     ) -> None:
         self.columns, self.copy_rows = columns, copy_rows
         self._manifest, self._fetcher, self._ring = manifest, fetcher, ring
-        self._leaves_out = columns.keys() != manifest.schema.keys()
-        self._opened: dict[int, tuple[int, Head]] = {}
+        self._is_partial = columns.keys() != manifest.schema.keys()
+        self._heads_by_slot: dict[int, tuple[int, Head]] = {}
         self._wanted_bytes = self._seen_bytes = 0
 
     async def prepare(self) -> None:
         """Do nothing: no preparatory read is needed."""
 
-    def forecast(self, order: OrderConfig, partition: Dealing) -> Forecast:
+    def forecast(self, order: OrderConfig, partition: Sharding) -> ReadForecast:
         """Return the expected requests and bytes of an epoch of the rank, from the mean size of super-samples.
 
         If only some columns are read, each column outside the head counts as one request.
         """
         manifest = self._manifest
-        count = super_samples_read(manifest, order, partition)
+        count = count_super_samples_read(manifest, order, partition)
         rows = mean_row_bytes(manifest, self.columns)
         head_bytes = int(manifest.rows.head_bytes.sum(dtype=np.int64))
         wanted_bytes = head_bytes + sum(rows.values()) * manifest.samples
-        if self._leaves_out and wanted_bytes <= (1.0 - LEAST_SAVING) * manifest.size_bytes:
-            return Forecast(count * (1 + len(rows)), round(wanted_bytes / len(manifest) * count))
-        return Forecast(count, round(manifest.size_bytes / len(manifest) * count))
+        if self._is_partial and wanted_bytes <= (1.0 - MIN_SAVING) * manifest.size_bytes:
+            return ReadForecast(count * (1 + len(rows)), round(wanted_bytes / len(manifest) * count))
+        return ReadForecast(count, round(manifest.size_bytes / len(manifest) * count))
 
-    def steps(self, stretch: Stretch) -> Steps:
+    def steps(self, stretch: PositionRange) -> SuperSampleSteps:
         """Return the steps of a range of the order."""
-        return Steps(self._manifest.rows.samples, stretch)
+        return SuperSampleSteps(self._manifest.rows.samples, stretch)
 
     @property
     def saving(self) -> float:
@@ -144,16 +144,20 @@ class SuperSampleReading:
         """
         manifest, ring, fetcher = self._manifest, self._ring, self._fetcher
         wanted = manifest.ref(ref)
-        with ring.filling(wanted.key, wanted.size_bytes) as slot:
+        with ring.fill_slot(wanted.key, wanted.size_bytes) as slot:
             data = ring.view(slot, wanted.size_bytes)
-            if not (self._leaves_out and self.saving >= LEAST_SAVING):
+            if not (self._is_partial and self.saving >= MIN_SAVING):
                 await fetcher.fetch_whole(wanted, data, urgent=urgent)
-                self._hold(ref, slot, open_head(manifest, ref, data))
+                self._record_contents(ref, slot, open_head(manifest, ref, data))
             elif await fetcher.tiers.read(wanted, data):
-                self._hold(ref, slot, open_head(manifest, ref, data))
+                self._record_contents(ref, slot, open_head(manifest, ref, data))
             else:
                 head = await fetch_head(fetcher, manifest, ref, data, urgent=urgent)
-                parts = [piece for part in self._hold(ref, slot, head) for piece in fetcher.split(part, urgent=urgent)]
+                parts = [
+                    piece
+                    for part in self._record_contents(ref, slot, head)
+                    for piece in fetcher.split(part, urgent=urgent)
+                ]
                 if parts:
                     verify = partial(self._verify, head)
                     await fetcher.fetch_ranges(wanted, parts, into=data, verify=verify, urgent=urgent)
@@ -165,17 +169,17 @@ class SuperSampleReading:
                 start, end = head.row_range(name, 0, head.samples)
                 head.verify_rows(name, 0, data[start:end])
 
-    def _hold(self, row: int, slot: int, head: Head) -> Sequence[RangePart]:
+    def _record_contents(self, row: int, slot: int, head: Head) -> Sequence[RangePart]:
         """Record the contents of a slot; return the ranges of its wanted columns if others are left out."""
-        self._opened[slot] = row, head
-        if not self._leaves_out:
+        self._heads_by_slot[slot] = row, head
+        if not self._is_partial:
             return ()
         parts = column_parts(head, self.columns)
         self._wanted_bytes += head.head_bytes + sum(part.size_bytes for part in parts)
         self._seen_bytes += head.size_bytes
         return parts
 
-    def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> PickedRows:
+    def locate(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> RowLocations:
         """Return the locations of rows of super-samples.
 
         Args:
@@ -183,20 +187,20 @@ class SuperSampleReading:
             which: ``int64 [samples]``, index into ``slots``.
             rows: ``int64 [samples]``, row in that super-sample.
         """
-        opened = [self._opened[slot] for slot in slots]
+        opened = [self._heads_by_slot[slot] for slot in slots]
         bases = np.array([self._ring.offset(slot) for slot in slots])
-        values = locate(self.columns, self._ring.memory, [head for _, head in opened], bases, which, rows)
-        return PickedRows(np.array([row for row, _ in opened])[which], rows, values)
+        values = locate_values(self.columns, self._ring.memory, [head for _, head in opened], bases, which, rows)
+        return RowLocations(np.array([row for row, _ in opened])[which], rows, values)
 
 
-def locate(
+def locate_values(
     columns: Mapping[str, Column],
     memory: memoryview,
     heads: Sequence[Head],
     bases: NDArray[np.int64],
     which: NDArray[np.int64],
     rows: NDArray[np.int64],
-) -> dict[str, Located]:
+) -> dict[str, ValueLocations]:
     """Return column name → locations of the values of rows of super-samples.
 
     Args:
@@ -213,12 +217,12 @@ def locate(
         found: NDArray[np.int64] = starts[which] + rows * row_bytes
         return found
 
-    located: dict[str, Located] = {}
+    located: dict[str, ValueLocations] = {}
     for name, column in columns.items():
         if column.is_fixed:
-            located[name] = Located(memory, addresses(name, column.element_bytes))
+            located[name] = ValueLocations(memory, addresses(name, column.element_bytes))
         else:
             borders = gather_rows(memory, addresses(f"{name}.offsets", 8), 16).view("<i8")
             starts = addresses(name, 0) + borders[:, 0] * column.element_bytes
-            located[name] = Located(memory, starts, borders[:, 1] - borders[:, 0])
+            located[name] = ValueLocations(memory, starts, borders[:, 1] - borders[:, 0])
     return located

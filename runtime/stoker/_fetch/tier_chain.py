@@ -13,11 +13,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 
-from stoker._base.breaker import FAILURES, PAUSE_SECONDS, Breaker, BreakerState, Outcome
-from stoker._base.fetch_record import Phase, note_tier, strand
+from stoker._base.breaker import FAILURE_THRESHOLD, PROBE_INTERVAL_SECONDS, BreakerState, CircuitBreaker, ReadOutcome
+from stoker._base.fetch_record import Phase, record_tier_outcome, start_strand
 from stoker._base.task_group import task_group
 from stoker._fetch.config import FetchConfig, FetchCounters
-from stoker._fetch.hedge import LOOK_SECONDS, TIMER_SECONDS, Hedges, TransferTimes
+from stoker._fetch.hedge import POLL_SECONDS, TIMER_SECONDS, HedgePolicy, TransferTimes
 from stoker.abc import CorrectedTier, ObjectRef, PlacedTier, Tier
 from stoker.errors import ChecksumError, StokerError, StoreError
 
@@ -28,38 +28,38 @@ ReadStore = Callable[[memoryview], Awaitable[None]]
 Verify = Callable[[ObjectRef, memoryview], None]
 
 
-class _Answer(enum.StrEnum):
+class _TierOutcome(enum.StrEnum):
     """Outcome of a read from a tier, as in traces; a late read was cancelled (LATE), or lost to the store (BEATEN)."""
 
     DELIVERED = "delivered"
-    LACKING = "lacking"
+    MISSING = "lacking"
     FAILED = "failed"
     LATE = "late"
     BEATEN = "beaten"
     NOT_ASKED = "not asked"
 
 
-class _Member:
+class _TierState:
     """A tier, or one of the places that a tier reads from, with its circuit breaker and timings.
 
     Args:
         tier: the tier.
-        place: name of the place; empty if the tier has only one.
+        location: name of the place; empty if the tier has only one.
 
     Attributes:
         label: name in messages.
         times: durations of its reads, each divided by the number of concurrent reads, which share a device or link.
-        under_way: number of reads in flight.
+        in_flight: number of reads in flight.
         failure: text of the last failure.
         is_faulty: whether it has raised an error that tiers may not raise.
     """
 
-    def __init__(self, tier: Tier, place: str) -> None:
+    def __init__(self, tier: Tier, location: str) -> None:
         self.tier = tier
-        self.label = f"{tier.name} {place}".rstrip()
-        self.breaker = Breaker()
+        self.label = f"{tier.name} {location}".rstrip()
+        self.breaker = CircuitBreaker()
         self.times = TransferTimes()
-        self.under_way = 0
+        self.in_flight = 0
         self.failure = ""
         self.is_faulty = False
 
@@ -79,7 +79,7 @@ class TierChain:
     def __init__(
         self,
         tiers: Sequence[Tier],
-        hedges: Hedges,
+        hedges: HedgePolicy,
         config: FetchConfig,
         counters: FetchCounters,
         verify: Verify,
@@ -87,8 +87,8 @@ class TierChain:
     ) -> None:
         self._log = log
         self._tiers = tuple(tiers)
-        self._places = [tier.place if isinstance(tier, PlacedTier) else _one_place for tier in tiers]
-        self._members: dict[tuple[int, str], _Member] = {}
+        self._places = [tier.place if isinstance(tier, PlacedTier) else _single_place for tier in tiers]
+        self._states: dict[tuple[int, str], _TierState] = {}
         self._hedges, self._config, self._counters, self._verify = hedges, config, counters, verify
 
     def __bool__(self) -> bool:
@@ -98,14 +98,14 @@ class TierChain:
     def states(self) -> dict[str, str]:
         """Return the state of each breaker, by name of the tier and, if it has several, of the place."""
         unread = {tier.name: str(BreakerState.CLOSED) for tier in self._tiers if not isinstance(tier, PlacedTier)}
-        return unread | {member.label: str(member.breaker.state) for member in self._members.values()}
+        return unread | {member.label: str(member.breaker.state) for member in self._states.values()}
 
-    def _member(self, number: int, ref: ObjectRef) -> _Member:
+    def _state(self, number: int, ref: ObjectRef) -> _TierState:
         """Return the state of the place from which a tier would read an object."""
         place = self._places[number](ref)
-        member = self._members.get((number, place))
+        member = self._states.get((number, place))
         if member is None:
-            member = self._members[number, place] = _Member(self._tiers[number], place)
+            member = self._states[number, place] = _TierState(self._tiers[number], place)
         return member
 
     async def fetch(self, ref: ObjectRef, into: memoryview, store: ReadStore) -> None:
@@ -122,14 +122,14 @@ class TierChain:
         Raises:
             StokerError: the store failed, and no tier has the object.
         """
-        answer = await self._ask_in_turn(ref, into, store)
-        if answer is _Answer.DELIVERED:
+        answer = await self._read_in_turn(ref, into, store)
+        if answer is _TierOutcome.DELIVERED:
             return
-        if answer is not _Answer.BEATEN:
+        if answer is not _TierOutcome.BEATEN:
             try:
                 await store(into)
             except StokerError:
-                if not await self._read_patiently(ref, into):
+                if not await self._read_from_any(ref, into):
                     raise
         self._offer(ref, into, len(self._tiers))
 
@@ -138,78 +138,82 @@ class TierChain:
 
         A tier that fails or returns wrong bytes only costs time.
         """
-        return bool(self._tiers) and await self._ask_in_turn(ref, into, None) is _Answer.DELIVERED
+        return bool(self._tiers) and await self._read_in_turn(ref, into, None) is _TierOutcome.DELIVERED
 
-    async def _ask_in_turn(self, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
+    async def _read_in_turn(self, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _TierOutcome:
         """Read from tiers in turn until one or the store delivers, or one is late; return the last outcome.
 
         Raises:
             StokerError: a tier was late and did not deliver, and the store failed.
         """
         self._hedges.budget.earn()
-        answer = _Answer.LACKING
+        answer = _TierOutcome.MISSING
         for number in range(len(self._tiers)):
-            member = self._member(number, ref)
-            answer = await self._permitted(member, ref, into, store)
-            note_tier(member.tier.name, answer)
-            if answer is _Answer.DELIVERED:
-                self._delivered(member, ref)
+            member = self._state(number, ref)
+            answer = await self._read_if_permitted(member, ref, into, store)
+            record_tier_outcome(member.tier.name, answer)
+            if answer is _TierOutcome.DELIVERED:
+                self._count_hit(member, ref)
                 self._offer(ref, into, number)
-            if answer in (_Answer.DELIVERED, _Answer.BEATEN, _Answer.LATE):
+            if answer in (_TierOutcome.DELIVERED, _TierOutcome.BEATEN, _TierOutcome.LATE):
                 break
         return answer
 
-    async def _read_patiently(self, ref: ObjectRef, into: memoryview) -> bool:
+    async def _read_from_any(self, ref: ObjectRef, into: memoryview) -> bool:
         """Fill ``into`` from any tier, even one with an open breaker, after the store has failed.
 
         A tier may take ``attempt_seconds`` plus the time of the bytes at ``least_bytes_per_second``.
         """
         for number in range(len(self._tiers)):
-            member = self._member(number, ref)
-            if await self._read_tier(member, ref, into) is _Answer.DELIVERED:
-                self._delivered(member, ref)
+            member = self._state(number, ref)
+            if await self._read_tier(member, ref, into) is _TierOutcome.DELIVERED:
+                self._count_hit(member, ref)
                 return True
         return False
 
-    def _delivered(self, member: _Member, ref: ObjectRef) -> None:
+    def _count_hit(self, member: _TierState, ref: ObjectRef) -> None:
         self._counters.tier_hits[member.tier.name] += 1
-        self._counters.delivered(ref.size_bytes)
+        self._counters.count_delivery(ref.size_bytes)
 
-    def _offer(self, ref: ObjectRef, data: memoryview, nearer_than: int) -> None:
-        for number, tier in enumerate(self._tiers[:nearer_than]):
+    def _offer(self, ref: ObjectRef, data: memoryview, end: int) -> None:
+        for number, tier in enumerate(self._tiers[:end]):
             try:
                 tier.offer(ref, data)
             except Exception as error:  # noqa: BLE001 - a tier may be a plug-in, and none may end a training run
-                self._log_fault(self._member(number, ref), "offering", ref, error)
+                self._log_fault(self._state(number, ref), "offering", ref, error)
 
-    async def _permitted(self, member: _Member, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
+    async def _read_if_permitted(
+        self, member: _TierState, ref: ObjectRef, into: memoryview, store: ReadStore | None
+    ) -> _TierOutcome:
         """Read from a tier if its breaker permits."""
         loop = asyncio.get_running_loop()
         permit = member.breaker.permit(loop.time())
         if permit is None:
-            return _Answer.NOT_ASKED
-        outcome = Outcome.UNDECIDED
-        member.under_way += 1
+            return _TierOutcome.NOT_ASKED
+        outcome = ReadOutcome.UNDECIDED
+        member.in_flight += 1
         try:
-            answer = await self._ask(member, ref, into, store)
-            if answer is not _Answer.LACKING:
-                outcome = Outcome.DELIVERED if answer is _Answer.DELIVERED else Outcome.FAILED
+            answer = await self._read_with_hedge(member, ref, into, store)
+            if answer is not _TierOutcome.MISSING:
+                outcome = ReadOutcome.DELIVERED if answer is _TierOutcome.DELIVERED else ReadOutcome.FAILED
         except StokerError:
-            outcome = Outcome.FAILED
+            outcome = ReadOutcome.FAILED
             raise
         finally:
-            member.under_way -= 1
+            member.in_flight -= 1
             before = member.breaker.state
             member.breaker.report(permit, outcome, loop.time())
             self._log_change(member, before)
         return answer
 
-    async def _ask(self, member: _Member, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
+    async def _read_with_hedge(
+        self, member: _TierState, ref: ObjectRef, into: memoryview, store: ReadStore | None
+    ) -> _TierOutcome:
         """Read from a tier and, if it is late and memory is available, from the store at the same time."""
         with ExitStack() as borrowed:
             async with task_group() as group:
                 near = group.create_task(self._read_tier(member, ref, into))
-                if await self._is_in_time(member, near, ref.size_bytes):
+                if await self._wait_until_late(member, near, ref.size_bytes):
                     return near.result()
                 self._counters.tier_late[member.tier.name] += 1
                 data = (
@@ -220,26 +224,26 @@ class TierChain:
                 if store is None or data is None:
                     near.cancel()
                 else:
-                    far = group.create_task(_failure_of(store(data)))
-                    await _first_success(near, far)
-            if not near.cancelled() and near.result() is _Answer.DELIVERED:
-                return _Answer.DELIVERED
+                    far = group.create_task(_error_of(store(data)))
+                    await _wait_first_success(near, far)
+            if not near.cancelled() and near.result() is _TierOutcome.DELIVERED:
+                return _TierOutcome.DELIVERED
             if data is None:
-                return _Answer.LATE
+                return _TierOutcome.LATE
             if (error := far.result()) is not None:
                 raise error
             self._counters.hedge_wins += 1
             into[:] = data
-            return _Answer.BEATEN
+            return _TierOutcome.BEATEN
 
-    async def _is_in_time(self, member: _Member, near: asyncio.Task[_Answer], size_bytes: int) -> bool:
+    async def _wait_until_late(self, member: _TierState, near: asyncio.Task[_TierOutcome], size_bytes: int) -> bool:
         """Wait until a read has ended or is late; return whether it has ended.
 
         Short waits are counted instead of the clock, so that a pause of this process does not make a tier late.
         """
         waited_seconds = 0.0
         while (left_seconds := self._late_seconds(member, size_bytes) - waited_seconds) >= TIMER_SECONDS:
-            look_seconds = min(LOOK_SECONDS, left_seconds)
+            look_seconds = min(POLL_SECONDS, left_seconds)
             await asyncio.wait([near], timeout=look_seconds)
             if near.done():
                 return True
@@ -247,7 +251,7 @@ class TierChain:
         member.failure = f"it had not delivered after {waited_seconds:.2g} s"
         return False
 
-    def _late_seconds(self, member: _Member, size_bytes: int) -> float:
+    def _late_seconds(self, member: _TierState, size_bytes: int) -> float:
         """Return how long to wait for a tier: a multiple of its recent times, but not longer than the store takes.
 
         At least the store's time after the first byte: a disk that is slow because of many readers is not faulty.
@@ -257,19 +261,19 @@ class TierChain:
         expected_seconds = member.times.expected_seconds(size_bytes)
         if expected_seconds is None:
             return least_seconds
-        patience_seconds = self._config.hedge_after_factor * expected_seconds * member.under_way
+        patience_seconds = self._config.hedge_after_factor * expected_seconds * member.in_flight
         return max(least_seconds, min(patience_seconds, store_seconds))
 
-    async def _read_tier(self, member: _Member, ref: ObjectRef, into: memoryview) -> _Answer:
+    async def _read_tier(self, member: _TierState, ref: ObjectRef, into: memoryview) -> _TierOutcome:
         loop = asyncio.get_running_loop()
-        begun_seconds, beside = loop.time(), member.under_way
+        begun_seconds, beside = loop.time(), member.in_flight
         try:
             async with asyncio.timeout(self._config.attempt_limit_seconds(ref.size_bytes)):
-                with strand(ref.key, Phase.TIER):
+                with start_strand(ref.key, Phase.TIER):
                     found = await member.tier.read(ref, into)
             if not found:
-                return _Answer.LACKING
-            with strand(ref.key, Phase.VERIFY):
+                return _TierOutcome.MISSING
+            with start_strand(ref.key, Phase.VERIFY):
                 self._verify(ref, into)
         except Exception as error:  # noqa: BLE001 - a tier may be a plug-in, and none may end a training run
             if not isinstance(error, StoreError | TimeoutError):
@@ -280,12 +284,12 @@ class TierChain:
                 if isinstance(member.tier, CorrectedTier):
                     member.tier.reject(ref)
             member.failure = str(error) or type(error).__name__
-            return _Answer.FAILED
-        sharing = max(1, beside, member.under_way)
+            return _TierOutcome.FAILED
+        sharing = max(1, beside, member.in_flight)
         member.times.observe(ref.size_bytes, (loop.time() - begun_seconds) / sharing)
-        return _Answer.DELIVERED
+        return _TierOutcome.DELIVERED
 
-    def _log_fault(self, member: _Member, doing: str, ref: ObjectRef, error: Exception) -> None:
+    def _log_fault(self, member: _TierState, doing: str, ref: ObjectRef, error: Exception) -> None:
         """Log, once per tier, that it raised an error that tiers may not raise."""
         if not member.is_faulty:
             member.is_faulty = True
@@ -298,7 +302,7 @@ class TierChain:
                 exc_info=error,
             )
 
-    def _log_change(self, member: _Member, before: BreakerState) -> None:
+    def _log_change(self, member: _TierState, before: BreakerState) -> None:
         """Log that a breaker has opened, or has closed again, but not every probe."""
         name, state = member.label, member.breaker.state
         if before is BreakerState.CLOSED and state is BreakerState.OPEN:
@@ -306,22 +310,22 @@ class TierChain:
                 "the tier %s was late or failed %d times in a row, so objects are read from the bucket; one read tries "
                 "the tier every %g s; last failure: %s",
                 name,
-                FAILURES,
-                PAUSE_SECONDS,
+                FAILURE_THRESHOLD,
+                PROBE_INTERVAL_SECONDS,
                 member.failure,
             )
         elif before is BreakerState.PROBING and state is BreakerState.CLOSED:
             self._log.info("the tier %s delivers again", name)
 
 
-def _one_place(_: ObjectRef) -> str:
+def _single_place(_: ObjectRef) -> str:
     return ""
 
 
-async def _first_success(near: asyncio.Task[_Answer], far: asyncio.Task[StokerError | None]) -> None:
+async def _wait_first_success(near: asyncio.Task[_TierOutcome], far: asyncio.Task[StokerError | None]) -> None:
     """Wait until a tier or the store has delivered, or both have failed, and cancel the other read."""
     await asyncio.wait([near, far], return_when=asyncio.FIRST_COMPLETED)
-    if near.done() and near.result() is not _Answer.DELIVERED:
+    if near.done() and near.result() is not _TierOutcome.DELIVERED:
         await asyncio.wait([far])
     elif far.done() and far.result() is not None:
         await asyncio.wait([near])
@@ -329,7 +333,7 @@ async def _first_success(near: asyncio.Task[_Answer], far: asyncio.Task[StokerEr
     far.cancel()
 
 
-async def _failure_of(reading: Awaitable[None]) -> StokerError | None:
+async def _error_of(reading: Awaitable[None]) -> StokerError | None:
     try:
         await reading
     except StokerError as error:

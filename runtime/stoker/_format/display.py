@@ -7,23 +7,23 @@ from dataclasses import fields, is_dataclass
 from html import escape
 from typing import Any
 
-from stoker._base.sizes import counted, format_bytes
+from stoker._base.sizes import format_bytes, format_count
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Bytes, Column
 
-Rows = Sequence[tuple[str, str]]
+TableRows = Sequence[tuple[str, str]]
 """Rows of a table, each a name and a value."""
 
-_SHOWN_COLUMNS = 6
+_MAX_COLUMNS = 6
 
 
-def text_table(title: str, rows: Rows) -> str:
+def text_table(title: str, rows: TableRows) -> str:
     """Return a text table: the title, then one line per row, with aligned values."""
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join([title, *(f"  {name.ljust(width)}  {value}" for name, value in rows)])
 
 
-def html_table(title: str, rows: Rows) -> str:
+def html_table(title: str, rows: TableRows) -> str:
     """Return an HTML table for a notebook; all text is escaped."""
     cells = "".join(
         f'<tr><th style="text-align: left">{escape(name.strip())}</th>'
@@ -35,9 +35,9 @@ def html_table(title: str, rows: Rows) -> str:
 
 def describe_columns(columns: Mapping[str, Column]) -> str:
     """Return names, types and shapes of columns, such as ``image: uint8[32, 32, 3], caption: text``."""
-    shown = [f"{name}: {describe_type(column)}" for name, column in list(columns.items())[:_SHOWN_COLUMNS]]
+    shown = [f"{name}: {describe_type(column)}" for name, column in list(columns.items())[:_MAX_COLUMNS]]
     rest = len(columns) - len(shown)
-    return ", ".join([*shown, f"and {counted(rest, 'more column')}"] if rest else shown)
+    return ", ".join([*shown, f"and {format_count(rest, 'more column')}"] if rest else shown)
 
 
 def describe_type(column: Column) -> str:
@@ -51,19 +51,19 @@ def describe_type(column: Column) -> str:
 def describe_manifest(manifest: Manifest, columns: Mapping[str, Column]) -> str:
     """Return the size of a data set and the columns that are read, as a line of text."""
     return (
-        f"{counted(manifest.samples, 'sample')} ({describe_columns(columns)}) in "
-        f"{counted(len(manifest), 'super-sample')}, {format_bytes(manifest.size_bytes)}"
+        f"{format_count(manifest.samples, 'sample')} ({describe_columns(columns)}) in "
+        f"{format_count(len(manifest), 'super-sample')}, {format_bytes(manifest.size_bytes)}"
     )
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Convert a value to dictionaries, lists, strings and numbers, for JSON; properties are omitted."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        return {each.name: to_plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): to_plain(each) for key, each in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return plain(value._asdict())
+        return to_plain(value._asdict())
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [to_plain(each) for each in value]
     return str(value) if isinstance(value, str) else value

@@ -10,25 +10,25 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from stoker._base.threads import in_thread
+from stoker._base.threads import run_in_thread
 from stoker.abc import ObjectRef
 
 IDENTITY_BYTES = 16
-_AT_ONCE_BYTES = 64 << 10  # hashed in 35 µs; starting work in a thread takes 100 µs
+_MAX_INLINE_BYTES = 64 << 10  # hashed in 35 µs; starting work in a thread takes 100 µs
 _WEAK_LABEL = b"stoker weak identity 1"
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ObjectIdentity:
     """The identity of one super-sample.
 
     Attributes:
         value: 16 bytes.
-        strong: whether this is a strong identity: the first bytes of the object's SHA-256.
+        is_strong: whether this is a strong identity: the first bytes of the object's SHA-256.
     """
 
     value: bytes
-    strong: bool
+    is_strong: bool
 
 
 def sha256_128(data: bytes | bytearray | memoryview) -> bytes:
@@ -36,12 +36,12 @@ def sha256_128(data: bytes | bytearray | memoryview) -> bytes:
     return hashlib.sha256(data).digest()[:IDENTITY_BYTES]
 
 
-async def hashed(data: bytes | bytearray | memoryview) -> bytes:
+async def compute_sha256_128(data: bytes | bytearray | memoryview) -> bytes:
     """Return :func:`sha256_128` of an object, computed in a thread if it is larger than 64 KiB."""
-    return sha256_128(data) if len(data) <= _AT_ONCE_BYTES else await in_thread(lambda _: sha256_128(data))
+    return sha256_128(data) if len(data) <= _MAX_INLINE_BYTES else await run_in_thread(lambda _: sha256_128(data))
 
 
-def identity_of(dataset: str, ref: ObjectRef) -> Identity:
+def identity_of(dataset: str, ref: ObjectRef) -> ObjectIdentity:
     """Return the strong identity of an object if its manifest has it, otherwise the weak one.
 
     Args:
@@ -49,8 +49,8 @@ def identity_of(dataset: str, ref: ObjectRef) -> Identity:
         ref: reference to the object, from the manifest.
     """
     if ref.sha256_128 is not None:
-        return Identity(ref.sha256_128, strong=True)
-    return Identity(weak_identity(dataset, ref.key, ref.tag, ref.size_bytes, ref.crc32c), strong=False)
+        return ObjectIdentity(ref.sha256_128, is_strong=True)
+    return ObjectIdentity(weak_identity(dataset, ref.key, ref.tag, ref.size_bytes, ref.crc32c), is_strong=False)
 
 
 def weak_identity(dataset: str, key: str, tag: str, size_bytes: int, crc32c: int) -> bytes:

@@ -27,7 +27,7 @@ from stoker._base.checksum import crc32c
 from stoker._format import tensorfile
 from stoker._format.identity import IDENTITY_BYTES
 from stoker._format.schema import Schema
-from stoker._format.supersample import FORMAT, MAX_OBJECT_BYTES, Packed
+from stoker._format.supersample import FORMAT, MAX_OBJECT_BYTES, SuperSampleRecord
 from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, FormatError, SchemaError
 
@@ -66,7 +66,7 @@ class PackRun:
     rows: int
 
 
-def pack_runs(places: Iterable[tuple[str, int]]) -> tuple[PackRun, ...]:
+def group_runs(places: Iterable[tuple[str, int]]) -> tuple[PackRun, ...]:
     """Group places, each a run and a number within it, into intervals of consecutive numbers, in order."""
     # Consecutive numbers of a run have a constant difference from their position.
     groups = groupby(enumerate(places), key=lambda item: (item[1][0], item[1][1] - item[0]))
@@ -75,7 +75,7 @@ def pack_runs(places: Iterable[tuple[str, int]]) -> tuple[PackRun, ...]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class ManifestRows:
     """Rows of a manifest, by column.
 
     Attributes:
@@ -98,13 +98,13 @@ class Rows:
     sha256_128: NDArray[np.uint8] | None = None
 
     @classmethod
-    def of(cls, packed: Sequence[Packed]) -> Rows:
+    def of(cls, packed: Sequence[SuperSampleRecord]) -> ManifestRows:
         """Create rows from packed super-samples, in the given order."""
         columns = {name: np.array([getattr(item, name) for item in packed], "<u4") for name in _ROW_FIELDS}
         hashes = np.frombuffer(b"".join([item.sha256_128 or _UNKNOWN for item in packed]), np.uint8)
         return cls(
             **columns,
-            tags=_compact([item.tag for item in packed]),
+            tags=_encode_tags([item.tag for item in packed]),
             sha256_128=hashes.reshape(-1, IDENTITY_BYTES) if any(item.sha256_128 for item in packed) else None,
         )
 
@@ -123,11 +123,11 @@ class Rows:
         return None if found == _UNKNOWN else found
 
     @property
-    def strong_identities(self) -> int:
+    def strong_identity_count(self) -> int:
         """Number of rows with a strong identity."""
         return 0 if self.sha256_128 is None else int(self.sha256_128.any(axis=1).sum())
 
-    def followed_by(self, *others: Rows) -> Rows:
+    def concatenate(self, *others: ManifestRows) -> ManifestRows:
         """Return these rows followed by others."""
         parts = (self, *others)
         columns = {name: np.concatenate([getattr(rows, name) for rows in parts]) for name in _ROW_FIELDS}
@@ -136,27 +136,27 @@ class Rows:
         if len(arrays) == len(parts) and len({array.ndim for array in arrays}) == 1:
             tags = np.concatenate(arrays)
         else:
-            tags = _compact([rows.tag(row) for rows in parts for row in range(len(rows))])
+            tags = _encode_tags([rows.tag(row) for rows in parts for row in range(len(rows))])
         hashes = [
             np.zeros((len(rows), IDENTITY_BYTES), np.uint8) if rows.sha256_128 is None else rows.sha256_128
             for rows in parts
         ]
         is_known = any(rows.sha256_128 is not None for rows in parts)
-        return Rows(**columns, tags=tags, sha256_128=np.concatenate(hashes) if is_known else None)
+        return ManifestRows(**columns, tags=tags, sha256_128=np.concatenate(hashes) if is_known else None)
 
-    def kept(self, keep: NDArray[np.bool_]) -> Rows:
+    def select(self, keep: NDArray[np.bool_]) -> ManifestRows:
         """Return the rows for which ``keep``, ``bool [rows]``, is true."""
         columns = {name: getattr(self, name)[keep] for name in _ROW_FIELDS}
-        tags = _compact(list(compress(self.tags, keep))) if isinstance(self.tags, tuple) else self.tags[keep]
-        return Rows(**columns, tags=tags, sha256_128=None if self.sha256_128 is None else self.sha256_128[keep])
+        tags = _encode_tags(list(compress(self.tags, keep))) if isinstance(self.tags, tuple) else self.tags[keep]
+        return ManifestRows(**columns, tags=tags, sha256_128=None if self.sha256_128 is None else self.sha256_128[keep])
 
-    def packed(self, row: int, ordinal: int) -> Packed:
+    def record(self, row: int, ordinal: int) -> SuperSampleRecord:
         """Return one row as a record with the given ordinal."""
         numbers = {name: int(getattr(self, name)[row]) for name in _ROW_FIELDS}
-        return Packed(ordinal=ordinal, tag=self.tag(row), sha256_128=self.strong_identity(row), **numbers)
+        return SuperSampleRecord(ordinal=ordinal, tag=self.tag(row), sha256_128=self.strong_identity(row), **numbers)
 
 
-def _compact(tags: list[str]) -> NDArray[Any] | tuple[str, ...]:
+def _encode_tags(tags: list[str]) -> NDArray[Any] | tuple[str, ...]:
     if not all(tag.isascii() and tag.isprintable() for tag in tags):
         raise FormatError("the store gave an object a tag that is not printable ASCII, which no request can carry")
     if all(_HEX_TAG.fullmatch(tag) for tag in tags):
@@ -189,7 +189,7 @@ class Manifest:
     dataset: str
     version: int
     schema: Schema
-    rows: Rows
+    rows: ManifestRows
     runs: tuple[PackRun, ...]
     _run_ends: tuple[int, ...] = field(init=False, repr=False)
 
@@ -202,10 +202,15 @@ class Manifest:
             raise FormatError("the manifest has overlapping runs: an object occurs twice")
 
     @classmethod
-    def of(cls, dataset: str, schema: Schema, packed: Iterable[tuple[str, Packed]], version: int = 1) -> Manifest:
+    def of(
+        cls, dataset: str, schema: Schema, packed: Iterable[tuple[str, SuperSampleRecord]], version: int = 1
+    ) -> Manifest:
         """Create a manifest from super-samples, each with its pack run, in the given order."""
         places = list(packed)
-        rows, runs = Rows.of([each for _, each in places]), pack_runs((run, each.ordinal) for run, each in places)
+        rows, runs = (
+            ManifestRows.of([each for _, each in places]),
+            group_runs((run, each.ordinal) for run, each in places),
+        )
         return cls(dataset=dataset, version=version, schema=schema, rows=rows, runs=runs)
 
     def __len__(self) -> int:
@@ -226,7 +231,7 @@ class Manifest:
         """Size of the largest super-sample."""
         return int(self.rows.size_bytes.max())
 
-    def place(self, row: int) -> tuple[str, int]:
+    def locate_row(self, row: int) -> tuple[str, int]:
         """Return a row's pack run, and its number within the run."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} is out of range: the manifest has {len(self)} rows")
@@ -236,7 +241,7 @@ class Manifest:
 
     def key(self, row: int) -> str:
         """Return the object key of a row."""
-        return object_key(*self.place(row))
+        return object_key(*self.locate_row(row))
 
     def ref(self, row: int) -> ObjectRef:
         """Return a reference to the object of a row: its key, size, checksums and tag."""
@@ -250,17 +255,17 @@ class Manifest:
             row=row,
         )
 
-    def packed(self) -> Iterator[tuple[str, Packed]]:
+    def records(self) -> Iterator[tuple[str, SuperSampleRecord]]:
         """Yield the pack run and the record of each super-sample, in order of the rows."""
         numbers = ((run.run, run.first_number + number) for run in self.runs for number in range(run.rows))
         for row, (run, number) in enumerate(numbers):
-            yield run, self.rows.packed(row, number)
+            yield run, self.rows.record(row, number)
 
-    def extended(self, rows: Rows, *runs: PackRun) -> Manifest:
+    def append_runs(self, rows: ManifestRows, *runs: PackRun) -> Manifest:
         """Return the next version, with the rows of more runs appended."""
-        return replace(self, version=self.version + 1, rows=self.rows.followed_by(rows), runs=(*self.runs, *runs))
+        return replace(self, version=self.version + 1, rows=self.rows.concatenate(rows), runs=(*self.runs, *runs))
 
-    def without(self, dropped: Iterable[PackRun]) -> Manifest:
+    def remove_runs(self, dropped: Iterable[PackRun]) -> Manifest:
         """Return the same version without the rows of some runs; rows that do not exist are ignored."""
         numbers: dict[str, list[tuple[int, int]]] = {}
         for run in dropped:
@@ -274,7 +279,7 @@ class Manifest:
             borders = np.flatnonzero(np.diff(kept, prepend=False, append=False)).tolist()
             for first, behind in zip(borders[::2], borders[1::2], strict=True):
                 runs.append(PackRun(run.run, run.first_number + first, behind - first))
-        return replace(self, rows=self.rows.kept(keep), runs=tuple(runs))
+        return replace(self, rows=self.rows.select(keep), runs=tuple(runs))
 
     @property
     def file_bytes(self) -> int:
@@ -309,7 +314,7 @@ class Manifest:
         }
         tags = self.rows.tags
         if isinstance(tags, tuple):
-            arrays |= tensorfile.ragged("tag", [tag.encode() for tag in tags])
+            arrays |= tensorfile.encode_ragged("tag", [tag.encode() for tag in tags])
         else:
             arrays["tag"] = tags
         arrays |= {name: getattr(self.rows, name) for name in _ROW_FIELDS}
@@ -336,10 +341,10 @@ class Manifest:
                 raise ChecksumError(f"manifest has crc32c {found}, its header says {metadata['crc32c'][:20]!r}")
             manifest = cls(
                 dataset=metadata["dataset"],
-                version=_parsed_version(metadata["version"]),
+                version=_parse_version(metadata["version"]),
                 schema=Schema.from_json(metadata["schema"]),
-                rows=_parsed_rows(arrays),
-                runs=_parsed_runs(arrays),
+                rows=_parse_rows(arrays),
+                runs=_parse_runs(arrays),
             )
         except KeyError as error:
             raise FormatError(f"the manifest has no {error}") from None
@@ -378,19 +383,19 @@ class NameIndex:
 _Arrays = dict[str, NDArray[Any]]
 
 
-def _checksum(metadata: Mapping[str, str], tensors: Sequence[tensorfile.Tensor], data: bytes | memoryview) -> str:
+def _checksum(metadata: Mapping[str, str], tensors: Sequence[tensorfile.TensorInfo], data: bytes | memoryview) -> str:
     """Return the CRC-32C of the header's metadata and tensor names, then of the data section: 8 hexadecimal digits."""
     said = [{name: text for name, text in sorted(metadata.items()) if name != "crc32c"}, [t.name for t in tensors]]
     return f"{crc32c(data, crc32c(json.dumps(said, separators=(',', ':')).encode())):08x}"
 
 
-def _parsed_version(text: str) -> int:
+def _parse_version(text: str) -> int:
     if not _VERSION.fullmatch(text):
         raise FormatError(f"the manifest's version {text[:20]!r} is not a positive integer")
     return int(text)
 
 
-def _parsed_rows(arrays: _Arrays) -> Rows:
+def _parse_rows(arrays: _Arrays) -> ManifestRows:
     columns = {name: arrays[name] for name in _ROW_FIELDS}
     count = columns["samples"].size
     if any(array.dtype != np.dtype("<u4") or array.shape != (count,) for array in columns.values()):
@@ -404,15 +409,15 @@ def _parsed_rows(arrays: _Arrays) -> Rows:
         raise FormatError(f"the manifest's sha256_128 are not {IDENTITY_BYTES} bytes a row")
     tags = arrays["tag"]
     if "tag.offsets" in arrays:
-        return Rows(**columns, tags=_parsed_text_tags(arrays, count), sha256_128=hashes)
+        return ManifestRows(**columns, tags=_parse_text_tags(arrays, count), sha256_128=hashes)
     kinds = {((count, 16), np.dtype("u1")), ((count,), np.dtype("<i8"))}
     if (tags.shape, tags.dtype) not in kinds:
         raise FormatError("the manifest's tags are neither 16 bytes nor an int64 a row")
-    return Rows(**columns, tags=tags, sha256_128=hashes)
+    return ManifestRows(**columns, tags=tags, sha256_128=hashes)
 
 
-def _parsed_text_tags(arrays: _Arrays, count: int) -> tuple[str, ...]:
-    tags = tensorfile.ragged_pieces("tag", arrays, count, "the manifest's text tags")
+def _parse_text_tags(arrays: _Arrays, count: int) -> tuple[str, ...]:
+    tags = tensorfile.decode_ragged("tag", arrays, count, "the manifest's text tags")
     try:
         found = tuple(str(tag, "ascii") for tag in tags)
     except UnicodeDecodeError:
@@ -422,7 +427,7 @@ def _parsed_text_tags(arrays: _Arrays, count: int) -> tuple[str, ...]:
     return found
 
 
-def _parsed_runs(arrays: _Arrays) -> tuple[PackRun, ...]:
+def _parse_runs(arrays: _Arrays) -> tuple[PackRun, ...]:
     ids, firsts, rows = arrays["run_id"], arrays["run_first_number"], arrays["run_rows"]
     wanted = (("<u8", ids), ("<u4", firsts), ("<u4", rows))
     if any(array.dtype != np.dtype(code) or array.shape != (ids.size,) for code, array in wanted):

@@ -22,12 +22,12 @@ from stoker.errors import ConfigError, FormatError, SchemaError
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MAX_COLUMNS = 1024
-_SCHEMAS_KEPT = 8  # each object and record repeats its data set's schema, which may be large with its classes
+_MAX_CACHED_SCHEMAS = 8  # each object and record repeats its data set's schema, which may be large with its classes
 MAX_DIMENSIONS = 31  # numpy 1 allows 32, and batches add one for the samples
 MAX_ROW_BYTES = (1 << 31) - 1  # the largest element that numpy can copy
 
 
-def _shown(value: object) -> str:
+def _quote_value(value: object) -> str:
     """Return at most 200 ASCII characters of an untrusted value, for a message."""
     return ascii(value)[:200]
 
@@ -73,17 +73,17 @@ class Column:
         return {"kind": self.kind, "dtype": self.dtype.name, "shape": list(self.shape)}
 
 
-def _checked_shape(shape: object, dtype: DType) -> tuple[int, ...]:
+def _validate_shape(shape: object, dtype: DType) -> tuple[int, ...]:
     if isinstance(shape, int) and not isinstance(shape, bool):
         shape = (shape,)
     if not isinstance(shape, tuple | list) or not all(type(n) is int and n > 0 for n in shape):
-        raise SchemaError(f"shape {_shown(shape)} is not a tuple of positive integers")
+        raise SchemaError(f"shape {_quote_value(shape)} is not a tuple of positive integers")
     if len(shape) > MAX_DIMENSIONS or math.prod(shape) * dtype.size_bytes > MAX_ROW_BYTES:
-        raise SchemaError(f"shape {_shown(shape)} is too large for a sample")
+        raise SchemaError(f"shape {_quote_value(shape)} is too large for a sample")
     return tuple(shape)
 
 
-def _as_holder(value: object, dtype: DType) -> np.ndarray[Any, Any]:
+def _to_holder_array(value: object, dtype: DType) -> np.ndarray[Any, Any]:
     """Convert ``value`` to an array of ``dtype``'s holder type, without changing any number."""
     if type(value) is np.ndarray and value.dtype == dtype.holder:  # the usual case; numpy's dtype names are slow
         return value
@@ -157,16 +157,16 @@ class Array(Column):
         self, dtype: object, shape: tuple[int, ...] | int = (), *, classes: tuple[str, ...] | None = None
     ) -> None:
         object.__setattr__(self, "dtype", dtype_of(dtype))
-        object.__setattr__(self, "shape", _checked_shape(shape, self.dtype))
+        object.__setattr__(self, "shape", _validate_shape(shape, self.dtype))
         try:
             "".join(classes or ()).encode()
         except (TypeError, UnicodeEncodeError):  # for instance a lone surrogate, which JSON can contain
-            raise SchemaError(f"classes must be strings of valid Unicode, not {_shown(classes)}") from None
+            raise SchemaError(f"classes must be strings of valid Unicode, not {_quote_value(classes)}") from None
         object.__setattr__(self, "classes", None if classes is None else tuple(classes))
 
     def encode(self, value: object) -> bytes:
         """Return the value's bytes in C order."""
-        array = _as_holder(value, self.dtype)
+        array = _to_holder_array(value, self.dtype)
         if array.shape != self.shape:
             raise SchemaError(f"shape is {array.shape}, expected {self.shape}")
         return array.tobytes()
@@ -200,11 +200,11 @@ class Ragged(Column):
 
     def __init__(self, dtype: object, shape: tuple[int, ...] | int = ()) -> None:
         object.__setattr__(self, "dtype", dtype_of(dtype))
-        object.__setattr__(self, "shape", _checked_shape(shape, self.dtype))
+        object.__setattr__(self, "shape", _validate_shape(shape, self.dtype))
 
     def encode(self, value: object) -> bytes:
         """Return the value's bytes in C order."""
-        array = _as_holder(value, self.dtype)
+        array = _to_holder_array(value, self.dtype)
         if array.size == 0 and array.ndim == 1:
             array = array.reshape(0, *self.shape)
         if array.ndim != 1 + len(self.shape) or array.shape[1:] != self.shape:
@@ -308,7 +308,7 @@ class Schema(Mapping[str, Column]):
         for name, column in columns.items():
             if not isinstance(name, str) or not _NAME.fullmatch(name) or name.startswith("__"):
                 raise SchemaError(
-                    f"column name {_shown(name)} is not allowed: letters, digits and _, not first a digit or __"
+                    f"column name {_quote_value(name)} is not allowed: letters, digits and _, not first a digit or __"
                 )
             if not isinstance(column, Column):
                 raise SchemaError(
@@ -394,11 +394,11 @@ class Schema(Mapping[str, Column]):
         Raises:
             SchemaError: the text is not a schema.
         """
-        return _parsed(text)
+        return _parse_schema(text)
 
 
-@lru_cache(maxsize=_SCHEMAS_KEPT)
-def _parsed(text: str) -> Schema:
+@lru_cache(maxsize=_MAX_CACHED_SCHEMAS)
+def _parse_schema(text: str) -> Schema:
     try:
         items = json.loads(text)
     except (ValueError, RecursionError):
@@ -409,7 +409,7 @@ def _parsed(text: str) -> Schema:
     for item in items:
         name = item.pop("name", None)
         if not isinstance(name, str) or name in columns:
-            raise SchemaError(f"the schema has a bad or repeated column name {_shown(name)}")
+            raise SchemaError(f"the schema has a bad or repeated column name {_quote_value(name)}")
         columns[name] = _column_from_json(item)
     schema = Schema(columns)
     if schema.to_json() != text:  # also rejects duplicate keys, of which another reader might use the first
@@ -421,13 +421,13 @@ def _column_from_json(item: dict[str, Any]) -> Column:
     kind = item.pop("kind", None)
     makers: dict[str, type[Any]] = {"array": Array, "ragged": Ragged, "bytes": Bytes, "text": Text}
     if not isinstance(kind, str) or kind not in makers:
-        raise SchemaError(f"the schema has a column of unknown kind {_shown(kind)}")
+        raise SchemaError(f"the schema has a column of unknown kind {_quote_value(kind)}")
     if "dtype" in item and (not isinstance(item["dtype"], str) or item["dtype"] not in DTYPES):
-        raise SchemaError(f"the schema has an unknown dtype {_shown(item['dtype'])}")
+        raise SchemaError(f"the schema has an unknown dtype {_quote_value(item['dtype'])}")
     if not isinstance(item.get("classes", []), list):
-        raise SchemaError(f"the schema has bad classes {_shown(item['classes'])}")
+        raise SchemaError(f"the schema has bad classes {_quote_value(item['classes'])}")
     try:
         column: Column = makers[kind](**item)
     except TypeError:
-        raise SchemaError(f"the schema has a bad {kind} column {_shown(item)}") from None
+        raise SchemaError(f"the schema has a bad {kind} column {_quote_value(item)}") from None
     return column

@@ -40,7 +40,7 @@ _CRC32C = re.compile(r"[0-9a-f]{8}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class PackOrigin:
     """The data set and pack run of a super-sample; stored in its head, so that a lost manifest can be rebuilt.
 
     Attributes:
@@ -55,7 +55,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class SuperSampleRecord:
     """The manifest entry of a super-sample.
 
     Attributes:
@@ -87,7 +87,7 @@ def is_small(column: Column) -> bool:
     return column.is_fixed and column.element_bytes <= SMALL_ROW_BYTES
 
 
-def _layout(schema: Schema, samples: int, elements: Mapping[str, int]) -> tuple[tensorfile.Tensor, ...]:
+def _layout(schema: Schema, samples: int, elements: Mapping[str, int]) -> tuple[tensorfile.TensorInfo, ...]:
     """Return the tensors of a super-sample, in order of the file.
 
     Args:
@@ -104,7 +104,7 @@ def _layout(schema: Schema, samples: int, elements: Mapping[str, int]) -> tuple[
         group.append((name, column.dtype, (samples if column.is_fixed else elements[name], *column.shape)))
     for group in (small, fixed, ragged):
         group.sort(key=lambda entry: -entry[1].size_bytes)
-    return tensorfile.laid_out([*offsets, *small, *fixed, *ragged])
+    return tensorfile.lay_out([*offsets, *small, *fixed, *ragged])
 
 
 class SuperSampleBuilder:
@@ -141,7 +141,7 @@ class SuperSampleBuilder:
             column.append(value)
         self._value_bytes += sum(map(len, values))
 
-    def finish(self, origin: Origin, *, is_last: bool = False) -> tuple[bytes, Packed]:
+    def finish(self, origin: PackOrigin, *, is_last: bool = False) -> tuple[bytes, SuperSampleRecord]:
         """Return the object's bytes and its manifest entry, and reset the builder.
 
         Args:
@@ -166,7 +166,7 @@ class SuperSampleBuilder:
         header = tensorfile.encode_header(metadata | ({"last": "true"} if is_last else {}), tensors)
         whole, head_bytes = header + data, len(header) + _head_end(self.schema, tensors)
         head_crc32c = crc32c(memoryview(whole)[:head_bytes])
-        return whole, Packed(
+        return whole, SuperSampleRecord(
             ordinal=origin.ordinal,
             size_bytes=len(whole),
             samples=samples,
@@ -175,7 +175,7 @@ class SuperSampleBuilder:
             crc32c=crc32c(memoryview(whole)[head_bytes:], head_crc32c),
         )
 
-    def _take_data(self, samples: int) -> tuple[bytes, tuple[tensorfile.Tensor, ...]]:
+    def _take_data(self, samples: int) -> tuple[bytes, tuple[tensorfile.TensorInfo, ...]]:
         """Return the data section and its tensors, and reset the builder."""
         parts = dict(zip(self.schema, self._values, strict=True))
         elements = {}
@@ -193,7 +193,7 @@ class SuperSampleBuilder:
         return data, tensors
 
 
-def _head_end(schema: Schema, tensors: Iterable[tensorfile.Tensor]) -> int:
+def _head_end(schema: Schema, tensors: Iterable[tensorfile.TensorInfo]) -> int:
     """Return the size of the head's part of the data section."""
     large = {name for name, column in schema.items() if not is_small(column)}
     return max((tensor.end for tensor in tensors if tensor.name not in large), default=0)
@@ -218,7 +218,7 @@ class Head:
     """
 
     schema: Schema
-    origin: Origin
+    origin: PackOrigin
     samples: int
     size_bytes: int
     head_bytes: int
@@ -243,11 +243,11 @@ class Head:
         if size_bytes > MAX_OBJECT_BYTES:
             raise FormatError(f"an object of {size_bytes} bytes is larger than any super-sample ({MAX_OBJECT_BYTES})")
         header = tensorfile.parse_header(data, size_bytes)
-        schema, origin, is_last, data_crc32c = _metadata(header.metadata)
+        schema, origin, is_last, data_crc32c = _parse_metadata(header.metadata)
         named = {tensor.name: tensor for tensor in header.tensors}
-        samples = _samples(named)
+        samples = _sample_count(named)
         ragged = [name for name, column in schema.items() if not column.is_fixed]
-        elements = {name: _elements(named.get(name)) for name in ragged}
+        elements = {name: _element_count(named.get(name)) for name in ragged}
         expected = _layout(schema, samples, elements)
         if header.tensors != expected:
             raise FormatError("the tensors are not those of the schema, or not in the format's order")
@@ -290,7 +290,7 @@ class Head:
         if header_bytes > len(data):
             return header_bytes
         header = tensorfile.parse_header(data, size_bytes)
-        return header.header_bytes + _head_end(_metadata(header.metadata)[0], header.tensors)
+        return header.header_bytes + _head_end(_parse_metadata(header.metadata)[0], header.tensors)
 
     def row_range(self, name: str, start: int, end: int) -> tuple[int, int]:
         """Return the byte range of column ``name`` for rows ``[start, end)``, relative to the object."""
@@ -327,7 +327,7 @@ class Head:
             begin = end
 
 
-def _metadata(metadata: Mapping[str, str]) -> tuple[Schema, Origin, bool, int]:
+def _parse_metadata(metadata: Mapping[str, str]) -> tuple[Schema, PackOrigin, bool, int]:
     """Parse a header's metadata: schema, origin, whether it is the last of its run, CRC-32C of the data section."""
     if metadata.get("stoker") != FORMAT:
         found = metadata.get("stoker")
@@ -346,18 +346,18 @@ def _metadata(metadata: Mapping[str, str]) -> tuple[Schema, Origin, bool, int]:
     for pattern, text in ((_RUN, run), (_ORDINAL, ordinal), (_CRC32C, checksum)):
         if not pattern.fullmatch(text):
             raise FormatError(f"the header's metadata has {text[:40]!r} for {pattern.pattern}")
-    origin = Origin(dataset=dataset, run=run, ordinal=int(ordinal))
+    origin = PackOrigin(dataset=dataset, run=run, ordinal=int(ordinal))
     return schema, origin, metadata.get("last") == "true", int(checksum, 16)
 
 
-def _samples(named: Mapping[str, tensorfile.Tensor]) -> int:
+def _sample_count(named: Mapping[str, tensorfile.TensorInfo]) -> int:
     checksums = named.get(CHECKSUMS)
     if checksums is None or len(checksums.shape) != 2 or checksums.shape[0] < 1:
         raise FormatError(f"there is no {CHECKSUMS} of shape [samples, columns]")
     return checksums.shape[0]
 
 
-def _elements(tensor: tensorfile.Tensor | None) -> int:
+def _element_count(tensor: tensorfile.TensorInfo | None) -> int:
     return tensor.shape[0] if tensor is not None and tensor.shape else 0
 
 
@@ -415,7 +415,7 @@ class SuperSample:
         start, end = self.head.row_range(name, 0, len(self))
         return np.frombuffer(self._data[start:end], column.dtype.holder).reshape(-1, *column.shape)
 
-    def encoded(self, row: int) -> list[bytes]:
+    def encode_row(self, row: int) -> list[bytes]:
         """Return the bytes of each column of one sample, as :meth:`Schema.encode` does."""
         return list(map(bytes, self._values(row)))
 

@@ -100,7 +100,7 @@ _BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorInfo:
     """Name, type, shape and position of one tensor in a file.
 
     Attributes:
@@ -132,23 +132,23 @@ class Header:
     """
 
     metadata: Mapping[str, str]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TensorInfo, ...]
     header_bytes: int
 
 
-def laid_out(tensors: Iterable[tuple[str, DType, tuple[int, ...]]]) -> tuple[Tensor, ...]:
+def lay_out(tensors: Iterable[tuple[str, DType, tuple[int, ...]]]) -> tuple[TensorInfo, ...]:
     """Return consecutive tensors for names, types and shapes, in the given order."""
-    placed: list[Tensor] = []
+    placed: list[TensorInfo] = []
     end = 0
     for name, dtype, shape in tensors:
-        placed.append(Tensor(name, dtype, shape, end))
+        placed.append(TensorInfo(name, dtype, shape, end))
         end = placed[-1].end
     return tuple(placed)
 
 
-def tensors_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[Tensor, ...]:
+def tensors_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[TensorInfo, ...]:
     """Return consecutive tensors for arrays, in the given order."""
-    return laid_out((name, dtype_of(array.dtype), array.shape) for name, array in arrays.items())
+    return lay_out((name, dtype_of(array.dtype), array.shape) for name, array in arrays.items())
 
 
 def arrays_of(header: Header, data: bytes | bytearray | memoryview) -> dict[str, NDArray[Any]]:
@@ -164,14 +164,14 @@ def arrays_of(header: Header, data: bytes | bytearray | memoryview) -> dict[str,
     }
 
 
-def ragged(name: str, pieces: Sequence[bytes]) -> dict[str, NDArray[Any]]:
+def encode_ragged(name: str, pieces: Sequence[bytes]) -> dict[str, NDArray[Any]]:
     """Encode byte strings as two arrays: ``NAME.offsets``, ``int64 [pieces + 1]``, and the concatenation ``NAME``."""
     offsets = np.cumsum([0, *map(len, pieces)], dtype="<i8")
     return {f"{name}.offsets": offsets, name: np.frombuffer(b"".join(pieces), np.uint8)}
 
 
-def ragged_pieces(name: str, arrays: Mapping[str, NDArray[Any]], count: int, what: str) -> list[memoryview]:
-    """Return the byte strings that :func:`ragged` encoded, as views.
+def decode_ragged(name: str, arrays: Mapping[str, NDArray[Any]], count: int, what: str) -> list[memoryview]:
+    """Return the byte strings that :func:`encode_ragged` encoded, as views.
 
     Args:
         name: name of the array with the concatenation.
@@ -191,7 +191,7 @@ def ragged_pieces(name: str, arrays: Mapping[str, NDArray[Any]], count: int, wha
     return [data.data[start:end] for start, end in pairwise(offsets.tolist())]
 
 
-def encode_header(metadata: Mapping[str, str], tensors: Iterable[Tensor]) -> bytes:
+def encode_header(metadata: Mapping[str, str], tensors: Iterable[TensorInfo]) -> bytes:
     """Return length prefix and header, padded to a multiple of 8 bytes.
 
     Raises:
@@ -243,7 +243,7 @@ def parse_header(data: bytes | bytearray | memoryview, object_bytes: int) -> Hea
         raise FormatError(f"header of {header_bytes} bytes is cut off after {len(data)}")
     try:
         text = str(data[PREFIX_BYTES:header_bytes], "utf-8")
-        entries = json.loads(text, object_pairs_hook=_unique, parse_int=_natural)
+        entries = json.loads(text, object_pairs_hook=_check_unique_keys, parse_int=_parse_natural)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"header is not valid JSON: {str(error)[:200]}") from None
     if not isinstance(entries, dict):
@@ -251,7 +251,7 @@ def parse_header(data: bytes | bytearray | memoryview, object_bytes: int) -> Hea
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise FormatError("__metadata__ is not a map of strings")
-    tensors = sorted((_tensor(name, entry) for name, entry in entries.items()), key=lambda t: (t.start, t.end))
+    tensors = sorted((_parse_tensor(name, entry) for name, entry in entries.items()), key=lambda t: (t.start, t.end))
     end = 0
     for tensor in tensors:
         if tensor.start != end:
@@ -262,7 +262,7 @@ def parse_header(data: bytes | bytearray | memoryview, object_bytes: int) -> Hea
     return Header(metadata, tuple(tensors), header_bytes)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) != len(pairs):
         raise ValueError("a key is repeated")
@@ -272,7 +272,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _natural(digits: str) -> int:
+def _parse_natural(digits: str) -> int:
     if digits.startswith("-"):  # also "-0", which safetensors readers reject
         raise ValueError(f"{digits[:80]} is negative")
     return int(digits)
@@ -282,7 +282,7 @@ def _is_size(value: object) -> bool:
     return type(value) is int and 0 <= value < MAX_SIZE
 
 
-def _tensor(name: str, entry: object) -> Tensor:
+def _parse_tensor(name: str, entry: object) -> TensorInfo:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise FormatError(f"tensor {name[:80]!r} is not described by dtype, shape and data_offsets")
     shape, offsets = entry["shape"], entry["data_offsets"]
@@ -295,7 +295,7 @@ def _tensor(name: str, entry: object) -> Tensor:
         raise FormatError(f"tensor {name[:80]!r} has a shape that overflows")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
         raise FormatError(f"tensor {name[:80]!r} has bad data_offsets")
-    tensor = Tensor(name, dtype, tuple(shape), offsets[0])
+    tensor = TensorInfo(name, dtype, tuple(shape), offsets[0])
     if tensor.end != offsets[1]:
         raise FormatError(f"tensor {name[:80]!r} has {offsets[1] - offsets[0]} bytes, its shape says otherwise")
     return tensor

@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 LARGE_BYTES = 8 << 20
 MAX_MANIFEST_BYTES = 1 << 30  # thirty million super-samples
-_LATE_SECONDS = 0.08  # after this time, a second request asks for the size of the manifest
-_LEAST_BYTES_PER_SECOND = 10e6  # a slower transfer is hedged, too
+_HEDGE_DELAY_SECONDS = 0.08  # after this time, a second request asks for the size of the manifest
+_MIN_BYTES_PER_SECOND = 10e6  # a slower transfer is hedged, too
 _PARALLEL_READS = 8
 _VERSION_KEY = re.compile(r"manifests/([0-9]{8,9})\.safetensors", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class _StoredManifest:
     manifest: Manifest
     data: bytes | bytearray
 
@@ -70,14 +70,14 @@ async def read_manifest(store: Readable, version: int | None = None) -> Manifest
         raise NotFoundError(f"the data set at {store.url} has no version {version}; its newest is {newest}") from None
 
 
-async def newest_manifest(store: Readable) -> Manifest | None:
+async def find_newest_manifest(store: Readable) -> Manifest | None:
     """Return the newest complete version, even if the pointer is stale; None if there is no data set.
 
     Raises:
         FormatError: an object is not a manifest.
         ChecksumError: a manifest is damaged.
     """
-    found = await _newest(RetryingReader(store))
+    found = await _find_newest(RetryingReader(store))
     return None if found is None else found.manifest
 
 
@@ -98,11 +98,11 @@ async def commit(store: Store, build: Callable[[Manifest | None], Manifest]) -> 
     retrying = RetryingStore(store)
     lost = 0
     while True:
-        newest = await _newest(retrying)
+        newest = await _find_newest(retrying)
         base = None if newest is None else newest.manifest
         built = build(base)
         if newest is not None and built is newest.manifest:
-            await advance(store, newest.manifest, newest.data)
+            await advance_pointer(store, newest.manifest, newest.data)
             return built
         following = 1 if base is None else base.version + 1
         if built.version != following or following <= lost:
@@ -123,11 +123,11 @@ async def publish(store: Store, manifest: Manifest) -> Manifest:
     """
     data = manifest.to_bytes()
     await RetryingStore(store).put(version_key(manifest.version), data, if_absent=True)
-    await advance(store, manifest, data)
+    await advance_pointer(store, manifest, data)
     return manifest
 
 
-async def advance(store: Store, manifest: Manifest, data: bytes | bytearray | None = None) -> None:
+async def advance_pointer(store: Store, manifest: Manifest, data: bytes | bytearray | None = None) -> None:
     """Replace the pointer by a copy of ``manifest``, unless it is a valid copy of this or a newer version."""
     retrying = RetryingStore(store)
     content = manifest.to_bytes() if data is None else data
@@ -147,13 +147,13 @@ async def advance(store: Store, manifest: Manifest, data: bytes | bytearray | No
         return
 
 
-async def check_bucket(store: Readable, lacking: str) -> None:
-    """Raise BucketNotFoundError if the bucket or folder does not exist, as the reason that ``lacking`` is missing."""
+async def check_bucket(store: Readable, missing: str) -> None:
+    """Raise BucketNotFoundError if the bucket or folder does not exist, as the reason that ``missing`` is missing."""
     try:
         async for _ in RetryingReader(store).list("manifests/"):
             return
     except BucketNotFoundError as error:
-        raise BucketNotFoundError(f"there is no {lacking}: {error}") from None
+        raise BucketNotFoundError(f"there is no {missing}: {error}") from None
 
 
 async def list_versions(store: Readable) -> list[int]:
@@ -172,14 +172,14 @@ def _version_of(data: bytes) -> int:
         return 0
 
 
-async def _read_newest(reader: RetryingReader[Readable]) -> _Stored:
+async def _read_newest(reader: RetryingReader[Readable]) -> _StoredManifest:
     """Read the pointer or, if it is missing after a crash, the newest listed version."""
     try:
-        return await _read(reader, POINTER_KEY)
+        return await _read_twice(reader, POINTER_KEY)
     except BucketNotFoundError as error:
         raise BucketNotFoundError(f"there is no data set: {error}") from error
     except NotFoundError:
-        found = await _newest_listed(reader)
+        found = await _list_newest(reader)
     if found is None:
         remedy = (
             "check the address, which ends with /v1/NAME"
@@ -190,17 +190,17 @@ async def _read_newest(reader: RetryingReader[Readable]) -> _Stored:
     return found
 
 
-async def _newest_listed(reader: RetryingReader[Readable]) -> _Stored | None:
+async def _list_newest(reader: RetryingReader[Readable]) -> _StoredManifest | None:
     versions = await list_versions(reader)
     return await _read_version(reader, versions[-1]) if versions else None
 
 
-async def _newest(reader: RetryingReader[Readable]) -> _Stored | None:
+async def _find_newest(reader: RetryingReader[Readable]) -> _StoredManifest | None:
     """Return the newest complete version: the pointer's, or the last that follows it without a gap."""
     try:
-        newest = await _read(reader, POINTER_KEY)
+        newest = await _read_twice(reader, POINTER_KEY)
     except NotFoundError:
-        return await _newest_listed(reader)
+        return await _list_newest(reader)
     while True:
         try:
             newest = await _read_version(reader, newest.manifest.version + 1)
@@ -208,25 +208,25 @@ async def _newest(reader: RetryingReader[Readable]) -> _Stored | None:
             return newest
 
 
-async def _read_version(reader: RetryingReader[Readable], version: int) -> _Stored:
-    found = await _read(reader, version_key(version))
+async def _read_version(reader: RetryingReader[Readable], version: int) -> _StoredManifest:
+    found = await _read_twice(reader, version_key(version))
     if found.manifest.version != version:
         raise FormatError(f"{reader.url}/{version_key(version)} says that it is version {found.manifest.version}")
     return found
 
 
-async def _read(reader: RetryingReader[Readable], key: str) -> _Stored:
+async def _read_twice(reader: RetryingReader[Readable], key: str) -> _StoredManifest:
     try:
         return await _read_once(reader, key)
     except (ChecksumError, FormatError, ObjectChangedError):  # damaged in transit, or replaced between two ranges
         return await _read_once(reader, key)
 
 
-async def _read_once(reader: RetryingReader[Readable], key: str) -> _Stored:
+async def _read_once(reader: RetryingReader[Readable], key: str) -> _StoredManifest:
     data = await _fetch(reader, key)
     remedy = f"stoker rebuild-manifest {reader.url} makes a new one from the super-samples"
     try:
-        return _Stored(Manifest.from_bytes(data), data)
+        return _StoredManifest(Manifest.from_bytes(data), data)
     except ChecksumError as error:
         raise ChecksumError(f"{reader.url}/{key} is damaged: {error}; {remedy}") from None
     except FormatError as error:
@@ -235,23 +235,23 @@ async def _read_once(reader: RetryingReader[Readable], key: str) -> _Stored:
 
 async def _fetch(reader: RetryingReader[Readable], key: str) -> bytes | bytearray:
     """Read an object. If it is late, read it in parallel ranges if it is large, and hedge the request otherwise."""
-    async with _begun(reader.get(key)) as whole:
-        await asyncio.wait({whole}, timeout=_LATE_SECONDS)
-        info = None if whole.done() else await _looked_up(reader, key, whole)
+    async with _background_task(reader.get(key)) as whole:
+        await asyncio.wait({whole}, timeout=_HEDGE_DELAY_SECONDS)
+        info = None if whole.done() else await _look_up(reader, key, whole)
         if info is not None and info.size_bytes > MAX_MANIFEST_BYTES:
             raise FormatError(f"{reader.url}/{key} has {info.size_bytes} bytes, more than any manifest")
         if info is not None and info.size_bytes > LARGE_BYTES:
             return await _fetch_in_parts(reader, info)
         if info is not None:
-            await asyncio.wait({whole}, timeout=info.size_bytes / _LEAST_BYTES_PER_SECOND)
+            await asyncio.wait({whole}, timeout=info.size_bytes / _MIN_BYTES_PER_SECOND)
         if not whole.done():
-            return (await _hedged(reader, whole, lambda: _prompt(reader, lambda: reader.get(key))))[0]
+            return (await _hedge(reader, whole, lambda: _send_hedged(reader, lambda: reader.get(key))))[0]
         return whole.result()[0]
 
 
-async def _looked_up(reader: RetryingReader[Readable], key: str, whole: asyncio.Task[Any]) -> ObjectInfo | None:
+async def _look_up(reader: RetryingReader[Readable], key: str, whole: asyncio.Task[Any]) -> ObjectInfo | None:
     """Return an object's metadata; None if ``whole`` finishes first, or the request fails."""
-    async with _begun(_prompt(reader, lambda: reader.head(key))) as looking:
+    async with _background_task(_send_hedged(reader, lambda: reader.head(key))) as looking:
         await asyncio.wait({whole, looking}, return_when=asyncio.FIRST_COMPLETED)
         try:
             return looking.result() if looking.done() and not whole.done() else None
@@ -259,25 +259,25 @@ async def _looked_up(reader: RetryingReader[Readable], key: str, whole: asyncio.
             return None
 
 
-async def _prompt(reader: RetryingReader[Readable], send: Callable[[], Coroutine[Any, Any, T]]) -> T:
+async def _send_hedged(reader: RetryingReader[Readable], send: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Send a request, and a hedge if it is late."""
-    async with _begun(send()) as request:
-        await asyncio.wait({request}, timeout=_LATE_SECONDS)
-        return request.result() if request.done() else await _hedged(reader, request, send)
+    async with _background_task(send()) as request:
+        await asyncio.wait({request}, timeout=_HEDGE_DELAY_SECONDS)
+        return request.result() if request.done() else await _hedge(reader, request, send)
 
 
-async def _hedged(
+async def _hedge(
     reader: RetryingReader[Readable], late: asyncio.Task[T], send: Callable[[], Coroutine[Any, Any, T]]
 ) -> T:
     """Hedge a late request: send it again, and return the result of the first that ends."""
     reader.hedges += 1
-    async with _begun(send()) as again:
+    async with _background_task(send()) as again:
         await asyncio.wait({late, again}, return_when=asyncio.FIRST_COMPLETED)
         return late.result() if late.done() else again.result()
 
 
 @asynccontextmanager
-async def _begun(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+async def _background_task(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
     """Run a coroutine as a task during the block; at the end of the block, cancel it and wait for it to end."""
     task = asyncio.ensure_future(work)
     try:

@@ -16,20 +16,20 @@ import numpy as np
 
 from stoker._base.retry import RetryingStore
 from stoker._format import versions
-from stoker._format.manifest import Manifest, PackRun, pack_runs
+from stoker._format.manifest import Manifest, PackRun, group_runs
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.catalog import BucketCatalog
-from stoker._pack.merge import merge, remembered
+from stoker._pack.merge import collect_source_names, merge
 from stoker._pack.record import PackRecord
-from stoker._pack.run import Cutter, pack_again
+from stoker._pack.run import SuperSampleWriter, repack
 from stoker.errors import NotFoundError
 
-_LEAST_OBJECTS = 2
-_MOST_REPLACED = 12_000  # intervals of runs; a record lists them in its header, whose size is limited
+_MIN_OBJECTS = 2
+_MAX_REPLACED_RUNS = 12_000  # intervals of runs; a record lists them in its header, whose size is limited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compacted:
+class CompactionResult:
     """Result of a compaction.
 
     Attributes:
@@ -52,7 +52,7 @@ async def compact(
     now_seconds: float,
     super_sample_bytes: int = 8 << 20,
     limit_bytes: int | None = None,
-) -> Compacted:
+) -> CompactionResult:
     """Pack the small super-samples of the newest version again.
 
     A compaction may be killed at any point, and several may run at the same time: a version has either all of the small
@@ -72,16 +72,16 @@ async def compact(
         BucketNotFoundError: there is no bucket.
         StoreError: the bucket fails.
     """
-    base = await versions.newest_manifest(store)
+    base = await versions.find_newest_manifest(store)
     if base is None:
         await versions.check_bucket(store, "data set")
         raise NotFoundError(f"there is no data set at {store.url}; nothing to compact")
     small = np.flatnonzero(base.rows.size_bytes < super_sample_bytes // 2).tolist()
-    rows = _first(base, small, limit_bytes)
-    if len(rows) < _LEAST_OBJECTS or _would_remain(base, rows, super_sample_bytes):
-        return Compacted(manifest=base, left_objects=len(small) if len(rows) < len(small) else 0)
-    replaced = pack_runs(map(base.place, rows))
-    names = remembered(_forgotten_with(base, replaced, await catalog.records()), now_seconds)
+    rows = _select_rows(base, small, limit_bytes)
+    if len(rows) < _MIN_OBJECTS or _has_no_gain(base, rows, super_sample_bytes):
+        return CompactionResult(manifest=base, left_objects=len(small) if len(rows) < len(small) else 0)
+    replaced = group_runs(map(base.locate_row, rows))
+    names = collect_source_names(_records_to_keep_names_of(base, replaced, await catalog.records()), now_seconds)
     identity = hashlib.sha256(json.dumps([base.dataset, super_sample_bytes, *map(astuple, replaced)]).encode())
     record = PackRecord(
         run=identity.hexdigest()[:16],
@@ -92,11 +92,11 @@ async def compact(
         sources=names,
     )
     target_bytes = min(super_sample_bytes, MAX_SUPER_SAMPLE_BYTES)
-    cutter = Cutter(base.schema, target_bytes, dataset=base.dataset, run=record.run)
+    cutter = SuperSampleWriter(base.schema, target_bytes, dataset=base.dataset, run=record.run)
     journal = await catalog.journal(record.run)
-    packed = await pack_again(store, map(base.ref, rows), record, journal, cutter)
+    packed = await repack(store, map(base.ref, rows), record, journal, cutter)
     merged = await merge(store, catalog, now_seconds=now_seconds)
-    return Compacted(
+    return CompactionResult(
         manifest=merged.manifest or base,
         objects_before=len(rows),
         objects_after=len(packed),
@@ -104,20 +104,24 @@ async def compact(
     )
 
 
-def _first(base: Manifest, rows: Sequence[int], limit_bytes: int | None) -> list[int]:
+def _select_rows(base: Manifest, rows: Sequence[int], limit_bytes: int | None) -> list[int]:
     """Return the first of ``rows``, limited by ``limit_bytes`` and by the number of runs that a record can list."""
     ends = np.cumsum(base.rows.size_bytes[list(rows)], dtype=np.int64)
     fitting = len(rows) if limit_bytes is None else int(np.searchsorted(ends, limit_bytes, side="right"))
-    return list(rows[: min(fitting, sum(run.rows for run in pack_runs(map(base.place, rows))[:_MOST_REPLACED]))])
+    return list(
+        rows[: min(fitting, sum(run.rows for run in group_runs(map(base.locate_row, rows))[:_MAX_REPLACED_RUNS]))]
+    )
 
 
-def _would_remain(base: Manifest, rows: Sequence[int], super_sample_bytes: int) -> bool:
+def _has_no_gain(base: Manifest, rows: Sequence[int], super_sample_bytes: int) -> bool:
     """Return whether packing the rows again would not reduce their number, as after a compaction."""
     total_bytes = int(base.rows.size_bytes[list(rows)].sum(dtype=np.int64))
     return len(rows) <= -(-total_bytes // super_sample_bytes)
 
 
-def _forgotten_with(base: Manifest, replaced: Sequence[PackRun], records: Iterable[PackRecord]) -> Iterable[PackRecord]:
+def _records_to_keep_names_of(
+    base: Manifest, replaced: Sequence[PackRun], records: Iterable[PackRecord]
+) -> Iterable[PackRecord]:
     """Return the records whose hashes of raw objects the new run must keep.
 
     The record of an earlier compaction keeps its hashes if the manifest keeps some of its rows. Otherwise each
@@ -125,5 +129,5 @@ def _forgotten_with(base: Manifest, replaced: Sequence[PackRun], records: Iterab
     number would only grow.
     """
     runs = {run.run for run in replaced}
-    left = {run.run for run in base.without(replaced).runs}
+    left = {run.run for run in base.remove_runs(replaced).runs}
     return (record for record in records if record.run in runs and not (record.replaces and record.run in left))

@@ -13,31 +13,37 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from stoker._base.retry import RetryingReader, RetryingStore
-from stoker._base.sizes import counted
+from stoker._base.sizes import format_count
 from stoker._base.task_group import for_each
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
-from stoker._maintenance.inspection import SUPER_SAMPLE_KEY, Place, list_super_samples, open_super_sample, restored
+from stoker._maintenance.inspection import (
+    SUPER_SAMPLE_KEY_PATTERN,
+    RunPosition,
+    list_super_samples,
+    open_super_sample,
+    restore_record,
+)
 from stoker._order.order import EPOCHS_FOLDER
 from stoker._pack.catalog import DIGEST_KEY
 from stoker._pack.merge import fits
-from stoker._pack.record import RECORD_KEY, PackRecord, list_records, record_key
+from stoker._pack.record import RECORD_KEY_PATTERN, PackRecord, list_records, record_key
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ChecksumError, ConfigError, FormatError, NotFoundError, PackError
 
-_DELETES_AT_ONCE = 16
-_SHOWN_RUNS = 5
-_FOLDERS = {
+_MAX_CONCURRENT_DELETES = 16
+_MAX_SHOWN_RUNS = 5
+_KEY_PATTERNS = {
     "manifests/": re.compile(r"manifests/[0-9]{8,9}\.safetensors", re.ASCII),
     EPOCHS_FOLDER: re.compile(rf"{EPOCHS_FOLDER}[0-9a-f]{{16}}/[0-9]{{8}}/.+", re.ASCII),
-    "data/": SUPER_SAMPLE_KEY,
-    "packs/": re.compile(rf"{RECORD_KEY.pattern}|{re.escape(DIGEST_KEY)}", re.ASCII),
+    "data/": SUPER_SAMPLE_KEY_PATTERN,
+    "packs/": re.compile(rf"{RECORD_KEY_PATTERN.pattern}|{re.escape(DIGEST_KEY)}", re.ASCII),
 }
 """Folder of a data set → pattern of the keys that belong to it, in the order of deletion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unfinished:
+class UnfinishedRun:
     """A run that no version has: its pack can be resumed, or another process commits it.
 
     Attributes:
@@ -68,7 +74,7 @@ class GarbageReport:
 
     objects: tuple[ObjectInfo, ...]
     records: tuple[str, ...]
-    unfinished: Mapping[str, Unfinished]
+    unfinished: Mapping[str, UnfinishedRun]
     versions: tuple[int, ...] = ()
     is_deleted: bool = False
 
@@ -78,7 +84,7 @@ class GarbageReport:
         return sum(info.size_bytes for info in self.objects)
 
 
-async def gc(
+async def collect_garbage(
     store: Store, *, delete: bool = False, keep_versions: int | None = None, abandoned: Collection[str] = ()
 ) -> GarbageReport:
     """Find the objects that no version of the manifest covers, and with ``delete`` delete them.
@@ -105,10 +111,10 @@ async def gc(
     if keep_versions is not None and keep_versions < 1:
         raise ConfigError(f"keep_versions must be at least 1, not {keep_versions}; the newest version is never deleted")
     retrying = RetryingStore(store)
-    there = await _look(retrying, keep_versions)
-    given_up = _given_up(there, abandoned)
+    there = await _read_contents(retrying, keep_versions)
+    given_up = _find_abandoned(there, abandoned)
     await _check_none_waits(retrying, there, given_up)
-    report = _sorted_out(there, given_up)
+    report = _create_report(there, given_up)
     if delete:
         await _delete(retrying, there.newest, report)
         report = replace(report, is_deleted=True)
@@ -116,7 +122,7 @@ async def gc(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _There:
+class _StoreContents:
     """The objects of a data set in the store.
 
     Attributes:
@@ -129,7 +135,7 @@ class _There:
     """
 
     url: str
-    objects: Mapping[Place, ObjectInfo]
+    objects: Mapping[RunPosition, ObjectInfo]
     records: Mapping[str, PackRecord | None]
     newest: Manifest | None
     dropped: tuple[int, ...]
@@ -140,17 +146,17 @@ class _There:
         """The records of runs that are not committed, including damaged records, whose state is unknown."""
         return {run: each for run, each in self.records.items() if each is None or not each.is_committed}
 
-    def refuses(self, record: PackRecord | None) -> bool:
+    def is_refused(self, record: PackRecord | None) -> bool:
         """Return whether a run is complete but belongs to another data set, so that it cannot be committed."""
         prefix = None if record is None or record.mode != "deferred" or record.state != "complete" else record.prefix
         return self.newest is not None and prefix is not None and not fits(prefix, self.newest, self.url)
 
 
-async def _look(store: RetryingStore, keep_versions: int | None) -> _There:
+async def _read_contents(store: RetryingStore, keep_versions: int | None) -> _StoreContents:
     """Read the store: objects first, then records, then manifests, so that objects added meanwhile are not garbage."""
     objects = await list_super_samples(store)
     logged = await list_records(store)
-    newest = await versions.newest_manifest(store)
+    newest = await versions.find_newest_manifest(store)
     if any(item.record is not None and item.record.version > (newest.version if newest else 0) for item in logged):
         raise PackError(
             f"the pack records at {store.url} name a newer version than any that exists; nothing is deleted "
@@ -163,79 +169,88 @@ async def _look(store: RetryingStore, keep_versions: int | None) -> _There:
     dropped = [] if keep_versions is None else numbers[:-keep_versions]
     kept = [newest] if newest is not None else []
     kept += [await versions.read_manifest(store, version) for version in numbers if version not in dropped]
-    return _There(
+    return _StoreContents(
         url=store.url,
         objects=objects,
         records={item.key.removeprefix("packs/").removesuffix(".safetensors"): item.record for item in logged},
         newest=newest,
         dropped=tuple(dropped),
-        covered=_covered(kept),
+        covered=_covered_intervals(kept),
     )
 
 
-def _given_up(there: _There, abandoned: Collection[str]) -> set[str]:
+def _find_abandoned(contents: _StoreContents, abandoned: Collection[str]) -> set[str]:
     """Return the unfinished runs with the given ids of runs or jobs."""
-    open_runs = ({run for run, _ in there.objects} | there.records.keys()) - there.covered.keys()
+    open_runs = ({run for run, _ in contents.objects} | contents.records.keys()) - contents.covered.keys()
     of_id = defaultdict(set, {run: {run} for run in open_runs})
-    for run, record in there.unfinished.items():
+    for run, record in contents.unfinished.items():
         if record is not None and record.job and run in open_runs:
             of_id[record.job].add(run)
     if unknown := [each for each in abandoned if each not in of_id]:
         raise ConfigError(
-            f"no unfinished run or job at {there.url} has the id {unknown[0]!r:.80}; list them with: stoker gc "
-            f"{there.url}"
+            f"no unfinished run or job at {contents.url} has the id {unknown[0]!r:.80}; list them with: stoker gc "
+            f"{contents.url}"
         )
     return {run for each in abandoned for run in of_id[each]}
 
 
-async def _check_none_waits(store: RetryingStore, there: _There, given_up: Set[str]) -> None:
+async def _check_none_waits(store: RetryingStore, contents: _StoreContents, abandoned_runs: Set[str]) -> None:
     """Raise PackError if the next commit would add one of the runs.
 
     If a catalog keeps records in memory until the commit, the bucket's record does not show that a run is complete, but
     its last super-sample does.
     """
     waiting = []
-    for run, record in there.records.items():
-        if run not in given_up or record is None or record.mode != "deferred" or record.job or record.is_committed:
+    for run, record in contents.records.items():
+        if (
+            run not in abandoned_runs
+            or record is None
+            or record.mode != "deferred"
+            or record.job
+            or record.is_committed
+        ):
             continue
         found = record
         if record.state == "packing":
             with suppress(FormatError):  # a run with a foreign object never completes
-                found = await restored(store, record)
-        if found.state == "complete" and not there.refuses(found):
+                found = await restore_record(store, record)
+        if found.state == "complete" and not contents.is_refused(found):
             waiting.append(run)
     if waiting:
         raise PackError(
-            f"the next commit to {store.url} adds {counted(len(waiting), 'run')} that --abandoned names, because they "
-            f"are complete: {', '.join(waiting[:_SHOWN_RUNS])}; nothing was deleted"
+            f"the next commit to {store.url} adds {format_count(len(waiting), 'run')} that --abandoned names, "
+            f"because they "
+            f"are complete: {', '.join(waiting[:_MAX_SHOWN_RUNS])}; nothing was deleted"
         )
 
 
-def _sorted_out(there: _There, given_up: Set[str]) -> GarbageReport:
-    """Return the garbage if the runs in ``given_up`` are abandoned."""
-    protected = {run: each for run, each in there.unfinished.items() if run not in given_up | there.covered.keys()}
-    counts = Counter(run for run, _ in there.objects)
+def _create_report(contents: _StoreContents, abandoned_runs: Set[str]) -> GarbageReport:
+    """Return the garbage if the runs in ``abandoned_runs`` are abandoned."""
+    protected = {
+        run: each for run, each in contents.unfinished.items() if run not in abandoned_runs | contents.covered.keys()
+    }
+    counts = Counter(run for run, _ in contents.objects)
     unfinished = {
-        run: Unfinished(run=run, objects=counts[run], record=record, is_refused=there.refuses(record))
+        run: UnfinishedRun(run=run, objects=counts[run], record=record, is_refused=contents.is_refused(record))
         for run, record in protected.items()
     }
     # Without a manifest, only abandoned runs are garbage.
     garbage = tuple(
         info
-        for (run, number), info in there.objects.items()
-        if run not in protected and (run in given_up or there.newest is not None)
-        if not any(start <= number < end for start, end in there.covered.get(run, ()))
+        for (run, number), info in contents.objects.items()
+        if run not in protected and (run in abandoned_runs or contents.newest is not None)
+        if not any(start <= number < end for start, end in contents.covered.get(run, ()))
     )
-    staying = (there.records.keys() & there.covered.keys()) | protected.keys()
+    staying = (contents.records.keys() & contents.covered.keys()) | protected.keys()
     records = tuple(
         record_key(run)
-        for run, record in there.records.items()
-        if run not in staying and not _explains(record, staying)
+        for run, record in contents.records.items()
+        if run not in staying and not _is_compaction_of(record, staying)
     )
-    return GarbageReport(objects=garbage, records=records, unfinished=unfinished, versions=there.dropped)
+    return GarbageReport(objects=garbage, records=records, unfinished=unfinished, versions=contents.dropped)
 
 
-def _explains(record: PackRecord | None, staying: Set[str]) -> bool:
+def _is_compaction_of(record: PackRecord | None, staying: Set[str]) -> bool:
     """Return whether a record of a compaction must stay because a record of a run that it replaced stays."""
     return record is not None and record.is_committed and any(run.run in staying for run in record.replaces)
 
@@ -243,16 +258,16 @@ def _explains(record: PackRecord | None, staying: Set[str]) -> bool:
 async def _delete(store: RetryingStore, newest: Manifest | None, report: GarbageReport) -> None:
     """Delete the garbage in an order in which no remaining object refers to a deleted one."""
     if newest is not None:
-        await versions.advance(store, newest)  # an old pointer would hide the versions after a gap
+        await versions.advance_pointer(store, newest)  # an old pointer would hide the versions after a gap
     for keys in (
         [version_key(version) for version in report.versions],
         list(report.records),
         [info.key for info in report.objects],
     ):
-        await for_each(keys, store.delete, concurrency=_DELETES_AT_ONCE)
+        await for_each(keys, store.delete, concurrency=_MAX_CONCURRENT_DELETES)
 
 
-def _covered(manifests: Sequence[Manifest]) -> dict[str, set[tuple[int, int]]]:
+def _covered_intervals(manifests: Sequence[Manifest]) -> dict[str, set[tuple[int, int]]]:
     """Return run → half-open intervals of the numbers that the manifests have."""
     covered: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for manifest in manifests:
@@ -262,7 +277,7 @@ def _covered(manifests: Sequence[Manifest]) -> dict[str, set[tuple[int, int]]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
+class RemovalPlan:
     """The objects that the removal of a data set deletes.
 
     Attributes:
@@ -282,7 +297,7 @@ class Removal:
         return sum(info.size_bytes for info in self.objects)
 
 
-async def plan_removal(store: Store) -> Removal:
+async def plan_removal(store: Store) -> RemovalPlan:
     """Return the objects of a data set, without deleting any.
 
     Raises:
@@ -294,22 +309,22 @@ async def plan_removal(store: Store) -> Removal:
     others: list[ObjectInfo] = []
     with suppress(NotFoundError):
         own.append(await reader.head(POINTER_KEY))
-    for folder, pattern in _FOLDERS.items():
+    for folder, pattern in _KEY_PATTERNS.items():
         async for info in reader.list(folder):
             (own if pattern.fullmatch(info.key) else others).append(info)
     manifest = None
     with suppress(FormatError, ChecksumError, NotFoundError):
-        manifest = await versions.newest_manifest(reader)
+        manifest = await versions.find_newest_manifest(reader)
     if manifest is None and not await _has_pack(reader, own):
         raise NotFoundError(f"there is no data set at {store.url}; nothing was deleted")
-    return Removal(manifest=manifest, objects=tuple(own), others=tuple(others))
+    return RemovalPlan(manifest=manifest, objects=tuple(own), others=tuple(others))
 
 
 async def _has_pack(reader: RetryingReader[Store], objects: Iterable[ObjectInfo]) -> bool:
     """Return whether a pack left a readable record or a readable first super-sample."""
     if any(logged.record is not None for logged in await list_records(reader)):
         return True
-    first = next((info.key for info in objects if SUPER_SAMPLE_KEY.fullmatch(info.key)), None)
+    first = next((info.key for info in objects if SUPER_SAMPLE_KEY_PATTERN.fullmatch(info.key)), None)
     if first is not None:
         with suppress(NotFoundError, FormatError, ChecksumError):
             await open_super_sample(reader, first)
@@ -317,7 +332,9 @@ async def _has_pack(reader: RetryingReader[Store], objects: Iterable[ObjectInfo]
     return False
 
 
-async def remove(store: Store, removal: Removal, on_deleted: Callable[[ObjectInfo], object] | None = None) -> None:
+async def remove_dataset(
+    store: Store, removal: RemovalPlan, on_deleted: Callable[[ObjectInfo], object] | None = None
+) -> None:
     """Delete the objects of a data set: one folder after the other, those of a folder concurrently.
 
     Training that reads the data set fails at its next request; a running pack fails at its next record.
@@ -335,4 +352,4 @@ async def remove(store: Store, removal: Removal, on_deleted: Callable[[ObjectInf
             on_deleted(info)
 
     for _, infos in groupby(removal.objects, key=lambda info: info.key.partition("/")[0]):
-        await for_each(infos, delete, concurrency=_DELETES_AT_ONCE)
+        await for_each(infos, delete, concurrency=_MAX_CONCURRENT_DELETES)

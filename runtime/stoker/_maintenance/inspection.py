@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from stoker._base.checksum import crc32c, crc32c_combined
+from stoker._base.checksum import combine_crc32c, crc32c
 from stoker._base.retry import RetryingReader
-from stoker._base.task_group import for_each, in_order
-from stoker._format.identity import hashed
+from stoker._base.task_group import for_each, run_in_order
+from stoker._format.identity import compute_sha256_128
 from stoker._format.manifest import Manifest, object_key
-from stoker._format.supersample import MAX_OBJECT_BYTES, Head, Origin, Packed, SuperSample
+from stoker._format.supersample import MAX_OBJECT_BYTES, Head, PackOrigin, SuperSample, SuperSampleRecord
 from stoker._pack.record import PackRecord
 from stoker.abc import ObjectInfo, ObjectRef, Readable
 from stoker.errors import (
@@ -31,12 +31,12 @@ from stoker.errors import (
 )
 
 T = TypeVar("T")
-Found = TypeVar("Found")
+Checked = TypeVar("Checked")
 
-SUPER_SAMPLE_KEY = re.compile(r"data/([0-9a-f]{16})/([0-9]{8}|[1-9][0-9]{8,9})", re.ASCII)
-_BAD = (NotFoundError, ObjectChangedError, ChecksumError, TruncatedError, FormatError)
+SUPER_SAMPLE_KEY_PATTERN = re.compile(r"data/([0-9a-f]{16})/([0-9]{8}|[1-9][0-9]{8,9})", re.ASCII)
+_BAD_OBJECT_ERRORS = (NotFoundError, ObjectChangedError, ChecksumError, TruncatedError, FormatError)
 
-Place = tuple[str, int]
+RunPosition = tuple[str, int]
 """A super-sample's pack run and its number within the run."""
 _FIRST_BYTES = 64 << 10  # covers the whole head if rows are few or large
 _HEAD_BYTES = 4 << 20  # memory counted per head, since some are large: 16 are read at once
@@ -84,7 +84,7 @@ async def verify(
         ref = manifest.ref(row)
         on_object(ref, None if problem is None else BadObject(ref.key, problem))
 
-    _, problems = await problems_of(
+    _, problems = await check_objects(
         range(len(manifest)),
         lambda row: _check_row(reader, manifest, row, deep=deep),
         concurrency=concurrency,
@@ -93,13 +93,13 @@ async def verify(
     return [BadObject(manifest.key(row), problems[row]) for row in sorted(problems)]
 
 
-async def problems_of(
+async def check_objects(
     items: Iterable[T],
-    check: Callable[[T], Awaitable[Found]],
+    check: Callable[[T], Awaitable[Checked]],
     *,
     concurrency: int,
     on_checked: Callable[[T, str | None], object] = lambda item, problem: None,
-) -> tuple[dict[T, Found], dict[T, str]]:
+) -> tuple[dict[T, Checked], dict[T, str]]:
     """Check objects; read an object with a wrong checksum a second time.
 
     Args:
@@ -115,7 +115,7 @@ async def problems_of(
         StoreError: the store could not be read.
     """
     ordered = list(items)
-    found: dict[T, Found] = {}
+    found: dict[T, Checked] = {}
     problems: dict[T, str] = {}
 
     async def check_one(item: T) -> None:
@@ -126,7 +126,7 @@ async def problems_of(
                 found[item] = await check(item)
         except BucketNotFoundError:
             raise
-        except _BAD as error:
+        except _BAD_OBJECT_ERRORS as error:
             problems[item] = str(error)
         on_checked(item, problems.get(item))
 
@@ -134,7 +134,9 @@ async def problems_of(
     return {item: found[item] for item in ordered if item in found}, problems
 
 
-async def open_super_sample(store: Readable, key: str, size_bytes: int | None = None) -> tuple[SuperSample, Packed]:
+async def open_super_sample(
+    store: Readable, key: str, size_bytes: int | None = None
+) -> tuple[SuperSample, SuperSampleRecord]:
     """Read an object completely and check it against the checksum in its own head; return it and its manifest entry.
 
     Args:
@@ -156,39 +158,39 @@ async def open_super_sample(store: Readable, key: str, size_bytes: int | None = 
     await store.get_range(key, 0, len(data), into=memoryview(data), tag=info.tag)
     sample = SuperSample(data)
     sample.verify()
-    packed = _described(sample.head, data, info)
-    return sample, replace(packed, sha256_128=await hashed(data))
+    packed = _describe_object(sample.head, data, info)
+    return sample, replace(packed, sha256_128=await compute_sha256_128(data))
 
 
-def check_content(key: str, found: Packed, said: ObjectRef | Packed) -> None:
+def check_content(key: str, found: SuperSampleRecord, expected: ObjectRef | SuperSampleRecord) -> None:
     """Raise ChecksumError unless a completely read object has the checksum and the hash from the manifest."""
-    if found.crc32c != said.crc32c:
-        raise ChecksumError(f"{key} has crc32c {found.crc32c:08x}, the manifest says {said.crc32c:08x}")
-    if said.sha256_128 is not None and found.sha256_128 != said.sha256_128:
+    if found.crc32c != expected.crc32c:
+        raise ChecksumError(f"{key} has crc32c {found.crc32c:08x}, the manifest says {expected.crc32c:08x}")
+    if expected.sha256_128 is not None and found.sha256_128 != expected.sha256_128:
         raise ChecksumError(f"{key} has the right CRC-32C, but another SHA-256: it was changed on purpose")
 
 
-def _described(head: Head, data: bytearray, info: ObjectInfo) -> Packed:
+def _describe_object(head: Head, data: bytearray, info: ObjectInfo) -> SuperSampleRecord:
     """Return the manifest entry of an object whose ``data`` has at least the head."""
     header_crc32c = crc32c(memoryview(data)[: head.header_bytes])
-    return Packed(
+    return SuperSampleRecord(
         ordinal=head.origin.ordinal,
         size_bytes=info.size_bytes,
         samples=head.samples,
         head_bytes=head.head_bytes,
         head_crc32c=crc32c(memoryview(data)[: head.head_bytes]),
-        crc32c=crc32c_combined(header_crc32c, head.data_crc32c, info.size_bytes - head.header_bytes),
+        crc32c=combine_crc32c(header_crc32c, head.data_crc32c, info.size_bytes - head.header_bytes),
         tag=info.tag,
     )
 
 
-async def list_super_samples(store: Readable) -> dict[Place, ObjectInfo]:
+async def list_super_samples(store: Readable) -> dict[RunPosition, ObjectInfo]:
     """Return every object with the key of a super-sample; none if the bucket or folder does not exist."""
     try:
         return {
             (match[1], int(match[2])): info
             async for info in RetryingReader(store).list("data/")
-            if (match := SUPER_SAMPLE_KEY.fullmatch(info.key))
+            if (match := SUPER_SAMPLE_KEY_PATTERN.fullmatch(info.key))
         }
     except NotFoundError:
         return {}
@@ -199,8 +201,8 @@ async def _check_row(reader: RetryingReader[Readable], manifest: Manifest, row: 
     sample, found = await open_super_sample(reader, ref.key, ref.size_bytes)
     head = sample.head
     check_content(ref.key, found, ref)
-    run, number = manifest.place(row)
-    if head.origin != Origin(dataset=manifest.dataset, run=run, ordinal=number):
+    run, number = manifest.locate_row(row)
+    if head.origin != PackOrigin(dataset=manifest.dataset, run=run, ordinal=number):
         raise FormatError(f"{ref.key} has the origin {head.origin}")
     if head.schema != manifest.schema:
         raise FormatError(f"{ref.key} has another schema than the manifest")
@@ -211,7 +213,7 @@ async def _check_row(reader: RetryingReader[Readable], manifest: Manifest, row: 
         sample.verify_values()
 
 
-async def restored(store: Readable, record: PackRecord) -> PackRecord:
+async def restore_record(store: Readable, record: PackRecord) -> PackRecord:
     """Return a run's record updated from its super-samples: one LIST, and a read of each head.
 
     Args:
@@ -227,15 +229,15 @@ async def restored(store: Readable, record: PackRecord) -> PackRecord:
     infos: list[ObjectInfo] = []
     while info := objects.get(object_key(record.run, len(infos))):
         infos.append(info)
-    recorded = () if record.prefix is None else record.prefix.packed()
+    recorded = () if record.prefix is None else record.prefix.records()
     hashes = {(each.ordinal, each.crc32c): each.sha256_128 for _, each in recorded}  # heads do not have these
-    places: list[tuple[str, Packed]] = []
+    places: list[tuple[str, SuperSampleRecord]] = []
     dataset, schema, is_complete = "", None, False
-    async with aclosing(in_order((_HEAD_BYTES, partial(_read_head, reader, info)) for info in infos)) as heads:
+    async with aclosing(run_in_order((_HEAD_BYTES, partial(_read_head, reader, info)) for info in infos)) as heads:
         async for head, packed in heads:
             if schema is None:
                 dataset, schema = head.origin.dataset, head.schema
-            origin = Origin(dataset=dataset, run=record.run, ordinal=len(places))
+            origin = PackOrigin(dataset=dataset, run=record.run, ordinal=len(places))
             if (head.origin, head.schema) != (origin, schema):
                 raise FormatError(f"{infos[len(places)].key} has the origin {head.origin}")
             places.append((record.run, replace(packed, sha256_128=hashes.get((packed.ordinal, packed.crc32c)))))
@@ -247,7 +249,7 @@ async def restored(store: Readable, record: PackRecord) -> PackRecord:
     return found if found.progress > record.progress else record
 
 
-async def _read_head(reader: RetryingReader[Readable], info: ObjectInfo) -> tuple[Head, Packed]:
+async def _read_head(reader: RetryingReader[Readable], info: ObjectInfo) -> tuple[Head, SuperSampleRecord]:
     data = bytearray()
     needed_bytes = min(_FIRST_BYTES, info.size_bytes)
     while needed_bytes > len(data):  # once for most heads, twice for a large head, three times for a large header
@@ -256,4 +258,4 @@ async def _read_head(reader: RetryingReader[Readable], info: ObjectInfo) -> tupl
         data += rest
         needed_bytes = Head.bytes_needed(data, info.size_bytes)
     head = Head.parse(data, info.size_bytes)
-    return head, _described(head, data, info)
+    return head, _describe_object(head, data, info)

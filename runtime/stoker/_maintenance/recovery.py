@@ -17,18 +17,18 @@ from operator import itemgetter
 
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader
-from stoker._base.sizes import counted
+from stoker._base.sizes import format_count
 from stoker._format import versions
 from stoker._format.manifest import MAX_VERSION, Manifest, object_key
 from stoker._format.schema import Schema
-from stoker._format.supersample import Head, Packed
+from stoker._format.supersample import Head, SuperSampleRecord
 from stoker._maintenance.inspection import (
     BadObject,
-    Place,
+    RunPosition,
     check_content,
+    check_objects,
     list_super_samples,
     open_super_sample,
-    problems_of,
 )
 from stoker._pack.record import PackRecord, list_records
 from stoker.abc import ObjectInfo, Readable, Store
@@ -41,8 +41,8 @@ from stoker.errors import (
     PreconditionFailedError,
 )
 
-_HEADS_AT_ONCE = 16
-_WHOLE_AT_ONCE = 2
+_MAX_CONCURRENT_HEADS = 16
+_MAX_CONCURRENT_OBJECTS = 2
 _COMPARED_SAMPLES = 8
 
 
@@ -73,7 +73,7 @@ class RebuildReport:
     repeats: tuple[BadObject, ...]
 
 
-_Dataset = tuple[str, Schema]
+_DatasetKey = tuple[str, Schema]
 """Id and columns of a data set, which all its super-samples share."""
 
 
@@ -81,8 +81,8 @@ _Dataset = tuple[str, Schema]
 class _Orphan:
     """An intact super-sample that no version and no finished record covers."""
 
-    dataset: _Dataset
-    packed: Packed
+    dataset: _DatasetKey
+    packed: SuperSampleRecord
     is_last: bool
     first_checksums: tuple[bytes, ...]
 
@@ -106,14 +106,14 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = 
         PackError: another writer committed a version meanwhile.
     """
     reader = RetryingReader(store)
-    survey = await _survey(reader)
-    claimed = dict(place for source in survey.sources for place in _places(source))
-    repeated = _repeated(survey, claimed)
+    survey = await _read_survey(reader)
+    claimed = dict(place for source in survey.sources for place in _iter_positions(source))
+    repeated = _find_repeated(survey, claimed)
     wanted = {place: packed for place, packed in claimed.items() if place not in repeated}
     found, lost = await _check_claimed(reader, wanted, survey.objects, whole=verify)
     owned = claimed.keys() | repeated
-    orphans = sorted(await _orphans(reader, survey, owned))
-    adopted: dict[Place, _Orphan] = {}
+    orphans = sorted(await _find_orphans(reader, survey, owned))
+    adopted: dict[RunPosition, _Orphan] = {}
     refused: tuple[BadObject, ...] = ()
     if adopt:
         adopted, refused = await _adopt(reader, survey, orphans)
@@ -121,7 +121,7 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = 
     rows = {**found, **{place: orphan.packed for place, orphan in adopted.items()}}
     if dataset is None or not rows:
         await versions.check_bucket(store, "super-sample")
-        raise NotFoundError(_nothing_found(store.url, orphans, refused))
+        raise NotFoundError(_describe_nothing_found(store.url, orphans, refused))
     packed = [(run, packed) for (run, _), packed in rows.items()]
     rebuilt = Manifest.of(*dataset, packed, survey.newest_version + 1)
     manifest = await _publish(store, survey.base, rebuilt)
@@ -132,12 +132,12 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = 
         adopted=_keys(adopted),
         orphans=_keys(place for place in orphans if place not in adopted),
         refused=refused,
-        gaps=tuple(_gaps(survey, adopted, owned) if adopt else _unrecorded(survey, orphans)),
-        repeats=tuple(_repeats(adopted)),
+        gaps=tuple(_find_gaps(survey, adopted, owned) if adopt else _find_unrecorded(survey, orphans)),
+        repeats=tuple(_find_repeats(adopted)),
     )
 
 
-def _keys(places: Iterable[Place]) -> tuple[str, ...]:
+def _keys(places: Iterable[RunPosition]) -> tuple[str, ...]:
     return tuple(object_key(*place) for place in places)
 
 
@@ -161,10 +161,10 @@ class _Survey:
     sources: tuple[Manifest, ...]
     records: tuple[PackRecord, ...]
     overwritten: frozenset[str]
-    objects: dict[Place, ObjectInfo]
+    objects: dict[RunPosition, ObjectInfo]
 
     @property
-    def dataset(self) -> _Dataset | None:
+    def dataset(self) -> _DatasetKey | None:
         """Id and columns of the sources' data set; None without sources."""
         return next(((source.dataset, source.schema) for source in self.sources), None)
 
@@ -174,12 +174,12 @@ class _Survey:
         return any(len(record.sources) for record in self.records)
 
 
-async def _survey(reader: RetryingReader[Readable]) -> _Survey:
+async def _read_survey(reader: RetryingReader[Readable]) -> _Survey:
     numbers = await versions.list_versions(reader)
-    base = await _newest_readable(reader, numbers)
+    base = await _read_newest_manifest(reader, numbers)
     records = [logged.record for logged in await list_records(reader) if logged.record is not None]
     known = [*numbers, *(record.version for record in records)]
-    overwritten = _overwritten(base, records)
+    overwritten = _find_overwritten(base, records)
     source = None if base is not None and overwritten.issuperset(run.run for run in base.runs) else base
     left = [record for record in records if record.run not in overwritten]
     return _Survey(
@@ -187,7 +187,7 @@ async def _survey(reader: RetryingReader[Readable]) -> _Survey:
         numbers=tuple(numbers),
         # The number of a lost version is not used again: a run may have pinned it.
         newest_version=max([0 if base is None else base.version, *known]),
-        sources=_sources(source, left),
+        sources=_select_sources(source, left),
         records=tuple(records),
         overwritten=overwritten,
         objects=await list_super_samples(reader),
@@ -204,7 +204,7 @@ async def _publish(store: Store, base: Manifest | None, rebuilt: Manifest) -> Ma
     if base is not None and rebuilt.to_bytes() == replace(base, version=base.version + 1).to_bytes():
         with suppress(PreconditionFailedError):
             return await versions.publish(store, base)
-        await versions.advance(store, base)
+        await versions.advance_pointer(store, base)
         return base
     try:
         return await versions.publish(store, rebuilt)
@@ -212,7 +212,7 @@ async def _publish(store: Store, base: Manifest | None, rebuilt: Manifest) -> Ma
         raise PackError(f"another writer committed to {store.url} meanwhile; rebuild again") from None
 
 
-async def _newest_readable(reader: RetryingReader[Readable], numbers: Sequence[int]) -> Manifest | None:
+async def _read_newest_manifest(reader: RetryingReader[Readable], numbers: Sequence[int]) -> Manifest | None:
     """Return the newest readable version, which may exist only as the pointer's copy."""
     found: list[Manifest] = []
     for version in (None, *reversed(numbers)):
@@ -223,7 +223,7 @@ async def _newest_readable(reader: RetryingReader[Readable], numbers: Sequence[i
     return max(found, key=lambda manifest: manifest.version, default=None)
 
 
-def _overwritten(base: Manifest | None, records: Iterable[PackRecord]) -> frozenset[str]:
+def _find_overwritten(base: Manifest | None, records: Iterable[PackRecord]) -> frozenset[str]:
     """Return the runs from before the last overwrite of the data set, including those of ``base`` if it is older."""
     committed = [record for record in records if record.is_committed]
     last = max((record for record in committed if record.mode == "overwrite"), key=lambda r: r.version, default=None)
@@ -235,7 +235,7 @@ def _overwritten(base: Manifest | None, records: Iterable[PackRecord]) -> frozen
     return earlier | has if is_older else earlier - has
 
 
-def _repeated(survey: _Survey, claimed: Mapping[Place, Packed]) -> set[Place]:
+def _find_repeated(survey: _Survey, claimed: Mapping[RunPosition, SuperSampleRecord]) -> set[RunPosition]:
     """Return the places to leave out because other places have their samples; newer compactions take precedence.
 
     These are the places that a compaction replaced; or the compaction's own, if it is incomplete and those that it
@@ -243,21 +243,21 @@ def _repeated(survey: _Survey, claimed: Mapping[Place, Packed]) -> set[Place]:
     """
     runs = {run.run for source in survey.sources for run in source.runs}
     there = claimed.keys() & survey.objects.keys()
-    numbers = _numbers(survey.objects.keys() | claimed.keys())
-    found: set[Place] = set()
+    numbers = _numbers_by_run(survey.objects.keys() | claimed.keys())
+    found: set[RunPosition] = set()
     compactions = [record for record in survey.records if record.replaces and record.run in runs]
     for record in sorted(compactions, key=lambda record: record.version or math.inf, reverse=True):
-        replaced = _replaced(record, numbers)
+        replaced = _find_replaced(record, numbers)
         is_replaced_whole = len(replaced) == sum(run.rows for run in record.replaces) and replaced <= there
-        own = set() if record.prefix is None else {place for place, _ in _places(record.prefix)}
+        own = set() if record.prefix is None else {place for place, _ in _iter_positions(record.prefix)}
         is_whole = bool(own) and not own - survey.objects.keys() - found
         # The missing super-samples of a compaction that is left out are still reported as lost.
         found |= own & survey.objects.keys() if is_replaced_whole and not is_whole else replaced
     return found
 
 
-def _replaced(record: PackRecord, numbers: Mapping[str, Sequence[int]]) -> set[Place]:
-    """Return the known super-samples, from :func:`_numbers`, that a compaction replaced."""
+def _find_replaced(record: PackRecord, numbers: Mapping[str, Sequence[int]]) -> set[RunPosition]:
+    """Return the known super-samples, from :func:`_numbers_by_run`, that a compaction replaced."""
     return {
         (run.run, number)
         for run in record.replaces
@@ -266,7 +266,7 @@ def _replaced(record: PackRecord, numbers: Mapping[str, Sequence[int]]) -> set[P
     }
 
 
-def _numbers(places: Iterable[Place]) -> Mapping[str, list[int]]:
+def _numbers_by_run(places: Iterable[RunPosition]) -> Mapping[str, list[int]]:
     """Return the numbers of each run, in ascending order."""
     found: dict[str, list[int]] = defaultdict(list)
     for run, number in sorted(places):
@@ -274,7 +274,7 @@ def _numbers(places: Iterable[Place]) -> Mapping[str, list[int]]:
     return found
 
 
-async def _orphans(reader: RetryingReader[Readable], survey: _Survey, owned: Set[Place]) -> set[Place]:
+async def _find_orphans(reader: RetryingReader[Readable], survey: _Survey, owned: Set[RunPosition]) -> set[RunPosition]:
     """Return the places that belong to no version and to no run that waits for a commit.
 
     Adopting places of those would add their samples twice.
@@ -284,11 +284,13 @@ async def _orphans(reader: RetryingReader[Readable], survey: _Survey, owned: Set
     found = {place for place in survey.objects if place not in owned and place[0] not in theirs}
     for version in survey.numbers:
         with suppress(NotFoundError, FormatError, ChecksumError):
-            found.difference_update(place for place, _ in _places(await versions.read_manifest(reader, version)))
+            found.difference_update(
+                place for place, _ in _iter_positions(await versions.read_manifest(reader, version))
+            )
     return found
 
 
-def _sources(base: Manifest | None, records: Sequence[PackRecord]) -> tuple[Manifest, ...]:
+def _select_sources(base: Manifest | None, records: Sequence[PackRecord]) -> tuple[Manifest, ...]:
     """Return ``base`` and the prefixes of the finished runs that it lacks, in the order of their commits.
 
     At most one complete run can create the data set: if there are several, or if the data set exists, none is used,
@@ -298,7 +300,7 @@ def _sources(base: Manifest | None, records: Sequence[PackRecord]) -> tuple[Mani
     by_claim: dict[str, list[PackRecord]] = defaultdict(list)
     for record in records:
         if record.run not in has:
-            by_claim[_claim(record, 0 if base is None else base.version)].append(record)
+            by_claim[_membership_reason(record, 0 if base is None else base.version)].append(record)
     committed = sorted(by_claim["committed"], key=lambda record: record.version)
     is_founded = base is not None or committed or len(by_claim["create"]) > 1
     finished = [*committed, *([] if is_founded else by_claim["create"]), *by_claim["append"]]
@@ -306,7 +308,7 @@ def _sources(base: Manifest | None, records: Sequence[PackRecord]) -> tuple[Mani
     return tuple(each for each in found if (each.dataset, each.schema) == (found[0].dataset, found[0].schema))
 
 
-def _claim(record: PackRecord, base_version: int) -> str:
+def _membership_reason(record: PackRecord, base_version: int) -> str:
     """Return why a run that the base lacks belongs to the data set: ``committed``, its mode, or empty if it does not.
 
     A committed run that the base lacks, although the base is not older, was replaced. A run of mode ``deferred`` is
@@ -317,14 +319,14 @@ def _claim(record: PackRecord, base_version: int) -> str:
     return record.mode if record.state == "complete" and record.mode != "deferred" else ""
 
 
-def _places(manifest: Manifest) -> Iterable[tuple[Place, Packed]]:
-    return (((run, packed.ordinal), packed) for run, packed in manifest.packed())
+def _iter_positions(manifest: Manifest) -> Iterable[tuple[RunPosition, SuperSampleRecord]]:
+    return (((run, packed.ordinal), packed) for run, packed in manifest.records())
 
 
-def _nothing_found(url: str, orphans: Sequence[Place], refused: Sequence[BadObject]) -> str:
+def _describe_nothing_found(url: str, orphans: Sequence[RunPosition], refused: Sequence[BadObject]) -> str:
     if not orphans:
         return f"there are no super-samples at {url} to build a manifest from"
-    there = f"{counted(len(orphans), 'super-sample')} of {counted(len({run for run, _ in orphans}), 'run')}"
+    there = f"{format_count(len(orphans), 'super-sample')} of {format_count(len({run for run, _ in orphans}), 'run')}"
     if refused:
         return f"none of the {there} at {url} can be used; the first: {refused[0].key}: {refused[0].problem}"
     return (
@@ -333,15 +335,17 @@ def _nothing_found(url: str, orphans: Sequence[Place], refused: Sequence[BadObje
     )
 
 
-def _gaps(survey: _Survey, adopted: Mapping[Place, _Orphan], told: Iterable[Place]) -> Iterable[BadObject]:
+def _find_gaps(
+    survey: _Survey, adopted: Mapping[RunPosition, _Orphan], listed: Iterable[RunPosition]
+) -> Iterable[BadObject]:
     """Yield the missing super-samples of adopted runs, found from gaps in their numbers and a missing end mark.
 
     Args:
         survey: objects in the store.
         adopted: adopted orphans.
-        told: places that manifests or records list, which are reported as lost if they are missing.
+        listed: places that manifests or records list, which are reported as lost if they are missing.
     """
-    numbers = _numbers({*survey.objects, *told})
+    numbers = _numbers_by_run({*survey.objects, *listed})
     unfinished = {record.run for record in survey.records if record.state == "packing"}
     for run in sorted({run for run, _ in adopted}):
         present = numbers[run]
@@ -356,9 +360,9 @@ def _gaps(survey: _Survey, adopted: Mapping[Place, _Orphan], told: Iterable[Plac
             yield BadObject(key, f"{key} is not marked as the last of its run; later super-samples are lost")
 
 
-def _repeats(adopted: Mapping[Place, _Orphan]) -> Iterable[BadObject]:
+def _find_repeats(adopted: Mapping[RunPosition, _Orphan]) -> Iterable[BadObject]:
     """Yield an adopted super-sample that begins with the same samples as one of another run, once per pair of runs."""
-    seen: dict[bytes, Place] = {}
+    seen: dict[bytes, RunPosition] = {}
     told: set[frozenset[str]] = set()
     for place, orphan in adopted.items():
         other = seen.setdefault(orphan.first_checksums[0], place)
@@ -374,7 +378,7 @@ def _repeats(adopted: Mapping[Place, _Orphan]) -> Iterable[BadObject]:
             )
 
 
-def _unrecorded(survey: _Survey, orphans: Iterable[Place]) -> Iterable[BadObject]:
+def _find_unrecorded(survey: _Survey, orphans: Iterable[RunPosition]) -> Iterable[BadObject]:
     """Yield the runs that may belong to the data set, if the manifest and their records are lost."""
     if survey.base is not None or survey.may_have_replaced:
         return
@@ -382,33 +386,37 @@ def _unrecorded(survey: _Survey, orphans: Iterable[Place]) -> Iterable[BadObject
     for run, places in groupby(orphans, key=itemgetter(0)):
         if run not in recorded:
             key, count = object_key(run, next(places)[1]), 1 + sum(1 for _ in places)
-            found = counted(count, "super-sample")
+            found = format_count(count, "super-sample")
             yield BadObject(key, f"{key} begins a run of {found} without a record; --adopt adds it")
 
 
 async def _check_claimed(
     reader: RetryingReader[Readable],
-    claimed: dict[Place, Packed],
-    objects: dict[Place, ObjectInfo],
+    claimed: dict[RunPosition, SuperSampleRecord],
+    objects: dict[RunPosition, ObjectInfo],
     *,
     whole: bool,
-) -> tuple[dict[Place, Packed], tuple[BadObject, ...]]:
+) -> tuple[dict[RunPosition, SuperSampleRecord], tuple[BadObject, ...]]:
     """Return the good super-samples among ``claimed`` with their current tags, and the bad ones, in order.
 
     With ``whole``, all good ones have their SHA-256 afterwards, even if it was unknown before.
     """
     check_one = _check_whole if whole else _check_head
 
-    async def check(place: Place) -> Packed:
+    async def check(place: RunPosition) -> SuperSampleRecord:
         if place not in objects:
             raise NotFoundError(f"{object_key(*place)} does not exist")
         return await check_one(reader, objects[place], claimed[place])
 
-    found, problems = await problems_of(claimed, check, concurrency=_WHOLE_AT_ONCE if whole else _HEADS_AT_ONCE)
-    return found, _bad(claimed, problems)
+    found, problems = await check_objects(
+        claimed, check, concurrency=_MAX_CONCURRENT_OBJECTS if whole else _MAX_CONCURRENT_HEADS
+    )
+    return found, _bad_objects(claimed, problems)
 
 
-async def _check_head(reader: RetryingReader[Readable], info: ObjectInfo, packed: Packed) -> Packed:
+async def _check_head(
+    reader: RetryingReader[Readable], info: ObjectInfo, packed: SuperSampleRecord
+) -> SuperSampleRecord:
     if info.size_bytes != packed.size_bytes:
         raise ObjectChangedError(f"{info.key} has {info.size_bytes} bytes, not {packed.size_bytes}")
     head = bytearray(packed.head_bytes)
@@ -419,36 +427,38 @@ async def _check_head(reader: RetryingReader[Readable], info: ObjectInfo, packed
     return replace(packed, tag=info.tag)
 
 
-async def _check_whole(reader: RetryingReader[Readable], info: ObjectInfo, packed: Packed) -> Packed:
+async def _check_whole(
+    reader: RetryingReader[Readable], info: ObjectInfo, packed: SuperSampleRecord
+) -> SuperSampleRecord:
     _, found = await open_super_sample(reader, info.key, packed.size_bytes)
     check_content(info.key, found, packed)
     return replace(packed, tag=info.tag, sha256_128=found.sha256_128)
 
 
 async def _adopt(
-    reader: RetryingReader[Readable], survey: _Survey, orphans: Sequence[Place]
-) -> tuple[dict[Place, _Orphan], tuple[BadObject, ...]]:
+    reader: RetryingReader[Readable], survey: _Survey, orphans: Sequence[RunPosition]
+) -> tuple[dict[RunPosition, _Orphan], tuple[BadObject, ...]]:
     """Return the intact orphans of the data set, and the problems of the others.
 
     Without a data set, the first orphan decides which data set is restored.
     """
     if survey.may_have_replaced:
         reason = "has no record; functions add to this data set, so its samples may be in it already"
-        return {}, _bad(orphans, {place: f"{object_key(*place)} {reason}" for place in orphans})
-    opened, problems = await problems_of(orphans, partial(_opened, reader), concurrency=_WHOLE_AT_ONCE)
+        return {}, _bad_objects(orphans, {place: f"{object_key(*place)} {reason}" for place in orphans})
+    opened, problems = await check_objects(orphans, partial(_open_orphan, reader), concurrency=_MAX_CONCURRENT_OBJECTS)
     dataset = survey.dataset or next((orphan.dataset for orphan in opened.values()), None)
     adopted = {place: orphan for place, orphan in opened.items() if orphan.dataset == dataset}
     for place in opened.keys() - adopted.keys():
         problems[place] = f"{object_key(*place)} belongs to another data set or has another schema"
-    return adopted, _bad(orphans, problems)
+    return adopted, _bad_objects(orphans, problems)
 
 
-def _bad(places: Iterable[Place], problems: Mapping[Place, str]) -> tuple[BadObject, ...]:
+def _bad_objects(places: Iterable[RunPosition], problems: Mapping[RunPosition, str]) -> tuple[BadObject, ...]:
     """Return the bad objects among ``places``, in their order."""
     return tuple(BadObject(object_key(*place), problems[place]) for place in places if place in problems)
 
 
-async def _opened(reader: RetryingReader[Readable], place: Place) -> _Orphan:
+async def _open_orphan(reader: RetryingReader[Readable], place: RunPosition) -> _Orphan:
     sample, packed = await open_super_sample(reader, object_key(*place))
     head = sample.head
     if (head.origin.run, head.origin.ordinal) != place:

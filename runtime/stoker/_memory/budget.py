@@ -27,10 +27,10 @@ from stoker._format.schema import Column, Schema
 from stoker._format.supersample import is_small
 from stoker._memory.ring import ALIGNMENT_BYTES
 from stoker._order.order import OrderConfig
-from stoker._order.sharding import Dealing
+from stoker._order.sharding import Sharding
 from stoker.errors import BudgetError
 
-_HEDGE_SHARE = 16
+_SLOTS_PER_HEDGE_SLOT = 16
 """Slots per slot that is reserved for hedges; at least one is."""
 _GROUP_SLOTS = 4
 """One slot is in use, one is ready, and two are being filled. More and smaller slots would merge fewer ranges; with
@@ -75,7 +75,7 @@ class SlotPlan:
         return self.slots * self.slot_bytes + buffer_bytes + self.head_bytes + self.manifest_bytes
 
 
-def window_slots(super_samples: int, order: OrderConfig, partition: Dealing) -> int:
+def window_slots(super_samples: int, order: OrderConfig, sharding: Sharding) -> int:
     """Return the number of super-samples that a rank must hold at a time.
 
     Per lane this is one for ``none``, the window for ``window``, and twice the window for ``block``, so that the next
@@ -84,18 +84,18 @@ def window_slots(super_samples: int, order: OrderConfig, partition: Dealing) -> 
     if order.shuffle == "full":
         return super_samples
     lane = {"none": 1, "window": order.window, "block": 2 * order.window}[order.shuffle]
-    return partition.lanes_touched() * min(lane, super_samples)
+    return sharding.max_open_lanes() * min(lane, super_samples)
 
 
 def plan_slots(
     manifest: Manifest,
     manifest_bytes: int,
     order: OrderConfig,
-    partition: Dealing,
+    sharding: Sharding,
     memory_bytes: int,
-    sharers: int = 1,
+    workers: int = 1,
 ) -> SlotPlan:
-    """Return the plan of one of the ``sharers`` processes that divide ``memory_bytes``.
+    """Return the plan of one of the ``workers`` processes that divide ``memory_bytes``.
 
     Besides the window there are at most as many slots as one epoch of this rank fills: a longer look-ahead would fetch
     epochs that may never be needed.
@@ -104,18 +104,18 @@ def plan_slots(
         BudgetError: the budget is too small; the message names the smallest that works.
     """
     slot_bytes = -(-manifest.largest_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    needed = window_slots(len(manifest), order, partition)
+    needed = window_slots(len(manifest), order, sharding)
     minimum = needed + 2  # one in flight, one for its hedge
-    slots = (memory_bytes // sharers - manifest_bytes) // slot_bytes
+    slots = (memory_bytes // workers - manifest_bytes) // slot_bytes
     if slots < minimum:
-        figure = (minimum * slot_bytes + manifest_bytes) * sharers
+        figure = (minimum * slot_bytes + manifest_bytes) * workers
         raise BudgetError(
-            f"{_too_small(memory_bytes, sharers)}: shuffle {order.shuffle!r} holds {needed} super-samples "
+            f"{_describe_shortage(memory_bytes, workers)}: shuffle {order.shuffle!r} holds {needed} super-samples "
             f"at a time, and 2 more are in flight, of up to {format_bytes(slot_bytes)} each, beside a manifest of "
             f"{format_bytes(manifest_bytes)}; give memory={figure} ({format_bytes(figure)}) or a smaller window"
         )
-    epoch_items = -(-len(manifest) // partition.takers) + partition.lanes_touched()
-    hedge_slots = max(1, min(min(slots, needed + epoch_items) // _HEDGE_SHARE, slots - needed - 1))
+    epoch_items = -(-len(manifest) // sharding.readers) + sharding.max_open_lanes()
+    hedge_slots = max(1, min(min(slots, needed + epoch_items) // _SLOTS_PER_HEDGE_SLOT, slots - needed - 1))
     return SlotPlan(
         slots=min(slots, needed + epoch_items + hedge_slots),
         slot_bytes=slot_bytes,
@@ -126,7 +126,7 @@ def plan_slots(
 
 
 def plan_group_slots(
-    *, manifest_bytes: int, head_bytes: int, sample_bytes: int, hedge_buffers: int, memory_bytes: int, sharers: int = 1
+    *, manifest_bytes: int, head_bytes: int, sample_bytes: int, hedge_buffers: int, memory_bytes: int, workers: int = 1
 ) -> SlotPlan:
     """Return the plan of one process for slots that hold groups of samples.
 
@@ -136,19 +136,19 @@ def plan_group_slots(
         sample_bytes: maximum bytes to read of one sample; the minimum size of a slot.
         hedge_buffers: maximum number of concurrent hedges without a slot.
         memory_bytes: budget of the rank.
-        sharers: number of processes that divide the budget; default 1.
+        workers: number of processes that divide the budget; default 1.
 
     Raises:
         BudgetError: the budget is too small; the message names the smallest that works.
     """
     shares = _GROUP_SLOTS * _HEDGE_BUFFER_SHARE + hedge_buffers
     least_buffer_bytes = -(-max(1, sample_bytes) // (_HEDGE_BUFFER_SHARE * ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
-    left_bytes = memory_bytes // sharers - manifest_bytes - head_bytes
+    left_bytes = memory_bytes // workers - manifest_bytes - head_bytes
     buffer_bytes = left_bytes // shares // ALIGNMENT_BYTES * ALIGNMENT_BYTES
     if buffer_bytes < least_buffer_bytes:
-        figure = (shares * least_buffer_bytes + manifest_bytes + head_bytes) * sharers
+        figure = (shares * least_buffer_bytes + manifest_bytes + head_bytes) * workers
         raise BudgetError(
-            f"{_too_small(memory_bytes, sharers)}: shuffle 'full' keeps the heads of all super-samples, "
+            f"{_describe_shortage(memory_bytes, workers)}: shuffle 'full' keeps the heads of all super-samples, "
             f"{format_bytes(head_bytes)}, beside {_GROUP_SLOTS} groups of samples, each large enough for a sample of "
             f"{format_bytes(sample_bytes)}, and a manifest of {format_bytes(manifest_bytes)}; give memory={figure} "
             f"({format_bytes(figure)}) or another shuffle"
@@ -165,12 +165,12 @@ def plan_group_slots(
     )
 
 
-def _too_small(memory_bytes: int, sharers: int) -> str:
+def _describe_shortage(memory_bytes: int, sharers: int) -> str:
     divided = f", divided by {sharers} workers," if sharers > 1 else ""
     return f"memory {format_bytes(memory_bytes)}{divided} is too small"
 
 
-def most_sample_bytes(manifest: Manifest, columns: Mapping[str, Column]) -> int:
+def max_sample_bytes(manifest: Manifest, columns: Mapping[str, Column]) -> int:
     """Return the maximum bytes to read, besides the head, of one sample's values of ``columns``.
 
     Exact for fixed columns; the bound for ragged values is the rest of their super-sample.
@@ -189,7 +189,7 @@ _TENSOR_OBJECT_BYTES = 256
 """Memory of a parsed head besides its bytes, with one entry per tensor: measured, and rounded up."""
 
 
-def head_bytes_held(schema: Schema, head_bytes: int) -> int:
+def open_head_bytes(schema: Schema, head_bytes: int) -> int:
     """Return the memory of a parsed head of ``head_bytes`` bytes."""
     tensors = 1 + len(schema) + sum(not column.is_fixed for column in schema.values())
     return head_bytes + _HEAD_OBJECT_BYTES + _TENSOR_OBJECT_BYTES * tensors
@@ -223,7 +223,7 @@ class SampleMemory:
         """
         manifest_bytes = manifest.file_bytes + 8 * (len(manifest) + 1)
         slot_bytes = manifest.largest_bytes
-        largest_head_bytes = head_bytes_held(manifest.schema, int(manifest.rows.head_bytes.max()))
+        largest_head_bytes = open_head_bytes(manifest.schema, int(manifest.rows.head_bytes.max()))
         free_bytes = memory_bytes - manifest_bytes - hedge_slots * slot_bytes
         if free_bytes < largest_head_bytes + slot_bytes:
             figure = memory_bytes - free_bytes + largest_head_bytes + slot_bytes
@@ -232,7 +232,7 @@ class SampleMemory:
                 f"{format_bytes(manifest_bytes)}, a super-sample of up to {format_bytes(slot_bytes)}, its head and "
                 f"{hedge_slots} hedges must fit; give memory={figure} ({format_bytes(figure)})"
             )
-        heads_bytes = head_bytes_held(manifest.schema, 0) * len(manifest) + int(
+        heads_bytes = open_head_bytes(manifest.schema, 0) * len(manifest) + int(
             manifest.rows.head_bytes.sum(dtype="i8")
         )
         head_bytes = max(largest_head_bytes, min(heads_bytes, free_bytes // 2, free_bytes - slot_bytes))
@@ -249,7 +249,7 @@ class ByteBudget(Limiter):
     """A limiter of bytes that are in use at a time."""
 
     @asynccontextmanager
-    async def hold(self, size_bytes: int) -> AsyncIterator[None]:
+    async def reserve(self, size_bytes: int) -> AsyncIterator[None]:
         """Wait for bytes, and hold them during the block.
 
         Raises:

@@ -6,11 +6,11 @@ according to the transition table below; anything else, such as a double release
 The ring never waits: its users decide when to acquire a slot. It is not thread-safe: one thread changes states; other
 threads may read memory through :meth:`Ring.view` and :meth:`Ring.offset` while they hold a READY slot.
 
-:class:`FirstTouch` prefaults the pages of new memory, concurrently with the thread that writes to it. The first write
-to a page of an anonymous mapping makes the kernel, and in a virtual machine often the hypervisor, allocate and clear a
-page, which takes up to ten times as long as the copy. During a receive, that blocks the event loop. Linux allocates
-pages on request, without changing existing ones (madvise, MADV_POPULATE_WRITE, since 5.14), so this may run beside the
-writer. On other systems pages are allocated at the first write.
+:class:`PagePrefaulter` prefaults the pages of new memory, concurrently with the thread that writes to it. The first
+write to a page of an anonymous mapping makes the kernel, and in a virtual machine often the hypervisor, allocate and
+clear a page, which takes up to ten times as long as the copy. During a receive, that blocks the event loop. Linux
+allocates pages on request, without changing existing ones (madvise, MADV_POPULATE_WRITE, since 5.14), so this may run
+beside the writer. On other systems pages are allocated at the first write.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Ring:
         allocate: function that returns zeroed memory of a given size; default :func:`anonymous_memory`.
 
     Attributes:
-        promised: number of free slots that are reserved for callers other than hedges; see :attr:`spare`.
+        reserved: number of free slots that are reserved for callers other than hedges; see :attr:`unreserved`.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Ring:
         self._memory: memoryview | None = None
         self._states = [SlotState.FREE] * slots
         self._free = list(range(slots - 1, -1, -1))
-        self.promised = 0
+        self.reserved = 0
         self._ready = 0
         self._peak_used = 0
         self._committed = 0
@@ -121,9 +121,9 @@ class Ring:
         return len(self._free)
 
     @property
-    def spare(self) -> int:
+    def unreserved(self) -> int:
         """Number of free slots that are not reserved, which hedges may acquire."""
-        return max(0, len(self._free) - self.promised)
+        return max(0, len(self._free) - self.reserved)
 
     def acquire(self) -> int | None:
         """FREE to FILLING: return a slot, or None if all slots are in use."""
@@ -131,12 +131,12 @@ class Ring:
             return None
         _ = self.memory
         slot = self._free.pop()
-        self._step(slot, "acquire")
+        self._transition(slot, "acquire")
         self._peak_used = max(self._peak_used, self.slots - len(self._free))
         return slot
 
     @contextmanager
-    def filling(self, what: str, size_bytes: int) -> Iterator[int]:
+    def fill_slot(self, what: str, size_bytes: int) -> Iterator[int]:
         """Acquire a slot for the block that fills it: READY after the block, or FREE if the block raises.
 
         Args:
@@ -161,18 +161,18 @@ class Ring:
 
     def commit(self, slot: int) -> None:
         """FILLING to READY: the bytes are complete and verified, and no transport writes to the slot any more."""
-        self._step(slot, "commit")
+        self._transition(slot, "commit")
         self._ready += 1
         self._committed += 1
 
     def abort(self, slot: int) -> None:
         """FILLING to FREE: return the slot unfilled. Its transport must have ended."""
-        self._step(slot, "abort")
+        self._transition(slot, "abort")
         self._free.append(slot)
 
     def release(self, slot: int) -> None:
         """READY to FREE: the consumer does not need the bytes any more."""
-        self._step(slot, "release")
+        self._transition(slot, "release")
         self._free.append(slot)
         self._ready -= 1
 
@@ -201,7 +201,7 @@ class Ring:
             committed=self._committed,
         )
 
-    def _step(self, slot: int, action: str) -> None:
+    def _transition(self, slot: int, action: str) -> None:
         self.offset(slot)
         state = self._states[slot]
         following = _TRANSITIONS.get((state, action))
@@ -217,10 +217,10 @@ class Ring:
 
 
 _MADV_POPULATE_WRITE = 23  # Python's mmap module has no name for it, and holds the GIL during the call
-_PIECE_BYTES = 4 << 20  # takes some milliseconds
+_CHUNK_BYTES = 4 << 20  # takes some milliseconds
 
 
-class FirstTouch:
+class PagePrefaulter:
     """Prefaults all pages of a buffer once, in chunks. After a cancellation, :meth:`run` resumes.
 
     Args:
@@ -235,14 +235,14 @@ class FirstTouch:
         """Prefault the rest, in threads of the loop's executor. A cancelled call leaves one chunk to end by itself."""
         loop = asyncio.get_running_loop()
         while self._done_bytes < self._memory.nbytes:
-            piece = self._memory[self._done_bytes : self._done_bytes + _PIECE_BYTES]
-            if not await loop.run_in_executor(None, populate, piece):
+            piece = self._memory[self._done_bytes : self._done_bytes + _CHUNK_BYTES]
+            if not await loop.run_in_executor(None, prefault, piece):
                 self._done_bytes = self._memory.nbytes
                 return
             self._done_bytes += piece.nbytes
 
 
-def populate(memory: memoryview) -> bool:
+def prefault(memory: memoryview) -> bool:
     """Prefault the pages of writable memory without changing its contents; return whether the system supports it."""
     if sys.platform != "linux":
         return False

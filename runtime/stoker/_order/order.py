@@ -37,7 +37,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.arguments import AtLeastOne, Bound, Bounded
+from stoker._base.arguments import AtLeastOne, BoundedConfig, NumberBound
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import FORMAT
 from stoker._order.random_words import FeistelPermutation, Purpose, permutation, words
@@ -48,7 +48,7 @@ MAX_LANES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderConfig(Bounded):
+class OrderConfig(BoundedConfig):
     """Settings that determine the order, together with the manifest's version and the epoch.
 
     Attributes:
@@ -66,10 +66,10 @@ class OrderConfig(Bounded):
         1
     """
 
-    seed: Annotated[int, Bound(">=", 0), Bound("<", 1 << 64)] = 0
+    seed: Annotated[int, NumberBound(">=", 0), NumberBound("<", 1 << 64)] = 0
     shuffle: Shuffle = "window"
     window: AtLeastOne[int] = 8
-    lanes: Annotated[int, Bound(">=", 1), Bound("<=", MAX_LANES)] = 1
+    lanes: Annotated[int, NumberBound(">=", 1), NumberBound("<=", MAX_LANES)] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class Lane:
             self._latest = block, self._make_block(block)
         return self._latest[1]
 
-    def picks(self, block: int, start: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def row_indices(self, block: int, start: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return ``which`` and ``rows`` of the samples ``[start, end)`` of a block."""
         content = self.block(block)
         return content.which[start:end], content.rows[start:end]
@@ -284,11 +284,11 @@ MAX_EPOCH = 99_999_999
 MAX_SLICES = 1 << 16
 
 
-def even_slices(at_least: int, lanes: int) -> int:
-    """Return the smallest number of slices from ``at_least`` on with whole lanes, or equal parts of one lane, each."""
-    if at_least > lanes:
-        return -(-at_least // lanes) * lanes
-    return next(count for count in range(max(1, at_least), lanes + 1) if lanes % count == 0)
+def even_slice_count(min_slices: int, lanes: int) -> int:
+    """Return the least number of slices, from ``min_slices`` on, of whole lanes or equal parts of one lane."""
+    if min_slices > lanes:
+        return -(-min_slices // lanes) * lanes
+    return next(count for count in range(max(1, min_slices), lanes + 1) if lanes % count == 0)
 
 
 class EpochLayout:
@@ -358,7 +358,7 @@ class EpochLayout:
         """Return the first row of each slice, and the row behind the last, ``int64 [slices + 1]``.
 
         Raises:
-            ConfigError: the number of slices is out of range or uneven; see :func:`even_slices`.
+            ConfigError: the number of slices is out of range or uneven; see :func:`even_slice_count`.
         """
         if not 1 <= slices <= MAX_SLICES or (slices % self.lanes and self.lanes % slices):
             raise ConfigError(
@@ -372,7 +372,7 @@ class EpochLayout:
         starts = self.lane_starts[:-1, None] + np.arange(parts) * counts[:, None] // parts
         return np.append(starts.ravel(), self.samples)
 
-    def lanes_within(self, start: int, stop: int) -> list[int]:
+    def lane_row_counts(self, start: int, stop: int) -> list[int]:
         """Return the number of rows in ``[start, stop)`` of each lane that has any, in order of the lanes."""
         counts = np.diff(np.clip(self.lane_starts, start, stop))
         return [int(count) for count in counts if count]

@@ -91,13 +91,13 @@ class FeistelPermutation:
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the images of ``positions`` (``int64 [n]``, each in ``[0, count)``), ``int64 [n]``."""
-        return self._walked(positions, self._keys)
+        return self._cycle_walk(positions, self._keys)
 
     def inverse(self, images: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions of ``images`` (``int64 [n]``, each in ``[0, count)``), ``int64 [n]``."""
-        return self._walked(images, self._keys[::-1], is_inverse=True)
+        return self._cycle_walk(images, self._keys[::-1], is_inverse=True)
 
-    def _walked(
+    def _cycle_walk(
         self, start: NDArray[np.int64], keys: NDArray[np.uint64], *, is_inverse: bool = False
     ) -> NDArray[np.int64]:
         values = self._network(start.astype(np.uint64), keys, is_inverse=is_inverse)

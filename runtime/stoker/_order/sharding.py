@@ -1,11 +1,12 @@
 """Sharding: the division of an epoch's positions into steps, over ranks and worker processes.
 
-:class:`Partition` divides each step over the ranks. A step takes the next ``batch_size · world_size`` positions, groups
-them by lane, and gives rank ``r`` the ``r``-th of ``world_size`` equal slices (sizes differ by at most 1). If the lanes
-are a multiple of the ranks and the global batch is a multiple of the lanes, each rank always reads the same lanes. Any
-world size and batch size can resume from any position: the delivered samples of all ranks are a prefix of the epoch.
+:class:`RankSharding` divides each step over the ranks. A step takes the next ``batch_size · world_size`` positions,
+groups them by lane, and gives rank ``r`` the ``r``-th of ``world_size`` equal slices (sizes differ by at most 1). If
+the lanes are a multiple of the ranks and the global batch is a multiple of the lanes, each rank always reads the same
+lanes. Any world size and batch size can resume from any position: the delivered samples of all ranks are a prefix of
+the epoch.
 
-:class:`LaneShare` assigns whole lanes to the worker processes of all ranks. Worker ``w`` of rank ``r`` is number
+:class:`WorkerSharding` assigns whole lanes to the worker processes of all ranks. Worker ``w`` of rank ``r`` is number
 ``t = r + R w`` of the ``T = R W`` workers of ``R`` ranks with ``W`` workers each. It alone reads the lanes ``t, t + T,
 t + 2 T`` and so on, so two workers fetch the same super-sample only if a border between lanes cuts it. It delivers the
 rest of its lanes in order of the epoch's positions: the lane that is farthest behind first, ties by lane number. If all
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 
-_MOST_ENUMERATED_LANES = 1024
+_MAX_ENUMERATED_LANES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +45,20 @@ class LaneSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RankStep:
     """The samples of one rank in one step.
 
     Attributes:
         end: position behind the step, as its sharding counts: for a partition, in the epoch over all ranks.
         slices: slices of lanes in order of delivery, by ascending lane; repeated places come last.
         repeated: number of samples delivered a second time, for a partition by all ranks together.
-        is_stray: whether this is a short step, which is cut differently and may read lanes of other ranks.
+        is_partial: whether this is a short step, which is cut differently and may read lanes of other ranks.
     """
 
     end: int
     slices: tuple[LaneSlice, ...]
     repeated: int = 0
-    is_stray: bool = False
+    is_partial: bool = False
 
     @property
     def samples(self) -> int:
@@ -66,7 +67,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dealing:
+class Sharding:
     """The part of an epoch that one reader delivers: a rank, or one worker of a rank.
 
     Attributes:
@@ -102,21 +103,21 @@ class Dealing:
             raise ConfigError("evaluation delivers every sample: it cannot be combined with drop_last")
 
     @property
-    def takers(self) -> int:
+    def readers(self) -> int:
         """Number of readers of the epoch: ranks, or workers of all ranks."""
         return self.world_size * self.workers
 
-    def steps_from(self, position: int = 0) -> int:
+    def count_steps(self, position: int = 0) -> int:
         """Return the number of steps from a position to the end of the epoch."""
         raise NotImplementedError
 
-    def _step(self, position: int) -> Step:
+    def _step(self, position: int) -> RankStep:
         """Return the step that starts at a position before the end."""
         raise NotImplementedError
 
-    def walk(self, position: int) -> Iterator[tuple[Step, bool]]:
+    def steps(self, position: int) -> Iterator[tuple[RankStep, bool]]:
         """Yield the steps from a position to the end of the epoch, each with a flag for the last."""
-        for left in range(self.steps_from(position) - 1, -1, -1):
+        for left in range(self.count_steps(position) - 1, -1, -1):
             step = self._step(position)
             yield step, not left
             position = step.end
@@ -126,7 +127,7 @@ class Dealing:
         """The lanes that this reader reads in an epoch, ascending; a short step may read others."""
         raise NotImplementedError
 
-    def lanes_touched(self) -> int:
+    def max_open_lanes(self) -> int:
         """Return the maximum number of lanes that are read concurrently, from any position."""
         return len(self.own_lanes)
 
@@ -140,7 +141,7 @@ class Dealing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Partition(Dealing):
+class RankSharding(Sharding):
     """The part of an epoch that one rank delivers.
 
     Without ``drop_last``, a short last global batch is divided evenly; if it has fewer samples than there are ranks,
@@ -152,23 +153,23 @@ class Partition(Dealing):
         """Number of samples per step, over all ranks."""
         return self.batch_size * self.world_size
 
-    def steps_from(self, position: int = 0) -> int:
+    def count_steps(self, position: int = 0) -> int:
         """Return the number of steps of this rank from a position of the epoch to its end."""
         full, rest = divmod(max(0, self.samples - position), self.global_batch)
         if not rest or self.drop_last or (self.evaluation and self.rank >= rest):
             return full
         return full + 1
 
-    def _step(self, position: int) -> Step:
+    def _step(self, position: int) -> RankStep:
         end = min(position + self.global_batch, self.samples)
         count = end - position
         is_stray = count < self.global_batch
         if count >= self.world_size:
             first, last = self.rank * count // self.world_size, (self.rank + 1) * count // self.world_size
-            return Step(end, self._slices(position, end, first, last), is_stray=is_stray)
+            return RankStep(end, self._slices(position, end, first, last), is_partial=is_stray)
         first = self.rank % count
         repeated = 0 if self.evaluation else self.world_size - count
-        return Step(end, self._slices(position, end, first, first + 1), repeated, is_stray)
+        return RankStep(end, self._slices(position, end, first, first + 1), repeated, is_stray)
 
     def _slices(self, position: int, end: int, first: int, last: int) -> tuple[LaneSlice, ...]:
         """Return items ``[first, last)`` of the positions ``[position, end)`` after these are grouped by lane."""
@@ -197,20 +198,20 @@ class Partition(Dealing):
     def own_lanes(self) -> NDArray[np.int64]:
         """The lanes that this rank reads in an epoch, ascending; a short last step may read others."""
         period = self.lanes // math.gcd(self.global_batch, self.lanes)
-        if self.world_size == 1 or period > _MOST_ENUMERATED_LANES:
+        if self.world_size == 1 or period > _MAX_ENUMERATED_LANES:
             return np.arange(self.lanes)
         first, last = self.rank * self.batch_size, (self.rank + 1) * self.batch_size
         starts = range(0, period * self.global_batch, self.global_batch)
         slices = (self._slices(start, start + self.global_batch, first, last) for start in starts)
         return np.array(sorted({part.lane for found in slices for part in found}), np.int64)
 
-    def lanes_touched(self) -> int:
+    def max_open_lanes(self) -> int:
         """Return the maximum number of lanes that this rank reads concurrently, from any starting position.
 
         A step's slice depends on its position modulo the lanes, and steps visit the positions of one class modulo
         gcd(global batch, lanes). A short last step does not count: its lanes are read one after the other.
         """
-        if self.world_size == 1 or self.lanes > _MOST_ENUMERATED_LANES:
+        if self.world_size == 1 or self.lanes > _MAX_ENUMERATED_LANES:
             return self.lanes
         if self.lanes % self.world_size == 0 and self.global_batch % self.lanes == 0:
             return self.lanes // self.world_size
@@ -223,7 +224,7 @@ class Partition(Dealing):
         return max(map(len, classes.values()))
 
 
-class Interleaving:
+class LaneInterleaving:
     """The remaining places of some lanes, in the order of (place, lane).
 
     Args:
@@ -241,7 +242,7 @@ class Interleaving:
         self._before = np.concatenate([[0], np.cumsum(self._open[:-1] * np.diff(self._borders))])
         self.total = int(self._before[-1])
 
-    def after(self, count: int) -> NDArray[np.int64]:
+    def first_places_after(self, count: int) -> NDArray[np.int64]:
         """Return the first remaining place of each lane after ``count`` samples, ``int64 [lanes]``."""
         if count >= self.total:
             return self._ends
@@ -255,7 +256,7 @@ class Interleaving:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaneShare(Dealing):
+class WorkerSharding(Sharding):
     """The part of an epoch that one worker of one rank delivers: whole lanes.
 
     Positions count the samples of this worker, from 0 after those in ``delivered``. With ``drop_last``, ranks with one
@@ -276,13 +277,13 @@ class LaneShare(Dealing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lanes % self.takers:
-            nearest = max(1, round(self.lanes / self.takers)) * self.takers
+        if self.lanes % self.readers:
+            nearest = max(1, round(self.lanes / self.readers)) * self.readers
             raise ConfigError(
                 f"lanes {self.lanes} cannot be divided evenly over {self.workers} workers on each of {self.world_size} "
-                f"ranks: give lanes={nearest}, or another multiple of {self.takers}"
+                f"ranks: give lanes={nearest}, or another multiple of {self.readers}"
             )
-        if self.samples < self.takers and self.world_size > 1 and not (self.drop_last or self.evaluation):
+        if self.samples < self.readers and self.world_size > 1 and not (self.drop_last or self.evaluation):
             raise ConfigError(
                 f"{self.samples} samples are too few for {self.workers} workers on each of {self.world_size} ranks, "
                 "which must have the same number of batches; give fewer workers, drop_last or evaluation"
@@ -291,7 +292,7 @@ class LaneShare(Dealing):
     @cached_property
     def own_lanes(self) -> NDArray[np.int64]:
         """This worker's lanes, ascending."""
-        return np.arange(self.rank + self.world_size * self.worker, self.lanes, self.takers)
+        return np.arange(self.rank + self.world_size * self.worker, self.lanes, self.readers)
 
     def _sizes_of(self, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.maximum(0, self.samples - lanes + self.lanes - 1) // self.lanes
@@ -301,8 +302,8 @@ class LaneShare(Dealing):
         return self._sizes_of(self.own_lanes)
 
     @cached_property
-    def _rest(self) -> Interleaving:
-        return Interleaving(self._starts_of(self.rank), self._sizes)
+    def _rest(self) -> LaneInterleaving:
+        return LaneInterleaving(self._starts_of(self.rank), self._sizes)
 
     def _starts_of(self, rank: int) -> NDArray[np.int64]:
         """Return the number of delivered places in each lane of the same worker of a rank, ``int64 [lanes]``."""
@@ -316,14 +317,14 @@ class LaneShare(Dealing):
         if self.evaluation:
             return self._rest.total
         ranks = range(self.world_size) if self.delivered else (0, self.world_size - 1)  # never rising by rank
-        rests = [self._left_of(rank) for rank in ranks]
+        rests = [self._count_left(rank) for rank in ranks]
         return min(rests) if self.drop_last else max(self._rest.total, max(rests) - self.repeated)
 
-    def _left_of(self, rank: int) -> int:
+    def _count_left(self, rank: int) -> int:
         lanes = self.own_lanes + (rank - self.rank)
         return int((self._sizes_of(lanes) - self._starts_of(rank)).sum())
 
-    def resumed(self, delivered: Mapping[int, int], repeated: int) -> LaneShare:
+    def resume_at(self, delivered: Mapping[int, int], repeated: int) -> WorkerSharding:
         """Return the remaining part after the given places of lanes were delivered and samples repeated."""
         return replace(self, delivered=delivered, repeated=repeated)
 
@@ -331,18 +332,18 @@ class LaneShare(Dealing):
         """Return the same sharding for an epoch without delivered samples."""
         return replace(self, delivered={}, repeated=0) if self.delivered or self.repeated else self
 
-    def steps_from(self, position: int = 0) -> int:
+    def count_steps(self, position: int = 0) -> int:
         """Return the number of steps from a position to the end."""
         left = max(0, self.count - position)
         return left // self.batch_size if self.drop_last and not self.chunks else -(-left // self.batch_size)
 
-    def _step(self, position: int) -> Step:
+    def _step(self, position: int) -> RankStep:
         end = min(position + self.batch_size, self.count)
-        return Step(end, self.slices(position, end), max(0, end - max(position, self._rest.total)))
+        return RankStep(end, self.slices(position, end), max(0, end - max(position, self._rest.total)))
 
     def slices(self, start: int, end: int) -> tuple[LaneSlice, ...]:
         """Return the places at positions ``[start, end)``, by ascending lane, followed by repeated ones."""
-        places = self._rest.after(start), self._rest.after(end)
+        places = self._rest.first_places_after(start), self._rest.first_places_after(end)
         slices = [
             LaneSlice(lane, first, behind)
             for lane, first, behind in zip(self.own_lanes.tolist(), *(each.tolist() for each in places), strict=True)
@@ -357,14 +358,14 @@ class LaneShare(Dealing):
         longest = int(np.flatnonzero(self._sizes == self._sizes.max())[-1])
         return LaneSlice(int(self.own_lanes[longest]), int(self._sizes[longest]) - 1, int(self._sizes[longest]))
 
-    def turns(self, start: int, end: int) -> NDArray[np.int64]:
+    def delivery_order(self, start: int, end: int) -> NDArray[np.int64]:
         """Return the order in which the samples of :meth:`slices` are delivered, as indices, ``int64 [end-start]``."""
         positions = [part.positions(self.lanes) for part in self.slices(start, end)]
         return np.argsort(np.concatenate(positions), kind="stable")
 
     def progress(self, position: int) -> tuple[dict[int, int], int]:
         """Return the delivered places at a position, by lane, and the number of repeated samples."""
-        places = dict(zip(self.own_lanes.tolist(), self._rest.after(position).tolist(), strict=True))
+        places = dict(zip(self.own_lanes.tolist(), self._rest.first_places_after(position).tolist(), strict=True))
         return places, self.repeated + max(0, position - self._rest.total)
 
     def positions_of(self, lane: int, places: NDArray[np.int64]) -> NDArray[np.int64]:

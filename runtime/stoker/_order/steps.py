@@ -1,9 +1,9 @@
 """The steps of a rank: the super-samples that each batch needs, and for how long, planned just ahead of use.
 
-:class:`Steps` iterates over the rank's part of the order, for all epochs of the run, and gives each super-sample that
-the rank must hold an **item** number, in order of first use. A step consists of **segments**, each the part of one
-delivery block in the batch. A segment has the items that it needs, and the items that can be released after it. The
-plan uses only the borders of blocks; the rows of a block are computed when the batch is gathered.
+:class:`SuperSampleSteps` iterates over the rank's part of the order, for all epochs of the run, and gives each
+super-sample that the rank must hold an **item** number, in order of first use. A step consists of **segments**, each
+the part of one delivery block in the batch. A segment has the items that it needs, and the items that can be released
+after it. The plan uses only the borders of blocks; the rows of a block are computed when the batch is gathered.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._order.order import Lane, Order, OrderConfig
-from stoker._order.sharding import Dealing, LaneSlice
+from stoker._order.sharding import LaneSlice, Sharding
 
 Ref = TypeVar("Ref")
-Rows = tuple[NDArray[np.int64], NDArray[np.int64]]
+RowIndices = tuple[NDArray[np.int64], NDArray[np.int64]]
 OrderSource = Callable[[NDArray[np.integer], OrderConfig, int], Order]
 """Function from samples per super-sample, config and epoch to the order of the epoch."""
 
@@ -32,15 +32,16 @@ class Segment:
 
     Attributes:
         items: numbers of the items that the segment needs.
-        picks: function that computes ``(which, rows)``, ``int64 [samples]`` each: index into ``items``, and row.
-        passed: numbers of items that can be released before the segment, because other ranks read the rest of them.
-        done: numbers of items that can be released after the segment.
+        row_indices: function that computes ``(which, rows)``, ``int64 [samples]`` each: index into ``items``, and row.
+        released_before: numbers of items that can be released before the segment, because other ranks read the rest of
+            them.
+        released_after: numbers of items that can be released after the segment.
     """
 
     items: tuple[int, ...]
-    picks: Callable[[], Rows]
-    passed: tuple[int, ...] = ()
-    done: tuple[int, ...] = ()
+    row_indices: Callable[[], RowIndices]
+    released_before: tuple[int, ...] = ()
+    released_after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +68,19 @@ class PlannedStep(Generic[Ref]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class PositionRange:
     """A range of a rank's order: from a position of an epoch to the end of another epoch.
 
     Attributes:
         order: seed, shuffle, window and lanes.
-        partition: the rank's part of the first epoch.
+        sharding: the rank's part of the first epoch.
         epoch: first epoch; default 0.
-        position: start position in the first epoch, as ``partition`` counts; default 0.
+        position: start position in the first epoch, as ``sharding`` counts; default 0.
         end_epoch: epoch before which to stop; None, the default, never stops.
     """
 
     order: OrderConfig
-    partition: Dealing
+    sharding: Sharding
     epoch: int = 0
     position: int = 0
     end_epoch: int | None = None
@@ -90,31 +91,31 @@ class StepSource(ABC, Generic[Ref]):
 
     Args:
         samples: number of samples in each super-sample, integer ``[super-samples]``.
-        stretch: range of the rank's order.
+        positions: range of the rank's order.
         order: function that returns the order of an epoch. Callers that plan for many ranks pass a cached one.
     """
 
-    def __init__(self, samples: NDArray[np.integer], stretch: Stretch, order: OrderSource = Order) -> None:
+    def __init__(self, samples: NDArray[np.integer], positions: PositionRange, order: OrderSource = Order) -> None:
         self._next_item = 0
-        self._steps = self._walk_epochs(samples, stretch, order)
+        self._steps = self._iter_epochs(samples, positions, order)
 
     def next(self) -> PlannedStep[Ref] | None:
         """Return the next step, or None after the last."""
         return next(self._steps, None)
 
-    def _walk_epochs(
-        self, samples: NDArray[np.integer], stretch: Stretch, order: OrderSource
+    def _iter_epochs(
+        self, samples: NDArray[np.integer], stretch: PositionRange, order: OrderSource
     ) -> Iterator[PlannedStep[Ref]]:
         number, epoch, position = 0, stretch.epoch, stretch.position
-        dealing, whole = stretch.partition, stretch.partition.from_start()
-        while (stretch.end_epoch is None or epoch < stretch.end_epoch) and whole.steps_from(0):
-            for step in self._walk(order(samples, stretch.order, epoch), dealing, position):
+        dealing, whole = stretch.sharding, stretch.sharding.from_start()
+        while (stretch.end_epoch is None or epoch < stretch.end_epoch) and whole.count_steps(0):
+            for step in self._iter_steps(order(samples, stretch.order, epoch), dealing, position):
                 yield replace(step, number=number)
                 number += 1
             epoch, dealing, position = epoch + 1, whole, 0
 
     @abstractmethod
-    def _walk(self, order: Order, dealing: Dealing, position: int) -> Iterator[PlannedStep[Ref]]:
+    def _iter_steps(self, order: Order, dealing: Sharding, position: int) -> Iterator[PlannedStep[Ref]]:
         """Yield the steps of one epoch from a position on, all with number 0."""
 
 
@@ -129,15 +130,15 @@ class _LaneItems:
         return [self.held.pop(old) for old in [old for old in self.held if old < piece]]
 
 
-class Steps(StepSource[int]):
+class SuperSampleSteps(StepSource[int]):
     """A :class:`StepSource` whose items are super-samples, by manifest row."""
 
-    def __init__(self, samples: NDArray[np.integer], stretch: Stretch, order: OrderSource = Order) -> None:
-        super().__init__(samples, stretch, order)
+    def __init__(self, samples: NDArray[np.integer], positions: PositionRange, order: OrderSource = Order) -> None:
+        super().__init__(samples, positions, order)
         self._first_uses: list[tuple[int, int]] = []
 
-    def _walk(self, order: Order, dealing: Dealing, position: int) -> Iterator[PlannedStep[int]]:
-        walk = self._walk_full if order.config.shuffle == "full" else self._walk_lanes
+    def _iter_steps(self, order: Order, dealing: Sharding, position: int) -> Iterator[PlannedStep[int]]:
+        walk = self._iter_full_steps if order.config.shuffle == "full" else self._iter_lane_steps
         return walk(order, dealing, position)
 
     def _new_item(self, super_sample: int) -> int:
@@ -149,16 +150,18 @@ class Steps(StepSource[int]):
         taken, self._first_uses = tuple(self._first_uses), []
         return taken
 
-    def _walk_lanes(self, order: Order, dealing: Dealing, position: int) -> Iterator[PlannedStep[int]]:
+    def _iter_lane_steps(self, order: Order, dealing: Sharding, position: int) -> Iterator[PlannedStep[int]]:
         lanes: dict[int, _LaneItems] = {}
-        for step, is_last in dealing.walk(position):
+        for step, is_last in dealing.steps(position):
             segments: list[Segment] = []
             for part in step.slices:
                 held = lanes.setdefault(part.lane, _LaneItems(order.lane(part.lane)))
-                others = _drop_others(lanes, part.lane) if step.is_stray else []
+                others = _drop_others(lanes, part.lane) if step.is_partial else []
                 segments.extend(self._segments(held, part, others))
             if is_last:
-                segments[-1] = replace(segments[-1], done=(*segments[-1].done, *_drop_others(lanes)))
+                segments[-1] = replace(
+                    segments[-1], released_after=(*segments[-1].released_after, *_drop_others(lanes))
+                )
             yield PlannedStep(
                 0, order.epoch, step.end, is_last, tuple(segments), step.repeated, self._take_first_uses()
             )
@@ -178,15 +181,15 @@ class Steps(StepSource[int]):
                     held.held[piece] = self._new_item(int(lane.super_samples[piece]))
             items = tuple(held.held[piece] for piece in pieces)
             done = held.drop_before(lane.pieces_of(block + 1).start) if end == block_end else []
-            picks = partial(lane.picks, block, place - block_start, end - block_start)
-            yield Segment(items=items, picks=picks, passed=passed, done=tuple(done))
+            picks = partial(lane.row_indices, block, place - block_start, end - block_start)
+            yield Segment(items=items, row_indices=picks, released_before=passed, released_after=tuple(done))
             others, place = [], end
 
-    def _walk_full(self, order: Order, dealing: Dealing, position: int) -> Iterator[PlannedStep[int]]:
+    def _iter_full_steps(self, order: Order, dealing: Sharding, position: int) -> Iterator[PlannedStep[int]]:
         """Yield the steps of ``full``, which holds every super-sample to the end of the epoch."""
         permuted = order.feistel()
         held: dict[int, int] = {}
-        for step, is_last in dealing.walk(position):
+        for step, is_last in dealing.steps(position):
             positions = np.concatenate([part.positions(dealing.lanes) for part in step.slices])
             super_samples, rows = order.locate(permuted(positions))
             found, first, which = np.unique(super_samples, return_index=True, return_inverse=True)
@@ -195,8 +198,8 @@ class Steps(StepSource[int]):
                     held[super_sample] = self._new_item(super_sample)
             segment = Segment(
                 items=tuple(held[super_sample] for super_sample in found.tolist()),
-                picks=partial(_known, (which, rows)),
-                done=tuple(held.values()) if is_last else (),
+                row_indices=partial(_return_rows, (which, rows)),
+                released_after=tuple(held.values()) if is_last else (),
             )
             yield PlannedStep(0, order.epoch, step.end, is_last, (segment,), step.repeated, self._take_first_uses())
 
@@ -210,5 +213,5 @@ def _drop_others(lanes: dict[int, _LaneItems], kept: int | None = None) -> list[
     return [item for lane, held in lanes.items() if lane != kept for item in held.drop_before(len(held.lane))]
 
 
-def _known(rows: Rows) -> Rows:
+def _return_rows(rows: RowIndices) -> RowIndices:
     return rows

@@ -25,11 +25,11 @@ from stoker._base.task_group import for_each
 from stoker._format import tensorfile
 from stoker._format.supersample import FORMAT
 from stoker._pack.record import (
-    REMEMBERED_SECONDS,
+    SOURCE_RETENTION_SECONDS,
     Journal,
     PackRecord,
+    empty_sources,
     list_records,
-    no_sources,
     read_record,
     record_key,
 )
@@ -38,9 +38,9 @@ from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, 
 
 _log = logging.getLogger("stoker.pack.catalog")
 DIGEST_KEY = "packs/committed.safetensors"
-_REQUESTS_AT_ONCE = 16
-_LEAST_LACKING = 256
-_LACKING_FRACTION = 16
+_MAX_CONCURRENT_REQUESTS = 16
+_MIN_MISSING_RECORDS = 256
+_MISSING_FRACTION = 16
 
 
 class BucketCatalog:
@@ -60,13 +60,13 @@ class BucketCatalog:
         self._committed: dict[str, tuple[str, PackRecord]] | None = None
         self._open: dict[str, Journal] = {}
         self._digest_tag: str | None = None
-        self._digested: dict[str, str] = {}
+        self._digest_tags: dict[str, str] = {}
 
     async def journal(self, run: str) -> Journal:
         """Return the journal of a run, which may have no record yet."""
-        return await self.stored(run)
+        return await self.read_journal(run)
 
-    async def stored(self, run: str) -> Journal:
+    async def read_journal(self, run: str) -> Journal:
         """Return the journal of a run as the bucket has it: one GET."""
         found = await read_record(self.store, record_key(run))
         return Journal(self.store, None if found is None else found.tag, None if found is None else found.record)
@@ -82,9 +82,11 @@ class BucketCatalog:
         found = {each.key: (each.tag, each.record) for each in logged if each.record is not None}
         # The clock of the last committer or of this machine may be wrong.
         last_seconds = max((record.committed_seconds for _, record in found.values()), default=0)
-        young_seconds = min(last_seconds, self._clock()) - REMEMBERED_SECONDS
+        young_seconds = min(last_seconds, self._clock()) - SOURCE_RETENTION_SECONDS
         self._committed = {
-            key: (tag, _remainder(record, young_seconds)) for key, (tag, record) in found.items() if record.is_committed
+            key: (tag, _trim_committed(record, young_seconds))
+            for key, (tag, record) in found.items()
+            if record.is_committed
         }
         self._open = {
             record.run: Journal(self.store, tag, record) for tag, record in found.values() if not record.is_committed
@@ -96,15 +98,15 @@ class BucketCatalog:
         """Write the records of committed runs to the bucket: one PUT each, and a GET if it was not read before."""
 
         async def save(record: PackRecord) -> None:
-            journal = self._open.pop(record.run, None) or await self.stored(record.run)
+            journal = self._open.pop(record.run, None) or await self.read_journal(record.run)
             with suppress(PackError):  # a run that replaced this one has deleted its record meanwhile
                 await journal.save(record)
 
-        await for_each(records, save, concurrency=_REQUESTS_AT_ONCE)
+        await for_each(records, save, concurrency=_MAX_CONCURRENT_REQUESTS)
 
-    async def forget(self, runs: Iterable[str]) -> None:
+    async def delete_records(self, runs: Iterable[str]) -> None:
         """Delete the records of runs; super-samples of these runs that no manifest has are garbage then."""
-        await for_each(map(record_key, runs), self.store.delete, concurrency=_REQUESTS_AT_ONCE)
+        await for_each(map(record_key, runs), self.store.delete, concurrency=_MAX_CONCURRENT_REQUESTS)
 
     async def close(self) -> None:
         """Do nothing: the caller closes the store."""
@@ -115,22 +117,22 @@ class BucketCatalog:
             data, info = await self.store.get(DIGEST_KEY)
             self._digest_tag = info.tag
             try:
-                found = digested(data)
+                found = decode_digest(data)
             except (FormatError, ChecksumError) as error:
                 _log.warning("ignoring %s/%s: %s", self.store.url, DIGEST_KEY, error)
-        self._digested = {key: tag for key, (tag, _) in found.items()}
+        self._digest_tags = {key: tag for key, (tag, _) in found.items()}
         return found
 
     async def _write_digest(self) -> None:
         """Write the digest if reading the records that it lacks costs more than writing it."""
         committed = self._committed or {}
-        lacking = sum(self._digested.get(key) != tag for key, (tag, _) in committed.items())
-        if lacking < max(_LEAST_LACKING, len(committed) // _LACKING_FRACTION):
+        lacking = sum(self._digest_tags.get(key) != tag for key, (tag, _) in committed.items())
+        if lacking < max(_MIN_MISSING_RECORDS, len(committed) // _MISSING_FRACTION):
             return
-        self._digested = {key: tag for key, (tag, _) in committed.items()}
+        self._digest_tags = {key: tag for key, (tag, _) in committed.items()}
         tag = self._digest_tag
         try:
-            info = await self.store.put(DIGEST_KEY, digest_bytes(committed), if_absent=tag is None, if_tag=tag)
+            info = await self.store.put(DIGEST_KEY, encode_digest(committed), if_absent=tag is None, if_tag=tag)
         except PreconditionFailedError:  # another instance has written one
             await self._read_digest()
         except StoreError as error:  # the digest is optional, so the commit does not fail
@@ -139,25 +141,25 @@ class BucketCatalog:
             self._digest_tag = info.tag
 
 
-def _remainder(record: PackRecord, young_seconds: float) -> PackRecord:
+def _trim_committed(record: PackRecord, young_seconds: float) -> PackRecord:
     """Return a committed record without its prefix, and without its raw objects if it is old."""
     is_old = record.committed_seconds < young_seconds
     if record.prefix is None and not (is_old and len(record.sources)):
         return record  # not a copy, to save memory
-    return replace(record, prefix=None, sources=no_sources() if is_old else record.sources)
+    return replace(record, prefix=None, sources=empty_sources() if is_old else record.sources)
 
 
-def digest_bytes(records: Mapping[str, tuple[str, PackRecord]]) -> bytes:
+def encode_digest(records: Mapping[str, tuple[str, PackRecord]]) -> bytes:
     """Return the digest of ``records``: key → (tag of the object, record without its prefix)."""
     ordered = [records[key] for key in sorted(records)]
     tags, pieces = [tag.encode() for tag, _ in ordered], [record.to_bytes() for _, record in ordered]
-    arrays = tensorfile.ragged("tag", tags) | tensorfile.ragged("record", pieces)
+    arrays = tensorfile.encode_ragged("tag", tags) | tensorfile.encode_ragged("record", pieces)
     data = b"".join(array.tobytes() for array in arrays.values())
     metadata = {"stoker_digest": FORMAT, "crc32c": f"{crc32c(data):08x}"}
     return tensorfile.encode_header(metadata, tensorfile.tensors_of(arrays)) + data
 
 
-def digested(data: bytes) -> dict[str, tuple[str, PackRecord]]:
+def decode_digest(data: bytes) -> dict[str, tuple[str, PackRecord]]:
     """Return the records in the digest ``data``: key → (tag of the object, record without its prefix).
 
     Raises:
@@ -173,8 +175,8 @@ def digested(data: bytes) -> dict[str, tuple[str, PackRecord]]:
     if list(arrays) != ["tag.offsets", "tag", "record.offsets", "record"]:
         raise FormatError("the digest does not have the tensors 'tag' and 'record'")
     count = arrays["tag.offsets"].size - 1
-    tags = tensorfile.ragged_pieces("tag", arrays, count, "the digest's tags")
-    pieces = tensorfile.ragged_pieces("record", arrays, count, "the digest's records")
+    tags = tensorfile.decode_ragged("tag", arrays, count, "the digest's tags")
+    pieces = tensorfile.decode_ragged("record", arrays, count, "the digest's records")
     found: dict[str, tuple[str, PackRecord]] = {}
     for tag, piece in zip(tags, pieces, strict=True):
         record = PackRecord.from_bytes(piece)

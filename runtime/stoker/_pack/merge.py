@@ -21,19 +21,19 @@ from numpy.typing import NDArray
 
 from stoker._base.retry import RetryingStore
 from stoker._format import versions
-from stoker._format.manifest import Manifest, Rows
+from stoker._format.manifest import Manifest, ManifestRows
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.catalog import BucketCatalog
-from stoker._pack.record import REMEMBERED_SECONDS, SOURCE_BYTES, PackRecord, no_sources, run_name
-from stoker._pack.run import Cutter, pack_again
+from stoker._pack.record import SOURCE_HASH_BYTES, SOURCE_RETENTION_SECONDS, PackRecord, empty_sources, hash_run
+from stoker._pack.run import SuperSampleWriter, repack
 from stoker.errors import DatasetExistsError, PackError
 
 _log = logging.getLogger("stoker.pack.merge")
-_memory_log = logging.getLogger("stoker.pack.known")
+_dedup_log = logging.getLogger("stoker.pack.known")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class FanoutJob:
     """A fan-out job, whose runs are committed together.
 
     Attributes:
@@ -48,7 +48,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merged:
+class MergeResult:
     """Result of a merge.
 
     Attributes:
@@ -66,7 +66,9 @@ class Merged:
     refused: tuple[str, ...] = ()
 
 
-async def merge(store: RetryingStore, catalog: BucketCatalog, *, now_seconds: float, job: Job | None = None) -> Merged:
+async def merge(
+    store: RetryingStore, catalog: BucketCatalog, *, now_seconds: float, job: FanoutJob | None = None
+) -> MergeResult:
     """Commit a version with every finished run that waits for a commit, or nothing if there is none.
 
     Args:
@@ -81,30 +83,32 @@ async def merge(store: RetryingStore, catalog: BucketCatalog, *, now_seconds: fl
         StoreError: the bucket fails.
     """
     while True:
-        base = await versions.newest_manifest(store)
+        base = await versions.find_newest_manifest(store)
         records = await catalog.records()  # read after the manifest, so every run of the manifest is among them
-        if any(record.version > _version(base) for record in records):
-            if await _has_moved(store, base):
+        if any(record.version > _version_of(base) for record in records):
+            if await _has_newer_version(store, base):
                 continue
             raise PackError(
                 f"the pack records at {store.url} name a newer version than any that exists; restore it with: "
                 f"stoker rebuild-manifest {store.url}"
             )
-        records = await _settled(catalog, records, base, now_seconds)
-        memory = Memory(records, now_seconds)
-        waiting, lapsed = _of_job(job, records, base, memory, store.url) if job else _waiting(records, base, memory)
-        taken, refused = _fitting(waiting, base, job, store.url)
-        added, dropped, repeated_samples = await _fresh(store, catalog, memory, taken, base)
+        records = await _repair_records(catalog, records, base, now_seconds)
+        memory = RememberedSources(records, now_seconds)
+        waiting, lapsed = (
+            _select_of_job(job, records, base, memory, store.url) if job else _select_waiting(records, base, memory)
+        )
+        taken, refused = _select_fitting(waiting, base, job, store.url)
+        added, dropped, repeated_samples = await _remove_repeated(store, catalog, memory, taken, base)
         manifest = base
         if added:
             try:
-                manifest = await versions.commit(store, partial(_successor, base, added))
-            except _MovedError:
+                manifest = await versions.commit(store, partial(_build_next_version, base, added))
+            except _NewerVersionError:
                 continue
-            await catalog.save(_committed(added, manifest, now_seconds))
-        if added or not (lapsed and await _has_moved(store, base)):
-            await catalog.forget([*dropped, *lapsed])
-        return Merged(
+            await catalog.save(_mark_committed(added, manifest, now_seconds))
+        if added or not (lapsed and await _has_newer_version(store, base)):
+            await catalog.delete_records([*dropped, *lapsed])
+        return MergeResult(
             manifest=manifest,
             runs=len(added),
             added_samples=sum(record.samples for record in added),
@@ -113,32 +117,32 @@ async def merge(store: RetryingStore, catalog: BucketCatalog, *, now_seconds: fl
         )
 
 
-async def _has_moved(store: RetryingStore, base: Manifest | None) -> bool:
-    return _version(await versions.newest_manifest(store)) != _version(base)
+async def _has_newer_version(store: RetryingStore, base: Manifest | None) -> bool:
+    return _version_of(await versions.find_newest_manifest(store)) != _version_of(base)
 
 
-def _version(manifest: Manifest | None) -> int:
+def _version_of(manifest: Manifest | None) -> int:
     return 0 if manifest is None else manifest.version
 
 
-class _MovedError(Exception):
+class _NewerVersionError(Exception):
     """Another writer has committed a version."""
 
 
-def _successor(base: Manifest | None, added: Sequence[PackRecord], newest: Manifest | None) -> Manifest:
+def _build_next_version(base: Manifest | None, added: Sequence[PackRecord], newest: Manifest | None) -> Manifest:
     """Return the version that follows ``base``; :func:`stoker._format.versions.commit` passes ``newest``."""
-    if _version(newest) != _version(base):
-        raise _MovedError
+    if _version_of(newest) != _version_of(base):
+        raise _NewerVersionError
     prefixes = [record.prefix for record in added if record.prefix is not None]
-    packed = [each for prefix in prefixes for _, each in prefix.packed()]
+    packed = [each for prefix in prefixes for _, each in prefix.records()]
     runs = tuple(run for prefix in prefixes for run in prefix.runs)
     if newest is None:
-        return replace(prefixes[0], version=1, rows=Rows.of(packed), runs=runs)
-    kept = newest.without(run for record in added for run in record.replaces)
-    return kept.extended(Rows.of(packed), *runs)
+        return replace(prefixes[0], version=1, rows=ManifestRows.of(packed), runs=runs)
+    kept = newest.remove_runs(run for record in added for run in record.replaces)
+    return kept.append_runs(ManifestRows.of(packed), *runs)
 
 
-async def _settled(
+async def _repair_records(
     catalog: BucketCatalog, records: list[PackRecord], base: Manifest | None, now_seconds: float
 ) -> list[PackRecord]:
     """Repair the records that an interrupted merge left, and return the valid records.
@@ -150,14 +154,14 @@ async def _settled(
     in_base = {run.run for run in base.runs}
     late = [record for record in records if record.run in in_base and not record.is_committed and len(record)]
     if late:
-        await catalog.save(_committed(late, base, now_seconds))
+        await catalog.save(_mark_committed(late, base, now_seconds))
         records = await catalog.records()
-    replaced = _replaced(records, base.version, in_base)
-    await catalog.forget(replaced)
+    replaced = _find_replaced_runs(records, base.version, in_base)
+    await catalog.delete_records(replaced)
     return [record for record in records if record.run not in replaced]
 
 
-def _replaced(records: Sequence[PackRecord], base_version: int, in_base: Set[str]) -> set[str]:
+def _find_replaced_runs(records: Sequence[PackRecord], base_version: int, in_base: Set[str]) -> set[str]:
     """Return the committed runs that the manifest no longer has and whose records are not needed."""
     known = {record.run for record in records}
     return {
@@ -169,15 +173,15 @@ def _replaced(records: Sequence[PackRecord], base_version: int, in_base: Set[str
     }
 
 
-def _committed(records: Iterable[PackRecord], manifest: Manifest, now_seconds: float) -> list[PackRecord]:
+def _mark_committed(records: Iterable[PackRecord], manifest: Manifest, now_seconds: float) -> list[PackRecord]:
     return [
         replace(record, state="committed", version=manifest.version, committed_seconds=int(now_seconds))
         for record in records
     ]
 
 
-def _waiting(
-    records: Sequence[PackRecord], base: Manifest | None, memory: Memory
+def _select_waiting(
+    records: Sequence[PackRecord], base: Manifest | None, remembered: RememberedSources
 ) -> tuple[list[PackRecord], list[str]]:
     """Return the finished runs that belong to no job, and the ids of runs that will never be needed.
 
@@ -195,9 +199,9 @@ def _waiting(
         if not record.replaces:
             if not is_unfinished:
                 waiting.append(record)
-            elif memory.known.has(record.names).all():
+            elif remembered.index.contains(record.names).all():
                 lapsed.append(record.run)
-        elif left is None or (rest := memory.left_by(record, left)) is None:
+        elif left is None or (rest := remembered.apply_compaction(record, left)) is None:
             lapsed.append(record.run)
         elif not is_unfinished:
             waiting.append(record)
@@ -205,13 +209,13 @@ def _waiting(
     return sorted(waiting, key=lambda record: -record.samples), lapsed
 
 
-def _of_job(
-    job: Job, records: Iterable[PackRecord], base: Manifest | None, memory: Memory, url: str
+def _select_of_job(
+    job: FanoutJob, records: Iterable[PackRecord], base: Manifest | None, remembered: RememberedSources, url: str
 ) -> tuple[list[PackRecord], list[str]]:
     """Return the job's uncommitted runs, and an empty list of records to delete."""
     by_run = {record.run: record for record in records if record.job == job.id}
     runs = [
-        run for run in job.runs if run in by_run or not memory.known.has(run_name(run)).all()
+        run for run in job.runs if run in by_run or not remembered.index.contains(hash_run(run)).all()
     ]  # others were compacted
     open_runs = [run for run in runs if run not in by_run or by_run[run].state == "packing"]
     if open_runs:
@@ -227,8 +231,8 @@ def _of_job(
     return waiting, []
 
 
-def _fitting(
-    waiting: Sequence[PackRecord], base: Manifest | None, job: Job | None, url: str
+def _select_fitting(
+    waiting: Sequence[PackRecord], base: Manifest | None, job: FanoutJob | None, url: str
 ) -> tuple[list[PackRecord], tuple[str, ...]]:
     """Return the runs with the data set's columns and its id or provisional id, and the ids of the other runs."""
     first = base or next((record.prefix for record in waiting if record.prefix is not None), None)
@@ -258,40 +262,44 @@ def provisional_dataset(url: str) -> str:
     return hashlib.sha256(f"ingest {url}".encode()).hexdigest()[:16]
 
 
-async def _fresh(
-    store: RetryingStore, catalog: BucketCatalog, memory: Memory, taken: Sequence[PackRecord], base: Manifest | None
+async def _remove_repeated(
+    store: RetryingStore,
+    catalog: BucketCatalog,
+    remembered: RememberedSources,
+    selected: Sequence[PackRecord],
+    base: Manifest | None,
 ) -> tuple[list[PackRecord], list[str], int]:
-    """Remove the raw objects that committed runs, or earlier runs in ``taken``, have already.
+    """Remove the raw objects that committed runs, or earlier runs in ``selected``, have already.
 
     Returns:
         The runs to add, packed again if samples were left out; the ids of the runs that were packed again or left out,
         whose records are no longer needed; and the number of samples left out.
     """
-    first = base or next((record.prefix for record in taken), None)
+    first = base or next((record.prefix for record in selected), None)
     dataset = "" if first is None else first.dataset
     added: list[PackRecord] = []
     dropped: list[str] = []
     rests: set[str] = set()
     repeated_samples = 0
-    for record in taken:
+    for record in selected:
         if record.run in rests:  # an interrupted merge wrote this remainder, and it was just added
             continue
         if record.replaces:
             added.append(record)
             continue
-        wanted = memory.known.take(record.names)
+        wanted = remembered.index.add_new(record.names)
         if all(wanted) and record.prefix is not None and record.prefix.dataset == dataset:
             added.append(record)
             continue
         repeated_samples += wanted.count(False) if any(wanted) else record.samples
         dropped.append(record.run)
         if any(wanted):
-            added.append(await _rest(store, catalog, dataset, record, wanted))
+            added.append(await _pack_remainder(store, catalog, dataset, record, wanted))
             rests.add(added[-1].run)
     return added, dropped, repeated_samples
 
 
-async def _rest(
+async def _pack_remainder(
     store: RetryingStore, catalog: BucketCatalog, dataset: str, record: PackRecord, wanted: Sequence[bool]
 ) -> PackRecord:
     """Pack the wanted samples of a run again as a new run, and return its record."""
@@ -304,21 +312,21 @@ async def _rest(
         record, run=identity[:16], identity=identity, state="packing", prefix=None, sources=sources, version=0
     )
     limit_bytes = min(prefix.largest_bytes, MAX_SUPER_SAMPLE_BYTES)
-    cutter = Cutter(prefix.schema, limit_bytes, dataset=dataset, run=rest.run)
+    cutter = SuperSampleWriter(prefix.schema, limit_bytes, dataset=dataset, run=rest.run)
     journal = await catalog.journal(rest.run)
     is_wanted = (lambda _: True) if all(wanted) else wanted.__getitem__
-    return await pack_again(store, map(prefix.ref, range(len(prefix))), rest, journal, cutter, is_wanted)
+    return await repack(store, map(prefix.ref, range(len(prefix))), rest, journal, cutter, is_wanted)
 
 
-def remembered(records: Iterable[PackRecord], now_seconds: float) -> NDArray[np.uint8]:
+def collect_source_names(records: Iterable[PackRecord], now_seconds: float) -> NDArray[np.uint8]:
     """Return the raw objects' hashes in records that are uncommitted or young enough, ``uint8 [names, 16]``."""
-    young = now_seconds - REMEMBERED_SECONDS
+    young = now_seconds - SOURCE_RETENTION_SECONDS
     return np.concatenate(
-        [no_sources(), *(r.names for r in records if not r.is_committed or r.committed_seconds >= young)]
+        [empty_sources(), *(r.names for r in records if not r.is_committed or r.committed_seconds >= young)]
     )
 
 
-class Known:
+class DedupIndex:
     """Set of raw objects' hashes, for tens of millions: 16 bytes each, where a Python set takes about 100.
 
     Args:
@@ -326,28 +334,28 @@ class Known:
     """
 
     def __init__(self, names: NDArray[np.uint8]) -> None:
-        self._sorted = np.sort(_texts(names))
-        self._taken: set[bytes] = set()
+        self._sorted = np.sort(_as_byte_strings(names))
+        self._added: set[bytes] = set()
 
-    def has(self, names: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    def contains(self, names: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Return which of the names are in the initial set, ``bool [names]``."""
-        wanted = _texts(names)
+        wanted = _as_byte_strings(names)
         if not len(self._sorted):
             return np.zeros(len(wanted), np.bool_)
         places = np.searchsorted(self._sorted, wanted)
         found: NDArray[np.bool_] = self._sorted[np.minimum(places, len(self._sorted) - 1)] == wanted
         return found
 
-    def take(self, names: NDArray[np.uint8]) -> list[bool]:
+    def add_new(self, names: NDArray[np.uint8]) -> list[bool]:
         """Add the names, and return for each whether it is new."""
         fresh = []
-        for name, is_known in zip(map(bytes, names), self.has(names).tolist(), strict=True):
-            fresh.append(not is_known and name not in self._taken)
-            self._taken.add(name)
+        for name, is_known in zip(map(bytes, names), self.contains(names).tolist(), strict=True):
+            fresh.append(not is_known and name not in self._added)
+            self._added.add(name)
         return fresh
 
 
-class Memory:
+class RememberedSources:
     """The raw objects in the records of committed runs.
 
     Args:
@@ -360,28 +368,30 @@ class Memory:
         self._committed = {record.run: record for record in records if record.is_committed}
 
     @cached_property
-    def known(self) -> Known:
+    def index(self) -> DedupIndex:
         """All hashes; computed on first use, because sorting millions is only needed if a run waits for a commit."""
-        return Known(remembered(self._committed.values(), self._now_seconds))
+        return DedupIndex(collect_source_names(self._committed.values(), self._now_seconds))
 
-    def left_by(self, record: PackRecord, left: Manifest) -> Manifest | None:
+    def apply_compaction(self, record: PackRecord, manifest: Manifest) -> Manifest | None:
         """Return the rest of a manifest after a compaction replaces its rows, None if the compaction cannot apply.
 
         It cannot apply if some of the rows are missing; if it would remove the last rows of a run without keeping the
         run's hashes (another compaction replaced the other rows meanwhile); or if it is finished with another number
         of samples than the rows.
         """
-        rest = left.without(record.replaces)
-        if len(rest) != len(left) - sum(run.rows for run in record.replaces):
+        rest = manifest.remove_runs(record.replaces)
+        if len(rest) != len(manifest) - sum(run.rows for run in record.replaces):
             return None
-        if record.state != "packing" and record.samples != left.samples - rest.samples:
-            _memory_log.warning("run %s has %d samples, not those of the rows it replaces", record.run, record.samples)
+        if record.state != "packing" and record.samples != manifest.samples - rest.samples:
+            _dedup_log.warning("run %s has %d samples, not those of the rows it replaces", record.run, record.samples)
             return None
-        ended = {run.run for run in left.runs} - {run.run for run in rest.runs}
-        names = remembered((self._committed[run] for run in ended if run in self._committed), self._now_seconds)
-        return rest if Known(record.sources).has(names).all() else None
+        ended = {run.run for run in manifest.runs} - {run.run for run in rest.runs}
+        names = collect_source_names(
+            (self._committed[run] for run in ended if run in self._committed), self._now_seconds
+        )
+        return rest if DedupIndex(record.sources).contains(names).all() else None
 
 
-def _texts(names: NDArray[np.uint8]) -> NDArray[np.bytes_]:
+def _as_byte_strings(names: NDArray[np.uint8]) -> NDArray[np.bytes_]:
     """Return the names as fixed-length byte strings, which NumPy sorts; trailing zeros do not matter."""
-    return np.ascontiguousarray(names).view(f"S{SOURCE_BYTES}").reshape(-1)
+    return np.ascontiguousarray(names).view(f"S{SOURCE_HASH_BYTES}").reshape(-1)

@@ -23,15 +23,15 @@ from typing import Literal
 
 from stoker._base.arguments import explain_arguments
 from stoker._base.retry import RetryingStore
-from stoker._base.sizes import counted, format_bytes
+from stoker._base.sizes import format_bytes, format_count
 from stoker._base.threads import LoopThread
 from stoker._format import versions
 from stoker._format.display import describe_columns, html_table
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column, Schema
-from stoker._pack.plan import PackConfig, PackPlan, plan_pack, successor
+from stoker._pack.plan import PackConfig, PackPlan, build_next_version, plan_pack
 from stoker._pack.record import PackRecord, record_key
-from stoker._pack.run import Cut, Cutter, PackProgress, RunWriter
+from stoker._pack.run import FinishedSuperSample, PackProgress, RunWriter, SuperSampleWriter
 from stoker._stores import open_store
 from stoker._stores.options import StoreOptions
 from stoker.abc import Source, Store
@@ -63,7 +63,7 @@ class AsyncPacker:
         self._on_progress = on_progress
         self._plan: PackPlan  # set, like the run, while the packer is open
         self._run: RunWriter | None = None
-        self._is_ended = False
+        self._is_committing = False
         self._commit_lock = asyncio.Lock()
         self.manifest: Manifest | None = None
         """The committed version; None before the commit."""
@@ -72,17 +72,17 @@ class AsyncPacker:
         plan = self._plan = await plan_pack(self._store, self._config)
         config = self._config
         is_resumed = plan.journal.recorded is not None
-        cutter = Cutter(config.schema, config.super_sample_bytes, dataset=plan.dataset, run=plan.record.run)
+        cutter = SuperSampleWriter(config.schema, config.super_sample_bytes, dataset=plan.dataset, run=plan.record.run)
         run = RunWriter(
             self._store, cutter, plan.record, plan.journal, self._on_progress, concurrency=config.concurrency
         )
         await run.begin()  # also reports a missing permission before the source is read
         if plan.journal.recorded is not None and not config.single_writer:
-            await self._check_conditions(plan.journal.recorded, is_resumed=is_resumed)
+            await self._check_conditional_writes(plan.journal.recorded, is_resumed=is_resumed)
         self._run = run
         return self
 
-    async def _check_conditions(self, record: PackRecord, *, is_resumed: bool) -> None:
+    async def _check_conditional_writes(self, record: PackRecord, *, is_resumed: bool) -> None:
         """Write the record again on the condition that it does not exist, which the store must refuse."""
         if await self._store.keeps_conditions(record_key(record.run), record.to_bytes()):
             return
@@ -98,12 +98,12 @@ class AsyncPacker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run = self._opened
+        run = self._open_run
         try:
             if error is None:
                 await self.commit()
             elif isinstance(error, Exception):
-                await run.keep()
+                await run.stop()
         finally:
             await run.cancel()
             self._run = None
@@ -111,7 +111,7 @@ class AsyncPacker:
     @property
     def durable_samples(self) -> int:
         """Number of samples that an earlier, unfinished pack of the same source has stored durably."""
-        return self._opened.record.samples
+        return self._open_run.record.samples
 
     def skip(self, samples: int) -> None:
         """Skip the durable samples without comparing them, if the source can start in the middle and has not changed.
@@ -122,8 +122,8 @@ class AsyncPacker:
         Raises:
             ConfigError: ``samples`` is not ``durable_samples``, or a sample was written already.
         """
-        run = self._opened
-        if samples != self.durable_samples or run.cutter.samples:
+        run = self._open_run
+        if samples != self.durable_samples or run.sample_writer.samples:
             raise ConfigError(f"skip takes exactly the {self.durable_samples} durable samples, before the first write")
         run.skip_durable()
 
@@ -139,7 +139,7 @@ class AsyncPacker:
             PackError: the sample is larger than a super-sample, or the source differs from that of the resumed pack.
             StoreError: an earlier upload failed.
         """
-        if cut := self.cut(sample, where):
+        if cut := self.encode(sample, where):
             await self.submit(cut)
 
     async def extend(self, source: Source) -> None:
@@ -148,18 +148,18 @@ class AsyncPacker:
             async for where, sample in samples:
                 await self.write(sample, where)
 
-    def cut(self, sample: Mapping[str, object], where: str = "") -> Cut | None:
+    def encode(self, sample: Mapping[str, object], where: str = "") -> FinishedSuperSample | None:
         """Encode one sample and return the super-sample that it completed, if any: :meth:`write` without its I/O."""
-        run = self._opened
-        if self._is_ended:
+        run = self._open_run
+        if self._is_committing:
             raise ConfigError(
                 "the pack is committed, or is being committed; add samples with another packer, mode='append'"
             )
-        return run.cutter.add(sample, where)
+        return run.sample_writer.add(sample, where)
 
-    async def submit(self, cut: Cut) -> None:
+    async def submit(self, finished: FinishedSuperSample) -> None:
         """Upload a super-sample that :meth:`cut` returned; call in the order in which they were returned."""
-        await self._opened.submit(cut)
+        await self._open_run.submit(finished)
 
     async def commit(self) -> Manifest:
         """Upload the remaining samples, commit a manifest and return it.
@@ -169,12 +169,12 @@ class AsyncPacker:
             PackError: no sample was written, or fewer than the resumed pack had, or another process committed the
                 same run.
         """
-        self._is_ended = True
+        self._is_committing = True
         async with self._commit_lock:
-            return await self._committed() if self.manifest is None else self.manifest
+            return await self._commit_run() if self.manifest is None else self.manifest
 
-    async def _committed(self) -> Manifest:
-        plan, run, url = self._plan, self._opened, self._store.url
+    async def _commit_run(self) -> Manifest:
+        plan, run, url = self._plan, self._open_run, self._store.url
         await run.complete()
         if not run.packed:
             await self._store.delete(record_key(run.record.run))
@@ -185,10 +185,10 @@ class AsyncPacker:
         def build(newest: Manifest | None) -> Manifest:
             nonlocal base
             base = newest
-            return successor(plan, packed, newest, url)
+            return build_next_version(plan, packed, newest, url)
 
         manifest = await versions.commit(self._store, build)
-        await run.committed(manifest.version)
+        await run.record_commit(manifest.version)
         if run.record.mode == "overwrite" and base is not None and base is not manifest:
             _log.warning(
                 "%s was overwritten; version %d (%s) stays for its readers. To free its space: "
@@ -201,17 +201,17 @@ class AsyncPacker:
     def describe(self) -> str:
         """Return the pack's state as one line of text."""
         if self.manifest is not None:
-            return f"committed version {self.manifest.version} with {counted(self.manifest.samples, 'sample')}"
+            return f"committed version {self.manifest.version} with {format_count(self.manifest.samples, 'sample')}"
         if self._run is None:
             return "not open"
         done = self._run.progress
         return (
-            f"{counted(self._run.cutter.samples, 'sample')} written, {done.samples:,} of them stored in "
-            f"{counted(done.objects, 'super-sample')}, {format_bytes(done.size_bytes)}"
+            f"{format_count(self._run.sample_writer.samples, 'sample')} written, {done.samples:,} of them stored in "
+            f"{format_count(done.objects, 'super-sample')}, {format_bytes(done.size_bytes)}"
         )
 
     @property
-    def _opened(self) -> RunWriter:
+    def _open_run(self) -> RunWriter:
         if self._run is None:
             raise ConfigError("the packer is not open; use it inside its 'with' block")
         return self._run
@@ -356,7 +356,7 @@ class Packer:
             StoreError: an earlier upload failed.
         """
         with self._lock:
-            if cut := self._packer.cut(sample, where):
+            if cut := self._packer.encode(sample, where):
                 self._thread.run(self._packer.submit(cut))
 
     def extend(self, samples: Iterable[Mapping[str, object]] | Source) -> None:

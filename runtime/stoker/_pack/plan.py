@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal
 
-from stoker._base.retry import PACK_POLICY, RetryingReader, RetryPolicy
-from stoker._base.sizes import counted
+from stoker._base.retry import PACK_RETRY_POLICY, RetryingReader, RetryPolicy
+from stoker._base.sizes import format_count
 from stoker._format import versions
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column, Schema
@@ -22,8 +22,8 @@ from stoker.abc import Readable, Store
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackError, SchemaError
 
 _log = logging.getLogger("stoker.pack.plan")
-_SHOWN_ITEMS = 5
-_SHOWN_CHARACTERS = 60
+_MAX_SHOWN_ITEMS = 5
+_MAX_SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class PackConfig:
     super_sample_bytes: int = 8 << 20
     source: str | None = None
     concurrency: int = 8
-    retry: RetryPolicy = PACK_POLICY
+    retry: RetryPolicy = PACK_RETRY_POLICY
     single_writer: bool = False
 
     def __post_init__(self) -> None:
@@ -97,23 +97,25 @@ async def plan_pack(store: Store, config: PackConfig) -> PackPlan:
         SchemaError: the mode is ``append`` and the data set has another schema.
         PackError: the state of the store does not allow the pack; the message says what to do.
     """
-    base = await versions.newest_manifest(store)
+    base = await versions.find_newest_manifest(store)
     if config.mode == "append":
         check_can_append(store, config.schema, base)
-    identity = _identity(store, config, base if config.mode == "append" else None)
+    identity = _hash_pack(store, config, base if config.mode == "append" else None)
     creates = config.mode == "create" or base is None
     logged = await list_records(store, "" if creates else run_prefix(identity))
     known = [(item.record, item.tag) for item in logged if item.record is not None]
     for record, tag in known:
         if record.identity == identity and not record.is_committed:
-            return await _resumed(store, record, tag, base)
+            return await _plan_resumed_run(store, record, tag, base)
     if creates:
         check_can_create(store, base, [record for record, _ in known])
     tags = {item.key: item.tag for item in logged}
-    return _begun(store, config, identity, base, tags)
+    return _plan_new_run(store, config, identity, base, tags)
 
 
-def _begun(store: Store, config: PackConfig, identity: str, base: Manifest | None, tags: Mapping[str, str]) -> PackPlan:
+def _plan_new_run(
+    store: Store, config: PackConfig, identity: str, base: Manifest | None, tags: Mapping[str, str]
+) -> PackPlan:
     """Return the plan of a new run on top of ``base``; ``tags`` maps the key of each existing record to its tag."""
     run = run_id(identity, 0 if base is None else base.version)
     source = config.source if config.source is not None else store.url
@@ -125,7 +127,7 @@ def _begun(store: Store, config: PackConfig, identity: str, base: Manifest | Non
     )
 
 
-def successor(plan: PackPlan, packed: Manifest, base: Manifest | None, url: str) -> Manifest:
+def build_next_version(plan: PackPlan, packed: Manifest, base: Manifest | None, url: str) -> Manifest:
     """Return the version that adds the plan's run to ``base``, for :func:`stoker._format.versions.commit`.
 
     Args:
@@ -158,10 +160,10 @@ def successor(plan: PackPlan, packed: Manifest, base: Manifest | None, url: str)
         raise PackError(f"the data set at {url} was deleted while samples were packed to append to it")
     if base.schema != packed.schema:
         raise PackError(f"the data set at {url} was overwritten with other columns while samples were packed to append")
-    return base.extended(packed.rows, *packed.runs)
+    return base.append_runs(packed.rows, *packed.runs)
 
 
-def _identity(store: Readable, config: PackConfig, base: Manifest | None) -> str:
+def _hash_pack(store: Readable, config: PackConfig, base: Manifest | None) -> str:
     """Return the hash that identifies a pack: equal for the same samples, mode, schema and size, else different."""
     if config.source is not None:
         source = ["source", config.source]
@@ -186,7 +188,7 @@ def check_can_append(store: Readable, schema: Schema, base: Manifest | None) -> 
     if base.schema != schema:
         raise SchemaError(
             f"the samples do not have the columns of the data set at {store.url}: they have "
-            f"{schema_difference(base.schema, schema)}; "
+            f"{describe_schema_difference(base.schema, schema)}; "
             "append samples with the data set's own columns, in their order"
         )
     return base
@@ -199,7 +201,7 @@ def check_can_create(store: Readable, base: Manifest | None, records: list[PackR
         DatasetExistsError: there is a data set, or there was one that has lost its manifest.
     """
     if base is not None:
-        raise _exists(store, base)
+        raise _exists_error(store, base)
     if any(record.is_committed for record in records):
         raise DatasetExistsError(
             f"the data set at {store.url} has lost its manifest; restore it with: stoker rebuild-manifest {store.url}"
@@ -209,39 +211,40 @@ def check_can_create(store: Readable, base: Manifest | None, records: list[PackR
             "%s has %s of an unfinished pack with another source, size or schema (%.80s); "
             "resume it, or delete it with: stoker gc --abandoned %s --delete %s",
             store.url,
-            counted(len(record), "super-sample"),
+            format_count(len(record), "super-sample"),
             record.source,
             record.run,
             store.url,
         )
 
 
-def _exists(store: Readable, base: Manifest) -> DatasetExistsError:
+def _exists_error(store: Readable, base: Manifest) -> DatasetExistsError:
     return DatasetExistsError(
-        f"there is a data set at {store.url} already (version {base.version}, {counted(base.samples, 'sample')}); "
+        f"there is a data set at {store.url} already (version {base.version}, {format_count(base.samples, 'sample')}); "
         "add to it with mode='append' (stoker pack --append), replace it with mode='overwrite' (stoker pack "
         "--overwrite), or use another URL"
     )
 
 
-async def _resumed(store: Store, record: PackRecord, tag: str, base: Manifest | None) -> PackPlan:
+async def _plan_resumed_run(store: Store, record: PackRecord, tag: str, base: Manifest | None) -> PackPlan:
     dataset = record.run if base is None else base.dataset
     is_in_manifest = base is not None and any(run.run == record.run for run in base.runs)
     if is_in_manifest and record.state == "packing":
         raise PackError(
-            f"an unfinished pack of this source ({counted(len(record), 'super-sample')}) was adopted into the data "
+            f"an unfinished pack of this source ({format_count(len(record), 'super-sample')}) was adopted into "
+            f"the data "
             f"set at {store.url} by rebuild-manifest; pack the missing samples under another name with source="
         )
     if base is not None and record.mode == "create" and not is_in_manifest:
-        raise _exists(store, base)
-    record = await still_stored(store, record, dataset)
+        raise _exists_error(store, base)
+    record = await drop_lost_prefix(store, record, dataset)
     journal = Journal(store, tag, record)
     return PackPlan(dataset=dataset, record=record, journal=journal, is_in_manifest=is_in_manifest)
 
 
-async def still_stored(store: Readable, record: PackRecord, dataset: str) -> PackRecord:
+async def drop_lost_prefix(store: Readable, record: PackRecord, dataset: str) -> PackRecord:
     """Return the record of an unfinished run, without its prefix if objects of the prefix are missing in the store."""
-    if record.prefix is None or await _is_stored(store, record.prefix, dataset):
+    if record.prefix is None or await _is_prefix_stored(store, record.prefix, dataset):
         return record
     _log.warning(
         "%s has lost objects of the unfinished pack %s; packing again from the first sample", store.url, record.run
@@ -249,7 +252,7 @@ async def still_stored(store: Readable, record: PackRecord, dataset: str) -> Pac
     return replace(record, state="packing", prefix=None)
 
 
-async def _is_stored(store: Readable, prefix: Manifest, dataset: str) -> bool:
+async def _is_prefix_stored(store: Readable, prefix: Manifest, dataset: str) -> bool:
     """Return whether every object of a record's prefix is in the store with its recorded size and tag."""
     run = prefix.runs[0].run
     stored = {info.key: info async for info in RetryingReader(store).list(f"data/{run}/")}
@@ -260,46 +263,46 @@ async def _is_stored(store: Readable, prefix: Manifest, dataset: str) -> bool:
     )
 
 
-def schema_difference(there: Schema, given: Schema) -> str:
+def describe_schema_difference(expected: Schema, given: Schema) -> str:
     """Return, in one line, how the schema ``given`` differs from the data set's schema; empty if it does not."""
-    return _listed(_differences(there, given))
+    return _join_names(_iter_differences(expected, given))
 
 
-def _differences(there: Schema, given: Schema) -> Iterator[str]:
-    yield from (f"no column {name!r}" for name in there if name not in given)
-    yield from (f"an unknown column {name!r}" for name in given if name not in there)
-    for name in there:
-        if name in given and there[name] != given[name]:
-            yield f"column {name!r} {_difference(there[name], given[name])}"
-    if there.keys() == given.keys() and list(there) != list(given):
-        yield f"the columns in the order {_listed(given)}, not {_listed(there)}"
+def _iter_differences(expected: Schema, given: Schema) -> Iterator[str]:
+    yield from (f"no column {name!r}" for name in expected if name not in given)
+    yield from (f"an unknown column {name!r}" for name in given if name not in expected)
+    for name in expected:
+        if name in given and expected[name] != given[name]:
+            yield f"column {name!r} {_describe_column_difference(expected[name], given[name])}"
+    if expected.keys() == given.keys() and list(expected) != list(given):
+        yield f"the columns in the order {_join_names(given)}, not {_join_names(expected)}"
 
 
-def _difference(there: Column, given: Column) -> str:
-    theirs, ours = there.to_json(), given.to_json()
+def _describe_column_difference(expected: Column, given: Column) -> str:
+    theirs, ours = expected.to_json(), given.to_json()
     their_classes, our_classes = theirs.pop("classes", None), ours.pop("classes", None)
     if theirs != ours:
-        return f"as {_described(given)}, not {_described(there)}"
+        return f"as {_describe_column(given)}, not {_describe_column(expected)}"
     if their_classes is None or our_classes is None:
         return f"{'without' if our_classes is None else 'with'} names of its classes"
     pairs = enumerate(zip_longest(our_classes, their_classes))
     number, (our_name, their_name) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
     return (
         f"with {len(our_classes):,} classes, not {len(their_classes):,}; the first that differs is number {number}: "
-        f"{_shown(our_name)}, not {_shown(their_name)}"
+        f"{_format_class(our_name)}, not {_format_class(their_name)}"
     )
 
 
-def _described(column: Column) -> str:
+def _describe_column(column: Column) -> str:
     words = column.to_json()
     return " ".join([words["kind"], *(str(words[key]) for key in ("dtype", "shape") if key in words)])
 
 
-def _shown(name: str | None) -> str:
-    return "none" if name is None else repr(name[:_SHOWN_CHARACTERS])
+def _format_class(name: str | None) -> str:
+    return "none" if name is None else repr(name[:_MAX_SHOWN_CHARACTERS])
 
 
-def _listed(items: Iterable[str]) -> str:
+def _join_names(items: Iterable[str]) -> str:
     every = list(items)
-    more = f" and {len(every) - _SHOWN_ITEMS:,} more" if len(every) > _SHOWN_ITEMS else ""
-    return ", ".join(every[:_SHOWN_ITEMS]) + more
+    more = f" and {len(every) - _MAX_SHOWN_ITEMS:,} more" if len(every) > _MAX_SHOWN_ITEMS else ""
+    return ", ".join(every[:_MAX_SHOWN_ITEMS]) + more

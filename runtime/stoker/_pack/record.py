@@ -32,46 +32,46 @@ from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, 
 
 _log = logging.getLogger("stoker.pack.log")
 
-SOURCE_BYTES = 16
+SOURCE_HASH_BYTES = 16
 """Size of the hash of a raw object: the probability of a collision among 10**9 objects is 10**-21."""
-REMEMBERED_SECONDS = 15 * 86_400
+SOURCE_RETENTION_SECONDS = 15 * 86_400
 """How long records keep the hashes of raw objects: queues keep messages for at most 14 days (SQS) or 7 (Pub/Sub)."""
 STATES = ("packing", "complete", "committed")
 MODES = ("create", "append", "overwrite", "deferred")
 """``overwrite``: the version that commits the run has no other run.
 ``deferred``: another process than the packer commits the run; functions pack such runs."""
-_VERSION = re.compile(r"[0-9]{1,9}", re.ASCII)
-_IDENTITY = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_RUN = re.compile(r"[0-9a-f]{16}", re.ASCII)
-RECORD_KEY = re.compile(r"packs/[0-9a-f]{16}\.safetensors", re.ASCII)
+_VERSION_PATTERN = re.compile(r"[0-9]{1,9}", re.ASCII)
+_IDENTITY_PATTERN = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_RUN_PATTERN = re.compile(r"[0-9a-f]{16}", re.ASCII)
+RECORD_KEY_PATTERN = re.compile(r"packs/[0-9a-f]{16}\.safetensors", re.ASCII)
 """Keys of pack records; ``packs/`` has other objects too."""
-_JOB = re.compile(r"([0-9a-f]{16})?", re.ASCII)
-_SECONDS = re.compile(r"[0-9]{1,12}", re.ASCII)
+_JOB_PATTERN = re.compile(r"([0-9a-f]{16})?", re.ASCII)
+_SECONDS_PATTERN = re.compile(r"[0-9]{1,12}", re.ASCII)
 _MAX_ROWS = 1 << 32
-_RECORD_EVERY_OBJECTS, _RECORD_EVERY_FRACTION = 8, 16
-_READS_AT_ONCE = 16
+_MIN_GROWTH_OBJECTS, _GROWTH_FRACTION = 8, 16
+_MAX_CONCURRENT_READS = 16
 
 
-def record_growth(objects: int) -> int:
+def min_record_growth(objects: int) -> int:
     """Return the number of super-samples by which a prefix of ``objects`` grows before the record is written again."""
-    return max(_RECORD_EVERY_OBJECTS, objects // _RECORD_EVERY_FRACTION)
+    return max(_MIN_GROWTH_OBJECTS, objects // _GROWTH_FRACTION)
 
 
-def record_writes(objects: int) -> int:
+def max_record_writes(objects: int) -> int:
     """Return the maximum number of writes of the record of a run of ``objects`` super-samples.
 
     A record is written before the first object, as the prefix grows, when the source has ended, and at the commit.
     """
     recorded, writes = 0, 3
-    while recorded + record_growth(recorded) < objects:  # the last super-sample is still in flight when due
-        recorded += record_growth(recorded)
+    while recorded + min_record_growth(recorded) < objects:  # the last super-sample is still in flight when due
+        recorded += min_record_growth(recorded)
         writes += 1
     return writes
 
 
-def no_sources() -> NDArray[np.uint8]:
+def empty_sources() -> NDArray[np.uint8]:
     """Return an empty array of raw objects' hashes, ``uint8 [0, 16]``."""
-    return np.empty((0, SOURCE_BYTES), np.uint8)
+    return np.empty((0, SOURCE_HASH_BYTES), np.uint8)
 
 
 def record_key(run: str) -> str:
@@ -79,9 +79,9 @@ def record_key(run: str) -> str:
     return f"packs/{run}.safetensors"
 
 
-def run_name(run: str) -> NDArray[np.uint8]:
+def hash_run(run: str) -> NDArray[np.uint8]:
     """Return the hash that represents a run without raw objects, ``uint8 [1, 16]``."""
-    return np.frombuffer(hashlib.blake2b(run.encode(), digest_size=SOURCE_BYTES).digest(), np.uint8)[None]
+    return np.frombuffer(hashlib.blake2b(run.encode(), digest_size=SOURCE_HASH_BYTES).digest(), np.uint8)[None]
 
 
 def run_prefix(identity: str) -> str:
@@ -125,7 +125,7 @@ class PackRecord:
     version: int = 0
     prefix: Manifest | None = None
     job: str = ""
-    sources: NDArray[np.uint8] = field(default_factory=no_sources)
+    sources: NDArray[np.uint8] = field(default_factory=empty_sources)
     replaces: tuple[PackRun, ...] = ()
     committed_seconds: int = 0
 
@@ -140,7 +140,7 @@ class PackRecord:
     @property
     def names(self) -> NDArray[np.uint8]:
         """Hashes that represent the run, ``uint8 [names, 16]``: those of its raw objects, else that of its id."""
-        return self.sources if len(self.sources) else run_name(self.run)
+        return self.sources if len(self.sources) else hash_run(self.run)
 
     @property
     def is_committed(self) -> bool:
@@ -172,7 +172,10 @@ class PackRecord:
             metadata["committed_seconds"] = str(self.committed_seconds)
         data += self.sources.tobytes()
         metadata["crc32c"] = _checksum(metadata, data)
-        return tensorfile.encode_header(metadata, _tensors(len(data) - self.sources.nbytes, len(self.sources))) + data
+        return (
+            tensorfile.encode_header(metadata, _describe_tensors(len(data) - self.sources.nbytes, len(self.sources)))
+            + data
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> PackRecord:
@@ -188,24 +191,24 @@ class PackRecord:
             raise FormatError("this is not a pack record in a format that this version reads; try a newer stoker")
         content = memoryview(data)[header.header_bytes :]
         sources = next((each.shape[0] for each in header.tensors if each.name == "sources" and each.shape), 0)
-        prefix_bytes = len(content) - sources * SOURCE_BYTES
-        if prefix_bytes < 0 or header.tensors != _tensors(prefix_bytes, sources):
+        prefix_bytes = len(content) - sources * SOURCE_HASH_BYTES
+        if prefix_bytes < 0 or header.tensors != _describe_tensors(prefix_bytes, sources):
             raise FormatError("the pack record's tensors are not 'prefix' and, after it, 'sources'")
         if metadata.get("crc32c") != _checksum(metadata, content):
             raise ChecksumError("the pack record is damaged: its checksum differs")
         try:
             record = cls(
-                run=_matched(_RUN, metadata["run"]),
-                identity=_matched(_IDENTITY, metadata["identity"]),
+                run=_check_match(_RUN_PATTERN, metadata["run"]),
+                identity=_check_match(_IDENTITY_PATTERN, metadata["identity"]),
                 source=metadata["source"],
                 mode=metadata["mode"],
                 state=metadata["state"],
-                version=int(_matched(_VERSION, metadata["version"])),
-                prefix=_copied(Manifest.from_bytes(content[:prefix_bytes])) if prefix_bytes else None,
-                job=_matched(_JOB, metadata.get("job", "")),
-                sources=np.frombuffer(content[prefix_bytes:], np.uint8).reshape(sources, SOURCE_BYTES).copy(),
-                replaces=_parsed_replaces(metadata.get("replaces", "[]")),
-                committed_seconds=int(_matched(_SECONDS, metadata.get("committed_seconds", "0"))),
+                version=int(_check_match(_VERSION_PATTERN, metadata["version"])),
+                prefix=_copy_prefix(Manifest.from_bytes(content[:prefix_bytes])) if prefix_bytes else None,
+                job=_check_match(_JOB_PATTERN, metadata.get("job", "")),
+                sources=np.frombuffer(content[prefix_bytes:], np.uint8).reshape(sources, SOURCE_HASH_BYTES).copy(),
+                replaces=_parse_replaces(metadata.get("replaces", "[]")),
+                committed_seconds=int(_check_match(_SECONDS_PATTERN, metadata.get("committed_seconds", "0"))),
             )
         except KeyError as error:
             raise FormatError(f"the pack record's metadata lacks {error}") from None
@@ -223,23 +226,23 @@ class PackRecord:
             raise FormatError("the pack record does not name the raw object of every sample")
 
 
-def _copied(prefix: Manifest) -> Manifest:
-    return replace(prefix, rows=prefix.rows.kept(np.ones(len(prefix), np.bool_)))
+def _copy_prefix(prefix: Manifest) -> Manifest:
+    return replace(prefix, rows=prefix.rows.select(np.ones(len(prefix), np.bool_)))
 
 
-def _tensors(prefix_bytes: int, sources: int) -> tuple[tensorfile.Tensor, ...]:
+def _describe_tensors(prefix_bytes: int, sources: int) -> tuple[tensorfile.TensorInfo, ...]:
     names: list[tuple[str, DType, tuple[int, ...]]] = [("prefix", DTYPES["uint8"], (prefix_bytes,))]
     if sources:
-        names.append(("sources", DTYPES["uint8"], (sources, SOURCE_BYTES)))
-    return tensorfile.laid_out(names)
+        names.append(("sources", DTYPES["uint8"], (sources, SOURCE_HASH_BYTES)))
+    return tensorfile.lay_out(names)
 
 
-def _parsed_replaces(text: str) -> tuple[PackRun, ...]:
+def _parse_replaces(text: str) -> tuple[PackRun, ...]:
     try:
         rows: Any = json.loads(text)
         if not isinstance(rows, list):
             raise TypeError
-        runs = tuple(PackRun(_matched(_RUN, run), first, count) for run, first, count in rows)
+        runs = tuple(PackRun(_check_match(_RUN_PATTERN, run), first, count) for run, first, count in rows)
     except (ValueError, TypeError, RecursionError):
         raise FormatError(f"the pack record's 'replaces' is not a list of rows: {text[:80]!r}") from None
     if not all(type(n) is int and 0 <= n < _MAX_ROWS for run in runs for n in (run.first_number, run.rows)):
@@ -252,14 +255,14 @@ def _checksum(metadata: Mapping[str, str], data: bytes | memoryview) -> str:
     return f"{crc32c(data, crc32c(said)):08x}"
 
 
-def _matched(pattern: re.Pattern[str], text: str) -> str:
+def _check_match(pattern: re.Pattern[str], text: str) -> str:
     if not pattern.fullmatch(text):
         raise FormatError(f"the pack record has {text[:80]!r}, which does not match {pattern.pattern}")
     return text
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class StoredRecord:
     """A pack record as stored.
 
     Attributes:
@@ -275,7 +278,7 @@ class Logged:
 
 async def list_records(
     store: Readable, run_prefix: str = "", *, known: Mapping[str, tuple[str, PackRecord]] | None = None
-) -> list[Logged]:
+) -> list[StoredRecord]:
     """Return the records of the runs whose id starts with ``run_prefix``, in key order; log damaged ones.
 
     Args:
@@ -285,23 +288,23 @@ async def list_records(
     """
     reader = RetryingReader(store)
     known = known or {}
-    found: dict[str, Logged] = {}
+    found: dict[str, StoredRecord] = {}
 
     async def read(info: ObjectInfo) -> None:
         tag, record = known.get(info.key, ("", None))
-        logged = Logged(info.key, tag, record) if tag == info.tag else await read_record(reader, info.key)
+        logged = StoredRecord(info.key, tag, record) if tag == info.tag else await read_record(reader, info.key)
         if logged is not None:
             found[info.key] = logged
 
     try:
-        listed = [info async for info in reader.list(f"packs/{run_prefix}") if RECORD_KEY.fullmatch(info.key)]
+        listed = [info async for info in reader.list(f"packs/{run_prefix}") if RECORD_KEY_PATTERN.fullmatch(info.key)]
     except NotFoundError:  # the bucket itself does not exist, such as a local folder before its first object
         return []
-    await for_each(listed, read, concurrency=_READS_AT_ONCE)
+    await for_each(listed, read, concurrency=_MAX_CONCURRENT_READS)
     return [found[key] for key in sorted(found)]
 
 
-async def read_record(store: Readable, key: str) -> Logged | None:
+async def read_record(store: Readable, key: str) -> StoredRecord | None:
     """Return the record stored under a key, None if there is no object; log a damaged one."""
     reader = RetryingReader(store)
     try:
@@ -314,8 +317,8 @@ async def read_record(store: Readable, key: str) -> Logged | None:
             raise FormatError(f"it has the record of run {record.run}")
     except (FormatError, ChecksumError) as error:
         _log.warning("ignoring the pack record %s/%s: %s", reader.url, key, error)
-        return Logged(key, info.tag, None)
-    return Logged(key, info.tag, record)
+        return StoredRecord(key, info.tag, None)
+    return StoredRecord(key, info.tag, record)
 
 
 class Journal:

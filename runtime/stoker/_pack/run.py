@@ -13,20 +13,20 @@ from functools import partial
 
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingStore
-from stoker._base.task_group import InOrder, in_order, task_group
-from stoker._format.identity import hashed
+from stoker._base.task_group import OrderedTasks, run_in_order, task_group
+from stoker._format.identity import compute_sha256_128
 from stoker._format.manifest import Manifest, object_key
 from stoker._format.schema import Schema
-from stoker._format.supersample import Origin, Packed, SuperSample, SuperSampleBuilder
-from stoker._pack.record import Journal, PackRecord, record_growth
+from stoker._format.supersample import PackOrigin, SuperSample, SuperSampleBuilder, SuperSampleRecord
+from stoker._pack.record import Journal, PackRecord, min_record_growth
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ChecksumError, PackError, StokerError
 
-_UPLOADS_AGAIN = 4
+_REPACK_UPLOADS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class FinishedSuperSample:
     """A finished super-sample.
 
     Attributes:
@@ -35,10 +35,10 @@ class Cut:
     """
 
     data: bytes
-    packed: Packed
+    packed: SuperSampleRecord
 
 
-class Cutter:
+class SuperSampleWriter:
     """Collects samples and finishes a super-sample when the next sample would make it too large; performs no I/O.
 
     Args:
@@ -74,7 +74,7 @@ class Cutter:
         self.objects += objects
         self.samples += samples
 
-    def add(self, sample: Mapping[str, object], where: str = "") -> Cut | None:
+    def add(self, sample: Mapping[str, object], where: str = "") -> FinishedSuperSample | None:
         """Add a sample, and return the super-sample that ended before it, if any.
 
         Args:
@@ -88,25 +88,25 @@ class Cutter:
         name = f"sample {self.samples}" + (f" ({where})" if where else "")
         return self.add_encoded(self.schema.encode(sample, name), name)
 
-    def add_encoded(self, values: list[bytes], name: str) -> Cut | None:
+    def add_encoded(self, values: list[bytes], name: str) -> FinishedSuperSample | None:
         """Add a sample encoded by :meth:`Schema.encode`; like :meth:`add`, with the sample's ``name`` in errors."""
         cut = None
         if self._builder.size_with(values) > self._super_sample_bytes:
             self._check_fits(values, name)
-            cut = self._cut(is_last=False)
+            cut = self._finish_current(is_last=False)
         self._builder.add(values)
         self.samples += 1
         return cut
 
-    def finish(self) -> Cut | None:
+    def finish(self) -> FinishedSuperSample | None:
         """Return the run's last super-sample, which was under construction; None if it has no samples."""
-        return self._cut(is_last=True) if len(self._builder) else None
+        return self._finish_current(is_last=True) if len(self._builder) else None
 
-    def _cut(self, *, is_last: bool) -> Cut:
-        origin = Origin(dataset=self.dataset, run=self.run, ordinal=self.objects)
+    def _finish_current(self, *, is_last: bool) -> FinishedSuperSample:
+        origin = PackOrigin(dataset=self.dataset, run=self.run, ordinal=self.objects)
         data, packed = self._builder.finish(origin, is_last=is_last)
         self.objects += 1
-        return Cut(data, packed)
+        return FinishedSuperSample(data, packed)
 
     def _check_fits(self, values: list[bytes], name: str) -> None:
         alone = SuperSampleBuilder(self.schema).size_with(values)
@@ -139,14 +139,14 @@ class RunWriter:
 
     Args:
         store: store of the data set.
-        cutter: builder of the run's super-samples.
+        sample_writer: builder of the run's super-samples.
         record: initial record of the run, with its durable prefix.
         journal: journal of the run.
         on_progress: called with the durable progress each time it grows.
         concurrency: maximum number of concurrent uploads. Memory holds this many super-samples and one that waits.
 
     Attributes:
-        cutter: builder of the super-samples for :meth:`submit`.
+        sample_writer: builder of the super-samples for :meth:`submit`.
         record: initial record of the run.
         packed: durable prefix, as far as it was compared or skipped.
         progress: durable progress.
@@ -155,19 +155,19 @@ class RunWriter:
     def __init__(
         self,
         store: RetryingStore,
-        cutter: Cutter,
+        sample_writer: SuperSampleWriter,
         record: PackRecord,
         journal: Journal,
         on_progress: Callable[[PackProgress], object] | None = None,
         *,
-        concurrency: int = _UPLOADS_AGAIN,
+        concurrency: int = _REPACK_UPLOADS,
     ) -> None:
         self.record = record
-        self.packed: list[Packed] = []
+        self.packed: list[SuperSampleRecord] = []
         self.progress = PackProgress()
-        self._store, self.cutter, self._journal, self._on_progress = store, cutter, journal, on_progress
-        self._uploads = InOrder(concurrency, self._take_in)
-        self._durable = [] if record.prefix is None else [packed for _, packed in record.prefix.packed()]
+        self._store, self.sample_writer, self._journal, self._on_progress = store, sample_writer, journal, on_progress
+        self._uploads = OrderedTasks(concurrency, self._append_durable)
+        self._durable = [] if record.prefix is None else [packed for _, packed in record.prefix.records()]
 
     async def begin(self) -> None:
         """Record the run before its first object, so that garbage collection does not delete its objects."""
@@ -175,31 +175,33 @@ class RunWriter:
 
     def skip_durable(self) -> None:
         """Continue after the durable samples without comparing them, for a source that is known to be unchanged."""
-        self.cutter.skip(len(self._durable), self.record.samples)
-        self._take_in(self._durable)
+        self.sample_writer.skip(len(self._durable), self.record.samples)
+        self._append_durable(self._durable)
 
-    async def submit(self, cut: Cut) -> None:
+    async def submit(self, finished: FinishedSuperSample) -> None:
         """Upload a super-sample; waits while ``concurrency`` uploads run.
 
         Args:
-            cut: the next super-sample of :attr:`cutter`.
+            finished: the next super-sample of :attr:`sample_writer`.
 
         Raises:
             PackError: the source differs from that of the resumed pack.
             StoreError: an earlier upload failed.
         """
-        number = cut.packed.ordinal
+        number = finished.packed.ordinal
         if number < len(self._durable):
             durable = self._durable[number]
-            if replace(cut.packed, tag=durable.tag, sha256_128=durable.sha256_128) != durable:
-                raise self._source_changed(f"super-sample {number}, before sample {self.cutter.samples}, differs")
-            self._take_in([durable])
+            if replace(finished.packed, tag=durable.tag, sha256_128=durable.sha256_128) != durable:
+                raise self._source_changed_error(
+                    f"super-sample {number}, before sample {self.sample_writer.samples}, differs"
+                )
+            self._append_durable([durable])
             return
         if self.record.state != "packing":
-            raise self._source_changed(f"it has more than its {self.record.samples} samples")
-        await self._uploads.add(partial(self._upload, cut))
+            raise self._source_changed_error(f"it has more than its {self.record.samples} samples")
+        await self._uploads.add(partial(self._upload, finished))
         recorded = 0 if self._journal.recorded is None else len(self._journal.recorded)
-        if len(self.packed) - recorded >= record_growth(recorded):
+        if len(self.packed) - recorded >= min_record_growth(recorded):
             await self._save(self.packed, "packing")
 
     async def complete(self) -> None:
@@ -209,22 +211,22 @@ class RunWriter:
             PackError: the source has fewer samples than the resumed pack had.
             StoreError: an upload failed.
         """
-        if cut := self.cutter.finish():
+        if cut := self.sample_writer.finish():
             await self.submit(cut)
         await self._uploads.finish()
         if len(self.packed) < len(self._durable):
-            ended, packed = self.cutter.samples, self.record.samples
-            raise self._source_changed(f"it ended after {ended} samples, but {packed} were packed before")
+            ended, packed = self.sample_writer.samples, self.record.samples
+            raise self._source_changed_error(f"it ended after {ended} samples, but {packed} were packed before")
         if self.packed:
             await self._save(self.packed, "complete")
 
-    async def committed(self, version: int) -> None:
+    async def record_commit(self, version: int) -> None:
         """Record that a version of the manifest has the run."""
         await self._save(self.packed, "committed", version)
 
-    async def keep(self, *, seconds: float | None = None) -> None:
-        """Stop: wait at most ``seconds`` for the uploads (None: until all end), and record the durable prefix."""
-        if await self._uploads.keep(seconds):
+    async def stop(self, *, timeout_seconds: float | None = None) -> None:
+        """Wait at most ``timeout_seconds`` for uploads (None: for all), and record the durable prefix."""
+        if await self._uploads.wait_all(timeout_seconds):
             with suppress(StokerError):
                 await self._save(self.packed, "packing")
 
@@ -232,7 +234,7 @@ class RunWriter:
         """Cancel the uploads in flight."""
         await self._uploads.cancel()
 
-    def manifest(self, packed: list[Packed]) -> Manifest:
+    def manifest(self, packed: list[SuperSampleRecord]) -> Manifest:
         """Return a manifest of the run's first super-samples.
 
         Raises:
@@ -246,9 +248,9 @@ class RunWriter:
                     f"doubled; nothing was committed: delete the run with stoker gc --abandoned {run} --delete, and "
                     "pack again"
                 )
-        return Manifest.of(self.cutter.dataset, self.cutter.schema, [(run, each) for each in packed])
+        return Manifest.of(self.sample_writer.dataset, self.sample_writer.schema, [(run, each) for each in packed])
 
-    def _take_in(self, packed: list[Packed]) -> None:
+    def _append_durable(self, packed: list[SuperSampleRecord]) -> None:
         """Append super-samples to the durable prefix and report the progress."""
         if not packed:
             return
@@ -261,18 +263,18 @@ class RunWriter:
         if self._on_progress is not None:
             self._on_progress(self.progress)
 
-    async def _upload(self, cut: Cut) -> Packed:
-        key = object_key(self.record.run, cut.packed.ordinal)
-        stored = await put_super_sample(self._store, key, cut.data, cut.packed)
+    async def _upload(self, finished: FinishedSuperSample) -> SuperSampleRecord:
+        key = object_key(self.record.run, finished.packed.ordinal)
+        stored = await put_super_sample(self._store, key, finished.data, finished.packed)
         if stored is None:
-            raise self._source_changed(f"{self._store.url}/{key} holds other samples")
+            raise self._source_changed_error(f"{self._store.url}/{key} holds other samples")
         return stored
 
-    async def _save(self, packed: list[Packed], state: str, version: int = 0) -> None:
+    async def _save(self, packed: list[SuperSampleRecord], state: str, version: int = 0) -> None:
         prefix = self.manifest(packed) if packed else None
         await self._journal.save(replace(self.record, state=state, version=version, prefix=prefix))
 
-    def _source_changed(self, what: str) -> PackError:
+    def _source_changed_error(self, what: str) -> PackError:
         """Return the error for a source that differs from the one that the run began with."""
         return PackError(
             f"the source differs from the one that the unfinished pack began with: {what}; pack the original again to "
@@ -281,7 +283,9 @@ class RunWriter:
         )
 
 
-async def put_super_sample(store: RetryingStore, key: str, data: bytes, packed: Packed) -> Packed | None:
+async def put_super_sample(
+    store: RetryingStore, key: str, data: bytes, packed: SuperSampleRecord
+) -> SuperSampleRecord | None:
     """Write a super-sample unless it exists already, and hash it in a thread meanwhile.
 
     Args:
@@ -294,17 +298,17 @@ async def put_super_sample(store: RetryingStore, key: str, data: bytes, packed: 
         The entry with tag and hash; None if the key has another object.
     """
     async with task_group() as group:
-        hashing = group.create_task(hashed(data))
+        hashing = group.create_task(compute_sha256_128(data))
         info = await store.put_once(key, data)
     return None if info is None else replace(packed, tag=info.tag, sha256_128=hashing.result())
 
 
-async def pack_again(
+async def repack(
     store: RetryingStore,
     refs: Iterable[ObjectRef],
     record: PackRecord,
     journal: Journal,
-    cutter: Cutter,
+    sample_writer: SuperSampleWriter,
     is_wanted: Callable[[int], bool] = lambda sample: True,
 ) -> PackRecord:
     """Pack the samples of existing super-samples as a new run, in order and without decoding; return its final record.
@@ -316,7 +320,7 @@ async def pack_again(
         refs: references of the super-samples to read.
         record: initial record of the run.
         journal: journal of the run.
-        cutter: builder of the run's super-samples.
+        sample_writer: builder of the run's super-samples.
         is_wanted: function of a sample's index among all samples that returns whether to pack the sample.
 
     Raises:
@@ -326,15 +330,17 @@ async def pack_again(
     begun = journal.recorded or record
     if begun.state != "packing":
         return begun
-    writer = RunWriter(store, cutter, begun, journal)
+    writer = RunWriter(store, sample_writer, begun, journal)
     await writer.begin()
     try:
         number = 0
-        reads = ((ref.size_bytes, partial(_read_again, store, ref)) for ref in refs)
-        async with aclosing(in_order(reads)) as found:
+        reads = ((ref.size_bytes, partial(_read_super_sample, store, ref)) for ref in refs)
+        async with aclosing(run_in_order(reads)) as found:
             async for sample in found:
                 for row in range(len(sample)):
-                    if is_wanted(number) and (cut := cutter.add_encoded(sample.encoded(row), f"sample {number}")):
+                    if is_wanted(number) and (
+                        cut := sample_writer.add_encoded(sample.encode_row(row), f"sample {number}")
+                    ):
                         await writer.submit(cut)
                     number += 1
         await writer.complete()
@@ -343,7 +349,7 @@ async def pack_again(
     return journal.recorded or begun
 
 
-async def _read_again(store: Readable, ref: ObjectRef) -> SuperSample:
+async def _read_super_sample(store: Readable, ref: ObjectRef) -> SuperSample:
     for _ in range(2):  # the first read may have been damaged in transit
         data = bytearray(ref.size_bytes)
         await store.get_range(ref.key, 0, len(data), into=memoryview(data))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from stoker._stores.options import is_this_machine
+from stoker._stores.options import is_loopback
 from stoker.errors import ConfigError
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
@@ -46,7 +46,7 @@ class Address:
     @property
     def is_local(self) -> bool:
         """Whether the host is a loopback address."""
-        return is_this_machine(self.host)
+        return is_loopback(self.host)
 
     @property
     def is_everywhere(self) -> bool:

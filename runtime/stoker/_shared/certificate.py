@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from stoker._base.plugins import needs_extra
+from stoker._base.plugins import require_extra
 from stoker.errors import ConfigError
 
 _LIFE = timedelta(days=3650)
@@ -31,7 +31,7 @@ class ServerTls:
     fingerprint: str
 
 
-def given_tls(chain: Path, key: Path) -> ServerTls:
+def load_tls(chain: Path, key: Path) -> ServerTls:
     """Load a certificate from PEM files.
 
     Args:
@@ -41,11 +41,11 @@ def given_tls(chain: Path, key: Path) -> ServerTls:
     Raises:
         ConfigError: The files cannot be used.
     """
-    return ServerTls(server_context(chain, key), fingerprint_of(chain))
+    return ServerTls(server_context(chain, key), read_fingerprint(chain))
 
 
 def server_context(chain: Path, key: Path) -> ssl.SSLContext:
-    """Return a TLS 1.3 server context with a certificate and its key; see :func:`given_tls`.
+    """Return a TLS 1.3 server context with a certificate and its key; see :func:`load_tls`.
 
     Raises:
         ConfigError: The files cannot be used.
@@ -59,7 +59,7 @@ def server_context(chain: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
-def fingerprint_of(chain: Path) -> str:
+def read_fingerprint(chain: Path) -> str:
     """Return the SHA-256 of the first certificate in a PEM file, 64 hexadecimal digits.
 
     Raises:
@@ -78,7 +78,7 @@ def _refuse_passphrase() -> str:
     raise ValueError("the key has a passphrase")
 
 
-def ephemeral_tls(extra: str = "tier") -> ServerTls:
+def create_ephemeral_tls(extra: str = "tier") -> ServerTls:
     """Create a self-signed certificate for this process.
 
     Args:
@@ -88,13 +88,13 @@ def ephemeral_tls(extra: str = "tier") -> ServerTls:
         MissingExtraError: The package cryptography is not installed.
     """
     with _ephemeral_files(extra) as (chain, key):
-        return given_tls(chain, key)
+        return load_tls(chain, key)
 
 
 @contextmanager
 def _ephemeral_files(extra: str) -> Iterator[tuple[Path, Path]]:
     """Yield the files of a new certificate and its key, which OpenSSL needs; only this user may read them."""
-    with needs_extra("a certificate for TLS, where --certificate and --key give none,", extra):
+    with require_extra("a certificate for TLS, where --certificate and --key give none,", extra):
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec

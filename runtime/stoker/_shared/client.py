@@ -25,15 +25,15 @@ from stoker._shared.protocol import (
     METRIC_PREFIX,
     METRICS_PATH,
     OBJECTS_PATH,
-    BatchAnswer,
-    PartInto,
+    BatchResponse,
+    RangeInto,
     encode_request,
-    split,
+    split_requests,
 )
-from stoker._shared.secret import VARIABLE, TierSecret
-from stoker._stores.http import Call, Destination, Reply, Rule, error_of
+from stoker._shared.secret import SECRET_VARIABLE, TierSecret
+from stoker._stores.http import Destination, ErrorRule, HttpRequest, HttpResponse, create_error
 from stoker._stores.http_session import Connections
-from stoker._stores.options import HttpOptions, is_this_machine
+from stoker._stores.options import HttpOptions, is_loopback
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import (
     ConfigError,
@@ -57,15 +57,21 @@ _DONE = (200, 201, 204)
 _NO_ROOM = 507
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _EXAMPLE = "write for example https://10.0.0.9:7412?fingerprint=…, as `stoker tier serve` prints it"
-_REFUSED: Rule = (StoreError, "the tier server, or a proxy before it, refuses the request; check the URL and the proxy")
-_FAILED: Rule = (ServerError, "the tier server, or a proxy before it, failed; see its log")
-_BUSY: Rule = (ThrottledError, "the tier server, or a proxy before it, is overloaded")
-_RULES: dict[str, Rule] = {
+_REFUSED: ErrorRule = (
+    StoreError,
+    "the tier server, or a proxy before it, refuses the request; check the URL and the proxy",
+)
+_FAILED: ErrorRule = (ServerError, "the tier server, or a proxy before it, failed; see its log")
+_BUSY: ErrorRule = (ThrottledError, "the tier server, or a proxy before it, is overloaded")
+_RULES: dict[str, ErrorRule] = {
     **{str(status): _REFUSED for status in range(300, 500)},
     **{str(status): _FAILED for status in range(500, 600)},
     "429": _BUSY,
     "503": _BUSY,
-    "401": (CredentialsError, f"the tier server does not know this tenant; set {VARIABLE} to the server's secret"),
+    "401": (
+        CredentialsError,
+        f"the tier server does not know this tenant; set {SECRET_VARIABLE} to the server's secret",
+    ),
 }
 
 _log = logging.getLogger("stoker.tier.client")
@@ -102,7 +108,7 @@ class ServerAddress:
         except ValueError:
             raise ConfigError(f"this is not the URL of a tier server; {_EXAMPLE}") from None
         if parts.username is not None or parts.password is not None:
-            raise ConfigError(f"the URL of a tier holds a user or password; the secret belongs in {VARIABLE}")
+            raise ConfigError(f"the URL of a tier holds a user or password; the secret belongs in {SECRET_VARIABLE}")
         origin = f"{parts.scheme}://{parts.netloc}"
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.path not in ("", "/"):
             raise ConfigError(f"{origin} with the path {parts.path!r:.80} is not a tier server's URL; {_EXAMPLE}")
@@ -110,12 +116,12 @@ class ServerAddress:
             raise ConfigError(
                 f"{origin}: the URL of a tier server takes only the setting fingerprint=, not {', '.join(settings)}"
             )
-        if parts.scheme == "http" and not is_this_machine(parts.hostname):
+        if parts.scheme == "http" and not is_loopback(parts.hostname):
             raise ConfigError(f"{origin}: unencrypted traffic could be read and changed on the network; use https://")
-        return cls(origin, _fingerprint_of(settings, origin))
+        return cls(origin, _parse_fingerprint(settings, origin))
 
 
-def _fingerprint_of(settings: Mapping[str, str], origin: str) -> str:
+def _parse_fingerprint(settings: Mapping[str, str], origin: str) -> str:
     """Return the fingerprint in the settings of a URL, empty if there is none.
 
     Raises:
@@ -141,7 +147,7 @@ class SharedTier:
 
     def __init__(self, servers: Sequence[ServerAddress], secret: TierSecret) -> None:
         self._servers, self._secret = tuple(servers), secret
-        self._sides = PerLoop(lambda: _Side(self._servers, secret))
+        self._clients = PerLoop(lambda: _LoopClient(self._servers, secret))
 
     def place(self, ref: ObjectRef) -> str:
         """Return the origin of the server that is responsible for an object; empty if there is only one server."""
@@ -154,7 +160,7 @@ class SharedTier:
             StoreError: The server cannot be reached, or sent an invalid response.
         """
         name = self._name(ref)
-        return await self._sides.get().read(self._server(name), name, into)
+        return await self._clients.get().read(self._server(name), name, into)
 
     async def read_ranges(self, parts: Sequence[tuple[ObjectRef, int, memoryview]]) -> list[bool]:
         """Read ranges of objects, by one request per server for up to 1,024 ranges or 256 MiB.
@@ -174,10 +180,10 @@ class SharedTier:
             StoreError: A server cannot be reached, or sent an invalid response; ranges on other servers may be filled.
         """
         asked: dict[ServerAddress, list[int]] = {}
-        wanted = [PartInto(self._name(ref), start, into) for ref, start, into in parts]
+        wanted = [RangeInto(self._name(ref), start, into) for ref, start, into in parts]
         for number, part in enumerate(wanted):
             asked.setdefault(self._server(part.name), []).append(number)
-        side, found = self._sides.get(), [False] * len(wanted)
+        side, found = self._clients.get(), [False] * len(wanted)
 
         async def ask(server: ServerAddress, numbers: list[int]) -> None:
             for number, is_found in zip(
@@ -194,24 +200,24 @@ class SharedTier:
         """Offer an object to its server, if the server can verify it (by SHA-256) and there is memory for a copy."""
         if ref.sha256_128 is not None:
             name = self._name(ref)
-            self._sides.get().offer(self._server(name), name, self._secret.group(ref.dataset), data)
+            self._clients.get().offer(self._server(name), name, self._secret.group_id(ref.dataset), data)
 
     def reject(self, ref: ObjectRef) -> None:
         """Have the server delete an object whose bytes were wrong."""
         name = self._name(ref)
-        self._sides.get().reject(self._server(name), name)
+        self._clients.get().reject(self._server(name), name)
 
     async def flush(self) -> int:
         """Wait until no offer of the running loop is pending; return how many offers servers have accepted in all."""
-        return await self._sides.get().flush()
+        return await self._clients.get().flush()
 
     async def close(self) -> None:
         """Close the running loop's connections; pending offers are dropped. Idempotent."""
-        if (side := self._sides.take()) is not None:
+        if (side := self._clients.pop()) is not None:
             await side.close()
 
     def _name(self, ref: ObjectRef) -> str:
-        return self._secret.name(ref)
+        return self._secret.object_name(ref)
 
     def _server(self, name: str) -> ServerAddress:
         if len(self._servers) == 1:
@@ -221,7 +227,7 @@ class SharedTier:
         )
 
 
-class _Side:
+class _LoopClient:
     """Connections and pending offers of one event loop."""
 
     def __init__(self, servers: Sequence[ServerAddress], secret: TierSecret) -> None:
@@ -231,49 +237,51 @@ class _Side:
         }
         self._offers: dict[str, asyncio.Task[None]] = {}
         self._rejections: dict[str, asyncio.Task[bool]] = {}
-        self._turns = {server: asyncio.Semaphore(_OFFERS) for server in servers}
+        self._offer_limits = {server: asyncio.Semaphore(_OFFERS) for server in servers}
         self._offers_from_seconds: dict[ServerAddress, float] = {}
-        self._refusing: set[ServerAddress] = set()
-        self._copies = _Copies(_PENDING_BYTES)
+        self._servers_with_warning: set[ServerAddress] = set()
+        self._copies = _BufferPool(_PENDING_BYTES)
         self._accepted_offers = 0
 
     async def read(self, server: ServerAddress, name: str, into: memoryview) -> bool:
-        call = self._call("GET", server, name)
-        reply = await self._connections[server].reader.read(call, Destination(into, 0, len(into)))
+        call = self._create_request("GET", server, name)
+        reply = await self._connections[server].reader.send(call, Destination(into, 0, len(into)))
         if reply.status == 404:
             return False
-        if reply.refused:
-            raise _error_of(call, reply)
+        if reply.is_error:
+            raise _response_error(call, reply)
         return True
 
-    async def read_ranges(self, server: ServerAddress, parts: Sequence[PartInto]) -> list[bool]:
+    async def read_ranges(self, server: ServerAddress, parts: Sequence[RangeInto]) -> list[bool]:
         found: list[bool] = []
         url = server.origin + BATCH_PATH
-        for each in split(parts):
+        for each in split_requests(parts):
             body = encode_request(each)
             headers = {**self._headers, "Content-Length": str(len(body))}
-            answer = BatchAnswer(url, each)
-            call = Call(method="POST", url=url, headers=headers, address=url, data=body, sink=answer.take)
-            reply = await self._connections[server].reader.read(call)
-            if reply.refused:
-                raise _error_of(call, reply)
+            answer = BatchResponse(url, each)
+            call = HttpRequest(method="POST", url=url, headers=headers, address=url, data=body, on_body=answer.receive)
+            reply = await self._connections[server].reader.send(call)
+            if reply.is_error:
+                raise _response_error(call, reply)
             found += answer.finish()
         return found
 
     def offer(self, server: ServerAddress, name: str, group: str, data: memoryview) -> None:
         loop = asyncio.get_running_loop()
         is_put_off = loop.time() < self._offers_from_seconds.get(server, 0.0)
-        if is_put_off or name in self._offers or (buffer := self._copies.take(len(data))) is None:
+        if is_put_off or name in self._offers or (buffer := self._copies.acquire(len(data))) is None:
             return
         copy = memoryview(buffer)[: len(data)]
         copy[:] = data
-        task = loop.create_task(self._hand_over(server, name, group, copy))
+        task = loop.create_task(self._send_offer(server, name, group, copy))
         self._offers[name] = task
-        task.add_done_callback(lambda _: self._handed_over(name, buffer))
+        task.add_done_callback(lambda _: self._finish_offer(name, buffer))
 
     def reject(self, server: ServerAddress, name: str) -> None:
         if name not in self._rejections:
-            task = asyncio.get_running_loop().create_task(self._send(server, self._call("DELETE", server, name)))
+            task = asyncio.get_running_loop().create_task(
+                self._send(server, self._create_request("DELETE", server, name))
+            )
             self._rejections[name] = task
             task.add_done_callback(lambda _: self._rejections.pop(name))
 
@@ -287,46 +295,46 @@ class _Side:
         for connections in self._connections.values():
             await connections.close()
 
-    def _call(
+    def _create_request(
         self,
         method: str,
         server: ServerAddress,
         name: str,
         data: object = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Call:
+    ) -> HttpRequest:
         url = f"{server.origin}{OBJECTS_PATH}{name}"
-        return Call(method=method, url=url, headers={**self._headers, **(headers or {})}, address=url, data=data)
+        return HttpRequest(method=method, url=url, headers={**self._headers, **(headers or {})}, address=url, data=data)
 
-    async def _hand_over(self, server: ServerAddress, name: str, group: str, data: memoryview) -> None:
+    async def _send_offer(self, server: ServerAddress, name: str, group: str, data: memoryview) -> None:
         headers = {GROUP_HEADER: group, "Expect": "100-continue", "Content-Length": str(len(data))}
-        call = self._call("PUT", server, name, _pieces(data), headers)
-        async with self._turns[server]:
+        call = self._create_request("PUT", server, name, _pieces(data), headers)
+        async with self._offer_limits[server]:
             if asyncio.get_running_loop().time() >= self._offers_from_seconds.get(server, 0.0):
                 is_accepted = await self._send(server, call)
                 self._accepted_offers += is_accepted
 
-    async def _send(self, server: ServerAddress, call: Call) -> bool:
+    async def _send(self, server: ServerAddress, call: HttpRequest) -> bool:
         """Send a request in the background; a failure pauses offers to the server and is logged."""
         try:
             async with asyncio.timeout(_OFFER_SECONDS):
-                reply = await self._connections[server].writer.read(call)
+                reply = await self._connections[server].writer.send(call)
         except (StokerError, TimeoutError) as error:
-            self._put_off(server, str(error) or "it did not answer in time")
+            self._pause_offers(server, str(error) or "it did not answer in time")
             return False
         if reply.status in _DONE:
-            self._refusing.discard(server)
+            self._servers_with_warning.discard(server)
         elif reply.status == _NO_ROOM:
             self._offers_from_seconds[server] = asyncio.get_running_loop().time() + _PAUSE_SECONDS
         else:
-            self._put_off(server, str(_error_of(call, reply)))
+            self._pause_offers(server, str(_response_error(call, reply)))
         return reply.status in _DONE
 
-    def _put_off(self, server: ServerAddress, why: str) -> None:
+    def _pause_offers(self, server: ServerAddress, why: str) -> None:
         """Pause offers to a server, since each offer costs a copy; log the reason of the first pause."""
         self._offers_from_seconds[server] = asyncio.get_running_loop().time() + _PAUSE_SECONDS
-        if server not in self._refusing:
-            self._refusing.add(server)
+        if server not in self._servers_with_warning:
+            self._servers_with_warning.add(server)
             _log.warning(
                 "the tier server %s accepts no objects, so it is offered at most one every %g s: %s",
                 server.origin,
@@ -334,12 +342,12 @@ class _Side:
                 why,
             )
 
-    def _handed_over(self, name: str, buffer: bytearray) -> None:
+    def _finish_offer(self, name: str, buffer: bytearray) -> None:
         del self._offers[name]
-        self._copies.give_back(buffer)
+        self._copies.release(buffer)
 
 
-class _Copies:
+class _BufferPool:
     """A pool of buffers for copies: allocating fresh pages costs several times as much as the copy.
 
     Args:
@@ -351,7 +359,7 @@ class _Copies:
         self._held_bytes = 0
         self._spare: list[bytearray] = []
 
-    def take(self, size_bytes: int) -> bytearray | None:
+    def acquire(self, size_bytes: int) -> bytearray | None:
         """Return a buffer of at least this size and at most twice it; None if that would exceed the limit."""
         for number, buffer in enumerate(self._spare):
             if size_bytes <= len(buffer) <= 2 * size_bytes:
@@ -363,7 +371,7 @@ class _Copies:
         self._held_bytes += size_bytes
         return bytearray(size_bytes)
 
-    def give_back(self, buffer: bytearray) -> None:
+    def release(self, buffer: bytearray) -> None:
         """Return a buffer to the pool."""
         self._spare.append(buffer)
 
@@ -374,7 +382,7 @@ async def read_metrics(server: ServerAddress, secret: TierSecret) -> dict[str, f
     Raises:
         StoreError: The server cannot be reached, or sent an invalid response.
     """
-    text = (await ask_server(server, secret, METRICS_PATH)).decode("utf-8", "replace")
+    text = (await get_with_metrics_token(server, secret, METRICS_PATH)).decode("utf-8", "replace")
     said = (line.rpartition(" ") for line in text.splitlines() if line[:1] != "#")
     try:
         return {name.removeprefix(METRIC_PREFIX): float(value) for name, _, value in said}
@@ -384,7 +392,7 @@ async def read_metrics(server: ServerAddress, secret: TierSecret) -> dict[str, f
         ) from None
 
 
-async def ask_server(server: ServerAddress, secret: TierSecret, path: str) -> bytes:
+async def get_with_metrics_token(server: ServerAddress, secret: TierSecret, path: str) -> bytes:
     """Return the body of a server's response to a GET with the metrics token.
 
     Raises:
@@ -392,14 +400,14 @@ async def ask_server(server: ServerAddress, secret: TierSecret, path: str) -> by
     """
     url = f"{server.origin}{path}"
     headers = {"Authorization": f"Bearer {secret.metrics_token}"}
-    call = Call(method="GET", url=url, headers=headers, address=url)
+    call = HttpRequest(method="GET", url=url, headers=headers, address=url)
     connections = Connections(_HTTP, server.origin, fingerprint=server.fingerprint)
     try:
-        reply = await connections.reader.read(call)
+        reply = await connections.reader.send(call)
     finally:
         await connections.close()
-    if reply.refused:
-        raise _error_of(call, reply)
+    if reply.is_error:
+        raise _response_error(call, reply)
     return bytes(reply.body)
 
 
@@ -409,11 +417,11 @@ async def _pieces(data: memoryview) -> AsyncIterator[memoryview]:
         yield data[start : start + _PIECE_BYTES]
 
 
-def _error_of(call: Call, reply: Reply) -> StoreError:
-    return error_of(call.address, reply, _RULES, text=reply.body.decode("utf-8", "replace").strip())
+def _response_error(call: HttpRequest, reply: HttpResponse) -> StoreError:
+    return create_error(call.address, reply, _RULES, text=reply.body.decode("utf-8", "replace").strip())
 
 
-def shared_tier_at(url: str, *, store: Readable, processes: int = 1) -> SharedTier:
+def open_shared_tier(url: str, *, store: Readable, processes: int = 1) -> SharedTier:
     """Return the tier of one or several servers, with the secret in ``STOKER_TIER_SECRET``.
 
     Args:
@@ -427,4 +435,4 @@ def shared_tier_at(url: str, *, store: Readable, processes: int = 1) -> SharedTi
     servers = [ServerAddress.parse(each.strip()) for each in url.split(",")]
     if len({server.origin for server in servers}) < len(servers):
         raise ConfigError("the same tier server is given twice; give each once")
-    return SharedTier(servers, TierSecret.parse(os.environ.get(VARIABLE, "")))
+    return SharedTier(servers, TierSecret.parse(os.environ.get(SECRET_VARIABLE, "")))

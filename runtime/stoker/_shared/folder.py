@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from stoker._base.threads import in_thread
-from stoker._shared.objects import ObjectPlace
+from stoker._base.threads import run_in_thread
+from stoker._shared.objects import BoundedStorage
 from stoker.errors import ConfigError
 
 _log = logging.getLogger("stoker.tier.server")
@@ -25,7 +25,7 @@ _MAX_WRITING_BYTES = 128 << 20
 """Maximum size of one tenant's objects in memory that wait to be written to disk."""
 
 
-class ObjectFolder(ObjectPlace[Path]):
+class FolderStorage(BoundedStorage[Path]):
     """Objects in files ``FOLDER/<tenant>/objects/<name>``, which any web server can serve.
 
     A file is renamed to its name when it is complete. Files of an earlier process are kept, and verified before their
@@ -34,7 +34,7 @@ class ObjectFolder(ObjectPlace[Path]):
     Args:
         folder: Folder of the files; created if it does not exist.
         limit_bytes: Maximum size of all files together, in bytes.
-        is_sound: Returns whether bytes are those of the object with a key; called in a thread.
+        is_valid: Returns whether bytes are those of the object with a key; called in a thread.
         clock: Monotonic clock, in seconds. Default: :func:`time.monotonic`.
 
     Raises:
@@ -47,11 +47,11 @@ class ObjectFolder(ObjectPlace[Path]):
         self,
         folder: Path,
         limit_bytes: int,
-        is_sound: Callable[[str, memoryview], bool],
+        is_valid: Callable[[str, memoryview], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(limit_bytes, _MAX_WRITING_BYTES, clock)
-        self._folder, self._is_sound = folder, is_sound
+        self._folder, self._is_valid = folder, is_valid
         self._unchecked: set[str] = set()
         self._lock = -1
         try:
@@ -85,10 +85,10 @@ class ObjectFolder(ObjectPlace[Path]):
         return bool(is_name) and file.is_file() and not file.is_symlink()
 
     @asynccontextmanager
-    async def reading(self, key: str) -> AsyncIterator[Path | None]:
+    async def pin(self, key: str) -> AsyncIterator[Path | None]:
         """Yield an object's file; None if it is not here, or another program has damaged or removed it."""
         entry = self._entries.get(key)
-        async with super().reading(key) as file:
+        async with super().pin(key) as file:
             if file is None or await self._is_usable(key, file):
                 yield file
                 return
@@ -111,7 +111,7 @@ class ObjectFolder(ObjectPlace[Path]):
 
     def _check(self, key: str, file: Path) -> bool:
         try:
-            return self._is_sound(key, memoryview(file.read_bytes()))
+            return self._is_valid(key, memoryview(file.read_bytes()))
         except OSError:
             return False
 
@@ -125,7 +125,7 @@ class ObjectFolder(ObjectPlace[Path]):
     async def _write(self, key: str, data: memoryview) -> Path:
         file = self._file(key)
         try:
-            return await in_thread(lambda _: self._write_file(file, data))
+            return await run_in_thread(lambda _: self._write_file(file, data))
         except asyncio.CancelledError:
             file.unlink(missing_ok=True)  # the caller gives its room back
             raise

@@ -19,33 +19,40 @@ _BACKLOG = 128
 _TLS_SECONDS = 5.0
 
 
-class Guests:
+class UnauthenticatedConnections:
     """Makes what speaks over connections, and closes those that stay guests: after a while, or when they are many.
 
     TLS begins when a connection is counted, and not in :meth:`asyncio.loop.create_server`, which shows a connection
     only when its handshake has ended: until then there could be any number, each with its buffers.
 
     Args:
-        create: makes the protocol of a connection, once TLS has begun on it.
+        create_protocol: makes the protocol of a connection, once TLS has begun on it.
         context: of TLS; None for none.
-        limit: guests at a time; for one more, the first of them is closed.
-        seconds: after which a guest is closed, TLS' handshake included.
+        max_connections: guests at a time; for one more, the first of them is closed.
+        timeout_seconds: after which a guest is closed, TLS' handshake included.
     """
 
     def __init__(
         self,
-        create: Callable[[], asyncio.BaseProtocol],
+        create_protocol: Callable[[], asyncio.BaseProtocol],
         context: ssl.SSLContext | None,
         *,
-        limit: int,
-        seconds: float,
+        max_connections: int,
+        timeout_seconds: float,
     ) -> None:
-        self._create, self._context, self._limit, self._seconds = create, context, limit, seconds
-        self._doors: dict[asyncio.BaseProtocol, _Door] = {}  # by what speaks; the first to be closed comes first
+        self._create_protocol, self._context, self._max_connections, self._timeout_seconds = (
+            create_protocol,
+            context,
+            max_connections,
+            timeout_seconds,
+        )
+        self._connections: dict[
+            asyncio.BaseProtocol, _UnauthenticatedConnection
+        ] = {}  # by what speaks; the first to be closed comes first
         self._handshakes: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        return len(self._doors)
+        return len(self._connections)
 
     async def listen(self, address: Address) -> asyncio.Server:
         """Accept connections at an address, until the server that is returned is closed.
@@ -55,90 +62,92 @@ class Guests:
         """
         try:
             return await asyncio.get_running_loop().create_server(
-                lambda: _Door(self), address.host, address.port, backlog=_BACKLOG
+                lambda: _UnauthenticatedConnection(self), address.host, address.port, backlog=_BACKLOG
             )
         except OSError as error:
             raise ConfigError(
                 f"this process cannot listen on {address}: {error}; take an address of this machine and a free port"
             ) from None
 
-    def leave(self, protocol: object) -> None:
+    def discard(self, protocol: object) -> None:
         """Count a connection no longer: it is known who made it, or it has ended. Idempotent.
 
         Args:
             protocol: that speaks over it.
         """
-        door = self._doors.pop(cast("asyncio.BaseProtocol", protocol), None)
+        door = self._connections.pop(cast("asyncio.BaseProtocol", protocol), None)
         if door is not None and door.timer is not None:
             door.timer.cancel()
 
     def close(self) -> None:
         """Close all guests. Idempotent."""
-        for door in list(self._doors.values()):
-            self._expel(door)
+        for door in list(self._connections.values()):
+            self._close_connection(door)
 
-    def enter(self, door: _Door, transport: asyncio.Transport) -> None:
+    def add(self, door: _UnauthenticatedConnection, transport: asyncio.Transport) -> None:
         """Count a connection, and begin TLS on it."""
-        if len(self._doors) >= self._limit:
-            self._expel(next(iter(self._doors.values())))
+        if len(self._connections) >= self._max_connections:
+            self._close_connection(next(iter(self._connections.values())))
         loop = asyncio.get_running_loop()
-        door.transport, door.timer = transport, loop.call_later(self._seconds, self._expel, door)
-        self._doors[door] = door
+        door.transport, door.timer = transport, loop.call_later(self._timeout_seconds, self._close_connection, door)
+        self._connections[door] = door
         if self._context is None:
-            self._hand_over(door, transport)
+            self._start_protocol(door, transport)
             return
         transport.pause_reading()  # what comes belongs to TLS
-        task = loop.create_task(self._shake_hands(door, transport, self._context))
+        task = loop.create_task(self._start_tls(door, transport, self._context))
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
 
-    async def _shake_hands(self, door: _Door, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+    async def _start_tls(
+        self, door: _UnauthenticatedConnection, transport: asyncio.Transport, context: ssl.SSLContext
+    ) -> None:
         start_tls = asyncio.get_running_loop().start_tls
         try:
             with suppress(OSError):  # ssl.SSLError and ConnectionError among them
                 secure = await start_tls(transport, door, context, server_side=True, ssl_handshake_timeout=_TLS_SECONDS)
                 if secure is not None:  # it was not closed meanwhile
-                    self._hand_over(door, secure)
+                    self._start_protocol(door, secure)
         finally:
-            self.leave(door)
+            self.discard(door)
 
-    def _hand_over(self, door: _Door, transport: asyncio.Transport) -> None:
+    def _start_protocol(self, door: _UnauthenticatedConnection, transport: asyncio.Transport) -> None:
         """Let a protocol speak over a connection, with what has come by then, unless it is lost."""
-        if self._doors.pop(door, None) is None:
+        if self._connections.pop(door, None) is None:
             return
-        door.speaker = self._create()
-        self._doors[door.speaker] = door
-        transport.set_protocol(door.speaker)
-        door.speaker.connection_made(transport)
-        _feed(door.speaker, door.received)
+        door.protocol = self._create_protocol()
+        self._connections[door.protocol] = door
+        transport.set_protocol(door.protocol)
+        door.protocol.connection_made(transport)
+        _replay(door.protocol, door.received)
 
-    def _expel(self, door: _Door) -> None:
-        self.leave(door.speaker)
+    def _close_connection(self, door: _UnauthenticatedConnection) -> None:
+        self.discard(door.protocol)
         if door.transport is not None:
             door.transport.abort()  # at once: who does not read keeps its socket no longer
 
 
-class _Door(asyncio.Protocol):
+class _UnauthenticatedConnection(asyncio.Protocol):
     """Meets a connection, and keeps what comes until it is handed over."""
 
-    def __init__(self, guests: Guests) -> None:
-        self._guests = guests
-        self.speaker: asyncio.BaseProtocol = self
+    def __init__(self, guests: UnauthenticatedConnections) -> None:
+        self._connections = guests
+        self.protocol: asyncio.BaseProtocol = self
         self.transport: asyncio.Transport | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._guests.enter(self, cast("asyncio.Transport", transport))
+        self._connections.add(self, cast("asyncio.Transport", transport))
 
     def data_received(self, data: bytes) -> None:
         self.received += data
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._guests.leave(self)
+        self._connections.discard(self)
 
 
-def _feed(protocol: asyncio.BaseProtocol, data: bytes) -> None:
+def _replay(protocol: asyncio.BaseProtocol, data: bytes) -> None:
     """Give a protocol what was received for it."""
     if data and isinstance(protocol, asyncio.Protocol):
         protocol.data_received(data)

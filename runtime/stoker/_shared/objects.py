@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from stoker._base.threads import in_thread
-from stoker._cache.eviction import Lru, Residents
-from stoker._memory.ring import populate
+from stoker._base.threads import run_in_thread
+from stoker._cache.eviction import CacheEntries, Lru
+from stoker._memory.ring import prefault
 
 IDLE_SECONDS = 600.0
 """A data set is idle if none of its objects was read for this time."""
@@ -57,26 +57,26 @@ async def create_buffer(size_bytes: int) -> memoryview:
         with suppress(OSError):  # the kernel has no huge pages
             mapping.madvise(_MADV_HUGEPAGE)
     memory = memoryview(mapping)
-    await in_thread(lambda _: populate(memory))
+    await run_in_thread(lambda _: prefault(memory))
     return memory
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class _Group:
+class _DatasetGroup:
     """The objects of one data set."""
 
     read_seconds: float
 
 
 @dataclass(slots=True, eq=False)
-class _Entry(Generic[Data]):
+class _StoredObject(Generic[Data]):
     """One object: its data (None until it is complete), its number of readers, and the time of the last read.
 
     An object that is dropped while it is read is no longer found, and is removed after its last reader.
     """
 
     data: Data | None
-    group: _Group
+    group: _DatasetGroup
     read_seconds: float
     size_bytes: int
     readers: int = 0
@@ -84,7 +84,7 @@ class _Entry(Generic[Data]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceStatistics:
+class StorageStatistics:
     """Counters and size of one storage.
 
     Attributes:
@@ -106,11 +106,11 @@ class PlaceStatistics:
     limit_bytes: int
 
 
-def _tenant_of(key: str) -> str:
+def _parse_tenant(key: str) -> str:
     return key.partition("/")[0]
 
 
-class ObjectPlace(ABC, Generic[Data]):
+class BoundedStorage(ABC, Generic[Data]):
     """Objects by key, ``<tenant>/<name>``, within a limit. Used by one event loop.
 
     Args:
@@ -126,10 +126,10 @@ class ObjectPlace(ABC, Generic[Data]):
 
     def __init__(self, limit_bytes: int, max_writing_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._max_writing_bytes = clock, max_writing_bytes
-        self._entries: dict[str, _Entry[Data]] = {}
-        self._policy = _FairShare(self)
-        self._residents = Residents[str](self._policy, limit_bytes)
-        self._groups: WeakValueDictionary[str, _Group] = WeakValueDictionary()
+        self._entries: dict[str, _StoredObject[Data]] = {}
+        self._policy = _FairSharePolicy(self)
+        self._cache_entries = CacheEntries[str](self._policy, limit_bytes)
+        self._groups: WeakValueDictionary[str, _DatasetGroup] = WeakValueDictionary()
         self._writing_bytes = Counter[str]()
         self._full_until_seconds: dict[str, float] = {}
         self._hits = self._added = self._declined = self._evicted = 0
@@ -140,15 +140,15 @@ class ObjectPlace(ABC, Generic[Data]):
     def reserve(self, key: str, size_bytes: int, group: str) -> bool:
         """Reserve room for an object that is not here; return False if there is none.
 
-        The caller calls :meth:`keep` or :meth:`give_up` afterwards.
+        The caller calls :meth:`store` or :meth:`cancel_reservation` afterwards.
 
         Args:
             key: Key of the object.
             size_bytes: Size of the object.
             group: Id of the group of its data set's objects.
         """
-        tenant, now_seconds = _tenant_of(key), self._clock()
-        has_room = self._residents.used + size_bytes <= self._residents.capacity
+        tenant, now_seconds = _parse_tenant(key), self._clock()
+        has_room = self._cache_entries.used + size_bytes <= self._cache_entries.capacity
         evicted = None
         if self._may_write(tenant, size_bytes) and (
             has_room or now_seconds >= self._full_until_seconds.get(tenant, now_seconds)
@@ -169,28 +169,28 @@ class ObjectPlace(ABC, Generic[Data]):
     def _make_room(self, key: str, size_bytes: int) -> list[str] | None:
         """Return the keys of the objects evicted for another one; None if there is no room for it."""
         self._policy.newcomer_bytes = size_bytes
-        return self._residents.offer(key, size_bytes)
+        return self._cache_entries.offer(key, size_bytes)
 
     def _may_write(self, tenant: str, size_bytes: int) -> bool:
         writing_bytes = self._writing_bytes[tenant]
         return not writing_bytes or writing_bytes + size_bytes <= self._max_writing_bytes
 
-    async def keep(self, key: str, data: memoryview) -> None:
+    async def store(self, key: str, data: memoryview) -> None:
         """Store the bytes of an object with reserved room, and take ownership of them.
 
         Raises:
             OSError: The bytes cannot be stored.
         """
         self._entries[key].data = await self._write(key, data)
-        self._writing_bytes[_tenant_of(key)] -= len(data)
+        self._writing_bytes[_parse_tenant(key)] -= len(data)
         self._added += 1
 
-    def give_up(self, key: str) -> None:
+    def cancel_reservation(self, key: str) -> None:
         """Give back the reserved room of an object that was not stored."""
         entry = self._entries.get(key)
         if entry is not None and entry.data is None:
-            self._writing_bytes[_tenant_of(key)] -= entry.size_bytes
-            self._forget(key)
+            self._writing_bytes[_parse_tenant(key)] -= entry.size_bytes
+            self._delete(key)
 
     def drop(self, key: str) -> None:
         """Remove an object, if it is here and not being written.
@@ -200,25 +200,25 @@ class ObjectPlace(ABC, Generic[Data]):
         entry = self._entries.get(key)
         if entry is not None and entry.data is not None:
             entry.is_dropped = True
-            self._forget_unread(key, entry)
+            self._delete_if_unread(key, entry)
 
-    def _forget_unread(self, key: str, entry: _Entry[Data]) -> None:
+    def _delete_if_unread(self, key: str, entry: _StoredObject[Data]) -> None:
         """Remove an object that was dropped, unless it is being read."""
         if entry.is_dropped and not entry.readers and self._entries.get(key) is entry:
-            self._forget(key)
+            self._delete(key)
 
-    def _forget(self, key: str) -> None:
-        self._residents.drop(key)
+    def _delete(self, key: str) -> None:
+        self._cache_entries.remove(key)
         self._remove(key, self._entries.pop(key).data)
 
     @asynccontextmanager
-    async def reading(self, key: str) -> AsyncIterator[Data | None]:
+    async def pin(self, key: str) -> AsyncIterator[Data | None]:
         """Yield an object's data, which stays valid meanwhile; None if the object is not here."""
         entry = self._entries.get(key)
         if entry is None or entry.data is None or entry.is_dropped:
             yield None
             return
-        self._residents.look_up(key)
+        self._cache_entries.look_up(key)
         self._hits += 1
         entry.read_seconds = entry.group.read_seconds = self._clock()
         entry.readers += 1
@@ -226,18 +226,18 @@ class ObjectPlace(ABC, Generic[Data]):
             yield entry.data
         finally:
             entry.readers -= 1
-            self._forget_unread(key, entry)
+            self._delete_if_unread(key, entry)
 
-    def statistics(self) -> PlaceStatistics:
+    def statistics(self) -> StorageStatistics:
         """Return a snapshot."""
-        return PlaceStatistics(
+        return StorageStatistics(
             hits=self._hits,
             added=self._added,
             declined=self._declined,
             evicted=self._evicted,
             objects=len(self._entries),
-            used_bytes=self._residents.used,
-            limit_bytes=self._residents.capacity,
+            used_bytes=self._cache_entries.used,
+            limit_bytes=self._cache_entries.capacity,
         )
 
     def close(self) -> None:
@@ -249,9 +249,9 @@ class ObjectPlace(ABC, Generic[Data]):
         now_seconds = self._clock()
         group = self._groups.get(group_name)
         if group is None:
-            group = self._groups[group_name] = _Group(now_seconds)
+            group = self._groups[group_name] = _DatasetGroup(now_seconds)
         group.read_seconds = now_seconds
-        self._entries[key] = _Entry(data, group, now_seconds, size_bytes)
+        self._entries[key] = _StoredObject(data, group, now_seconds, size_bytes)
 
     def is_in_use(self, key: str) -> bool:
         """Return whether an object is being read or written."""
@@ -281,7 +281,7 @@ class ObjectPlace(ABC, Generic[Data]):
         """Free the storage of an object's bytes, if it has any."""
 
 
-class _FairShare:
+class _FairSharePolicy:
     """Eviction policy with fair shares: first unused objects, then those of the tenant with most bytes.
 
     Objects that are being read or written stay. The least recently used object of a tenant goes first. A tenant evicts
@@ -292,7 +292,7 @@ class _FairShare:
         newcomer_bytes: Size of the object to make room for.
     """
 
-    def __init__(self, place: ObjectPlace[Any]) -> None:
+    def __init__(self, place: BoundedStorage[Any]) -> None:
         self._place = place
         self._orders: dict[str, Lru[str]] = {}
         self._held_bytes = Counter[str]()
@@ -300,17 +300,17 @@ class _FairShare:
 
     def used(self, key: str) -> None:
         """Move an object to the end of its tenant's queue."""
-        self._orders[_tenant_of(key)].used(key)
+        self._orders[_parse_tenant(key)].used(key)
 
     def added(self, key: str) -> None:
         """Add an object of ``newcomer_bytes`` to its tenant's queue."""
-        tenant = _tenant_of(key)
+        tenant = _parse_tenant(key)
         self._orders.setdefault(tenant, Lru()).added(key)
         self._held_bytes[tenant] += self.newcomer_bytes
 
     def removed(self, key: str) -> None:
         """Remove an object from its tenant's queue."""
-        tenant = _tenant_of(key)
+        tenant = _parse_tenant(key)
         self._orders[tenant].removed(key)
         self._held_bytes[tenant] -= self._place.size_of(key)
         if not self._held_bytes[tenant]:
@@ -322,9 +322,9 @@ class _FairShare:
         gone = set[str]()
         for key in self._unused(newcomer):
             gone.add(key)
-            left[_tenant_of(key)] -= self._place.size_of(key)
+            left[_parse_tenant(key)] -= self._place.size_of(key)
             yield key
-        tenant = _tenant_of(newcomer)
+        tenant = _parse_tenant(newcomer)
         share_bytes = self._place.statistics().limit_bytes // len(left.keys() | {tenant})
         if left.pop(tenant, 0) + self.newcomer_bytes <= share_bytes:
             yield from self._of_largest(left, gone)
@@ -350,7 +350,7 @@ class _FairShare:
                 yield key
 
 
-class ObjectMemory(ObjectPlace[memoryview]):
+class MemoryStorage(BoundedStorage[memoryview]):
     """Objects in memory, in the buffers that received them."""
 
     name = "memory"

@@ -19,17 +19,17 @@ OBJECTS_PATH, BATCH_PATH, METRICS_PATH = "/objects/", "/objects", "/metrics"
 METRIC_PREFIX = "stoker_tier_"
 GROUP_HEADER = "Stoker-Group"
 """Header of a PUT with the group of the object's data set; see :meth:`~stoker._shared.secret.TierSecret.group`."""
-MAX_PARTS = 1024
-MAX_REQUEST_BYTES = 64 * MAX_PARTS
+MAX_RANGES = 1024
+MAX_REQUEST_BYTES = 64 * MAX_RANGES
 MAX_BATCH_BYTES = 256 << 20
 """Maximum size of the ranges of one request together; a single range may be larger."""
-HEAD = Struct(">q")
-MISSING = -1
+LENGTH = Struct(">q")
+MISSING_LENGTH = -1
 
 _LINE = re.compile(rb"([0-9a-f]{32}) ([0-9]{1,10}) ([0-9]{1,10})\n")
 
 
-class Part(NamedTuple):
+class ObjectRange(NamedTuple):
     """Bytes ``[start, end)`` of the object with a name."""
 
     name: str
@@ -37,7 +37,7 @@ class Part(NamedTuple):
     end: int
 
 
-class PartInto(NamedTuple):
+class RangeInto(NamedTuple):
     """A range of the object with a name: its offset, and the memory of its size to receive it."""
 
     name: str
@@ -45,24 +45,24 @@ class PartInto(NamedTuple):
     into: memoryview
 
 
-def encode_request(parts: Iterable[PartInto]) -> bytes:
+def encode_request(parts: Iterable[RangeInto]) -> bytes:
     """Return the body of a batch request."""
     return "".join(f"{name} {start} {start + into.nbytes}\n" for name, start, into in parts).encode()
 
 
-def parse_request(body: bytes) -> list[Part]:
+def parse_request(body: bytes) -> list[ObjectRange]:
     """Parse the body of a batch request.
 
     Raises:
         ValueError: The body is malformed or too large, or a range exceeds its object.
     """
     lines = body.splitlines(keepends=True)
-    if not 0 < len(lines) <= MAX_PARTS:
-        raise ValueError(f"a batch has 1 to {MAX_PARTS} lines, not {len(lines)}")
+    if not 0 < len(lines) <= MAX_RANGES:
+        raise ValueError(f"a batch has 1 to {MAX_RANGES} lines, not {len(lines)}")
     parts = []
     for number, line in enumerate(lines, 1):
         match = _LINE.fullmatch(line)
-        part = Part(match[1].decode(), int(match[2]), int(match[3])) if match else Part("", 0, 0)
+        part = ObjectRange(match[1].decode(), int(match[2]), int(match[3])) if match else ObjectRange("", 0, 0)
         if not match or not part.start < part.end <= size_of(part.name):
             raise ValueError(f"line {number} is not NAME START END with a range within the object")
         parts.append(part)
@@ -71,11 +71,11 @@ def parse_request(body: bytes) -> list[Part]:
     return parts
 
 
-def split(parts: Iterable[PartInto]) -> Iterator[list[PartInto]]:
+def split_requests(parts: Iterable[RangeInto]) -> Iterator[list[RangeInto]]:
     """Split ranges into requests within the limits."""
-    batch, batch_bytes = list[PartInto](), 0
+    batch, batch_bytes = list[RangeInto](), 0
     for part in parts:
-        if batch and (len(batch) == MAX_PARTS or batch_bytes + part.into.nbytes > MAX_BATCH_BYTES):
+        if batch and (len(batch) == MAX_RANGES or batch_bytes + part.into.nbytes > MAX_BATCH_BYTES):
             yield batch
             batch, batch_bytes = [], 0
         batch.append(part)
@@ -84,7 +84,7 @@ def split(parts: Iterable[PartInto]) -> Iterator[list[PartInto]]:
         yield batch
 
 
-class BatchAnswer:
+class BatchResponse:
     """Parses the response to a batch request, and copies each range to its memory.
 
     Args:
@@ -92,13 +92,13 @@ class BatchAnswer:
         parts: The requested ranges.
     """
 
-    def __init__(self, address: str, parts: Sequence[PartInto]) -> None:
+    def __init__(self, address: str, parts: Sequence[RangeInto]) -> None:
         self._address, self._memories = address, [part.into for part in parts]
         self._head = bytearray()
         self._left = memoryview(b"")
         self._found: list[bool] = []
 
-    def take(self, data: bytes | bytearray) -> None:
+    def receive(self, data: bytes | bytearray) -> None:
         """Receive the next bytes of the stream.
 
         Raises:
@@ -111,14 +111,14 @@ class BatchAnswer:
                 self._left[:count] = rest[:count]
                 self._left = self._left[count:]
             else:
-                count = min(HEAD.size - len(self._head), len(rest))
+                count = min(LENGTH.size - len(self._head), len(rest))
                 self._head += rest[:count]
-                if len(self._head) == HEAD.size:
+                if len(self._head) == LENGTH.size:
                     self._begin_part()
             rest = rest[count:]
 
     def _begin_part(self) -> None:
-        (length,) = HEAD.unpack(self._head)
+        (length,) = LENGTH.unpack(self._head)
         self._head.clear()
         number = len(self._found)
         if number == len(self._memories):
@@ -126,12 +126,12 @@ class BatchAnswer:
                 f"{self._address}: the tier server sent more than the {number} ranges asked for"
             )
         wanted = self._memories[number]
-        if length not in (MISSING, wanted.nbytes):
+        if length not in (MISSING_LENGTH, wanted.nbytes):
             raise UnexpectedAnswerError(
                 f"{self._address}: the tier server sent {length} bytes for a range of {wanted.nbytes}"
             )
-        self._found.append(length != MISSING)
-        self._left = wanted if length != MISSING else self._left
+        self._found.append(length != MISSING_LENGTH)
+        self._left = wanted if length != MISSING_LENGTH else self._left
 
     def finish(self) -> list[bool]:
         """Return for each range whether the server has its object; called at the end of the stream.

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stoker._base.breaker import Breaker
+from stoker._base.breaker import CircuitBreaker
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader
 from stoker._base.task_group import end_tasks
 from stoker._format.manifest import POINTER_KEY, PREFIX_DIGITS, Manifest, NameIndex
 from stoker._format.versions import read_manifest
-from stoker._shared.secret import TierSecret, is_object_of
+from stoker._shared.secret import TierSecret, matches_key
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ChecksumError, StokerError
 
@@ -40,7 +40,7 @@ class ReadThrough:
 
     def __init__(self, store: Readable, secrets: Sequence[TierSecret]) -> None:
         self._store, self._secrets = RetryingReader(store), tuple(secrets)
-        self.breaker = Breaker()
+        self.breaker = CircuitBreaker()
         self._names: dict[str, NameIndex] = {}
         self._manifest: Manifest | None = None
         self._tag = ""
@@ -59,11 +59,11 @@ class ReadThrough:
             return
         manifest = await read_manifest(self._store)
         self._names = await asyncio.to_thread(
-            lambda: {secret.tenant: _index(manifest, secret) for secret in self._secrets}
+            lambda: {secret.tenant: _create_name_index(manifest, secret) for secret in self._secrets}
         )
         self._manifest, self._tag = manifest, tag
 
-    def look_for_newer(self) -> None:
+    def start_refresh(self) -> None:
         """Start to check for a newer version in the background, at most once every 30 s."""
         loop = asyncio.get_running_loop()
         if loop.time() >= self._next_seconds and (self._refreshing is None or self._refreshing.done()):
@@ -86,7 +86,7 @@ class ReadThrough:
         names = self._names.get(secret.tenant)
         return None if names is None else names.find(name)
 
-    def is_object(self, key: str, data: memoryview) -> bool:
+    def matches_key(self, key: str, data: memoryview) -> bool:
         """Return whether bytes are the data set's object with the key ``<tenant>/<name>``; callable from any thread."""
         tenant, _, name = key.partition("/")
         names = self._names.get(tenant)
@@ -95,7 +95,7 @@ class ReadThrough:
 
     def group(self, secret: TierSecret) -> str:
         """Return the group of the data set's objects for a tenant; see :meth:`TierSecret.group`."""
-        return secret.group(self._manifest.dataset) if self._manifest is not None else ""
+        return secret.group_id(self._manifest.dataset) if self._manifest is not None else ""
 
     async def read(self, ref: ObjectRef, into: memoryview) -> None:
         """Read an object, and verify its checksum.
@@ -110,12 +110,12 @@ class ReadThrough:
             raise ChecksumError(f"{ref.key} has crc32c {found:08x}, but its manifest says {ref.crc32c:08x}")
 
 
-def is_sound(secrets: Sequence[TierSecret], sources: Sequence[ReadThrough], key: str, data: memoryview) -> bool:
+def is_valid_object(secrets: Sequence[TierSecret], sources: Sequence[ReadThrough], key: str, data: memoryview) -> bool:
     """Return whether bytes belong to the key ``<tenant>/<name>``, by their SHA-256 or a source's manifest."""
-    return is_object_of(secrets, key, data) or any(source.is_object(key, data) for source in sources)
+    return matches_key(secrets, key, data) or any(source.matches_key(key, data) for source in sources)
 
 
-def _index(manifest: Manifest, secret: TierSecret) -> NameIndex:
+def _create_name_index(manifest: Manifest, secret: TierSecret) -> NameIndex:
     refs = map(manifest.ref, range(len(manifest)))
-    prefixes = np.fromiter((int(secret.name(ref)[:PREFIX_DIGITS], 16) for ref in refs), np.uint64, len(manifest))
-    return NameIndex(manifest, secret.name, prefixes)
+    prefixes = np.fromiter((int(secret.object_name(ref)[:PREFIX_DIGITS], 16) for ref in refs), np.uint64, len(manifest))
+    return NameIndex(manifest, secret.object_name, prefixes)

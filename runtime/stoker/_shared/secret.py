@@ -15,15 +15,15 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import ClassVar, Self
 
-from stoker._format.identity import Identity, identity_of, sha256_128
+from stoker._format.identity import ObjectIdentity, identity_of, sha256_128
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError
 
-VARIABLE = "STOKER_TIER_SECRET"
+SECRET_VARIABLE = "STOKER_TIER_SECRET"  # noqa: S105 - a name
 _MIN_BYTES = 32
 
 
-class Secret:
+class EnvironmentSecret:
     """A secret of at least 32 bytes, from an environment variable. ``repr`` does not show it.
 
     Attributes:
@@ -79,7 +79,7 @@ class Secret:
         raise TypeError("a secret cannot be pickled; pass it through the environment")
 
 
-class TierSecret(Secret):
+class TierSecret(EnvironmentSecret):
     """The secret that a tenant's trainers share with the servers of a tier.
 
     Attributes:
@@ -90,9 +90,9 @@ class TierSecret(Secret):
     """
 
     __slots__ = ("_names_key", "metrics_token", "shards_key", "tenant", "token")
-    variable = VARIABLE
+    variable = SECRET_VARIABLE
     owner = "the shared tier"
-    remedy = f"`stoker tier secret` makes one; give it to servers and trainers as {VARIABLE}"
+    remedy = f"`stoker tier secret` makes one; give it to servers and trainers as {SECRET_VARIABLE}"
 
     def __init__(self, key: bytes) -> None:
         super().__init__(key)
@@ -109,12 +109,12 @@ class TierSecret(Secret):
         Raises:
             ConfigError: There is no secret, one is malformed, or two are equal.
         """
-        found = tuple(cls.parse(text) for text in environment.get(VARIABLE, "").split(","))
+        found = tuple(cls.parse(text) for text in environment.get(SECRET_VARIABLE, "").split(","))
         if len({each.tenant for each in found}) < len(found):
-            raise ConfigError(f"{VARIABLE} holds the same secret twice; give each tenant its own")
+            raise ConfigError(f"{SECRET_VARIABLE} holds the same secret twice; give each tenant its own")
         return found
 
-    def name(self, ref: ObjectRef) -> str:
+    def object_name(self, ref: ObjectRef) -> str:
         """Return the name under which servers store an object: 32 hexadecimal digits.
 
         Digits 9 to 16 are the object's size, as in the names of :mod:`stoker._cache.keeper`; the others are the HMAC.
@@ -123,14 +123,14 @@ class TierSecret(Secret):
 
     def is_name_of(self, name: str, data: memoryview) -> bool:
         """Return whether a name belongs to these bytes, by their SHA-256."""
-        return hmac.compare_digest(name, self._name(Identity(sha256_128(data), strong=True), len(data)))
+        return hmac.compare_digest(name, self._name(ObjectIdentity(sha256_128(data), is_strong=True), len(data)))
 
-    def _name(self, identity: Identity, size_bytes: int) -> str:
-        kind, size = b"strong" if identity.strong else b"weak", f"{size_bytes:08x}"
+    def _name(self, identity: ObjectIdentity, size_bytes: int) -> str:
+        kind, size = b"strong" if identity.is_strong else b"weak", f"{size_bytes:08x}"
         digest = hmac.digest(self._names_key, b":".join((kind, size.encode(), identity.value)), sha256).hex()
         return f"{digest[:8]}{size}{digest[8:24]}"
 
-    def group(self, dataset: str) -> str:
+    def group_id(self, dataset: str) -> str:
         """Return an id that groups a data set's objects on a server, and reveals nothing else about it."""
         return self._derive(f"group:{dataset}").hex()[:16]
 
@@ -138,7 +138,7 @@ class TierSecret(Secret):
         return hmac.digest(self._key, f"stoker tier 1 {label}".encode(), sha256)
 
 
-def is_object_of(secrets: Sequence[TierSecret], key: str, data: memoryview) -> bool:
+def matches_key(secrets: Sequence[TierSecret], key: str, data: memoryview) -> bool:
     """Return whether bytes belong to the key ``<tenant>/<name>`` of one of the tenants, by their SHA-256."""
     tenant, _, name = key.partition("/")
     return any(secret.tenant == tenant and secret.is_name_of(name, data) for secret in secrets)

@@ -22,23 +22,23 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from stoker._base.breaker import Outcome, Permit
+from stoker._base.breaker import Permit, ReadOutcome
 from stoker._base.task_group import end_tasks
-from stoker._base.threads import in_thread
+from stoker._base.threads import run_in_thread
 from stoker._cache.keeper import is_name, size_of
 from stoker._format.supersample import MAX_OBJECT_BYTES
-from stoker._shared.folder import ObjectFolder
-from stoker._shared.objects import PlaceStatistics, create_buffer
+from stoker._shared.folder import FolderStorage
+from stoker._shared.objects import StorageStatistics, create_buffer
 from stoker._shared.protocol import (
     BATCH_PATH,
     GROUP_HEADER,
-    HEAD,
+    LENGTH,
     MAX_REQUEST_BYTES,
     METRIC_PREFIX,
     METRICS_PATH,
-    MISSING,
+    MISSING_LENGTH,
     OBJECTS_PATH,
-    Part,
+    ObjectRange,
     parse_request,
 )
 from stoker._shared.read_through import ReadThrough
@@ -50,20 +50,20 @@ _BEARER = re.compile(r"[Bb]earer +([0-9a-f]{64})", re.ASCII)
 _GROUP = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="stoker tier"'}
 _SLICE_BYTES = 256 << 10  # buffered per reader that stalls, in addition to the object
-_TRANSFER_SECONDS, _LEAST_BYTES_PER_SECOND = 30.0, 1 << 20
+_TRANSFER_SECONDS, _MIN_BYTES_PER_SECOND = 30.0, 1 << 20
 _FETCH_SECONDS = 0.05
 """How long a request waits for an object that the server reads from its bucket. After that the client is faster if it
 reads the bucket itself; the server completes the read for later requests."""
-_QUIET_SECONDS = 5.0
+_LOG_PAUSE_SECONDS = 5.0
 """Minimum time between two log messages about failed reads from buckets, of which each request may cause one."""
-_SOURCE_SECONDS = 5.0
+_FETCH_TIMEOUT_SECONDS = 5.0
 """Time limit of a read from a bucket, plus a second per MiB; after three late reads the circuit breaker opens."""
 
 _log = logging.getLogger("stoker.tier.server")
 
 
-class Place(Protocol):
-    """Storage of a server's objects; see :class:`~stoker._shared.objects.ObjectPlace`.
+class Storage(Protocol):
+    """Storage of a server's objects; see :class:`~stoker._shared.objects.BoundedStorage`.
 
     Attributes:
         name: Name of the storage in metrics.
@@ -73,11 +73,11 @@ class Place(Protocol):
 
     def __contains__(self, key: str) -> bool: ...
     def reserve(self, key: str, size_bytes: int, group: str) -> bool: ...
-    async def keep(self, key: str, data: memoryview) -> None: ...
-    def give_up(self, key: str) -> None: ...
+    async def store(self, key: str, data: memoryview) -> None: ...
+    def cancel_reservation(self, key: str) -> None: ...
     def drop(self, key: str) -> None: ...
-    def reading(self, key: str) -> AbstractAsyncContextManager[memoryview | Path | None]: ...
-    def statistics(self) -> PlaceStatistics: ...
+    def pin(self, key: str) -> AbstractAsyncContextManager[memoryview | Path | None]: ...
+    def statistics(self) -> StorageStatistics: ...
     def close(self) -> None: ...
 
 
@@ -117,22 +117,22 @@ class TierServer:
 
     Attributes:
         stats: Counters so far.
-        admit: Called with the protocol of each connection that has sent a valid token.
+        on_authenticated: Called with the protocol of each connection that has sent a valid token.
     """
 
     def __init__(
         self,
         secrets: Sequence[TierSecret],
-        memory: Place,
-        folder: ObjectFolder | None = None,
+        memory: Storage,
+        folder: FolderStorage | None = None,
         sources: Sequence[ReadThrough] = (),
     ) -> None:
         self._secrets, self._sources = tuple(secrets), tuple(sources)
-        self._places: dict[str, Place] = {place.name: place for place in (memory, folder) if place is not None}
+        self._storages: dict[str, Storage] = {place.name: place for place in (memory, folder) if place is not None}
         self._fetches: dict[str, asyncio.Task[None]] = {}
-        self._quiet_until_seconds = float("-inf")
+        self._next_log_seconds = float("-inf")
         self.stats = ServerStatistics()
-        self.admit: Callable[[Any], object] = lambda _: None
+        self.on_authenticated: Callable[[Any], object] = lambda _: None
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
@@ -151,15 +151,15 @@ class TierServer:
         await end_tasks(self._fetches.values())
         for source in self._sources:
             await source.close()
-        for place in self._places.values():
+        for place in self._storages.values():
             place.close()
 
     # Reads.
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        secret, key = self._asked(request)
+        secret, key = self._parse_request(request)
         response = await self._respond(request, key)
-        if response is None and await self._is_fetched(secret, key):
+        if response is None and await self._wait_for_fetch(secret, key):
             response = await self._respond(request, key)
         if response is None:
             self.stats.misses += 1
@@ -168,8 +168,8 @@ class TierServer:
 
     async def _respond(self, request: web.Request, key: str) -> web.StreamResponse | None:
         """Send an object from the storage that holds it; None if none does."""
-        for place in self._places.values():
-            async with place.reading(key) as found:
+        for place in self._storages.values():
+            async with place.pin(key) as found:
                 if isinstance(found, Path):
                     return await self._send_file(request, found)
                 if found is not None:
@@ -178,7 +178,7 @@ class TierServer:
 
     async def _send_file(self, request: web.Request, file: Path) -> web.StreamResponse:
         response = _FileResponse(file)
-        async with asyncio.timeout(_seconds_for(size_of(request.match_info["name"]))):
+        async with asyncio.timeout(_transfer_seconds(size_of(request.match_info["name"]))):
             await response.prepare(request)
         if request.method != "HEAD" and response.status in (200, 206):
             self.stats.sent_bytes += response.content_length or 0
@@ -197,7 +197,7 @@ class TierServer:
             response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
         response.content_type = "application/octet-stream"
         response.content_length = end - start
-        async with asyncio.timeout(_seconds_for(end - start)):
+        async with asyncio.timeout(_transfer_seconds(end - start)):
             await response.prepare(request)
             if request.method != "HEAD":
                 for place in range(start, end, _SLICE_BYTES):
@@ -207,7 +207,7 @@ class TierServer:
         return response
 
     async def _get_batch(self, request: web.Request) -> web.StreamResponse:
-        secret = self._known(request, lambda each: each.token)
+        secret = self._authenticate(request, lambda each: each.token)
         self.stats.requests += 1
         if (size_bytes := request.content_length or 0) > MAX_REQUEST_BYTES:
             raise web.HTTPRequestEntityTooLarge(MAX_REQUEST_BYTES, size_bytes)
@@ -219,21 +219,21 @@ class TierServer:
             raise web.HTTPBadRequest(text=f"{error}\n") from None
         response = web.StreamResponse()
         response.content_type = "application/octet-stream"
-        async with asyncio.timeout(_seconds_for(sum(part.end - part.start for part in parts))):
+        async with asyncio.timeout(_transfer_seconds(sum(part.end - part.start for part in parts))):
             await response.prepare(request)
             for part in parts:
                 await self._send_part(response, secret, part)
             await response.write_eof()
         return response
 
-    async def _send_part(self, response: web.StreamResponse, secret: TierSecret, part: Part) -> None:
+    async def _send_part(self, response: web.StreamResponse, secret: TierSecret, part: ObjectRange) -> None:
         """Send a range of a batch, or a miss; a missing object is read from its bucket for later requests."""
         key = f"{secret.tenant}/{part.name}"
-        for place in self._places.values():
-            async with place.reading(key) as found:
+        for place in self._storages.values():
+            async with place.pin(key) as found:
                 if found is not None:
-                    head = HEAD.pack(part.end - part.start)
-                    async for piece in _pieces(found, part):
+                    head = LENGTH.pack(part.end - part.start)
+                    async for piece in _read_slices(found, part):
                         await response.write(head + piece if head else piece)
                         head = b""
                     self.stats.sent_bytes += part.end - part.start
@@ -241,9 +241,9 @@ class TierServer:
         self.stats.misses += 1
         if key not in self._fetches:
             self._begin_fetch(secret, key)
-        await response.write(HEAD.pack(MISSING))
+        await response.write(LENGTH.pack(MISSING_LENGTH))
 
-    async def _is_fetched(self, secret: TierSecret, key: str) -> bool:
+    async def _wait_for_fetch(self, secret: TierSecret, key: str) -> bool:
         """Read an object from its bucket, if that is known; return whether the read has ended in time."""
         fetch = self._fetches.get(key) or self._begin_fetch(secret, key)
         if fetch is None:
@@ -258,7 +258,7 @@ class TierServer:
         source, ref = next(found, (None, None))
         if source is None or ref is None:
             for each in self._sources:
-                each.look_for_newer()
+                each.start_refresh()
             return None
         permit = source.breaker.permit(loop.time())
         if permit is None:
@@ -269,19 +269,19 @@ class TierServer:
 
     async def _fetch(self, source: ReadThrough, permit: Permit, ref: ObjectRef, secret: TierSecret, key: str) -> None:
         """Read an object from its bucket, once for all concurrent requests."""
-        outcome = Outcome.UNDECIDED
+        outcome = ReadOutcome.UNDECIDED
         try:
-            async with self._reserved(key, ref.size_bytes, f"{secret.tenant}/{source.group(secret)}") as place:
+            async with self._reserve(key, ref.size_bytes, f"{secret.tenant}/{source.group(secret)}") as place:
                 if place is not None:
                     data = await create_buffer(ref.size_bytes)
-                    outcome = Outcome.FAILED
-                    async with asyncio.timeout(_SOURCE_SECONDS + ref.size_bytes / _LEAST_BYTES_PER_SECOND):
+                    outcome = ReadOutcome.FAILED
+                    async with asyncio.timeout(_FETCH_TIMEOUT_SECONDS + ref.size_bytes / _MIN_BYTES_PER_SECOND):
                         await source.read(ref, data)
-                    outcome = Outcome.DELIVERED
-                    await place.keep(key, data)
+                    outcome = ReadOutcome.DELIVERED
+                    await place.store(key, data)
                     self.stats.fetched += 1
         except (NotFoundError, ObjectChangedError, ChecksumError) as error:
-            outcome = Outcome.UNDECIDED  # the bucket itself responds
+            outcome = ReadOutcome.UNDECIDED  # the bucket itself responds
             self._fetch_failed(ref, error)
         except (StokerError, OSError, MemoryError) as error:
             self._fetch_failed(ref, error)
@@ -291,8 +291,8 @@ class TierServer:
     def _fetch_failed(self, ref: ObjectRef, error: Exception) -> None:
         self.stats.fetch_failures += 1
         now_seconds = asyncio.get_running_loop().time()
-        if now_seconds >= self._quiet_until_seconds:
-            self._quiet_until_seconds = now_seconds + _QUIET_SECONDS
+        if now_seconds >= self._next_log_seconds:
+            self._next_log_seconds = now_seconds + _LOG_PAUSE_SECONDS
             _log.warning("%s could not be read from its bucket: %s", ref.key, error or "the read took too long")
 
     # Offers.
@@ -300,20 +300,20 @@ class TierServer:
     async def _expect(self, _: web.Request) -> None:
         """Do nothing: the handler sends ``100 Continue`` once there is room for the body."""
 
-    def _offered(self, request: web.Request) -> tuple[TierSecret, str, int]:
+    def _parse_offer(self, request: web.Request) -> tuple[TierSecret, str, int]:
         """Return the tenant's secret, the key and the size of an offered object.
 
         Raises:
             HTTPException: The offer is invalid, or the server has the object.
         """
-        secret, key = self._asked(request)
+        secret, key = self._parse_request(request)
         size_bytes = request.content_length
         if size_bytes is None:
             raise web.HTTPLengthRequired(text="the header Content-Length is required\n")
         if not 0 < size_bytes <= MAX_OBJECT_BYTES:
             raise web.HTTPRequestEntityTooLarge(MAX_OBJECT_BYTES, size_bytes)
         if size_bytes != size_of(request.match_info["name"]):
-            raise self._refusal()
+            raise self._mismatch_error()
         if self._holds(key):
             raise web.HTTPOk(text="the server has the object\n")
         return secret, key, size_bytes
@@ -321,10 +321,10 @@ class TierServer:
     async def _put(self, request: web.Request) -> web.Response:
         is_held_back = "Expect" in request.headers
         try:
-            secret, key, size_bytes = self._offered(request)
+            secret, key, size_bytes = self._parse_offer(request)
             group = request.headers.get(GROUP_HEADER, "")
             group = f"{secret.tenant}/{group if _GROUP.fullmatch(group) else ''}"
-            async with self._reserved(key, size_bytes, group) as place, asyncio.timeout(_seconds_for(size_bytes)):
+            async with self._reserve(key, size_bytes, group) as place, asyncio.timeout(_transfer_seconds(size_bytes)):
                 if place is None:
                     raise web.HTTPInsufficientStorage(text="there is no room for the object\n")
                 data = await self._buffer(size_bytes)
@@ -333,8 +333,8 @@ class TierServer:
                     request.writer.output_size = 0  # counts the final response, which has not begun
                     is_held_back = False
                 await self._receive(request, data)
-                if not await in_thread(lambda _: secret.is_name_of(key.rpartition("/")[2], data)):
-                    raise self._refusal()
+                if not await run_in_thread(lambda _: secret.is_name_of(key.rpartition("/")[2], data)):
+                    raise self._mismatch_error()
                 await self._keep(place, key, data)
         except web.HTTPException as refusal:
             if is_held_back:
@@ -349,35 +349,35 @@ class TierServer:
             _log.warning("%s", error)
             raise web.HTTPInsufficientStorage(text="there is no memory for the object\n") from None
 
-    async def _keep(self, place: Place, key: str, data: memoryview) -> None:
+    async def _keep(self, place: Storage, key: str, data: memoryview) -> None:
         try:
-            await place.keep(key, data)
+            await place.store(key, data)
         except OSError as error:
             _log.warning("an object could not be written to disk: %s", error)
             raise web.HTTPInsufficientStorage(text="the object could not be written to disk\n") from None
 
     def _holds(self, key: str) -> bool:
         """Return whether an object is here, or is being received."""
-        return any(key in place for place in self._places.values())
+        return any(key in place for place in self._storages.values())
 
-    def _refusal(self) -> web.HTTPException:
+    def _mismatch_error(self) -> web.HTTPException:
         self.stats.refused += 1
         return web.HTTPUnprocessableEntity(text="the bytes do not match the name\n")
 
     @asynccontextmanager
-    async def _reserved(self, key: str, size_bytes: int, group: str) -> AsyncIterator[Place | None]:
+    async def _reserve(self, key: str, size_bytes: int, group: str) -> AsyncIterator[Storage | None]:
         """Reserve room for an object, and yield its storage; None if there is no room, or the object is here already.
 
         The room is given back on exit if the object was not kept.
         """
         place = None
         if not self._holds(key):
-            place = next((each for each in self._places.values() if each.reserve(key, size_bytes, group)), None)
+            place = next((each for each in self._storages.values() if each.reserve(key, size_bytes, group)), None)
         try:
             yield place
         finally:
             if place is not None:
-                place.give_up(key)
+                place.cancel_reservation(key)
 
     async def _receive(self, request: web.Request, data: memoryview) -> None:
         done = 0
@@ -389,28 +389,28 @@ class TierServer:
         self.stats.received_bytes += done
 
     async def _delete(self, request: web.Request) -> web.Response:
-        _, key = self._asked(request)
-        for place in self._places.values():
+        _, key = self._parse_request(request)
+        for place in self._storages.values():
             place.drop(key)
         return web.Response(status=204)
 
     # Authorization and metrics.
 
-    def _asked(self, request: web.Request) -> tuple[TierSecret, str]:
+    def _parse_request(self, request: web.Request) -> tuple[TierSecret, str]:
         """Return the tenant's secret, and the key of the requested object.
 
         Raises:
             HTTPUnauthorized: The request has no valid token.
             HTTPNotFound: The path does not end with the name of an object.
         """
-        secret = self._known(request, lambda each: each.token)
+        secret = self._authenticate(request, lambda each: each.token)
         self.stats.requests += 1
         name = request.match_info["name"]
         if not is_name(name):
             raise web.HTTPNotFound(text="this is not the name of an object\n")
         return secret, f"{secret.tenant}/{name}"
 
-    def _known(self, request: web.Request, token_of: Callable[[TierSecret], str]) -> TierSecret:
+    def _authenticate(self, request: web.Request, token_of: Callable[[TierSecret], str]) -> TierSecret:
         """Return the secret of the tenant whose token a request carries.
 
         Raises:
@@ -423,21 +423,21 @@ class TierServer:
         if not found:
             self.stats.unauthorized += 1
             raise web.HTTPUnauthorized(text="a valid token is required\n", headers=_CHALLENGE)
-        self.admit(request.protocol)
+        self.on_authenticated(request.protocol)
         return found[0]
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        self._known(request, lambda each: each.metrics_token)
+        self._authenticate(request, lambda each: each.metrics_token)
         return web.Response(text="\n".join([*self._metric_lines(), ""]))
 
-    def statistics(self) -> dict[str, PlaceStatistics]:
+    def statistics(self) -> dict[str, StorageStatistics]:
         """Return a snapshot of each storage, by its name."""
-        return {name: place.statistics() for name, place in self._places.items()}
+        return {name: place.statistics() for name, place in self._storages.items()}
 
     def _metric_lines(self) -> Iterator[str]:
         for name, value in asdict(self.stats).items():
             yield f"# TYPE {METRIC_PREFIX}{name}_total counter\n{METRIC_PREFIX}{name}_total {value}"
-        for name in PlaceStatistics.__slots__:
+        for name in StorageStatistics.__slots__:
             is_gauge = name in ("objects", "used_bytes", "limit_bytes")
             metric = f"{METRIC_PREFIX}place_{name}" + ("" if is_gauge else "_total")
             yield f"# TYPE {metric} {'gauge' if is_gauge else 'counter'}"
@@ -448,7 +448,7 @@ class TierServer:
         return web.Response(text="ok\n")
 
 
-async def _pieces(found: memoryview | Path, part: Part) -> AsyncIterator[memoryview]:
+async def _read_slices(found: memoryview | Path, part: ObjectRange) -> AsyncIterator[memoryview]:
     """Yield the bytes of a range from the storage of its object.
 
     Raises:
@@ -494,6 +494,6 @@ async def _end_broken_transfers(
         return web.Response(status=408)
 
 
-def _seconds_for(size_bytes: int) -> float:
+def _transfer_seconds(size_bytes: int) -> float:
     """Return the time limit of a transfer, so that a stalled peer does not hold memory."""
-    return _TRANSFER_SECONDS + size_bytes / _LEAST_BYTES_PER_SECOND
+    return _TRANSFER_SECONDS + size_bytes / _MIN_BYTES_PER_SECOND

@@ -11,29 +11,29 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from stoker._shared.address import Address
-from stoker._shared.certificate import ServerTls, ephemeral_tls
-from stoker._shared.guests import Guests
+from stoker._shared.certificate import ServerTls, create_ephemeral_tls
+from stoker._shared.guests import UnauthenticatedConnections
 from stoker._shared.server import TierServer
 from stoker.errors import ConfigError
 
-_MAX_GUESTS = 1024
+_MAX_UNAUTHENTICATED = 1024
 """Maximum number of connections that have not sent a valid token yet; beyond it, the oldest one is closed. More than
 those of 32 trainers that start together."""
-_GUEST_SECONDS = 10.0
+_AUTHENTICATION_SECONDS = 10.0
 _STOP_SECONDS = 10.0
 """Time for transfers to end when the server stops."""
 
 _log = logging.getLogger("stoker.tier.http")
-_log.addFilter(lambda record: not _is_of_stranger(record))
+_log.addFilter(lambda record: not _quotes_invalid_request(record))
 
 
-def _is_of_stranger(record: logging.LogRecord) -> bool:
+def _quotes_invalid_request(record: logging.LogRecord) -> bool:
     """Return whether a log record quotes a request that is not HTTP; any client could fill the log with these."""
     return record.exc_info is not None and isinstance(record.exc_info[1], HttpProcessingError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class ListenAddress:
     """The address and certificate of a tier server.
 
     Attributes:
@@ -62,7 +62,7 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def listening(server: TierServer, endpoint: Endpoint) -> AsyncIterator[str]:
+async def serve_tier(server: TierServer, endpoint: ListenAddress) -> AsyncIterator[str]:
     """Listen, and yield the URL for trainers; on exit, refuse new connections and wait up to 10 s for transfers.
 
     Raises:
@@ -71,7 +71,7 @@ async def listening(server: TierServer, endpoint: Endpoint) -> AsyncIterator[str
     """
     tls = endpoint.tls
     if tls is None and not endpoint.address.is_local:
-        tls = ephemeral_tls()
+        tls = create_ephemeral_tls()
     runner = web.AppRunner(
         server.application(),
         access_log=None,
@@ -84,8 +84,10 @@ async def listening(server: TierServer, endpoint: Endpoint) -> AsyncIterator[str
     assert runner.server is not None  # noqa: S101 - it is set up
     try:
         context = None if tls is None else tls.context
-        guests = Guests(runner.server, context, limit=_MAX_GUESTS, seconds=_GUEST_SECONDS)
-        server.admit = guests.leave
+        guests = UnauthenticatedConnections(
+            runner.server, context, max_connections=_MAX_UNAUTHENTICATED, timeout_seconds=_AUTHENTICATION_SECONDS
+        )
+        server.on_authenticated = guests.discard
         listener = await guests.listen(endpoint.address)
         try:
             yield endpoint.url(listener.sockets[0].getsockname()[1], tls)

@@ -9,14 +9,14 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from stoker._base.plugins import load_plugin, plugin_names
-from stoker._base.sizes import counted
+from stoker._base.sizes import format_count
 from stoker._base.task_group import for_each
 from stoker._format.manifest import POINTER_KEY
 from stoker._format.schema import Schema
 from stoker._sources.arrays import open_npy, open_npz
-from stoker._sources.containers import BEGINNING_BYTES, begins_like, named_like, remedy_for
+from stoker._sources.containers import SNIFFED_BYTES, detect_by_content, detect_by_name, remedy_for
 from stoker._sources.folders import is_image, open_files, open_image_folder
-from stoker._sources.listing import ARCHIVES, ObjectSource, list_source, read
+from stoker._sources.listing import ARCHIVES, ObjectSource, list_source, read_object
 from stoker._sources.webdataset import open_webdataset
 from stoker._stores.options import StoreOptions
 from stoker.abc import ObjectInfo, Readable, Sample, Source, SourceListing, Store
@@ -24,22 +24,22 @@ from stoker.errors import ConfigError
 
 __all__ = ["KINDS", "ObjectSource", "Sample", "detect_kind", "open_source"]
 
-_GROUP = "stoker.sources"
+_ENTRY_POINT_GROUP = "stoker.sources"
 _BUILT_IN = ("image-folder", "files", "npy", "npz", "webdataset")
-_READS_AT_ONCE = 16
+_MAX_CONCURRENT_READS = 16
 _MAX_SUFFIXES = 32
-_BY_SUFFIX = dict(zip(ARCHIVES, ("npy", "npz", "webdataset"), strict=True))
+_KIND_BY_SUFFIX = dict(zip(ARCHIVES, ("npy", "npz", "webdataset"), strict=True))
 
 
 class _Kinds(Collection[str]):
     """The kinds of sources, built-in ones first; plug-ins are searched only for a kind that is not built in."""
 
     def __contains__(self, kind: object) -> bool:
-        return kind in _BUILT_IN or kind in plugin_names(_GROUP)
+        return kind in _BUILT_IN or kind in plugin_names(_ENTRY_POINT_GROUP)
 
     def __iter__(self) -> Iterator[str]:
         yield from _BUILT_IN
-        yield from (name for name in plugin_names(_GROUP) if name not in _BUILT_IN)
+        yield from (name for name in plugin_names(_ENTRY_POINT_GROUP) if name not in _BUILT_IN)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -79,14 +79,14 @@ async def open_source(
         url, options, follow_links=follow_links, any_suffix=kind not in (None, *_BUILT_IN), wrap=wrap
     )
     try:
-        return await _opened(listing, kind, strict=strict)
+        return await _open_listing(listing, kind, strict=strict)
     except BaseException:
         await listing.store.close()
         raise
 
 
-async def _opened(listing: SourceListing, said: str | None, *, strict: bool) -> ObjectSource:
-    kind = said or detect_kind(listing)
+async def _open_listing(listing: SourceListing, given_kind: str | None, *, strict: bool) -> ObjectSource:
+    kind = given_kind or detect_kind(listing)
     if kind not in _BUILT_IN:
         return await _open_plugin(listing, kind)
     if kind in ("npy", "npz"):
@@ -101,15 +101,15 @@ async def _opened(listing: SourceListing, said: str | None, *, strict: bool) -> 
     if not listing.is_folder:
         raise ConfigError(f"--kind {kind} is for a folder, not for {listing.url}; give the folder it is in")
     if kind == "image-folder":
-        return open_image_folder(listing, is_said=said is not None)
-    if said is None:
-        _check_no_containers(listing, await _containers(listing.store, listing.objects))
+        return open_image_folder(listing, is_explicit=given_kind is not None)
+    if given_kind is None:
+        _check_no_containers(listing, await _find_containers(listing.store, listing.objects))
     return open_files(listing)
 
 
 async def _open_plugin(listing: SourceListing, kind: str) -> ObjectSource:
     """Return the source that a plug-in opens for a listing."""
-    opener: Callable[[SourceListing], Awaitable[object]] = load_plugin(_GROUP, kind, "source")
+    opener: Callable[[SourceListing], Awaitable[object]] = load_plugin(_ENTRY_POINT_GROUP, kind, "source")
     source = await opener(listing)
     if not isinstance(source, Source):
         raise ConfigError(
@@ -142,9 +142,9 @@ def detect_kind(listing: SourceListing) -> str:
     """
     keys = [item.key for item in listing.objects]
     if not listing.is_folder:
-        return _BY_SUFFIX[keys[0][-4:].lower()]
+        return _KIND_BY_SUFFIX[keys[0][-4:].lower()]
     if POINTER_KEY in keys:
-        raise _unclear(listing, "it is a data set already", "copy it with the store's own tools")
+        raise _unclear_kind_error(listing, "it is a data set already", "copy it with the store's own tools")
     return _kind_of_folder(listing, keys)
 
 
@@ -158,10 +158,12 @@ def _kind_of_folder(listing: SourceListing, keys: Sequence[str]) -> str:
         return "image-folder"
     if images := len(nested) - len(odd):
         what = f"{images} of {len(nested)} files in sub-folders are images, {odd[0]} is not"
-        raise _unclear(listing, what, "--kind image-folder to leave the others out")
+        raise _unclear_kind_error(listing, what, "--kind image-folder to leave the others out")
     if tars:
-        raise _unclear(listing, f"{tars} of {len(keys)} files are tars", "--kind webdataset to leave the others out")
-    _check_no_containers(listing, {key: container for key in keys if (container := named_like(key))})
+        raise _unclear_kind_error(
+            listing, f"{tars} of {len(keys)} files are tars", "--kind webdataset to leave the others out"
+        )
+    _check_no_containers(listing, {key: container for key in keys if (container := detect_by_name(key))})
     return "files"
 
 
@@ -169,11 +171,11 @@ def _check_no_containers(listing: SourceListing, found: Mapping[str, str]) -> No
     """Raise ConfigError if ``found``, key → kind of container, has any file that holds many samples."""
     if found:
         first, kind = next(iter(found.items()))
-        what = f"it holds {counted(len(found), 'file')} with many samples each (first: {first}, {kind})"
-        raise _unclear(listing, what, remedy_for(kind))
+        what = f"it holds {format_count(len(found), 'file')} with many samples each (first: {first}, {kind})"
+        raise _unclear_kind_error(listing, what, remedy_for(kind))
 
 
-async def _containers(store: Readable, objects: Iterable[ObjectInfo]) -> dict[str, str]:
+async def _find_containers(store: Readable, objects: Iterable[ObjectInfo]) -> dict[str, str]:
     """Return key → kind of the files that are containers by their first bytes.
 
     Reads the first and the largest file of each suffix only: at most 64 small reads.
@@ -191,16 +193,16 @@ async def _containers(store: Readable, objects: Iterable[ObjectInfo]) -> dict[st
     found: dict[str, str] = {}
 
     async def look(item: ObjectInfo) -> None:
-        beginning = await read(store, item, 0, min(BEGINNING_BYTES, item.size_bytes))
-        if kind := begins_like(bytes(beginning), item.key):
+        beginning = await read_object(store, item, 0, min(SNIFFED_BYTES, item.size_bytes))
+        if kind := detect_by_content(bytes(beginning), item.key):
             found[item.key] = kind
 
     chosen = {item.key: item for pair in looked_at.values() for item in pair}
-    await for_each(chosen.values(), look, concurrency=_READS_AT_ONCE)
+    await for_each(chosen.values(), look, concurrency=_MAX_CONCURRENT_READS)
     return dict(sorted(found.items()))
 
 
-def _unclear(listing: SourceListing, what: str, remedy: str) -> ConfigError:
+def _unclear_kind_error(listing: SourceListing, what: str, remedy: str) -> ConfigError:
     return ConfigError(
         f"{listing.url}: {what}, so its kind is unclear; use --kind files to pack each file as it is, or {remedy}"
     )

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.task_group import MAX_AHEAD_BYTES, MAX_READS, in_order
+from stoker._base.task_group import MAX_AHEAD_BYTES, MAX_READS, run_in_order
 from stoker._format.schema import MAX_COLUMNS, Array, Schema
 from stoker._format.tensorfile import dtype_of
-from stoker._sources.listing import PEEK_SPAN_BYTES, ByteStream, ObjectSource, check_fits, read, spans
+from stoker._sources.listing import PEEK_SPAN_BYTES, ByteStream, ObjectSource, check_fits, read_object, split_range
 from stoker.abc import ObjectInfo, Readable, Sample, SourceListing
 from stoker.errors import PackError, SchemaError
 
@@ -37,7 +37,7 @@ _TAIL_BYTES = 64 << 10  # a zip's directory ends within its last 22 bytes and a 
 _MAX_DIRECTORY_BYTES = 4 << 20
 _MIN_SPAN_BYTES = 4 << 10
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
-_DESCR = re.compile(r"[<>|=][A-Za-z]\d{1,4}", re.ASCII)
+_DESCR_PATTERN = re.compile(r"[<>|=][A-Za-z]\d{1,4}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +95,18 @@ async def _read_header(
         raise PackError(f"{where} has a damaged .npy header: {str(error)[:200]}") from None
     if not isinstance(fields, dict) or fields.keys() != {"descr", "fortran_order", "shape"} or len(data) < end:
         raise PackError(f"{where} has a damaged .npy header: it does not give descr, fortran_order and shape")
-    header = ArrayHeader(_dtype(fields["descr"], where), _shape(fields["shape"], where), end)
+    header = ArrayHeader(_parse_dtype(fields["descr"], where), _parse_shape(fields["shape"], where), end)
     if fields["fortran_order"] and len(header.shape) > 1:
         raise PackError(f"{where} is in Fortran order, so rows are not contiguous; save numpy.ascontiguousarray of it")
-    _check(header, array_bytes, where)
+    _check_header(header, array_bytes, where)
     return header
 
 
-def _dtype(descr: object, where: str) -> np.dtype[Any]:
+def _parse_dtype(descr: object, where: str) -> np.dtype[Any]:
     if descr == "|O":
         raise PackError(f"{where} holds pickled Python objects, which stoker does not load; convert it to numbers")
     try:
-        if not isinstance(descr, str) or not _DESCR.fullmatch(descr):
+        if not isinstance(descr, str) or not _DESCR_PATTERN.fullmatch(descr):
             raise TypeError
         dtype = np.dtype(descr)
         dtype_of(dtype)
@@ -116,7 +116,7 @@ def _dtype(descr: object, where: str) -> np.dtype[Any]:
     return dtype
 
 
-def _shape(shape: object, where: str) -> tuple[int, ...]:
+def _parse_shape(shape: object, where: str) -> tuple[int, ...]:
     if (
         not isinstance(shape, tuple)
         or len(shape) > 32
@@ -128,7 +128,7 @@ def _shape(shape: object, where: str) -> tuple[int, ...]:
     return shape
 
 
-def _check(header: ArrayHeader, array_bytes: int, where: str) -> None:
+def _check_header(header: ArrayHeader, array_bytes: int, where: str) -> None:
     if header.header_bytes + header.shape[0] * header.row_bytes != array_bytes:
         raise PackError(
             f"{where} has {array_bytes - header.header_bytes} bytes of data, which do not fit its shape "
@@ -141,7 +141,7 @@ def _check(header: ArrayHeader, array_bytes: int, where: str) -> None:
     check_fits(f"{where} has rows of", header.row_bytes, "cut the rows")
 
 
-Blocks = Callable[[int, int], AsyncGenerator[NDArray[Any], None]]
+ReadBlocks = Callable[[int, int], AsyncGenerator[NDArray[Any], None]]
 """Function ``blocks(start, rows)`` that yields the rows from ``start`` on, in blocks of ``rows``."""
 
 
@@ -154,7 +154,7 @@ class ArraySource(ObjectSource):
         columns: column name → header of the array and reader of its rows.
     """
 
-    def __init__(self, kind: str, listing: SourceListing, columns: dict[str, tuple[ArrayHeader, Blocks]]) -> None:
+    def __init__(self, kind: str, listing: SourceListing, columns: dict[str, tuple[ArrayHeader, ReadBlocks]]) -> None:
         try:
             schema = Schema({name: header.column for name, (header, _) in columns.items()})
         except SchemaError as error:
@@ -165,7 +165,7 @@ class ArraySource(ObjectSource):
         self._blocks = {name: blocks for name, (_, blocks) in columns.items()}
         self._block_rows = max(1, BLOCK_BYTES // max(1, sum(header.row_bytes for header, _ in columns.values())))
 
-    def take_only(self, start: int, end: int) -> None:
+    def select_rows(self, start: int, end: int) -> None:
         """Restrict the source to the rows ``[start, end)``.
 
         Raises:
@@ -190,19 +190,21 @@ class ArraySource(ObjectSource):
                 await stream.aclose()
 
 
-async def _plain(
+async def _open_uncompressed(
     store: Readable, item: ObjectInfo, start: int, array_bytes: int, where: str
-) -> tuple[ArrayHeader, Blocks]:
+) -> tuple[ArrayHeader, ReadBlocks]:
     """Return the header and the row reader of an uncompressed array that starts at offset ``start`` of an object."""
-    header = await _read_header(lambda first, last: read(store, item, start + first, start + last), array_bytes, where)
+    header = await _read_header(
+        lambda first, last: read_object(store, item, start + first, start + last), array_bytes, where
+    )
     base, row_bytes = start + header.header_bytes, header.row_bytes
 
     async def read_block(first: int, last: int) -> NDArray[Any]:
-        return header.rows(await read(store, item, base + first * row_bytes, base + last * row_bytes))
+        return header.rows(await read_object(store, item, base + first * row_bytes, base + last * row_bytes))
 
     def blocks(start: int, rows: int) -> AsyncGenerator[NDArray[Any], None]:
-        found = spans(start, header.shape[0], rows)
-        return in_order(((last - first) * row_bytes, partial(read_block, first, last)) for first, last in found)
+        found = split_range(start, header.shape[0], rows)
+        return run_in_order(((last - first) * row_bytes, partial(read_block, first, last)) for first, last in found)
 
     return header, blocks
 
@@ -214,7 +216,7 @@ async def open_npy(listing: SourceListing) -> ArraySource:
         PackError: the file is not an ``.npy`` file, or its rows cannot be samples.
     """
     item, store = listing.objects[0], listing.store
-    return ArraySource("npy", listing, {"x": await _plain(store, item, 0, item.size_bytes, listing.url)})
+    return ArraySource("npy", listing, {"x": await _open_uncompressed(store, item, 0, item.size_bytes, listing.url)})
 
 
 async def open_npz(listing: SourceListing) -> ArraySource:
@@ -224,15 +226,17 @@ async def open_npz(listing: SourceListing) -> ArraySource:
         PackError: the file is damaged, or its arrays differ in length or cannot be samples.
     """
     item, store = listing.objects[0], listing.store
-    columns: dict[str, tuple[ArrayHeader, Blocks]] = {}
-    found = await _directory(store, item, listing.url)
+    columns: dict[str, tuple[ArrayHeader, ReadBlocks]] = {}
+    found = await _read_directory(store, item, listing.url)
     if len(found) > MAX_COLUMNS:
         raise PackError(f"{listing.url} holds {len(found)} arrays; a schema has at most {MAX_COLUMNS} columns")
     for info in found:
         name = info.filename.removesuffix(".npy")
         if name in columns:
             raise PackError(f"{listing.url} holds {name!r} twice; save it again with numpy.savez")
-        columns[name] = await _column(store, item, info, f"{listing.url}, array {name!r}", BLOCK_BYTES // len(found))
+        columns[name] = await _open_member(
+            store, item, info, f"{listing.url}, array {name!r}", BLOCK_BYTES // len(found)
+        )
     if not columns:
         raise PackError(f"{listing.url} holds no arrays: nothing to pack")
     lengths = {name: header.shape[0] for name, (header, _) in columns.items()}
@@ -242,26 +246,26 @@ async def open_npz(listing: SourceListing) -> ArraySource:
     return ArraySource("npz", listing, columns)
 
 
-async def _directory(store: Readable, item: ObjectInfo, where: str) -> list[zipfile.ZipInfo]:
+async def _read_directory(store: Readable, item: ObjectInfo, where: str) -> list[zipfile.ZipInfo]:
     """Return the entries of the zip's directory; reads only the end of the file."""
     start = max(0, item.size_bytes - _TAIL_BYTES - 22)
     while item.size_bytes - start <= _MAX_DIRECTORY_BYTES:
-        tail = _Tail(bytes(await read(store, item, start)), start)
+        tail = _FileTail(bytes(await read_object(store, item, start)), start)
         try:
             with zipfile.ZipFile(tail) as archive:
                 return [info for info in archive.infolist() if not info.filename.endswith("/")]
-        except _TooShort as error:
+        except _NeedsEarlierBytes as error:
             start = error.args[0]
         except (zipfile.BadZipFile, ValueError, struct.error, NotImplementedError, OverflowError) as error:
             raise PackError(f"{where} is not a zip file, or damaged: {str(error)[:200]}") from None
     raise PackError(f"{where} has a directory of more than {_MAX_DIRECTORY_BYTES} bytes, which no .npz file has")
 
 
-class _TooShort(Exception):  # noqa: N818 - a request for more, not an error
+class _NeedsEarlierBytes(Exception):  # noqa: N818 - a request for more, not an error
     """Bytes before the tail are needed, from the offset in ``args[0]`` on."""
 
 
-class _Tail(io.BytesIO):
+class _FileTail(io.BytesIO):
     """The last bytes of a file at their original offsets, so that ``zipfile`` parses a directory without the rest."""
 
     def __init__(self, data: bytes, start: int) -> None:
@@ -270,26 +274,26 @@ class _Tail(io.BytesIO):
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         if whence == 0 and 0 <= offset < self._start:
-            raise _TooShort(offset)
+            raise _NeedsEarlierBytes(offset)
         return self._start + super().seek(offset - self._start if whence == 0 else offset, whence)
 
     def tell(self) -> int:
         return self._start + super().tell()
 
 
-async def _column(
+async def _open_member(
     store: Readable, item: ObjectInfo, info: zipfile.ZipInfo, where: str, span_bytes: int
-) -> tuple[ArrayHeader, Blocks]:
+) -> tuple[ArrayHeader, ReadBlocks]:
     """Return an array's header and its row reader; a compressed array is read in spans of ``span_bytes``."""
     if info.flag_bits & 1:
         raise PackError(f"{where} is encrypted; save it again with numpy.savez")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise PackError(f"{where} has zip compression {info.compress_type}; save it again with numpy.savez")
-    start = await _data_start(store, item, info, where)
+    start = await _find_data_start(store, item, info, where)
     if info.compress_type == zipfile.ZIP_STORED:
         if info.compress_size != info.file_size:
             raise PackError(f"{where} is damaged: its zip directory gives two sizes for it")
-        return await _plain(store, item, start, info.file_size, where)
+        return await _open_uncompressed(store, item, start, info.file_size, where)
 
     def inflated(span_bytes: int) -> aclosing[_Inflater]:
         end = start + info.compress_size
@@ -298,30 +302,32 @@ async def _column(
 
     async with inflated(PEEK_SPAN_BYTES) as data:
         header = await _read_header(lambda first, last: data.read(last - first), info.file_size, where)
-    return header, partial(_inflated_blocks, partial(inflated, span_bytes), header)
+    return header, partial(_read_inflated_blocks, partial(inflated, span_bytes), header)
 
 
-async def _data_start(store: Readable, item: ObjectInfo, info: zipfile.ZipInfo, where: str) -> int:
+async def _find_data_start(store: Readable, item: ObjectInfo, info: zipfile.ZipInfo, where: str) -> int:
     """Return the offset of a member's data in the zip, after a check that the data lies within the file."""
     offset = info.header_offset
     if not 0 <= offset <= item.size_bytes - _LOCAL_HEADER.size:
         raise PackError(f"{where} is damaged: it starts outside of the file")
-    magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(await read(store, item, offset, offset + _LOCAL_HEADER.size))
+    magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(
+        await read_object(store, item, offset, offset + _LOCAL_HEADER.size)
+    )
     start = int(offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
     if magic != b"PK\3\4" or start + info.compress_size > item.size_bytes:
         raise PackError(f"{where} is damaged: it does not lie within the file")
     return start
 
 
-async def _inflated_blocks(
-    inflated: Callable[[], aclosing[_Inflater]], header: ArrayHeader, first: int, rows: int
+async def _read_inflated_blocks(
+    open_inflater: Callable[[], aclosing[_Inflater]], header: ArrayHeader, first: int, rows: int
 ) -> AsyncGenerator[NDArray[Any], None]:
     """Yield the rows from ``first`` on, in blocks of ``rows``; earlier rows must be decompressed too."""
-    async with inflated() as data:
+    async with open_inflater() as data:
         await data.read(header.header_bytes)
-        for row, end in spans(0, first, rows):
+        for row, end in split_range(0, first, rows):
             await data.read((end - row) * header.row_bytes)
-        for row, end in spans(first, header.shape[0], rows):
+        for row, end in split_range(first, header.shape[0], rows):
             block = await data.read((end - row) * header.row_bytes)
             if end == header.shape[0]:
                 data.check()

@@ -12,9 +12,9 @@ import zlib
 
 from stoker._base.checksum import crc32c
 
-BEGINNING_BYTES = 4096
+SNIFFED_BYTES = 4096
 
-_BY_SUFFIX = {
+_SUFFIXES_OF = {
     "CSV table": "csv tsv psv",
     "JSON Lines file": "jsonl ndjson jsonlines",
     "Parquet table": "parquet pq",
@@ -40,13 +40,13 @@ _BY_SUFFIX = {
     "7-Zip archive": "7z",
     "RAR archive": "rar",
 }
-_SUFFIXES = {suffix: kind for kind, suffixes in _BY_SUFFIX.items() for suffix in suffixes.split()}
+_KIND_BY_SUFFIX = {suffix: kind for kind, suffixes in _SUFFIXES_OF.items() for suffix in suffixes.split()}
 _COMPRESSED = ("gz", "bz2", "xz", "zst", "lz4")
 _NUMBERED = re.compile(r"-\d+-of-\d+$", re.ASCII)  # train.tfrecord-00000-of-00010
 _IDX = re.compile(r"(?:^|[-.])(idx[1-4]-ubyte)$", re.ASCII)  # train-images-idx3-ubyte
 _ZIPPED_DOCUMENTS = (".docx", ".pptx", ".odt", ".odp", ".epub", ".jar", ".apk", ".sb3", ".usdz", ".3mf")
 
-_BEGINNINGS = {
+_KIND_BY_MAGIC = {
     b"PAR1": "Parquet table",
     b"ARROW1": "Arrow table",
     b"FEA1": "Arrow table",
@@ -68,34 +68,34 @@ _PICKLE = re.compile(rb"\x80[\x02-\x05](?:\x95|[}\](c])", re.DOTALL)
 _JSON_LINES = re.compile(rb"\s*\{[^\n]*\}[ \t\r]*\n\s*\{")
 
 
-def named_like(key: str) -> str | None:
+def detect_by_name(key: str) -> str | None:
     """Return the kind of container that a file is by its name, such as ``CSV table``; None if it is none."""
     name = _NUMBERED.sub("", key.rpartition("/")[2].lower())
     if match := _IDX.search(name):
-        return _SUFFIXES[match[1]]
+        return _KIND_BY_SUFFIX[match[1]]
     stem, _, suffix = name.rpartition(".")
     if suffix in _COMPRESSED:
         inner = stem.rpartition(".")[2] if "." in stem else ""
-        kind = "tar" if inner == "tar" else _SUFFIXES.get(inner)
+        kind = "tar" if inner == "tar" else _KIND_BY_SUFFIX.get(inner)
         return None if kind is None else f"compressed {kind}"
-    return _SUFFIXES.get(suffix) if stem else None
+    return _KIND_BY_SUFFIX.get(suffix) if stem else None
 
 
-def begins_like(beginning: bytes, key: str = "") -> str | None:
+def detect_by_content(beginning: bytes, key: str = "") -> str | None:
     """Return the kind of container that a file is by its first bytes; None if it is none.
 
     Args:
-        beginning: first :data:`BEGINNING_BYTES` of the file, or all of a shorter file.
+        beginning: first :data:`SNIFFED_BYTES` of the file, or all of a shorter file.
         key: name of the file, to recognize documents that are zip archives.
     """
-    for magic, known in _BEGINNINGS.items():
+    for magic, known in _KIND_BY_MAGIC.items():
         if beginning.startswith(magic):
             is_document = known == "zip archive" and key.lower().endswith(_ZIPPED_DOCUMENTS)
             return None if is_document else known
     if beginning.startswith(_GZIP):
-        inner = _inflated(beginning)
+        inner = _inflate(beginning)
         # Not examined recursively: some gzip files decompress to themselves.
-        kind = None if inner.startswith(_GZIP) else begins_like(inner)
+        kind = None if inner.startswith(_GZIP) else detect_by_content(inner)
         return None if kind is None else f"compressed {kind}"
     if beginning[257:262] == b"ustar":
         return "tar archive"
@@ -107,7 +107,7 @@ def begins_like(beginning: bytes, key: str = "") -> str | None:
         return "JSON Lines file"
     if beginning[8:10] == b'{"' and int.from_bytes(beginning[:8], "little") < 1 << 30:
         return "safetensors file"
-    return "TFRecord file" if _begins_with_record(beginning) else None
+    return "TFRecord file" if _is_tfrecord(beginning) else None
 
 
 def remedy_for(kind: str) -> str:
@@ -123,14 +123,14 @@ def remedy_for(kind: str) -> str:
     return "read its rows and write them with stoker.Packer, or use the --kind of a plug-in (docs/plugins.md)"
 
 
-def _inflated(beginning: bytes) -> bytes:
+def _inflate(beginning: bytes) -> bytes:
     try:
-        return zlib.decompressobj(31).decompress(beginning, BEGINNING_BYTES)
+        return zlib.decompressobj(31).decompress(beginning, SNIFFED_BYTES)
     except zlib.error:
         return b""
 
 
-def _begins_with_record(beginning: bytes) -> bool:
+def _is_tfrecord(beginning: bytes) -> bool:
     """Return whether the file begins with a TFRecord's length and the masked CRC-32C of the length."""
     if len(beginning) < 12:
         return False

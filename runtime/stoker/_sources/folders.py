@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
-from stoker._base.sizes import counted
-from stoker._base.task_group import in_order
+from stoker._base.sizes import format_count
+from stoker._base.task_group import run_in_order
 from stoker._format.schema import Array, Bytes, Schema, Text
-from stoker._sources.listing import ObjectSource, check_fits, read
+from stoker._sources.listing import ObjectSource, check_fits, read_object
 from stoker.abc import ObjectInfo, Sample, SourceListing
 from stoker.errors import ConfigError, PackError
 
@@ -17,10 +17,10 @@ IMAGE_SUFFIXES = (
 )  # fmt: skip
 
 
-_SPLITS = frozenset(
+_SPLIT_NAMES = frozenset(
     ["dev", "eval", "holdout", "test", "testing", "train", "training", "trainval", "val", "valid", "validation"]
 )
-_SHOWN_FOLDERS = 5
+_MAX_SHOWN_FOLDERS = 5
 
 
 def is_image(key: str) -> bool:
@@ -28,7 +28,7 @@ def is_image(key: str) -> bool:
     return key.lower().endswith(IMAGE_SUFFIXES)
 
 
-def belongs(kind: str, key: str) -> bool:
+def is_sample_file(kind: str, key: str) -> bool:
     """Return whether a file is a sample of a folder of this kind (``files`` or ``image-folder``)."""
     return kind == "files" or ("/" in key and is_image(key))
 
@@ -41,17 +41,17 @@ class FolderSource(ObjectSource):
             (the file's bytes), ``label`` (the index of the top sub-folder among the schema's classes) and ``path``.
         schema: columns of every sample.
         listing: listing of the folder.
-        kept: files that are samples.
+        objects: files that are samples.
 
     Attributes:
         follows_links: whether links out of a local folder are followed.
     """
 
-    def __init__(self, kind: str, schema: Schema, listing: SourceListing, kept: Sequence[ObjectInfo]) -> None:
-        for item in kept:
+    def __init__(self, kind: str, schema: Schema, listing: SourceListing, objects: Sequence[ObjectInfo]) -> None:
+        for item in objects:
             check_fits(f"{listing.url}/{item.key} has", item.size_bytes, "split the file or move it away")
-        super().__init__(kind, schema, listing, kept)
-        self.samples = len(kept)
+        super().__init__(kind, schema, listing, objects)
+        self.samples = len(objects)
         self.follows_links = listing.follows_links
         column = schema.get("label")
         classes = column.classes if isinstance(column, Array) and column.classes else ()
@@ -71,7 +71,7 @@ class FolderSource(ObjectSource):
     async def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
         """Yield the files from number ``start`` on."""
         store, rest = self._listing.store, self.objects[start:]
-        contents = in_order((item.size_bytes, lambda item=item: read(store, item)) for item in rest)  # type: ignore[misc]
+        contents = run_in_order((item.size_bytes, lambda item=item: read_object(store, item)) for item in rest)  # type: ignore[misc]
         try:
             for item in rest:
                 yield item.key, self._sample(item.key, await anext(contents))
@@ -85,7 +85,8 @@ class FolderSource(ObjectSource):
         if name not in self._labels:
             raise PackError(
                 f"{self._listing.url}/{key} is of class {name!r}, which is not among the data set's "
-                f"{counted(len(self._labels), 'class', 'classes')}; pack a data set with all classes, or move it away"
+                f"{format_count(len(self._labels), 'class', 'classes')}; pack a data set with all classes, or "
+                f"move it away"
             )
         return {"image": data, "label": self._labels[name], "path": key}
 
@@ -105,40 +106,40 @@ def images_schema(classes: Iterable[str]) -> Schema:
     return Schema({"image": Bytes(), "label": Array("int64", classes=tuple(classes)), "path": Text()})
 
 
-def open_image_folder(listing: SourceListing, *, is_said: bool = False) -> FolderSource:
+def open_image_folder(listing: SourceListing, *, is_explicit: bool = False) -> FolderSource:
     """Return a source whose samples are the images in sub-folders, with ``image`` (bytes), ``label`` and ``path``.
 
     The label is the index of the top sub-folder among their sorted names, which the schema lists as classes.
 
     Args:
         listing: listing of the folder.
-        is_said: whether the user named the kind; otherwise it was detected from the file names.
+        is_explicit: whether the user named the kind; otherwise it was detected from the file names.
 
     Raises:
         PackError: there is no image in a sub-folder.
         ConfigError: the class folders seem to lie below other folders, such as ``train`` and ``val``.
     """
-    kept = [item for item in listing.objects if belongs("image-folder", item.key)]
+    kept = [item for item in listing.objects if is_sample_file("image-folder", item.key)]
     if not kept:
         raise PackError(
             f"{listing.url} has no image in a sub-folder; put the images of each class into a folder of its own, "
             "or pack them as they are with --kind files"
         )
-    _check_classes_on_top(listing, [item.key for item in kept], is_said=is_said)
+    _check_classes_on_top(listing, [item.key for item in kept], is_explicit=is_explicit)
     return FolderSource("image-folder", images_schema(sorted({_class_of(item.key) for item in kept})), listing, kept)
 
 
-def _check_classes_on_top(listing: SourceListing, keys: Sequence[str], *, is_said: bool) -> None:
+def _check_classes_on_top(listing: SourceListing, keys: Sequence[str], *, is_explicit: bool) -> None:
     """Raise ConfigError if top sub-folders are splits above class folders, or if none contains an image directly."""
     tops = {_class_of(key) for key in keys}
     direct = {_class_of(key) for key in keys if key.count("/") == 1}
-    splits = {top: key for key in keys if (top := _class_of(key)).lower() in _SPLITS and top not in direct}
-    if len(splits) < len(tops) if is_said else direct and not splits:
+    splits = {top: key for key in keys if (top := _class_of(key)).lower() in _SPLIT_NAMES and top not in direct}
+    if len(splits) < len(tops) if is_explicit else direct and not splits:
         return
     above = splits or {key.rsplit("/", 2)[0]: key for key in keys}  # folders of folders with images
     wrong = sorted(above)
-    shown = ", ".join(f"{listing.url.rstrip('/')}/{folder}" for folder in wrong[:_SHOWN_FOLDERS])
-    more = f" and {len(wrong) - _SHOWN_FOLDERS:,} more" if len(wrong) > _SHOWN_FOLDERS else ""
+    shown = ", ".join(f"{listing.url.rstrip('/')}/{folder}" for folder in wrong[:_MAX_SHOWN_FOLDERS])
+    more = f" and {len(wrong) - _MAX_SHOWN_FOLDERS:,} more" if len(wrong) > _MAX_SHOWN_FOLDERS else ""
     other = (
         "" if len(splits) == len(tops) else f", or use --kind image-folder if {min(tops - splits.keys())} is a class"
     )

@@ -21,11 +21,11 @@ from itertools import islice
 from pathlib import Path
 
 from stoker._base.retry import RetryingStore
-from stoker._base.sizes import counted
-from stoker._base.task_group import in_order
+from stoker._base.sizes import format_count
+from stoker._base.task_group import run_in_order
 from stoker._format.schema import Schema
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
-from stoker._sources.containers import named_like, remedy_for
+from stoker._sources.containers import detect_by_name, remedy_for
 from stoker._stores import open_store
 from stoker._stores.location import Location, parse_url
 from stoker._stores.options import StoreOptions
@@ -33,8 +33,8 @@ from stoker.abc import ObjectInfo, Readable, Sample, SourceListing, Store
 from stoker.errors import ConfigError, NotFoundError, PackError, TruncatedError
 
 ARCHIVES = (".npy", ".npz", ".tar")
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_NUMBERS = re.compile(r"(\d{1,18})\.\.(\d{1,18})", re.ASCII)
+_BRACES_PATTERN = re.compile(r"\{([^{}]*)\}")
+_RANGE_PATTERN = re.compile(r"(\d{1,18})\.\.(\d{1,18})", re.ASCII)
 _MAX_NAMES = 100_000
 STREAM_SPAN_BYTES = 4 << 20  # for streams that are read to the end
 PEEK_SPAN_BYTES = 64 << 10  # for streams that are read at the beginning only
@@ -49,7 +49,7 @@ def check_fits(what: str, size_bytes: int, remedy: str) -> None:
         )
 
 
-def fingerprint_of(kind: str, schema: Schema, objects: Iterable[ObjectInfo]) -> str:
+def compute_fingerprint(kind: str, schema: Schema, objects: Iterable[ObjectInfo]) -> str:
     """Return the hash of a source, 64 hexadecimal digits; it differs if any key, size or tag differs."""
     digest = hashlib.sha256(f"{kind}\n{schema.to_json()}\n".encode())
     for item in objects:
@@ -79,7 +79,7 @@ class ObjectSource(ABC):
 
     def __init__(self, kind: str, schema: Schema, listing: SourceListing, objects: Sequence[ObjectInfo]) -> None:
         self.kind, self.schema, self.objects = kind, schema, tuple(objects)
-        self.fingerprint = fingerprint_of(kind, schema, self.objects)
+        self.fingerprint = compute_fingerprint(kind, schema, self.objects)
         self.size_bytes = sum(item.size_bytes for item in self.objects)
         self._listing = listing
 
@@ -133,34 +133,34 @@ async def list_source(
     if follow_links and location.scheme != "file":
         raise ConfigError(f"--follow-links is for links in a local folder, which {location.url} is not; leave it out")
     is_folder = _is_folder(location, any_suffix=any_suffix)
-    root, names = (_address(location), []) if is_folder else _root_and_names(location)
+    root, names = (_unescaped_url(location), []) if is_folder else _split_pattern(location)
     opened = open_store(root, options=options)
     store = RetryingStore(opened if wrap is None else wrap(opened))
     try:
         if is_folder:
-            objects = await _below(store, location, follow_links=follow_links)
+            objects = await _list_folder(store, location, follow_links=follow_links)
         elif len(names) == 1:
             objects = [await store.head(names[0])]
         else:
-            objects = await _named(store, location.url, names)
+            objects = await _list_named(store, location.url, names)
     except BaseException:
         await store.close()
         raise
     return SourceListing(location.url, store, tuple(objects), is_folder, follow_links)
 
 
-async def listed_between(store: RetryingStore, after: str, until: str) -> list[ObjectInfo]:
+async def list_between(store: RetryingStore, after: str, until: str) -> list[ObjectInfo]:
     """Return a folder's objects, without hidden ones, whose keys lie after ``after``, up to and including ``until``."""
     found = []
     end = until.encode()
     async for item in store.list(start_after=after):
         if item.key.encode() > end:
             break
-        if is_wanted(item):
+        if is_raw_object(item):
             found.append(item)
     location = parse_url(store.url)
     if location.scheme == "file":
-        return await asyncio.to_thread(_without_links_out, Path(location.bucket), found)
+        return await asyncio.to_thread(_exclude_outside, Path(location.bucket), found)
     return found
 
 
@@ -172,37 +172,37 @@ def _is_folder(location: Location, *, any_suffix: bool) -> bool:
         return not is_archive or not location.prefix
     path = Path(location.bucket)
     if path.is_file() and not is_archive:
-        if container := named_like(path.name):
+        if container := detect_by_name(path.name):
             raise ConfigError(f"{location.url} ({container}) cannot be packed as it is; {remedy_for(container)}")
         raise ConfigError(f"{location.url} is a file of no known kind; give a folder, or one of {', '.join(ARCHIVES)}")
     return not is_archive or path.is_dir()
 
 
-def _address(location: Location) -> str:
+def _unescaped_url(location: Location) -> str:
     """Return the URL of a location, for a local one its absolute path, without URL escapes."""
     return location.bucket if location.scheme == "file" else f"{location.scheme}://{location.bucket}/{location.prefix}"
 
 
-def _root_and_names(location: Location) -> tuple[str, list[str]]:
+def _split_pattern(location: Location) -> tuple[str, list[str]]:
     """Return the folder of the named objects, and their keys below it."""
-    address = _address(location)
+    address = _unescaped_url(location)
     static = address if location.scheme == "file" and Path(address).exists() else address.partition("{")[0]
     root = static.rpartition("/")[0]
     pattern = address[len(root) + 1 :]
-    names = [pattern] if static == address else list(islice(_expanded(pattern), _MAX_NAMES + 1))
+    names = [pattern] if static == address else list(islice(_expand_braces(pattern), _MAX_NAMES + 1))
     if len(names) > _MAX_NAMES:
         raise ConfigError(f"{location.url} names more than {_MAX_NAMES} objects; use a folder instead")
     return root or "/", names
 
 
-async def _below(store: RetryingStore, location: Location, *, follow_links: bool) -> list[ObjectInfo]:
+async def _list_folder(store: RetryingStore, location: Location, *, follow_links: bool) -> list[ObjectInfo]:
     if location.scheme == "file":
         await asyncio.to_thread(_check_links, Path(location.bucket), follow=follow_links)
-    found = [item async for item in store.list() if is_wanted(item)]
+    found = [item async for item in store.list() if is_raw_object(item)]
     if location.scheme == "file" and not follow_links:  # a link may have been added meanwhile
-        found = await asyncio.to_thread(_without_links_out, Path(location.bucket), found)
+        found = await asyncio.to_thread(_exclude_outside, Path(location.bucket), found)
     if not found:
-        if container := named_like(location.prefix.rstrip("/")):
+        if container := detect_by_name(location.prefix.rstrip("/")):
             raise PackError(
                 f"there is no folder {location.url}, and a file ({container}) cannot be packed as it is; "
                 f"{remedy_for(container)}"
@@ -211,7 +211,7 @@ async def _below(store: RetryingStore, location: Location, *, follow_links: bool
     return found
 
 
-async def _named(store: RetryingStore, url: str, names: list[str]) -> list[ObjectInfo]:
+async def _list_named(store: RetryingStore, url: str, names: list[str]) -> list[ObjectInfo]:
     wanted = set(names)
     common = os.path.commonprefix(names)  # noqa: RUF071 - a prefix of keys, which need not be a folder
     found = {item.key: item async for item in store.list(common) if item.key in wanted}
@@ -222,23 +222,23 @@ async def _named(store: RetryingStore, url: str, names: list[str]) -> list[Objec
     return [found[name] for name in names]
 
 
-def is_wanted(item: ObjectInfo) -> bool:
+def is_raw_object(item: ObjectInfo) -> bool:
     """Return whether an object can hold samples: it is neither hidden nor an empty object that represents a folder."""
     return not item.key.endswith("/") and not any(part.startswith(".") for part in item.key.split("/"))
 
 
-def _expanded(pattern: str) -> Iterator[str]:
+def _expand_braces(pattern: str) -> Iterator[str]:
     """Yield the names of a brace pattern; the first braces vary slowest."""
-    match = _BRACES.search(pattern)
+    match = _BRACES_PATTERN.search(pattern)
     if match is None:
         yield pattern
         return
-    numbers = _NUMBERS.fullmatch(match[1])
-    for choice in _numbers(numbers[1], numbers[2]) if numbers else match[1].split(","):
-        yield from (pattern[: match.start()] + choice + rest for rest in _expanded(pattern[match.end() :]))
+    numbers = _RANGE_PATTERN.fullmatch(match[1])
+    for choice in _expand_range(numbers[1], numbers[2]) if numbers else match[1].split(","):
+        yield from (pattern[: match.start()] + choice + rest for rest in _expand_braces(pattern[match.end() :]))
 
 
-def _numbers(first: str, last: str) -> Iterator[str]:
+def _expand_range(first: str, last: str) -> Iterator[str]:
     is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
     width = max(len(first), len(last)) if is_padded else 0
     step = 1 if int(first) <= int(last) else -1
@@ -259,7 +259,7 @@ def _check_links(root: Path, *, follow: bool) -> None:
     real_root = root.resolve()
     outside: list[Path] = []
     broken: list[Path] = []
-    for path, real in _links(root, real_root, follow=follow):
+    for path, real in _iter_links(root, real_root, follow=follow):
         if not os.path.exists(path):  # noqa: PTH110 - Path.exists raises where it may not look
             broken.append(path)
         elif not real.is_relative_to(real_root):
@@ -268,17 +268,18 @@ def _check_links(root: Path, *, follow: bool) -> None:
                 raise PackError(f"{path} is a link to {real}, which contains {root} itself; remove the link")
     if broken:
         raise PackError(
-            f"{root} has {counted(len(broken), 'link')} to files that are missing or unreadable (first: "
-            f"{_shown(broken, root)}); restore the files or remove the links"
+            f"{root} has {format_count(len(broken), 'link')} to files that are missing or unreadable (first: "
+            f"{_describe_first_link(broken, root)}); restore the files or remove the links"
         )
     if outside and not follow:
         raise ConfigError(
-            f"{root} has {counted(len(outside), 'link')} out of it (first: {_shown(outside, root)}), so those files "
+            f"{root} has {format_count(len(outside), 'link')} out of it (first: "
+            f"{_describe_first_link(outside, root)}), so those files "
             "would be left out; use --follow-links to pack them, or remove the links"
         )
 
 
-def _links(root: Path, real_root: Path, *, follow: bool) -> Iterator[tuple[Path, Path]]:
+def _iter_links(root: Path, real_root: Path, *, follow: bool) -> Iterator[tuple[Path, Path]]:
     """Yield the links below a folder and their real paths; enters linked folders that lie inside or are followed.
 
     Hidden entries are skipped. A linked folder is entered after its link was yielded, and once.
@@ -301,13 +302,13 @@ def _links(root: Path, real_root: Path, *, follow: bool) -> Iterator[tuple[Path,
                     pending.append((path, real))
 
 
-def _shown(paths: list[Path], root: Path) -> str:
+def _describe_first_link(paths: list[Path], root: Path) -> str:
     first = min(paths)
     name = first.relative_to(root) if first.is_relative_to(root) else first
     return f"{name} -> {os.readlink(first)}"  # noqa: PTH115 - the link's own text, as the user wrote it
 
 
-def _without_links_out(root: Path, found: list[ObjectInfo]) -> list[ObjectInfo]:
+def _exclude_outside(root: Path, found: list[ObjectInfo]) -> list[ObjectInfo]:
     """Return the objects without those that links outside of ``root`` contain."""
     real_root = root.resolve()
 
@@ -321,7 +322,7 @@ def _without_links_out(root: Path, found: list[ObjectInfo]) -> list[ObjectInfo]:
     return [item for item in found if is_kept(root / item.key)]
 
 
-async def read(store: Readable, item: ObjectInfo, start: int = 0, end: int | None = None) -> bytearray:
+async def read_object(store: Readable, item: ObjectInfo, start: int = 0, end: int | None = None) -> bytearray:
     """Return the bytes ``[start, end)`` of a listed object, by default all of them.
 
     Raises:
@@ -334,7 +335,7 @@ async def read(store: Readable, item: ObjectInfo, start: int = 0, end: int | Non
     return data
 
 
-def spans(start: int, end: int, span_bytes: int) -> Iterable[tuple[int, int]]:
+def split_range(start: int, end: int, span_bytes: int) -> Iterable[tuple[int, int]]:
     """Return consecutive half-open ranges of at most ``span_bytes`` each that cover ``[start, end)``."""
     return ((at, min(at + span_bytes, end)) for at in range(start, end, span_bytes))
 
@@ -353,15 +354,15 @@ class ByteStream:
     ) -> None:
         self._item = item
         self._end = item.size_bytes if end is None else end
-        self._spans = in_order(
-            (last - first, lambda first=first, last=last: read(store, item, first, last))  # type: ignore[misc]
-            for first, last in spans(start, self._end, span_bytes)
+        self._spans = run_in_order(
+            (last - first, lambda first=first, last=last: read_object(store, item, first, last))  # type: ignore[misc]
+            for first, last in split_range(start, self._end, span_bytes)
         )
         self._span = memoryview(b"")
         self.position = start
 
     @property
-    def remaining(self) -> int:
+    def remaining_bytes(self) -> int:
         """Number of bytes left."""
         return self._end - self.position
 
@@ -379,21 +380,21 @@ class ByteStream:
         Raises:
             TruncatedError: fewer are left.
         """
-        if count > self.remaining:
+        if count > self.remaining_bytes:
             raise TruncatedError(
-                f"{self._item.key} ends too early: {self.remaining} bytes are left, {count} are needed"
+                f"{self._item.key} ends too early: {self.remaining_bytes} bytes are left, {count} are needed"
             )
         data = bytearray()
         while len(data) < count:
-            data += self._take(await self.read_some(), count - len(data))
+            data += self._split_current(await self.read_some(), count - len(data))
         return bytes(data)
 
     async def skip(self, count: int) -> None:
         """Skip the next ``count`` bytes, which must exist."""
         while count:
-            count -= len(self._take(await self.read_some(), count))
+            count -= len(self._split_current(await self.read_some(), count))
 
-    def _take(self, some: memoryview, count: int) -> memoryview:
+    def _split_current(self, some: memoryview, count: int) -> memoryview:
         """Return the first ``count`` of ``some``, the bytes just read, and keep the rest for the next read."""
         self._span = some[count:]
         self.position -= len(self._span)

@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.fields import Fields, shown
+from stoker._base.fields import JsonFields, quote_value
 from stoker._base.retry import RetryingStore
 from stoker._format.schema import Schema
 from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
-from stoker._pack.plan import schema_difference
-from stoker._pack.record import SOURCE_BYTES, PackRecord, no_sources
+from stoker._pack.plan import describe_schema_difference
+from stoker._pack.record import SOURCE_HASH_BYTES, PackRecord, empty_sources
 from stoker._sources.arrays import ArraySource, open_npy, open_npz
-from stoker._sources.folders import FolderSource, belongs
-from stoker._sources.listing import ObjectSource, fingerprint_of, listed_between
+from stoker._sources.folders import FolderSource, is_sample_file
+from stoker._sources.listing import ObjectSource, compute_fingerprint, list_between
 from stoker._sources.webdataset import open_webdataset
 from stoker._stores.location import check_key
 from stoker.abc import ObjectInfo, SourceListing
@@ -34,7 +34,7 @@ from stoker.errors import ConfigError, EventError, FormatError, PackError, Schem
 T = TypeVar("T")
 
 PART_KINDS = ("files", "image-folder", "npy", "npz", "webdataset")
-_ID = "[0-9a-f]{16}"
+_ID_PATTERN = "[0-9a-f]{16}"
 _MAX_OBJECTS = 100_000
 _MAX_SCHEMA_CHARACTERS = 1 << 20
 MAX_PART_OBJECTS = 20_000  # at 1,000 reads a second a part takes a third of a minute
@@ -59,7 +59,7 @@ class KeySlice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SourcePart:
     """The raw objects of one pack run.
 
     Attributes:
@@ -103,7 +103,7 @@ class Part:
     def record(self) -> PackRecord:
         """Return the initial record of the part's run."""
         identity = self.identity
-        sources = source_hashes(self.source, self.objects) if self.is_remembered else no_sources()
+        sources = hash_sources(self.source, self.objects) if self.is_remembered else empty_sources()
         return PackRecord(
             run=self.run,
             identity=identity,
@@ -134,27 +134,29 @@ class Part:
         return event
 
     @classmethod
-    def from_json(cls, event: object) -> Part:
+    def from_json(cls, event: object) -> SourcePart:
         """Return the part that an event describes.
 
         Raises:
             EventError: the event is invalid.
         """
-        fields = Fields(event, "pack event")
+        fields = JsonFields(event, "pack event")
         part = cls(
             dataset=fields.text("dataset"),
-            dataset_id=fields.text("dataset_id", pattern=_ID),
+            dataset_id=fields.text("dataset_id", pattern=_ID_PATTERN),
             source=fields.text("source"),
             kind=fields.choice("kind", PART_KINDS),
-            schema=_schema(fields.value("schema")),
-            super_sample_bytes=fields.integer("super_sample_bytes", least=1, most=MAX_SUPER_SAMPLE_BYTES),
-            job=fields.text("job", pattern=f"({_ID})?", default=""),
-            is_remembered=fields.integer("remembered", most=1, default=0) == 1,
-            rows=_rows(fields.array("rows", most=2)) if "rows" in fields else None,
-            keys=_key_slice(fields.within("slice")) if "slice" in fields else None,
-            objects=tuple(map(_object, fields.array("objects", most=_MAX_OBJECTS))) if "objects" in fields else (),
+            schema=_parse_schema(fields.value("schema")),
+            super_sample_bytes=fields.integer("super_sample_bytes", min_value=1, max_value=MAX_SUPER_SAMPLE_BYTES),
+            job=fields.text("job", pattern=f"({_ID_PATTERN})?", default=""),
+            is_remembered=fields.integer("remembered", max_value=1, default=0) == 1,
+            rows=_parse_rows(fields.array("rows", max_length=2)) if "rows" in fields else None,
+            keys=_parse_key_slice(fields.nested("slice")) if "slice" in fields else None,
+            objects=tuple(map(_parse_object, fields.array("objects", max_length=_MAX_OBJECTS)))
+            if "objects" in fields
+            else (),
         )
-        fields.end()
+        fields.check_no_fields_left()
         part._check()
         return part
 
@@ -173,14 +175,14 @@ class Part:
             raise EventError(f"the pack event has {len(self.objects)} objects of kind {self.kind}; give one")
 
 
-def source_hashes(source: str, objects: Iterable[ObjectInfo]) -> NDArray[np.uint8]:
+def hash_sources(source: str, objects: Iterable[ObjectInfo]) -> NDArray[np.uint8]:
     """Return a hash of each raw object's source, key and tag, ``uint8 [objects, 16]``."""
     names = [json.dumps([source, item.key, item.tag]).encode() for item in objects]
-    hashes = b"".join(hashlib.blake2b(name, digest_size=SOURCE_BYTES).digest() for name in names)
-    return np.frombuffer(hashes, np.uint8).reshape(-1, SOURCE_BYTES)
+    hashes = b"".join(hashlib.blake2b(name, digest_size=SOURCE_HASH_BYTES).digest() for name in names)
+    return np.frombuffer(hashes, np.uint8).reshape(-1, SOURCE_HASH_BYTES)
 
 
-def _schema(value: object) -> Schema:
+def _parse_schema(value: object) -> Schema:
     try:
         text = json.dumps(value, separators=(",", ":"))  # as Schema.to_json spells it
     except RecursionError:
@@ -193,16 +195,16 @@ def _schema(value: object) -> Schema:
         raise EventError(f"the pack event's 'schema' is not valid: {str(error)[:200]}") from None
 
 
-def _object(value: object) -> ObjectInfo:
+def _parse_object(value: object) -> ObjectInfo:
     if isinstance(value, list) and len(value) == 3:
         key, size_bytes, tag = value
-        fields = Fields({"key": key, "size_bytes": size_bytes, "tag": tag}, "pack event's object")
+        fields = JsonFields({"key": key, "size_bytes": size_bytes, "tag": tag}, "pack event's object")
         tag = fields.text("tag", pattern="[ -~]{1,256}")  # it is sent in a header
-        return ObjectInfo(key=_key(fields.text("key")), size_bytes=fields.integer("size_bytes"), tag=tag)
-    raise EventError(f"the pack event has the object {shown(value)}; write [key, size in bytes, tag]")
+        return ObjectInfo(key=_parse_key(fields.text("key")), size_bytes=fields.integer("size_bytes"), tag=tag)
+    raise EventError(f"the pack event has the object {quote_value(value)}; write [key, size in bytes, tag]")
 
 
-def _key(key: str) -> str:
+def _parse_key(key: str) -> str:
     try:
         check_key(key)
     except ConfigError as error:
@@ -210,26 +212,26 @@ def _key(key: str) -> str:
     return key
 
 
-def _rows(value: list[Any]) -> tuple[int, int]:
+def _parse_rows(value: list[Any]) -> tuple[int, int]:
     if len(value) != 2 or not all(type(row) is int for row in value) or not 0 <= value[0] < value[1]:
-        raise EventError(f"the pack event has the rows {shown(value)}; write [start, end]")
+        raise EventError(f"the pack event has the rows {quote_value(value)}; write [start, end]")
     return value[0], value[1]
 
 
-def _key_slice(fields: Fields) -> KeySlice:
+def _parse_key_slice(fields: JsonFields) -> KeySlice:
     found = KeySlice(
-        after=_key(after) if (after := fields.text("after", default="")) else "",
-        until=_key(fields.text("until")),
-        objects=fields.integer("objects", least=1),
+        after=_parse_key(after) if (after := fields.text("after", default="")) else "",
+        until=_parse_key(fields.text("until")),
+        objects=fields.integer("objects", min_value=1),
         fingerprint=fields.text("fingerprint", pattern="[0-9a-f]{64}"),
     )
-    fields.end()
+    fields.check_no_fields_left()
     if found.after.encode() >= found.until.encode():
         raise EventError(f"the pack event's slice ends with {found.until!r}, which is not after {found.after!r}")
     return found
 
 
-def split(source: ObjectSource, part: Part, part_bytes: int) -> Iterator[Part]:
+def split_source(source: ObjectSource, part: SourcePart, part_bytes: int) -> Iterator[SourcePart]:
     """Yield the parts of ``source`` in order of its samples, the same ones every time.
 
     Args:
@@ -254,11 +256,11 @@ def split(source: ObjectSource, part: Part, part_bytes: int) -> Iterator[Part]:
         return
     after = ""
     sizes = attrgetter("size_bytes")
-    for group in grouped(source.objects, sizes, most_bytes=part_bytes, most_items=MAX_PART_OBJECTS):
+    for group in group_by_size(source.objects, sizes, max_bytes=part_bytes, max_items=MAX_PART_OBJECTS):
         # Opening a slice lists its objects again without following links out of the folder.
         can_be_slice = isinstance(source, FolderSource) and not source.follows_links
         if can_be_slice and len(group) > _MAX_NAMED_OBJECTS:
-            fingerprint = fingerprint_of(source.kind, source.schema, group)
+            fingerprint = compute_fingerprint(source.kind, source.schema, group)
             keys = KeySlice(after=after, until=group[-1].key, objects=len(group), fingerprint=fingerprint)
             yield replace(base, keys=keys)
         else:
@@ -266,14 +268,14 @@ def split(source: ObjectSource, part: Part, part_bytes: int) -> Iterator[Part]:
         after = group[-1].key
 
 
-def grouped(
-    items: Iterable[T], size_bytes: Callable[[T], int], *, most_bytes: int, most_items: int
+def group_by_size(
+    items: Iterable[T], size_bytes: Callable[[T], int], *, max_bytes: int, max_items: int
 ) -> Iterator[list[T]]:
-    """Yield groups of consecutive items, each of at most ``most_items`` and ``most_bytes``; larger items are alone."""
+    """Yield groups of consecutive items, each of at most ``max_items`` and ``max_bytes``; larger items are alone."""
     group: list[T] = []
     group_bytes = 0
     for item in items:
-        if group and (group_bytes + size_bytes(item) > most_bytes or len(group) == most_items):
+        if group and (group_bytes + size_bytes(item) > max_bytes or len(group) == max_items):
             yield group
             group, group_bytes = [], 0
         group.append(item)
@@ -282,7 +284,7 @@ def grouped(
         yield group
 
 
-async def open_part(part: Part, store: RetryingStore) -> ObjectSource:
+async def open_part(part: SourcePart, store: RetryingStore) -> ObjectSource:
     """Return the source of a part's samples.
 
     Args:
@@ -294,14 +296,14 @@ async def open_part(part: Part, store: RetryingStore) -> ObjectSource:
         SchemaError: the raw objects have other columns.
         StoreError: the raw objects could not be read.
     """
-    objects = part.objects if part.keys is None else await _listed(part, part.keys, store)
+    objects = part.objects if part.keys is None else await _list_slice(part, part.keys, store)
     listing = SourceListing(part.source, store, tuple(objects), is_folder=False)
     if part.kind in ("files", "image-folder"):
         return FolderSource(part.kind, part.schema, listing, objects)
     source = await _OPENERS[part.kind](listing)
     _check_schema(part, source.schema)
     if part.rows is not None and isinstance(source, ArraySource):
-        source.take_only(*part.rows)
+        source.select_rows(*part.rows)
     return source
 
 
@@ -312,10 +314,10 @@ _OPENERS: dict[str, Callable[[SourceListing], Awaitable[ObjectSource]]] = {
 }
 
 
-async def _listed(part: Part, keys: KeySlice, store: RetryingStore) -> Sequence[ObjectInfo]:
-    listed = await listed_between(store, keys.after, keys.until)
-    objects = [item for item in listed if belongs(part.kind, item.key)]
-    if len(objects) != keys.objects or fingerprint_of(part.kind, part.schema, objects) != keys.fingerprint:
+async def _list_slice(part: SourcePart, keys: KeySlice, store: RetryingStore) -> Sequence[ObjectInfo]:
+    listed = await list_between(store, keys.after, keys.until)
+    objects = [item for item in listed if is_sample_file(part.kind, item.key)]
+    if len(objects) != keys.objects or compute_fingerprint(part.kind, part.schema, objects) != keys.fingerprint:
         raise PackError(
             f"{part.source} has changed between {keys.after!r} and {keys.until!r} since the pack was planned (it had "
             f"{keys.objects} objects there, and has {len(objects)}); plan it again"
@@ -323,9 +325,10 @@ async def _listed(part: Part, keys: KeySlice, store: RetryingStore) -> Sequence[
     return objects
 
 
-def _check_schema(part: Part, found: Schema) -> None:
+def _check_schema(part: SourcePart, found: Schema) -> None:
     if dict(found) != dict(part.schema):  # the order may differ, since the files of a tar may come in any order
         raise SchemaError(
-            f"the samples of {part.source}/{part.objects[0].key} have {schema_difference(part.schema, found)}; all raw "
+            f"the samples of {part.source}/{part.objects[0].key} have "
+            f"{describe_schema_difference(part.schema, found)}; all raw "
             "objects of a data set must have the same columns"
         )

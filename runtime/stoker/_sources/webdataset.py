@@ -15,16 +15,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from stoker._base.sizes import counted
+from stoker._base.sizes import format_count
 from stoker._base.task_group import MAX_READS, for_each
 from stoker._format.schema import Array, Bytes, Column, Schema, Text
-from stoker._sources.listing import PEEK_SPAN_BYTES, STREAM_SPAN_BYTES, ByteStream, ObjectSource, check_fits, read
+from stoker._sources.listing import (
+    PEEK_SPAN_BYTES,
+    STREAM_SPAN_BYTES,
+    ByteStream,
+    ObjectSource,
+    check_fits,
+    read_object,
+)
 from stoker.abc import ObjectInfo, Sample, SourceListing
 from stoker.errors import PackError, SchemaError
 
-_NAME = re.compile(r"((?:.*/)?[^./][^/.]*)\.([^/]+)", re.DOTALL)
-_INTEGER = re.compile(rb"\s*([+-]?\d{1,20})\s*")
-_KINDS: dict[str, Column] = {"cls": Array("int64"), "txt": Text(), "json": Text()}
+_NAME_PATTERN = re.compile(r"((?:.*/)?[^./][^/.]*)\.([^/]+)", re.DOTALL)
+_INTEGER_PATTERN = re.compile(rb"\s*([+-]?\d{1,20})\s*")
+_COLUMN_BY_EXTENSION: dict[str, Column] = {"cls": Array("int64"), "txt": Text(), "json": Text()}
 _MAX_EXTENDED_BYTES = 1 << 20
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
@@ -58,7 +65,8 @@ class WebDataset(ObjectSource):
             notes.append(f"{left_out} of {len(self._listing.objects)} files were left out: not .tar")
         if self._without_end:
             where = (
-                f"{len(self._without_end):,} of {counted(len(self.objects), 'tar')} (first: {min(self._without_end)})"
+                f"{len(self._without_end):,} of {format_count(len(self.objects), 'tar')} (first: "
+                f"{min(self._without_end)})"
             )
             notes.append(f"warning: no end marker in {where}: if they are truncated, samples are missing")
         return tuple(notes)
@@ -68,7 +76,7 @@ class WebDataset(ObjectSource):
         number = 0
         for tar in self.objects:
             on_no_end = partial(self._note_no_end, tar.key)
-            async with aclosing(_samples(self._listing, tar, on_no_end=on_no_end)) as samples:
+            async with aclosing(_read_samples(self._listing, tar, on_no_end=on_no_end)) as samples:
                 async for where, sample in samples:
                     if sample.keys() != self.schema.keys():
                         raise PackError(
@@ -87,7 +95,7 @@ class WebDataset(ObjectSource):
         """
 
         async def check(tar: ObjectInfo) -> None:
-            if any(await read(self._listing.store, tar, max(0, tar.size_bytes - _BLOCK_BYTES))):
+            if any(await read_object(self._listing.store, tar, max(0, tar.size_bytes - _BLOCK_BYTES))):
                 self._note_no_end(tar.key)
 
         await for_each(self.objects, check, concurrency=MAX_READS)
@@ -114,21 +122,21 @@ async def open_webdataset(listing: SourceListing, *, strict: bool = False) -> We
     if not tars:
         raise PackError(f"{listing.url} has no .tar files; check the URL, or use another --kind")
     for tar in tars:
-        async with aclosing(_samples(listing, tar, span_bytes=PEEK_SPAN_BYTES)) as samples:
+        async with aclosing(_read_samples(listing, tar, span_bytes=PEEK_SPAN_BYTES)) as samples:
             async for where, sample in samples:
-                return WebDataset(listing, tars, _schema(where, sample), strict=strict)
+                return WebDataset(listing, tars, _infer_schema(where, sample), strict=strict)
     raise PackError(f"{listing.url} has no samples: no file in it has a name with an extension")
 
 
-def _schema(where: str, sample: dict[str, Any]) -> Schema:
-    kinds: dict[type, Column] = {int: _KINDS["cls"], str: Text()}
+def _infer_schema(where: str, sample: dict[str, Any]) -> Schema:
+    kinds: dict[type, Column] = {int: _COLUMN_BY_EXTENSION["cls"], str: Text()}
     try:
         return Schema({name: kinds.get(type(value), Bytes()) for name, value in sample.items()})
     except SchemaError as error:
         raise PackError(f"{where}: {error}; rename the files' extensions") from None
 
 
-async def _samples(
+async def _read_samples(
     listing: SourceListing,
     tar: ObjectInfo,
     *,
@@ -140,10 +148,10 @@ async def _samples(
     sample: dict[str, Any] = {}
     async with (
         aclosing(ByteStream(listing.store, tar, span_bytes=span_bytes)) as stream,
-        aclosing(members(stream, where, on_no_end=on_no_end)) as found,
+        aclosing(read_members(stream, where, on_no_end=on_no_end)) as found,
     ):
         async for member in found:
-            match = _NAME.fullmatch(member.name)
+            match = _NAME_PATTERN.fullmatch(member.name)
             if match is None:
                 continue
             if sample and match[1] != key:
@@ -151,39 +159,41 @@ async def _samples(
                 sample = {}
             key = match[1]
             name = key.encode("utf-8", "surrogateescape")
-            sample = sample or {"key": _text(name, f"{where}: the name {name!r}")}
-            await _add(sample, match[2].lower(), member, f"{where}: {member.name!r}")
+            sample = sample or {"key": _decode_text(name, f"{where}: the name {name!r}")}
+            await _add_member(sample, match[2].lower(), member, f"{where}: {member.name!r}")
         if sample:
             yield f"{where}: sample {key!r}", sample
 
 
-async def _add(sample: dict[str, Any], extension: str, member: Member, where: str) -> None:
+async def _add_member(sample: dict[str, Any], extension: str, member: TarMember, where: str) -> None:
     """Read a member into the sample."""
     column = extension.replace(".", "_")
     if column in sample:
         raise PackError(f"{where}: its sample has the column {column!r} already; give each file its own extension")
     held_bytes = sum(len(value) for value in sample.values() if not isinstance(value, int))
     check_fits(f"{where} makes a sample of", member.size_bytes + held_bytes, "split it")
-    kind, data = _KINDS.get(extension.rpartition(".")[2]), await member.read()
-    sample[column] = data if kind is None else _text(data, where) if isinstance(kind, Text) else _integer(data, where)
+    kind, data = _COLUMN_BY_EXTENSION.get(extension.rpartition(".")[2]), await member.read()
+    sample[column] = (
+        data if kind is None else _decode_text(data, where) if isinstance(kind, Text) else _parse_integer(data, where)
+    )
 
 
-def _text(data: bytes, where: str) -> str:
+def _decode_text(data: bytes, where: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         raise PackError(f"{where} is not UTF-8 text ({error}); convert it") from None
 
 
-def _integer(data: bytes, where: str) -> int:
-    match = _INTEGER.fullmatch(data[:80])
+def _parse_integer(data: bytes, where: str) -> int:
+    match = _INTEGER_PATTERN.fullmatch(data[:80])
     if match is None:
         raise PackError(f"{where} holds {data[:40]!r}, which is not an integer; a .cls file is a class index")
     return int(match[1])
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TarMember:
     """A regular file in a tar. Its content can be read only until the next member is requested.
 
     Attributes:
@@ -201,9 +211,9 @@ class Member:
         return await self.stream.read(self.size_bytes)
 
 
-async def members(
+async def read_members(
     stream: ByteStream, where: str, *, on_no_end: Callable[[], object] = lambda: None
-) -> AsyncGenerator[Member, None]:
+) -> AsyncGenerator[TarMember, None]:
     """Yield the regular files of a tar in its order; skips folders, links and devices.
 
     Args:
@@ -215,34 +225,34 @@ async def members(
         PackError: the tar is damaged, truncated or compressed, or has a sparse file.
     """
     overrides: dict[str, str] = {}
-    while stream.remaining:
-        header = await _header(stream, where)
+    while stream.remaining_bytes:
+        header = await _read_header(stream, where)
         if header is None:
             return
         is_extension = header.type in _EXTENSIONS
         has_content = is_extension or header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
         said = header.size if is_extension else overrides.get("size", header.size)
-        size_bytes = _size(said, f"{where}: {header.name!r}") if has_content else 0
+        size_bytes = _parse_size(said, f"{where}: {header.name!r}") if has_content else 0
         end = stream.position + size_bytes + -size_bytes % _BLOCK_BYTES
-        if size_bytes > stream.remaining:  # the padding after the last member may be missing
+        if size_bytes > stream.remaining_bytes:  # the padding after the last member may be missing
             raise PackError(
                 f"{where} is truncated: {header.name!r} should have {size_bytes} bytes; create the tar again"
             )
         if is_extension:
-            overrides |= await _extension(stream, header, size_bytes, where)
+            overrides |= await _read_extension(stream, header, size_bytes, where)
         else:
             if header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in overrides):
                 raise PackError(f"{where} holds the sparse file {header.name!r}; create the tar without --sparse")
             if header.isreg():
-                yield Member(overrides.get("path", header.name), size_bytes, stream)
+                yield TarMember(overrides.get("path", header.name), size_bytes, stream)
             overrides = {}
-        await stream.skip(min(end - stream.position, stream.remaining))
+        await stream.skip(min(end - stream.position, stream.remaining_bytes))
     on_no_end()
 
 
-async def _header(stream: ByteStream, where: str) -> tarfile.TarInfo | None:
+async def _read_header(stream: ByteStream, where: str) -> tarfile.TarInfo | None:
     """Return the next header, None at the end of the archive."""
-    if stream.remaining < _BLOCK_BYTES:
+    if stream.remaining_bytes < _BLOCK_BYTES:
         raise PackError(f"{where} is truncated in a header; create the tar again")
     try:
         block = await stream.read(_BLOCK_BYTES)
@@ -254,17 +264,17 @@ async def _header(stream: ByteStream, where: str) -> tarfile.TarInfo | None:
         ) from None
 
 
-def _size(said: int | str, where: str) -> int:
+def _parse_size(value: int | str, where: str) -> int:
     try:
-        size_bytes = int(said)
+        size_bytes = int(value)
     except ValueError:
         size_bytes = -1
     if size_bytes < 0:
-        raise PackError(f"{where} has the impossible size {str(said)[:40]}; create the tar again")
+        raise PackError(f"{where} has the impossible size {str(value)[:40]}; create the tar again")
     return size_bytes
 
 
-async def _extension(stream: ByteStream, header: tarfile.TarInfo, size_bytes: int, where: str) -> dict[str, str]:
+async def _read_extension(stream: ByteStream, header: tarfile.TarInfo, size_bytes: int, where: str) -> dict[str, str]:
     """Return the attributes of the next member from a pax or GNU extension."""
     if header.type in (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK):
         return {}  # attributes of all members and link targets are not needed
@@ -274,14 +284,14 @@ async def _extension(stream: ByteStream, header: tarfile.TarInfo, size_bytes: in
     if header.type == tarfile.GNUTYPE_LONGNAME:
         return {"path": data.partition(b"\0")[0].decode("utf-8", "surrogateescape")}
     try:
-        return dict(_pax_records(data))
+        return dict(_parse_pax_records(data))
     except ValueError:
         raise PackError(
             f"{where} has a damaged pax header before byte {stream.position}; create the tar again"
         ) from None
 
 
-def _pax_records(data: bytes) -> list[tuple[str, str]]:
+def _parse_pax_records(data: bytes) -> list[tuple[str, str]]:
     """Return the records, each ``<length> <key>=<value>`` and a newline; raise ValueError for a malformed one."""
     records, start = [], 0
     while start < len(data) and data[start]:

@@ -6,8 +6,8 @@ import os
 from importlib import import_module
 from typing import cast
 
-from stoker._base.plugins import load_plugin, needs_extra
-from stoker._stores.location import STORES, Location, parse_url
+from stoker._base.plugins import load_plugin, require_extra
+from stoker._stores.location import STORE_ENTRY_POINTS, Location, parse_url
 from stoker._stores.object_store import MeteredStore
 from stoker._stores.options import GcsOptions, HttpOptions, S3Options, ServedOptions, StoreOptions
 from stoker.abc import RangeReadable, Store
@@ -56,7 +56,7 @@ def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = No
         options = options_type()
     if options is not None and (options_type is None or not isinstance(options, options_type)):
         raise ConfigError(f"{location.url} takes no {type(options).__name__}")
-    with needs_extra(location.url, extra):
+    with require_extra(location.url, extra):
         opened: Store = getattr(import_module(module), adapter)(location, options)
     return opened
 
@@ -66,7 +66,7 @@ def _open_plugin(location: Location, options: StoreOptions | None) -> Store:
         raise ConfigError(
             f"{location.url} takes no {type(options).__name__}: a plug-in opens it from the URL; leave options= out"
         )
-    opener = load_plugin(STORES, location.scheme, "store for the scheme")
+    opener = load_plugin(STORE_ENTRY_POINTS, location.scheme, "store for the scheme")
     try:
         return MeteredStore(opener(location.url))
     except StokerError:
@@ -75,7 +75,7 @@ def _open_plugin(location: Location, options: StoreOptions | None) -> Store:
         raise StoreError(f"the plug-in {opener!r} failed to open {location.url}: {error!r}") from error
 
 
-_READING = ("url", "get_range", "head")
+_READER_METHODS = ("url", "get_range", "head")
 
 
 def open_reader(place: str | os.PathLike[str] | RangeReadable, *, options: StoreOptions | None = None) -> Store:
@@ -102,7 +102,7 @@ def url_of(place: str | os.PathLike[str] | RangeReadable) -> str:
         return os.fspath(place)
     if isinstance(place, type):
         raise ConfigError(f"the store is the class {place.__name__}; give an instance of it")
-    if missing := [name for name in _READING if not hasattr(place, name)]:
+    if missing := [name for name in _READER_METHODS if not hasattr(place, name)]:
         raise ConfigError(
             f"{place!r:.80} is neither a path or URL, nor a stoker.abc.Store: it lacks {', '.join(missing)}"
         )

@@ -24,7 +24,7 @@ from stoker.errors import ConfigError, CredentialsError
 DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 """Valid names of served data sets, which need no escaping in URLs."""
 
-LEAST_KEY_BYTES = 32
+MIN_KEY_BYTES = 32
 SKEW_SECONDS = 60.0
 """Maximum difference between the clocks of signer and verifier."""
 
@@ -75,8 +75,8 @@ class TokenKeys:
         for name, secret in keys.items():
             if not _KEY_ID.fullmatch(name):
                 raise ConfigError("the id of a key for tokens must have 1 to 32 letters, digits, - and _")
-            if len(secret) < LEAST_KEY_BYTES:
-                raise ConfigError(f"the key {name} for tokens has {len(secret)} bytes, fewer than {LEAST_KEY_BYTES}")
+            if len(secret) < MIN_KEY_BYTES:
+                raise ConfigError(f"the key {name} for tokens has {len(secret)} bytes, fewer than {MIN_KEY_BYTES}")
         self._keys = dict(keys)
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class TokenKeys:
         keys: dict[str, bytes] = {}
         for number, pair in enumerate(text.split(), 1):
             name, colon, secret = pair.partition(":")
-            decoded = _decoded(secret) if colon else None
+            decoded = _decode_base64url(secret) if colon else None
             if decoded is None or name in keys:
                 raise ConfigError(f"key {number} of STOKER_TOKEN_KEYS is not id:base64url, or repeats an id")
             keys[name] = decoded
@@ -106,7 +106,7 @@ class TokenKeys:
             "not_before": grant.not_before_seconds,
         }
         name, secret = next(iter(self._keys.items()))
-        signed = f"stoker1.{name}.{_encoded(json.dumps(payload, separators=(',', ':')).encode())}"
+        signed = f"stoker1.{name}.{_encode_base64url(json.dumps(payload, separators=(',', ':')).encode())}"
         return f"{signed}.{_signature(secret, signed)}"
 
     def verify(self, token: str, now_seconds: float) -> Grant:
@@ -121,35 +121,35 @@ class TokenKeys:
             raise CredentialsError(_REFUSED)
         if not hmac.compare_digest(_signature(secret, match[1]).encode(), match[4].encode()):
             raise CredentialsError(_REFUSED)
-        grant = _grant(match[3])
+        grant = _parse_grant(match[3])
         if not grant.not_before_seconds - SKEW_SECONDS <= now_seconds < grant.expires_seconds + SKEW_SECONDS:
             raise CredentialsError(_REFUSED)
         return grant
 
 
-def key_text(name: str, secret: bytes) -> str:
+def format_key(name: str, secret: bytes) -> str:
     """Format a key for ``STOKER_TOKEN_KEYS``.
 
     Raises:
         ConfigError: The key is invalid.
     """
     TokenKeys({name: secret})
-    return f"{name}:{_encoded(secret)}"
+    return f"{name}:{_encode_base64url(secret)}"
 
 
-def end_of(token: str) -> datetime | None:
+def parse_expiry(token: str) -> datetime | None:
     """Return the expiry that a token states, without verifying it, which needs a key; None if it is not our token."""
     match = _TOKEN.fullmatch(token)
     try:
-        return datetime.fromtimestamp(_grant(match[3]).expires_seconds, UTC) if match else None
+        return datetime.fromtimestamp(_parse_grant(match[3]).expires_seconds, UTC) if match else None
     except (CredentialsError, OverflowError, ValueError, OSError):  # the last three: the year is out of range
         return None
 
 
-def _grant(payload: str) -> Grant:
+def _parse_grant(payload: str) -> Grant:
     """Parse a payload, which a later version may have signed in a form unknown to this one."""
     try:
-        said = json.loads(_decoded(payload) or b"")
+        said = json.loads(_decode_base64url(payload) or b"")
         return Grant(
             datasets=tuple(said["datasets"]),
             not_before_seconds=said["not_before"],
@@ -160,17 +160,17 @@ def _grant(payload: str) -> Grant:
 
 
 def _signature(secret: bytes, text: str) -> str:
-    return _encoded(hmac.digest(secret, text.encode(), hashlib.sha256))
+    return _encode_base64url(hmac.digest(secret, text.encode(), hashlib.sha256))
 
 
-def _encoded(data: bytes) -> str:
+def _encode_base64url(data: bytes) -> str:
     return urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def _decoded(text: str) -> bytes | None:
+def _decode_base64url(text: str) -> bytes | None:
     """Decode base64url without padding; None if the text is not in canonical form."""
     try:
         data = urlsafe_b64decode(f"{text}{'=' * (-len(text) % 4)}")
     except ValueError:
         return None
-    return data if _encoded(data) == text else None
+    return data if _encode_base64url(data) == text else None

@@ -24,8 +24,8 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as BotoCoreConnectionError
 
-from stoker._stores.http import Reply, Rule, error_of
-from stoker._stores.http_objects import ExpiredCredentialsError, Identity, RenewedCredentials
+from stoker._stores.http import ErrorRule, HttpResponse, create_error
+from stoker._stores.http_objects import CredentialsInfo, ExpiredCredentialsError, RenewableCredentials
 from stoker._stores.options import ServedOptions, lambda_region, machine_vendor
 from stoker.errors import (
     ConfigError,
@@ -59,13 +59,13 @@ class AwsKeys:
     expires: datetime | None = field(compare=False)
 
 
-class AwsCredentials(RenewedCredentials[AwsKeys]):
+class AwsCredentials(RenewableCredentials[AwsKeys]):
     """Credentials of the standard chain, or given keys.
 
     Args:
         profile: Section of the AWS configuration files; None for the default.
         keys: Access key, secret, and session token or None, which replace the chain.
-        otherwise: Other remedies of a user without credentials, appended to the error message.
+        other_remedies: Other remedies of a user without credentials, appended to the error message.
 
     Attributes:
         session: botocore's session, replaced when credentials are discarded.
@@ -73,23 +73,23 @@ class AwsCredentials(RenewedCredentials[AwsKeys]):
 
     margin_seconds = _MARGIN_SECONDS
 
-    def __init__(self, *, profile: str | None, keys: Keys | None = None, otherwise: str) -> None:
+    def __init__(self, *, profile: str | None, keys: Keys | None = None, other_remedies: str) -> None:
         super().__init__()
-        self._profile, self._keys, self._otherwise = profile, keys, otherwise
+        self._profile, self._keys, self._other_remedies = profile, keys, other_remedies
         self.session = botocore_session(profile, keys)
 
-    async def identity(self) -> Identity:
+    async def describe(self) -> CredentialsInfo:
         """Describe the credentials; the expiry of given temporary keys is unknown."""
         found = await self.current()
         kind = _KINDS.get(found.method, found.method)
         kind += ", temporary" if found.expires is None and found.keys.token else ""
-        return Identity(kind=kind, expires=found.expires, is_renewed=found.expires is not None)
+        return CredentialsInfo(kind=kind, expires=found.expires, is_renewed=found.expires is not None)
 
-    def drop(self, used: AwsKeys) -> None:
+    def discard(self, used: AwsKeys) -> None:
         """Discard refused credentials, and search the chain anew."""
-        if used == self._held:
+        if used == self._current:
             self.session = botocore_session(self._profile, self._keys)
-        super().drop(used)
+        super().discard(used)
 
     async def fetch(self) -> tuple[AwsKeys, float]:
         """Return botocore's credentials, possibly the same as before, and their remaining life in seconds."""
@@ -98,7 +98,7 @@ class AwsCredentials(RenewedCredentials[AwsKeys]):
             keys = None if found is None else await found.get_frozen_credentials()
         except (BotoCoreError, ClientError) as error:
             # Not chained, here and below: botocore's errors quote untrusted responses.
-            raise _error_of(error) from None
+            raise _translate_error(error) from None
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             what = f"{type(error).__name__}: {error}" if isinstance(error, RuntimeError) else type(error).__name__
             raise ServerError(f"AWS credentials could not be fetched: the response is malformed ({what})") from None
@@ -107,13 +107,13 @@ class AwsCredentials(RenewedCredentials[AwsKeys]):
                 raise ConnectionLostError(
                     "AWS credentials could not be fetched: this machine's metadata service does not respond"
                 )
-            raise CredentialsError(f"{_NONE_FOUND}{self._otherwise}")
+            raise CredentialsError(f"{_NONE_FOUND}{self._other_remedies}")
         expires: datetime | None = getattr(found, "_expiry_time", None)  # botocore has no public name for it
         life_seconds = float("inf") if expires is None else (expires - datetime.now(UTC)).total_seconds()
         return AwsKeys(keys=keys, method=found.method, expires=expires), life_seconds
 
 
-def _error_of(error: BotoCoreError | ClientError) -> StoreError:
+def _translate_error(error: BotoCoreError | ClientError) -> StoreError:
     """Translate an error of botocore's search for credentials; a TransientError if a retry may help."""
     message = f"AWS credentials could not be fetched: {error}"
     if isinstance(error, ClientError):
@@ -126,7 +126,7 @@ def _error_of(error: BotoCoreError | ClientError) -> StoreError:
         status = int(match[1]) if match else 500
     else:
         status = 500 if isinstance(error, HTTPClientError | BotoCoreConnectionError) else 0
-    passing = error_of(message, Reply(status=status, headers={}), {}) if status else None
+    passing = create_error(message, HttpResponse(status=status, headers={}), {}) if status else None
     return passing if isinstance(passing, TransientError) else CredentialsError(message)
 
 
@@ -151,7 +151,7 @@ def botocore_session(profile: str | None, keys: Keys | None) -> AioSession:
     return session
 
 
-class AwsCaller(AwsCredentials):
+class AwsServedCredentials(AwsCredentials):
     """AWS credentials for a Lambda function: signs each request for the function's region.
 
     The default of functions on Lambda (``AWS_IAM``). AWS Lambda, developer guide: "Control access to Lambda function
@@ -161,14 +161,14 @@ class AwsCaller(AwsCredentials):
         url: URL of the function, whose host may name its region.
         options: Profile and region.
         environment: Environment variables of this process.
-        otherwise: Other remedies of a user without credentials.
+        other_remedies: Other remedies of a user without credentials.
 
     Raises:
         ConfigError: The region is unknown, or the profile does not exist.
     """
 
-    def __init__(self, url: str, options: ServedOptions, environment: Mapping[str, str], otherwise: str) -> None:
-        super().__init__(profile=options.profile, otherwise=otherwise)
+    def __init__(self, url: str, options: ServedOptions, environment: Mapping[str, str], other_remedies: str) -> None:
+        super().__init__(profile=options.profile, other_remedies=other_remedies)
         region = options.region or lambda_region(url) or environment.get("AWS_REGION")
         try:
             region = region or self.session.get_config_variable("region")
@@ -180,13 +180,13 @@ class AwsCaller(AwsCredentials):
             )
         self._region = region
 
-    def headers(self, url: str, headers: Mapping[str, str], proof: AwsKeys) -> Mapping[str, str]:
+    def headers(self, url: str, headers: Mapping[str, str], credentials: AwsKeys) -> Mapping[str, str]:
         """Return the headers with a signature over them and the URL: AWS Signature Version 4, by botocore."""
         request = AWSRequest(method="GET", url=url, headers=dict(headers))
-        SigV4Auth(proof.keys, "lambda", self._region).add_auth(request)
+        SigV4Auth(credentials.keys, "lambda", self._region).add_auth(request)
         return dict(request.headers.items())
 
-    def rule(self, _status: int, code: str) -> Rule:
+    def rule(self, _status: int, code: str) -> ErrorRule:
         """Return error class and remedy; AWS does not always distinguish expired credentials, so new ones are tried."""
         if code == "AccessDeniedException":
             return PermissionDeniedError, f"these AWS credentials may not call the function; they need {_NEEDED}"

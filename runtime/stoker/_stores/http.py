@@ -24,7 +24,7 @@ from urllib.parse import SplitResult, urlsplit
 import h11
 from multidict import CIMultiDict
 
-from stoker._base.fields import printable
+from stoker._base.fields import make_printable
 from stoker.errors import (
     ConfigError,
     CredentialsError,
@@ -54,7 +54,7 @@ _FIRST_BYTES = 16 << 10  # most heads are shorter, and body bytes that arrive wi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class HttpRequest:
     """An HTTP request, signed and percent-encoded.
 
     Attributes:
@@ -63,7 +63,7 @@ class Call:
         headers: Headers, including the signature.
         address: URL of the object, for messages.
         data: Body to send; None for none.
-        sink: Receives the response body in pieces, if it has several destinations; may raise a StokerError.
+        on_body: Receives the response body in pieces, if it has several destinations; may raise a StokerError.
 
     Raises:
         ConfigError: A header has characters that HTTP does not allow; the message does not show it, since it may be a
@@ -75,7 +75,7 @@ class Call:
     headers: Mapping[str, str] = field(repr=False)
     address: str
     data: object = field(default=None, repr=False)
-    sink: Callable[[bytes | bytearray], None] | None = field(default=None, repr=False)
+    on_body: Callable[[bytes | bytearray], None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name, value in self.headers.items():
@@ -87,7 +87,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class HttpResponse:
     """An HTTP response.
 
     Attributes:
@@ -103,7 +103,7 @@ class Reply:
     size_bytes: int = 0
 
     @property
-    def refused(self) -> bool:
+    def is_error(self) -> bool:
         """Whether the response is an error."""
         return self.status not in (200, 206)
 
@@ -125,24 +125,24 @@ class Destination:
         into: Memory of exactly that size.
         start: Offset of the first byte in the object.
         end: Offset after the last byte.
-        begun: Called when a response with these bytes begins.
+        on_begin: Called when a response with these bytes begins.
     """
 
     into: memoryview
     start: int
     end: int
-    begun: Callable[[], None] | None = None
+    on_begin: Callable[[], None] | None = None
 
     def begin(self) -> None:
         """Call ``begun``: the response has begun."""
-        if self.begun is not None:
-            self.begun()
+        if self.on_begin is not None:
+            self.on_begin()
 
 
-class HttpReader(Protocol):
+class HttpTransport(Protocol):
     """Sends requests over the connections of one event loop."""
 
-    async def read(self, call: Call, destination: Destination | None = None) -> Reply:
+    async def send(self, request: HttpRequest, destination: Destination | None = None) -> HttpResponse:
         """Send a request, and receive the response, into ``destination`` if that is given.
 
         When the call has ended, even by an error or cancellation, nothing writes to the destination any more.
@@ -159,7 +159,7 @@ class HttpReader(Protocol):
         ...
 
 
-def without_secrets(body: bytes, headers: Mapping[str, str]) -> bytes:
+def mask_secrets(body: bytes, headers: Mapping[str, str]) -> bytes:
     """Return a response body with the secrets of the request's headers masked; some endpoints and proxies echo them."""
     for name, value in headers.items():
         if name.lower() in _SECRET_HEADERS:
@@ -167,26 +167,26 @@ def without_secrets(body: bytes, headers: Mapping[str, str]) -> bytes:
     return body
 
 
-class Receipt:
+class ResponseReceiver:
     """Receives the response to one request: checks the head, and copies the body to its destination.
 
     A transport passes the head, the pieces of the body, and the end. Methods raise a StokerError if the response does
     not match the request, or is too large.
     """
 
-    def __init__(self, call: Call, destination: Destination | None = None) -> None:
-        self._call, self._destination = call, destination
-        self._status = self._done = self._size_bytes = 0
+    def __init__(self, request: HttpRequest, destination: Destination | None = None) -> None:
+        self._call, self._destination = request, destination
+        self._status = self._received_bytes = self._size_bytes = 0
         self._headers: Mapping[str, str] = {}
         self._body = bytearray()
 
     @property
     def is_enough(self) -> bool:
         """Whether the rest of the body can be skipped, since enough of an error response was read."""
-        return self._refused and len(self._body) >= MAX_ERROR_BYTES
+        return self._is_error and len(self._body) >= MAX_ERROR_BYTES
 
     @property
-    def _refused(self) -> bool:
+    def _is_error(self) -> bool:
         return bool(self._status) and self._status not in (200, 206)
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
@@ -198,42 +198,42 @@ class Receipt:
             UnexpectedAnswerError: The response has another range, or none.
         """
         self._status, self._headers = status, headers
-        if self._destination is not None and not self._refused:
-            self._size_bytes = self._checked_range(self._destination.start, self._destination.end)
+        if self._destination is not None and not self._is_error:
+            self._size_bytes = self._check_range(self._destination.start, self._destination.end)
             self._destination.begin()
 
-    def take(self, data: bytes | bytearray) -> None:
+    def receive(self, data: bytes | bytearray) -> None:
         """Receive a piece of the body."""
         destination, address = self._destination, self._call.address
-        if self._call.sink is not None and not self._refused:
-            self._call.sink(data)
+        if self._call.on_body is not None and not self._is_error:
+            self._call.on_body(data)
             return
-        if destination is None or self._refused:
+        if destination is None or self._is_error:
             self._body += data
-            if not self._refused and len(self._body) > _MAX_WHOLE_BYTES:
+            if not self._is_error and len(self._body) > _MAX_WHOLE_BYTES:
                 raise StoreError(f"{address} has more than {_MAX_WHOLE_BYTES} bytes, too many to read at once")
             return
-        size_bytes, done = destination.into.nbytes, self._done + len(data)
+        size_bytes, done = destination.into.nbytes, self._received_bytes + len(data)
         if done > size_bytes:
             raise TruncatedError(f"{address}: the store sent more than the {size_bytes} bytes asked for")
-        destination.into[self._done : done] = data
-        self._done = done
+        destination.into[self._received_bytes : done] = data
+        self._received_bytes = done
 
-    def finish(self) -> Reply:
+    def finish(self) -> HttpResponse:
         """Return the response at the end of its body.
 
         Raises:
             TruncatedError: Bytes of the range are missing.
         """
         body, destination = bytes(self._body), self._destination
-        if self._refused:
-            body = without_secrets(body[:MAX_ERROR_BYTES], self._call.headers)
+        if self._is_error:
+            body = mask_secrets(body[:MAX_ERROR_BYTES], self._call.headers)
         elif destination is None:
             self._size_bytes = self._object_bytes()
-        elif self._done < (wanted_bytes := destination.into.nbytes):
+        elif self._received_bytes < (wanted_bytes := destination.into.nbytes):
             address = self._call.address
-            raise TruncatedError(f"{address}: the body ended after {self._done} of {wanted_bytes} bytes")
-        return Reply(status=self._status, headers=self._headers, body=body, size_bytes=self._size_bytes)
+            raise TruncatedError(f"{address}: the body ended after {self._received_bytes} of {wanted_bytes} bytes")
+        return HttpResponse(status=self._status, headers=self._headers, body=body, size_bytes=self._size_bytes)
 
     def _object_bytes(self) -> int:
         """Return the size of the whole object, from the headers."""
@@ -241,7 +241,7 @@ class Receipt:
             return int(match[3])
         return self._content_length() or 0 if self._call.method == "HEAD" else len(self._body)
 
-    def _checked_range(self, start: int, end: int) -> int:
+    def _check_range(self, start: int, end: int) -> int:
         """Check that the response has the requested range, and return the size of the whole object."""
         address = self._call.address
         if self._status == 200:
@@ -267,31 +267,31 @@ class Receipt:
         return int(length) if re.fullmatch(r"[0-9]{1,18}", length) else None
 
 
-class Answer(Receipt):
+class DirectExchange(ResponseReceiver):
     """The sans-I/O state of one exchange on a direct connection.
 
-    The transport receives bytes into :meth:`buffer`, and reports their number to :meth:`received`. Both raise a
+    The transport receives bytes into :meth:`buffer`, and reports their number to :meth:`receive_count`. Both raise a
     StokerError if the response is invalid or does not match the request; after that, or once the response is complete,
     neither may be called again.
 
     Attributes:
-        request: Bytes to send.
-        begun: Whether any bytes have arrived.
-        reply: The response, once it is complete.
+        request_bytes: Bytes to send.
+        has_begun: Whether any bytes have arrived.
+        response: The response, once it is complete.
         is_last: Whether the connection must be closed after this exchange.
     """
 
-    def __init__(self, call: Call, destination: Destination | None = None) -> None:
-        super().__init__(call, destination)
+    def __init__(self, request: HttpRequest, destination: Destination | None = None) -> None:
+        super().__init__(request, destination)
         self._machine = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
         self._direct: memoryview | None = None
         self._is_over = False
-        self.request = self._serialised()
-        self.begun = False
-        self.reply: Reply | None = None
+        self.request_bytes = self._serialise_request()
+        self.has_begun = False
+        self.response: HttpResponse | None = None
         self.is_last = True
 
-    def _serialised(self) -> bytes:
+    def _serialise_request(self) -> bytes:
         parts = urlsplit(self._call.url)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         headers = [("Host", _host(parts)), *self._call.headers.items()]
@@ -311,18 +311,18 @@ class Answer(Receipt):
     def buffer(self, scratch: memoryview) -> memoryview:
         """Return the memory for the next bytes: the rest of the destination, or the beginning of ``scratch``."""
         if self._direct is not None:
-            return self._direct[self._done :]
-        return scratch if self.begun else scratch[:_FIRST_BYTES]
+            return self._direct[self._received_bytes :]
+        return scratch if self.has_begun else scratch[:_FIRST_BYTES]
 
-    def received(self, count: int, scratch: memoryview) -> bool:
+    def receive_count(self, count: int, scratch: memoryview) -> bool:
         """Process ``count`` bytes in the buffer; return whether the response is complete."""
-        self.begun = True
+        self.has_begun = True
         if self._direct is not None:
-            self._done += count
+            self._received_bytes += count
             return self._direct_is_whole(self._direct)
         return self._parse(bytes(scratch[:count]))
 
-    def ended(self) -> bool:
+    def receive_eof(self) -> bool:
         """Process the end of the connection; return whether it completes the response."""
         if self._direct is not None or not self._status:
             return False
@@ -334,51 +334,51 @@ class Answer(Receipt):
             self._machine.receive_data(data)
             while (event := self._machine.next_event()) is not h11.NEED_DATA:
                 if isinstance(event, h11.Response):
-                    if (into := self._begun_at(event)) is not None:
+                    if (into := self._begin_response(event)) is not None:
                         return self._direct_is_whole(into)
                 elif isinstance(event, h11.Data):
-                    self.take(event.data)
+                    self.receive(event.data)
                 elif isinstance(event, h11.EndOfMessage):
-                    return self._ended_with(is_last=not self._can_go_on())
+                    return self._finish_response(is_last=not self._is_reusable())
                 if self.is_enough:
-                    return self._ended_with(is_last=True)
+                    return self._finish_response(is_last=True)
         except h11.RemoteProtocolError as error:
-            raise self._malformed(error) from None
+            raise self._protocol_error(error) from None
         return False
 
-    def _can_go_on(self) -> bool:
+    def _is_reusable(self) -> bool:
         """Whether the connection can be used again: it is open, and nothing followed the response."""
         leftover, _ = self._machine.trailing_data
         return not self._is_over and self._machine.their_state is h11.DONE and not leftover
 
-    def _malformed(self, error: h11.RemoteProtocolError) -> StokerError:
+    def _protocol_error(self, error: h11.RemoteProtocolError) -> StokerError:
         """Return the error for invalid HTTP, without h11's message, which may quote the response."""
         if self._status and "closed connection" in str(error):
-            got = self._done if self._destination is not None and not self._refused else len(self._body)
+            got = self._received_bytes if self._destination is not None and not self._is_error else len(self._body)
             return TruncatedError(f"{self._call.address}: the connection ended after {got} bytes of the body")
         return ServerError(f"{self._call.address}: the response is not valid HTTP ({type(error).__name__})")
 
-    def _begun_at(self, response: h11.Response) -> memoryview | None:
+    def _begin_response(self, response: h11.Response) -> memoryview | None:
         """Process the head; return the destination if the body can be received straight into it."""
         headers = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers)
         self.begin(response.status_code, headers)
-        if self._destination is None or self._refused:
+        if self._destination is None or self._is_error:
             return None
         into = self._destination.into
         if headers.get("Content-Length") != str(into.nbytes) or "Transfer-Encoding" in headers:
             return None
         wishes = ",".join(headers.getall("Connection", ())).lower()
         ahead, _ = self._machine.trailing_data
-        self._direct, self._done = into, min(len(ahead), into.nbytes)
-        into[: self._done] = ahead[: self._done]
-        self.is_last = response.http_version < b"1.1" or "close" in wishes or len(ahead) > self._done
+        self._direct, self._received_bytes = into, min(len(ahead), into.nbytes)
+        into[: self._received_bytes] = ahead[: self._received_bytes]
+        self.is_last = response.http_version < b"1.1" or "close" in wishes or len(ahead) > self._received_bytes
         return into
 
     def _direct_is_whole(self, into: memoryview) -> bool:
-        return self._done >= into.nbytes and self._ended_with(is_last=self.is_last)
+        return self._received_bytes >= into.nbytes and self._finish_response(is_last=self.is_last)
 
-    def _ended_with(self, *, is_last: bool) -> bool:
-        self.reply, self.is_last = self.finish(), is_last
+    def _finish_response(self, *, is_last: bool) -> bool:
+        self.response, self.is_last = self.finish(), is_last
         return True
 
 
@@ -389,20 +389,20 @@ def _host(parts: SplitResult) -> str:
     return host if parts.port in (None, {"http": 80, "https": 443}[parts.scheme]) else f"{host}:{parts.port}"
 
 
-Rule: TypeAlias = tuple[type[StoreError], str]
+ErrorRule: TypeAlias = tuple[type[StoreError], str]
 
-_CHANGED: Rule = (ObjectChangedError, "the object was overwritten since the manifest pinned it")
-_LOST: Rule = (PreconditionFailedError, "it was written by another writer; read it again and decide")
-_UNSUPPORTED: Rule = (StoreError, "the store cannot do this")
-_SERVER: Rule = (ServerError, "the store failed inside; try again")
-_THROTTLED: Rule = (ThrottledError, "the store asks to slow down; send fewer requests at once")
+_CHANGED: ErrorRule = (ObjectChangedError, "the object was overwritten since the manifest pinned it")
+_CONFLICT: ErrorRule = (PreconditionFailedError, "it was written by another writer; read it again and decide")
+_UNSUPPORTED: ErrorRule = (StoreError, "the store cannot do this")
+_SERVER: ErrorRule = (ServerError, "the store failed inside; try again")
+_THROTTLED: ErrorRule = (ThrottledError, "the store asks to slow down; send fewer requests at once")
 
-_BY_STATUS: dict[int, Rule] = {
+_BY_STATUS: dict[int, ErrorRule] = {
     401: (CredentialsError, "the credentials are missing or not valid"),
     403: (PermissionDeniedError, "these credentials may not do this; ask the bucket's owner for permission"),
     404: (NotFoundError, "it does not exist"),
     408: (DeadlineError, "the store waited too long for the request; try again"),
-    409: _LOST,
+    409: _CONFLICT,
     412: _CHANGED,
     416: (RangeBeyondEndError, "the range begins beyond the object's end"),
     429: _THROTTLED,
@@ -411,41 +411,42 @@ _BY_STATUS: dict[int, Rule] = {
     505: _UNSUPPORTED,
 }
 """Every other status from 500 on counts as 500: Cloudflare, and so R2, has 520 to 530, others 507 and 529."""
-_UNKNOWN: Rule = (StoreError, "the store refused the request")
+_UNKNOWN: ErrorRule = (StoreError, "the store refused the request")
 _MAX_TEXT = 300
 
 
-def error_of(
+def create_error(
     address: str,
-    reply: Reply,
-    rules: Mapping[str, Rule],
+    response: HttpResponse,
+    rules: Mapping[str, ErrorRule],
     code: str = "",
     text: str = "",
     *,
     region: str = "",
-    writing: bool = False,
+    is_write: bool = False,
 ) -> StoreError:
     """Return the error for an error response: by the store's code or status if ``rules`` has it, else by status.
 
     Args:
         address: URL of the object or bucket, for the message.
-        reply: The error response.
+        response: The error response.
         rules: Code or status → error class and remedy of this store.
         code: The store's error code, or empty.
         text: The store's explanation, or empty.
         region: Region of the bucket according to the store, or empty.
-        writing: Whether the request was a write: a failed precondition then means another writer, not a changed object.
+        is_write: Whether the request was a write: a failed precondition then means another writer, not a changed
+            object.
     """
-    status = reply.status
+    status = response.status
     known = rules.get(code) or rules.get(str(status))
     kind, remedy = known or _BY_STATUS.get(status, _SERVER if status >= 500 else _UNKNOWN)
-    if writing and kind is ObjectChangedError:
-        kind, remedy = _LOST
-    code, text, region = (printable(said[:_MAX_TEXT]) for said in (code, text, region))
+    if is_write and kind is ObjectChangedError:
+        kind, remedy = _CONFLICT
+    code, text, region = (make_printable(said[:_MAX_TEXT]) for said in (code, text, region))
     said = ": ".join(filter(None, (f"{status} {code}".strip(), text)))
     message = f"{address}: {remedy.format(region=region or '(unknown)')} ({said})"
     if issubclass(kind, TransientError):
-        return kind(message, retry_after_seconds=retry_after_seconds(reply.headers))
+        return kind(message, retry_after_seconds=retry_after_seconds(response.headers))
     return kind(message)
 
 

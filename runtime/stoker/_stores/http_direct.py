@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 
 from aiohappyeyeballs import AddrInfoType, start_connection
 
-from stoker._stores.http import Answer, Call, Destination, Reply
-from stoker._stores.options import HttpOptions, trusted, without_authorities
+from stoker._stores.http import Destination, DirectExchange, HttpRequest, HttpResponse
+from stoker._stores.options import HttpOptions, create_fingerprint_context, create_tls_context
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError, StoreError, TruncatedError
 
-CHECK = "check the address, and whether a server is running there"
+CONNECTION_REMEDY = "check the address, and whether a server is running there"
 """Remedy in messages of failed connections."""
 _ADDRESSES_SECONDS = 10.0  # a bucket's addresses change every few seconds; one lookup serves a burst of connections
 _NEXT_ADDRESS_SECONDS = 0.25  # RFC 8305: delay before the next address is tried in parallel
@@ -33,7 +33,7 @@ _SCRATCH_BYTES = 320 << 10
 _IDLE_SECONDS = 15.0  # shorter than S3 and similar services keep an idle connection open
 
 
-class Dialer:
+class Connector:
     """Opens connections to one endpoint from one event loop.
 
     Each connection starts with the next of the endpoint's addresses: a bucket has many servers, so a retry after a
@@ -57,11 +57,11 @@ class Dialer:
             raise ConfigError(f"the endpoint {url!r} has no host")
         self._host, self._port = parts.hostname, parts.port or (80 if context is None else 443)
         self._context, self._timeout_seconds, self._fingerprint = context, timeout_seconds, fingerprint
-        self._looking_up = asyncio.Lock()
+        self._lookup_lock = asyncio.Lock()
         self._addresses: list[AddrInfoType] = []
         self._known_until_seconds = 0.0
 
-    async def connect(self, protocol: Callable[[], _Connection], address: str) -> _Connection:
+    async def connect(self, protocol: Callable[[], _HttpConnection], address: str) -> _HttpConnection:
         """Open a connection, and return its protocol; ``address`` is the object's URL, for messages.
 
         Raises:
@@ -85,27 +85,29 @@ class Dialer:
                     raise
         except TimeoutError:
             raise DeadlineError(
-                f"{address}: connecting to {self._host} took more than {self._timeout_seconds:g} s; {CHECK}"
+                f"{address}: connecting to {self._host} took more than {self._timeout_seconds:g} s; {CONNECTION_REMEDY}"
             ) from None
         except ssl.SSLCertVerificationError as error:
             raise StoreError(f"{address}: the endpoint's certificate is not trusted ({error.verify_message})") from None
         except OSError as error:
             what = f"{type(error).__name__}: {error}"
-            raise ConnectionLostError(f"{address}: the connection could not be made; {CHECK} ({what})") from None
-        if self._fingerprint and _fingerprint_of(transport) != self._fingerprint:
+            raise ConnectionLostError(
+                f"{address}: the connection could not be made; {CONNECTION_REMEDY} ({what})"
+            ) from None
+        if self._fingerprint and _certificate_fingerprint(transport) != self._fingerprint:
             made.abort()
             raise StoreError(f"{address}: the server's certificate does not have the given fingerprint; check the URL")
         return made
 
     async def _next_addresses(self, loop: asyncio.AbstractEventLoop) -> list[AddrInfoType]:
-        async with self._looking_up:
+        async with self._lookup_lock:
             if loop.time() >= self._known_until_seconds:
-                self._addresses = await self._looked_up(loop)
+                self._addresses = await self._look_up_addresses(loop)
                 self._known_until_seconds = loop.time() + _ADDRESSES_SECONDS
             self._addresses = [*self._addresses[1:], self._addresses[0]]
             return self._addresses
 
-    async def _looked_up(self, loop: asyncio.AbstractEventLoop) -> list[AddrInfoType]:
+    async def _look_up_addresses(self, loop: asyncio.AbstractEventLoop) -> list[AddrInfoType]:
         try:
             family = socket.AF_INET6 if ip_address(self._host).version == 6 else socket.AF_INET
         except ValueError:
@@ -114,13 +116,13 @@ class Dialer:
         return [(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (self._host, self._port))]  # needs no thread
 
 
-def _fingerprint_of(transport: asyncio.BaseTransport) -> str:
+def _certificate_fingerprint(transport: asyncio.BaseTransport) -> str:
     connection = transport.get_extra_info("ssl_object")
     return hashlib.sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
 
 
-class DirectReader:
-    """An :class:`~stoker._stores.http.HttpReader` with a pool of direct connections to one endpoint.
+class DirectTransport:
+    """An :class:`~stoker._stores.http.HttpTransport` with a pool of direct connections to one endpoint.
 
     Idle connections are used again for 15 s, the last used one first. Proxies are not supported.
 
@@ -129,34 +131,34 @@ class DirectReader:
     """
 
     def __init__(self, options: HttpOptions, url: str, *, ca_bundle: str | None = None, fingerprint: str = "") -> None:
-        context = trusted(ca_bundle) if url.startswith("https://") and not fingerprint else None
+        context = create_tls_context(ca_bundle) if url.startswith("https://") and not fingerprint else None
         if fingerprint:
-            context = without_authorities()
-        self._dialer = Dialer(url, context, options.connect_timeout_seconds, fingerprint=fingerprint)
-        self._patience_seconds = options.read_timeout_seconds
+            context = create_fingerprint_context()
+        self._connector = Connector(url, context, options.connect_timeout_seconds, fingerprint=fingerprint)
+        self._read_timeout_seconds = options.read_timeout_seconds
         self._permits = asyncio.Semaphore(options.max_connections)
-        self._idle: list[_Connection] = []
-        self._busy: set[_Connection] = set()
+        self._idle: list[_HttpConnection] = []
+        self._busy: set[_HttpConnection] = set()
         self._is_closed = False
         # Shared by all connections: its data is processed before the event loop turns to another connection.
-        self._made = partial(_Connection, memoryview(bytearray(_SCRATCH_BYTES)))
+        self._create_connection = partial(_HttpConnection, memoryview(bytearray(_SCRATCH_BYTES)))
 
-    async def read(self, call: Call, destination: Destination | None = None) -> Reply:
+    async def send(self, request: HttpRequest, destination: Destination | None = None) -> HttpResponse:
         """Receive a response, a range straight into its destination."""
         async with self._permits:
-            connection = self._kept()
+            connection = self._take_idle()
             if connection is not None:
-                answer = Answer(call, destination)
+                answer = DirectExchange(request, destination)
                 try:
-                    return await self._exchanged(connection, call, answer)
+                    return await self._exchange(connection, request, answer)
                 except ConnectionLostError:
-                    if answer.begun:
+                    if answer.has_begun:
                         raise
                     # The server closed the connection before it saw the request: reads may be repeated.
             if self._is_closed:
-                raise ConnectionLostError(f"{call.address}: the store was closed")
-            connection = await self._dialer.connect(self._made, call.address)
-            return await self._exchanged(connection, call, Answer(call, destination))
+                raise ConnectionLostError(f"{request.address}: the store was closed")
+            connection = await self._connector.connect(self._create_connection, request.address)
+            return await self._exchange(connection, request, DirectExchange(request, destination))
 
     async def close(self) -> None:
         """Close the connections for good; calls in progress fail, pending ones when connected."""
@@ -166,37 +168,37 @@ class DirectReader:
         self._idle.clear()
         await asyncio.sleep(0)  # sockets close in the loop's next iteration
 
-    def _kept(self) -> _Connection | None:
+    def _take_idle(self) -> _HttpConnection | None:
         """Return a usable idle connection, and close unusable ones; None if there is none."""
         now_seconds = asyncio.get_running_loop().time()
         while self._idle:
             connection = self._idle.pop()
-            if now_seconds - connection.heard_seconds < _IDLE_SECONDS and connection.is_quiet:
+            if now_seconds - connection.last_received_seconds < _IDLE_SECONDS and connection.is_reusable:
                 return connection
             connection.abort()
         return None
 
-    async def _exchanged(self, connection: _Connection, call: Call, answer: Answer) -> Reply:
+    async def _exchange(self, connection: _HttpConnection, call: HttpRequest, answer: DirectExchange) -> HttpResponse:
         self._busy.add(connection)
         try:
             if self._is_closed:  # while it connected
                 connection.abort()
-            await connection.exchange(answer, call.address, self._patience_seconds)
+            await connection.exchange(answer, call.address, self._read_timeout_seconds)
         finally:
             self._busy.discard(connection)
         if answer.is_last:
             connection.abort()
         else:
             self._idle.append(connection)
-        assert answer.reply is not None  # noqa: S101 - exchange() returns only with a complete response
-        return answer.reply
+        assert answer.response is not None  # noqa: S101 - exchange() returns only with a complete response
+        return answer.response
 
 
-class _Connection(asyncio.BufferedProtocol):
+class _HttpConnection(asyncio.BufferedProtocol):
     """A connection for one exchange at a time.
 
     Attributes:
-        heard_seconds: Loop time of the last received data.
+        last_received_seconds: Loop time of the last received data.
     """
 
     def __init__(self, scratch: memoryview) -> None:
@@ -204,15 +206,15 @@ class _Connection(asyncio.BufferedProtocol):
         self._scratch = scratch
         self._transport: asyncio.Transport | None = None
         self._poll = select.poll()
-        self._answer: Answer | None = None
+        self._exchange: DirectExchange | None = None
         self._address = ""
         self._over: asyncio.Future[None] | None = None
         self._error: StokerError | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self.heard_seconds = self._loop.time()
+        self.last_received_seconds = self._loop.time()
 
     @property
-    def is_quiet(self) -> bool:
+    def is_reusable(self) -> bool:
         """Whether the connection can be used again: it is open, and the server has neither sent data nor closed it."""
         return self._is_open and not self._poll.poll(0)
 
@@ -220,23 +222,23 @@ class _Connection(asyncio.BufferedProtocol):
     def _is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    async def exchange(self, answer: Answer, address: str, patience_seconds: float) -> None:
+    async def exchange(self, exchange: DirectExchange, address: str, read_timeout_seconds: float) -> None:
         """Send a request and receive its response; a failure closes the connection.
 
         Raises:
             ConnectionLostError: The connection broke before the response's body began.
             TruncatedError: The connection broke later.
-            DeadlineError: Nothing was received for ``patience_seconds``.
+            DeadlineError: Nothing was received for ``read_timeout_seconds``.
             StokerError: The response is invalid, or does not match the request.
         """
         if self._transport is None or not self._is_open:
             raise ConnectionLostError(f"{address}: the connection was closed")
-        self._answer, self._address, self._error = answer, address, None
+        self._exchange, self._address, self._error = exchange, address, None
         self._over = self._loop.create_future()
-        self.heard_seconds = self._loop.time()
-        self._look_again(patience_seconds)
+        self.last_received_seconds = self._loop.time()
+        self._check_timeout(read_timeout_seconds)
         try:
-            self._transport.write(answer.request)
+            self._transport.write(exchange.request_bytes)
             await self._over
             if self._error is not None:
                 raise self._error
@@ -248,14 +250,14 @@ class _Connection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close at once: when this returns, nothing writes to the caller's memory any more."""
-        if self._answer is not None:
+        if self._exchange is not None:
             self._end(ConnectionLostError(f"{self._address}: the connection was closed"))
         if self._transport is not None:
             self._transport.abort()
 
     def _end(self, error: StokerError | None) -> None:
         """End the present exchange with an error or None, and wake its caller."""
-        self._answer = None
+        self._exchange = None
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
@@ -263,13 +265,13 @@ class _Connection(asyncio.BufferedProtocol):
             self._error = error
             self._over.set_result(None)
 
-    def _look_again(self, patience_seconds: float) -> None:
-        """End the exchange if nothing was received for ``patience_seconds``, else check again when that may be so."""
-        left_seconds = self.heard_seconds + patience_seconds - self._loop.time()
+    def _check_timeout(self, read_timeout_seconds: float) -> None:
+        """End the exchange if nothing was received for ``read_timeout_seconds``, else check again later."""
+        left_seconds = self.last_received_seconds + read_timeout_seconds - self._loop.time()
         if left_seconds > 0:
-            self._watch = self._loop.call_later(left_seconds, self._look_again, patience_seconds)
+            self._watch = self._loop.call_later(left_seconds, self._check_timeout, read_timeout_seconds)
         else:
-            self._fail(DeadlineError(f"{self._address}: the store sent nothing for {patience_seconds:g} s"))
+            self._fail(DeadlineError(f"{self._address}: the store sent nothing for {read_timeout_seconds:g} s"))
 
     def _fail(self, error: StokerError) -> None:
         self._end(error)
@@ -282,16 +284,16 @@ class _Connection(asyncio.BufferedProtocol):
         self._poll.register(transport.get_extra_info("socket"), select.POLLIN)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._scratch if self._answer is None else self._answer.buffer(self._scratch)
+        return self._scratch if self._exchange is None else self._exchange.buffer(self._scratch)
 
     def buffer_updated(self, nbytes: int) -> None:
-        answer = self._answer
+        answer = self._exchange
         if answer is None:  # the server sends data without a request
             self.abort()
             return
-        self.heard_seconds = self._loop.time()
+        self.last_received_seconds = self._loop.time()
         try:
-            is_whole = answer.received(nbytes, self._scratch)
+            is_whole = answer.receive_count(nbytes, self._scratch)
         except StokerError as error:
             self._fail(error)
             return
@@ -299,17 +301,17 @@ class _Connection(asyncio.BufferedProtocol):
             self._end(None)
 
     def eof_received(self) -> bool:
-        answer = self._answer
+        answer = self._exchange
         if answer is not None:
             try:
-                if answer.ended():
+                if answer.receive_eof():
                     self._end(None)
             except StokerError as error:
                 self._fail(error)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        answer = self._answer
+        answer = self._exchange
         if answer is None:
             return
         why = "" if exc is None else f" ({type(exc).__name__}: {exc})"

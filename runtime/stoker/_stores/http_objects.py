@@ -15,16 +15,16 @@ from datetime import datetime
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from stoker._base.threads import PerLoop
-from stoker._stores.http import Call, Destination, HttpReader, Reply
-from stoker._stores.location import Location, check_found
+from stoker._stores.http import Destination, HttpRequest, HttpResponse, HttpTransport
+from stoker._stores.location import Location, check_tag_and_range
 from stoker._stores.object_store import ObjectStore
 from stoker.abc import ObjectInfo
 from stoker.errors import CredentialsError, StoreError, UnexpectedAnswerError
 
 _C = TypeVar("_C")
 
-_AGAIN_SECONDS = 10.0  # pause between two attempts to renew credentials that are still valid
-_SLACK_SECONDS = 10.0  # credentials are not used this close to expiry: clocks differ, and requests take time
+_RENEWAL_PAUSE_SECONDS = 10.0  # pause between two attempts to renew credentials that are still valid
+_EXPIRY_MARGIN_SECONDS = 10.0  # credentials are not used this close to expiry: clocks differ, and requests take time
 
 _log = logging.getLogger("stoker.store.renewal")
 
@@ -34,7 +34,7 @@ class ExpiredCredentialsError(CredentialsError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class CredentialsInfo:
     """The credentials in use, for diagnostics; holds no secrets.
 
     Attributes:
@@ -48,7 +48,7 @@ class Identity:
     is_renewed: bool = False
 
 
-class Credentials(Protocol[_C]):
+class CredentialsSource(Protocol[_C]):
     """A source of credentials."""
 
     async def current(self) -> _C:
@@ -64,32 +64,32 @@ class Credentials(Protocol[_C]):
         """Fetch credentials anew, unless that was done after ``used`` were; return ``used`` if there are no others."""
         ...
 
-    async def identity(self) -> Identity:
+    async def describe(self) -> CredentialsInfo:
         """Describe the credentials; raises like :meth:`current`."""
         ...
 
 
-class ReadyCredentials(Generic[_C]):
+class StaticCredentials(Generic[_C]):
     """Fixed credentials, or none."""
 
-    def __init__(self, given: _C, kind: str, expires: datetime | None = None) -> None:
-        self._given = given
-        self._identity = Identity(kind=kind, expires=expires)
+    def __init__(self, credentials: _C, kind: str, expires: datetime | None = None) -> None:
+        self._credentials = credentials
+        self._info = CredentialsInfo(kind=kind, expires=expires)
 
     async def current(self) -> _C:
         """Return the fixed credentials."""
-        return self._given
+        return self._credentials
 
     async def renew(self, used: _C) -> _C:
         """Return the same credentials: there are no others."""
         return used
 
-    async def identity(self) -> Identity:
+    async def describe(self) -> CredentialsInfo:
         """Describe the credentials."""
-        return self._identity
+        return self._info
 
 
-class RenewedCredentials(ABC, Generic[_C]):
+class RenewableCredentials(ABC, Generic[_C]):
     """Credentials that are renewed before they expire; if that fails, they are used as long as they are valid.
 
     Used by one event loop. While one call renews them, other calls use the old ones as long as they are valid.
@@ -102,8 +102,8 @@ class RenewedCredentials(ABC, Generic[_C]):
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        self._held: _C | None = None
-        self._renew_at_seconds = self._ends_at_seconds = 0.0
+        self._current: _C | None = None
+        self._renew_at_seconds = self._expires_at_seconds = 0.0
         self.were_fetched = False
 
     @abstractmethod
@@ -111,13 +111,13 @@ class RenewedCredentials(ABC, Generic[_C]):
         """Return credentials, new ones if possible, and their remaining life in seconds."""
 
     @abstractmethod
-    async def identity(self) -> Identity:
+    async def describe(self) -> CredentialsInfo:
         """Describe the credentials."""
 
     @property
     def life_seconds(self) -> float:
         """Remaining time that the credentials may be used, in seconds; 0 if there are none."""
-        return max(0.0, self._ends_at_seconds - asyncio.get_running_loop().time())
+        return max(0.0, self._expires_at_seconds - asyncio.get_running_loop().time())
 
     async def current(self) -> _C:
         """Return valid credentials.
@@ -125,29 +125,29 @@ class RenewedCredentials(ABC, Generic[_C]):
         Raises:
             StoreError: There are none, and fetching new ones failed.
         """
-        held = self._held
+        held = self._current
         if held is not None and (self._are_fresh() or (self._lock.locked() and self.life_seconds > 0)):
             return held
         async with self._lock:
-            if self._held is None or not self._are_fresh():
-                self._held = await self._renewed(self._held)
-            return self._held
+            if self._current is None or not self._are_fresh():
+                self._current = await self._fetch_or_keep(self._current)
+            return self._current
 
     async def renew(self, used: _C) -> _C:
         """Return other credentials than ``used``, fetched anew unless that has happened meanwhile."""
-        self.drop(used)
+        self.discard(used)
         return await self.current()
 
-    def drop(self, used: _C) -> None:
+    def discard(self, used: _C) -> None:
         """Discard credentials that were refused; does nothing if they were replaced meanwhile."""
-        if used == self._held:
-            self._held = None
-            self._ends_at_seconds = 0.0
+        if used == self._current:
+            self._current = None
+            self._expires_at_seconds = 0.0
 
     def _are_fresh(self) -> bool:
         return asyncio.get_running_loop().time() < self._renew_at_seconds
 
-    async def _renewed(self, held: _C | None) -> _C:
+    async def _fetch_or_keep(self, held: _C | None) -> _C:
         loop = asyncio.get_running_loop()
         try:
             found, life_seconds = await self.fetch()
@@ -155,53 +155,53 @@ class RenewedCredentials(ABC, Generic[_C]):
             if held is None or self.life_seconds <= 0:
                 raise
             _log.warning("credentials could not be renewed; the old ones last %.0f s: %s", self.life_seconds, error)
-            self._renew_at_seconds = loop.time() + min(_AGAIN_SECONDS, self.life_seconds)
+            self._renew_at_seconds = loop.time() + min(_RENEWAL_PAUSE_SECONDS, self.life_seconds)
             return held
         self.were_fetched = True
-        self._ends_at_seconds = loop.time() + life_seconds - _SLACK_SECONDS
+        self._expires_at_seconds = loop.time() + life_seconds - _EXPIRY_MARGIN_SECONDS
         fresh_seconds = life_seconds - self.margin_seconds
         if found == held:  # the source has no new ones yet
-            fresh_seconds = max(fresh_seconds, min(_AGAIN_SECONDS, self.life_seconds))
+            fresh_seconds = max(fresh_seconds, min(_RENEWAL_PAUSE_SECONDS, self.life_seconds))
         self._renew_at_seconds = loop.time() + fresh_seconds
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class EndpointInfo:
     """The endpoint of a bucket, for diagnostics.
 
     Attributes:
         address: URL, without credentials.
-        asked_region: Region that requests are signed for; empty if regions do not matter.
+        signing_region: Region that requests are signed for; empty if regions do not matter.
         region: Region that the bucket reports; empty if it reports none.
         date: Time of the bucket's clock, to the second; None if it reports none.
     """
 
     address: str
-    asked_region: str = ""
+    signing_region: str = ""
     region: str = ""
     date: datetime | None = None
 
 
-class Access(Protocol):
+class StoreClient(Protocol):
     """Connections and credentials of one store in one event loop."""
 
     @property
-    def credentials(self) -> Credentials[Any]:
+    def credentials(self) -> CredentialsSource[Any]:
         """Source of the credentials."""
         ...
 
     @property
-    def reader(self) -> HttpReader:
+    def reader(self) -> HttpTransport:
         """Transport of reads."""
         ...
 
     @property
-    def writer(self) -> HttpReader:
+    def writer(self) -> HttpTransport:
         """Transport of all other requests."""
         ...
 
-    async def endpoint(self) -> Endpoint:
+    async def describe_endpoint(self) -> EndpointInfo:
         """Return region and clock of the bucket's endpoint, which it reports even without credentials.
 
         Raises:
@@ -209,13 +209,13 @@ class Access(Protocol):
         """
         ...
 
-    def call(self, asked: Asked, place: str, proof: Any, address: str) -> Call:
+    def create_request(self, operation: ObjectOperation, full_key: str, credentials: Any, address: str) -> HttpRequest:
         """Return a signed HTTP request.
 
         Args:
-            asked: The operation on the object or bucket.
-            place: Key within the bucket, empty for the bucket itself; or the path of ``asked``.
-            proof: Credentials to sign with.
+            operation: The operation on the object or bucket.
+            full_key: Key within the bucket, empty for the bucket itself; or the path of ``operation``.
+            credentials: Credentials to sign with.
             address: URL of the object or bucket, for messages.
         """
         ...
@@ -225,11 +225,11 @@ class Access(Protocol):
         ...
 
 
-_A = TypeVar("_A", bound=Access)
+_A = TypeVar("_A", bound=StoreClient)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ObjectOperation:
     """An operation on an object or on the bucket.
 
     Attributes:
@@ -258,76 +258,76 @@ class Asked:
         return {"Range": self.range} if self.range else {}
 
     @property
-    def only_reads(self) -> bool:
+    def is_read(self) -> bool:
         """Whether the operation does not change the bucket."""
         return self.method in ("GET", "HEAD")
 
 
-class HttpObjects(ObjectStore, Generic[_A]):
+class HttpObjectStore(ObjectStore, Generic[_A]):
     """A store over HTTP; a cancelled read closes its connection.
 
     Each event loop has its own pool of connections, created at its first use and never shared with forked processes.
 
     Args:
         location: Location of the store.
-        access: Creates the connections and credentials of the running loop.
+        create_client: Creates the connections and credentials of the running loop.
     """
 
-    def __init__(self, location: Location, access: Callable[[], _A]) -> None:
+    def __init__(self, location: Location, create_client: Callable[[], _A]) -> None:
         super().__init__(location.url)
-        self._at = location
-        self._access = PerLoop(access)
+        self._location = location
+        self._clients = PerLoop(create_client)
 
-    async def identity(self) -> Identity:
+    async def describe_credentials(self) -> CredentialsInfo:
         """Describe the credentials in use, after renewing them if they are about to expire.
 
         Raises:
             CredentialsError: There are no credentials.
         """
-        return await self._access.get().credentials.identity()
+        return await self._clients.get().credentials.describe()
 
-    async def endpoint(self) -> Endpoint:
+    async def describe_endpoint(self) -> EndpointInfo:
         """Return region and clock that the bucket's endpoint reports; no object is read or written.
 
         Raises:
             StoreError: The endpoint does not respond.
         """
-        return await self._access.get().endpoint()
+        return await self._clients.get().describe_endpoint()
 
     async def close(self) -> None:
         """Close the running loop's connections."""
-        if (access := self._access.take()) is not None:
+        if (access := self._clients.pop()) is not None:
             await access.close()
 
     async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        reply = await self._ask(Asked("GET", key))
+        reply = await self._perform(ObjectOperation("GET", key))
         return reply.body, self._info(key, reply) or await self._head(key)
 
     async def _get_range(
         self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
     ) -> ObjectInfo:
         if start == end:
-            return check_found(self._at.object_url(key), await self._head(key), start, end, tag)
-        asked = Asked("GET", key, f"bytes={start}-{end - 1}", tag)
-        reply = await self._ask(asked, Destination(into, start, end, begun))
+            return check_tag_and_range(self._location.object_url(key), await self._head(key), start, end, tag)
+        asked = ObjectOperation("GET", key, f"bytes={start}-{end - 1}", tag)
+        reply = await self._perform(asked, Destination(into, start, end, begun))
         return self._info(key, reply) or await self._head(key)
 
-    async def _ask(self, asked: Asked, destination: Destination | None = None) -> Reply:
+    async def _perform(self, operation: ObjectOperation, destination: Destination | None = None) -> HttpResponse:
         """Send a request, and once more if the credentials had expired and were renewed.
 
         Raises:
             StoreError: The request was refused, or there was no response.
         """
-        access, address, place = self._access.get(), self.url, asked.path
-        if asked.key is not None:
-            address, place = self._at.object_url(asked.key), place or self._at.full_key(asked.key)
+        access, address, place = self._clients.get(), self.url, operation.path
+        if operation.key is not None:
+            address, place = self._location.object_url(operation.key), place or self._location.full_key(operation.key)
         used, is_renewed = await access.credentials.current(), False
         while True:
-            carrier = access.reader if asked.only_reads else access.writer
-            reply = await carrier.read(access.call(asked, place, used, address), destination)
-            if not reply.refused or (not asked.only_reads and 200 <= reply.status < 300):
+            carrier = access.reader if operation.is_read else access.writer
+            reply = await carrier.send(access.create_request(operation, place, used, address), destination)
+            if not reply.is_error or (not operation.is_read and 200 <= reply.status < 300):
                 return reply
-            error = await self._refusal(access, asked, used, address, reply)
+            error = await self._response_error(access, operation, used, address, reply)
             if is_renewed or not isinstance(error, ExpiredCredentialsError):
                 raise error
             renewed, is_renewed = await access.credentials.renew(used), True
@@ -336,11 +336,13 @@ class HttpObjects(ObjectStore, Generic[_A]):
             used = renewed
 
     @abstractmethod
-    async def _refusal(self, access: _A, asked: Asked, proof: Any, address: str, reply: Reply) -> StoreError:
+    async def _response_error(
+        self, access: _A, asked: ObjectOperation, proof: Any, address: str, reply: HttpResponse
+    ) -> StoreError:
         """Return the error for an error response."""
 
     @abstractmethod
-    def _info(self, key: str, reply: Reply) -> ObjectInfo | None:
+    def _info(self, key: str, reply: HttpResponse) -> ObjectInfo | None:
         """Return size and tag of an object from a response; None if it lacks the tag, so another request is needed.
 
         Raises:
@@ -348,17 +350,20 @@ class HttpObjects(ObjectStore, Generic[_A]):
         """
 
 
-class BucketObjects(HttpObjects[_A]):
+class HttpBucketStore(HttpObjectStore[_A]):
     """A bucket, whose listings come in pages.
 
     Attributes:
-        nonsense: Message for a response that cannot be parsed.
+        malformed_message: Message for a response that cannot be parsed.
     """
 
-    nonsense = "the response is malformed"
+    malformed_message = "the response is malformed"
 
     async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
-        first, after = self._at.within_bucket(prefix), self._at.within_bucket(start_after) if start_after else ""
+        first, after = (
+            self._location.within_bucket(prefix),
+            self._location.within_bucket(start_after) if start_after else "",
+        )
         token = ""
         while True:
             infos, following = await self._page(first, after, token)
@@ -368,7 +373,7 @@ class BucketObjects(HttpObjects[_A]):
             if not following:
                 return
             if following == token:  # would repeat for ever
-                raise UnexpectedAnswerError(f"{self.url}: {self.nonsense}")
+                raise UnexpectedAnswerError(f"{self.url}: {self.malformed_message}")
             token = following
 
     @abstractmethod

@@ -21,9 +21,9 @@ from aiohttp import ClientHandlerType, ClientRequest
 from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
-from stoker._stores.http import Call, Destination, HttpReader, Receipt, Reply
-from stoker._stores.http_direct import CHECK, DirectReader
-from stoker._stores.options import HttpOptions, proxy_of, trusted
+from stoker._stores.http import Destination, HttpRequest, HttpResponse, HttpTransport, ResponseReceiver
+from stoker._stores.http_direct import CONNECTION_REMEDY, DirectTransport
+from stoker._stores.options import HttpOptions, create_tls_context, find_proxy
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,
@@ -55,7 +55,7 @@ _ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[StokerE
     ),
     (aiohttp.ClientPayloadError, TruncatedError, "the connection ended before the object did"),
     (aiohttp.ClientResponseError, ServerError, "the response is not valid HTTP"),
-    (aiohttp.ClientConnectorError, ConnectionLostError, f"the connection could not be made; {CHECK}"),
+    (aiohttp.ClientConnectorError, ConnectionLostError, f"the connection could not be made; {CONNECTION_REMEDY}"),
     ((aiohttp.ClientError, OSError), ConnectionLostError, "the connection broke"),
 )
 
@@ -75,14 +75,14 @@ def open_session(
     if fingerprint:
         verify = aiohttp.Fingerprint(bytes.fromhex(fingerprint))
     elif url.startswith("https://"):
-        verify = trusted(ca_bundle)
+        verify = create_tls_context(ca_bundle)
     tracing = aiohttp.TraceConfig()
-    tracing.on_request_chunk_sent.append(_allow_for_body)
-    sockets = partial(_socket, options.read_timeout_seconds)
+    tracing.on_request_chunk_sent.append(_extend_timeout)
+    sockets = partial(_create_socket, options.read_timeout_seconds)
     return aiohttp.ClientSession(
         connector=StrictConnector(limit=options.max_connections, ssl=verify, socket_factory=sockets),
         trace_configs=[tracing],
-        proxy=proxy_of(url),
+        proxy=find_proxy(url),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         read_bufsize=options.receive_buffer_bytes,
@@ -128,11 +128,11 @@ class Connections:
     """
 
     def __init__(self, options: HttpOptions, url: str, *, ca_bundle: str | None = None, fingerprint: str = "") -> None:
-        is_direct = options.transport == "direct" and proxy_of(url) is None
-        reader = DirectReader(options, url, ca_bundle=ca_bundle, fingerprint=fingerprint) if is_direct else None
+        is_direct = options.transport == "direct" and find_proxy(url) is None
+        reader = DirectTransport(options, url, ca_bundle=ca_bundle, fingerprint=fingerprint) if is_direct else None
         self._session = open_session(options, url, ca_bundle=ca_bundle, fingerprint=fingerprint)
-        self.writer: HttpReader = SessionReader(self._session)
-        self.reader: HttpReader = reader or self.writer
+        self.writer: HttpTransport = SessionTransport(self._session)
+        self.reader: HttpTransport = reader or self.writer
 
     async def close(self) -> None:
         """Close the connections; calls in progress fail."""
@@ -140,37 +140,39 @@ class Connections:
         await self._session.close()
 
 
-class SessionReader:
-    """An :class:`~stoker._stores.http.HttpReader`, also for writes, over a session that the caller closes."""
+class SessionTransport:
+    """An :class:`~stoker._stores.http.HttpTransport`, also for writes, over a session that the caller closes."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def read(self, call: Call, destination: Destination | None = None) -> Reply:
+    async def send(self, request: HttpRequest, destination: Destination | None = None) -> HttpResponse:
         """Receive a response, and copy a range into its destination as it arrives.
 
         The timeout here also covers waiting for ``100 Continue`` and for the response after interim ones, for which
         aiohttp has none.
         """
         times = self._session.timeout
-        with _translated(call.address):
+        with _translate_errors(request.address):
             async with (
                 asyncio.timeout((times.sock_connect or 0.0) + (times.sock_read or 0.0)) as until_head,
                 self._session.request(
-                    call.method,
-                    URL(call.url, encoded=True),
-                    headers={**call.headers, "Accept-Encoding": "identity"},
-                    data=BytesIO(call.data) if isinstance(call.data, bytes) else call.data,  # BytesIO: sent in pieces
+                    request.method,
+                    URL(request.url, encoded=True),
+                    headers={**request.headers, "Accept-Encoding": "identity"},
+                    data=BytesIO(request.data)
+                    if isinstance(request.data, bytes)
+                    else request.data,  # BytesIO: sent in pieces
                     allow_redirects=False,
                     trace_request_ctx=until_head,
                 ) as response,
             ):
                 until_head.reschedule(None)
-                receipt = Receipt(call, destination)
+                receipt = ResponseReceiver(request, destination)
                 try:
                     receipt.begin(response.status, response.headers)
                     while not receipt.is_enough and (chunk := await response.content.readany()):
-                        receipt.take(chunk)
+                        receipt.receive(chunk)
                     return receipt.finish()
                 except BaseException:
                     response.close()  # bytes may still arrive, so the connection cannot be used again
@@ -180,7 +182,7 @@ class SessionReader:
         """Do nothing: the session belongs to the caller."""
 
 
-async def _allow_for_body(
+async def _extend_timeout(
     _session: aiohttp.ClientSession, context: SimpleNamespace, sent: aiohttp.TraceRequestChunkSentParams
 ) -> None:
     """Extend the timeout of the response by the time that a sent piece of the body may take."""
@@ -189,7 +191,7 @@ async def _allow_for_body(
         until_head.reschedule(due_seconds + len(sent.chunk) / _MIN_SENT_BYTES_PER_SECOND)
 
 
-def _socket(silence_seconds: float, address: AddrInfoType) -> socket.socket:
+def _create_socket(silence_seconds: float, address: AddrInfoType) -> socket.socket:
     """Return a socket whose connection fails if sent data is not acknowledged for ``silence_seconds``."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
@@ -199,7 +201,7 @@ def _socket(silence_seconds: float, address: AddrInfoType) -> socket.socket:
 
 
 @contextmanager
-def _translated(address: str) -> Iterator[None]:
+def _translate_errors(address: str) -> Iterator[None]:
     """Translate errors of aiohttp; a StokerError passes unchanged."""
     try:
         yield
@@ -218,22 +220,22 @@ class StrictConnector(aiohttp.TCPConnector):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._factory = cast("partial[ResponseHandler]", partial(_OneAnswer, loop=self._loop))
+        self._factory = cast("partial[ResponseHandler]", partial(_SingleResponseHandler, loop=self._loop))
 
 
-class _OneAnswer(ResponseHandler):
+class _SingleResponseHandler(ResponseHandler):
     """Closes its connection if unexpected data arrives, with a response or after it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
-        self._is_asked = False
+        self._is_expecting = False
         self._heads: list[Any] = []  # of interim responses, of the final one, and unexpected ones
         self._ahead = b""  # received until the final head was complete
         self._behind_bytes = 0  # number of bytes received after that
 
     def set_response_params(self, **parameters: Any) -> None:
         """Expect a response."""
-        self._is_asked, self._payload, self._ahead, self._behind_bytes = True, None, b"", 0
+        self._is_expecting, self._payload, self._ahead, self._behind_bytes = True, None, b"", 0
         self._heads.clear()
         super().set_response_params(**parameters)
 
@@ -244,9 +246,9 @@ class _OneAnswer(ResponseHandler):
 
     def data_received(self, data: bytes) -> None:
         """Process data of the expected response."""
-        if not self._is_asked:
+        if not self._is_expecting:
             if data:
-                self._hang_up()
+                self._close_now()
             return
         if self._has_head:
             self._behind_bytes += len(data)
@@ -254,13 +256,13 @@ class _OneAnswer(ResponseHandler):
             self._ahead += data
         super().data_received(data)
         if not self._has_head and len(self._ahead) > _MAX_AHEAD_BYTES:
-            self._hang_up()
+            self._close_now()
         if self._has_head and self._payload is not None and self._payload.is_eof():
-            self._is_asked = False
+            self._is_expecting = False
             if self._has_more(data, self._payload.total_bytes):
-                self._hang_up()
+                self._close_now()
 
-    def _hang_up(self) -> None:
+    def _close_now(self) -> None:
         """Close the connection, which may be back in the pool already."""
         self.force_close()
         self.abort()

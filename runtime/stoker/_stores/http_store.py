@@ -22,15 +22,29 @@ from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from stoker._base.plugins import needs_extra
+from stoker._base.plugins import require_extra
 from stoker._base.threads import PerLoop
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
-from stoker._stores.access_token import end_of
-from stoker._stores.http import Call, Destination, HttpReader, Reply, Rule, error_of, parse_date
-from stoker._stores.http_objects import Asked, Credentials, Endpoint, HttpObjects, ReadyCredentials
+from stoker._stores.access_token import parse_expiry
+from stoker._stores.http import (
+    Destination,
+    ErrorRule,
+    HttpRequest,
+    HttpResponse,
+    HttpTransport,
+    create_error,
+    parse_date,
+)
+from stoker._stores.http_objects import (
+    CredentialsSource,
+    EndpointInfo,
+    HttpObjectStore,
+    ObjectOperation,
+    StaticCredentials,
+)
 from stoker._stores.http_session import Connections
-from stoker._stores.location import Location, check_found, check_key, check_text
-from stoker._stores.options import Auth, HttpOptions, ServedOptions, check_endpoint, is_this_machine, lambda_region
+from stoker._stores.location import Location, check_key, check_tag_and_range, check_text
+from stoker._stores.options import Auth, HttpOptions, ServedOptions, check_endpoint, is_loopback, lambda_region
 from stoker.abc import ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,
@@ -45,7 +59,7 @@ from stoker.errors import (
     UnexpectedAnswerError,
 )
 
-_BY_CODE: dict[str, Rule] = {
+_BY_CODE: dict[str, ErrorRule] = {
     "failed": (StoreError, "the function failed; its log says why, so ask the person who deployed it"),
     "forbidden": (PermissionDeniedError, "the token is for other data sets; get one for this data set"),
     "no-such-dataset": (
@@ -61,9 +75,9 @@ _BY_CODE: dict[str, Rule] = {
 _DATA_KEY = re.compile(r"data/([0-9a-f]{16})/([0-9]{8,10})", re.ASCII)
 _VERSION_KEY = re.compile(r"manifests/([0-9]{8,9})\.safetensors", re.ASCII)
 
-_WITHOUT = "send none with ServedOptions(anonymous=True) or --anonymous"
+_ANONYMOUS_REMEDY = "send none with ServedOptions(anonymous=True) or --anonymous"
 # Remedies for users without credentials of the platform that a host belongs to.
-_OTHERWISE = f", set STOKER_TOKEN if the function wants a token, or {_WITHOUT}"
+_OTHER_REMEDIES = f", set STOKER_TOKEN if the function wants a token, or {_ANONYMOUS_REMEDY}"
 _GOOGLE_DOMAINS = (".run.app", ".cloudfunctions.net")
 # Auth → module that imports the platform's SDK, class of its credentials, extra.
 _PLATFORMS: Mapping[Auth, tuple[str, str, str]] = {
@@ -72,7 +86,7 @@ _PLATFORMS: Mapping[Auth, tuple[str, str, str]] = {
 }
 
 _REDIRECT = 307
-_STALE: Rule = (
+_EXPIRED_URL: ErrorRule = (
     ServerError,
     "the bucket refuses the URL that the function has signed, which expires soon; try again",
 )
@@ -82,19 +96,19 @@ _MAX_ORIGINS = 8  # the function itself, and the hosts of the bucket in its redi
 _P = TypeVar("_P")
 
 
-class Caller(Credentials[_P], Protocol[_P]):
+class ServedCredentials(CredentialsSource[_P], Protocol[_P]):
     """Credentials for a function, which may expire at any time."""
 
-    def headers(self, url: str, headers: Mapping[str, str], proof: _P) -> Mapping[str, str]:
+    def headers(self, url: str, headers: Mapping[str, str], credentials: _P) -> Mapping[str, str]:
         """Return the headers of a GET of ``url`` with the credentials added."""
         ...
 
-    def rule(self, status: int, code: str) -> Rule:
+    def rule(self, status: int, code: str) -> ErrorRule:
         """Return error class and remedy for a platform's status, 401 or 403, and its own code, possibly empty."""
         ...
 
 
-def auth_of(url: str, options: ServedOptions, environment: Mapping[str, str]) -> Auth | None:
+def resolve_auth(url: str, options: ServedOptions, environment: Mapping[str, str]) -> Auth | None:
     """Return the kind of credentials for the data set at ``url``; None for none.
 
     The options take precedence, then a token in the environment, then the default of the host's platform.
@@ -109,16 +123,16 @@ def auth_of(url: str, options: ServedOptions, environment: Mapping[str, str]) ->
     return "google" if host.endswith(_GOOGLE_DOMAINS) else None
 
 
-class Bearer(ReadyCredentials[str | None]):
+class BearerCredentials(StaticCredentials[str | None]):
     """A fixed bearer token, or none."""
 
     def __init__(self, token: str | None) -> None:
-        expires = None if token is None else end_of(token)
+        expires = None if token is None else parse_expiry(token)
         kind = "none" if token is None else "a ready token" if expires is None else "a token of stoker's"
         super().__init__(token, kind, expires)
 
     @classmethod
-    def of(cls, options: ServedOptions, environment: Mapping[str, str]) -> Bearer:
+    def from_options(cls, options: ServedOptions, environment: Mapping[str, str]) -> BearerCredentials:
         """Return the token of the options, else of the environment.
 
         Raises:
@@ -127,104 +141,107 @@ class Bearer(ReadyCredentials[str | None]):
         token = options.token or environment.get("STOKER_TOKEN")
         if not token:
             raise ConfigError(
-                f"a token is required, and there is none: set STOKER_TOKEN, or ServedOptions(token=...), or {_WITHOUT}"
+                f"a token is required, and there is none: set STOKER_TOKEN, or ServedOptions(token=...), or "
+                f"{_ANONYMOUS_REMEDY}"
             )
         return cls(ServedOptions(token=token).token)  # ServedOptions checks it
 
-    def headers(self, _url: str, headers: Mapping[str, str], proof: str | None) -> Mapping[str, str]:
+    def headers(self, _url: str, headers: Mapping[str, str], credentials: str | None) -> Mapping[str, str]:
         """Return the headers with the token."""
-        return headers if proof is None else {**headers, "Authorization": f"Bearer {proof}"}
+        return headers if credentials is None else {**headers, "Authorization": f"Bearer {credentials}"}
 
-    def rule(self, status: int, _code: str) -> Rule:
+    def rule(self, status: int, _code: str) -> ErrorRule:
         """Return the error, and the other kinds of credentials as its remedy."""
         others = "ServedOptions(auth='aws') or (auth='google'), or --auth"
-        if self._given is None:
+        if self._credentials is None:
             return CredentialsError, f"the platform requires credentials; set STOKER_TOKEN, or use {others}"
         kind = CredentialsError if status == 401 else PermissionDeniedError
         return kind, f"the platform, not the function, refuses the token; for identities of its own, use {others}"
 
 
-def callers_of(url: str, options: ServedOptions, environment: Mapping[str, str]) -> Callable[[], Caller[Any]]:
+def credentials_factory(
+    url: str, options: ServedOptions, environment: Mapping[str, str]
+) -> Callable[[], ServedCredentials[Any]]:
     """Return a factory of the credentials for the data set at ``url``; the factory may raise ConfigError.
 
     Raises:
         MissingExtraError: The platform's SDK is not installed.
     """
-    auth = auth_of(url, options, environment)
+    auth = resolve_auth(url, options, environment)
     if auth is None:
-        return partial(Bearer, None)
+        return partial(BearerCredentials, None)
     if auth == "token":
-        return partial(Bearer.of, options, environment)
+        return partial(BearerCredentials.from_options, options, environment)
     module, caller, extra = _PLATFORMS[auth]
-    with needs_extra(f"{url} is called with an identity of {auth}'s, which", extra):
+    with require_extra(f"{url} is called with an identity of {auth}'s, which", extra):
         platform = import_module(module)
-    return partial(getattr(platform, caller), url, options, environment, _OTHERWISE)
+    return partial(getattr(platform, caller), url, options, environment, _OTHER_REMEDIES)
 
 
-class ServedAccess:
+class ServedStoreClient:
     """Connections to one function, and to the targets of its redirects, in one event loop.
 
     Args:
         url: URL of the data set, https:// or http://.
-        caller: Credentials for the function.
+        credentials: Credentials for the function.
         http: Connection limits.
     """
 
-    def __init__(self, url: str, caller: Caller[Any], http: HttpOptions) -> None:
+    def __init__(self, url: str, credentials: ServedCredentials[Any], http: HttpOptions) -> None:
         self._url, self._http = url, http
-        self._is_local = is_this_machine(urlsplit(url).hostname or "")
+        self._is_local = is_loopback(urlsplit(url).hostname or "")
         self._connections: dict[str, Connections] = {}
-        self.credentials = caller
+        self.credentials = credentials
 
     @property
-    def reader(self) -> HttpReader:
+    def reader(self) -> HttpTransport:
         """The object itself, which follows redirects."""
         return self
 
     writer = reader
 
-    def call(self, asked: Asked, place: str, proof: Any, address: str) -> Call:
+    def create_request(self, operation: ObjectOperation, full_key: str, credentials: Any, address: str) -> HttpRequest:
         """Return a GET of a path below the data set's URL.
 
         The condition on the tag is for the function only: the bucket's own tags may differ.
         """
-        url, condition = f"{self._url}/{place}", {} if asked.tag is None else {"If-Match": f'"{asked.tag}"'}
-        headers = self.credentials.headers(url, asked.headers | condition, proof)
-        return Call(method="GET", url=url, headers=headers, address=address)
+        url, condition = f"{self._url}/{full_key}", {} if operation.tag is None else {"If-Match": f'"{operation.tag}"'}
+        headers = self.credentials.headers(url, operation.headers | condition, credentials)
+        return HttpRequest(method="GET", url=url, headers=headers, address=address)
 
-    async def read(self, call: Call, destination: Destination | None = None) -> Reply:
+    async def send(self, request: HttpRequest, destination: Destination | None = None) -> HttpResponse:
         """Send a request to the function, and follow at most one redirect, with the header ``Range`` only.
 
         Raises:
             StoreError: There was no response, or the redirect must not be followed.
         """
-        reply = await self._carried(call, destination)
+        reply = await self._send_to_origin(request, destination)
         if reply.status != _REDIRECT:
             return reply
-        target = self._checked(reply.headers.get("Location", ""), call.address)
-        headers = {name: value for name, value in call.headers.items() if name == "Range"}
-        reply = await self._carried(replace(call, url=target, headers=headers), destination)
+        target = self._check_redirect(reply.headers.get("Location", ""), request.address)
+        headers = {name: value for name, value in request.headers.items() if name == "Range"}
+        reply = await self._send_to_origin(replace(request, url=target, headers=headers), destination)
         if 300 <= reply.status < 400:
-            raise StoreError(f"{call.address}: the target of the function's redirect redirects again; not followed")
+            raise StoreError(f"{request.address}: the target of the function's redirect redirects again; not followed")
         if reply.status in (400, 401, 403):
-            raise error_of(call.address, replace(reply, headers={}, body=b""), {str(reply.status): _STALE})
+            raise create_error(request.address, replace(reply, headers={}, body=b""), {str(reply.status): _EXPIRED_URL})
         return reply
 
-    async def endpoint(self) -> Endpoint:
+    async def describe_endpoint(self) -> EndpointInfo:
         """Request a byte of the manifest without credentials: even an error response has the time."""
-        call = Call(method="GET", url=f"{self._url}/manifest", headers={"Range": "bytes=0-0"}, address=self._url)
-        reply = await self._carried(call, None)
+        call = HttpRequest(method="GET", url=f"{self._url}/manifest", headers={"Range": "bytes=0-0"}, address=self._url)
+        reply = await self._send_to_origin(call, None)
         date = parse_date(reply.headers.get("Date"))
-        return Endpoint(address=self._url, region=lambda_region(self._url), date=date)
+        return EndpointInfo(address=self._url, region=lambda_region(self._url), date=date)
 
-    def shut_out(self, address: str, reply: Reply) -> StoreError:
+    def platform_error(self, address: str, reply: HttpResponse) -> StoreError:
         """Return the error for a platform's error response; the function has not seen the request."""
         # AWS may append a colon and the URL of a definition to the type.
         code = reply.headers.get("x-amzn-ErrorType", "").partition(":")[0]
         said = reply.document
         text = str(said.get("message") or said.get("Message") or "")
         rule = self.credentials.rule(reply.status, code)
-        return error_of(address, reply, {str(reply.status): rule}, code, text)
+        return create_error(address, reply, {str(reply.status): rule}, code, text)
 
     async def close(self) -> None:
         """Close the connections; calls in progress fail."""
@@ -232,7 +249,7 @@ class ServedAccess:
             await connections.close()
         self._connections.clear()
 
-    async def _carried(self, call: Call, destination: Destination | None) -> Reply:
+    async def _send_to_origin(self, call: HttpRequest, destination: Destination | None) -> HttpResponse:
         parts = urlsplit(call.url)
         origin = f"{parts.scheme}://{parts.netloc}"
         if origin not in self._connections:
@@ -242,9 +259,9 @@ class ServedAccess:
                     "stoker function"
                 )
             self._connections[origin] = Connections(self._http, origin)
-        return await self._connections[origin].reader.read(call, destination)
+        return await self._connections[origin].reader.send(call, destination)
 
-    def _checked(self, location: str, address: str) -> str:
+    def _check_redirect(self, location: str, address: str) -> str:
         """Check the target of a redirect, and return it: https, or loopback if the function is on loopback, too.
 
         A signed URL is a secret, so no message shows it.
@@ -254,7 +271,7 @@ class ServedAccess:
                 raise ValueError
             parts = urlsplit(location)
             check_endpoint(f"{parts.scheme}://{parts.netloc}", "the redirect")
-            is_safe = parts.scheme == "https" or (self._is_local and is_this_machine(parts.hostname or ""))
+            is_safe = parts.scheme == "https" or (self._is_local and is_loopback(parts.hostname or ""))
         except (ValueError, ConfigError):
             is_safe = False
         if not is_safe or set(location) & set(" \\#"):
@@ -264,22 +281,24 @@ class ServedAccess:
         return location
 
 
-def _said(reply: Reply) -> tuple[str, str]:
+def _parse_error(reply: HttpResponse) -> tuple[str, str]:
     """Return the code and the message of a function's error document; both empty for any other response."""
     said = reply.document
     return (str(said["error"]), str(said["message"])) if {"error", "message"} <= said.keys() else ("", "")
 
 
-class HttpStore(HttpObjects[ServedAccess]):
+class ServedStore(HttpObjectStore[ServedStoreClient]):
     """A read-only store of a served data set, ``stoker+https://host/v1/name``."""
 
     def __init__(self, location: Location, options: ServedOptions) -> None:
         url = f"{location.scheme.removeprefix('stoker+')}://{location.bucket}/{location.prefix}"
-        caller = callers_of(url, options, os.environ)
-        super().__init__(location, lambda: ServedAccess(url, caller(), options.http))
+        caller = credentials_factory(url, options, os.environ)
+        super().__init__(location, lambda: ServedStoreClient(url, caller(), options.http))
         self._learning = PerLoop(asyncio.Lock)
         self._index = RowIndex()
-        self._pinned: set[int] = set()  # requested versions, which may have super-samples that the newest lacks
+        self._requested_versions: set[int] = (
+            set()
+        )  # requested versions, which may have super-samples that the newest lacks
 
     async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
         data, info = await super()._get(key)
@@ -293,39 +312,39 @@ class HttpStore(HttpObjects[ServedAccess]):
     ) -> ObjectInfo:
         info = await super()._get_range(key, start, end, into, tag, begun)
         # The bucket may have responded, which does not get the condition.
-        return check_found(self._at.object_url(key), info, start, end, tag)
+        return check_tag_and_range(self._location.object_url(key), info, start, end, tag)
 
     async def _head(self, key: str) -> ObjectInfo:
         """Return size and tag by reading a byte: function platforms report the length 0 in the response to a HEAD."""
-        return self._info(key, await self._ask(Asked("GET", key, "bytes=0-0")))
+        return self._info(key, await self._perform(ObjectOperation("GET", key, "bytes=0-0")))
 
     async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
         """Yield the super-samples of the newest manifest, and that manifest under both its keys."""
         for text in (prefix, start_after):
             check_text("object key or prefix", text)
-        manifest = await self._learn(POINTER_KEY)
-        for info in super_samples(manifest, prefix, start_after):
+        manifest = await self._read_manifest(POINTER_KEY)
+        for info in list_super_samples(manifest, prefix, start_after):
             yield info
         for key in (POINTER_KEY, version_key(manifest.version)):
             if key.startswith(prefix) and key > start_after:
                 yield await self._head(key)
 
-    async def _ask(self, asked: Asked, destination: Destination | None = None) -> Reply:
-        key = asked.key or ""
-        reply = await super()._ask(replace(asked, path=await self._path(key)), destination)
+    async def _perform(self, operation: ObjectOperation, destination: Destination | None = None) -> HttpResponse:
+        key = operation.key or ""
+        reply = await super()._perform(replace(operation, path=await self._path(key)), destination)
         if version := version_of(key):
-            self._pinned.add(version)
+            self._requested_versions.add(version)
         return reply
 
-    async def _refusal(
-        self, access: ServedAccess, _asked: Asked, _proof: Any, address: str, reply: Reply
+    async def _response_error(
+        self, access: ServedStoreClient, _asked: ObjectOperation, _proof: Any, address: str, reply: HttpResponse
     ) -> StoreError:
-        code, text = _said(reply)
+        code, text = _parse_error(reply)
         if not code and reply.status in (401, 403):
-            return access.shut_out(address, reply)
+            return access.platform_error(address, reply)
         if code == "no-such-dataset":  # concerns the data set, whichever object was requested
             address = self.url
-        return error_of(address, reply, _BY_CODE, code, text)
+        return create_error(address, reply, _BY_CODE, code, text)
 
     async def _path(self, key: str) -> str:
         """Return the path of an object below the data set's URL.
@@ -339,45 +358,47 @@ class HttpStore(HttpObjects[ServedAccess]):
         if version := version_of(key):
             return f"manifest?version={version}"
         if not key.startswith("data/"):
-            raise NotFoundError(f"{self._at.object_url(key)}: a served data set has super-samples and manifests only")
-        if path := self._index.path_of(key) or await self._looked_up(key):
+            raise NotFoundError(
+                f"{self._location.object_url(key)}: a served data set has super-samples and manifests only"
+            )
+        if path := self._index.path_of(key) or await self._search_manifests(key):
             return path
-        raise NotFoundError(f"{self._at.object_url(key)}: no known version of the data set has it")
+        raise NotFoundError(f"{self._location.object_url(key)}: no known version of the data set has it")
 
-    async def _looked_up(self, key: str) -> str | None:
+    async def _search_manifests(self, key: str) -> str | None:
         """Read the manifests that may have a super-sample, once for all concurrent requests."""
         async with self._learning.get():
-            for version in sorted(self._pinned, reverse=True):
+            for version in sorted(self._requested_versions, reverse=True):
                 if version not in self._index:
                     with suppress(NotFoundError):  # it was deleted meanwhile
-                        await self._learn(version_key(version))
+                        await self._read_manifest(version_key(version))
             if (path := self._index.path_of(key)) is None:
-                await self._learn(POINTER_KEY)
+                await self._read_manifest(POINTER_KEY)
                 path = self._index.path_of(key)
             return path
 
-    async def _learn(self, key: str) -> Manifest:
+    async def _read_manifest(self, key: str) -> Manifest:
         data, _ = await self._get(key)
         try:
             return Manifest.from_bytes(data)
         except (FormatError, ChecksumError) as error:
             raise UnexpectedAnswerError(
-                f"{self._at.object_url(key)} is not a manifest: {error}; check that this is a stoker function"
+                f"{self._location.object_url(key)} is not a manifest: {error}; check that this is a stoker function"
             ) from None
 
-    def _info(self, key: str, reply: Reply) -> ObjectInfo:
+    def _info(self, key: str, reply: HttpResponse) -> ObjectInfo:
         # Google's bucket sends another ETag, and the generation in a header of its own.
         tag = reply.headers.get("x-goog-generation") or reply.headers.get("ETag", "").strip('"')
         if not tag:
             raise UnexpectedAnswerError(
-                f"{self._at.object_url(key)}: the response has no ETag; check that this is a stoker function"
+                f"{self._location.object_url(key)}: the response has no ETag; check that this is a stoker function"
             )
         return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=tag)
 
-    def _lacks(self, method: str, key: str) -> StoreError:
+    def _unsupported_error(self, method: str, key: str) -> StoreError:
         check_key(key)
         return PermissionDeniedError(
-            f"{self._at.object_url(key)}: a served data set is read-only; write to the bucket behind the function"
+            f"{self._location.object_url(key)}: a served data set is read-only; write to the bucket behind the function"
         )
 
 
@@ -386,7 +407,7 @@ class RowIndex:
 
     def __init__(self) -> None:
         # Run → (first number, number of rows) → (newest version with exactly these, their first row in it).
-        self._stretches: dict[str, dict[tuple[int, int], tuple[int, int]]] = {}
+        self._runs: dict[str, dict[tuple[int, int], tuple[int, int]]] = {}
         self._versions: set[int] = set()
 
     def __contains__(self, version: int) -> bool:
@@ -399,7 +420,7 @@ class RowIndex:
         self._versions.add(manifest.version)
         first_rows = accumulate((run.rows for run in manifest.runs), initial=0)
         for run, first_row in zip(manifest.runs, first_rows, strict=False):
-            stretches = self._stretches.setdefault(run.run, {})
+            stretches = self._runs.setdefault(run.run, {})
             stretch = run.first_number, run.rows
             stretches[stretch] = max(stretches.get(stretch, (0, 0)), (manifest.version, first_row))
 
@@ -411,7 +432,7 @@ class RowIndex:
         number = int(match[2])
         found = [
             (version, first_row + number - first_number)
-            for (first_number, rows), (version, first_row) in self._stretches.get(match[1], {}).items()
+            for (first_number, rows), (version, first_row) in self._runs.get(match[1], {}).items()
             if first_number <= number < first_number + rows
         ]
         if not found:
@@ -427,7 +448,7 @@ def version_of(key: str) -> int | None:
     return version if version and version_key(version) == key else None
 
 
-def super_samples(manifest: Manifest, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+def list_super_samples(manifest: Manifest, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
     """Yield a version's super-samples whose keys start with ``prefix`` and follow ``start_after``, ascending."""
     if not ("data/".startswith(prefix) or prefix.startswith("data/")):
         return

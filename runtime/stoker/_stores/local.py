@@ -23,8 +23,8 @@ from io import FileIO
 from itertools import islice
 from pathlib import Path
 
-from stoker._base.threads import in_thread
-from stoker._stores.location import Location, check_found, check_key, check_text
+from stoker._base.threads import run_in_thread
+from stoker._stores.location import Location, check_key, check_tag_and_range, check_text
 from stoker._stores.object_store import ObjectStore
 from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
@@ -64,22 +64,22 @@ class LocalStore(ObjectStore):
 
     def __init__(self, location: Location, _options: None = None) -> None:
         super().__init__(location.url)
-        self._at = location
+        self._location = location
         self._root = Path(location.bucket)
         self._swept: set[Path] = set()
 
     async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
         def read(cancelled: threading.Event) -> tuple[bytes, ObjectInfo]:
-            with self._opened(key) as (file, info):
+            with self._open_object(key) as (file, info):
                 if info.size_bytes > _MAX_WHOLE_BYTES:
                     raise StoreError(
-                        f"{self._at.object_url(key)} has {info.size_bytes} bytes, too many to read at once"
+                        f"{self._location.object_url(key)} has {info.size_bytes} bytes, too many to read at once"
                     )
                 data = bytearray(info.size_bytes)
-                self._fill(file, info, memoryview(data), 0, cancelled)
+                self._read_into(file, info, memoryview(data), 0, cancelled)
                 return bytes(data), info
 
-        return await in_thread(read)
+        return await run_in_thread(read)
 
     async def _get_range(
         self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
@@ -87,19 +87,19 @@ class LocalStore(ObjectStore):
         """Read a range. Cancellation waits for the copy in progress, at most 4 MiB; ``begun`` is not called."""
 
         def read(cancelled: threading.Event) -> ObjectInfo:
-            with self._opened(key) as (file, info):
-                check_found(self._at.object_url(key), info, start, end, tag)
-                self._fill(file, info, into, start, cancelled)
+            with self._open_object(key) as (file, info):
+                check_tag_and_range(self._location.object_url(key), info, start, end, tag)
+                self._read_into(file, info, into, start, cancelled)
                 return info
 
-        return await in_thread(read)
+        return await run_in_thread(read)
 
     async def _head(self, key: str) -> ObjectInfo:
         def look(_: threading.Event) -> ObjectInfo:
-            with self._opened(key) as (_file, info):
+            with self._open_object(key) as (_file, info):
                 return info
 
-        return await in_thread(look)
+        return await run_in_thread(look)
 
     async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
         """Yield the files below the folder, following links; files that appear or vanish meanwhile may be left out."""
@@ -108,11 +108,11 @@ class LocalStore(ObjectStore):
         found = _walk(self._root, "", prefix, start_after)
 
         def page(_: threading.Event) -> list[ObjectInfo]:
-            with self._translated(self.url):
+            with self._translate_errors(self.url):
                 return list(islice(found, _PAGE_KEYS))
 
         try:
-            while infos := await in_thread(page):
+            while infos := await run_in_thread(page):
                 for info in infos:
                     yield info
         finally:
@@ -123,36 +123,36 @@ class LocalStore(ObjectStore):
         path = self._path(key)
 
         def write(_: threading.Event) -> ObjectInfo:
-            with self._translated(self._at.object_url(key)):
+            with self._translate_errors(self._location.object_url(key)):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._sweep_once(path.parent)
-                with _partial_file(path.parent, data) as (partial, status), locked(path.parent) as has_locks:
+                with _partial_file(path.parent, data) as (partial, status), lock_folder(path.parent) as has_locks:
                     current = _current_tag(path)
                     if (if_absent and current is not None) or (if_tag is not None and current != if_tag):
-                        raise self._lost(key)
+                        raise self._precondition_error(key)
                     if has_locks or not (if_absent or if_tag is not None):
                         partial.replace(path)
                     else:
                         self._write_without_lock(key, partial, path, if_absent=if_absent)
                 return _info(key, status)
 
-        return await in_thread(write)
+        return await run_in_thread(write)
 
     def _write_without_lock(self, key: str, partial: Path, path: Path, *, if_absent: bool) -> None:
         """Give ``partial`` its name if no file has it; without locks, conditions on an object's tag are impossible."""
         if not if_absent:
             raise StoreError(
-                f"{self._at.object_url(key)} cannot be replaced safely: its file system has no locks (flock), so "
+                f"{self._location.object_url(key)} cannot be replaced safely: its file system has no locks (flock), so "
                 "another writer might go unnoticed; write to a local disk or a bucket, or mount it with locks"
             )
         try:
             path.hardlink_to(partial)
         except FileExistsError:
-            raise self._lost(key) from None
+            raise self._precondition_error(key) from None
 
-    def _lost(self, key: str) -> PreconditionFailedError:
+    def _precondition_error(self, key: str) -> PreconditionFailedError:
         return PreconditionFailedError(
-            f"{self._at.object_url(key)} was written by another writer; read it again and decide"
+            f"{self._location.object_url(key)} was written by another writer; read it again and decide"
         )
 
     async def _delete(self, key: str) -> None:
@@ -160,20 +160,20 @@ class LocalStore(ObjectStore):
         path = self._path(key)
 
         def remove(_: threading.Event) -> None:
-            with self._translated(self._at.object_url(key)):
+            with self._translate_errors(self._location.object_url(key)):
                 try:
                     self._sweep_once(path.parent)
-                    with locked(path.parent):
+                    with lock_folder(path.parent):
                         path.unlink(missing_ok=True)
                 except (FileNotFoundError, NotADirectoryError):
                     self._check_root()
 
-        await in_thread(remove)
+        await run_in_thread(remove)
 
     def _sweep_once(self, folder: Path) -> None:
         """Remove files that killed writers left in a folder, before this store's first change to it."""
         if folder not in self._swept:
-            sweep(folder)
+            remove_partial_files(folder)
             self._swept.add(folder)
 
     def _path(self, key: str) -> Path:
@@ -194,7 +194,7 @@ class LocalStore(ObjectStore):
             )
 
     @contextmanager
-    def _translated(self, address: str) -> Iterator[None]:
+    def _translate_errors(self, address: str) -> Iterator[None]:
         try:
             yield
         except StoreError:
@@ -206,9 +206,9 @@ class LocalStore(ObjectStore):
             raise kind(f"{address} {what}") from error
 
     @contextmanager
-    def _opened(self, key: str) -> Iterator[tuple[int, ObjectInfo]]:
-        path, address = self._path(key), self._at.object_url(key)
-        with self._translated(address):
+    def _open_object(self, key: str) -> Iterator[tuple[int, ObjectInfo]]:
+        path, address = self._path(key), self._location.object_url(key)
+        with self._translate_errors(address):
             # O_NONBLOCK: opening a named pipe must not wait for its writer.
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
@@ -219,16 +219,16 @@ class LocalStore(ObjectStore):
             finally:
                 os.close(file)
 
-    def _fill(self, file: int, info: ObjectInfo, into: memoryview, start: int, cancelled: threading.Event) -> None:
+    def _read_into(self, file: int, info: ObjectInfo, into: memoryview, start: int, cancelled: threading.Event) -> None:
         """Fill ``into`` from offset ``start``, and verify that the file did not change meanwhile."""
         done = 0
         while done < into.nbytes and not cancelled.is_set():
             count = os.preadv(file, [into[done : done + _READ_BYTES]], start + done)
             if count == 0:
-                raise TruncatedError(f"{self._at.object_url(info.key)} became shorter while it was read")
+                raise TruncatedError(f"{self._location.object_url(info.key)} became shorter while it was read")
             done += count
         if _tag(os.fstat(file)) != info.tag:
-            raise ObjectChangedError(f"{self._at.object_url(info.key)} was modified while it was read")
+            raise ObjectChangedError(f"{self._location.object_url(info.key)} was modified while it was read")
 
 
 def _tag(status: os.stat_result) -> str:
@@ -260,7 +260,7 @@ def is_partial(name: str) -> bool:
 @contextmanager
 def _partial_file(folder: Path, data: Buffer) -> Iterator[tuple[Path, os.stat_result]]:
     """Write ``data`` durably to a new hidden file, and remove it on exit unless it was renamed."""
-    path, file = _created(folder)
+    path, file = _create_partial_file(folder)
     try:
         rest = memoryview(data).cast("B")
         while rest:
@@ -276,7 +276,7 @@ def _partial_file(folder: Path, data: Buffer) -> Iterator[tuple[Path, os.stat_re
         file.close()
 
 
-def _created(folder: Path) -> tuple[Path, FileIO]:
+def _create_partial_file(folder: Path) -> tuple[Path, FileIO]:
     while True:
         path = folder / f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}"
         file = path.open("xb", buffering=0)
@@ -291,7 +291,7 @@ def _created(folder: Path) -> tuple[Path, FileIO]:
         file.close()  # another process removed it between its creation and its lock
 
 
-def sweep(folder: Path) -> None:
+def remove_partial_files(folder: Path) -> None:
     """Remove the hidden files that killed writers left in a folder, except those that cannot be locked or removed."""
     with suppress(OSError), os.scandir(folder) as entries:
         for path in [Path(entry) for entry in entries if is_partial(entry.name)]:
@@ -314,7 +314,7 @@ def _remove_unlocked(path: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[bool]:
+def lock_folder(folder: Path) -> Iterator[bool]:
     """Hold the folder's lock; yield False, without a lock, if its file system has none."""
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from stoker._base.fields import printable
+from stoker._base.fields import make_printable
 from stoker._base.plugins import plugin_names
-from stoker._stores.options import check_endpoint, is_this_machine
+from stoker._stores.options import check_endpoint, is_loopback
 from stoker.abc import ObjectInfo
 from stoker.errors import ConfigError, ObjectChangedError, RangeBeyondEndError, StoreError
 
-STORES = "stoker.stores"
+STORE_ENTRY_POINTS = "stoker.stores"
 """Entry point group of functions that open stores, by URL scheme."""
 
 _BUCKET_SCHEMES = ("s3", "gs", "memory")
@@ -23,7 +23,7 @@ _SERVED_PATH = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._~-]*/)*[A-Za-z0-9][A-Za-
 _BUCKET_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
 _URL_LIKE = re.compile(r"[\w+.-]+:/")
 _WITHOUT_SLASHES = re.compile(r"(?:s3|gs|memory|file|https?|stoker\+https?):", re.ASCII | re.IGNORECASE)
-_HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # a lone UTF-16 surrogate, which is no character
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # a lone UTF-16 surrogate, which is no character
 _MAX_KEY_BYTES = 1024
 
 
@@ -45,7 +45,7 @@ class Location:
     prefix: str = ""
 
     @property
-    def place(self) -> str:
+    def canonical_url(self) -> str:
         """Canonical form for comparing locations: ends with a slash, and is a prefix of all locations below it.
 
         Symbolic links in the path of a folder are resolved.
@@ -56,7 +56,7 @@ class Location:
 
     def object_url(self, key: str) -> str:
         """Return the address of an object, for messages."""
-        return printable(f"{self.url}/{key}")
+        return make_printable(f"{self.url}/{key}")
 
     def full_key(self, key: str) -> str:
         """Return the key within the bucket for a key within the store, which is checked."""
@@ -79,7 +79,7 @@ class Location:
             StoreError: The bucket listed a key that lacks the prefix, or is not valid text.
         """
         before = f"{self.prefix}/" if self.prefix else ""
-        if not full_key.startswith(before) or _HALF_A_PAIR.search(full_key):
+        if not full_key.startswith(before) or _LONE_SURROGATE.search(full_key):
             raise StoreError(f"{self.url}: the bucket lists the key {full_key[:64]!r}, which is not below this URL")
         return full_key[len(before) :]
 
@@ -98,7 +98,7 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     if not text or "\0" in text:
         raise ConfigError("a store URL is empty or holds a NUL character; give a path or s3://bucket/prefix")
     if "://" not in text:
-        _check_no_slash_is_missing(text)
+        _check_slashes(text)
         return Location(url=text.rstrip("/") or "/", scheme="file", bucket=str(Path(text).absolute()))
     scheme, rest = text.split("://", 1)
     if scheme == "file":
@@ -130,7 +130,7 @@ def is_url_like(text: str) -> bool:
     return _URL_LIKE.match(text) is not None
 
 
-def _check_no_slash_is_missing(path: str) -> None:
+def _check_slashes(path: str) -> None:
     """Raise ConfigError for ``s3:/bucket/prefix`` and ``s3:bucket/prefix``, which are misspelled URLs and not folders.
 
     The message shows the scheme only, since the rest may hold a secret.
@@ -147,12 +147,12 @@ def _check_no_slash_is_missing(path: str) -> None:
 
 def _check_plugin(scheme: str, authority: str) -> None:
     """Raise ConfigError if no plug-in is installed for a scheme, or its URL holds a user or password."""
-    if scheme not in (installed := plugin_names(STORES)):
+    if scheme not in (installed := plugin_names(STORE_ENTRY_POINTS)):
         others = "".join(f"{name}://, " for name in installed)
         raise ConfigError(
-            f"stoker has no store for {printable(scheme[:40])}:// URLs; use s3://, gs://, file://, memory://, "
+            f"stoker has no store for {make_printable(scheme[:40])}:// URLs; use s3://, gs://, file://, memory://, "
             f"{others}or a path, and stoker+https:// for a data set that a function serves; packages add schemes by "
-            f"entry points in the group {STORES}"
+            f"entry points in the group {STORE_ENTRY_POINTS}"
         )
     if "@" in authority:
         raise ConfigError(f"a {scheme}:// URL holds a user or password, which every message would show; remove it")
@@ -176,14 +176,14 @@ def _parse_served_url(url: str) -> Location:
     check_endpoint(f"{scheme.removeprefix('stoker+')}://{authority}", f"the host in a {scheme}:// URL")
     if not _SERVED_PATH.fullmatch(path):
         raise ConfigError(f"a {scheme}:// URL names no data set; write {scheme}://host/v1/name, with nothing after it")
-    if scheme == "stoker+http" and not is_this_machine(urlsplit(f"http://{authority}").hostname or ""):
+    if scheme == "stoker+http" and not is_loopback(urlsplit(f"http://{authority}").hostname or ""):
         raise ConfigError("stoker+http:// is for this machine only, since it sends the token unencrypted; use https")
     return Location(url=url.rstrip("/"), scheme=scheme, bucket=authority, prefix=path)
 
 
 def check_text(what: str, text: str) -> None:
     """Raise ConfigError if ``text`` holds a lone surrogate, which UTF-8 cannot encode."""
-    if _HALF_A_PAIR.search(text):
+    if _LONE_SURROGATE.search(text):
         raise ConfigError(f"{what} {text!r} is not valid Unicode text")
 
 
@@ -207,7 +207,7 @@ def check_range(start: int, end: int, into: memoryview) -> None:
         raise ConfigError(f"'into' has {into.nbytes} bytes, and range [{start}, {end}) has {end - start}")
 
 
-def check_found(address: str, info: ObjectInfo, start: int, end: int, tag: str | None) -> ObjectInfo:
+def check_tag_and_range(address: str, info: ObjectInfo, start: int, end: int, tag: str | None) -> ObjectInfo:
     """Return ``info`` if the object has the ``tag`` and the range ``[start, end)``.
 
     Raises:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from stoker._base.fields import printable
+from stoker._base.fields import make_printable
 from stoker._base.meter import Egress, Meter, Operation, PriceKey
-from stoker._stores.location import Location, check_conditions, check_found, check_key, check_range, check_text
+from stoker._stores.location import Location, check_conditions, check_key, check_range, check_tag_and_range, check_text
 from stoker.abc import Buffer, ObjectInfo, RangeReadable
 from stoker.errors import (
     BucketNotFoundError,
@@ -63,7 +63,7 @@ class ObjectStore:
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return a whole object."""
-        with self.meter.request(Operation.GET):
+        with self.meter.count_request(Operation.GET):
             data, info = await self._get(key)
         self.meter.add_read(len(data))
         return data, info
@@ -80,21 +80,21 @@ class ObjectStore:
     ) -> ObjectInfo:
         """Read bytes ``[start, end)`` into ``into``."""
         check_range(start, end, into)
-        with self.meter.request(Operation.GET, asked_bytes=end - start):
+        with self.meter.count_request(Operation.GET, requested_bytes=end - start):
             info = await self._get_range(key, start, end, into, tag, begun)
         self.meter.add_read(end - start)
         return info
 
     async def head(self, key: str) -> ObjectInfo:
         """Return size and tag."""
-        with self.meter.request(Operation.HEAD):
+        with self.meter.count_request(Operation.HEAD):
             return await self._head(key)
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield the objects under ``prefix``; each page of 1,000 keys counts as a request, and so does an empty one."""
         async with aclosing(self._list(prefix, start_after)) as found:
             for number in itertools.count():
-                with self.meter.request(Operation.LIST) if number % _PAGE_KEYS == 0 else nullcontext():
+                with self.meter.count_request(Operation.LIST) if number % _PAGE_KEYS == 0 else nullcontext():
                     info = await anext(found, None)
                 if info is None:
                     return
@@ -103,14 +103,14 @@ class ObjectStore:
     async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
         """Write an object."""
         check_conditions(if_absent=if_absent, if_tag=if_tag)
-        with self.meter.request(Operation.PUT):
+        with self.meter.count_request(Operation.PUT):
             info = await self._put(key, data, if_absent=if_absent, if_tag=if_tag)
         self.meter.add_written(memoryview(data).nbytes)
         return info
 
     async def delete(self, key: str) -> None:
         """Delete an object."""
-        with self.meter.request(Operation.DELETE):
+        with self.meter.count_request(Operation.DELETE):
             await self._delete(key)
 
     async def close(self) -> None:
@@ -125,24 +125,25 @@ class ObjectStore:
     async def _get_range(
         self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
     ) -> ObjectInfo:
-        raise self._lacks("get_range", key)
+        raise self._unsupported_error("get_range", key)
 
     async def _head(self, key: str) -> ObjectInfo:
-        raise self._lacks("head", key)
+        raise self._unsupported_error("head", key)
 
     def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
-        raise self._lacks("list", prefix)
+        raise self._unsupported_error("list", prefix)
 
     async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
-        raise self._lacks("put", key)
+        raise self._unsupported_error("put", key)
 
     async def _delete(self, key: str) -> None:
-        raise self._lacks("delete", key)
+        raise self._unsupported_error("delete", key)
 
-    def _lacks(self, method: str, key: str) -> StoreError:
+    def _unsupported_error(self, method: str, key: str) -> StoreError:
         """Return the error for a method that this store does not implement."""
         return PermissionDeniedError(
-            f"{self.url}/{printable(key)}: this store cannot {_VERBS[method]}: {self._name} has no {method}(); give "
+            f"{self.url}/{make_printable(key)}: this store cannot {_VERBS[method]}: {self._name} has no "
+            f"{method}(); give "
             "the URL of a store that can"
         )
 
@@ -216,7 +217,8 @@ class MeteredStore(ObjectStore):
         with self._method("put", key) as put:
             if not conditions.keys() <= inspect.signature(put).parameters.keys():
                 raise StoreError(
-                    f"{self.url}/{printable(key)}: this store cannot write conditionally, so another writer might go "
+                    f"{self.url}/{make_printable(key)}: this store cannot write conditionally, so another "
+                    f"writer might go "
                     f"unnoticed: put() of {self._name} takes no if_absent and if_tag; use a store that supports them"
                 )
             info: ObjectInfo = await put(key, data, **conditions)
@@ -233,13 +235,13 @@ class MeteredStore(ObjectStore):
             check_key(key)
         found: Callable[..., Any] | None = getattr(self.wrapped, name, None)
         if found is None:
-            raise self._lacks(name, key)
+            raise self._unsupported_error(name, key)
         try:
             yield found
         except StokerError:
             raise
         except Exception as error:
-            message = f"{self.url}/{printable(key)}: {name}() of {self._name} failed: {error!r}"
+            message = f"{self.url}/{make_printable(key)}: {name}() of {self._name} failed: {error!r}"
             raise StoreError(message) from error
 
     @property
@@ -257,7 +259,7 @@ def price_key(store: RangeReadable) -> PriceKey:
     return PriceKey(store.url, name=getattr(store, "prices", ""))
 
 
-def metered(store: RangeReadable, *, egress: Egress = "same_region", meter: Meter | None = None) -> ObjectStore:
+def with_meter(store: RangeReadable, *, egress: Egress = "same_region", meter: Meter | None = None) -> ObjectStore:
     """Return a view of a store that shares its connections and has another meter.
 
     Args:
@@ -271,14 +273,14 @@ def metered(store: RangeReadable, *, egress: Egress = "same_region", meter: Mete
 
 
 @dataclass(slots=True)
-class _Bucket:
+class _MemoryBucket:
     """Objects by key within the bucket. A tag is the number of the write, so no two writes share one."""
 
     objects: dict[str, tuple[bytes, str]] = field(default_factory=dict)
     writes: int = 0
 
 
-_buckets: dict[str, _Bucket] = {}
+_buckets: dict[str, _MemoryBucket] = {}
 _lock = threading.Lock()  # held for a few dictionary operations; loops in several threads may share a bucket
 
 
@@ -287,7 +289,7 @@ class MemoryStore(ObjectStore):
 
     def __init__(self, location: Location, _options: None = None) -> None:
         super().__init__(location.url)
-        self._at = location
+        self._location = location
 
     async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
         return await self._read(key)
@@ -297,7 +299,7 @@ class MemoryStore(ObjectStore):
     ) -> ObjectInfo:
         """Copy a range; ``begun`` is not called, since the copy takes no time."""
         data, info = await self._read(key)
-        check_found(self._at.object_url(key), info, start, end, tag)
+        check_tag_and_range(self._location.object_url(key), info, start, end, tag)
         into[:] = memoryview(data)[start:end]
         return info
 
@@ -306,47 +308,47 @@ class MemoryStore(ObjectStore):
 
     async def _list(self, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
         """Yield the objects under ``prefix`` as they were when the listing began."""
-        first, after = self._at.within_bucket(prefix), self._at.within_bucket(start_after).encode()
+        first, after = self._location.within_bucket(prefix), self._location.within_bucket(start_after).encode()
         with self._bucket() as bucket:
             found = [(key.encode(), entry) for key, entry in bucket.objects.items() if key.startswith(first)]
         found = sorted(item for item in found if not start_after or item[0] > after)
         for number, (key, (data, tag)) in enumerate(found):
             if number % _PAGE_KEYS == 0:
                 await asyncio.sleep(0)
-            yield ObjectInfo(key=self._at.relative(key.decode()), size_bytes=len(data), tag=tag)
+            yield ObjectInfo(key=self._location.relative(key.decode()), size_bytes=len(data), tag=tag)
 
     async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
-        full_key, content = self._at.full_key(key), bytes(data)
+        full_key, content = self._location.full_key(key), bytes(data)
         await asyncio.sleep(0)
         with _lock:
-            bucket = _buckets.setdefault(self._at.bucket, _Bucket())
+            bucket = _buckets.setdefault(self._location.bucket, _MemoryBucket())
             _, found = bucket.objects.get(full_key, (b"", None))
             if (if_absent and found is not None) or (if_tag is not None and found != if_tag):
                 raise PreconditionFailedError(
-                    f"{self._at.object_url(key)} was written by another writer; read it again and decide"
+                    f"{self._location.object_url(key)} was written by another writer; read it again and decide"
                 )
             bucket.writes += 1
             bucket.objects[full_key] = (content, f"{bucket.writes:x}")
             return ObjectInfo(key=key, size_bytes=len(content), tag=f"{bucket.writes:x}")
 
     async def _delete(self, key: str) -> None:
-        full_key = self._at.full_key(key)
+        full_key = self._location.full_key(key)
         await asyncio.sleep(0)
         with self._bucket() as bucket:
             bucket.objects.pop(full_key, None)
 
     async def _read(self, key: str) -> tuple[bytes, ObjectInfo]:
-        full_key = self._at.full_key(key)
+        full_key = self._location.full_key(key)
         await asyncio.sleep(0)
         with self._bucket() as bucket:
             if full_key not in bucket.objects:
-                raise NotFoundError(f"{self._at.object_url(key)} does not exist")
+                raise NotFoundError(f"{self._location.object_url(key)} does not exist")
             data, tag = bucket.objects[full_key]
         return data, ObjectInfo(key=key, size_bytes=len(data), tag=tag)
 
     @contextmanager
-    def _bucket(self) -> Iterator[_Bucket]:
+    def _bucket(self) -> Iterator[_MemoryBucket]:
         with _lock:
-            if self._at.bucket not in _buckets:
-                raise BucketNotFoundError(f"{self.url}: nothing was ever written to memory://{self._at.bucket}")
-            yield _buckets[self._at.bucket]
+            if self._location.bucket not in _buckets:
+                raise BucketNotFoundError(f"{self.url}: nothing was ever written to memory://{self._location.bucket}")
+            yield _buckets[self._location.bucket]

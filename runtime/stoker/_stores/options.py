@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from stoker._base.arguments import Bounded, Positive, explain_arguments
+from stoker._base.arguments import BoundedConfig, Positive, explain_arguments
 from stoker._base.meter import check_store_name
 from stoker.errors import ConfigError
 
@@ -31,7 +31,7 @@ _BUNDLES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 
 @explain_arguments("HttpOptions")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpOptions(Bounded):
+class HttpOptions(BoundedConfig):
     """HTTP connection limits of one store in one event loop.
 
     Attributes:
@@ -140,7 +140,7 @@ class GcsOptions:
 
 @explain_arguments("ServedOptions")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedOptions(Bounded):
+class ServedOptions(BoundedConfig):
     """Options of a data set that a function serves. Credentials are sent to the function only.
 
     Attributes:
@@ -171,9 +171,9 @@ class ServedOptions(Bounded):
     http: HttpOptions = field(default_factory=HttpOptions)
 
     def __post_init__(self) -> None:
-        Bounded.__post_init__(self)  # super() does not know a class with slots
+        BoundedConfig.__post_init__(self)  # super() does not know a class with slots
         _check_credentials(self, "token")
-        if len(self._said) + self.anonymous > 1:
+        if len(self._given_auths) + self.anonymous > 1:
             raise ConfigError(
                 "token, profile and region (AWS), service_account (Google) and anonymous exclude each other, and "
                 "must fit auth; give the options of one kind"
@@ -182,10 +182,10 @@ class ServedOptions(Bounded):
     @property
     def named_auth(self) -> Auth | None:
         """The kind of credentials that ``auth`` names, or else the options that only one kind has; None without any."""
-        return next(iter(self._said), None)
+        return next(iter(self._given_auths), None)
 
     @property
-    def _said(self) -> set[Auth]:
+    def _given_auths(self) -> set[Auth]:
         said = {auth for name, auth in _AUTH_OF.items() if getattr(self, name) is not None}
         return said if self.auth is None else said | {self.auth}
 
@@ -228,7 +228,7 @@ def check_endpoint(url: str, name: str) -> None:
         raise ConfigError(f"{name} holds a user, password, query or fragment; give credentials as options")
 
 
-def proxy_of(url: str) -> str | None:
+def find_proxy(url: str) -> str | None:
     """Return the proxy that ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` name for ``url``, if any.
 
     Loopback addresses never use a proxy, which would connect to its own machine instead.
@@ -237,7 +237,7 @@ def proxy_of(url: str) -> str | None:
         ConfigError: The proxy is not an HTTP proxy. The message does not show it, since it may hold a password.
     """
     parts = urlsplit(url)
-    if is_this_machine(parts.hostname or "") or proxy_bypass(parts.netloc):
+    if is_loopback(parts.hostname or "") or proxy_bypass(parts.netloc):
         return None
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
@@ -249,7 +249,7 @@ def proxy_of(url: str) -> str | None:
     return proxy
 
 
-def is_this_machine(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Return whether a host is a loopback address or ``localhost``."""
     try:
         return ip_address(host).is_loopback
@@ -271,17 +271,18 @@ def machine_vendor(root: Path = Path("/")) -> str:
         return ""
 
 
-def trusted(bundle: str | None = None) -> ssl.SSLContext:
+def create_tls_context(bundle: str | None = None) -> ssl.SSLContext:
     """Return a TLS context that trusts ``bundle``, else ``REQUESTS_CA_BUNDLE``, ``SSL_CERT_FILE`` or the system's CAs.
 
-    Verification cannot be turned off, except in favour of a certificate's fingerprint: :func:`without_authorities`.
+    Verification cannot be turned off, except in favour of a certificate's fingerprint:
+    :func:`create_fingerprint_context`.
 
     Raises:
         ConfigError: The file or folder holds no certificates.
     """
     path = bundle or next(filter(None, map(os.environ.get, _BUNDLES)), None)
     if path is None:
-        return _system_trust()
+        return _system_tls_context()
     try:
         if Path(path).is_dir():
             return ssl.create_default_context(capath=path)
@@ -293,12 +294,12 @@ def trusted(bundle: str | None = None) -> ssl.SSLContext:
 
 
 @cache
-def _system_trust() -> ssl.SSLContext:
+def _system_tls_context() -> ssl.SSLContext:
     """Return a TLS context with the system's certificates; cached, since reading them takes 10 to 30 ms."""
     return ssl.create_default_context()
 
 
-def without_authorities() -> ssl.SSLContext:
+def create_fingerprint_context() -> ssl.SSLContext:
     """Return a TLS context that accepts any certificate, for callers that compare fingerprints before they send."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -21,13 +21,13 @@ from botocore.utils import check_dns_name
 
 from stoker._base.meter import PriceKey
 from stoker._stores.aws_credentials import AwsCredentials, AwsKeys, Keys, botocore_session
-from stoker._stores.http import Call, Reply, Rule, error_of, parse_date
+from stoker._stores.http import ErrorRule, HttpRequest, HttpResponse, create_error, parse_date
 from stoker._stores.http_objects import (
-    Asked,
-    BucketObjects,
-    Endpoint,
+    EndpointInfo,
     ExpiredCredentialsError,
-    ReadyCredentials,
+    HttpBucketStore,
+    ObjectOperation,
+    StaticCredentials,
 )
 from stoker._stores.http_session import Connections
 from stoker._stores.location import Location
@@ -48,25 +48,25 @@ from stoker.errors import (
     WrongRegionError,
 )
 
-_OTHERWISE = ", or send none with S3Options(anonymous=True) or --anonymous"
+_ANONYMOUS_REMEDY = ", or send none with S3Options(anonymous=True) or --anonymous"
 _CHECKSUM = "x-amz-checksum-crc32"
 
-_BAD_KEY: Rule = (CredentialsError, "the access key or its secret is wrong; check the credentials in use")
-_DENIED: Rule = (
+_BAD_KEY: ErrorRule = (CredentialsError, "the access key or its secret is wrong; check the credentials in use")
+_DENIED: ErrorRule = (
     PermissionDeniedError,
     (
         "these credentials may not do this (or, without s3:ListBucket, it does not exist); "
         "if the bucket asks requesters to pay, use S3Options(requester_pays=True) or --requester-pays"
     ),
 )
-_EXPIRED: Rule = (ExpiredCredentialsError, "the credentials have expired; log in again or renew the session token")
-_REGION: Rule = (
+_EXPIRED: ErrorRule = (ExpiredCredentialsError, "the credentials have expired; log in again or renew the session token")
+_REGION: ErrorRule = (
     WrongRegionError,
     "the bucket is in region {region}; set AWS_REGION, S3Options(region=...) or --region",
 )
 
 # For other codes, the status says enough.
-_BY_CODE: dict[str, Rule] = {
+_BY_CODE: dict[str, ErrorRule] = {
     "403": _DENIED,
     "AuthorizationHeaderMalformed": _BAD_KEY,
     "ExpiredToken": _EXPIRED,
@@ -88,7 +88,7 @@ _BY_CODE: dict[str, Rule] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class S3Endpoint:
     """The resolved endpoint of a bucket.
 
     Attributes:
@@ -102,7 +102,7 @@ class Target:
     base_url: str
 
 
-class S3Access(Connections):
+class S3StoreClient(Connections):
     """Connections and credentials of one store in one event loop.
 
     Attributes:
@@ -111,49 +111,53 @@ class S3Access(Connections):
 
     def __init__(self, bucket: str, options: S3Options) -> None:
         self._options = options
-        chain = AwsCredentials(profile=options.profile, keys=_keys(options), otherwise=_OTHERWISE)
-        self.credentials = ReadyCredentials(None, "none") if options.anonymous else chain
-        self._target = _target(bucket, options, chain.session, os.environ)
+        chain = AwsCredentials(profile=options.profile, keys=_keys(options), other_remedies=_ANONYMOUS_REMEDY)
+        self.credentials = StaticCredentials(None, "none") if options.anonymous else chain
+        self._target = _resolve_endpoint(bucket, options, chain.session, os.environ)
         self.endpoint_url = self._target.endpoint_url or ""
         bundle: str | None = chain.session.get_config_variable("ca_bundle")
         super().__init__(options.http, self._target.base_url, ca_bundle=bundle)
 
-    async def endpoint(self) -> Endpoint:
+    async def describe_endpoint(self) -> EndpointInfo:
         """Send an unsigned HEAD of the bucket: even an error response has its region and time."""
         target = self._target
-        reply = await self.reader.read(Call(method="HEAD", url=target.base_url, headers={}, address=target.base_url))
-        return Endpoint(
+        reply = await self.reader.send(
+            HttpRequest(method="HEAD", url=target.base_url, headers={}, address=target.base_url)
+        )
+        return EndpointInfo(
             address=target.base_url,
-            asked_region=target.region,
+            signing_region=target.region,
             region=reply.headers.get("x-amz-bucket-region", ""),
             date=parse_date(reply.headers.get("Date")),
         )
 
-    def call(self, asked: Asked, place: str, proof: AwsKeys | None, address: str) -> Call:
-        """Return a request, signed by ``proof`` unless that is None; ``place`` is a key, empty for the bucket.
+    def create_request(
+        self, operation: ObjectOperation, full_key: str, credentials: AwsKeys | None, address: str
+    ) -> HttpRequest:
+        """Return a request, signed by ``credentials`` unless that is None; ``full_key`` is a key, empty for the bucket.
 
         On AWS, writes carry a checksum, which many S3-compatible services do not support.
         """
-        headers = asked.headers
-        if asked.tag is not None:
-            headers["If-Match"] = f'"{asked.tag}"'
-        if asked.is_new:
+        headers = operation.headers
+        if operation.tag is not None:
+            headers["If-Match"] = f'"{operation.tag}"'
+        if operation.is_new:
             headers["If-None-Match"] = "*"
         if self._options.requester_pays:
             headers["x-amz-request-payer"] = "requester"
-        method, url = asked.method, self._url(place, asked.query)
-        request = AWSRequest(method=method, url=url, headers=headers, data=asked.body)
-        if asked.body is not None and not self.endpoint_url:
-            request.headers[_CHECKSUM] = b64encode(crc32(asked.body).to_bytes(4, "big")).decode()
+        method, url = operation.method, self._url(full_key, operation.query)
+        request = AWSRequest(method=method, url=url, headers=headers, data=operation.body)
+        if operation.body is not None and not self.endpoint_url:
+            request.headers[_CHECKSUM] = b64encode(crc32(operation.body).to_bytes(4, "big")).decode()
             # Saves hashing the body once more for the signature.
             request.context["checksum"] = {"request_algorithm": {"in": "header", "name": _CHECKSUM}}
             request.context["has_streaming_input"] = True
-        if proof is not None:
-            S3SigV4Auth(proof.keys, "s3", self._target.region).add_auth(request)
+        if credentials is not None:
+            S3SigV4Auth(credentials.keys, "s3", self._target.region).add_auth(request)
         headers = dict(request.headers.items())
-        return Call(method=method, url=url, headers=headers, address=address, data=asked.body)
+        return HttpRequest(method=method, url=url, headers=headers, address=address, data=operation.body)
 
-    def presigned(self, key: str, signer: AwsKeys, seconds: int) -> str:
+    def presign(self, key: str, signer: AwsKeys, seconds: int) -> str:
         """Return a signed URL of an object, readable without credentials for some seconds."""
         payer = {"x-amz-request-payer": "requester"} if self._options.requester_pays else {}
         request = AWSRequest(method="GET", url=self._url(key), params=payer)
@@ -172,7 +176,7 @@ def _keys(options: S3Options) -> Keys | None:
     return options.access_key_id, options.secret_access_key, options.session_token
 
 
-def endpoint_of(bucket: str, options: S3Options) -> str:
+def find_endpoint_url(bucket: str, options: S3Options) -> str:
     """Return the URL of the S3-compatible service of a bucket; empty for AWS.
 
     Raises:
@@ -180,10 +184,15 @@ def endpoint_of(bucket: str, options: S3Options) -> str:
     """
     if options.endpoint_url is not None:
         return options.endpoint_url
-    return _target(bucket, options, botocore_session(options.profile, _keys(options)), os.environ).endpoint_url or ""
+    return (
+        _resolve_endpoint(bucket, options, botocore_session(options.profile, _keys(options)), os.environ).endpoint_url
+        or ""
+    )
 
 
-def _target(bucket: str, options: S3Options, session: AioSession, environment: Mapping[str, str]) -> Target:
+def _resolve_endpoint(
+    bucket: str, options: S3Options, session: AioSession, environment: Mapping[str, str]
+) -> S3Endpoint:
     """Resolve endpoint and region from the options, else the environment, else the profile."""
     try:
         profile = session.get_scoped_config()
@@ -198,17 +207,17 @@ def _target(bucket: str, options: S3Options, session: AioSession, environment: M
     if endpoint is not None:
         check_endpoint(endpoint, "AWS_ENDPOINT_URL (or the profile's endpoint_url)")
         endpoint = endpoint.rstrip("/")
-        return Target(endpoint_url=endpoint, region=region, base_url=f"{endpoint}/{quote(bucket, safe='')}")
+        return S3Endpoint(endpoint_url=endpoint, region=region, base_url=f"{endpoint}/{quote(bucket, safe='')}")
     host = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
     # A bucket name with a dot does not match the wildcard certificate, and old names need not be valid host names.
     base_url = f"https://{bucket}.{host}" if check_dns_name(bucket) else f"https://{host}/{bucket}"
-    return Target(endpoint_url=None, region=region, base_url=base_url)
+    return S3Endpoint(endpoint_url=None, region=region, base_url=base_url)
 
 
-class S3Store(BucketObjects[S3Access]):
+class S3Store(HttpBucketStore[S3StoreClient]):
     """A store in an S3 bucket, ``s3://bucket/prefix``."""
 
-    nonsense = "the response is malformed; check that the endpoint speaks S3"
+    malformed_message = "the response is malformed; check that the endpoint speaks S3"
 
     def __init__(self, location: Location, options: S3Options) -> None:
         if location.bucket.endswith("--x-s3"):
@@ -216,73 +225,78 @@ class S3Store(BucketObjects[S3Access]):
                 f"{location.url} is a directory bucket (S3 Express One Zone), whose sessions and zonal endpoints "
                 "stoker does not support; use a general-purpose bucket"
             )
-        super().__init__(location, partial(S3Access, location.bucket, options))
+        super().__init__(location, partial(S3StoreClient, location.bucket, options))
         self._options = options
 
     def price_key(self) -> PriceKey:
         """Return the key of the store's prices; it has the endpoint, since many services speak S3."""
-        access = self._access.any()  # creating a botocore session takes milliseconds, and the loader waits for this
-        endpoint_url = endpoint_of(self._at.bucket, self._options) if access is None else access.endpoint_url
+        access = self._clients.any()  # creating a botocore session takes milliseconds, and the loader waits for this
+        endpoint_url = (
+            find_endpoint_url(self._location.bucket, self._options) if access is None else access.endpoint_url
+        )
         return PriceKey(self.url, endpoint_url, self._options.prices or "")
 
     async def presign(self, key: str, *, seconds: int, tag: str = "") -> str:
         """Return the URL of a signed GET of an object; ``tag`` is ignored, since S3 cannot select a version by ETag."""
-        access, full_key = self._access.get(), self._at.full_key(key)
+        access, full_key = self._clients.get(), self._location.full_key(key)
         signer = await access.credentials.current()
         if signer is None:
             raise CredentialsError(f"{self.url}: an anonymous client cannot sign URLs; give credentials")
-        return access.presigned(full_key, signer, seconds)
+        return access.presign(full_key, signer, seconds)
 
     async def _head(self, key: str) -> ObjectInfo:
         try:
-            return self._info(key, await self._ask(Asked("HEAD", key)))
+            return self._info(key, await self._perform(ObjectOperation("HEAD", key)))
         except TransientError:
             raise
         except StoreError:
             # The response to HEAD has no body with the error: read a byte to get it.
-            return self._info(key, await self._ask(Asked("GET", key, "bytes=0-0")))
+            return self._info(key, await self._perform(ObjectOperation("GET", key, "bytes=0-0")))
 
     async def _page(self, prefix: str, after: str, token: str) -> tuple[list[ObjectInfo], str]:
         query = {"list-type": "2", "encoding-type": "url", "prefix": prefix}
         query |= {name: value for name, value in (("start-after", after), ("continuation-token", token)) if value}
-        reply = await self._ask(Asked("GET", None, query=query))
+        reply = await self._perform(ObjectOperation("GET", None, query=query))
         try:
             page = ElementTree.fromstring(reply.body)  # noqa: S314 - expat limits what entities expand to
             if page.tag.rpartition("}")[2] != "ListBucketResult":  # an error document or a proxy's page
                 raise ValueError(page.tag)
             decoded = unquote_plus if page.findtext("{*}EncodingType") == "url" else str
-            infos = [self._listed(entry, decoded) for entry in page.iterfind("{*}Contents")]
+            infos = [self._parse_entry(entry, decoded) for entry in page.iterfind("{*}Contents")]
             is_last = page.findtext("{*}IsTruncated") != "true"
             return infos, "" if is_last else _text(page, "NextContinuationToken")
         except (ElementTree.ParseError, ValueError, LookupError):  # LookupError: unknown encoding
-            raise UnexpectedAnswerError(f"{self.url}: {self.nonsense}") from None
+            raise UnexpectedAnswerError(f"{self.url}: {self.malformed_message}") from None
 
-    def _listed(self, entry: ElementTree.Element, decoded: Callable[[str], str]) -> ObjectInfo:
+    def _parse_entry(self, entry: ElementTree.Element, decoded: Callable[[str], str]) -> ObjectInfo:
         key, size, tag = decoded(_text(entry, "Key")), _text(entry, "Size"), _text(entry, "ETag").strip('"')
-        return ObjectInfo(key=self._at.relative(key), size_bytes=int(size), tag=tag)
+        return ObjectInfo(key=self._location.relative(key), size_bytes=int(size), tag=tag)
 
     async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
         body = bytes(data)
         try:
-            reply = await self._ask(Asked("PUT", key, tag=if_tag, is_new=if_absent, body=body))
+            reply = await self._perform(ObjectOperation("PUT", key, tag=if_tag, is_new=if_absent, body=body))
         except BucketNotFoundError:
             raise
         except NotFoundError as error:  # If-Match without an object
             raise PreconditionFailedError(
-                f"{self._at.object_url(key)} was deleted by another writer; read it again and decide"
+                f"{self._location.object_url(key)} was deleted by another writer; read it again and decide"
             ) from error
         return replace(self._info(key, reply), size_bytes=len(body))
 
     async def _delete(self, key: str) -> None:
-        await self._ask(Asked("DELETE", key))
+        await self._perform(ObjectOperation("DELETE", key))
 
-    async def _refusal(self, _access: S3Access, asked: Asked, _proof: Any, address: str, reply: Reply) -> StoreError:
-        return _refused(address, reply, writing=asked.body is not None)
+    async def _response_error(
+        self, _access: S3StoreClient, asked: ObjectOperation, _proof: Any, address: str, reply: HttpResponse
+    ) -> StoreError:
+        return _parse_error(address, reply, is_write=asked.body is not None)
 
-    def _info(self, key: str, reply: Reply) -> ObjectInfo:
+    def _info(self, key: str, reply: HttpResponse) -> ObjectInfo:
         if "ETag" not in reply.headers:
             raise UnexpectedAnswerError(
-                f"{self._at.object_url(key)}: the endpoint sends no ETag, which stoker needs to detect changed objects"
+                f"{self._location.object_url(key)}: the endpoint sends no ETag, which stoker needs to detect "
+                f"changed objects"
             )
         return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=reply.headers["ETag"].strip('"'))
 
@@ -299,7 +313,7 @@ def _text(element: ElementTree.Element, name: str) -> str:
     return found
 
 
-def _refused(address: str, reply: Reply, *, writing: bool = False) -> StoreError:
+def _parse_error(address: str, reply: HttpResponse, *, is_write: bool = False) -> StoreError:
     """Parse an error document; by regular expressions, which are safer than an XML parser for untrusted input."""
     code, text, region = (
         match[1].decode(errors="replace") if (match := re.search(pattern, reply.body)) else ""
@@ -309,4 +323,4 @@ def _refused(address: str, reply: Reply, *, writing: bool = False) -> StoreError
     region = region if re.fullmatch(r"[a-z0-9-]{1,32}", region) else ""
     if reply.status in (301, 307, 400) and region and code in ("", "AuthorizationHeaderMalformed"):
         code = "WrongRegion"
-    return error_of(address, reply, _BY_CODE, code, text, region=region, writing=writing)
+    return create_error(address, reply, _BY_CODE, code, text, region=region, is_write=is_write)

@@ -22,7 +22,7 @@ from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 from typing import BinaryIO
 
-from stoker._base.closing import Closing
+from stoker._base.closing import Closeable
 from stoker._base.fetch_record import Fetch, Request
 from stoker._base.recorder import Wait
 from stoker._base.sizes import format_bytes, parse_bytes
@@ -33,7 +33,7 @@ _log = logging.getLogger("stoker")
 _BUFFER_BYTES = 64 << 10
 _FLUSH_SECONDS = 1.0
 _END = b"\n]\n"
-_FULL_BYTES = 4096
+_RESERVED_BYTES = 4096
 """Reserved for the last events of a trace that reaches its limit."""
 
 
@@ -61,105 +61,107 @@ class EventFile:
     ) -> None:
         self.path, self.lock = Path(path), threading.Lock()
         self._limit_bytes = parse_bytes(limit)
-        if self._limit_bytes < 4 * _FULL_BYTES:
-            raise ConfigError(f"limit={self._limit_bytes} is too small: a trace needs at least {4 * _FULL_BYTES} bytes")
+        if self._limit_bytes < 4 * _RESERVED_BYTES:
+            raise ConfigError(
+                f"limit={self._limit_bytes} is too small: a trace needs at least {4 * _RESERVED_BYTES} bytes"
+            )
         try:
-            self._file = _opened_anew(self.path)
+            self._file = _open_new(self.path)
         except OSError as error:
             raise ConfigError(
                 f"the trace {self.path} cannot be written to: {error.strerror}; choose another path"
             ) from None
         self._clock = clock
         self._pid = os.getpid()
-        self._waiting: list[str] = []
-        self._waiting_bytes = self._whole_bytes = 0
+        self._buffer: list[str] = []
+        self._buffered_bytes = self._written_bytes = 0
         self._flushed_seconds = 0.0
-        self._is_over = False
+        self._is_ended = False
 
     @property
-    def is_ours(self) -> bool:
+    def is_own_process(self) -> bool:
         """Whether this process created it, rather than inherited it by a fork."""
         return os.getpid() == self._pid
 
     def add(self, events: str) -> None:
         """Write events: ASCII lines, separated by a comma and a line feed, so that one character is one byte."""
-        if self._is_over:
+        if self._is_ended:
             return
-        if self._whole_bytes + self._waiting_bytes + len(events) + 2 > self._limit_bytes - _FULL_BYTES:
+        if self._written_bytes + self._buffered_bytes + len(events) + 2 > self._limit_bytes - _RESERVED_BYTES:
             size = format_bytes(self._limit_bytes)
             _log.warning("the trace %s is full: everything after the first %s is left out", self.path, size)
-            self._put(f'{{"name":"the trace is full: {size}","ph":"i","s":"g","ts":0,"pid":0,"tid":0}}')
-            self._is_over = True
-            self._write_waiting()
+            self._append(f'{{"name":"the trace is full: {size}","ph":"i","s":"g","ts":0,"pid":0,"tid":0}}')
+            self._is_ended = True
+            self._write_buffer()
             return
-        self._put(events)
+        self._append(events)
         now_seconds = self._clock()
-        if self._waiting_bytes >= _BUFFER_BYTES or now_seconds - self._flushed_seconds >= _FLUSH_SECONDS:
+        if self._buffered_bytes >= _BUFFER_BYTES or now_seconds - self._flushed_seconds >= _FLUSH_SECONDS:
             self._flushed_seconds = now_seconds
-            self._write_waiting()
+            self._write_buffer()
 
     def flush(self) -> None:
         """Write the buffered events."""
-        if self.is_ours:
+        if self.is_own_process:
             with self.lock:
-                self._write_waiting()
+                self._write_buffer()
 
     def close(self) -> None:
         """Write the buffered events and end the list. Idempotent; events added later continue the list."""
-        if not self.is_ours:
+        if not self.is_own_process:
             return
         with self.lock:
-            self._write_waiting()
+            self._write_buffer()
             if self._file.closed:
                 return
             try:
                 self._write(_END)
             except OSError as error:
-                self._give_up(error)
+                self._abort(error)
             self._file.close()
 
-    def _put(self, events: str) -> None:
-        self._waiting_bytes += len(events) + 2
-        self._waiting.append(events)
+    def _append(self, events: str) -> None:
+        self._buffered_bytes += len(events) + 2
+        self._buffer.append(events)
 
-    def _write_waiting(self) -> None:
-        if not self._waiting:
+    def _write_buffer(self) -> None:
+        if not self._buffer:
             return
-        text = (",\n" if self._whole_bytes else "[\n") + ",\n".join(self._waiting)
-        self._waiting.clear()
-        self._waiting_bytes = 0
+        text = (",\n" if self._written_bytes else "[\n") + ",\n".join(self._buffer)
+        self._buffer.clear()
+        self._buffered_bytes = 0
         try:
             if self._file.closed:
-                self._open_again()
+                self._reopen()
             self._write(text.encode("ascii"))
         except OSError as error:
-            self._give_up(error)
+            self._abort(error)
         else:
-            self._whole_bytes += len(text)
+            self._written_bytes += len(text)
 
-    def _open_again(self) -> None:
+    def _reopen(self) -> None:
         file = self.path.open("r+b", buffering=0)
-        if file.seek(0, os.SEEK_END) != self._whole_bytes + len(_END):
+        if file.seek(0, os.SEEK_END) != self._written_bytes + len(_END):
             file.close()
             raise FileExistsError(errno.EEXIST, "another file has replaced it")
         self._file = file
-        self._file.seek(self._whole_bytes)
+        self._file.seek(self._written_bytes)
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)
         while left:
             left = left[self._file.write(left) :]
 
-    def _give_up(self, error: OSError) -> None:
+    def _abort(self, error: OSError) -> None:
         """End the trace after an error; cut the file behind the last complete line, if possible."""
-        self._is_over = True
+        self._is_ended = True
         _log.warning("the trace %s ends here: %s", self.path, error.strerror)
         if not self._file.closed:
             with suppress(OSError):
-                self._file.truncate(self._whole_bytes)
+                self._file.truncate(self._written_bytes)
 
 
-def _opened_anew(path: Path) -> BinaryIO:
+def _open_new(path: Path) -> BinaryIO:
     """Open a new file, so that two processes that trace to the same path do not mix their lines."""
     for _ in range(3):  # another process may do the same at this moment
         if path.is_file() and not path.is_symlink():
@@ -172,7 +174,7 @@ def _opened_anew(path: Path) -> BinaryIO:
 
 LOOP_ROW, SLOT_ROWS, REQUEST_ROWS = 1, 1_000, 1_000_000
 """Row number of the training loop, of the first slot and of the first request."""
-MOST_RANKS = 16
+MAX_RANKS = 16
 """Maximum number of ranks of a simulation to trace: more would fill the file with their first seconds."""
 
 
@@ -192,16 +194,16 @@ class ProcessTrace:
     def __init__(self, file: EventFile, process: int, name: str, origin_seconds: float, label: str = "") -> None:
         self._file, self._process, self._origin = file, process, origin_seconds
         self._rows: set[int] = set()
-        self._lanes: list[float] = []
+        self._row_free_seconds: list[float] = []
         self._ready = 0
         with file.lock:
-            file.add(self._described(0, "process_name", "name", quoted(name)))
+            file.add(self._metadata_event(0, "process_name", "name", quoted(name)))
             if label:
-                file.add(self._described(0, "process_labels", "labels", quoted(label)))
+                file.add(self._metadata_event(0, "process_labels", "labels", quoted(label)))
 
     def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
         """Write an item's fetch, and the requests for it."""
-        if not self._file.is_ours:
+        if not self._file.is_own_process:
             return
         with self._file.lock:
             shift, issued, path = offset_seconds - self._origin, fetch.issued_seconds, fetch.path()
@@ -213,28 +215,28 @@ class ProcessTrace:
                 args += f',"tiers":[{",".join(f"[{quoted(name)},{quoted(outcome)}]" for name, outcome in fetch.tiers)}]'
             events: list[str] = []
             row, begin, end = self._slot_row(fetch, events), issued + shift, fetch.ready_seconds + shift
-            events.append(self._lasting(row, "fetch", quoted(fetch.object), begin, end, args))
+            events.append(self._duration_event(row, "fetch", quoted(fetch.object), begin, end, args))
             for request in fetch.requests:
                 self._request(request, shift, events)
             self._ready += 1
-            events.append(self._counted(end))
+            events.append(self._counter_event(end))
             self._file.add(",\n".join(events))
 
     def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
         """Write how long a slot held an item."""
-        if not self._file.is_ours:
+        if not self._file.is_own_process:
             return
         with self._file.lock:
             shift, events = offset_seconds - self._origin, list[str]()
             row, begin, end = self._slot_row(fetch, events), fetch.ready_seconds + shift, now_seconds + shift
-            events.append(self._lasting(row, "held", '"held"', begin, end, f'"item":{fetch.item}'))
+            events.append(self._duration_event(row, "held", '"held"', begin, end, f'"item":{fetch.item}'))
             self._ready = max(0, self._ready - 1)
-            events.append(self._counted(end))
+            events.append(self._counter_event(end))
             self._file.add(",\n".join(events))
 
     def waited(self, wait: Wait) -> None:
         """Write the wait for a batch, and its causes."""
-        if not self._file.is_ours:
+        if not self._file.is_own_process:
             return
         with self._file.lock:
             origin, events = self._origin, list[str]()
@@ -242,11 +244,13 @@ class ProcessTrace:
             begin, end = wait.spans[0].begin_seconds - origin, wait.spans[-1].end_seconds - origin
             batch = f'"batch":{wait.batch}'
             events.append(
-                self._lasting(row, "batch", f'"batch {wait.batch}"', begin, end, f'{batch},"epoch":{wait.epoch}')
+                self._duration_event(row, "batch", f'"batch {wait.batch}"', begin, end, f'{batch},"epoch":{wait.epoch}')
             )
             for phase, begin, end, key in wait.spans:
                 args = f'{batch},"phase":"{phase}","object":{quoted(key)}'
-                events.append(self._lasting(row, "wait", f'"waits for {phase}"', begin - origin, end - origin, args))
+                events.append(
+                    self._duration_event(row, "wait", f'"waits for {phase}"', begin - origin, end - origin, args)
+                )
             self._file.add(",\n".join(events))
 
     def flush(self) -> None:
@@ -257,23 +261,23 @@ class ProcessTrace:
 
     def _request(self, request: Request, shift: float, events: list[str]) -> None:
         sent, ended = request.sent_seconds + shift, request.ended_seconds + shift
-        for place, free in enumerate(self._lanes):
+        for place, free in enumerate(self._row_free_seconds):
             if free <= sent:
-                self._lanes[place] = ended
+                self._row_free_seconds[place] = ended
                 break
         else:
-            place = len(self._lanes)
-            self._lanes.append(ended)
+            place = len(self._row_free_seconds)
+            self._row_free_seconds.append(ended)
         row = self._row(REQUEST_ROWS + place, f"request {place + 1}", events)
         whole = "true" if request.is_whole else "false"
         args = f'"object":{quoted(request.object)},"bytes":{request.size_bytes},"whole":{whole}'
         if request.begun_seconds is None:
             name = '"transfer"' if request.is_whole else '"no_answer"'
-            events.append(self._lasting(row, "request", name, sent, ended, args))
+            events.append(self._duration_event(row, "request", name, sent, ended, args))
         else:
             begun = request.begun_seconds + shift
-            events.append(self._lasting(row, "request", '"first_byte"', sent, begun, args))
-            events.append(self._lasting(row, "request", '"transfer"', begun, ended, args))
+            events.append(self._duration_event(row, "request", '"first_byte"', sent, begun, args))
+            events.append(self._duration_event(row, "request", '"transfer"', begun, ended, args))
 
     def _slot_row(self, fetch: Fetch, events: list[str]) -> int:
         assert fetch.slot is not None  # noqa: S101 - sinks get fetches of items in the ring
@@ -283,21 +287,21 @@ class ProcessTrace:
         """Return a row of the timeline; name it when it is first used."""
         if row not in self._rows:
             self._rows.add(row)
-            events.append(self._described(row, "thread_name", "name", quoted(name)))
-            events.append(self._described(row, "thread_sort_index", "sort_index", str(row)))
+            events.append(self._metadata_event(row, "thread_name", "name", quoted(name)))
+            events.append(self._metadata_event(row, "thread_sort_index", "sort_index", str(row)))
         return row
 
-    def _described(self, row: int, what: str, key: str, value: str) -> str:
+    def _metadata_event(self, row: int, what: str, key: str, value: str) -> str:
         return f'{{"name":"{what}","ph":"M","pid":{self._process},"tid":{row},"args":{{"{key}":{value}}}}}'
 
-    def _counted(self, at_seconds: float) -> str:
+    def _counter_event(self, at_seconds: float) -> str:
         """Return a counter event with the number of ready items."""
         return (
             f'{{"name":"ready","cat":"ring","ph":"C","pid":{self._process},"tid":0,"ts":{at_seconds * 1e6:.3f},'
             f'"args":{{"items":{self._ready}}}}}'
         )
 
-    def _lasting(self, row: int, category: str, name: str, begin: float, end: float, args: str) -> str:
+    def _duration_event(self, row: int, category: str, name: str, begin: float, end: float, args: str) -> str:
         """Return an event with a duration; ``name`` is JSON, ``args`` the members of a JSON object."""
         # Round times, not durations, so that an event that ends with its parent still does.
         begin_ns, end_ns = round(begin * 1e9), round(end * 1e9)
@@ -307,7 +311,7 @@ class ProcessTrace:
         )
 
 
-class ChromeTrace(ProcessTrace, Closing):
+class ChromeTrace(ProcessTrace, Closeable):
     """A trace of this process in a file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
     At most one second of events is buffered in memory. If the file can no longer be written to, the trace ends with a
@@ -357,7 +361,7 @@ class ChromeTrace(ProcessTrace, Closing):
 def rank_traces(
     path: str | os.PathLike[str], *, limit: int | str = "64MB"
 ) -> Iterator[Callable[[int], Sequence[TraceSink]]]:
-    """Trace the first :data:`MOST_RANKS` ranks of a simulation in one file, each as a process.
+    """Trace the first :data:`MAX_RANKS` ranks of a simulation in one file, each as a process.
 
     Yields a function that returns the sinks of a rank, none for later ranks. Times are virtual, from the run's start.
 
@@ -370,6 +374,6 @@ def rank_traces(
     """
     file = EventFile(path, limit=limit)
     try:
-        yield lambda rank: [ProcessTrace(file, rank + 1, f"rank {rank}", 0.0)] if rank < MOST_RANKS else []
+        yield lambda rank: [ProcessTrace(file, rank + 1, f"rank {rank}", 0.0)] if rank < MAX_RANKS else []
     finally:
         file.close()

@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.fetch_record import Phase, Span
-from stoker._base.plugins import needs_extra
+from stoker._base.plugins import require_extra
 from stoker._base.recorder import WORST_WAITS, Wait
-from stoker._trace.recording import Answer, Filled, Full, Held, Named, Recording, Told
+from stoker._trace.recording import ProcessName, Recording, SlotFill, SlotHold, TracedResponse, TraceEvent, Truncated
 from stoker.errors import ConfigError
 
 _ACCURACY = 0.005
 _GROWTH = math.log((1 + _ACCURACY) / (1 - _ACCURACY))
-_LEAST, _MOST = 1e-9, 1e18
+_MIN_NUMBER, _MAX_NUMBER = 1e-9, 1e18
 
 
 class Quantiles:
@@ -46,7 +46,7 @@ class Quantiles:
 
     def add(self, number: float) -> None:
         """Count a number."""
-        self._classes[math.ceil(math.log(min(max(number, _LEAST), _MOST)) / _GROWTH)] += 1
+        self._classes[math.ceil(math.log(min(max(number, _MIN_NUMBER), _MAX_NUMBER)) / _GROWTH)] += 1
         self.count += 1
 
     def quantile(self, share: float) -> float:
@@ -59,11 +59,11 @@ class Quantiles:
         return math.exp(place * _GROWTH) * (1 - _ACCURACY)
 
 
-class Summary:
+class TraceSummary:
     """Summary of a trace.
 
     Args:
-        most_worst: maximum number of longest waits to keep.
+        max_worst: maximum number of longest waits to keep.
 
     Attributes:
         names: process number → name of the process.
@@ -80,7 +80,7 @@ class Summary:
         end_seconds: end of the last recorded event; minus infinity if there is none.
     """
 
-    def __init__(self, most_worst: int = WORST_WAITS) -> None:
+    def __init__(self, max_worst: int = WORST_WAITS) -> None:
         self.names: dict[int, str] = {}
         self.batches = 0
         self.waited_seconds = 0.0
@@ -90,28 +90,28 @@ class Summary:
         self.requests = self.lost = 0
         self.is_full = False
         self.begin_seconds, self.end_seconds = math.inf, -math.inf
-        self._most_worst = most_worst
+        self._max_worst = max_worst
         self._worst: list[tuple[float, int, int, Wait]] = []
         self._order = count(0, -1)
 
     @classmethod
-    def of(cls, told: Iterable[Told], most_worst: int = WORST_WAITS) -> Summary:
+    def of(cls, events: Iterable[TraceEvent], max_worst: int = WORST_WAITS) -> TraceSummary:
         """Return the summary of a trace."""
-        summary = cls(most_worst)
-        for process, what in told:
+        summary = cls(max_worst)
+        for process, what in events:
             match what:
                 case Wait():
                     summary._add_wait(process, what)
-                case Filled():
+                case SlotFill():
                     summary.fetches += 1
-                    summary._reach(what.begin_seconds, what.end_seconds)
-                case Held():
-                    summary._reach(what.begin_seconds, what.end_seconds)
-                case Answer():
-                    summary._add_answer(what)
-                case Named():
+                    summary._extend_range(what.begin_seconds, what.end_seconds)
+                case SlotHold():
+                    summary._extend_range(what.begin_seconds, what.end_seconds)
+                case TracedResponse():
+                    summary._add_response(what)
+                case ProcessName():
                     summary.names[process] = what.name
-                case Full():
+                case Truncated():
                     summary.is_full = True
         return summary
 
@@ -132,14 +132,14 @@ class Summary:
             before, batches = self.phases.get(phase, (0.0, 0))
             mine = sum(span.seconds for span in wait.spans if span.phase is phase)
             self.phases[phase] = before + mine, batches + 1
-        self._reach(wait.spans[0].begin_seconds, wait.spans[-1].end_seconds)
+        self._extend_range(wait.spans[0].begin_seconds, wait.spans[-1].end_seconds)
         entry = seconds, next(self._order), process, wait
-        if len(self._worst) < self._most_worst:
+        if len(self._worst) < self._max_worst:
             heapq.heappush(self._worst, entry)
         else:
             heapq.heappushpop(self._worst, entry)
 
-    def _add_answer(self, answer: Answer) -> None:
+    def _add_response(self, answer: TracedResponse) -> None:
         self.requests += 1
         self.lost += not answer.is_whole
         if answer.is_begun:
@@ -147,7 +147,7 @@ class Summary:
         if answer.is_whole and answer.transfer_seconds:
             self.rates.add(answer.size_bytes / answer.transfer_seconds)
 
-    def _reach(self, begin_seconds: float, end_seconds: float) -> None:
+    def _extend_range(self, begin_seconds: float, end_seconds: float) -> None:
         self.begin_seconds = min(self.begin_seconds, begin_seconds)
         self.end_seconds = max(self.end_seconds, end_seconds)
 
@@ -174,23 +174,23 @@ _SLOTS_TITLE = "fetches: how a slot is filled, and how long it is held"
 _TIME_TITLE = "seconds since the trace began"
 _BOX_HEIGHT = 0.8
 _FILL_HEADROOM = 1.25
-_MOST_FETCHES, _MOST_BATCHES = 500, 5_000
+_MAX_FETCHES, _MAX_BATCHES = 500, 5_000
 """Default maximum of fetches and batches in a picture; more would be too narrow to distinguish."""
-_MOST_DRAWN = 20_000
+_MAX_DRAWN = 20_000
 """Maximum number of waits, fetches and slots in use to draw, all of which are held in memory."""
 _ROUNDED_SECONDS = 1e-6
-_LABELLED = 3
+_MAX_LABELS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class TraceSection:
     """A section of a trace to draw, from ``begin_seconds`` to ``end_seconds`` since the trace began."""
 
     begin_seconds: float
     end_seconds: float
 
     @classmethod
-    def of(cls, summary: Summary, begin_seconds: float | None, seconds: float | None) -> Section:
+    def of(cls, summary: TraceSummary, begin_seconds: float | None, seconds: float | None) -> TraceSection:
         """Return the requested section; by default the whole trace or, if it is long, the part around its longest wait.
 
         Raises:
@@ -201,7 +201,7 @@ class Section:
         first, last = summary.begin_seconds, summary.end_seconds
         if seconds is None:
             fetches, batches = max(1, summary.fetches), max(1, summary.batches)
-            share = min(1.0, _MOST_FETCHES / fetches, _MOST_BATCHES / batches)
+            share = min(1.0, _MAX_FETCHES / fetches, _MAX_BATCHES / batches)
             seconds = (last - first) * share
             if begin_seconds is None and share < 1.0 and (worst := summary.worst()):
                 begin_seconds = max(first, worst[0][1].spans[0].begin_seconds - seconds / 4)
@@ -210,43 +210,43 @@ class Section:
             raise ConfigError(f"the trace is from second {first:.3f} to {last:.3f}: name a section of it")
         return cls(begin_seconds, min(last, begin_seconds + seconds))
 
-    def has(self, begin_seconds: float, end_seconds: float) -> bool:
+    def overlaps(self, begin_seconds: float, end_seconds: float) -> bool:
         """Return whether an interval overlaps the section."""
         return end_seconds > self.begin_seconds and begin_seconds < self.end_seconds
 
-    def cut(self, told: Iterable[Told]) -> Recording:
+    def select(self, events: Iterable[TraceEvent]) -> Recording:
         """Return one process's events that overlap the section; slots that were never released are held to its end.
 
         Raises:
             ConfigError: there are too many events to draw.
         """
-        recording = Recording.of(islice((each for each in told if self._has(each.what)), _MOST_DRAWN + 1))
-        if len(recording.waits) + len(recording.fetches) + len(recording.held) > _MOST_DRAWN:
+        recording = Recording.of(islice((each for each in events if self._includes(each.event)), _MAX_DRAWN + 1))
+        if len(recording.waits) + len(recording.fetches) + len(recording.held) > _MAX_DRAWN:
             raise ConfigError(
-                f"seconds {self.begin_seconds:.3f} to {self.end_seconds:.3f} have more than the {_MOST_DRAWN:,} waits "
+                f"seconds {self.begin_seconds:.3f} to {self.end_seconds:.3f} have more than the {_MAX_DRAWN:,} waits "
                 "and fetches that a picture can show: name fewer with --seconds"
             )
-        recording.held += _unreleased(recording, self.end_seconds)
+        recording.held += _unreleased_holds(recording, self.end_seconds)
         return recording
 
-    def _has(self, what: object) -> bool:
+    def _includes(self, what: object) -> bool:
         match what:
             case Wait():
-                return self.has(what.spans[0].begin_seconds, what.spans[-1].end_seconds)
-            case Filled() | Held():
-                return self.has(what.begin_seconds, what.end_seconds)
+                return self.overlaps(what.spans[0].begin_seconds, what.spans[-1].end_seconds)
+            case SlotFill() | SlotHold():
+                return self.overlaps(what.begin_seconds, what.end_seconds)
         return False
 
 
-def _unreleased(recording: Recording, end_seconds: float) -> list[Held]:
+def _unreleased_holds(recording: Recording, end_seconds: float) -> list[SlotHold]:
     """Return the intervals in which fetched items without a release event were held: until the slot's next fetch."""
     released = {(each.slot, round(each.begin_seconds / _ROUNDED_SECONDS)) for each in recording.held}
     until: dict[int, float] = {}
-    held: list[Held] = []
+    held: list[SlotHold] = []
     for each in sorted(recording.fetches, key=lambda each: -each.begin_seconds):
         moment = round(each.end_seconds / _ROUNDED_SECONDS)
         if not any((each.slot, moment + off) in released for off in (-1, 0, 1)):
-            held.append(Held(each.slot, each.end_seconds, until.get(each.slot, end_seconds)))
+            held.append(SlotHold(each.slot, each.end_seconds, until.get(each.slot, end_seconds)))
         until[each.slot] = each.begin_seconds
     return [each for each in held if each.end_seconds > each.begin_seconds]
 
@@ -264,7 +264,7 @@ def ring_fill(recording: Recording) -> tuple[NDArray[np.float64], NDArray[np.int
     return moments, counts[:, 0], counts[:, 1]
 
 
-def draw(recording: Recording, path: Path, section: Section, title: str) -> None:
+def draw_trace(recording: Recording, path: Path, section: TraceSection, title: str) -> None:
     """Draw a section of a trace into a ``.png`` (matplotlib) or an ``.html`` page that needs no network (plotly).
 
     Raises:
@@ -275,11 +275,11 @@ def draw(recording: Recording, path: Path, section: Section, title: str) -> None
     if suffix not in (".png", ".html"):
         raise ConfigError(f"a picture must be a .png or an .html file, not {path}")
     try:
-        with needs_extra("drawing", "plan"):
+        with require_extra("drawing", "plan"):
             if suffix == ".png":
                 _draw_png(recording, path, section, title)
             else:
-                path.write_text(page(html_figure(recording, section, title), title), "utf-8")
+                path.write_text(html_page(html_figure(recording, section, title), title), "utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written to: {error.strerror}; name another file") from None
 
@@ -299,7 +299,7 @@ class _Layer:
     boxes: Sequence[tuple[float, float, int, str]]
 
 
-def _loop_layers(recording: Recording, section: Section) -> list[_Layer]:
+def _loop_layers(recording: Recording, section: TraceSection) -> list[_Layer]:
     """Return the layers of the training loop, lowest first: training, and the waits on top of it."""
     spans = [(0, span) for wait in recording.waits for span in wait.spans]
     return [_Layer(_TRAINING_NAME, _TRAINING, [(section.begin_seconds, section.end_seconds, 0, "")]), *_by_phase(spans)]
@@ -328,10 +328,10 @@ def _slots(recording: Recording) -> list[int]:
     return sorted({each.slot for each in recording.fetches} | {each.slot for each in recording.held})
 
 
-def _labels(recording: Recording, section: Section) -> Iterator[tuple[float, str]]:
+def _labels(recording: Recording, section: TraceSection) -> Iterator[tuple[float, str]]:
     """Yield time and text of the labels of the longest waits, which do not overlap."""
     width, labelled = section.end_seconds - section.begin_seconds, list[float]()
-    for wait in heapq.nlargest(_LABELLED, recording.waits, key=lambda wait: wait.seconds):
+    for wait in heapq.nlargest(_MAX_LABELS, recording.waits, key=lambda wait: wait.seconds):
         middle = (max(section.begin_seconds, wait.spans[0].begin_seconds) + wait.spans[-1].end_seconds) / 2
         at = min(max(middle, section.begin_seconds + 0.06 * width), section.end_seconds - 0.06 * width)
         if wait.seconds and all(abs(at - other) > 0.12 * width for other in labelled):
@@ -340,7 +340,7 @@ def _labels(recording: Recording, section: Section) -> Iterator[tuple[float, str
             yield at, f"batch {wait.batch}: {wait.seconds:.3f} s {phase}"
 
 
-def _draw_png(recording: Recording, path: Path, section: Section, title: str) -> None:
+def _draw_png(recording: Recording, path: Path, section: TraceSection, title: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -398,7 +398,7 @@ def _draw_boxes(axes: Any, layers: Sequence[_Layer]) -> None:
         axes.add_collection(PolyCollection(list(corners), facecolors=layer.colour, edgecolors="none"))
 
 
-def html_figure(recording: Recording, section: Section, title: str) -> Any:
+def html_figure(recording: Recording, section: TraceSection, title: str) -> Any:
     """Return the plotly figure of a page, with the layout, names and colours of the PNG picture."""
     from plotly.subplots import make_subplots
 
@@ -481,7 +481,7 @@ _BUNDLE = "plotly-basic.min.js"
 """plotly.js with scatter, bar and pie traces only: a quarter of what the Python package would write into each page."""
 
 
-def page(figure: Any, title: str) -> str:
+def html_page(figure: Any, title: str) -> str:
     """Return an HTML page with a plotly figure of bars and lines, and the script that it needs.
 
     Args:

@@ -23,15 +23,15 @@ from stoker._base.recorder import Wait
 from stoker._trace.chrome import SLOT_ROWS
 from stoker.errors import ConfigError
 
-_MOST_PROCESSES, _MOST_ROWS, _MOST_SPANS = 1_000, 10_000, 100_000
+_MAX_PROCESSES, _MAX_ROWS, _MAX_SPANS = 1_000, 10_000, 100_000
 """Maximum numbers per file, process and batch, which bound memory; traces that stoker writes have fewer."""
-_NAME_CHARACTERS = 100
-_MOST_BYTES = (1 << 62) - 1
-_LONGEST = 1e15
+_MAX_NAME_CHARACTERS = 100
+_MAX_BYTES = (1 << 62) - 1
+_MAX_MICROSECONDS = 1e15
 """Maximum time, in microseconds: about 30 years."""
 
 
-class Filled(NamedTuple):
+class SlotFill(NamedTuple):
     """An interval in which a slot of the ring was filled.
 
     Attributes:
@@ -49,7 +49,7 @@ class Filled(NamedTuple):
     spans: tuple[Span, ...]
 
 
-class Held(NamedTuple):
+class SlotHold(NamedTuple):
     """An interval in which a slot of the ring was ready or in use.
 
     Attributes:
@@ -63,7 +63,7 @@ class Held(NamedTuple):
     end_seconds: float
 
 
-class Answer(NamedTuple):
+class TracedResponse(NamedTuple):
     """The response to a request.
 
     Attributes:
@@ -83,7 +83,7 @@ class Answer(NamedTuple):
     is_whole: bool
 
 
-class Named(NamedTuple):
+class ProcessName(NamedTuple):
     """The name of a process; the first event of the process.
 
     Attributes:
@@ -93,20 +93,20 @@ class Named(NamedTuple):
     name: str
 
 
-class Full(NamedTuple):
+class Truncated(NamedTuple):
     """Event: the trace reached its size limit before the run ended."""
 
 
-class Told(NamedTuple):
+class TraceEvent(NamedTuple):
     """An event of a trace.
 
     Attributes:
         process: number of the process: a loader's file has one process, a simulation's one per rank.
-        what: the event. A wait is yielded once its batch is complete; in a truncated file the last may lack spans.
+        event: the event. A wait is yielded once its batch is complete; in a truncated file the last may lack spans.
     """
 
     process: int
-    what: Wait | Filled | Held | Answer | Named | Full
+    event: Wait | SlotFill | SlotHold | TracedResponse | ProcessName | Truncated
 
 
 @dataclass(slots=True)
@@ -117,29 +117,29 @@ class Recording:
         waits: waits of the training loop, one per batch.
         fetches: intervals in which slots were filled.
         held: intervals in which slots were ready or in use.
-        answers: responses to requests.
+        responses: responses to requests.
         is_full: whether the trace reached its size limit.
     """
 
     waits: list[Wait] = field(default_factory=list)
-    fetches: list[Filled] = field(default_factory=list)
-    held: list[Held] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    fetches: list[SlotFill] = field(default_factory=list)
+    held: list[SlotHold] = field(default_factory=list)
+    responses: list[TracedResponse] = field(default_factory=list)
     is_full: bool = False
 
     @classmethod
-    def of(cls, told: Iterable[Told]) -> Recording:
+    def of(cls, events: Iterable[TraceEvent]) -> Recording:
         """Return a recording of all events, which takes several times the size of the file in memory."""
         recording = cls()
-        kept: dict[type, list[Any]] = {Wait: recording.waits, Filled: recording.fetches, Held: recording.held}
-        kept[Answer] = recording.answers
-        for _, what in told:
+        kept: dict[type, list[Any]] = {Wait: recording.waits, SlotFill: recording.fetches, SlotHold: recording.held}
+        kept[TracedResponse] = recording.responses
+        for _, what in events:
             kept.get(type(what), []).append(what)
-            recording.is_full |= isinstance(what, Full)
+            recording.is_full |= isinstance(what, Truncated)
         return recording
 
 
-def read_trace(path: Path) -> Iterator[Told]:
+def read_trace(path: Path) -> Iterator[TraceEvent]:
     """Yield the events of a file that a :class:`~stoker.trace.ChromeTrace` has written, in the file's order.
 
     Memory use does not grow with the file, which may be compressed with gzip, truncated, or a pipe.
@@ -153,14 +153,14 @@ def read_trace(path: Path) -> Iterator[Told]:
     Raises:
         ConfigError: the file cannot be read, or is not such a trace.
     """
-    processes: dict[int, _Process] = {}
+    processes: dict[int, _ProcessParser] = {}
     try:
         for event in read_values(path):
-            number = _whole(event["pid"])
-            process = processes.setdefault(number, _Process())
-            _bounded(processes, _MOST_PROCESSES, "processes")
-            for what in process.told(event):
-                yield Told(number, what)
+            number = _parse_integer(event["pid"])
+            process = processes.setdefault(number, _ProcessParser())
+            _check_count(processes, _MAX_PROCESSES, "processes")
+            for what in process.parse(event):
+                yield TraceEvent(number, what)
     except ConfigError:
         raise
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -168,11 +168,11 @@ def read_trace(path: Path) -> Iterator[Told]:
     if not processes:
         raise ConfigError(f"{path} is not a trace: it has no events")
     for number, process in processes.items():
-        for what in process.ended():
-            yield Told(number, what)
+        for what in process.flush():
+            yield TraceEvent(number, what)
 
 
-class _Process:
+class _ProcessParser:
     """Combines the events of one process: a wait has several, and so has a request."""
 
     __slots__ = ("_batch", "_begun", "_epoch", "_spans")
@@ -182,100 +182,105 @@ class _Process:
         self._spans: list[Span] = []
         self._begun: dict[int, tuple[float, float]] = {}
 
-    def told(self, event: Mapping[str, Any]) -> Iterator[Wait | Filled | Held | Answer | Named | Full]:
+    def parse(
+        self, event: Mapping[str, Any]
+    ) -> Iterator[Wait | SlotFill | SlotHold | TracedResponse | ProcessName | Truncated]:
         """Yield the records that an event completes."""
         match event["ph"]:
             case "X":
-                yield from self._lasting(event)
+                yield from self._parse_duration_event(event)
             case "i":
-                yield Full()
+                yield Truncated()
             case "M" if event["name"] == "process_name":
-                yield Named(_text(event["args"]["name"])[:_NAME_CHARACTERS])
+                yield ProcessName(_parse_text(event["args"]["name"])[:_MAX_NAME_CHARACTERS])
 
-    def ended(self) -> Iterator[Wait]:
+    def flush(self) -> Iterator[Wait]:
         """Yield the current wait, which no later event extends."""
         if self._spans:
             yield Wait(batch=self._batch, epoch=self._epoch, spans=tuple(self._spans))
             self._spans.clear()
 
-    def _lasting(self, event: Mapping[str, Any]) -> Iterator[Wait | Filled | Held | Answer]:
-        match _text(event["cat"]):
+    def _parse_duration_event(self, event: Mapping[str, Any]) -> Iterator[Wait | SlotFill | SlotHold | TracedResponse]:
+        match _parse_text(event["cat"]):
             case "batch":
-                yield from self.ended()
-                _times(event)
-                self._batch, self._epoch = _whole(event["args"]["batch"]), _whole(event["args"]["epoch"])
+                yield from self.flush()
+                _parse_interval(event)
+                self._batch, self._epoch = (
+                    _parse_integer(event["args"]["batch"]),
+                    _parse_integer(event["args"]["epoch"]),
+                )
             case "wait":
                 args = event["args"]
                 if args["batch"] != self._batch:
                     raise ValueError("a wait belongs to another batch than the batch event before it")
-                self._spans.append(Span(Phase(args["phase"]), *_times(event), _text(args["object"])))
-                _bounded(self._spans, _MOST_SPANS, "spans of a batch")
+                self._spans.append(Span(Phase(args["phase"]), *_parse_interval(event), _parse_text(args["object"])))
+                _check_count(self._spans, _MAX_SPANS, "spans of a batch")
             case "fetch":
-                (begin, end), key = _times(event), _text(event["name"])
-                spans = tuple(_spans(event["args"]["spans"], begin, key))
-                yield Filled(_whole(event["tid"]) - SLOT_ROWS, key, begin, end, spans)
+                (begin, end), key = _parse_interval(event), _parse_text(event["name"])
+                spans = tuple(_parse_spans(event["args"]["spans"], begin, key))
+                yield SlotFill(_parse_integer(event["tid"]) - SLOT_ROWS, key, begin, end, spans)
             case "held":
-                yield Held(_whole(event["tid"]) - SLOT_ROWS, *_times(event))
+                yield SlotHold(_parse_integer(event["tid"]) - SLOT_ROWS, *_parse_interval(event))
             case "request":
-                yield from self._request(event)
+                yield from self._parse_request(event)
 
-    def _request(self, event: Mapping[str, Any]) -> Iterator[Answer]:
+    def _parse_request(self, event: Mapping[str, Any]) -> Iterator[TracedResponse]:
         """Yield a response with its last event; the event of its first byte, if any, precedes it in the same row."""
-        (begin, end), row, args = _times(event), _whole(event["tid"]), event["args"]
-        size_bytes, is_whole = _whole(args["bytes"], 0, _MOST_BYTES), bool(args["whole"])
+        (begin, end), row, args = _parse_interval(event), _parse_integer(event["tid"]), event["args"]
+        size_bytes, is_whole = _parse_integer(args["bytes"], 0, _MAX_BYTES), bool(args["whole"])
         match event["name"]:
             case "first_byte":
                 self._begun[row] = begin, end - begin
-                _bounded(self._begun, _MOST_ROWS, "rows of requests")
+                _check_count(self._begun, _MAX_ROWS, "rows of requests")
             case "transfer" if row in self._begun:  # otherwise the store does not report first bytes
-                yield Answer(*self._begun.pop(row), end - begin, size_bytes, is_begun=True, is_whole=is_whole)
+                yield TracedResponse(*self._begun.pop(row), end - begin, size_bytes, is_begun=True, is_whole=is_whole)
             case "no_answer":
-                yield Answer(begin, end - begin, 0.0, size_bytes, is_begun=False, is_whole=False)
+                yield TracedResponse(begin, end - begin, 0.0, size_bytes, is_begun=False, is_whole=False)
 
 
-def _spans(told: Any, begin: float, key: str) -> Iterator[Span]:
+def _parse_spans(told: Any, begin: float, key: str) -> Iterator[Span]:
     for phase, after_ms, took_ms in told:
-        start = begin + _time(after_ms) / 1e3
-        yield Span(Phase(phase), start, start + _time(took_ms) / 1e3, key)
+        start = begin + _parse_time(after_ms) / 1e3
+        yield Span(Phase(phase), start, start + _parse_time(took_ms) / 1e3, key)
 
 
-def _times(event: Mapping[str, Any]) -> tuple[float, float]:
-    begin, seconds = _time(event["ts"]) / 1e6, _time(event["dur"]) / 1e6
+def _parse_interval(event: Mapping[str, Any]) -> tuple[float, float]:
+    begin, seconds = _parse_time(event["ts"]) / 1e6, _parse_time(event["dur"]) / 1e6
     if seconds < 0:
         raise ValueError(f"an event has a negative duration, {seconds} s")
     return begin, begin + seconds
 
 
-def _time(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LONGEST:
+def _parse_time(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MAX_MICROSECONDS:
         raise ValueError(f"{value!r:.40} is not a time")
     return float(value)
 
 
-def _whole(value: Any, least: float = -math.inf, most: float = math.inf) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+def _parse_integer(value: Any, minimum: float = -math.inf, maximum: float = math.inf) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
         raise ValueError(f"{value!r:.40} is not an integer, or out of range")
     return value
 
 
-def _text(value: Any) -> str:
+def _parse_text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.40} is not text")
     return value
 
 
-def _bounded(held: Any, most: int, what: str) -> None:
-    if len(held) > most:
-        raise ValueError(f"it has more than {most:,} {what}")
+def _check_count(held: Any, max_count: int, what: str) -> None:
+    if len(held) > max_count:
+        raise ValueError(f"it has more than {max_count:,} {what}")
 
 
 _CHUNK_BYTES = 64 << 10
-_MOST_CHARACTERS = 1 << 20
+_MAX_CHARACTERS = 1 << 20
 """Maximum length of a value, 30 times that of the longest that stoker writes, a fetch with hundreds of spans."""
 _GZIP = b"\x1f\x8b"
-_BETWEEN = re.compile(r"[\s,]*")
+_SEPARATORS = re.compile(r"[\s,]*")
 _LIST_OF_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
-_LONGEST_PART = len("u00e9")
+_MAX_CUT_CHARACTERS = len("u00e9")
 """Maximum length of an escape sequence or literal, which the end of the text may cut."""
 
 
@@ -291,7 +296,7 @@ def read_values(path: Path) -> Iterator[Any]:
     """
     try:
         with path.open("rb") as file:
-            yield from _values(_reader(file))
+            yield from _parse_values(_open_text(file))
     except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error):
         raise ConfigError(f"{path} is not text, so neither JSON nor a list of numbers") from None
     except OSError as error:
@@ -300,7 +305,7 @@ def read_values(path: Path) -> Iterator[Any]:
         raise ConfigError(f"{path} is not a list in JSON: {error}") from None
 
 
-def _reader(file: BufferedReader) -> Callable[[], str]:
+def _open_text(file: BufferedReader) -> Callable[[], str]:
     """Return a function that reads the next part of the text, which is empty only at the end."""
     source = gzip.GzipFile(fileobj=file) if file.peek(2).startswith(_GZIP) else file
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -327,10 +332,10 @@ def _refuse(constant: str) -> NoReturn:
 _decode = json.JSONDecoder(parse_constant=_refuse).raw_decode
 
 
-def _values(read: Callable[[], str]) -> Iterator[Any]:
-    text, at = _begun(read)
+def _parse_values(read: Callable[[], str]) -> Iterator[Any]:
+    text, at = _find_list(read)
     while True:
-        if between := _BETWEEN.match(text, at):
+        if between := _SEPARATORS.match(text, at):
             at = between.end()
         if text.startswith("]", at):
             return
@@ -340,13 +345,13 @@ def _values(read: Callable[[], str]) -> Iterator[Any]:
             value, end = _decode(text, at)
             is_whole = True
         except json.JSONDecodeError as error:
-            if not _is_cut(text, error):
+            if not _is_truncated(text, error):
                 raise
         if end < len(text):
             yield value
             at = end
             continue
-        more = _more(read, len(text) - at)  # a value that ends with the text may continue in the next part
+        more = _read_more(read, len(text) - at)  # a value that ends with the text may continue in the next part
         if not more:
             if is_whole:
                 yield value
@@ -354,10 +359,10 @@ def _values(read: Callable[[], str]) -> Iterator[Any]:
         text, at = text[at:] + more, 0
 
 
-def _begun(read: Callable[[], str]) -> tuple[str, int]:
+def _find_list(read: Callable[[], str]) -> tuple[str, int]:
     """Return the start of the text, and the position of the first value in it."""
     text = read().lstrip()
-    while text.startswith("{") and len(text) < _MOST_CHARACTERS:
+    while text.startswith("{") and len(text) < _MAX_CHARACTERS:
         if found := _LIST_OF_EVENTS.search(text):
             return text, found.end()
         if not (more := read()):
@@ -366,16 +371,16 @@ def _begun(read: Callable[[], str]) -> tuple[str, int]:
     return text, int(text.startswith("["))
 
 
-def _more(read: Callable[[], str], kept_characters: int) -> str:
+def _read_more(read: Callable[[], str], kept_characters: int) -> str:
     """Return the next parts, at least as long as the kept text, so that a long value is not parsed too often."""
-    if kept_characters > _MOST_CHARACTERS:
-        raise ValueError(f"a value has more than {_MOST_CHARACTERS:,} characters")
+    if kept_characters > _MAX_CHARACTERS:
+        raise ValueError(f"a value has more than {_MAX_CHARACTERS:,} characters")
     parts = [read()]
     while parts[-1] and sum(map(len, parts)) < kept_characters:
         parts.append(read())
     return "".join(parts)
 
 
-def _is_cut(text: str, error: json.JSONDecodeError) -> bool:
+def _is_truncated(text: str, error: json.JSONDecodeError) -> bool:
     """Return whether a value failed to parse only because the text ends within it."""
-    return error.msg.startswith("Unterminated string") or error.pos >= len(text) - _LONGEST_PART
+    return error.msg.startswith("Unterminated string") or error.pos >= len(text) - _MAX_CUT_CHARACTERS

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from stoker._base.closing import Closing
+from stoker._base.closing import Closeable
 from stoker._base.fetch_record import Fetch, Phase, Span
-from stoker._base.plugins import needs_extra
+from stoker._base.plugins import require_extra
 from stoker._base.recorder import Wait
 from stoker.errors import ConfigError
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 
-def _counted(fetch: Fetch) -> tuple[float, int, int, int]:
+def _summarize(fetch: Fetch) -> tuple[float, int, int, int]:
     """Return a fetch's duration in seconds, its numbers of successful and other requests, and the bytes received."""
     sizes = [request.size_bytes for request in fetch.requests if request.is_whole]
     return fetch.ready_seconds - fetch.issued_seconds, len(sizes), len(fetch.requests) - len(sizes), sum(sizes)
@@ -67,7 +67,7 @@ class OpenTelemetrySink:
         least_wait_seconds: float = 0.01,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        with needs_extra("OpenTelemetrySink", "telemetry"):
+        with require_extra("OpenTelemetrySink", "telemetry"):
             from opentelemetry import metrics, trace
         if not least_wait_seconds >= 0:
             raise ConfigError(f"least_wait_seconds must be at least 0, not {least_wait_seconds}")
@@ -84,7 +84,7 @@ class OpenTelemetrySink:
 
     def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
         """Export a fetch as a span, and count it."""
-        seconds, answered, lost, read_bytes = _counted(fetch)
+        seconds, answered, lost, read_bytes = _summarize(fetch)
         self._fetches.record(seconds)
         self._read.add(read_bytes)
         self._requests.add(answered, {"stoker.outcome": "answered"})
@@ -131,7 +131,7 @@ _BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Histogram buckets of fetch durations, in seconds."""
 
 
-class PrometheusSink(Closing):
+class PrometheusSink(Closeable):
     """A :class:`~stoker.abc.TraceSink` that counts waits and fetches as Prometheus metrics and can serve them.
 
     Example:
@@ -159,7 +159,7 @@ class PrometheusSink(Closing):
     def __init__(
         self, port: int | None = None, *, address: str = "127.0.0.1", registry: CollectorRegistry | None = None
     ) -> None:
-        with needs_extra("PrometheusSink", "telemetry"):
+        with require_extra("PrometheusSink", "telemetry"):
             from prometheus_client import CollectorRegistry
         self.registry = CollectorRegistry() if registry is None else registry
         self._create_metrics(self.registry)
@@ -188,7 +188,7 @@ class PrometheusSink(Closing):
 
     def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
         """Count a fetch."""
-        seconds, answered, lost, read_bytes = _counted(fetch)
+        seconds, answered, lost, read_bytes = _summarize(fetch)
         self._fetches.observe(seconds)
         self._read_bytes.inc(read_bytes)
         self._requests.labels(outcome="answered").inc(answered)

@@ -21,7 +21,7 @@ from io import TextIOWrapper
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from stoker._base.fields import printable
+from stoker._base.fields import make_printable
 from stoker._version import __version__
 from stoker.errors import ConfigError, StokerError
 
@@ -69,12 +69,12 @@ class Command:
 
         def run(options: Namespace) -> int:
             code: int | Coroutine[None, None, int] = of("run")(options)
-            return code if isinstance(code, int) else _awaited(code)
+            return code if isinstance(code, int) else _run_coroutine(code)
 
         return cls(name=name, help=help, configure=lambda parser: of("configure")(parser), run=run)
 
 
-def _awaited(code: Coroutine[None, None, int]) -> int:
+def _run_coroutine(code: Coroutine[None, None, int]) -> int:
     import asyncio  # not needed to list the commands
 
     return asyncio.run(code)
@@ -107,14 +107,14 @@ _COMMANDS = {
         ("token", "token", "create a token with which a client reads data sets over HTTPS"),
     )
 }
-_ORDER = (
+_COMMAND_ORDER = (
     *("pack", "info", "head", "verify", "rebuild-manifest", "shuffle", "compact", "gc", "rm", "plan", "doctor", "cost"),
     *("allocate", "cache", "simulate", "trace", "tier", "warm", "token"),
 )
 """Order in which the help lists commands; all others follow."""
-_GROUP = "stoker.commands"
-_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
-_BROKEN_PIPE = 141  # 128 + SIGPIPE
+_ENTRY_POINT_GROUP = "stoker.commands"
+_EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+_EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):  # names may contain characters that a terminal's encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.WARNING, format="stoker: %(message)s")
-    parser = _parser(arguments)
+    parser = _create_parser(arguments)
     options, unknown = parser.parse_known_args(arguments)
     if unknown and not options.is_broken:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -145,19 +145,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         except StokerError as error:
             if options.debug:
                 raise
-            print(f"stoker: error: {printable(str(error))}", file=sys.stderr)
+            print(f"stoker: error: {make_printable(str(error))}", file=sys.stderr)
             return 2 if isinstance(error, ConfigError) else 1
         except KeyboardInterrupt:
             print(f"stoker: {options.when_interrupted}", file=sys.stderr)
-            return _INTERRUPTED
+            return _EXIT_INTERRUPTED
         except BrokenPipeError:
             # The reader of our output has closed the pipe; the interpreter's flush at exit must not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return _BROKEN_PIPE
+            return _EXIT_BROKEN_PIPE
         return code
 
 
-def _parser(arguments: Sequence[str]) -> ArgumentParser:
+def _create_parser(arguments: Sequence[str]) -> ArgumentParser:
     """Return a parser of the command that ``arguments`` name, or of all commands if they name none."""
     parser = CommandParser(
         prog="stoker",
@@ -169,8 +169,8 @@ def _parser(arguments: Sequence[str]) -> ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     options = list(takewhile(lambda argument: argument.startswith("-"), arguments))
     asked = next(iter(arguments[len(options) :]), "")
-    only = None if set(options) - {"--debug"} else _command(asked)  # with --help, all of them are listed
-    for command in [only] if only else _commands():
+    only = None if set(options) - {"--debug"} else _find_command(asked)  # with --help, all of them are listed
+    for command in [only] if only else _list_commands():
         subparser = subparsers.add_parser(command.name, help=command.help, description=command.help)
         subparser.add_argument("--debug", action="store_true", default=SUPPRESS, help="show the traceback of an error")
         subparser.set_defaults(run=command.run, parser=subparser, when_interrupted="interrupted", is_broken=False)
@@ -179,31 +179,31 @@ def _parser(arguments: Sequence[str]) -> ArgumentParser:
     return parser
 
 
-def _command(name: str) -> Command | None:
+def _find_command(name: str) -> Command | None:
     """Return the command with this name, None if there is none; loads no other command."""
     if name in _COMMANDS:
         return _COMMANDS[name]
-    point = _contributed().get(name)
-    return None if point is None else _loaded(point)
+    point = _find_entry_points().get(name)
+    return None if point is None else _load_command(point)
 
 
-def _commands() -> list[Command]:
+def _list_commands() -> list[Command]:
     """Return the built-in commands and those of other packages, in the order of the help."""
-    found = {name: _loaded(point) for name, point in _contributed().items()} | _COMMANDS
-    first = [found.pop(name) for name in _ORDER if name in found]
+    found = {name: _load_command(point) for name, point in _find_entry_points().items()} | _COMMANDS
+    first = [found.pop(name) for name in _COMMAND_ORDER if name in found]
     return [*first, *found.values()]
 
 
-def _contributed() -> dict[str, EntryPoint]:
+def _find_entry_points() -> dict[str, EntryPoint]:
     """Return the entry points by name; of several with one name, this distribution's, else the first found."""
     points: dict[str, EntryPoint] = {}
-    for point in entry_points(group=_GROUP):
+    for point in entry_points(group=_ENTRY_POINT_GROUP):
         if point.name not in points or (point.dist is not None and point.dist.name == "stoker"):
             points[point.name] = point
     return points
 
 
-def _loaded(point: EntryPoint) -> Command:
+def _load_command(point: EntryPoint) -> Command:
     try:
         command = point.load()
         if not isinstance(command, Command):
@@ -212,28 +212,28 @@ def _loaded(point: EntryPoint) -> Command:
         return Command(
             name=point.name,
             help=f"(cannot be loaded: {type(error).__name__})",
-            configure=_take_anything,
-            run=partial(_fail, point, error),
+            configure=_accept_any_arguments,
+            run=partial(_report_load_error, point, error),
         )
     return command
 
 
-def _take_anything(parser: ArgumentParser) -> None:
+def _accept_any_arguments(parser: ArgumentParser) -> None:
     parser.set_defaults(is_broken=True)
     parser.add_argument("rest", nargs="*", help=SUPPRESS)
 
 
-def _fail(point: EntryPoint, error: Exception, _: Namespace) -> int:
+def _report_load_error(point: EntryPoint, error: Exception, _: Namespace) -> int:
     raise StokerError(f"the command {point.name} ({point.value}) cannot be loaded: {error}") from error
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"stoker: warning: {printable(str(message))}", file=sys.stderr)
+    print(f"stoker: warning: {make_printable(str(message))}", file=sys.stderr)
 
 
 BUCKET_TITLE = "how to reach"
 """Start of the titles of the groups of bucket options, which the help shows last."""
-_OF_ALL = ("help", "debug", "version")
+_COMMON_OPTIONS = ("help", "debug", "version")
 
 
 class CommandParser(ArgumentParser):
@@ -257,12 +257,12 @@ class _Formatter(HelpFormatter):
         """Show the required arguments only; the options are listed below."""
         listed = list(actions)
         needed = [each for each in listed if each.required or not each.option_strings]
-        words = [*(["[options]"] if len(needed) < len(listed) else []), *map(self._written, needed)]
+        words = [*(["[options]"] if len(needed) < len(listed) else []), *map(self._format_usage_word, needed)]
         super().add_usage(
             usage or " ".join(["%(prog)s", *(word.replace("%", "%%") for word in words)]), [], groups, prefix
         )
 
-    def _written(self, action: Action) -> str:
+    def _format_usage_word(self, action: Action) -> str:
         if not action.option_strings:
             return self._format_args(action, self._get_default_metavar_for_positional(action))
         value = self._format_args(action, self._get_default_metavar_for_optional(action)) if action.nargs != 0 else ""
@@ -270,4 +270,4 @@ class _Formatter(HelpFormatter):
 
     def add_arguments(self, actions: Iterable[Action]) -> None:
         """List the options that all commands share after the others."""
-        super().add_arguments(sorted(actions, key=lambda action: action.dest in _OF_ALL))
+        super().add_arguments(sorted(actions, key=lambda action: action.dest in _COMMON_OPTIONS))

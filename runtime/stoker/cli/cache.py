@@ -11,13 +11,13 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
-from stoker._base.progress import Amount, Progress
+from stoker._base.progress import ProgressReporter, WorkAmount
 from stoker._base.sizes import format_bytes
 from stoker._base.task_group import for_each
-from stoker._cache.disk_folder import taken_bytes
+from stoker._cache.disk_folder import disk_space_bytes
 from stoker._cache.disk_tier import DiskTier
-from stoker._cache.keeper import Future
-from stoker._cache.tiers import CacheSpec, Sharers, made_tiers
+from stoker._cache.keeper import AccessForecast
+from stoker._cache.tiers import CacheSharing, CacheSpec, create_tiers
 from stoker._fetch.batch_stream import StepQueue
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.fetcher import Fetcher
@@ -25,18 +25,18 @@ from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._memory.ring import Ring
 from stoker._order.order import OrderConfig
-from stoker._order.sharding import Partition
-from stoker._order.steps import Steps, Stretch
+from stoker._order.sharding import RankSharding
+from stoker._order.steps import PositionRange, SuperSampleSteps
 from stoker.abc import Readable
-from stoker.cli.flags import add_dataset, opened, rate_from, whole_number_to
-from stoker.cli.output import counted
+from stoker.cli.flags import add_dataset, open_store_from_args, rate_from, whole_number_to
+from stoker.cli.output import format_count
 from stoker.errors import ConfigError, StokerError
 
-_AT_ONCE = 4
+_MAX_CONCURRENT_FETCHES = 4
 """Concurrent fetches: the number of objects of any size that may wait to be written; a tier declines more."""
 _HEDGE_SLOTS = 2
 _BATCH_SIZE = 1024
-_number = whole_number_to((1 << 64) - 1)
+_parse_number = whole_number_to((1 << 64) - 1)
 _DESCRIPTION = (
     "Read super-samples into a disk cache, in the order in which training needs them, until the limit is reached. "
     "Super-samples that the cache has are checked and kept, so an interrupted run resumes. The exit code is 1 if the "
@@ -51,8 +51,8 @@ def configure(parser: ArgumentParser) -> None:
     cache = "the cache, disk:PATH?limit=SIZE, as given to the Loader"
     warm.add_argument("--cache", required=True, metavar="SPEC", help=cache)
     seed = "seed of the training; matters if the data set is larger than the limit (default: 0)"
-    warm.add_argument("--seed", type=_number, default=0, metavar="N", help=seed)
-    warm.add_argument("--epoch", type=_number, default=0, metavar="N", help="epoch to begin with (default: 0)")
+    warm.add_argument("--seed", type=_parse_number, default=0, metavar="N", help=seed)
+    warm.add_argument("--epoch", type=_parse_number, default=0, metavar="N", help="epoch to begin with (default: 0)")
     rate = "maximum rate of reads from the bucket, such as 1Gbit (default: unlimited)"
     warm.add_argument("--max-rate", type=rate_from(1.0), metavar="RATE", help=rate)
     warm.add_argument("--quiet", action="store_true", help="show no progress")
@@ -69,22 +69,22 @@ async def run(args: Namespace) -> int:
     """
     spec = CacheSpec.parse(args.cache)
     config = FetchConfig(max_bytes_per_second=args.max_rate)
-    async with opened(args) as store:
+    async with open_store_from_args(args) as store:
         manifest = await read_manifest(store, args.at)
-        partition = Partition(samples=manifest.samples, batch_size=_BATCH_SIZE)
+        partition = RankSharding(samples=manifest.samples, batch_size=_BATCH_SIZE)
         order = OrderConfig(seed=args.seed)
-        stretch = Stretch(order=order, partition=partition, epoch=args.epoch, end_epoch=args.epoch + 1)
-        total = Amount(count=len(manifest), size_bytes=min(manifest.size_bytes, spec.limit_bytes))
+        stretch = PositionRange(order=order, sharding=partition, epoch=args.epoch, end_epoch=args.epoch + 1)
+        total = WorkAmount(count=len(manifest), size_bytes=min(manifest.size_bytes, spec.limit_bytes))
         async with (
-            Progress("filling", "super-samples", total, sys.stderr, quiet=args.quiet) as progress,
-            _opened_tier(manifest, spec, stretch) as tier,
+            ProgressReporter("filling", "super-samples", total, sys.stderr, quiet=args.quiet) as progress,
+            _open_disk_tier(manifest, spec, stretch) as tier,
         ):
-            rows = _rows_that_fit(manifest, stretch, spec.limit_bytes)
+            rows = _select_rows(manifest, stretch, spec.limit_bytes)
             read = await _fill(store, manifest, tier, rows, config, progress)
             held = [ref for row in rows if tier.holds(ref := manifest.ref(row))]
     size_bytes = sum(ref.size_bytes for ref in held)
     print(
-        f"disk:{spec.path} holds {len(held):,} of {counted(len(manifest), 'super-sample')} of version "
+        f"disk:{spec.path} holds {len(held):,} of {format_count(len(manifest), 'super-sample')} of version "
         f"{manifest.version}, {format_bytes(size_bytes)}: {read:,} came from the bucket, {len(rows) - read:,} were "
         "there"
     )
@@ -98,15 +98,17 @@ async def run(args: Namespace) -> int:
 
 
 @asynccontextmanager
-async def _opened_tier(manifest: Manifest, spec: CacheSpec, stretch: Stretch) -> AsyncGenerator[DiskTier, None]:
+async def _open_disk_tier(
+    manifest: Manifest, spec: CacheSpec, stretch: PositionRange
+) -> AsyncGenerator[DiskTier, None]:
     """Yield the cache that a loader would open; it keeps the super-samples that ``stretch`` needs first."""
     if spec.path is None:
         raise ConfigError("a cache in memory ends with its process and cannot be filled ahead; use disk:PATH")
-    (tier,) = made_tiers([spec], manifest, Sharers())
+    (tier,) = create_tiers([spec], manifest, CacheSharing())
     assert isinstance(tier, DiskTier)  # noqa: S101 - the path says so
     try:
-        await tier.follow(manifest, Future(manifest.rows.samples, stretch))
-        if not tier.takes_in:
+        await tier.follow(manifest, AccessForecast(manifest.rows.samples, stretch))
+        if not tier.accepts_writes:
             raise StokerError(
                 f"{tier.name} cannot be filled: another process writes to it, or this user cannot write to the folder "
                 "or lock it; stop the process, or let it fill the cache itself"
@@ -117,10 +119,15 @@ async def _opened_tier(manifest: Manifest, spec: CacheSpec, stretch: Stretch) ->
 
 
 async def _fill(
-    store: Readable, manifest: Manifest, tier: DiskTier, rows: Sequence[int], config: FetchConfig, progress: Progress
+    store: Readable,
+    manifest: Manifest,
+    tier: DiskTier,
+    rows: Sequence[int],
+    config: FetchConfig,
+    progress: ProgressReporter,
 ) -> int:
     """Read super-samples into the tier and return how many came from the bucket; the others' checksums were checked."""
-    ring = Ring(_AT_ONCE + _HEDGE_SLOTS, manifest.largest_bytes)
+    ring = Ring(_MAX_CONCURRENT_FETCHES + _HEDGE_SLOTS, manifest.largest_bytes)
     fetcher = Fetcher(store, ring=ring, rng=random.Random(), config=config, tiers=[tier])  # noqa: S311 - jitter
 
     async def fill(row: int) -> None:
@@ -129,18 +136,18 @@ async def _fill(
         await tier.flush()
         progress.add(ref.size_bytes)
 
-    await for_each(rows, fill, concurrency=_AT_ONCE)
+    await for_each(rows, fill, concurrency=_MAX_CONCURRENT_FETCHES)
     return len(rows) - fetcher.stats.tier_hits.get(tier.name, 0)
 
 
-def _rows_that_fit(manifest: Manifest, stretch: Stretch, limit_bytes: int) -> list[int]:
+def _select_rows(manifest: Manifest, stretch: PositionRange, limit_bytes: int) -> list[int]:
     """Return the rows of the super-samples that ``stretch`` uses first and that fit into ``limit_bytes`` together."""
-    queue = StepQueue(Steps(manifest.rows.samples, stretch))
+    queue = StepQueue(SuperSampleSteps(manifest.rows.samples, stretch))
     rows: dict[int, None] = {}
     left_bytes = limit_bytes
     while (item := queue.next_item()) is not None:
         if item.ref not in rows:
-            left_bytes -= taken_bytes(int(manifest.rows.size_bytes[item.ref]))
+            left_bytes -= disk_space_bytes(int(manifest.rows.size_bytes[item.ref]))
             if left_bytes < 0:
                 break
             rows[item.ref] = None

@@ -10,31 +10,39 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from stoker._base.fields import read_toml, shown
+from stoker._base.fields import quote_value, read_toml
 from stoker._base.meter import Egress, Operation, PriceKey
 from stoker._cost.prices import DiskPrices, FunctionPrices, MachinePrices, Prices, StorePrices
-from stoker._cost.tiers import Comparison
+from stoker._cost.tiers import TierComparison
 from stoker._cost.usage import (
-    Calls,
-    Machines,
-    Part,
-    Stored,
+    BillLine,
+    FunctionUsage,
+    MachineUsage,
+    StorageUsage,
     Traffic,
-    WarmTier,
+    WarmTierUsage,
     packing_traffic,
     total_dollars,
     training_traffic,
 )
 from stoker._format.versions import read_manifest
 from stoker._stores.object_store import price_key
-from stoker.cli.compare_tiers import comparison, report
-from stoker.cli.flags import add_store_options, add_version, number_from, opened, positive, size, size_from
-from stoker.cli.output import json_text, printable, table
+from stoker.cli.compare_tiers import create_comparison, format_comparison
+from stoker.cli.flags import (
+    add_store_options,
+    add_version,
+    number_from,
+    open_store_from_args,
+    positive,
+    size,
+    size_from,
+)
+from stoker.cli.output import json_text, make_printable, table
 from stoker.errors import ConfigError
 
 _FUNCTION_BYTES = 1769 << 20
 _WARM_BYTES = 1536 << 20
-_OF_BUCKET = {"size", "gets", "puts", "lists", "read", "written"}
+_BUCKET_FIGURES = {"size", "gets", "puts", "lists", "read", "written"}
 _FUNCTIONS = "calls warm_functions compare_tiers"
 _BUCKET = "URL size gets puts lists read written"
 
@@ -51,15 +59,15 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    given, prices = _figures(args, has_dataset=args.url is not None), Prices.load()
+    given, prices = _collect_figures(args, has_dataset=args.url is not None), Prices.load()
     if args.url is None and not given:
         raise ConfigError("there is nothing to estimate: give the URL of a data set, or figures (--gets, --machine, …)")
     if given["compare_tiers"]:
-        print(report(_compared(args, given, prices), as_json=args.json))
+        print(format_comparison(_create_comparison(args, given, prices), as_json=args.json))
         return 0
-    parts: list[Part] = []
+    parts: list[BillLine] = []
     sources: dict[str, None] = {}
-    for each, source in _reckoned(args, given, prices):
+    for each, source in _estimate_parts(args, given, prices):
         if used := [part for part in each if part.quantity]:
             parts += used
             sources[f"{source.name} ({source.region})"] = None
@@ -68,17 +76,17 @@ def run(args: Namespace) -> int:
         of = {"date": str(prices.date), "of": list(sources)}
         print(json_text({"prices": of, "parts": [asdict(part) for part in parts], "dollars": dollars}))
         return 0
-    rows = [(part.name, _quantity(part.quantity), part.unit, _dollars(part.dollars)) for part in parts]
-    rows.append(("total", "", "", _dollars(dollars)))
+    rows = [(part.name, _format_quantity(part.quantity), part.unit, _format_dollars(part.dollars)) for part in parts]
+    rows.append(("total", "", "", _format_dollars(dollars)))
     print(table(rows, indent="", right=(1, 3)))
     if sources:
-        print(f"list prices of {prices.date}: {printable('; '.join(sources))}")
+        print(f"list prices of {prices.date}: {make_printable('; '.join(sources))}")
     return 0
 
 
-async def _read(args: Namespace) -> tuple[int, int, PriceKey]:
+async def _read_size(args: Namespace) -> tuple[int, int, PriceKey]:
     """Return a data set's number of super-samples, its size in bytes and the price key of its store."""
-    async with opened(args) as store:
+    async with open_store_from_args(args) as store:
         manifest = await read_manifest(store, args.at)
         return len(manifest), manifest.size_bytes, price_key(store)
 
@@ -90,17 +98,22 @@ class _Figures(dict[str, Any]):
         return 0
 
 
-_Priced = StorePrices | MachinePrices | DiskPrices | FunctionPrices
+_PriceGroup = StorePrices | MachinePrices | DiskPrices | FunctionPrices
 
 
-def _reckoned(args: Namespace, given: _Figures, prices: Prices) -> Iterator[tuple[Sequence[Part], _Priced]]:
+def _estimate_parts(
+    args: Namespace, given: _Figures, prices: Prices
+) -> Iterator[tuple[Sequence[BillLine], _PriceGroup]]:
     """Yield the cost parts of each billed resource, with the prices that apply."""
-    if args.url is not None or _OF_BUCKET & given.keys():
-        super_samples, size_bytes, store = _bucket(args, given, prices)
-        stored = Stored(size_bytes=given.get("size", size_bytes), months=given.get("months", 1.0))
-        yield [*stored.parts(store), *_traffic(given, prices, super_samples, size_bytes).parts(store)], store
+    if args.url is not None or _BUCKET_FIGURES & given.keys():
+        super_samples, size_bytes, store = _read_bucket(args, given, prices)
+        stored = StorageUsage(size_bytes=given.get("size", size_bytes), months=given.get("months", 1.0))
+        yield (
+            [*stored.bill_lines(store), *_estimate_traffic(given, prices, super_samples, size_bytes).bill_lines(store)],
+            store,
+        )
     compute_hours, stall = given["compute_hours"], given["stall"]
-    machines = Machines(
+    machines = MachineUsage(
         nodes=given.get("nodes", 1),
         accelerators=given.get("accelerators"),
         compute_hours=compute_hours,
@@ -110,29 +123,29 @@ def _reckoned(args: Namespace, given: _Figures, prices: Prices) -> Iterator[tupl
     )
     if "machine" in given:
         machine = prices.machine(given["machine"])
-        yield machines.time_parts(machine), machine
+        yield machines.time_lines(machine), machine
     if "disk" in given:
         disk = prices.disk(given["disk"])
-        yield machines.disk_parts(disk), disk
+        yield machines.disk_lines(disk), disk
     if {"calls", "warm_functions"} & given.keys():
         functions = prices.function(given.get("function", "lambda"))
-        yield _function_parts(given, functions), functions
+        yield _estimate_function_parts(given, functions), functions
 
 
-def _bucket(args: Namespace, given: _Figures, prices: Prices) -> tuple[int, int, StorePrices]:
+def _read_bucket(args: Namespace, given: _Figures, prices: Prices) -> tuple[int, int, StorePrices]:
     """Return the data set's number of super-samples and bytes (0 without a data set), and the prices of its bucket."""
-    super_samples, size_bytes, key = (0, 0, PriceKey("s3")) if args.url is None else asyncio.run(_read(args))
+    super_samples, size_bytes, key = (0, 0, PriceKey("s3")) if args.url is None else asyncio.run(_read_size(args))
     name = given.get("store") or args.prices
     return super_samples, size_bytes, prices.store(replace(key, name=name) if name else key)
 
 
-def _compared(args: Namespace, given: _Figures, prices: Prices) -> Comparison:
-    super_samples, size_bytes, store = _bucket(args, given, prices)
-    traffic = _traffic(given, prices, super_samples, size_bytes)
-    return comparison(given, prices, store, super_samples=super_samples, size_bytes=size_bytes, traffic=traffic)
+def _create_comparison(args: Namespace, given: _Figures, prices: Prices) -> TierComparison:
+    super_samples, size_bytes, store = _read_bucket(args, given, prices)
+    traffic = _estimate_traffic(given, prices, super_samples, size_bytes)
+    return create_comparison(given, prices, store, super_samples=super_samples, size_bytes=size_bytes, traffic=traffic)
 
 
-def _traffic(given: _Figures, prices: Prices, super_samples: int, size_bytes: int) -> Traffic:
+def _estimate_traffic(given: _Figures, prices: Prices, super_samples: int, size_bytes: int) -> Traffic:
     """Return the given requests plus those of reading the data set, with one rank per accelerator."""
     egress = given.get("egress", "same_region")
     traffic = Traffic(
@@ -153,12 +166,12 @@ def _traffic(given: _Figures, prices: Prices, super_samples: int, size_bytes: in
     return traffic
 
 
-def _function_parts(given: _Figures, prices: FunctionPrices) -> list[Part]:
+def _estimate_function_parts(given: _Figures, prices: FunctionPrices) -> list[BillLine]:
     """Return the cost parts of calls and of a warm tier; by default a function has 1 vCPU if these are billed apart."""
     vcpus = float(given.get("function_vcpus", 1)) if prices.dollars_per_vcpu_second else 0.0
     if given["function_vcpus"] and not prices.dollars_per_vcpu_second:
         raise ConfigError(f"function_vcpus has no effect for {prices.name}, which bills processors with the memory")
-    calls = Calls(
+    calls = FunctionUsage(
         calls=given["calls"],
         seconds=given["call_seconds"],
         memory_bytes=given.get("function_memory", _FUNCTION_BYTES),
@@ -167,7 +180,7 @@ def _function_parts(given: _Figures, prices: FunctionPrices) -> list[Part]:
         cold_starts=given["cold_starts"],
         init_seconds=given["init_seconds"],
     )
-    warm = WarmTier(
+    warm = WarmTierUsage(
         functions=given["warm_functions"],
         memory_bytes=given.get("warm_memory", _WARM_BYTES),
         hours=given["warm_hours"],
@@ -175,31 +188,31 @@ def _function_parts(given: _Figures, prices: FunctionPrices) -> list[Part]:
         served_bytes=given["served"],
         serve_calls=given["serve_calls"],
     )
-    return [*calls.parts(prices), *warm.parts(prices)]
+    return [*calls.bill_lines(prices), *warm.bill_lines(prices)]
 
 
-def _quantity(quantity: float) -> str:
+def _format_quantity(quantity: float) -> str:
     return f"{quantity:,.0f}" if quantity == int(quantity) or quantity >= 1000 else f"{quantity:.4g}"
 
 
-def _dollars(dollars: float) -> str:
+def _format_dollars(dollars: float) -> str:
     if 0 < dollars < 1e-6:
         return "<$0.000001"
     return f"${dollars:,.2f}" if dollars >= 100 else f"${dollars:.6f}"
 
 
-_number = number_from(0.0, 1e15)
+_parse_number = number_from(0.0, 1e15)
 """Parses a number, for figures that are neither a size nor a share nor a positive count."""
 
 
-def _share(text: str) -> float:
-    number = _number(text)
+def _parse_share(text: str) -> float:
+    number = _parse_number(text)
     if number >= 1:
         raise ArgumentTypeError(f"{text!r} is not a share from 0 to less than 1")
     return number
 
 
-def _egress(text: str) -> str:
+def _parse_egress(text: str) -> str:
     if text not in get_args(Egress):
         raise ArgumentTypeError(f"{text!r} is not one of {', '.join(get_args(Egress))}")
     return text
@@ -222,8 +235,8 @@ class _Figure:
     needs: str = ""
 
 
-_COUNT, _NUMBER, _SHARE, _NAME = (positive, "N"), (_number, "N"), (_share, "SHARE"), (str, "NAME")
-_SIZE, _HOURS, _SECONDS = (size, "SIZE"), (_number, "H"), (_number, "S")
+_COUNT, _NUMBER, _SHARE, _NAME = (positive, "N"), (_parse_number, "N"), (_parse_share, "SHARE"), (str, "NAME")
+_SIZE, _HOURS, _SECONDS = (size, "SIZE"), (_parse_number, "H"), (_parse_number, "S")
 _GROUPS: dict[str, tuple[_Figure, ...]] = {
     "the data set (size from the manifest at URL)": (
         _Figure("epochs", _COUNT, "epochs that read it (default: 1)", "URL"),
@@ -239,7 +252,7 @@ _GROUPS: dict[str, tuple[_Figure, ...]] = {
         ),
         _Figure(
             "egress",
-            (_egress, "WHERE"),
+            (_parse_egress, "WHERE"),
             "location of the reader: same_region (default), other_region, internet",
             _BUCKET,
         ),
@@ -302,7 +315,7 @@ _GROUPS: dict[str, tuple[_Figure, ...]] = {
     ),
 }
 _FIGURES = {figure.name: figure for group in _GROUPS.values() for figure in group}
-_REMOVED = ("back_up_every", "back_up_seconds")
+_REMOVED_FIGURES = ("back_up_every", "back_up_seconds")
 """Figures of earlier releases, accepted with a warning."""
 
 
@@ -320,15 +333,15 @@ def _add_figures(parser: ArgumentParser) -> None:
             section.add_argument(*flags, dest=figure.name, help=figure.help, **how)
 
 
-def _figures(args: Namespace, *, has_dataset: bool) -> _Figures:
+def _collect_figures(args: Namespace, *, has_dataset: bool) -> _Figures:
     """Return the given figures by name; flags override the file.
 
     Raises:
         ConfigError: the file cannot be read, a key or value in it is invalid, or a figure needs another one.
     """
     flags = {name: value for name in _FIGURES if (value := getattr(args, name)) is not None}
-    given = _Figures({**(_of_file(args.figures) if args.figures else {}), **flags})
-    for name in _REMOVED:
+    given = _Figures({**(_read_figures(args.figures) if args.figures else {}), **flags})
+    for name in _REMOVED_FIGURES:
         if given.pop(name, None) is not None:
             text = f"{name} has no effect: no tier of stoker makes back-ups; leave it out"
             warnings.warn(text, DeprecationWarning, stacklevel=1)
@@ -342,15 +355,15 @@ def _figures(args: Namespace, *, has_dataset: bool) -> _Figures:
     return given
 
 
-def _of_file(path: Path) -> dict[str, Any]:
+def _read_figures(path: Path) -> dict[str, Any]:
     found = {}
     for name, value in read_toml(path).items():
         figure = _FIGURES.get(name)
         if figure is None:
-            known = ", ".join(name for name in _FIGURES if name not in _REMOVED)
-            raise ConfigError(f"{path} has the unknown figure {shown(name)}; the figures are {known}")
+            known = ", ".join(name for name in _FIGURES if name not in _REMOVED_FIGURES)
+            raise ConfigError(f"{path} has the unknown figure {quote_value(name)}; the figures are {known}")
         if figure.kind is None and not isinstance(value, bool):
-            raise ConfigError(f"{path}: {name} must be true or false, not {shown(value)}")
+            raise ConfigError(f"{path}: {name} must be true or false, not {quote_value(value)}")
         try:
             found[name] = value if figure.kind is None else figure.kind[0](str(value))
         except (ArgumentTypeError, ValueError) as error:  # ValueError: an integer of thousands of digits

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar, get_args
 
-from stoker._base.sizes import MOST_BYTES, format_bytes, parse_bytes, parse_rate
+from stoker._base.sizes import MAX_BYTES, format_bytes, parse_bytes, parse_rate
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._stores import ADAPTERS, open_store
 from stoker._stores.location import Location, parse_url
@@ -21,11 +21,11 @@ from stoker.cli import BUCKET_TITLE
 from stoker.errors import ConfigError
 
 Number = TypeVar("Number", int, float)
-_MOST_POSITIVE_DIGITS = 18
-_MOST_DIGITS = 20  # of 2**64
+_MAX_POSITIVE_DIGITS = 18
+_MAX_DIGITS = 20  # of 2**64
 _ENDPOINTS = {"s3": "AWS_ENDPOINT_URL_S3", "gs": "STORAGE_EMULATOR_HOST"}
 _NOT_FOR_FUNCTIONS = ("anonymous", "requester_pays", "user_project")
-_OPTIONS = {
+_EXECUTOR_OPTIONS = {
     "function_prefix": "prefix",
     "function_region": "region",
     "function_project": "project",
@@ -101,7 +101,7 @@ def store_options(args: Namespace, url: str, *, prefix: str = "") -> StoreOption
 
 
 @asynccontextmanager
-async def opened(args: Namespace, url: str = "", *, prefix: str = "") -> AsyncIterator[Store]:
+async def open_store_from_args(args: Namespace, url: str = "", *, prefix: str = "") -> AsyncIterator[Store]:
     """Open the store at a URL, by default ``args.url``, and close it at the end."""
     url = url or args.url
     store = open_store(url, options=store_options(args, url, prefix=prefix))
@@ -111,38 +111,38 @@ async def opened(args: Namespace, url: str = "", *, prefix: str = "") -> AsyncIt
         await store.close()
 
 
-def size_from(least_bytes: int, most_bytes: int = MOST_BYTES) -> Callable[[str], int]:
-    """Return a parser of sizes from ``least_bytes`` to ``most_bytes``, for ``add_argument(type=...)``."""
-    return _bounded(parse_bytes, least_bytes, most_bytes, format_bytes)
+def size_from(min_bytes: int, max_bytes: int = MAX_BYTES) -> Callable[[str], int]:
+    """Return a parser of sizes from ``min_bytes`` to ``max_bytes``, for ``add_argument(type=...)``."""
+    return _bounded_parser(parse_bytes, min_bytes, max_bytes, format_bytes)
 
 
-def rate_from(least: float) -> Callable[[str], float]:
-    """Return a parser of rates, in bytes or bits, of at least ``least`` bytes/s, for ``add_argument(type=...)``."""
-    return _bounded(parse_rate, least, float(MOST_BYTES), lambda rate: f"{rate:,.4g} B/s")
+def rate_from(min_bytes_per_second: float) -> Callable[[str], float]:
+    """Return a parser of rates of at least ``min_bytes_per_second``, in bytes or bits, for ``add_argument(type=)``."""
+    return _bounded_parser(parse_rate, min_bytes_per_second, float(MAX_BYTES), lambda rate: f"{rate:,.4g} B/s")
 
 
-def number_from(least: float, most: float) -> Callable[[str], float]:
-    """Return a parser of numbers from ``least`` to ``most``, for ``add_argument(type=...)``."""
-    return _bounded(_number, least, most, lambda number: f"{number:,.15g}")
+def number_from(minimum: float, maximum: float) -> Callable[[str], float]:
+    """Return a parser of numbers from ``minimum`` to ``maximum``, for ``add_argument(type=...)``."""
+    return _bounded_parser(_parse_number, minimum, maximum, lambda number: f"{number:,.15g}")
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise ConfigError(f"{text!r:.40} is not a number") from None
 
 
-def _bounded(
-    read: Callable[[str], Number], least: Number, most: Number, show: Callable[[Number], str]
+def _bounded_parser(
+    read: Callable[[str], Number], minimum: Number, maximum: Number, show: Callable[[Number], str]
 ) -> Callable[[str], Number]:
     def bounded(text: str) -> Number:
         try:
             number = read(text)
         except ConfigError as error:
             raise ArgumentTypeError(str(error)) from None
-        if not least <= number <= most:
-            raise ArgumentTypeError(f"{text!r:.40} is not from {show(least)} to {show(most)}")
+        if not minimum <= number <= maximum:
+            raise ArgumentTypeError(f"{text!r:.40} is not from {show(minimum)} to {show(maximum)}")
         return number
 
     return bounded
@@ -165,19 +165,19 @@ def positive(text: str) -> int:
     """Return a positive integer, for ``add_argument(type=...)``."""
     if not text.isascii() or not text.isdecimal() or not text.strip("0"):
         raise ArgumentTypeError(f"{text!r:.40} is not a positive whole number")
-    if len(text) > _MOST_POSITIVE_DIGITS:
-        raise ArgumentTypeError(f"{text:.40} has more than {_MOST_POSITIVE_DIGITS} digits")
+    if len(text) > _MAX_POSITIVE_DIGITS:
+        raise ArgumentTypeError(f"{text:.40} has more than {_MAX_POSITIVE_DIGITS} digits")
     return int(text)
 
 
-def whole_number_to(most: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers from 0 to ``most``, for ``add_argument(type=...)``."""
-    return _bounded(_whole_number, 0, most, str)
+def whole_number_to(maximum: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers from 0 to ``maximum``, for ``add_argument(type=...)``."""
+    return _bounded_parser(_parse_whole_number, 0, maximum, str)
 
 
-def _whole_number(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > _MOST_DIGITS:
-        raise ConfigError(f"{text!r:.40} is not a whole number of at most {_MOST_DIGITS} digits")
+def _parse_whole_number(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > _MAX_DIGITS:
+        raise ConfigError(f"{text!r:.40} is not a whole number of at most {_MAX_DIGITS} digits")
     return int(text)
 
 
@@ -199,12 +199,12 @@ def add_function_options(add: Callable[..., object], name: str) -> None:
 
 def check_function_options(args: Namespace, *more: str) -> None:
     """Raise ConfigError if options of functions, or those in ``more``, are given without ``--on``."""
-    needless = [name for name in (*more, *_OPTIONS) if getattr(args, name) is not None]
+    needless = [name for name in (*more, *_EXECUTOR_OPTIONS) if getattr(args, name) is not None]
     if needless and not args.on:
         raise ConfigError(f"--{needless[0].replace('_', '-')} goes with --on, which says where functions run")
 
 
-def chosen_executor(args: Namespace, dataset: Location, source: Location | None = None) -> Executor:
+def create_executor(args: Namespace, dataset: Location, source: Location | None = None) -> Executor:
     """Return the executor that ``--on`` names, for functions that write a data set and read a source.
 
     Raises:
@@ -214,12 +214,12 @@ def chosen_executor(args: Namespace, dataset: Location, source: Location | None 
     """
     from stoker.fanout import ExecutorOptions, open_executor  # other commands do not need it
 
-    environment = {"STOKER_DATASETS": f"data={url_for_functions(dataset)}", **_reached(args, dataset)}
+    environment = {"STOKER_DATASETS": f"data={url_for_functions(dataset)}", **_function_environment(args, dataset)}
     if source is not None:
-        environment |= {"STOKER_SOURCES": url_for_functions(source), **_reached(args, source, "source_")}
-    given = {option: value for name, option in _OPTIONS.items() if (value := getattr(args, name))}
+        environment |= {"STOKER_SOURCES": url_for_functions(source), **_function_environment(args, source, "source_")}
+    given = {option: value for name, option in _EXECUTOR_OPTIONS.items() if (value := getattr(args, name))}
     executor = open_executor(args.on, ExecutorOptions(environment=environment, **given))
-    for name, option in _OPTIONS.items():
+    for name, option in _EXECUTOR_OPTIONS.items():
         if option in given.keys() - {"concurrency"} - executor.heeds:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} has no effect with --on {args.on}; leave it out, or choose another platform")
@@ -228,7 +228,7 @@ def chosen_executor(args: Namespace, dataset: Location, source: Location | None 
     return executor
 
 
-def _reached(args: Namespace, location: Location, prefix: str = "") -> dict[str, str]:
+def _function_environment(args: Namespace, location: Location, prefix: str = "") -> dict[str, str]:
     """Return the environment variables that pass the options of a bucket on to functions.
 
     Raises:

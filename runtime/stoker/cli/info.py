@@ -12,12 +12,12 @@ from typing import Any
 
 from stoker._base.sizes import format_bytes
 from stoker._dataset import Dataset
-from stoker._diagnostics.doctor import Examination, examine
+from stoker._diagnostics.doctor import DoctorConfig, diagnose
 from stoker._diagnostics.machine import Finding, Level
 from stoker._format.schema import Schema
 from stoker._format.versions import list_versions, read_manifest
-from stoker.cli.flags import add_dataset, add_store_options, opened, positive, store_options
-from stoker.cli.output import counted, describe, json_text, preview, printable, table
+from stoker.cli.flags import add_dataset, add_store_options, open_store_from_args, positive, store_options
+from stoker.cli.output import describe, format_count, json_text, make_printable, preview, table
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def configure(parser: ArgumentParser) -> None:
 
 async def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    async with opened(args) as store:
+    async with open_store_from_args(args) as store:
         manifest, versions = await read_manifest(store, args.at), await list_versions(store)
     runs, start = [], 0
     for run in manifest.runs:
@@ -46,32 +46,32 @@ async def run(args: Namespace) -> int:
         "super_samples": len(manifest),
         "size_bytes": manifest.size_bytes,
         "largest_bytes": manifest.largest_bytes,
-        "strong_identities": manifest.rows.strong_identities,
+        "strong_identities": manifest.rows.strong_identity_count,
         "schema": json.loads(manifest.schema.to_json()),
         "runs": runs,
     }
-    print(json.dumps(facts, indent=2) if args.json else _as_text(facts, manifest.schema))
+    print(json.dumps(facts, indent=2) if args.json else _format_text(facts, manifest.schema))
     return 0
 
 
-def _as_text(facts: dict[str, Any], schema: Schema) -> str:
+def _format_text(facts: dict[str, Any], schema: Schema) -> str:
     count, versions, size_bytes = facts["super_samples"], facts["versions"], facts["size_bytes"]
     average, largest = format_bytes(size_bytes / max(1, count)), format_bytes(facts["largest_bytes"])
     others = f" (there are {', '.join(map(str, versions))})" if len(versions) > 1 else ""
     shown = [
-        ("data set", printable(facts["dataset"])),
+        ("data set", make_printable(facts["dataset"])),
         ("version", f"{facts['version']}{others}"),
         ("samples", f"{facts['samples']:,}"),
         ("super-samples", f"{count:,}: {average} on average, {largest} the largest"),
         ("size", format_bytes(size_bytes)),
-        ("identities", _identities(facts["strong_identities"], count)),
+        ("identities", _describe_identities(facts["strong_identities"], count)),
     ]
     columns = [(name, describe(column)) for name, column in schema.items()]
     runs = [
         (
             run["run"],
-            counted(run["super_samples"], "super-sample"),
-            counted(run["samples"], "sample"),
+            format_count(run["super_samples"], "super-sample"),
+            format_count(run["samples"], "sample"),
             format_bytes(run["size_bytes"]),
         )
         for run in facts["runs"]
@@ -79,7 +79,7 @@ def _as_text(facts: dict[str, Any], schema: Schema) -> str:
     return f"{facts['url']}\n{table(shown)}\ncolumns\n{table(columns)}\npack runs\n{table(runs)}"
 
 
-def _identities(strong: int, count: int) -> str:
+def _describe_identities(strong: int, count: int) -> str:
     if strong == count:
         return "SHA-256"
     return f"SHA-256 of {strong:,} super-samples, a checksum of the others" if strong else "a checksum"
@@ -100,9 +100,9 @@ def run_head(args: Namespace) -> int:
     return 0
 
 
-_WIDTH = 80
-_SIGNS = {Level.OK: "ok", Level.NOTE: "note", Level.WARNING: "warn", Level.PROBLEM: "FAIL"}
-_SIGN_WIDTH, _NAME_WIDTH = 6, 19
+_LINE_WIDTH = 80
+_LEVEL_LABELS = {Level.OK: "ok", Level.NOTE: "note", Level.WARNING: "warn", Level.PROBLEM: "FAIL"}
+_LABEL_WIDTH, _NAME_WIDTH = 6, 19
 
 
 def configure_doctor(parser: ArgumentParser) -> None:
@@ -120,32 +120,34 @@ async def run_doctor(args: Namespace) -> int:
     def tell(finding: Finding) -> None:
         found.append(finding)
         if not args.json:
-            print("\n".join(_shown(finding, args.url, commands)), flush=True)
+            print("\n".join(_format_finding(finding, args.url, commands)), flush=True)
 
-    await examine(Examination(url=args.url, options=store_options(args, args.url), write=args.write), tell)
+    await diagnose(DoctorConfig(url=args.url, options=store_options(args, args.url), write=args.write), tell)
     problems, warnings = (sum(each.level is level for each in found) for level in (Level.PROBLEM, Level.WARNING))
     if args.json:
         print(json_text({"url": args.url, "ok": not problems, "findings": [asdict(each) for each in found]}))
     else:
-        said = f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}"
+        said = f"{format_count(problems, 'problem')}, {format_count(warnings, 'warning')}"
         print(said if problems + warnings else "all is well")
     return 1 if problems else 0
 
 
-def _shown(finding: Finding, url: str, commands: set[str]) -> list[str]:
+def _format_finding(finding: Finding, url: str, commands: set[str]) -> list[str]:
     """Return the lines of a finding; leave out its command if ``commands`` has it already, else add it there."""
-    margin = " " * (_SIGN_WIDTH + _NAME_WIDTH)
-    lines = _wrapped(finding.text, f"{_SIGNS[finding.level]:<{_SIGN_WIDTH}}{finding.check:<{_NAME_WIDTH}}", margin)
+    margin = " " * (_LABEL_WIDTH + _NAME_WIDTH)
+    lines = _wrap_text(
+        finding.text, f"{_LEVEL_LABELS[finding.level]:<{_LABEL_WIDTH}}{finding.check:<{_NAME_WIDTH}}", margin
+    )
     if finding.advice:
-        lines += _wrapped(finding.advice, f"{margin}→ ", f"{margin}  ")
+        lines += _wrap_text(finding.advice, f"{margin}→ ", f"{margin}  ")
     if finding.command not in {"", *commands}:
         commands.add(finding.command)
-        lines.append(f"{margin}  {finding.command.replace('URL', printable(shlex.quote(url)))}")
+        lines.append(f"{margin}  {finding.command.replace('URL', make_printable(shlex.quote(url)))}")
     return lines
 
 
-def _wrapped(text: str, first: str, others: str) -> list[str]:
+def _wrap_text(text: str, first: str, others: str) -> list[str]:
     return textwrap.wrap(
-        printable(text), _WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False,
+        make_printable(text), _LINE_WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False,
         break_long_words=False,
     )  # fmt: skip

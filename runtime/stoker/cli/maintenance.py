@@ -11,20 +11,34 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from stoker._base.progress import Amount, Progress
+from stoker._base.progress import ProgressReporter, WorkAmount
 from stoker._base.retry import RetryingStore
 from stoker._base.sizes import format_bytes
 from stoker._format.manifest import version_key
 from stoker._format.versions import read_manifest
 from stoker._maintenance.compaction import compact
-from stoker._maintenance.garbage import GarbageReport, Removal, Unfinished, gc, plan_removal, remove
+from stoker._maintenance.garbage import (
+    GarbageReport,
+    RemovalPlan,
+    UnfinishedRun,
+    collect_garbage,
+    plan_removal,
+    remove_dataset,
+)
 from stoker._maintenance.inspection import verify
 from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.catalog import BucketCatalog
 from stoker._stores.location import parse_url
 from stoker.abc import Store
-from stoker.cli.flags import add_dataset, add_store_options, add_written_dataset, opened, positive, super_sample_size
-from stoker.cli.output import RequestBill, bad_object, counted, json_text, printable, shortened
+from stoker.cli.flags import (
+    add_dataset,
+    add_store_options,
+    add_written_dataset,
+    open_store_from_args,
+    positive,
+    super_sample_size,
+)
+from stoker.cli.output import RequestCosts, format_bad_object, format_count, json_text, make_printable, quote_start
 from stoker.errors import ConfigError
 
 
@@ -40,12 +54,14 @@ def configure_verify(parser: ArgumentParser) -> None:
 
 async def run_verify(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    bill = RequestBill()
-    async with opened(args) as inner:
-        store = bill.metered(inner)
+    bill = RequestCosts()
+    async with open_store_from_args(args) as inner:
+        store = bill.add_store(inner)
         manifest = await read_manifest(store, args.at)
-        total = Amount(count=len(manifest), size_bytes=manifest.size_bytes)
-        async with Progress("verifying", "super-samples", total, sys.stderr, quiet=args.quiet or args.json) as progress:
+        total = WorkAmount(count=len(manifest), size_bytes=manifest.size_bytes)
+        async with ProgressReporter(
+            "verifying", "super-samples", total, sys.stderr, quiet=args.quiet or args.json
+        ) as progress:
             bad = await verify(
                 store,
                 manifest,
@@ -59,11 +75,11 @@ async def run_verify(args: Namespace) -> int:
         print(json_text({**figures, **bill.to_dict()}))
         return 1 if bad else 0
     for item in bad:
-        print(printable(bad_object(item)))
+        print(make_printable(format_bad_object(item)))
     if not args.quiet:
         found = f"{len(bad):,} of them bad" if bad else "all of them good"
-        what = f"{counted(len(manifest), 'super-sample')} of version {manifest.version}"
-        print(f"verified {what}, {format_bytes(manifest.size_bytes)}: {found}\n{bill.line()}", file=sys.stderr)
+        what = f"{format_count(len(manifest), 'super-sample')} of version {manifest.version}"
+        print(f"verified {what}, {format_bytes(manifest.size_bytes)}: {found}\n{bill.summary()}", file=sys.stderr)
     return 1 if bad else 0
 
 
@@ -78,9 +94,9 @@ def configure_compact(parser: ArgumentParser) -> None:
 
 async def run_compact(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    bill = RequestBill()
-    async with opened(args) as inner:
-        store, size_bytes = bill.metered(inner), args.super_sample_bytes
+    bill = RequestCosts()
+    async with open_store_from_args(args) as inner:
+        store, size_bytes = bill.add_store(inner), args.super_sample_bytes
         catalog = BucketCatalog(store)
         done = await compact(RetryingStore(store), catalog, now_seconds=time.time(), super_sample_bytes=size_bytes)
     version, left = done.manifest.version, done.left_objects
@@ -91,14 +107,15 @@ async def run_compact(args: Namespace) -> int:
         return 0
     if done.objects_before:
         print(
-            f"{counted(done.objects_before, 'super-sample')} became {done.objects_after:,}: version {version}; when no "
+            f"{format_count(done.objects_before, 'super-sample')} became {done.objects_after:,}: version "
+            f"{version}; when no "
             "training reads an older version, delete the old ones with: stoker gc --keep-versions 1 --delete"
         )
         if left:
-            print(f"{counted(left, 'small super-sample')} left: run the command again")
+            print(f"{format_count(left, 'small super-sample')} left: run the command again")
     else:
         print(f"nothing to gain in version {version}")
-    print(bill.line(), file=sys.stderr)
+    print(bill.summary(), file=sys.stderr)
     return 0
 
 
@@ -116,13 +133,13 @@ def configure_gc(parser: ArgumentParser) -> None:
 
 async def run_gc(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    bill = RequestBill()
-    async with opened(args) as inner:
-        store, keep = bill.metered(inner), args.keep_versions
-        report = await gc(store, delete=args.delete, keep_versions=keep, abandoned=args.abandoned)
+    bill = RequestCosts()
+    async with open_store_from_args(args) as inner:
+        store, keep = bill.add_store(inner), args.keep_versions
+        report = await collect_garbage(store, delete=args.delete, keep_versions=keep, abandoned=args.abandoned)
     if not args.json:
         _show_garbage(report)
-        print(bill.line(), file=sys.stderr)
+        print(bill.summary(), file=sys.stderr)
         return 0
     figures = {
         "url": args.url,
@@ -141,37 +158,37 @@ def _show_garbage(report: GarbageReport) -> None:
     for info in report.objects:
         print(f"{info.key}  {format_bytes(info.size_bytes)}")
     for key in (*report.records, *map(version_key, report.versions)):
-        print(printable(key))
+        print(make_printable(key))
     count = len(report.objects) + len(report.records) + len(report.versions)
     verb = "deleted" if report.is_deleted else "could be deleted with --delete"
-    found = f"{counted(count, 'object')} {verb}, {format_bytes(report.size_bytes)} of super-samples"
+    found = f"{format_count(count, 'object')} {verb}, {format_bytes(report.size_bytes)} of super-samples"
     print(found if count else "no garbage")
-    for line in _left_alone(report.unfinished.values()):
+    for line in _describe_unfinished(report.unfinished.values()):
         print(f"left alone: {line}")
 
 
-def _left_alone(unfinished: Iterable[Unfinished]) -> Iterator[str]:
+def _describe_unfinished(unfinished: Iterable[UnfinishedRun]) -> Iterator[str]:
     """Yield a line for each protected run and job, and one for all other runs of functions: its content and remedy."""
     jobs: dict[str, list[int]] = defaultdict(list)
     for each in unfinished:
-        record, objects = each.record, counted(each.objects, "super-sample")
+        record, objects = each.record, format_count(each.objects, "super-sample")
         give_up = f"give it up with --abandoned {each.run}"
         if record is None:
             yield f"run {each.run}, whose record is damaged, {objects}"
         elif each.is_refused:
             remedy = f"no commit adds it: it has other columns, or is of another data set; {give_up}"
-            yield f"run {each.run} of {shortened(record.source)}, {objects}; {remedy}"
+            yield f"run {each.run} of {quote_start(record.source)}, {objects}; {remedy}"
         elif record.mode == "deferred":
             jobs[record.job].append(each.objects)
         else:
-            found = f"the unfinished pack {each.run} of {shortened(record.source)}, {objects}"
+            found = f"the unfinished pack {each.run} of {quote_start(record.source)}, {objects}"
             yield f"{found}; pack the same again to resume it, or {give_up}"
     for job, counts in sorted(jobs.items(), reverse=True):
-        found = f"{counted(len(counts), 'run')} {f'of job {job}' if job else 'of functions'}"
+        found = f"{format_count(len(counts), 'run')} {f'of job {job}' if job else 'of functions'}"
         remedy = "functions finish and commit them"
         if job:
             remedy = f"the same stoker pack --on finishes and commits it, or give it up with --abandoned {job}"
-        yield f"{found}, {counted(sum(counts), 'super-sample')}; {remedy}"
+        yield f"{found}, {format_count(sum(counts), 'super-sample')}; {remedy}"
 
 
 def configure_rebuild(parser: ArgumentParser) -> None:
@@ -186,28 +203,28 @@ def configure_rebuild(parser: ArgumentParser) -> None:
 
 async def run_rebuild(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    async with opened(args) as store:
+    async with open_store_from_args(args) as store:
         report = await rebuild_manifest(store, adopt=args.adopt, verify=args.verify)
     manifest = report.manifest
     what = "made" if report.is_new else "nothing is missing from"
-    found = f"{counted(len(manifest), 'super-sample')}, {counted(manifest.samples, 'sample')}"
+    found = f"{format_count(len(manifest), 'super-sample')}, {format_count(manifest.samples, 'sample')}"
     print(f"{what} version {manifest.version}: {found}")
-    _list("lost", map(bad_object, report.lost))
-    _list("adopted", report.adopted)
-    _list("not adopted", map(bad_object, report.refused))
+    _print_list("lost", map(format_bad_object, report.lost))
+    _print_list("adopted", report.adopted)
+    _print_list("not adopted", map(format_bad_object, report.refused))
     if not args.adopt:
-        _list("in no version and no finished pack (--adopt takes them in)", report.orphans)
-    _list("missing", map(bad_object, report.gaps))
-    _list("perhaps twice", map(bad_object, report.repeats))
+        _print_list("in no version and no finished pack (--adopt takes them in)", report.orphans)
+    _print_list("missing", map(format_bad_object, report.gaps))
+    _print_list("perhaps twice", map(format_bad_object, report.repeats))
     return 1 if report.lost or report.refused or report.gaps or report.repeats else 0
 
 
-def _list(title: str, lines: Iterable[str]) -> None:
-    if shown := [f"  {printable(line)}" for line in lines]:
+def _print_list(title: str, lines: Iterable[str]) -> None:
+    if shown := [f"  {make_printable(line)}" for line in lines]:
         print(f"{title}: {len(shown):,}", *shown, sep="\n")
 
 
-_SHOWN_OTHERS = 5
+_MAX_SHOWN_OTHERS = 5
 
 
 def configure_rm(parser: ArgumentParser) -> None:
@@ -225,35 +242,36 @@ async def run_rm(args: Namespace) -> int:
         raise ConfigError("stoker rm asks for confirmation, but there is no terminal; use --yes to delete without it")
     if links := [folder for folder in _own_folders(args.url) if folder.is_symlink()]:  # may lead to other data
         raise ConfigError(
-            f"{printable(str(links[0]))} is a link to another folder, whose files would be deleted; remove the link "
+            f"{make_printable(str(links[0]))} is a link to another folder, whose files would be deleted; remove "
+            f"the link "
             "first, or name the data set that it leads to"
         )
-    bill = RequestBill()
-    async with opened(args) as inner:
-        store = bill.metered(inner)
+    bill = RequestCosts()
+    async with open_store_from_args(args) as inner:
+        store = bill.add_store(inner)
         removal = await plan_removal(store)
-        what = _described(store, removal)
+        what = _describe_removal(store, removal)
         if not args.yes and not _is_confirmed(what):
             print("nothing was deleted", file=sys.stderr)
             return 1
-        total = Amount(count=len(removal.objects), size_bytes=removal.size_bytes)
-        async with Progress("deleting", "objects", total, sys.stderr, quiet=args.quiet) as progress:
-            await remove(store, removal, lambda info: progress.add(info.size_bytes))
+        total = WorkAmount(count=len(removal.objects), size_bytes=removal.size_bytes)
+        async with ProgressReporter("deleting", "objects", total, sys.stderr, quiet=args.quiet) as progress:
+            await remove_dataset(store, removal, lambda info: progress.add(info.size_bytes))
     _remove_empty_folders(args.url)
     if not args.quiet:
-        print(f"deleted {what}; {bill.line()}", file=sys.stderr)
+        print(f"deleted {what}; {bill.summary()}", file=sys.stderr)
         if removal.others:
-            shown = ", ".join(printable(info.key) for info in removal.others[:_SHOWN_OTHERS])
+            shown = ", ".join(make_printable(info.key) for info in removal.others[:_MAX_SHOWN_OTHERS])
             print(f"left alone, since stoker did not make them: {len(removal.others):,}: {shown}", file=sys.stderr)
     return 0
 
 
-def _described(store: Store, removal: Removal) -> str:
-    size = f"{counted(len(removal.objects), 'object')}, {format_bytes(removal.size_bytes)}"
-    manifest, url = removal.manifest, printable(store.url)
+def _describe_removal(store: Store, removal: RemovalPlan) -> str:
+    size = f"{format_count(len(removal.objects), 'object')}, {format_bytes(removal.size_bytes)}"
+    manifest, url = removal.manifest, make_printable(store.url)
     if manifest is None:
         return f"what is left of a data set at {url} ({size})"
-    return f"the data set at {url}: {counted(manifest.samples, 'sample')}, version {manifest.version} ({size})"
+    return f"the data set at {url}: {format_count(manifest.samples, 'sample')}, version {manifest.version} ({size})"
 
 
 def _is_confirmed(what: str) -> bool:

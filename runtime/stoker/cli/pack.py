@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
-from stoker._base.progress import Amount, Progress
+from stoker._base.progress import ProgressReporter, WorkAmount
 from stoker._base.sizes import format_bytes
 from stoker._fanout.job import JobConfig, plan_job
 from stoker._pack.packer import AsyncPacker, PackConfig, PackProgress
@@ -18,12 +18,12 @@ from stoker._sources.webdataset import WebDataset
 from stoker._stores.location import Location, parse_url
 from stoker.abc import Store
 from stoker.cli import flags
-from stoker.cli.output import RequestBill, counted, json_text, printable, sample_lines, say
+from stoker.cli.output import RequestCosts, format_count, format_sample, json_text, make_printable, say
 from stoker.errors import ConfigError, FunctionError
 from stoker.fanout import Driver, FanoutConfig
 
 _OWN_FOLDERS = ("data", "epochs", "manifests", "packs")
-_IN_THIS_PROCESS = {
+_LOCAL_ONLY_OPTIONS = {
     "concurrency": "functions upload as their memory allows",
     "json": "with --on, the summary is text",
     "overwrite": "functions create a data set or append to one",
@@ -67,83 +67,83 @@ def configure(parser: ArgumentParser) -> None:
 
 async def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    _check_apart(args.source, args.url)
+    _check_no_overlap(args.source, args.url)
     _check_fanout_options(args)
     say(args, f"opening {args.source}")
     options = flags.store_options(args, args.source, prefix="source_") or flags.store_options(args, args.source)
-    bill = RequestBill()
+    bill = RequestCosts()
     source = await open_source(
-        args.source, args.kind, options, strict=args.strict, follow_links=args.follow_links, wrap=bill.metered
+        args.source, args.kind, options, strict=args.strict, follow_links=args.follow_links, wrap=bill.add_store
     )
     try:
-        async with flags.opened(args) as store:
+        async with flags.open_store_from_args(args) as store:
             if args.on:
-                await _pack_on(args, source, store)
+                await _pack_in_functions(args, source, store)
             else:
-                await _from_source_to_store(args, source, bill.metered(store), bill)
+                await _pack_here(args, source, bill.add_store(store), bill)
     finally:
         await source.close()
     return 0
 
 
-async def _from_source_to_store(args: Namespace, source: ObjectSource, store: Store, bill: RequestBill) -> None:
+async def _pack_here(args: Namespace, source: ObjectSource, store: Store, costs: RequestCosts) -> None:
     started_seconds = asyncio.get_running_loop().time()
     notes = source.notes
     say(args, f"packing {args.source} as {source.kind}")
-    _say_notes(notes, quiet=args.quiet)
-    total = Amount(count=source.samples, size_bytes=source.size_bytes)
-    progress = Progress("packing", "samples", total, sys.stderr, quiet=args.quiet)
+    _print_notes(notes, quiet=args.quiet)
+    total = WorkAmount(count=source.samples, size_bytes=source.size_bytes)
+    progress = ProgressReporter("packing", "samples", total, sys.stderr, quiet=args.quiet)
     done = PackProgress()
 
     def show(now: PackProgress) -> None:
         nonlocal done
         done = now
-        progress.update(_amount(done))
+        progress.update(_progress_amount(done))
 
     async with AsyncPacker(store, _config(args, source), on_progress=show) as packer:
         if durable := packer.durable_samples:
             packer.skip(durable)
         async with aclosing(source.read(durable)) as samples:
             found = await anext(samples, None)
-            say(args, *sample_lines(source, durable, found))
+            say(args, *format_sample(source, durable, found))
             async with progress:
-                progress.start(_amount(done))
+                progress.start(_progress_amount(done))
                 while found is not None:
                     where, sample = found
                     await packer.write(sample, where)
                     found = await anext(samples, None)
                 manifest = await packer.commit()
-    _say_notes([note for note in source.notes if note not in notes], quiet=args.quiet)
+    _print_notes([note for note in source.notes if note not in notes], quiet=args.quiet)
     seconds = asyncio.get_running_loop().time() - started_seconds
     if args.json:
         figures = {"url": args.url, "version": manifest.version, "samples": done.samples, "resumed_samples": durable}
         figures |= {"super_samples": done.objects, "size_bytes": done.size_bytes, "seconds": seconds}
-        print(json_text({**figures, **bill.to_dict()}))
-    rest = f" (there already: {counted(durable, 'sample')})" if durable else ""
-    what = f"{counted(done.samples, 'sample')} into {counted(done.objects, 'super-sample')}"
+        print(json_text({**figures, **costs.to_dict()}))
+    rest = f" (there already: {format_count(durable, 'sample')})" if durable else ""
+    what = f"{format_count(done.samples, 'sample')} into {format_count(done.objects, 'super-sample')}"
     rate = f"{(done.samples - durable) / max(seconds, 1e-3):,.0f} samples/s"
     took = f"packed {what}, {format_bytes(done.size_bytes)}, in {seconds:.1f} s ({rate})"
-    say(args, bill.line(), f"{took}: {store.url}, version {manifest.version}{rest}")
+    say(args, costs.summary(), f"{took}: {store.url}, version {manifest.version}{rest}")
 
 
 def _config(args: Namespace, source: ObjectSource) -> PackConfig:
     mode: Any = "append" if args.append else "overwrite" if args.overwrite else "create"
-    sizes = _given(args, "super_sample_bytes", "concurrency")
+    sizes = _given_options(args, "super_sample_bytes", "concurrency")
     single = args.single_writer
     return PackConfig(schema=source.schema, source=source.fingerprint, mode=mode, single_writer=single, **sizes)
 
 
-def _given(args: Namespace, *names: str) -> dict[str, Any]:
+def _given_options(args: Namespace, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
-def _amount(done: PackProgress) -> Amount:
-    return Amount(count=done.samples, size_bytes=done.size_bytes)
+def _progress_amount(done: PackProgress) -> WorkAmount:
+    return WorkAmount(count=done.samples, size_bytes=done.size_bytes)
 
 
-def _check_apart(source: str, destination: str) -> None:
+def _check_no_overlap(source: str, destination: str) -> None:
     """Raise ConfigError for a data set inside its own source, or a source inside the data set's own folders."""
-    src, dst = parse_url(source).place, parse_url(destination).place
+    src, dst = parse_url(source).canonical_url, parse_url(destination).canonical_url
     if dst.startswith(src):
         raise ConfigError(f"DST {destination} lies inside SRC {source}, which would change while it is packed; move it")
     if any(src.startswith(f"{dst}{folder}/") for folder in _OWN_FOLDERS):
@@ -155,15 +155,15 @@ def _check_fanout_options(args: Namespace) -> None:
     flags.check_function_options(args, "part_bytes")
     if not args.on:
         return
-    for name, how in _IN_THIS_PROCESS.items():
+    for name, how in _LOCAL_ONLY_OPTIONS.items():
         if getattr(args, name):
             raise ConfigError(f"--{name.replace('_', '-')} is for packing in this process; {how}")
     src, dst = parse_url(args.source), parse_url(args.url)
     _job_config(args, dst)
-    flags.chosen_executor(args, dst, src)
+    flags.create_executor(args, dst, src)
 
 
-async def _pack_on(args: Namespace, source: ObjectSource, store: Store) -> None:
+async def _pack_in_functions(args: Namespace, source: ObjectSource, store: Store) -> None:
     """Plan the job, run it in functions and commit it.
 
     Raises:
@@ -171,16 +171,16 @@ async def _pack_on(args: Namespace, source: ObjectSource, store: Store) -> None:
         StokerError: the job cannot be planned, or functions cannot be called.
     """
     dst = parse_url(args.url)
-    executor = flags.chosen_executor(args, dst, parse_url(source.root))
+    executor = flags.create_executor(args, dst, parse_url(source.root))
     if isinstance(source, WebDataset):
         await source.check_ends()
     job = await plan_job(source, store, _job_config(args, dst))
-    say(args, f"packing {args.source} as {source.kind} on {executor.name}: {counted(len(job.tasks), 'part')}")
-    _say_notes(source.notes, quiet=args.quiet)
+    say(args, f"packing {args.source} as {source.kind} on {executor.name}: {format_count(len(job.tasks), 'part')}")
+    _print_notes(source.notes, quiet=args.quiet)
     async with aclosing(source.read()) as found:
-        say(args, *sample_lines(source, 0, await anext(found, None)))
-    total = Amount(count=len(job.tasks), size_bytes=sum(task.size_bytes for task in job.tasks))
-    progress = Progress("packing", "parts", total, sys.stderr, quiet=args.quiet)
+        say(args, *format_sample(source, 0, await anext(found, None)))
+    total = WorkAmount(count=len(job.tasks), size_bytes=sum(task.size_bytes for task in job.tasks))
+    progress = ProgressReporter("packing", "parts", total, sys.stderr, quiet=args.quiet)
     async with executor:
         driver = Driver(executor, FanoutConfig(most=args.workers), on_progress=progress.update)
         try:
@@ -191,18 +191,18 @@ async def _pack_on(args: Namespace, source: ObjectSource, store: Store) -> None:
             say(args, *driver.report.lines())
     match committed:
         case {"version": int(version), "samples": int(samples)}:
-            say(args, f"{args.url}: version {version} has {counted(samples, 'sample')}")
+            say(args, f"{args.url}: version {version} has {format_count(samples, 'sample')}")
         case _:
             raise FunctionError("commit", "TypeError", "the result has no version; deploy this stoker's functions")
 
 
-def _say_notes(notes: Sequence[str], *, quiet: bool) -> None:
+def _print_notes(notes: Sequence[str], *, quiet: bool) -> None:
     """Print the notes of a source; with ``quiet`` only the warnings."""
     for note in notes:
         if not quiet or note.startswith("warning:"):
-            print(printable(note), file=sys.stderr)
+            print(make_printable(note), file=sys.stderr)
 
 
 def _job_config(args: Namespace, dst: Location) -> JobConfig:
-    sizes = _given(args, "super_sample_bytes", "part_bytes")
+    sizes = _given_options(args, "super_sample_bytes", "part_bytes")
     return JobConfig(dataset=flags.url_for_functions(dst), append=args.append, **sizes)

@@ -17,29 +17,29 @@ from pathlib import Path
 from stoker._base.sizes import format_bytes
 from stoker._cache.tiers import CacheSpec
 from stoker._shared.address import Address
-from stoker._shared.certificate import given_tls
+from stoker._shared.certificate import load_tls
 from stoker._shared.client import ServerAddress, read_metrics
-from stoker._shared.folder import ObjectFolder
-from stoker._shared.objects import ObjectMemory
-from stoker._shared.read_through import ReadThrough, is_sound
-from stoker._shared.secret import VARIABLE, TierSecret
+from stoker._shared.folder import FolderStorage
+from stoker._shared.objects import MemoryStorage
+from stoker._shared.read_through import ReadThrough, is_valid_object
+from stoker._shared.secret import SECRET_VARIABLE, TierSecret
 from stoker._shared.server import TierServer
-from stoker._shared.serving import Endpoint, listening
-from stoker.cli.flags import add_store_options, opened, size_from
-from stoker.cli.output import counted, json_text, table
+from stoker._shared.serving import ListenAddress, serve_tier
+from stoker.cli.flags import add_store_options, open_store_from_args, size_from
+from stoker.cli.output import format_count, json_text, table
 from stoker.errors import ConfigError
 
 _PORT = 7412
-_HOST = re.compile(r"[\w.-]*|[0-9A-Fa-f:.]+", re.ASCII)
+_HOST_PATTERN = re.compile(r"[\w.-]*|[0-9A-Fa-f:.]+", re.ASCII)
 """A host name or an address; may be empty."""
-_EPILOG = f"The secret is read from the variable {VARIABLE}; commas separate the secrets of several tenants."
+_EPILOG = f"The secret is read from the variable {SECRET_VARIABLE}; commas separate the secrets of several tenants."
 
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = _EPILOG
     actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION", required=True)
-    actions.add_parser("secret", help=f"create a secret for {VARIABLE} and print it")
+    actions.add_parser("secret", help=f"create a secret for {SECRET_VARIABLE} and print it")
     token = actions.add_parser("token", help="print the bearer token of requests, for nginx, curl or Prometheus")
     token.add_argument("--metrics", action="store_true", help="print the token that permits GET /metrics only")
     status = actions.add_parser("status", help="show what a server holds and its counters", epilog=_EPILOG)
@@ -77,13 +77,13 @@ async def run(args: Namespace) -> int:
     elif args.action == "status":
         (secret, *_) = TierSecret.parse_all(os.environ)
         counts = await read_metrics(ServerAddress.parse(args.url), secret)
-        print(json_text(counts) if args.json else table(_rows_of(counts), indent=""))
+        print(json_text(counts) if args.json else table(_format_counts(counts), indent=""))
     else:
         await _serve(args)
     return 0
 
 
-def _rows_of(counts: Mapping[str, float]) -> list[tuple[str, str]]:
+def _format_counts(counts: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return the rows of the table of a server's counters."""
 
     def of(name: str, place: str = "") -> int:
@@ -94,14 +94,14 @@ def _rows_of(counts: Mapping[str, float]) -> list[tuple[str, str]]:
         if of("limit_bytes", place):
             used, limit = (format_bytes(of(name, place)) for name in ("used_bytes", "limit_bytes"))
             left = f"{of('evicted_total', place):,} evicted, {of('declined_total', place):,} declined (no room)"
-            rows.append((place, f"{counted(of('objects', place), 'object')}, {used} of {limit}; {left}"))
+            rows.append((place, f"{format_count(of('objects', place), 'object')}, {used} of {limit}; {left}"))
     hits = sum(of("hits_total", place) for place in ("memory", "disk", "functions"))
     fetched = f"; {of('fetched'):,} read through, {of('fetch_failures'):,} of them failed" if of("fetched") else ""
     return [
         *rows,
         ("reads", f"{hits:,} hits, {of('misses'):,} misses, {format_bytes(of('sent_bytes'))} sent{fetched}"),
         ("offers", f"{format_bytes(of('received_bytes'))} received, {of('refused'):,} refused for wrong bytes"),
-        ("refused", f"{counted(of('unauthorized'), 'request')} without a valid token"),
+        ("refused", f"{format_count(of('unauthorized'), 'request')} without a valid token"),
     ]
 
 
@@ -112,29 +112,31 @@ async def _serve(args: Namespace) -> None:
         ConfigError: an argument is invalid, or the address or the folder cannot be used.
         StoreError: a data set of ``--read-through`` cannot be read.
     """
-    secrets, endpoint = TierSecret.parse_all(os.environ), endpoint_of(args)
-    lift_file_limit()
+    secrets, endpoint = TierSecret.parse_all(os.environ), parse_endpoint(args)
+    raise_file_limit()
     async with AsyncExitStack() as stack:
         sources = []
         for url in args.read_through:
-            sources.append(ReadThrough(await stack.enter_async_context(opened(args, url)), secrets))
+            sources.append(ReadThrough(await stack.enter_async_context(open_store_from_args(args, url)), secrets))
             await sources[-1].refresh()
-        server = TierServer(secrets, ObjectMemory(args.memory), _folder(args.disk, secrets, sources), sources)
-        url = await stack.enter_async_context(listening(server, endpoint))
-        ended = end_signal()
+        server = TierServer(
+            secrets, MemoryStorage(args.memory), _open_disk_folder(args.disk, secrets, sources), sources
+        )
+        url = await stack.enter_async_context(serve_tier(server, endpoint))
+        ended = create_stop_event()
         print(f"{url}\nkeeps up to {format_bytes(args.memory)}; use it as Loader(tier=URL)", flush=True)
         await ended.wait()
     logging.getLogger("stoker.tier.server").info("the tier server has ended")
 
 
-def lift_file_limit() -> None:
+def raise_file_limit() -> None:
     """Let this process open as many files as the system allows: each trainer has up to 32 connections."""
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # some systems refuse the limit that they report
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
 
 
-def end_signal() -> asyncio.Event:
+def create_stop_event() -> asyncio.Event:
     """Return an event that SIGINT and SIGTERM set from now on."""
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -142,7 +144,7 @@ def end_signal() -> asyncio.Event:
     return ended
 
 
-def endpoint_of(args: Namespace) -> Endpoint:
+def parse_endpoint(args: Namespace) -> ListenAddress:
     """Return the endpoint of a server from the arguments of :func:`add_endpoint`.
 
     Raises:
@@ -154,13 +156,15 @@ def endpoint_of(args: Namespace) -> Endpoint:
         raise ConfigError(f"--listen: {error}") from None
     if (args.certificate is None) != (args.key is None):
         raise ConfigError("--certificate and --key go together; give both or neither")
-    if not _HOST.fullmatch(args.advertise):
+    if not _HOST_PATTERN.fullmatch(args.advertise):
         raise ConfigError(f"--advertise must be a host, such as tier.internal, not {args.advertise!r:.80}")
-    tls = None if args.key is None else given_tls(args.certificate, args.key)
-    return Endpoint(address=address, advertised=args.advertise, tls=tls)
+    tls = None if args.key is None else load_tls(args.certificate, args.key)
+    return ListenAddress(address=address, advertised=args.advertise, tls=tls)
 
 
-def _folder(spec: str | None, secrets: Sequence[TierSecret], sources: Sequence[ReadThrough]) -> ObjectFolder | None:
+def _open_disk_folder(
+    spec: str | None, secrets: Sequence[TierSecret], sources: Sequence[ReadThrough]
+) -> FolderStorage | None:
     """Return the disk folder for a spec ``FOLDER?limit=SIZE``, None if there is no spec."""
     if spec is None:
         return None
@@ -173,4 +177,4 @@ def _folder(spec: str | None, secrets: Sequence[TierSecret], sources: Sequence[R
             f"--disk must be FOLDER?limit=SIZE, such as /mnt/nvme/tier?limit=200GB, not {spec!r:.200}: {error}"
         ) from None
     assert disk.path is not None  # noqa: S101 - it is a disk
-    return ObjectFolder(disk.path, disk.limit_bytes, partial(is_sound, secrets, sources))
+    return FolderStorage(disk.path, disk.limit_bytes, partial(is_valid_object, secrets, sources))

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from stoker._base.recorder import WORST_WAITS
 from stoker._base.sizes import format_bytes
-from stoker._trace.picture import Section, Summary, draw
-from stoker._trace.recording import Told, read_trace
+from stoker._trace.picture import TraceSection, TraceSummary, draw_trace
+from stoker._trace.recording import TraceEvent, read_trace
 from stoker.cli.flags import positive
-from stoker.cli.output import counted, printable, table
+from stoker.cli.output import format_count, make_printable, table
 from stoker.errors import ConfigError
 
-_FILE = "a trace, plain or .gz, written by Loader(url, trace=FILE) or stoker simulate --trace FILE"
+_TRACE_HELP = "a trace, plain or .gz, written by Loader(url, trace=FILE) or stoker simulate --trace FILE"
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def configure(parser: ArgumentParser) -> None:
     view.add_argument("--worst", type=positive, default=WORST_WAITS, metavar="N", help="number of waits (default: 10)")
     picture = what.add_parser("picture", help="draw batches, the ring's fill level and fetches over time")
     for each in (view, picture):
-        each.add_argument("trace", metavar="FILE", type=Path, help=_FILE)
+        each.add_argument("trace", metavar="FILE", type=Path, help=_TRACE_HELP)
     picture.add_argument("--out", required=True, type=Path, metavar="FILE", help="picture to write: .png or .html")
     begin = "first second to show (default: the start of the trace; for a long trace, near its worst wait)"
     picture.add_argument("--begin", type=float, metavar="SECOND", help=begin)
@@ -35,33 +35,33 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    return _picture(args) if args.what == "picture" else _view(args)
+    return _draw_picture(args) if args.what == "picture" else _view(args)
 
 
 def _view(args: Namespace) -> int:
-    summary = Summary.of(read_trace(args.trace), args.worst)
-    print(f"{printable(str(args.trace))}: {_told(summary)}")
+    summary = TraceSummary.of(read_trace(args.trace), args.worst)
+    print(f"{make_printable(str(args.trace))}: {_describe_summary(summary)}")
     if summary.batches:
-        print(table(_phases(summary)))
+        print(table(_phase_rows(summary)))
         print("worst waits")
-        print(table(_worst(summary)))
+        print(table(_worst_wait_rows(summary)))
     if summary.requests:
-        print(_requests(summary))
+        print(_describe_requests(summary))
     if summary.is_full:
         print("the trace reached its limit: later events are not in it")
     return 0
 
 
-def _told(summary: Summary) -> str:
+def _describe_summary(summary: TraceSummary) -> str:
     whole = summary.seconds * max(1, len(summary.names))
     share = summary.waited_seconds / whole if whole else 0.0
-    batches = counted(summary.batches, "batch", "batches")
+    batches = format_count(summary.batches, "batch", "batches")
     ranks = f" on {len(summary.names)} ranks" if len(summary.names) > 1 else ""
     waited = f"{summary.waited_seconds:.3f} s ({share:.1%})"
     return f"{batches}{ranks} in {summary.seconds:.3f} s, of which {waited} were waited"
 
 
-def _phases(summary: Summary) -> list[tuple[str, ...]]:
+def _phase_rows(summary: TraceSummary) -> list[tuple[str, ...]]:
     whole = summary.waited_seconds or 1.0
     rows: list[tuple[str, ...]] = [("phase", "seconds", "share", "batches")]
     for phase, (seconds, batches) in sorted(summary.phases.items(), key=lambda each: -each[1][0]):
@@ -69,19 +69,22 @@ def _phases(summary: Summary) -> list[tuple[str, ...]]:
     return rows
 
 
-def _worst(summary: Summary) -> list[tuple[str, ...]]:
+def _worst_wait_rows(summary: TraceSummary) -> list[tuple[str, ...]]:
     has_ranks = len(summary.names) > 1
     rows: list[tuple[str, ...]] = [("at", "batch", "waited", "most of it", "", "object", "rank"[: 4 * has_ranks])]
     for process, wait in summary.worst():
         (phase, key), seconds = next(iter(wait.by_cause().items()))
         at, batch = f"{wait.spans[0].begin_seconds:.3f} s", f"{wait.epoch}/{wait.batch}"
-        share, rank = f"{seconds / wait.seconds:.0%}", printable(summary.names.get(process, "")) if has_ranks else ""
-        rows.append((at, batch, f"{wait.seconds:.4f} s", str(phase), share, printable(key), rank))
+        share, rank = (
+            f"{seconds / wait.seconds:.0%}",
+            make_printable(summary.names.get(process, "")) if has_ranks else "",
+        )
+        rows.append((at, batch, f"{wait.seconds:.4f} s", str(phase), share, make_printable(key), rank))
     return rows
 
 
-def _requests(summary: Summary) -> str:
-    text = f"{counted(summary.requests, 'request')}"
+def _describe_requests(summary: TraceSummary) -> str:
+    text = f"{format_count(summary.requests, 'request')}"
     first_bytes, rates = summary.first_bytes, summary.rates
     if first_bytes.count:
         median, late = first_bytes.quantile(0.5) * 1e3, first_bytes.quantile(0.99) * 1e3
@@ -91,22 +94,24 @@ def _requests(summary: Summary) -> str:
     return text + (f"; {summary.lost:,} failed or were overtaken by a hedge" if summary.lost else "")
 
 
-def _picture(args: Namespace) -> int:
+def _draw_picture(args: Namespace) -> int:
     if not args.trace.is_file():
         raise ConfigError(f"the trace {args.trace} is not a file; a picture reads it twice, so save it to a file")
-    summary, process, name = Summary.of(read_trace(args.trace)), None, printable(args.trace.name)
+    summary, process, name = TraceSummary.of(read_trace(args.trace)), None, make_printable(args.trace.name)
     if len(summary.names) > 1 or args.rank is not None:
-        process = _process(summary, args.rank)
-        name += f", {printable(summary.names[process])}"
-        summary = Summary.of(_of(args.trace, process))
-    section = Section.of(summary, args.begin, args.seconds)
-    draw(section.cut(_of(args.trace, process)), args.out, section, f"{name}: {_told(summary)}")
+        process = _find_process(summary, args.rank)
+        name += f", {make_printable(summary.names[process])}"
+        summary = TraceSummary.of(_read_events(args.trace, process))
+    section = TraceSection.of(summary, args.begin, args.seconds)
+    draw_trace(
+        section.select(_read_events(args.trace, process)), args.out, section, f"{name}: {_describe_summary(summary)}"
+    )
     shown = f"seconds {section.begin_seconds:.3f} to {section.end_seconds:.3f}"
-    print(f"{printable(str(args.out))}: {shown} of {printable(str(args.trace))}")
+    print(f"{make_printable(str(args.out))}: {shown} of {make_printable(str(args.trace))}")
     return 0
 
 
-def _process(summary: Summary, rank: int | None) -> int:
+def _find_process(summary: TraceSummary, rank: int | None) -> int:
     """Return the process of a rank, by default the process with the worst wait."""
     if rank is None:
         worst = summary.worst()
@@ -114,8 +119,8 @@ def _process(summary: Summary, rank: int | None) -> int:
     for process, name in summary.names.items():
         if name == f"rank {rank}":
             return process
-    raise ConfigError(f"the trace has no rank {rank}; it has {', '.join(map(printable, summary.names.values()))}")
+    raise ConfigError(f"the trace has no rank {rank}; it has {', '.join(map(make_printable, summary.names.values()))}")
 
 
-def _of(path: Path, process: int | None) -> Iterator[Told]:
+def _read_events(path: Path, process: int | None) -> Iterator[TraceEvent]:
     return (told for told in read_trace(path) if process is None or told.process == process)

@@ -185,13 +185,13 @@ class FaultyStore(WatchedStore):
 
     async def before(self, number: int, operation: str, key: str) -> None:
         """Raise or wait if the random numbers say so."""
-        await self._happen("before", key)
+        await self._inject_faults("before", key)
 
     async def after(self, number: int, operation: str, key: str) -> None:
         """Raise in place of the response if the random numbers say so."""
-        await self._happen("after", key)
+        await self._inject_faults("after", key)
 
-    async def _happen(self, when: str, key: str) -> None:
+    async def _inject_faults(self, when: str, key: str) -> None:
         for name, (moment, kind) in _FAULTS.items():
             if moment != when or self._random.random() >= self._probability.get(name, 0.0):
                 continue

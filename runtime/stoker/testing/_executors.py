@@ -11,7 +11,7 @@ from stoker._base.task_group import end_tasks
 from stoker.abc import Executor
 from stoker.errors import FunctionError, ServerError, StokerError, ThrottledError, TransientError
 
-_CALLS = 12
+_CONCURRENT_CALLS = 12
 
 
 async def _echo(event: Mapping[str, Any], *_: object) -> dict[str, Any]:
@@ -45,7 +45,7 @@ CONTRACT_FUNCTIONS: Mapping[str, str] = {
 """Functions that the executor suite calls: name → ``module:function``, ``async def (event, deployment, deadline)``."""
 
 
-async def _error(call: Awaitable[object]) -> StokerError:
+async def _catch_error(call: Awaitable[object]) -> StokerError:
     """Return the error that a call raises."""
     try:
         answer = await call
@@ -104,15 +104,19 @@ class ExecutorTests:
 
     def test_many_calls_at_once_get_their_own_answers(self) -> None:
         async def check(executor: Executor) -> None:
-            answers = await asyncio.gather(*(executor.call("echo", {"number": number}) for number in range(_CALLS)))
-            assert [answer.result["number"] for answer in answers] == list(range(_CALLS))
+            answers = await asyncio.gather(
+                *(executor.call("echo", {"number": number}) for number in range(_CONCURRENT_CALLS))
+            )
+            assert [answer.result["number"] for answer in answers] == list(range(_CONCURRENT_CALLS))
 
         self._run(check)
 
     def test_an_error_of_a_function_has_its_type_and_message(self) -> None:
         async def check(executor: Executor) -> None:
             for error_type in ("SchemaError", "RuntimeError"):
-                error = await _error(executor.call("fail", {"type": error_type, "message": "the label is missing"}))
+                error = await _catch_error(
+                    executor.call("fail", {"type": error_type, "message": "the label is missing"})
+                )
                 assert isinstance(error, FunctionError), repr(error)
                 assert (error.error_type, error.error_message) == (error_type, "the label is missing")
 
@@ -121,7 +125,7 @@ class ExecutorTests:
     def test_an_error_that_may_pass_is_transient(self) -> None:
         async def check(executor: Executor) -> None:
             for kind in (ServerError, ThrottledError):
-                error = await _error(executor.call("fail", {"type": kind.__name__, "message": "slow down"}))
+                error = await _catch_error(executor.call("fail", {"type": kind.__name__, "message": "slow down"}))
                 assert isinstance(error, kind), repr(error)
                 assert "slow down" in str(error)
 
@@ -135,14 +139,14 @@ class ExecutorTests:
 
     def test_a_result_that_is_no_object_is_the_functions_error(self) -> None:
         async def check(executor: Executor) -> None:
-            error = await _error(executor.call("listed", {}))
+            error = await _catch_error(executor.call("listed", {}))
             assert isinstance(error, FunctionError), repr(error)
 
         self._run(check)
 
     def test_a_function_that_is_not_there_is_a_final_error(self) -> None:
         async def check(executor: Executor) -> None:
-            error = await _error(executor.call("nobody", {}))
+            error = await _catch_error(executor.call("nobody", {}))
             assert not isinstance(error, TransientError), f"{error!r} is transient, so the call would be retried"
 
         self._run(check)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from stoker._cache.eviction import Residents
+from stoker._cache.eviction import CacheEntries
 from stoker.abc import EvictionPolicy, NextUseOracle
 
 _NEVER = 1 << 60
 
 
-class _Requests:
+class _RequestSequence:
     """A next-use oracle over a fixed sequence of requests; iterating over it advances the present."""
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -47,11 +47,11 @@ class EvictionPolicyTests:
         raise NotImplementedError(f"override create_policy in {type(self).__name__} to return a policy for {oracle}")
 
     def test_an_empty_cache_has_no_victims(self) -> None:
-        assert list(self.create_policy(_Requests([])).victims("a")) == []
+        assert list(self.create_policy(_RequestSequence([])).victims("a")) == []
 
     def test_victims_are_in_the_cache_and_each_is_named_once(self) -> None:
         rng = random.Random(7)  # noqa: S311 - seeded, for the same test every time
-        requests = _Requests([f"key {rng.randrange(30)}" for _ in range(600)])
+        requests = _RequestSequence([f"key {rng.randrange(30)}" for _ in range(600)])
         policy, held = self.create_policy(requests), set[str]()
         for key in requests:
             victims = list(policy.victims(key))
@@ -70,18 +70,18 @@ class EvictionPolicyTests:
     def test_a_cache_is_never_fuller_than_its_limit_and_takes_in_what_fits(self) -> None:
         rng = random.Random(5)  # noqa: S311 - seeded, for the same test every time
         sizes = {f"key {number}": rng.randrange(1, 60) for number in range(30)}
-        requests = _Requests([f"key {rng.randrange(30)}" for _ in range(600)])
-        residents = Residents(self.create_policy(requests), 200)
+        requests = _RequestSequence([f"key {rng.randrange(30)}" for _ in range(600)])
+        residents = CacheEntries(self.create_policy(requests), 200)
         for key in requests:
             has_room = residents.used + sizes[key] <= residents.capacity
             if not residents.look_up(key):
                 assert residents.offer(key, sizes[key]) == [] or not has_room, "it evicts although there is room"
             assert residents.used == sum(sizes[each] for each in residents) <= residents.capacity
             if rng.random() < 0.05:
-                residents.drop(rng.choice(sorted(residents)))
+                residents.remove(rng.choice(sorted(residents)))
 
     def test_victims_may_be_looked_at_and_left(self) -> None:
-        policy = self.create_policy(_Requests([]))
+        policy = self.create_policy(_RequestSequence([]))
         for key in "abcd":
             policy.added(key)
         before = list(policy.victims("e"))
@@ -89,7 +89,7 @@ class EvictionPolicyTests:
         assert list(policy.victims("e")) == before, "iterating over the victims changes them"
 
     def test_a_key_that_was_removed_is_no_victim_and_may_come_back(self) -> None:
-        policy = self.create_policy(_Requests([]))
+        policy = self.create_policy(_RequestSequence([]))
         for key in "abc":
             policy.added(key)
         policy.removed("b")

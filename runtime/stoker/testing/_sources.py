@@ -15,14 +15,14 @@ from stoker.abc import Sample, Source, SourceListing, Store
 from stoker.errors import PackError, StoreError
 
 
-async def _read(source: Source, start: int = 0) -> list[tuple[str, list[bytes]]]:
+async def _read_encoded(source: Source, start: int = 0) -> list[tuple[str, list[bytes]]]:
     """Return the samples from number ``start`` on: the name and the encoded values of each."""
     schema = Schema(source.schema)
     async with aclosing(source.read(start)) as samples:
-        return [_encoded(schema, sample) async for sample in samples]
+        return [_encode_sample(schema, sample) async for sample in samples]
 
 
-def _encoded(schema: Schema, sample: Sample) -> tuple[str, list[bytes]]:
+def _encode_sample(schema: Schema, sample: Sample) -> tuple[str, list[bytes]]:
     where, values = sample
     assert isinstance(where, str), f"the name of a sample is {where!r}"
     assert where, "a sample has an empty name"
@@ -76,23 +76,23 @@ class SourceTests:
 
     def test_every_sample_has_the_columns_of_the_schema(self) -> None:
         async def check(source: Source, store: Store) -> None:
-            assert len(await _read(source)) > 1, "give objects with at least two samples"
+            assert len(await _read_encoded(source)) > 1, "give objects with at least two samples"
 
         self._run(check)
 
     def test_samples_and_their_order_are_the_same_every_time(self) -> None:
         async def check(source: Source, store: Store) -> Any:
-            found = await _read(source)
-            assert await _read(source) == found
+            found = await _read_encoded(source)
+            assert await _read_encoded(source) == found
             return [values for _, values in found]  # names may contain the URL of the store, which differs
 
         assert self._run(check) == self._run(check), "a second source of the same objects has other samples"
 
     def test_reading_begins_at_any_sample(self) -> None:
         async def check(source: Source, store: Store) -> None:
-            found = await _read(source)
+            found = await _read_encoded(source)
             for start in {0, 1, len(found) // 2, len(found) - 1, len(found)}:
-                assert await _read(source, start) == found[start:], f"reading from sample {start} on"
+                assert await _read_encoded(source, start) == found[start:], f"reading from sample {start} on"
 
         self._run(check)
 
@@ -109,8 +109,8 @@ class SourceTests:
 
     def test_several_readings_do_not_disturb_each_other(self) -> None:
         async def check(source: Source, store: Store) -> None:
-            found = await _read(source)
-            both = await asyncio.gather(_read(source), _read(source, 1))
+            found = await _read_encoded(source)
+            both = await asyncio.gather(_read_encoded(source), _read_encoded(source, 1))
             assert list(both) == [found, found[1:]]
 
         self._run(check)
@@ -130,7 +130,7 @@ class SourceTests:
                 ) -> None:
                     await change(store, key)
                     try:
-                        await _read(source)
+                        await _read_encoded(source)
                     except (PackError, StoreError):
                         return
                     raise AssertionError(f"the source did not notice that {key} changed; read it with its listed tag")

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import Any
 
 from stoker._stores import StoreOptions, open_store
-from stoker._stores.object_store import metered
+from stoker._stores.object_store import with_meter
 from stoker.abc import Store
 
 _serial = itertools.count()
@@ -72,7 +72,7 @@ class StorePlace:
     def open(self, url: str = "") -> Store:
         """Open the store at ``url``, by default the place's own URL."""
         if self.opener is not None:
-            return metered(self.opener(url or self.url))
+            return with_meter(self.opener(url or self.url))
         return open_store(url or self.url, options=self.options)
 
     def run(self, check: Callable[[Store], Awaitable[None]]) -> None:

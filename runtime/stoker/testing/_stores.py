@@ -21,7 +21,7 @@ from stoker.errors import (
 )
 from stoker.testing._store_places import Deviation, StorePlace, keys_of, read_range
 
-_BODY = bytes(range(256)) * 4096  # 1 MiB
+_CONTENT = bytes(range(256)) * 4096  # 1 MiB
 _ODD_KEYS = (
     "a b",
     "a+b",
@@ -61,10 +61,10 @@ class StoreTests:
 
     def test_get_returns_what_put_was_given_and_the_tag_that_it_returned(self, place: StorePlace) -> None:
         async def check(store: Store) -> None:
-            written = await store.put("a/b", _BODY)
-            assert written == ObjectInfo(key="a/b", size_bytes=len(_BODY), tag=written.tag)
+            written = await store.put("a/b", _CONTENT)
+            assert written == ObjectInfo(key="a/b", size_bytes=len(_CONTENT), tag=written.tag)
             assert written.tag
-            assert await store.get("a/b") == (_BODY, written)
+            assert await store.get("a/b") == (_CONTENT, written)
 
         place.run(check)
 
@@ -90,15 +90,22 @@ class StoreTests:
 
     @pytest.mark.parametrize(
         ("start", "end"),
-        [(0, 1), (0, len(_BODY)), (5, 5), (len(_BODY) - 1, len(_BODY)), (1000, 70_000), (len(_BODY), len(_BODY))],
+        [
+            (0, 1),
+            (0, len(_CONTENT)),
+            (5, 5),
+            (len(_CONTENT) - 1, len(_CONTENT)),
+            (1000, 70_000),
+            (len(_CONTENT), len(_CONTENT)),
+        ],
     )
     def test_get_range_fills_exactly_the_memory_it_was_given(self, place: StorePlace, start: int, end: int) -> None:
         async def check(store: Store) -> None:
-            written = await store.put("x", _BODY)
+            written = await store.put("x", _CONTENT)
             surrounded = bytearray(b"\xee" * (end - start + 16))
             into = memoryview(surrounded)[8 : 8 + end - start]
             assert await store.get_range("x", start, end, into=into, tag=written.tag) == written
-            assert surrounded == b"\xee" * 8 + _BODY[start:end] + b"\xee" * 8
+            assert surrounded == b"\xee" * 8 + _CONTENT[start:end] + b"\xee" * 8
 
         place.run(check)
 
@@ -106,10 +113,10 @@ class StoreTests:
         self, place: StorePlace
     ) -> None:
         async def check(store: Store) -> None:
-            await store.put("x", _BODY)
+            await store.put("x", _CONTENT)
             told: list[str] = []
-            into = memoryview(bytearray(len(_BODY)))
-            await store.get_range("x", 0, len(_BODY), into=into, begun=lambda: told.append("begun"))
+            into = memoryview(bytearray(len(_CONTENT)))
+            await store.get_range("x", 0, len(_CONTENT), into=into, begun=lambda: told.append("begun"))
             assert told in ([], ["begun"])
             told.clear()
             with pytest.raises(NotFoundError):
@@ -177,11 +184,11 @@ class StoreTests:
 
     def test_many_reads_at_once_do_not_mix_their_bytes(self, place: StorePlace) -> None:
         async def check(store: Store) -> None:
-            await store.put("x", _BODY)
+            await store.put("x", _CONTENT)
             count = 5 if Deviation.SLOW in place.deviations else 40
             ranges = [(start, start + 4097) for start in range(0, count * 1000, 1000)]
             found = await asyncio.gather(*(read_range(store, "x", *each) for each in ranges))
-            assert found == [_BODY[start:end] for start, end in ranges]
+            assert found == [_CONTENT[start:end] for start, end in ranges]
 
         place.run(check)
 

@@ -16,18 +16,18 @@ _SIZE_BYTES = 4 << 10
 _UNTOUCHED = 0xA5
 
 
-def _object(number: int) -> tuple[ObjectRef, bytes]:
+def _create_object(number: int) -> tuple[ObjectRef, bytes]:
     data = bytes((number * 31 + place * 7) % 251 for place in range(_SIZE_BYTES))
-    return _ref(f"data/{number:08}", data, number), data
+    return _create_ref(f"data/{number:08}", data, number), data
 
 
-def _ref(key: str, data: bytes, row: int) -> ObjectRef:
+def _create_ref(key: str, data: bytes, row: int) -> ObjectRef:
     sha256_128 = hashlib.sha256(data).digest()[:16]
     checksum, dataset = crc32c(data), "0" * 32
     return ObjectRef(key=key, size_bytes=len(data), crc32c=checksum, sha256_128=sha256_128, dataset=dataset, row=row)
 
 
-async def _read(tier: Tier, ref: ObjectRef) -> bytes | None:
+async def _read_object(tier: Tier, ref: ObjectRef) -> bytes | None:
     """Return the bytes of an object, None if the tier does not have it or fails."""
     into = memoryview(bytearray([_UNTOUCHED]) * ref.size_bytes)
     try:
@@ -84,8 +84,8 @@ class TierTests:
 
     def test_what_was_never_offered_is_not_here(self) -> None:
         async def check(tier: Tier) -> None:
-            ref, _ = _object(1)
-            assert await _read(tier, ref) is None
+            ref, _ = _create_object(1)
+            assert await _read_object(tier, ref) is None
 
         self._run(check)
 
@@ -93,10 +93,10 @@ class TierTests:
         async def check(tier: Tier) -> None:
             found = []
             for number in range(4):
-                ref, data = _object(number)
+                ref, data = _create_object(number)
                 tier.offer(ref, memoryview(data))
                 await self.settle(tier)
-                found.append(await _read(tier, ref))
+                found.append(await _read_object(tier, ref))
                 assert found[-1] in (None, data), f"{ref.key} is not what was offered"
             assert any(found) or not self.keeps, "it keeps no offered object; set keeps = False if that is intended"
 
@@ -104,40 +104,40 @@ class TierTests:
 
     def test_it_copies_what_it_is_offered(self) -> None:
         async def check(tier: Tier) -> None:
-            ref, data = _object(1)
+            ref, data = _create_object(1)
             reused = bytearray(data)
             tier.offer(ref, memoryview(reused))
             reused[:] = bytes(len(reused))
             await self.settle(tier)
-            assert await _read(tier, ref) in (None, data), "it refers to memory that the caller reuses"
+            assert await _read_object(tier, ref) in (None, data), "it refers to memory that the caller reuses"
 
         self._run(check)
 
     def test_an_object_of_another_checksum_or_key_is_another_object(self) -> None:
         async def check(tier: Tier) -> None:
-            ref, data = _object(1)
+            ref, data = _create_object(1)
             tier.offer(ref, memoryview(data))
             await self.settle(tier)
             changed = bytes([data[0] ^ 1]) + data[1:]
-            for other in (_ref(ref.key, changed, 1), _ref(ref.key, data[:-1], 1)):
-                assert await _read(tier, other) is None, f"{other} was never offered"
+            for other in (_create_ref(ref.key, changed, 1), _create_ref(ref.key, data[:-1], 1)):
+                assert await _read_object(tier, other) is None, f"{other} was never offered"
 
         self._run(check)
 
     def test_many_reads_at_once_have_their_own_bytes(self) -> None:
         async def check(tier: Tier) -> None:
-            objects = [_object(number) for number in range(4)]
+            objects = [_create_object(number) for number in range(4)]
             for ref, data in objects:
                 tier.offer(ref, memoryview(data))
                 await self.settle(tier)
-            found = await asyncio.gather(*(_read(tier, ref) for ref, _ in objects * 4))
+            found = await asyncio.gather(*(_read_object(tier, ref) for ref, _ in objects * 4))
             assert all(each in (None, data) for each, (_, data) in zip(found, objects * 4, strict=True))
 
         self._run(check)
 
     def test_a_read_that_is_cancelled_ends_soon_and_writes_nothing_afterwards(self) -> None:
         async def check(tier: Tier) -> None:
-            ref, data = _object(1)
+            ref, data = _create_object(1)
             tier.offer(ref, memoryview(data))
             await self.settle(tier)
             for turns in range(4):
@@ -155,7 +155,7 @@ class TierTests:
 
     def test_closing_twice_is_closing_once(self) -> None:
         async def check(tier: Tier) -> None:
-            ref, data = _object(1)
+            ref, data = _create_object(1)
             tier.offer(ref, memoryview(data))
             await tier.close()
             await tier.close()

@@ -6,15 +6,15 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from stoker._base.sizes import MOST_BYTES, parse_rate
+from stoker._base.sizes import MAX_BYTES, parse_rate
 from stoker._order.order import MAX_LANES
 from stoker.cli.flags import rate_from, size
-from stoker.cli.output import json_text, printable, table
+from stoker.cli.output import json_text, make_printable, table
 from stoker.errors import ConfigError
-from stoker_sim._allocation import POLICIES, Allocation, Cluster, Job, Share, allocate
-from stoker_sim._scenario_file import Section, read_section
+from stoker_sim._allocation import POLICIES, Allocation, Cluster, JobShare, TrainingJob, allocate
+from stoker_sim._scenario_file import TomlSection, read_section
 
-_OFFERED = [name for name in POLICIES if name != "no-cache"]
+_POLICY_NAMES = [name for name in POLICIES if name != "no-cache"]
 _MEGABYTE = 10**6
 _FOLDER = "/mnt/nvme/stoker"
 
@@ -26,7 +26,7 @@ def configure(parser: ArgumentParser) -> None:
     rate = "bandwidth from the bucket, such as 10Gbit (default: the file's)"
     parser.add_argument("--bandwidth", type=rate_from(0.0), metavar="RATE", help=rate)
     policy = "maximize the total rate, the smallest share of a job's full rate, or divide equally (default: greedy)"
-    parser.add_argument("--policy", choices=_OFFERED, default="greedy", help=policy)
+    parser.add_argument("--policy", choices=_POLICY_NAMES, default="greedy", help=policy)
     parser.add_argument("--json", action="store_true", help="write JSON")
 
 
@@ -41,7 +41,7 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _limit(share: Share) -> int:
+def _limit_bytes(share: JobShare) -> int:
     """Return the cache of the job's data set on one node, in bytes, a whole number of megabytes.
 
     Jobs that share a data set share this cache: the first one fills it and the others read it.
@@ -49,25 +49,25 @@ def _limit(share: Share) -> int:
     return share.cache_bytes // share.job.nodes // _MEGABYTE * _MEGABYTE
 
 
-def _cache(share: Share) -> str | None:
+def _cache_spec(share: JobShare) -> str | None:
     """Return the value of the Loader's ``cache`` argument; None if no cache is allocated."""
-    limit_bytes = _limit(share)
+    limit_bytes = _limit_bytes(share)
     return f"disk:{_FOLDER}?limit={limit_bytes // _MEGABYTE}MB" if limit_bytes else None
 
 
-def _rate(share: Share) -> int | None:
+def _max_bytes_per_second(share: JobShare) -> int | None:
     """Return ``max_bytes_per_second`` for the FetchConfig of a node's only rank; None if nothing is allocated."""
     return int(share.bytes_per_second / share.job.nodes) or None
 
 
-def _settings(share: Share) -> str:
+def _format_settings(share: JobShare) -> str:
     """Return the Loader call of a job, or an empty string if it has no settings."""
-    settings = [f'cache="{cache}"'] if (cache := _cache(share)) else []
-    settings += [f"fetch=FetchConfig(max_bytes_per_second={rate})"] if (rate := _rate(share)) else []
+    settings = [f'cache="{cache}"'] if (cache := _cache_spec(share)) else []
+    settings += [f"fetch=FetchConfig(max_bytes_per_second={rate})"] if (rate := _max_bytes_per_second(share)) else []
     return f"Loader(…, {', '.join(settings)})" if settings else ""
 
 
-def _bound(share: Share) -> str:
+def _bound_name(share: JobShare) -> str:
     return "compute" if share.is_compute_bound else "I/O"
 
 
@@ -81,14 +81,14 @@ def _as_json(found: Allocation, cluster: Cluster, policy: str) -> dict[str, Any]
                 "dataset": share.job.dataset,
                 "nodes": share.job.nodes,
                 "cache_bytes": share.cache_bytes,
-                "limit_bytes": _limit(share),
-                "max_bytes_per_second": _rate(share),
+                "limit_bytes": _limit_bytes(share),
+                "max_bytes_per_second": _max_bytes_per_second(share),
                 "bytes_per_second": share.bytes_per_second,
                 "hit_rate": share.hit_rate,
                 "rate_bytes_per_second": share.rate,
                 "compute_bytes_per_second": share.job.compute_bytes_per_second,
-                "bound": _bound(share),
-                "cache": _cache(share),
+                "bound": _bound_name(share),
+                "cache": _cache_spec(share),
             }
             for share in found.shares
         ],
@@ -96,12 +96,12 @@ def _as_json(found: Allocation, cluster: Cluster, policy: str) -> dict[str, Any]
             "cache_bytes": found.cache_bytes,
             "bytes_per_second": found.bytes_per_second,
             "rate_bytes_per_second": found.rate,
-            "compute_bytes_per_second": _full(found),
+            "compute_bytes_per_second": _full_rate(found),
         },
     }
 
 
-def _full(found: Allocation) -> float:
+def _full_rate(found: Allocation) -> float:
     return sum(share.job.compute_bytes_per_second for share in found.shares)
 
 
@@ -109,26 +109,32 @@ def _as_text(found: Allocation, cluster: Cluster, policy: str) -> str:
     rows = [("job", "cache", "hits", "bandwidth", "trains", "of full rate", "bound")]
     for share in found.shares:
         full = share.job.compute_bytes_per_second
-        shown = (_bytes(share.cache_bytes), f"{share.hit_rate:.0%}", *_rates(share.bytes_per_second, share.rate, full))
-        rows.append((printable(share.job.name), *shown, _bound(share)))
-    in_all = _bytes(found.cache_bytes), "", *_rates(found.bytes_per_second, found.rate, _full(found))
+        shown = (
+            _format_bytes(share.cache_bytes),
+            f"{share.hit_rate:.0%}",
+            *_format_rates(share.bytes_per_second, share.rate, full),
+        )
+        rows.append((make_printable(share.job.name), *shown, _bound_name(share)))
+    in_all = _format_bytes(found.cache_bytes), "", *_format_rates(found.bytes_per_second, found.rate, _full_rate(found))
     rows.append(("in all", *in_all, ""))
-    rows.append(("of", _bytes(cluster.cache_bytes), "", f"{_bytes(cluster.bytes_per_second)}/s", "", "", ""))
+    rows.append(
+        ("of", _format_bytes(cluster.cache_bytes), "", f"{_format_bytes(cluster.bytes_per_second)}/s", "", "", "")
+    )
     lines = [f"{policy}: from the second epoch on", table(rows)]
-    named = [(printable(share.job.name), text) for share in found.shares if (text := _settings(share))]
+    named = [(make_printable(share.job.name), text) for share in found.shares if (text := _format_settings(share))]
     if named:
         lines += ["settings of each job, if a node has one rank", table(named)]
-    idle = [printable(share.job.name) for share in found.shares if not share.rate]
+    idle = [make_printable(share.job.name) for share in found.shares if not share.rate]
     if idle and policy == "greedy" and cluster.bytes_per_second:
         lines.append(f"nothing is left for {', '.join(idle)}; with --policy max-min all jobs train")
     return "\n".join(lines)
 
 
-def _rates(bytes_per_second: float, rate: float, full: float) -> tuple[str, str, str]:
-    return f"{_bytes(bytes_per_second)}/s", f"{_bytes(rate)}/s", f"{rate / full:.0%}"
+def _format_rates(bytes_per_second: float, rate: float, full: float) -> tuple[str, str, str]:
+    return f"{_format_bytes(bytes_per_second)}/s", f"{_format_bytes(rate)}/s", f"{rate / full:.0%}"
 
 
-def _bytes(size_bytes: float) -> str:
+def _format_bytes(size_bytes: float) -> str:
     """Format a size with decimal units, as is usual for disks and networks."""
     for unit in ("B", "kB", "MB", "GB"):
         if size_bytes < 999.5:
@@ -137,10 +143,12 @@ def _bytes(size_bytes: float) -> str:
     return f"{size_bytes:,.3g} TB" if size_bytes < 999.5 else f"{size_bytes:,.0f} TB"
 
 
-_MOST_SAMPLES_PER_SECOND = 1e12
+_MAX_SAMPLES_PER_SECOND = 1e12
 
 
-def read_jobs(path: Path, *, cache_bytes: int | None, bytes_per_second: float | None) -> tuple[list[Job], Cluster]:
+def read_jobs(
+    path: Path, *, cache_bytes: int | None, bytes_per_second: float | None
+) -> tuple[list[TrainingJob], Cluster]:
     """Read a file of jobs.
 
     Args:
@@ -152,12 +160,12 @@ def read_jobs(path: Path, *, cache_bytes: int | None, bytes_per_second: float | 
         ConfigError: the file cannot be read, or a field is missing, unknown or out of bounds; names job and field.
     """
     top = read_section(path)
-    cluster = top.within("cluster")
+    cluster = top.section("cluster")
     size_bytes = cluster.size("cache_bytes", cache_bytes)
-    rate = _read_rate(cluster, "bandwidth", bytes_per_second)
-    cluster.end()
-    jobs = [_job(section) for section in top.each("jobs")]
-    top.end()
+    rate = _parse_rate(cluster, "bandwidth", bytes_per_second)
+    cluster.reject_unread()
+    jobs = [_parse_job(section) for section in top.sections("jobs")]
+    top.reject_unread()
     if not jobs:
         raise ConfigError(f"{path} has no jobs: describe each one in a [[jobs]] table")
     return jobs, Cluster(
@@ -166,14 +174,14 @@ def read_jobs(path: Path, *, cache_bytes: int | None, bytes_per_second: float | 
     )
 
 
-def _job(section: Section) -> Job:
+def _parse_job(section: TomlSection) -> TrainingJob:
     name = section.text("name")
     try:
         dataset_bytes = section.size("dataset_bytes")
         dataset = section.text("dataset") if "dataset" in section else None
-        nodes, rate = section.integer("nodes", 1, most=MAX_LANES), _compute_rate(section)
-        return section.checked(
-            Job,
+        nodes, rate = section.integer("nodes", 1, max_value=MAX_LANES), _parse_compute_rate(section)
+        return section.create(
+            TrainingJob,
             name=name,
             dataset=dataset,
             dataset_bytes=dataset_bytes,
@@ -184,22 +192,24 @@ def _job(section: Section) -> Job:
         raise ConfigError(f"{error} (the job {name!r})") from None
 
 
-def _compute_rate(section: Section) -> float:
+def _parse_compute_rate(section: TomlSection) -> float:
     """Return the rate at which a job trains, in bytes a second, given in bytes or in samples."""
     if "samples_per_second" in section:
         if "compute" in section:
-            raise section.wrong("compute", section.text("compute"), "left out: samples_per_second is given, too")
-        return section.number("samples_per_second", most=_MOST_SAMPLES_PER_SECOND) * section.size("sample_bytes")
-    return _read_rate(section, "compute")
+            raise section.invalid_value(
+                "compute", section.text("compute"), "left out: samples_per_second is given, too"
+            )
+        return section.number("samples_per_second", max_value=_MAX_SAMPLES_PER_SECOND) * section.size("sample_bytes")
+    return _parse_rate(section, "compute")
 
 
-def _read_rate(section: Section, name: str, default: float | None = None) -> float:
+def _parse_rate(section: TomlSection, name: str, default: float | None = None) -> float:
     if default is not None and name not in section:
         return default
     text = section.text(name)
     try:
-        if (rate := parse_rate(text)) <= MOST_BYTES:
+        if (rate := parse_rate(text)) <= MAX_BYTES:
             return rate
     except ConfigError:
-        raise section.wrong(name, text, 'a rate such as "10Gbit" or "400MB/s"') from None
-    raise section.wrong(name, text, f"a rate of at most {MOST_BYTES} bytes a second")
+        raise section.invalid_value(name, text, 'a rate such as "10Gbit" or "400MB/s"') from None
+    raise section.invalid_value(name, text, f"a rate of at most {MAX_BYTES} bytes a second")

@@ -15,18 +15,18 @@ from stoker._base.meter import Egress
 from stoker._base.sizes import format_bytes, format_dollars
 from stoker._cost.prices import Prices, StorePrices
 from stoker._diagnostics.latency import BucketModel, Constant
-from stoker._diagnostics.machine import look
-from stoker._diagnostics.probe import LEAST_PROBE_BYTES, Probe, ProbeLimits, probe
+from stoker._diagnostics.machine import inspect_machine
+from stoker._diagnostics.probe import MIN_PROBE_BYTES, Probe, ProbeLimits, probe
 from stoker._fetch.config import Continuous, NextBatch, PipelineConfig, Schedule
 from stoker._format.versions import read_manifest
 from stoker._order.order import MAX_LANES, OrderConfig, Shuffle
 from stoker._stores.object_store import price_key
-from stoker.cli.flags import add_dataset, number_from, opened, positive, rate_from, size, size_from
-from stoker.cli.output import counted, json_text, printable, table
+from stoker.cli.flags import add_dataset, number_from, open_store_from_args, positive, rate_from, size, size_from
+from stoker.cli.output import format_count, json_text, make_printable, table
 from stoker.errors import ConfigError
 from stoker_sim._advice import Advice, Resources, Suggestion, advise
-from stoker_sim._predict import EpochForecast, Prediction, Workload
-from stoker_sim._scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS
+from stoker_sim._predict import EpochForecast, PlannedTraining, Prediction
+from stoker_sim._scenario import MAX_FIRST_BYTE_SECONDS, MIN_BYTES_PER_SECOND
 
 _WIDTH = 80
 _CONNECTION_BYTES_PER_SECOND = 90e6
@@ -46,17 +46,17 @@ def configure(parser: ArgumentParser) -> None:
     training.add_argument("--epochs", type=positive, default=10, metavar="N", help="epochs of the run (default: 10)")
     hour = number_from(0.0, 1e9)
     training.add_argument("--price-of-hour", type=hour, metavar="USD", help="price of one node per hour")
-    first_byte = number_from(0.001, 1000 * LONGEST_FIRST_BYTE_SECONDS)
+    first_byte = number_from(0.001, 1000 * MAX_FIRST_BYTE_SECONDS)
     node = parser.add_argument_group("a node", "values that are left out are measured on this machine")
     node.add_argument("--memory", type=size, metavar="SIZE", help="memory of all loaders (default: half of the free)")
     node.add_argument("--disk", type=size, default=0, metavar="SIZE", help="disk space for a cache (default: none)")
     node.add_argument("--disk-folder", default="/mnt/nvme/stoker", metavar="PATH", help="folder of that cache")
     node.add_argument("--first-byte", type=first_byte, metavar="MS", help="milliseconds to the bucket's first byte")
-    bandwidth = rate_from(LEAST_BYTES_PER_SECOND)
+    bandwidth = rate_from(MIN_BYTES_PER_SECOND)
     node.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help="bandwidth from the bucket, such as 10Gbit")
     limit = "requests per second that the bucket answers, of all nodes together (default: measured)"
     node.add_argument("--requests-per-second", type=number_from(0.1, 1e9), metavar="N", help=limit)
-    probed, read = size_from(LEAST_PROBE_BYTES), "maximum number of bytes to read for the measurement (default: 256MiB)"
+    probed, read = size_from(MIN_PROBE_BYTES), "maximum number of bytes to read for the measurement (default: 256MiB)"
     node.add_argument("--probe", type=probed, default=256 << 20, metavar="SIZE", help=read)
     node.add_argument("--egress", choices=get_args(Egress), default="same_region", help="distance to the bucket")
     now = parser.add_argument_group("present settings of each rank's loader", "by default those of Loader")
@@ -72,13 +72,13 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    workload, resources, measured, prices = asyncio.run(_looked(args, _feed(args), Prices.load()))
+    workload, resources, measured, prices = asyncio.run(_measure(args, _create_pipeline_config(args), Prices.load()))
     plan = _Plan(args, workload, resources, measured, prices, advise(workload, resources))
     print(json_text(plan.as_json()) if args.json else "\n".join(plan.as_text()))
     return 0
 
 
-def _feed(args: Namespace) -> PipelineConfig:
+def _create_pipeline_config(args: Namespace) -> PipelineConfig:
     """Return the present settings of the loader, validated before anything is read."""
     ranks = args.nodes * args.ranks_per_node
     if ranks > MAX_LANES:
@@ -95,37 +95,37 @@ def _feed(args: Namespace) -> PipelineConfig:
     )
 
 
-async def _looked(
+async def _measure(
     args: Namespace, feed: PipelineConfig, prices: Prices
-) -> tuple[Workload, Resources, Probe | None, StorePrices]:
+) -> tuple[PlannedTraining, Resources, Probe | None, StorePrices]:
     """Read the manifest and, if the workload is valid, measure the figures that were not given."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    async with opened(args) as store:
+    async with open_store_from_args(args) as store:
         store_prices, opened_seconds = prices.store(price_key(store)), loop.time() - begun
         manifest = await read_manifest(store, args.at)
         read_seconds = loop.time() - begun
         if not manifest.samples:
             raise ConfigError(f"{args.url} holds no samples yet: pack some before you plan")
-        workload = Workload(
+        workload = PlannedTraining(
             manifest=manifest, feed=feed, samples_per_second=args.gpu_rate, ranks_per_node=args.ranks_per_node
         )
         measured = None
         if args.first_byte is None or args.bandwidth is None:
             limits = ProbeLimits(size_bytes=args.probe)
-            measured = await probe(store, [manifest.ref(row) for row in _spread(len(manifest))], limits)
-    found = _with_bucket(args, workload, measured, (read_seconds - opened_seconds, read_seconds))
+            measured = await probe(store, [manifest.ref(row) for row in _probe_rows(len(manifest))], limits)
+    found = _add_bucket(args, workload, measured, (read_seconds - opened_seconds, read_seconds))
     return *found, measured, store_prices
 
 
-def _spread(count: int) -> Sequence[int]:
+def _probe_rows(count: int) -> Sequence[int]:
     """Return 64 to 127 row numbers, spread evenly over the data set; all if it has fewer than 64."""
     return range(0, count, max(1, count // 64))
 
 
-def _with_bucket(
-    args: Namespace, workload: Workload, measured: Probe | None, read_seconds: tuple[float, float]
-) -> tuple[Workload, Resources]:
+def _add_bucket(
+    args: Namespace, workload: PlannedTraining, measured: Probe | None, read_seconds: tuple[float, float]
+) -> tuple[PlannedTraining, Resources]:
     """Return the workload with a model of the bucket, and the resources of a rank and its node.
 
     Args:
@@ -150,7 +150,7 @@ def _with_bucket(
         total, rate = args.bandwidth, min(rate, args.bandwidth)
     if args.requests_per_second is not None:
         model = replace(model, requests_per_second=args.requests_per_second, longest_line_seconds=math.inf, burst=1)
-    memory_bytes = look().free_bytes // 2 if args.memory is None else args.memory
+    memory_bytes = inspect_machine().free_bytes // 2 if args.memory is None else args.memory
     return replace(
         workload,
         bucket=replace(model, connection_bytes_per_second=rate),
@@ -172,7 +172,7 @@ class _Plan:
     """The command's arguments and results; ``probe`` is None if all figures were given."""
 
     args: Namespace
-    workload: Workload
+    workload: PlannedTraining
     resources: Resources
     probe: Probe | None
     prices: StorePrices
@@ -199,13 +199,13 @@ class _Plan:
             "nodes": self.workload.nodes,
             "ranks_per_node": self.workload.ranks_per_node,
             "probe": self.probe and asdict(self.probe),
-            "given": self._prediction(advice.given),
+            "given": self._prediction_json(advice.given),
             "refused": advice.refused,
-            "advised": self._prediction(advice.advised),
+            "advised": self._prediction_json(advice.advised),
             "suggestions": [asdict(each) | {"is_change": each.is_change} for each in advice.suggestions],
         }
 
-    def _prediction(self, found: Prediction | None) -> dict[str, Any] | None:
+    def _prediction_json(self, found: Prediction | None) -> dict[str, Any] | None:
         if found is None:
             return None
         shown = asdict(found)
@@ -220,49 +220,54 @@ class _Plan:
         args, manifest, ranks = self.args, self.workload.manifest, self.args.ranks_per_node
         average, sample = (format_bytes(manifest.size_bytes / len(manifest)), format_bytes(self.workload.sample_bytes))
         need = format_bytes(ranks * args.gpu_rate * self.workload.sample_bytes)
-        who, a_node = (", each", "") if ranks == 1 else (f" of {counted(ranks, 'rank')}, each rank", " a node")
+        who, a_node = (", each", "") if ranks == 1 else (f" of {format_count(ranks, 'rank')}, each rank", " a node")
         rate = f"{args.gpu_rate:,.0f}" if args.gpu_rate >= 10 else f"{args.gpu_rate:.3g}"
-        training = f"{counted(args.nodes, 'node')}{who} {rate} samples/s in batches of {args.batch_size}"
-        packed = f"{counted(len(manifest), 'super-sample')} of {average}"
+        training = f"{format_count(args.nodes, 'node')}{who} {rate} samples/s in batches of {args.batch_size}"
+        packed = f"{format_count(len(manifest), 'super-sample')} of {average}"
         return [
-            f"{printable(args.url)}, version {manifest.version}",
-            f"  {counted(manifest.samples, 'sample')} of {sample} in {packed}",
-            *_wrapped(f"{training}: {need}/s{a_node}"),
-            *_wrapped(self._bucket()),
+            f"{make_printable(args.url)}, version {manifest.version}",
+            f"  {format_count(manifest.samples, 'sample')} of {sample} in {packed}",
+            *_wrap(f"{training}: {need}/s{a_node}"),
+            *_wrap(self._describe_bucket()),
             "",
-            *self._predicted(),
+            *self._prediction_lines(),
             "",
-            *_bound(self.advice),
+            *_bound_lines(self.advice),
             "",
-            *(line for each in self.advice.suggestions for line in _suggested(each, args.url)),
+            *(line for each in self.advice.suggestions for line in _suggestion_lines(each, args.url)),
         ]
 
-    def _bucket(self) -> str:
+    def _describe_bucket(self) -> str:
         """Describe the bucket, and whether the figures were given or measured."""
         found, bucket = self.probe, self.workload.bucket
-        limit, excess = bucket.requests_per_second, _excess(bucket)
+        limit, excess = bucket.requests_per_second, _describe_excess(bucket)
         limited = "" if limit == math.inf else f"; the bucket answers {limit:,.3g} requests/s, and {excess}"
         alone, together = map(format_bytes, (bucket.connection_bytes_per_second, self.workload.node_bytes_per_second))
-        first_byte = _seconds(self.resources.median_seconds)
+        first_byte = _format_seconds(self.resources.median_seconds)
         rates = f"first byte {first_byte}, one connection {alone}/s, a node {together}/s"
         if found is None:
             return f"as given: {rates}{limited}"
-        took = f"{counted(found.requests, 'request')} and {format_bytes(found.read_bytes)} in {_seconds(found.seconds)}"
+        took = (
+            f"{format_count(found.requests, 'request')} and {format_bytes(found.read_bytes)} in "
+            f"{_format_seconds(found.seconds)}"
+        )
         if found.is_rate_assumed:
             return f"measured with {took}: {rates}; rates are assumed: the objects are too small to measure{limited}"
         more = "" if found.is_saturated else " at least"
-        return f"measured with {took}: {rates}{more} (with {counted(found.connections, 'connection')}){limited}"
+        return f"measured with {took}: {rates}{more} (with {format_count(found.connections, 'connection')}){limited}"
 
-    def _predicted(self) -> list[str]:
+    def _prediction_lines(self) -> list[str]:
         advice = self.advice
         columns = [("as it is", advice.given), ("advised", advice.advised)]
         if not any(each.is_change for each in advice.suggestions):
             columns = columns[:1]
         rows: list[list[str]] = [["predicted", *(name for name, _ in columns)]]
         facts: dict[str, Callable[[Prediction], str]] = {
-            "time to first batch": lambda found: "{} to {}".format(*map(_seconds, found.first_batch_range_seconds)),
-            "first epoch": lambda found: f"{_seconds(found.first.seconds)}, {found.first.stall:.1%} stalled",
-            "later epochs": lambda found: f"{_seconds(found.later.seconds)}, {found.later.stall:.1%} stalled",
+            "time to first batch": lambda found: "{} to {}".format(
+                *map(_format_seconds, found.first_batch_range_seconds)
+            ),
+            "first epoch": lambda found: f"{_format_seconds(found.first.seconds)}, {found.first.stall:.1%} stalled",
+            "later epochs": lambda found: f"{_format_seconds(found.later.seconds)}, {found.later.stall:.1%} stalled",
             "requests, first epoch": lambda found: f"{found.first.requests:,.0f}",
             "requests, later epochs": lambda found: f"{found.later.requests:,.0f}",
             "bytes an epoch": lambda found: format_bytes(found.later.read_bytes),
@@ -276,37 +281,37 @@ class _Plan:
         for name, fact in facts.items():
             rows.append([name, *("cannot run" if found is None else fact(found) for _, found in columns)])
         shown = table(rows).splitlines()
-        return shown + (_wrapped(advice.refused) if advice.refused else [])
+        return shown + (_wrap(advice.refused) if advice.refused else [])
 
 
-def _excess(model: BucketModel) -> str:
+def _describe_excess(model: BucketModel) -> str:
     """Describe what a bucket does with requests above its rate."""
     return "queues requests above that" if model.longest_line_seconds == math.inf else "refuses requests above that"
 
 
-def _wrapped(text: str) -> list[str]:
+def _wrap(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _bound(advice: Advice) -> list[str]:
+def _bound_lines(advice: Advice) -> list[str]:
     bound = (advice.given or advice.advised).bound
-    return _wrapped(
-        f"no epoch can be shorter than {_seconds(bound.seconds)}, limited by {bound.limit}: compute "
-        f"{_seconds(bound.compute_seconds)}, bandwidth {_seconds(bound.transfer_seconds)}, requests "
-        f"{_seconds(bound.request_seconds)}"
-        + (f", request rate {_seconds(bound.rate_seconds)}" if bound.rate_seconds else "")
+    return _wrap(
+        f"no epoch can be shorter than {_format_seconds(bound.seconds)}, limited by {bound.limit}: compute "
+        f"{_format_seconds(bound.compute_seconds)}, bandwidth {_format_seconds(bound.transfer_seconds)}, requests "
+        f"{_format_seconds(bound.request_seconds)}"
+        + (f", request rate {_format_seconds(bound.rate_seconds)}" if bound.rate_seconds else "")
     )
 
 
-def _suggested(each: Suggestion, url: str) -> list[str]:
+def _suggestion_lines(each: Suggestion, url: str) -> list[str]:
     change = f"{each.given} → {each.advised}" if each.is_change else each.given
-    lines = _wrapped(f"{each.name}: {change}; {each.reason}")
+    lines = _wrap(f"{each.name}: {change}; {each.reason}")
     if each.command:
-        lines.append(f"      {each.command.replace('URL', printable(shlex.quote(url)))}")
+        lines.append(f"      {each.command.replace('URL', make_printable(shlex.quote(url)))}")
     return lines
 
 
-def _seconds(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 120:

@@ -11,19 +11,19 @@ from pathlib import Path
 from statistics import fmean
 
 from stoker._base.meter import Operation
-from stoker._base.sizes import counted
+from stoker._base.sizes import format_count
 from stoker._cost.prices import Prices
-from stoker._trace.chrome import MOST_RANKS, rank_traces
-from stoker.cli.output import json_text, printable, table
+from stoker._trace.chrome import MAX_RANKS, rank_traces
+from stoker.cli.output import json_text, make_printable, table
 from stoker.errors import ConfigError
 from stoker_sim import _experiments as experiments
-from stoker_sim._experiments import Cell, Experiment, Outcome, Panel, Row, Series, Table, write_html, write_png
-from stoker_sim._scenario import EpochResult, Run, Scenario, simulate
+from stoker_sim._experiments import Cell, Experiment, ExperimentResult, Panel, Row, Series, Table, write_html, write_png
+from stoker_sim._scenario import EpochResult, Scenario, SimulationResult, simulate
 from stoker_sim._scenario_file import read_scenario
-from stoker_sim._simulated_warm import WarmTally
+from stoker_sim._simulated_warm import WarmCounters
 
-_SHOWN_ROWS = 60
-_SCENARIO = ".toml"
+_MAX_SHOWN_ROWS = 60
+_SCENARIO_SUFFIX = ".toml"
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -35,64 +35,68 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="simulate fewer points")
     parser.add_argument("--no-html", action="store_true", help="write no HTML pages (5 MB each)")
     parser.add_argument("--json", action="store_true", help="print JSON and write no files")
-    trace = f"write a trace of a SCENARIO.toml's first {MOST_RANKS} ranks, for 'stoker trace' and Perfetto"
+    trace = f"write a trace of a SCENARIO.toml's first {MAX_RANKS} ranks, for 'stoker trace' and Perfetto"
     parser.add_argument("--trace", type=Path, metavar="FILE", help=trace)
 
 
 def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
     if args.list or not args.names:
-        print(table([(name, (found := experiments.load(name)).title, found.source) for name in experiments.NAMES]))
+        print(
+            table(
+                [(name, (found := experiments.load_experiment(name)).title, found.source) for name in experiments.NAMES]
+            )
+        )
         return 0
     names = experiments.NAMES if args.names == ["all"] else args.names
     for name in names:  # report unknown names before any experiment runs
-        if not name.endswith(_SCENARIO):
-            experiments.load(name)
-    if args.trace is not None and (len(names) > 1 or not names[0].endswith(_SCENARIO)):
+        if not name.endswith(_SCENARIO_SUFFIX):
+            experiments.load_experiment(name)
+    if args.trace is not None and (len(names) > 1 or not names[0].endswith(_SCENARIO_SUFFIX)):
         raise ConfigError(f"--trace needs a single SCENARIO.toml, not {' '.join(names)}")
     if args.json:
-        print(json_text([_as_json(_experiment(name, args.trace), args.quick) for name in names]))
+        print(json_text([_as_json(_load_experiment(name, args.trace), args.quick) for name in names]))
         return 0
-    _check_places(names, args.out)
+    _check_output_files(names, args.out)
     for name in names:
         begun = time.perf_counter()
-        experiment = _experiment(name, args.trace)
+        experiment = _load_experiment(name, args.trace)
         outcome = experiment.run(args.quick)
-        _show(experiment, outcome, time.perf_counter() - begun)
-        _write(experiment, outcome, args.out, with_html=not args.no_html)
+        _print_outcome(experiment, outcome, time.perf_counter() - begun)
+        _write_files(experiment, outcome, args.out, with_html=not args.no_html)
     return 0
 
 
-def _check_places(names: Sequence[str], folder: Path) -> None:
+def _check_output_files(names: Sequence[str], folder: Path) -> None:
     """Check before minutes of work that the results can be written, each to its own file."""
     for stem, count in Counter(map(_stem, names)).items():
         if count > 1:
             raise ConfigError(
                 f"{stem}.csv would be written {count} times: name each experiment once, and rename files of equal name"
             )
-    with _saying(folder):
+    with _name_folder_in_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def _stem(name: str) -> str:
-    return Path(name).stem if name.endswith(_SCENARIO) else name
+    return Path(name).stem if name.endswith(_SCENARIO_SUFFIX) else name
 
 
-def _experiment(name: str, trace: Path | None) -> Experiment:
+def _load_experiment(name: str, trace: Path | None) -> Experiment:
     """Return the experiment with this name, or the one that a scenario file describes."""
-    if not name.endswith(_SCENARIO):
-        return experiments.load(name)
+    if not name.endswith(_SCENARIO_SUFFIX):
+        return experiments.load_experiment(name)
     file, prices = read_scenario(Path(name)), Prices.load()
     prices.store(file.url)  # report an unknown store before the run
 
-    def run(quick: bool) -> Outcome:
-        ran = _traced(file.scenario, trace)
+    def run(quick: bool) -> ExperimentResult:
+        ran = _simulate_with_trace(file.scenario, trace)
         return scenario_outcome(_stem(name), file.scenario, ran, prices=prices, url=file.url)
 
     return Experiment(_stem(name), file.title, name, run)
 
 
-def _traced(scenario: Scenario, trace: Path | None) -> Run:
+def _simulate_with_trace(scenario: Scenario, trace: Path | None) -> SimulationResult:
     if trace is None:
         return simulate(scenario)
     with rank_traces(trace) as sinks_of:
@@ -106,39 +110,39 @@ def _as_json(experiment: Experiment, quick: bool) -> dict[str, object]:
     return {**of, "tables": tables, "remarks": found.remarks}
 
 
-def _show(experiment: Experiment, found: Outcome, seconds: float) -> None:
-    print(f"{printable(f'{experiment.name}: {experiment.title} ({experiment.source})')}; {seconds:.1f} s")
+def _print_outcome(experiment: Experiment, found: ExperimentResult, seconds: float) -> None:
+    print(f"{make_printable(f'{experiment.name}: {experiment.title} ({experiment.source})')}; {seconds:.1f} s")
     for each in found.tables:
         rows = [
-            [printable(column) for column in each.columns],
-            *([_shown(cell) for cell in row] for row in each.rows[:_SHOWN_ROWS]),
+            [make_printable(column) for column in each.columns],
+            *([_format_cell(cell) for cell in row] for row in each.rows[:_MAX_SHOWN_ROWS]),
         ]
         print(table(rows))
-        if len(each.rows) > _SHOWN_ROWS:
-            print(f"  … and {len(each.rows) - _SHOWN_ROWS} more rows")
+        if len(each.rows) > _MAX_SHOWN_ROWS:
+            print(f"  … and {len(each.rows) - _MAX_SHOWN_ROWS} more rows")
     for remark in found.remarks:
-        print(f"  {printable(remark)}")
+        print(f"  {make_printable(remark)}")
 
 
-def _shown(cell: Cell) -> str:
+def _format_cell(cell: Cell) -> str:
     if cell is None:
         return ""
-    return f"{cell:.4g}" if isinstance(cell, float) else printable(str(cell))
+    return f"{cell:.4g}" if isinstance(cell, float) else make_printable(str(cell))
 
 
-def _write(experiment: Experiment, found: Outcome, folder: Path, *, with_html: bool) -> None:
-    name, title = experiment.name, printable(experiment.title)
-    with _saying(folder):
+def _write_files(experiment: Experiment, found: ExperimentResult, folder: Path, *, with_html: bool) -> None:
+    name, title = experiment.name, make_printable(experiment.title)
+    with _name_folder_in_errors(folder):
         for place, each in enumerate(found.tables):
             (folder / f"{each.name if place else name}.csv").write_text(each.to_csv(), "utf-8")
         write_png(found.panels, title, folder / f"{name}.png")
         if with_html:
             write_html(found.panels, title, folder / f"{name}.html")
-    print(f"  written to {printable(f'{folder}/{name}')}.*")
+    print(f"  written to {make_printable(f'{folder}/{name}')}.*")
 
 
 @contextmanager
-def _saying(folder: Path) -> Iterator[None]:
+def _name_folder_in_errors(folder: Path) -> Iterator[None]:
     """Translate an error of the operating system into one that names the folder and the option."""
     try:
         yield
@@ -150,7 +154,9 @@ _PLATFORM = "lambda"
 """Platform whose prices are used for functions."""
 
 
-def scenario_outcome(name: str, scenario: Scenario, run: Run, *, prices: Prices, url: str) -> Outcome:
+def scenario_outcome(
+    name: str, scenario: Scenario, run: SimulationResult, *, prices: Prices, url: str
+) -> ExperimentResult:
     """Return the table of a run, with a row for each epoch and a total, and its figure.
 
     Args:
@@ -162,34 +168,37 @@ def scenario_outcome(name: str, scenario: Scenario, run: Run, *, prices: Prices,
     """
     dollars = prices.request_dollars(url, Operation.GET)
     tiers = sorted({tier for each in run.epochs for tier in each.tier_hits})
-    rows = [_row(epoch, run.of_epoch(epoch), tiers, dollars) for epoch in range(scenario.epochs)]
-    panels = _panels(Table.of(name, rows), tiers)
-    rows.append(_row("all", run.epochs, tiers, dollars, seconds=run.seconds))
+    rows = [_epoch_row(epoch, run.of_epoch(epoch), tiers, dollars) for epoch in range(scenario.epochs)]
+    panels = _panels(Table.from_rows(name, rows), tiers)
+    rows.append(_epoch_row("all", run.epochs, tiers, dollars, seconds=run.seconds))
     first = max(each.first_batch_seconds for each in run.of_epoch(0) if each.first_batch_seconds is not None)
-    nodes = counted(scenario.feed.world_size, "node")
+    nodes = format_count(scenario.feed.world_size, "node")
     remarks: tuple[str, ...] = (
-        f"{nodes}, {counted(len(scenario.manifest), 'super-sample')}; waits are per node.",
+        f"{nodes}, {format_count(len(scenario.manifest), 'super-sample')}; waits are per node.",
         f"The last node had its first batch after {first:.3g} s.",
         f"A GET costs ${dollars:.3g} ({url}, {prices.date}); look-ups, requests and bytes are sums over all nodes.",
     )
     if run.warm is not None:
         remarks = (*remarks, *_warm_remarks(run.warm, run.seconds, prices))
-    return Outcome([Table.of(name, rows)], panels, remarks)
+    return ExperimentResult([Table.from_rows(name, rows)], panels, remarks)
 
 
-def _warm_remarks(warm: WarmTally, seconds: float, prices: Prices) -> tuple[str, ...]:
-    config, bill = warm.model.config, warm.bill(prices.function(_PLATFORM))
+def _warm_remarks(warm: WarmCounters, seconds: float, prices: Prices) -> tuple[str, ...]:
+    config, bill = warm.model.config, warm.cost(prices.function(_PLATFORM))
     gone = sum(len(each.losses) for each in warm.lives)
-    reads, dollars = counted(warm.hits + warm.losses, "read"), f"${bill.dollars:.3g} at {_PLATFORM}'s prices"
+    reads, dollars = format_count(warm.hits + warm.losses, "read"), f"${bill.dollars:.3g} at {_PLATFORM}'s prices"
     parts = f"reads and writes ${bill.read_dollars:.3g}, upkeep ${bill.upkeep_dollars:.3g}"
     return (
-        f"The warm tier: {counted(config.nodes, 'function')}, {config.code} shards; {warm.evicted} objects evicted.",
+        (
+            f"The warm tier: {format_count(config.nodes, 'function')}, {config.code} shards; {warm.evicted} objects "
+            f"evicted."
+        ),
         f"Of {reads} of objects it held, {warm.losses} found too many shards lost; {warm.rebuilt} shards rewritten.",
         f"Its functions lost their memory {gone} times in {seconds / 3600:.3g} h. In all it costs {dollars}: {parts}.",
     )
 
 
-def _row(
+def _epoch_row(
     epoch: int | str, nodes: Sequence[EpochResult], tiers: Sequence[str], dollars: float, seconds: float | None = None
 ) -> Row:
     waits = [each.wait_seconds for each in nodes]
@@ -202,7 +211,7 @@ def _row(
         "wait s, least": min(waits),
         "wait s, most": max(waits),
         "stall": sum(waits) / max(1e-12, sum(each.seconds for each in nodes)),
-        "look-ups": sum(each.look_ups for each in nodes),
+        "look-ups": sum(each.lookups for each in nodes),
         "misses": sum(each.misses for each in nodes),
         "requests": requests,
         "hedges": sum(each.hedges for each in nodes),

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from stoker._trace.picture import page
+from stoker._trace.picture import html_page
 from stoker.errors import ConfigError
 
 Cell = str | int | float | None
@@ -45,11 +45,11 @@ class Table:
         self.rows.append(cells)
 
     @classmethod
-    def of(cls, name: str, rows: Sequence[Row]) -> Table:
+    def from_rows(cls, name: str, rows: Sequence[Row]) -> Table:
         """Return a table of at least one row, whose columns are the keys of the first row."""
         return cls(name, tuple(rows[0]), [tuple(row.values()) for row in rows])
 
-    def where(self, column: str, value: Cell) -> Table:
+    def select(self, column: str, value: Cell) -> Table:
         """Return a table of the rows whose cell in ``column`` equals ``value``."""
         place = self.columns.index(column)
         return Table(self.name, self.columns, [row for row in self.rows if row[place] == value])
@@ -59,20 +59,20 @@ class Table:
         place = self.columns.index(column)
         return [row[place] for row in self.rows]
 
-    def lines(self, by: str, x: str, y: str, theirs: str = "") -> list[Series]:
+    def lines(self, by: str, x: str, y: str, published: str = "") -> list[Series]:
         """Return a line for each value of the column ``by``, over the column ``x``.
 
         Args:
             by: column of the lines' names.
             x: column of the x values.
             y: column of our figures.
-            theirs: column of the published figures, empty for none; its name is appended to that of the line.
+            published: column of the published figures, empty for none; its name is appended to that of the line.
         """
         series = []
         for name in dict.fromkeys(self.cells(by)):
-            of = self.where(by, name)
-            known = of.cells(theirs) if theirs else []
-            series += beside(str(name), of.cells(x), of.cells(y), known, published=f"{name}, {theirs}")
+            of = self.select(by, name)
+            known = of.cells(published) if published else []
+            series += create_series(str(name), of.cells(x), of.cells(y), known, published_name=f"{name}, {published}")
         return series
 
     def to_csv(self) -> str:
@@ -80,7 +80,7 @@ class Table:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.columns)
-        writer.writerows([_plain(cell) for cell in row] for row in self.rows)
+        writer.writerows([_format_cell(cell) for cell in row] for row in self.rows)
         return text.getvalue()
 
 
@@ -127,7 +127,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExperimentResult:
     """Result of an experiment.
 
     Attributes:
@@ -155,7 +155,7 @@ class Experiment:
     name: str
     title: str
     source: str
-    run: Callable[[bool], Outcome]
+    run: Callable[[bool], ExperimentResult]
 
 
 def difference(ours: float | None, theirs: float | None) -> float | None:
@@ -163,13 +163,18 @@ def difference(ours: float | None, theirs: float | None) -> float | None:
     return None if ours is None or theirs is None else ours - theirs
 
 
-def excess(ours: float | None, theirs: float | None) -> float | None:
+def relative_difference(ours: float | None, theirs: float | None) -> float | None:
     """Return the relative difference ``ours / theirs - 1``; None if one of them is None."""
     return None if ours is None or theirs is None else ours / theirs - 1
 
 
-def beside(
-    name: str, x: Sequence[Cell], ours: Sequence[float | None], theirs: Sequence[float | None], *, published: str = ""
+def create_series(
+    name: str,
+    x: Sequence[Cell],
+    ours: Sequence[float | None],
+    published_figures: Sequence[float | None],
+    *,
+    published_name: str = "",
 ) -> list[Series]:
     """Return series of our figures and, if there are any, of the published ones: bars over names, lines over numbers.
 
@@ -177,37 +182,39 @@ def beside(
         name: name of our series.
         x: x values, numbers or names.
         ours: our figures.
-        theirs: published figures; None where there is none.
-        published: name of their series; by default ``name`` with ", published".
+        published_figures: published figures; None where there is none.
+        published_name: name of their series; by default ``name`` with ", published".
     """
     kind: Literal["bars", "line"] = "bars" if isinstance(x[0], str) else "line"
     series = [Series(name, x, ours, kind=kind)]
-    if any(figure is not None for figure in theirs):
-        series.append(Series(published or f"{name}, published", x, theirs, is_published=True, kind=kind))
+    if any(figure is not None for figure in published_figures):
+        series.append(
+            Series(published_name or f"{name}, published", x, published_figures, is_published=True, kind=kind)
+        )
     return series
 
 
-def _plain(cell: Cell) -> Cell:
+def _format_cell(cell: Cell) -> Cell:
     return f"{cell:.6g}" if isinstance(cell, float) else cell
 
 
 @lru_cache(maxsize=16)
-def published(paper: str) -> dict[str, Any]:
+def load_paper(paper: str) -> dict[str, Any]:
     """Return a paper's figures and statements; ``source`` is the citation."""
-    return tomllib.loads(_published(f"{paper}.toml"))
+    return tomllib.loads(_read_published(f"{paper}.toml"))
 
 
-def published_rows(table: str) -> list[dict[str, str]]:
+def load_published_rows(table: str) -> list[dict[str, str]]:
     """Return the rows of a published table."""
-    return list(csv.DictReader(_published(f"{table}.csv").splitlines()))
+    return list(csv.DictReader(_read_published(f"{table}.csv").splitlines()))
 
 
-def _published(name: str) -> str:
+def _read_published(name: str) -> str:
     return resources.files("stoker_sim").joinpath(f"published/{name}").read_text("utf-8")
 
 
 _DELI = "Krichevsky, St. Louis, Guo: DELI (IC2E 2021), and cake-lab/DELI"
-_DIESEL, _INFINICACHE, _IPDL = (published(paper)["source"] for paper in ("diesel", "infinicache", "ipdl"))
+_DIESEL, _INFINICACHE, _IPDL = (load_paper(paper)["source"] for paper in ("diesel", "infinicache", "ipdl"))
 _SILOD = "SiloD (EuroSys 2023)"
 _CACHES = "uniform: SiloD (EuroSys 2023), CoorDL (VLDB 2021); next-use: Belady (1966), NoPFS (SC'21)"
 _DDP = "next-use: Belady (1966), NoPFS (SC'21); figures simulated for policies alone"
@@ -245,7 +252,7 @@ NAMES = tuple(_EXPERIMENTS)
 """Names of all experiments, in the order in which they are listed."""
 
 
-def load(name: str) -> Experiment:
+def load_experiment(name: str) -> Experiment:
     """Return the experiment with this name.
 
     Raises:
@@ -255,7 +262,7 @@ def load(name: str) -> Experiment:
         raise ConfigError(f"there is no experiment {name!r}; there are {', '.join(NAMES)}")
     place, title, source = _EXPERIMENTS[name]
     module, _, function = place.partition(".")
-    run: Callable[[bool], Outcome] = getattr(import_module(f"{__name__}.{module}"), function)
+    run: Callable[[bool], ExperimentResult] = getattr(import_module(f"{__name__}.{module}"), function)
     return Experiment(name, title, source, run)
 
 
@@ -265,13 +272,13 @@ _COLUMNS = 2
 _DOTS_PER_INCH = 110
 _HEADROOM = 0.2
 """Fraction of the axis above bars that is left free for the legend."""
-_LABELLED_BARS = 12
+_MAX_LABELLED_BARS = 12
 """Maximum number of bars in a panel with their values as labels: more bars leave no room."""
-_NAMED_TICKS = 7
+_MAX_LABELLED_TICKS = 7
 """Maximum number of x values that are all labelled on a logarithmic axis."""
-_LINE_POINTS = (1.5, 3.0)
+_LINE_WIDTHS_POINTS = (1.5, 3.0)
 """Width of the last and of the first line, in points, so that lines that coincide are all visible."""
-_EXTRA = "drawing needs the extra 'plan': pip install 'stoker[plan]'; the CSV is written without it"
+_MISSING_EXTRA_MESSAGE = "drawing needs the extra 'plan': pip install 'stoker[plan]'; the CSV is written without it"
 
 
 def write_png(panels: Sequence[Panel], title: str, path: Path) -> None:
@@ -280,15 +287,15 @@ def write_png(panels: Sequence[Panel], title: str, path: Path) -> None:
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    _drawn(panels, title).savefig(path, dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    _create_figure(panels, title).savefig(path, dpi=_DOTS_PER_INCH, metadata={"Software": None})
 
 
-def _drawn(panels: Sequence[Panel], title: str) -> Any:
+def _create_figure(panels: Sequence[Panel], title: str) -> Any:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError(_EXTRA) from None
+        raise ConfigError(_MISSING_EXTRA_MESSAGE) from None
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(columns * _PANEL_INCHES[0], rows * _PANEL_INCHES[1] + 0.4), layout="constrained")
@@ -366,7 +373,7 @@ def _scale(axes: Any, panel: Panel, *, has_bars: bool) -> None:
 
 def _name_ticks(axes: Any, values: set[float]) -> None:
     """Label the values themselves on a logarithmic axis if they are few; powers of ten between them say little."""
-    if 1 < len(values) <= _NAMED_TICKS:
+    if 1 < len(values) <= _MAX_LABELLED_TICKS:
         axes.set_xticks(sorted(values), [f"{value:,.10g}" for value in sorted(values)])
         axes.minorticks_off()
 
@@ -376,20 +383,20 @@ def _draw_bars(axes: Any, series: Series, place: int, count: int, colour: str) -
     at = [index - 0.4 + width * (place + 0.5) for index in range(len(series.x))]
     style = {"facecolor": "none", "edgecolor": colour, "linewidth": 1.5} if series.is_published else {"color": colour}
     drawn = axes.bar(at, np.array(series.y, np.float64), width * 0.9, label=series.name, **style)
-    if count * len(series.x) <= _LABELLED_BARS:
-        axes.bar_label(drawn, [_figure(height) for height in series.y], fontsize=7, padding=1)
+    if count * len(series.x) <= _MAX_LABELLED_BARS:
+        axes.bar_label(drawn, [_format_figure(height) for height in series.y], fontsize=7, padding=1)
     axes.set_xticks(range(len(series.x)), [str(name) for name in series.x], fontsize=8)
     axes.set_xlim(-0.5, len(series.x) - 0.5)  # leave room for missing bars, too
 
 
-def _figure(height: float | None) -> str:
+def _format_figure(height: float | None) -> str:
     if height is None:
         return ""
     return f"{height:,.0f}" if height >= 1000 else f"{height:.3g}"
 
 
 def _line_points(every: Sequence[Series], number: int) -> float:
-    least, most = _LINE_POINTS
+    least, most = _LINE_WIDTHS_POINTS
     behind = sum(series.kind == "line" and not series.is_published for series in every[number + 1 :])
     return least + (most - least) * behind / len(every)
 
@@ -410,7 +417,7 @@ def write_html(panels: Sequence[Panel], title: str, path: Path) -> None:
         from plotly import graph_objects
         from plotly.subplots import make_subplots
     except ImportError:
-        raise ConfigError(_EXTRA) from None
+        raise ConfigError(_MISSING_EXTRA_MESSAGE) from None
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     figure = make_subplots(rows=rows, cols=columns, subplot_titles=[panel.title for panel in panels])
@@ -423,7 +430,7 @@ def write_html(panels: Sequence[Panel], title: str, path: Path) -> None:
         figure.update_xaxes(title_text=below, type="log" if panel.x_log else None, row=row, col=column)
         figure.update_yaxes(title_text=panel.y_label, type="log" if panel.y_log else None, row=row, col=column)
     figure.update_layout(title=title, height=480 * rows, template="plotly_white")
-    path.write_text(page(figure, title), "utf-8")
+    path.write_text(html_page(figure, title), "utf-8")
 
 
 def _trace(graph_objects: Any, series: Series, colour: str) -> Any:

@@ -19,10 +19,10 @@ import numpy as np
 
 from stoker._base.clock import run_virtual
 from stoker._base.task_group import task_group
-from stoker._cache.eviction import Fifo, Residents
+from stoker._cache.eviction import CacheEntries, Fifo
 from stoker._fetch.config import FetchSize, Progress
-from stoker_sim._bucket import Shared
-from stoker_sim._experiments import published_rows
+from stoker_sim._bucket import ProcessorSharing
+from stoker_sim._experiments import load_published_rows
 from stoker_sim._scenario import EpochResult
 
 _UNLIMITED = 1 << 62
@@ -51,7 +51,7 @@ class SampleCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class DeliWorkload:
     """Training of one of several equal nodes.
 
     Attributes:
@@ -78,7 +78,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class DeliSetting:
     """A configuration of DELI.
 
     Attributes:
@@ -105,20 +105,20 @@ class SampleEpoch(EpochResult):
     fetches: int = 0
 
 
-def simulate_samples(workload: Workload, setting: Setting) -> list[SampleEpoch]:
+def simulate_samples(workload: DeliWorkload, setting: DeliSetting) -> list[SampleEpoch]:
     """Simulate one node and return its epochs; the same arguments give the same result."""
-    return run_virtual(_Loop(workload, setting).run())
+    return run_virtual(_TrainingLoop(workload, setting).run())
 
 
-class _Loop:
+class _TrainingLoop:
     """A training loop with a sampler, a cache and a service."""
 
-    def __init__(self, workload: Workload, setting: Setting) -> None:
+    def __init__(self, workload: DeliWorkload, setting: DeliSetting) -> None:
         self._workload, self._setting, self._costs = workload, setting, workload.costs
         self._schedule = FetchSize(setting.fetch_size, setting.threshold) if setting.fetch_size else None
         capacity = _UNLIMITED if setting.cache_samples is None else setting.cache_samples
-        self._cache: Residents[int] = Residents(Fifo(), capacity)
-        self._machine = Shared(self._fetch_rate)
+        self._cache: CacheEntries[int] = CacheEntries(Fifo(), capacity)
+        self._processors = ProcessorSharing(self._fetch_rate)
         self._epochs: list[SampleEpoch] = []
 
     async def run(self) -> list[SampleEpoch]:
@@ -137,7 +137,7 @@ class _Loop:
         for start in range(0, len(samples), batch_size):
             batch = samples[start : start + batch_size]
             for drawn in range(start, start + len(batch)):  # the whole batch is drawn before it is read
-                if fetched < len(samples) and (wanted := self._wanted(fetched - drawn)):
+                if fetched < len(samples) and (wanted := self._fetch_samples(fetched - drawn)):
                     service.create_task(self._fetch(samples[fetched : fetched + wanted]))
                     fetched = min(fetched + wanted, len(samples))
                     now.fetches += 1
@@ -150,16 +150,16 @@ class _Loop:
 
     async def _compute(self, seconds: float) -> None:
         """Compute for ``seconds``, during which fetches have only a part of the processors."""
-        self._machine.set_rate(partial(self._fetch_rate, step_threads=self._workload.processors))
+        self._processors.set_rate(partial(self._fetch_rate, step_threads=self._workload.processors))
         await asyncio.sleep(seconds)
-        self._machine.set_rate(self._fetch_rate)
+        self._processors.set_rate(self._fetch_rate)
 
     def _fetch_rate(self, fetches: int, step_threads: int = 0) -> float:
         """Return the rate of each of several concurrent fetches, relative to a single one."""
         share = min(1.0, self._workload.processors / (fetches + step_threads))
         return share / (1.0 + self._costs.contention * (fetches - 1))
 
-    def _wanted(self, queued: int) -> int:
+    def _fetch_samples(self, queued: int) -> int:
         """Return the number of samples to fetch if ``queued`` are fetched and not drawn yet."""
         if self._schedule is None:
             return 0
@@ -167,21 +167,21 @@ class _Loop:
 
     async def _read(self, batch: Sequence[int], now: SampleEpoch) -> None:
         """Read one sample after the other; sleep only once for all reads until a fetch may change the cache."""
-        due_seconds, left_seconds = 0.0, self._unchanged_seconds()
+        due_seconds, left_seconds = 0.0, self._seconds_until_fetch_ends()
         for sample in batch:
             if due_seconds >= left_seconds:
                 await asyncio.sleep(due_seconds)
-                due_seconds, left_seconds = 0.0, self._unchanged_seconds()
+                due_seconds, left_seconds = 0.0, self._seconds_until_fetch_ends()
             due_seconds += self._look_up_seconds(sample, now)
         await asyncio.sleep(due_seconds)
 
-    def _unchanged_seconds(self) -> float:
+    def _seconds_until_fetch_ends(self) -> float:
         """Return the time until the next end of a fetch if none starts before, in seconds."""
-        return self._machine.next_end_seconds - asyncio.get_running_loop().time()
+        return self._processors.next_end_seconds - asyncio.get_running_loop().time()
 
     def _look_up_seconds(self, sample: int, now: SampleEpoch) -> float:
         costs = self._costs
-        now.look_ups += 1
+        now.lookups += 1
         if self._cache.look_up(sample):
             return costs.hit_seconds
         now.misses += 1
@@ -193,21 +193,21 @@ class _Loop:
     async def _fetch(self, samples: Sequence[int]) -> None:
         """Read the samples that are not cached; all become visible at once, after the last one."""
         missing = [sample for sample in samples if sample not in self._cache]
-        pages = math.ceil(self._workload.dataset_samples / PAGE_OBJECTS)
-        await self._machine.serve(pages * self._costs.list_page_seconds + len(missing) * self._costs.fetch_seconds)
+        pages = math.ceil(self._workload.dataset_samples / OBJECTS_PER_PAGE)
+        await self._processors.serve(pages * self._costs.list_page_seconds + len(missing) * self._costs.fetch_seconds)
         for sample in missing:
             self._cache.offer(sample)
 
 
 EPOCHS = (1, 2)
-PAGE_OBJECTS = 1000
+OBJECTS_PER_PAGE = 1000
 """Number of objects on a page of a listing."""
 _SEED = 1
 
 _HIT_SECONDS_PER_BYTE, _INSERT_SECONDS_PER_BYTE = 1.59e-7, 5.53e-7
 
 
-def _costs(*, sample_bytes: int, get_seconds: float, fetch_seconds: float) -> SampleCosts:
+def _create_costs(*, sample_bytes: int, get_seconds: float, fetch_seconds: float) -> SampleCosts:
     """Return the costs of a workload: bucket and machine are the same for both, the cache's times grow with bytes."""
     return SampleCosts(
         get_seconds=get_seconds,
@@ -220,23 +220,23 @@ def _costs(*, sample_bytes: int, get_seconds: float, fetch_seconds: float) -> Sa
 
 
 WORKLOADS = {
-    "mnist": Workload(
+    "mnist": DeliWorkload(
         name="mnist",
         title="MNIST, small CNN",
         dataset_samples=42_000,
         node_samples=14_000,
         compute_seconds=14.7,
         sample_bytes=3_100,
-        costs=_costs(sample_bytes=3_100, get_seconds=0.0515, fetch_seconds=0.00397),
+        costs=_create_costs(sample_bytes=3_100, get_seconds=0.0515, fetch_seconds=0.00397),
     ),
-    "cifar10": Workload(
+    "cifar10": DeliWorkload(
         name="cifar10",
         title="CIFAR-10, ResNet-50",
         dataset_samples=35_001,
         node_samples=11_667,
         compute_seconds=147.2,
         sample_bytes=12_300,
-        costs=_costs(sample_bytes=12_300, get_seconds=0.0555, fetch_seconds=0.00317),
+        costs=_create_costs(sample_bytes=12_300, get_seconds=0.0555, fetch_seconds=0.00317),
     ),
 }
 
@@ -257,7 +257,7 @@ class Measurement:
 
     workload: str
     experiment: str
-    setting: Setting | None
+    setting: DeliSetting | None
     epoch: int
     wait_seconds: float
     miss_rate: float | None
@@ -265,45 +265,45 @@ class Measurement:
 
 
 @lru_cache(maxsize=1)
-def measurements() -> tuple[Measurement, ...]:
+def load_measurements() -> tuple[Measurement, ...]:
     """Return the authors' measurements, one for each workload, setting and epoch."""
     return tuple(
         Measurement(
             workload=row["workload"],
             experiment=row["experiment"],
-            setting=_setting(row),
+            setting=_parse_setting(row),
             epoch=int(row["epoch"]),
             wait_seconds=float(row["wait_s_mean"]),
             miss_rate=float(row["miss_rate_mean"]) if row["miss_rate_mean"] else None,
             epoch_seconds=float(row["epoch_run_s_mean"]),
         )
-        for row in published_rows("deli")
+        for row in load_published_rows("deli")
     )
 
 
-def measured(workload: str, setting: Setting | None) -> list[Measurement | None]:
+def find_measurements(workload: str, setting: DeliSetting | None) -> list[Measurement | None]:
     """Return the measurements of a setting in the first and the second epoch, None where there is none."""
-    found = {each.epoch: each for each in measurements() if (each.workload, each.setting) == (workload, setting)}
+    found = {each.epoch: each for each in load_measurements() if (each.workload, each.setting) == (workload, setting)}
     return [found.get(epoch) for epoch in EPOCHS]
 
 
-def _setting(row: dict[str, str]) -> Setting | None:
+def _parse_setting(row: dict[str, str]) -> DeliSetting | None:
     batch_size = int(row["batch_size"])
     cache_samples = int(row["cache_size"]) if row["cache_size"].isdecimal() else None
     match row["experiment"]:
         case "Baseline (From Disk)":
             return None
         case "Baseline (From GCP)":
-            return Setting(cache_samples=0, batch_size=batch_size)
+            return DeliSetting(cache_samples=0, batch_size=batch_size)
         case "Baseline (From Cache)":
-            return Setting(cache_samples=cache_samples, batch_size=batch_size)
+            return DeliSetting(cache_samples=cache_samples, batch_size=batch_size)
         case "Fetch Size":
-            return Setting(int(row["fetch_size"]), 0, cache_samples, batch_size)
+            return DeliSetting(int(row["fetch_size"]), 0, cache_samples, batch_size)
         case _:  # thresholds were measured with fetches of half the cache
-            return Setting((cache_samples or 0) // 2, int(row["threshold"]), cache_samples, batch_size)
+            return DeliSetting((cache_samples or 0) // 2, int(row["threshold"]), cache_samples, batch_size)
 
 
 @lru_cache(maxsize=1024)
-def simulated(workload: str, setting: Setting) -> tuple[SampleEpoch, ...]:
+def simulate_setting(workload: str, setting: DeliSetting) -> tuple[SampleEpoch, ...]:
     """Simulate one node of a workload and return its epochs."""
     return tuple(simulate_samples(WORKLOADS[workload], setting))

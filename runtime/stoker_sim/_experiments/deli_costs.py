@@ -24,8 +24,15 @@ from statistics import mean
 
 from stoker._base.meter import Operation
 from stoker._cost.prices import GB_BYTES, Prices
-from stoker_sim._experiments import Cell, Outcome, Panel, Table, beside, published_rows
-from stoker_sim._experiments.deli import PAGE_OBJECTS, WORKLOADS, Setting, measured, measurements, simulated
+from stoker_sim._experiments import Cell, ExperimentResult, Panel, Table, create_series, load_published_rows
+from stoker_sim._experiments.deli import (
+    OBJECTS_PER_PAGE,
+    WORKLOADS,
+    DeliSetting,
+    find_measurements,
+    load_measurements,
+    simulate_setting,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +65,7 @@ def request_dollars(
             epoch.
         listed_objects: number of objects in a listing; None for the model's m, although a bucket may have more.
     """
-    pages = math.ceil((listed_objects or samples) / PAGE_OBJECTS)
+    pages = math.ceil((listed_objects or samples) / OBJECTS_PER_PAGE)
     listings = math.ceil(samples / fetch_size) if fetch_size else 1
     return epochs * (rates.list_dollars * pages * listings + rates.get_dollars * samples)
 
@@ -83,12 +90,12 @@ _NODES = 3
 _EPOCHS = 2
 _PIXELS_GB = (60_000 * 28 * 28 + 50_000 * 32 * 32 * 3) / GB_BYTES
 _COLUMNS = ("workload", "method", "part", "$", "published $", "difference $", "to the cent", "wait s", "waits")
-_METHODS: dict[str, Setting | None] = {
+_METHODS: dict[str, DeliSetting | None] = {
     "disk": None,
-    "bucket": Setting(cache_samples=0),
-    "full fetch 1024": Setting(1024),
-    "full fetch 2048": Setting(2048, 0, 2048),
-    "50/50 1024": Setting(1024, 1024, 2048),
+    "bucket": DeliSetting(cache_samples=0),
+    "full fetch 1024": DeliSetting(1024),
+    "full fetch 2048": DeliSetting(2048, 0, 2048),
+    "50/50 1024": DeliSetting(1024, 1024, 2048),
 }
 """Settings as measured: fetches of 1024 with an unlimited cache. The cache's part of the disk is the paper's: one
 fetch, and two for 50/50."""
@@ -125,27 +132,27 @@ def _published_rates() -> DeliRates:
 
 
 @lru_cache(maxsize=1)
-def _published() -> dict[tuple[str, str, str], Decimal]:
+def _load_published() -> dict[tuple[str, str, str], Decimal]:
     """Return the paper's cells by (workload, method, part)."""
-    rows = published_rows("deli_table_2")
+    rows = load_published_rows("deli_table_2")
     return {(row["workload"], row["method"], part): Decimal(row[part]) for row in rows for part in PARTS if row[part]}
 
 
 def _compute_seconds(workload: str) -> float:
     """Return t_compute: the mean of all measured epochs, as in the paper."""
-    known = [each for each in measurements() if each.workload == workload]
+    known = [each for each in load_measurements() if each.workload == workload]
     return _EPOCHS * mean(each.epoch_seconds - each.wait_seconds for each in known)
 
 
-def _wait_seconds(workload: str, setting: Setting | None) -> tuple[float, str]:
+def _wait_seconds(workload: str, setting: DeliSetting | None) -> tuple[float, str]:
     """Return t_wait and whether it was measured or simulated."""
-    known = [each for each in measured(workload, setting) if each is not None]
+    known = [each for each in find_measurements(workload, setting) if each is not None]
     if known or setting is None:
         return sum(each.wait_seconds for each in known), "measured"
-    return sum(each.wait_seconds for each in simulated(workload, setting)), "simulated"
+    return sum(each.wait_seconds for each in simulate_setting(workload, setting)), "simulated"
 
 
-def _cost(workload: str, setting: Setting | None, assumed: _Assumptions) -> dict[str, float]:
+def _cost(workload: str, setting: DeliSetting | None, assumed: _Assumptions) -> dict[str, float]:
     wait_seconds, _ = _wait_seconds(workload, setting)
     seconds = _compute_seconds(workload) + wait_seconds
     if setting is None:
@@ -162,7 +169,7 @@ def _cost(workload: str, setting: Setting | None, assumed: _Assumptions) -> dict
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
+class _CostCell:
     """A cell of the table, in dollars."""
 
     workload: str
@@ -172,36 +179,36 @@ class _Cell:
     published: Decimal
 
     @property
-    def is_met(self) -> bool:
+    def is_equal_to_cent(self) -> bool:
         """Whether ours equals the published one to the cent."""
         return Decimal(repr(self.ours)).quantize(Decimal("0.01"), ROUND_HALF_UP) == self.published
 
 
-def _cells(assumed: _Assumptions) -> list[_Cell]:
+def _cells(assumed: _Assumptions) -> list[_CostCell]:
     costs = {
         (workload, method): _cost(workload, setting, assumed)
         for workload, (method, setting) in product(WORKLOADS, _METHODS.items())
     }
     return [
-        _Cell(*case, part, dollars, _published()[*case, part])
+        _CostCell(*case, part, dollars, _load_published()[*case, part])
         for case, cost in costs.items()
         for part, dollars in cost.items()
-        if (*case, part) in _published()
+        if (*case, part) in _load_published()
     ]
 
 
-def _row(cell: _Cell) -> tuple[Cell, ...]:
-    known, is_met = float(cell.published), "yes" if cell.is_met else "no"
+def _row(cell: _CostCell) -> tuple[Cell, ...]:
+    known, is_met = float(cell.published), "yes" if cell.is_equal_to_cent else "no"
     more = round(cell.ours - known, 4) + 0.0  # not -0.0
     waits = _wait_seconds(cell.workload, _METHODS[cell.method])
     return cell.workload, cell.method, cell.part, round(cell.ours, 4), known, more, is_met, *waits
 
 
-def _unmet(cell: _Cell, rates: DeliRates) -> str:
+def _describe_difference(cell: _CostCell, rates: DeliRates) -> str:
     """Describe the difference of a cell from the published one."""
     parts = [
         known
-        for (workload, method, part), known in _published().items()
+        for (workload, method, part), known in _load_published().items()
         if part != "total" and (workload, method) == (cell.workload, cell.method)
     ]
     beyond = abs(cell.ours - float(cell.published)) - 0.005
@@ -213,17 +220,17 @@ def _unmet(cell: _Cell, rates: DeliRates) -> str:
     )
 
 
-def _panel(workload: str, parts: Sequence[str], cells: Sequence[_Cell]) -> Panel:
+def _panel(workload: str, parts: Sequence[str], cells: Sequence[_CostCell]) -> Panel:
     series = []
     for part in parts:
         found = [cell for cell in cells if (cell.workload, cell.part) == (workload, part)]
         ours = {cell.method: cell.ours for cell in found}
         known = {cell.method: float(cell.published) for cell in found}
-        series += beside(part, [*_METHODS], [*map(ours.get, _METHODS)], [*map(known.get, _METHODS)])
+        series += create_series(part, [*_METHODS], [*map(ours.get, _METHODS)], [*map(known.get, _METHODS)])
     return Panel(WORKLOADS[workload].title, "", "dollars for two epochs", series)
 
 
-def run(quick: bool) -> Outcome:
+def run(quick: bool) -> ExperimentResult:
     """Run Table II: the cost of two epochs."""
     assumed = _Assumptions(rates=_published_rates())
     cells = _cells(assumed)
@@ -235,7 +242,7 @@ def run(quick: bool) -> Outcome:
         "the pixels of both data sets on the disk": replace(assumed, data_gb=_PIXELS_GB),
     }
     met: list[tuple[Cell, ...]] = [
-        (name, sum(cell.is_met for cell in _cells(other)), len(cells)) for name, other in others.items()
+        (name, sum(cell.is_equal_to_cent for cell in _cells(other)), len(cells)) for name, other in others.items()
     ]
     tables = [
         Table("deli-table-2", _COLUMNS, [_row(cell) for cell in cells]),
@@ -246,8 +253,8 @@ def run(quick: bool) -> Outcome:
         for parts in (("total",), ("api", "compute and loading"))
         for workload in WORKLOADS
     ]
-    unmet = [_unmet(cell, assumed.rates) for cell in cells if not cell.is_met]
-    return Outcome(tables, panels, [*unmet, *_remarks(assumed)])
+    unmet = [_describe_difference(cell, assumed.rates) for cell in cells if not cell.is_equal_to_cent]
+    return ExperimentResult(tables, panels, [*unmet, *_remarks(assumed)])
 
 
 def _remarks(assumed: _Assumptions) -> list[str]:

@@ -17,20 +17,29 @@ from numpy.typing import NDArray
 from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._fetch.config import FetchConfig
 from stoker._order.order import OrderConfig
-from stoker_sim._bucket import described
-from stoker_sim._experiments import Cell, Outcome, Panel, Series, Table, beside, difference, excess
+from stoker_sim._bucket import synthetic_manifest
+from stoker_sim._experiments import (
+    Cell,
+    ExperimentResult,
+    Panel,
+    Series,
+    Table,
+    create_series,
+    difference,
+    relative_difference,
+)
 from stoker_sim._experiments.deli import (
     EPOCHS,
     WORKLOADS,
+    DeliSetting,
+    DeliWorkload,
     Measurement,
     SampleEpoch,
-    Setting,
-    Workload,
-    measured,
-    measurements,
-    simulated,
+    find_measurements,
+    load_measurements,
+    simulate_setting,
 )
-from stoker_sim._scenario import by_lanes, simulate
+from stoker_sim._scenario import create_lane_scenario, simulate
 
 _GET_SECONDS = 0.055
 _GETS_PER_SECOND = 100.0
@@ -48,22 +57,22 @@ BUCKET = BucketModel(
 large transfer is not in the paper; 20 MB/s is typical of a small machine of its time."""
 
 
-def _bytes_per_second(samples: int, of_one_object: int, at_once: int) -> float:
-    """Return the rate at which a node reads objects of ``of_one_object`` samples, ``at_once`` concurrently."""
-    size_bytes = of_one_object * _SAMPLE_BYTES
-    fetch = FetchConfig(hedge=False, concurrency_start=at_once, concurrency_least=1, concurrency_most=at_once)
-    objects, ring_bytes = max(2, samples // of_one_object), 128 * size_bytes + (1 << 20)
-    manifest = described(super_samples=objects, samples=of_one_object, super_sample_bytes=size_bytes)
+def _read_rate(samples: int, samples_per_object: int, concurrency: int) -> float:
+    """Return the rate at which a node reads objects of ``samples_per_object`` samples, ``concurrency`` concurrently."""
+    size_bytes = samples_per_object * _SAMPLE_BYTES
+    fetch = FetchConfig(hedge=False, concurrency_start=concurrency, concurrency_least=1, concurrency_most=concurrency)
+    objects, ring_bytes = max(2, samples // samples_per_object), 128 * size_bytes + (1 << 20)
+    manifest = synthetic_manifest(super_samples=objects, samples=samples_per_object, super_sample_bytes=size_bytes)
     order = OrderConfig(shuffle="none")
-    run = simulate(by_lanes(manifest, order, of_one_object, ring_bytes, fetch, bucket=BUCKET))
+    run = simulate(create_lane_scenario(manifest, order, samples_per_object, ring_bytes, fetch, bucket=BUCKET))
     return run.read_bytes / run.seconds
 
 
-def run_table_1(quick: bool) -> Outcome:
+def run_table_1(quick: bool) -> ExperimentResult:
     """Run Table I: read rates of small samples, and of super-samples."""
     samples, large = 500 if quick else 5_000, _SUPER_SAMPLE_BYTES // _SAMPLE_BYTES
-    one, several = _bytes_per_second(samples // 5, 1, 1), _bytes_per_second(samples, 1, 16)
-    packed, several_packed = _bytes_per_second(20 * large, large, 1), _bytes_per_second(100 * large, large, 16)
+    one, several = _read_rate(samples // 5, 1, 1), _read_rate(samples, 1, 16)
+    packed, several_packed = _read_rate(20 * large, large, 1), _read_rate(100 * large, large, 16)
     ways: list[tuple[str, str, float | None, float | None]] = [
         ("disk", "disk", None, 18.63e6),
         ("1 request", "bucket, one request after the other", one, 49.80e3),
@@ -73,9 +82,11 @@ def run_table_1(quick: bool) -> Outcome:
     ]
     table = Table("deli-table-1", ("read from", "kB/s", "published kB/s", "difference"))
     for _, way, rate, known in ways:
-        table.add(way, rate and rate / 1e3, known and known / 1e3, excess(rate, known))
+        table.add(way, rate and rate / 1e3, known and known / 1e3, relative_difference(rate, known))
     names = [name for name, *_ in ways]
-    bars = beside("simulated", names, table.cells("kB/s"), table.cells("published kB/s"), published="published")
+    bars = create_series(
+        "simulated", names, table.cells("kB/s"), table.cells("published kB/s"), published_name="published"
+    )
     limits = f"{_GET_SECONDS * 1e3:.0f} ms and {_GETS_PER_SECOND:.0f} are answered a second"
     remarks = (
         f"A request takes {limits}, as the authors measured.",
@@ -84,19 +95,19 @@ def run_table_1(quick: bool) -> Outcome:
         "The disk is not simulated.",
     )
     panel = Panel("Reading MNIST", "", "kB/s", bars, y_log=True)
-    return Outcome([table], [panel], remarks)
+    return ExperimentResult([table], [panel], remarks)
 
 
-_DIRECT, _BEST = Setting(cache_samples=0), Setting(1024, 1024, 2048)
+_DIRECT, _BEST = DeliSetting(cache_samples=0), DeliSetting(1024, 1024, 2048)
 _SETTINGS = {
     "disk": None,
     "bucket": _DIRECT,
-    "cache, unlimited": Setting(),
-    "full fetch 1024": Setting(1024),
-    "full fetch 2048": Setting(2048, 0, 2048),
+    "cache, unlimited": DeliSetting(),
+    "full fetch 1024": DeliSetting(1024),
+    "full fetch 2048": DeliSetting(2048, 0, 2048),
     "50/50": _BEST,
 }
-_FEWER = {"mnist": 0.856, "cifar10": 0.935}
+_STATED_WAIT_REDUCTIONS = {"mnist": 0.856, "cifar10": 0.935}
 """Relative reduction of the wait by 50/50 against direct reads, as the paper states it."""
 
 
@@ -106,60 +117,62 @@ _COLUMNS = (
 )
 
 
-def _table(name: str, workload: Workload, settings: Iterable[Setting | None]) -> Table:
+def _table(name: str, workload: DeliWorkload, settings: Iterable[DeliSetting | None]) -> Table:
     """Return a table of our figures and the published ones for each epoch; reads from the disk are not simulated."""
     table = Table(name, _COLUMNS)
     for setting in settings:
-        given = setting or Setting()
+        given = setting or DeliSetting()
         cached = "unlimited" if given.cache_samples is None else given.cache_samples
-        ours = simulated(workload.name, setting) if setting else (None, None)
-        for epoch, found, known in zip(EPOCHS, ours, measured(workload.name, setting), strict=True):
+        ours = simulate_setting(workload.name, setting) if setting else (None, None)
+        for epoch, found, known in zip(EPOCHS, ours, find_measurements(workload.name, setting), strict=True):
             rates = found.miss_rate if found else None, known.miss_rate if known else None
             waits = found.wait_seconds if found else None, known.wait_seconds if known else None
             place = workload.name, given.batch_size, given.fetch_size, given.threshold, cached, epoch
-            table.add(*place, *rates, difference(*rates), *waits, excess(*waits))
+            table.add(*place, *rates, difference(*rates), *waits, relative_difference(*waits))
     return table
 
 
-def _by_epoch(table: Table, figure: str, x: Iterable[Cell]) -> list[Series]:
+def _epoch_series(table: Table, figure: str, x: Iterable[Cell]) -> list[Series]:
     """Return series of a column over the settings for each epoch, each beside the published one."""
     series, settings = [], [*x]
     for epoch in EPOCHS:
-        of = table.where("epoch", epoch)
-        series += beside(f"epoch {epoch}", settings, of.cells(figure), of.cells(f"published {figure}"))
+        of = table.select("epoch", epoch)
+        series += create_series(f"epoch {epoch}", settings, of.cells(figure), of.cells(f"published {figure}"))
     return series
 
 
-def run_figure_3(quick: bool) -> Outcome:
+def run_figure_3(quick: bool) -> ExperimentResult:
     """Run Figure 3: waits by setting."""
     table = Table("deli-figure-3", ("workload", "setting", "epoch", "wait s", "published wait s", "difference"))
     panels, remarks = [], []
     for workload in WORKLOADS.values():
         found = _table("", workload, _SETTINGS.values())
         for epoch in EPOCHS:
-            for name, row in zip(_SETTINGS, found.where("epoch", epoch).rows, strict=True):
+            for name, row in zip(_SETTINGS, found.select("epoch", epoch).rows, strict=True):
                 table.add(workload.name, name, epoch, *row[-3:])
-        panels.append(Panel(workload.title, "", "wait for data (s)", _by_epoch(found, "wait s", _SETTINGS)))
-        direct, best = (sum(each.wait_seconds for each in simulated(workload.name, of)) for of in (_DIRECT, _BEST))
+        panels.append(Panel(workload.title, "", "wait for data (s)", _epoch_series(found, "wait s", _SETTINGS)))
+        direct, best = (
+            sum(each.wait_seconds for each in simulate_setting(workload.name, of)) for of in (_DIRECT, _BEST)
+        )
         remarks.append(
             f"{workload.title}: 50/50 waits {1 - best / direct:.1%} less than reading directly; the paper says "
-            f"{_FEWER[workload.name]:.1%}."
+            f"{_STATED_WAIT_REDUCTIONS[workload.name]:.1%}."
         )
     remarks.append("The disk is not simulated: its published waits are shown for comparison.")
-    return Outcome([table], panels, remarks)
+    return ExperimentResult([table], panels, remarks)
 
 
-def run_figure_4(quick: bool) -> Outcome:
+def run_figure_4(quick: bool) -> ExperimentResult:
     """Run Figure 4: waits by miss rate."""
     sizes = (256, 1024, 2048) if quick else _FETCH_SIZES
-    settings = [*map(Setting, sizes), Setting(1024, 512, 2048), _BEST]
+    settings = [*map(DeliSetting, sizes), DeliSetting(1024, 512, 2048), _BEST]
     table = Table("deli-figure-4", ("workload", "figures", "points", "slope s", "intercept s", "r squared"))
     panels, remarks = [], []
     for workload in WORKLOADS.values():
-        series, lines, ours = [], [], _simulated(workload, settings)
-        for name, epochs in (("simulated", ours), ("published", _measured(workload))):
+        series, lines, ours = [], [], _simulate_settings(workload, settings)
+        for name, epochs in (("simulated", ours), ("published", _measured_epochs(workload))):
             points = np.array([(each.miss_rate, each.wait_seconds) for each in epochs], np.float64)
-            lines.append(_straight_line(points))
+            lines.append(_fit_line(points))
             table.add(workload.name, name, len(points), *lines[-1])
             rates, waits = points.T.tolist()
             series.append(Series(name, rates, waits, is_published=name == "published", kind="points"))
@@ -171,20 +184,20 @@ def run_figure_4(quick: bool) -> Outcome:
             f"{workload.title}: {slope:.0f} s per unit of miss rate, {their_slope:.0f} published; a straight line "
             f"explains {straightness:.1%} of ours and {their_straightness:.1%} of theirs."
         )
-    return Outcome([table], panels, remarks)
+    return ExperimentResult([table], panels, remarks)
 
 
-def _simulated(workload: Workload, settings: Iterable[Setting]) -> list[SampleEpoch]:
-    return [epoch for setting in settings for epoch in simulated(workload.name, setting)]
+def _simulate_settings(workload: DeliWorkload, settings: Iterable[DeliSetting]) -> list[SampleEpoch]:
+    return [epoch for setting in settings for epoch in simulate_setting(workload.name, setting)]
 
 
-def _measured(workload: Workload) -> list[Measurement]:
+def _measured_epochs(workload: DeliWorkload) -> list[Measurement]:
     """Return the published epochs with fetches and a known miss rate."""
-    fetched = (each for each in measurements() if each.setting and each.setting.fetch_size and each.miss_rate)
+    fetched = (each for each in load_measurements() if each.setting and each.setting.fetch_size and each.miss_rate)
     return [each for each in fetched if each.workload == workload.name]
 
 
-def _straight_line(points: NDArray[np.float64]) -> tuple[float, float, float]:
+def _fit_line(points: NDArray[np.float64]) -> tuple[float, float, float]:
     """Fit a straight line to points ``[n, 2]`` and return its slope, intercept and coefficient of determination."""
     x, y = points.T
     slope, intercept = map(float, np.polyfit(x, y, 1))
@@ -210,29 +223,29 @@ _STATED_BEST = {"mnist": "a small difference", "cifar10": "83% fewer misses with
 class _Sweep(NamedTuple):
     """Settings of a workload by the varied value, drawn in one panel; ``title`` is appended to the workload's title."""
 
-    workload: Workload
-    settings: Mapping[Any, Setting]
+    workload: DeliWorkload
+    settings: Mapping[Any, DeliSetting]
     title: str = ""
     note: str = ""
 
     def miss_rates(self, name: Cell) -> list[float]:
         """Return the miss rate of a setting in each epoch."""
-        return [each.miss_rate for each in simulated(self.workload.name, self.settings[name])]
+        return [each.miss_rate for each in simulate_setting(self.workload.name, self.settings[name])]
 
 
-def _swept(name: str, x_label: str, sweeps: Sequence[_Sweep]) -> Outcome:
+def _run_sweeps(name: str, x_label: str, sweeps: Sequence[_Sweep]) -> ExperimentResult:
     """Return miss rates over the varied value, beside the published ones, with a remark on their agreement."""
     joined = Table(name, _COLUMNS)
     panels = []
     for workload, settings, title, note in sweeps:
         table = _table(name, workload, settings.values())
         joined.rows.extend(table.rows)
-        series = _by_epoch(table, "miss rate", settings)
+        series = _epoch_series(table, "miss rate", settings)
         panels.append(Panel(f"{workload.title}{title}", x_label, "miss rate", series, note=note))
-    return Outcome([joined], panels, [_agreement(joined)])
+    return ExperimentResult([joined], panels, [_describe_agreement(joined)])
 
 
-def _agreement(table: Table) -> str:
+def _describe_agreement(table: Table) -> str:
     misses, waits = (
         [abs(cell) for cell in table.cells(column) if cell is not None] for column in ("difference", "wait difference")
     )
@@ -244,59 +257,59 @@ def _agreement(table: Table) -> str:
     )
 
 
-def run_figure_5(quick: bool) -> Outcome:
+def run_figure_5(quick: bool) -> ExperimentResult:
     """Run Figure 5: miss rates of a cache alone; the unlimited one is drawn at the size of the whole data set."""
     sweeps = []
     for workload in WORKLOADS.values():
         samples, shares = workload.node_samples, _CACHE_SHARES[:1] if quick else _CACHE_SHARES
-        settings = {share: Setting(cache_samples=int(share * samples)) for share in shares}
-        sweeps.append(_Sweep(workload, {**settings, workload.dataset_samples / samples: Setting()}))
-    return _swept("deli-figure-5", "cache size / a node's samples (3: the whole data set)", sweeps)
+        settings = {share: DeliSetting(cache_samples=int(share * samples)) for share in shares}
+        sweeps.append(_Sweep(workload, {**settings, workload.dataset_samples / samples: DeliSetting()}))
+    return _run_sweeps("deli-figure-5", "cache size / a node's samples (3: the whole data set)", sweeps)
 
 
-def run_figure_6(quick: bool) -> Outcome:
+def run_figure_6(quick: bool) -> ExperimentResult:
     """Run Figure 6: miss rates by fetch size."""
     sizes = _FETCH_SIZES[:: len(_FETCH_SIZES) - 1] if quick else _FETCH_SIZES
-    sweeps = [_Sweep(workload, {float(size): Setting(size) for size in sizes}) for workload in WORKLOADS.values()]
-    return _swept("deli-figure-6", "fetch size (samples)", sweeps)
+    sweeps = [_Sweep(workload, {float(size): DeliSetting(size) for size in sizes}) for workload in WORKLOADS.values()]
+    return _run_sweeps("deli-figure-6", "fetch size (samples)", sweeps)
 
 
-def run_figure_7(quick: bool) -> Outcome:
+def run_figure_7(quick: bool) -> ExperimentResult:
     """Run Figure 7: miss rates by cache size."""
     sizes = _CACHE_SIZES[::3] if quick else _CACHE_SIZES
     sweeps = []
     for workload, batch_size in product(WORKLOADS.values(), _BATCH_SIZES):
-        settings = {size / _FETCH_SIZE: Setting(_FETCH_SIZE, 0, size, batch_size) for size in sizes}
+        settings = {size / _FETCH_SIZE: DeliSetting(_FETCH_SIZE, 0, size, batch_size) for size in sizes}
         sweeps.append(_Sweep(workload, settings, f", batch {batch_size}", "published trend: no gain beyond 1"))
     beyond = [each.miss_rates(4)[1] - each.miss_rates(1)[1] for each in sweeps]
     remark = (
         f"From a cache of one fetch to one of four, the miss rate of the second epoch changes by "
         f"{min(beyond):+.3f} to {max(beyond):+.3f}; the paper's trend is no change."
     )
-    found = _swept("deli-figure-7", "cache size / fetch size (1,024 samples)", sweeps)
+    found = _run_sweeps("deli-figure-7", "cache size / fetch size (1,024 samples)", sweeps)
     return replace(found, remarks=[remark])
 
 
-def run_figure_8(quick: bool) -> Outcome:
+def run_figure_8(quick: bool) -> ExperimentResult:
     """Run Figure 8: miss rates by threshold."""
     sweeps, falls = [], []
     for fetches, workload in product(_CACHE_FETCHES[2:3] if quick else _CACHE_FETCHES, WORKLOADS.values()):
         cache = int(fetches * _FETCH_SIZE)
-        settings = {share: Setting(_FETCH_SIZE, int(share * cache), cache) for share in _THRESHOLD_SHARES}
+        settings = {share: DeliSetting(_FETCH_SIZE, int(share * cache), cache) for share in _THRESHOLD_SHARES}
         sweep = _Sweep(workload, settings, title=f", cache of {cache:,}")
         if fetches == _STATED_FETCHES:
             stated = _STATED_FALLS[workload.name]
             sweep = sweep._replace(note=f"published: -{stated:.0%} at 0.5")
             falls.append(
                 f"{workload.title}, cache of {cache:,}: a threshold lowers the miss rate of epochs 1 and 2 by: "
-                f"{_falls(sweep)}; the paper states {stated:.0%} for 50%."
+                f"{_describe_falls(sweep)}; the paper states {stated:.0%} for 50%."
             )
         sweeps.append(sweep)
-    found = _swept("deli-figure-8", "threshold / cache size", sweeps)
+    found = _run_sweeps("deli-figure-8", "threshold / cache size", sweeps)
     return replace(found, remarks=[*found.remarks, *falls])
 
 
-def _falls(sweep: _Sweep) -> str:
+def _describe_falls(sweep: _Sweep) -> str:
     """Describe the relative reduction of the miss rates by each threshold."""
     without, *shares = sweep.settings
     return "; ".join(
@@ -309,11 +322,11 @@ def _falls(sweep: _Sweep) -> str:
     )
 
 
-def run_figure_9(quick: bool) -> Outcome:
+def run_figure_9(quick: bool) -> ExperimentResult:
     """Run Figure 9: the best settings of one cache size."""
-    settings = {"full fetch 2048": Setting(2048, 0, 2048), "50/50, 1024": _BEST}
+    settings = {"full fetch 2048": DeliSetting(2048, 0, 2048), "50/50, 1024": _BEST}
     sweeps = [_Sweep(each, settings, note=f"published: {_STATED_BEST[each.name]}") for each in WORKLOADS.values()]
-    found, remarks = _swept("deli-figure-9", "", sweeps), []
+    found, remarks = _run_sweeps("deli-figure-9", "", sweeps), []
     for each in sweeps:
         before, after = (sum(each.miss_rates(name)) for name in settings)
         remarks.append(

@@ -26,12 +26,12 @@ from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.order import OrderConfig
-from stoker_sim._bucket import BucketView, Shared, SimulatedBucket, described
-from stoker_sim._experiments import Outcome, Panel, Series, Table, beside, published
+from stoker_sim._bucket import BucketView, ProcessorSharing, SimulatedBucket, synthetic_manifest
+from stoker_sim._experiments import ExperimentResult, Panel, Series, Table, create_series, load_paper
 from stoker_sim._experiments.deli import WORKLOADS
-from stoker_sim._scenario import by_lanes, one_by_one, simulate, slot_bytes
+from stoker_sim._scenario import aligned_slot_bytes, create_lane_scenario, simulate, whole_object_fetch
 
-_PAPER = published("diesel")
+_PAPER = load_paper("diesel")
 _CHUNK_BYTES = 4 << 20
 _WINDOW = 8
 _CLIENTS = (1, 2, 4, 8, 16)
@@ -45,21 +45,21 @@ _SEED = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _StoreModel:
     """A store, and the concurrency of its clients.
 
     Attributes:
         name: name in tables.
         model: model of the store.
-        at_once: number of concurrent reads of a client.
+        concurrency: number of concurrent reads of a client.
     """
 
     name: str
     model: BucketModel
-    at_once: int
+    concurrency: int
 
 
-_FILE_SYSTEM = _Place(
+_FILE_SYSTEM = _StoreModel(
     name="file system",
     model=BucketModel(
         first_byte=Constant(1e-3),  # fitted, with the rate, to slightly more than the factor 4 at 128 KiB
@@ -67,44 +67,48 @@ _FILE_SYSTEM = _Place(
         total_bytes_per_second=40e9,
         requests_per_second=50_000.0,
     ),
-    at_once=4,
+    concurrency=4,
 )
-_BUCKET = _Place(
+_BUCKET = _StoreModel(
     name="bucket",
     model=BucketModel(first_byte=LogNormal(0.02, 0.08), connection_bytes_per_second=90e6, requests_per_second=5_500.0),
-    at_once=16,
+    concurrency=16,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class _Size:
+class _ReadCounts:
     """Number of objects that each client reads."""
 
     files: int
     chunks: int
 
 
-def _seconds(place: _Place, *, objects: int, files: int, object_bytes: int, clients: int) -> float:
+def _epoch_seconds(place: _StoreModel, *, objects: int, files: int, object_bytes: int, clients: int) -> float:
     """Return the time of an epoch of clients that partition a shuffled data set, in seconds."""
-    slots = 2 * _WINDOW + 2 * place.at_once + 4 if files > 1 else 2 * _BATCH_FILES
+    slots = 2 * _WINDOW + 2 * place.concurrency + 4 if files > 1 else 2 * _BATCH_FILES
     batch_files = max(1, min(_BATCH_FILES, objects * files // clients))
-    manifest = described(super_samples=objects, samples=files, super_sample_bytes=object_bytes, head_bytes=64)
+    manifest = synthetic_manifest(super_samples=objects, samples=files, super_sample_bytes=object_bytes, head_bytes=64)
     order = OrderConfig(seed=_SEED, shuffle="block", window=_WINDOW if files > 1 else 1, lanes=clients)
-    ring_bytes, fetch = slots * slot_bytes(object_bytes), one_by_one(place.at_once)
+    ring_bytes, fetch = slots * aligned_slot_bytes(object_bytes), whole_object_fetch(place.concurrency)
     compute = Constant(batch_files * _HANDLING_SECONDS)
-    asked = by_lanes(manifest, order, batch_files, ring_bytes, fetch, bucket=place.model, compute=compute)
+    asked = create_lane_scenario(manifest, order, batch_files, ring_bytes, fetch, bucket=place.model, compute=compute)
     run = simulate(replace(asked, epochs=_EPOCHS, seed=_SEED))
     return max(epoch.seconds for epoch in run.of_epoch(1))
 
 
-def _files_per_second(place: _Place, file_bytes: int, clients: int, size: _Size, *, by_chunk: bool) -> float:
+def _files_per_second(place: _StoreModel, file_bytes: int, clients: int, size: _ReadCounts, *, by_chunk: bool) -> float:
     files = max(1, _CHUNK_BYTES // file_bytes) if by_chunk else 1
     objects = clients * (size.chunks if by_chunk else size.files)
     object_bytes = files * file_bytes
-    return objects * files / _seconds(place, objects=objects, files=files, object_bytes=object_bytes, clients=clients)
+    return (
+        objects
+        * files
+        / _epoch_seconds(place, objects=objects, files=files, object_bytes=object_bytes, clients=clients)
+    )
 
 
-def _compared(size: _Size, clients: tuple[int, ...]) -> tuple[Table, Panel, list[Panel]]:
+def _compare_reads(size: _ReadCounts, clients: tuple[int, ...]) -> tuple[Table, Panel, list[Panel]]:
     """Compare reads by chunk and one by one.
 
     Returns:
@@ -126,24 +130,24 @@ def _compared(size: _Size, clients: tuple[int, ...]) -> tuple[Table, Panel, list
             series.append(Series(f"{file_bytes >> 10} KiB one by one", clients, files))
         title = f"Shuffled reads from a {place.name}"
         panels.append(Panel(title, "clients", "files a second", series, x_log=True, y_log=True))
-    alone = table.where("clients", clients[0])
-    times, bucket_times = (alone.where("store", place.name).cells("times") for place in (_FILE_SYSTEM, _BUCKET))
+    alone = table.select("clients", clients[0])
+    times, bucket_times = (alone.select("store", place.name).cells("times") for place in (_FILE_SYSTEM, _BUCKET))
     names = [f"{known['file_bytes'] >> 10} KiB files" for known in _PAPER["reads"]]
     bounds = [known["more_than_times"] for known in _PAPER["reads"]]
-    bars = beside(_FILE_SYSTEM.name, names, times, bounds, published="published, more than")
+    bars = create_series(_FILE_SYSTEM.name, names, times, bounds, published_name="published, more than")
     bars.append(Series(_BUCKET.name, names, bucket_times, kind="bars"))
     by_one = Panel("Files a second by chunk / one by one, one client", "", "times", bars, y_log=True)
     return table, by_one, panels
 
 
-def _units(size: _Size) -> tuple[Table, Panel]:
+def _read_units(size: _ReadCounts) -> tuple[Table, Panel]:
     """Measure random reads of units of several sizes, for the effect of the size alone."""
     table = Table("diesel-reads-units", ("store", "unit bytes", "bytes/s", "times 4 KiB"))
     for place in (_FILE_SYSTEM, _BUCKET):
         speeds = []
         for unit_bytes in _UNITS:
             units = max(64, min(size.files, (1 << 30) // unit_bytes))
-            seconds = _seconds(place, objects=units, files=1, object_bytes=unit_bytes, clients=1)
+            seconds = _epoch_seconds(place, objects=units, files=1, object_bytes=unit_bytes, clients=1)
             speeds.append(units * unit_bytes / seconds)
             table.add(place.name, unit_bytes, speeds[-1], speeds[-1] / speeds[0])
     series = table.lines("store", "unit bytes", "times 4 KiB")
@@ -154,12 +158,12 @@ def _units(size: _Size) -> tuple[Table, Panel]:
     return table, panel
 
 
-def run_reads(quick: bool) -> Outcome:
+def run_reads(quick: bool) -> ExperimentResult:
     """Run shuffled reads by chunk and one by one."""
-    size = _Size(files=200, chunks=24) if quick else _Size(files=600, chunks=96)
-    reads, times_panel, panels = _compared(size, _CLIENTS[:2] if quick else _CLIENTS)
-    units, unit_panel = _units(size)
-    return Outcome([reads, units], [times_panel, unit_panel, *panels], _REMARKS)
+    size = _ReadCounts(files=200, chunks=24) if quick else _ReadCounts(files=600, chunks=96)
+    reads, times_panel, panels = _compare_reads(size, _CLIENTS[:2] if quick else _CLIENTS)
+    units, unit_panel = _read_units(size)
+    return ExperimentResult([reads, units], [times_panel, unit_panel, *panels], _REMARKS)
 
 
 _REMARKS = (
@@ -185,7 +189,7 @@ _FILES = (10_000, 100_000, 1_280_000, 9_000_000)
 _FIXED_WORKERS = 16
 
 
-class _Start(NamedTuple):
+class _StartResult(NamedTuple):
     """Result of a start.
 
     Attributes:
@@ -203,12 +207,12 @@ class _Start(NamedTuple):
 
 def _dataset(files: int) -> Manifest:
     in_each = min(files, max(1, _SUPER_SAMPLE_BYTES // _FILE_BYTES))
-    return described(
+    return synthetic_manifest(
         super_samples=-(-files // in_each), samples=in_each, super_sample_bytes=in_each * _FILE_BYTES, head_bytes=4096
     )
 
 
-def _elapsed(each: Callable[[int], Awaitable[object]], workers: int) -> float:
+def _run_workers(each: Callable[[int], Awaitable[object]], workers: int) -> float:
     """Run workers that start together and return the time at which the last one ends, in seconds."""
 
     async def main() -> float:
@@ -218,7 +222,7 @@ def _elapsed(each: Callable[[int], Awaitable[object]], workers: int) -> float:
     return run_virtual(main())
 
 
-def _from_snapshot(files: int, workers: int) -> _Start:
+def _start_from_snapshot(files: int, workers: int) -> _StartResult:
     data = _dataset(files).to_bytes()
     model = BucketModel(
         first_byte=Constant(_FIRST_BYTE_SECONDS),
@@ -232,10 +236,10 @@ def _from_snapshot(files: int, workers: int) -> _Start:
         return read_manifest(BucketView(bucket, rng, bytes_per_second=1.25e9))
 
     dollars = workers * Prices.load().request_dollars("s3", Operation.GET)
-    return _Start(_elapsed(read, workers), workers, workers * len(data), dollars)
+    return _StartResult(_run_workers(read, workers), workers, workers * len(data), dollars)
 
 
-def _from_lists(files: int, workers: int) -> _Start:
+def _start_from_lists(files: int, workers: int) -> _StartResult:
     pages = math.ceil(files / _PAGE_FILES)
     model = BucketModel(first_byte=Constant(_PAGE_SECONDS), requests_per_second=_REQUESTS_PER_SECOND)
     bucket = SimulatedBucket(model, lambda _: 0)
@@ -246,22 +250,24 @@ def _from_lists(files: int, workers: int) -> _Start:
             await view.head(str(page))
 
     dollars = workers * pages * Prices.load().request_dollars("s3", Operation.LIST)
-    return _Start(_elapsed(listed, workers), workers * pages, dollars=dollars)
+    return _StartResult(_run_workers(listed, workers), workers * pages, dollars=dollars)
 
 
-def _from_servers(files: int, workers: int, servers: int) -> _Start:
-    shared = Shared(lambda asking: servers * _LOOK_UPS_PER_SECOND / asking)
-    return _Start(_elapsed(lambda _: shared.serve(files), workers), workers * files)
+def _start_from_servers(files: int, workers: int, servers: int) -> _StartResult:
+    shared = ProcessorSharing(lambda asking: servers * _LOOK_UPS_PER_SECOND / asking)
+    return _StartResult(_run_workers(lambda _: shared.serve(files), workers), workers * files)
 
 
-_WAYS: dict[str, Callable[[int, int], _Start]] = {
-    "snapshot": _from_snapshot,
-    **{f"{servers} server" + "s" * (servers > 1): partial(_from_servers, servers=servers) for servers in _SERVERS},
-    "lists": _from_lists,
+_WAYS: dict[str, Callable[[int, int], _StartResult]] = {
+    "snapshot": _start_from_snapshot,
+    **{
+        f"{servers} server" + "s" * (servers > 1): partial(_start_from_servers, servers=servers) for servers in _SERVERS
+    },
+    "lists": _start_from_lists,
 }
 
 
-def run_start_up(quick: bool) -> Outcome:
+def run_start_up(quick: bool) -> ExperimentResult:
     """Run the start of workers from a snapshot, from servers and from listings."""
     most_files = 128_000 if quick else _PAPER["imagenet_files"]
     sizes = [files for files in _FILES if files <= most_files] if quick else _FILES
@@ -271,7 +277,7 @@ def run_start_up(quick: bool) -> Outcome:
     for (way, start), (files, workers) in product(_WAYS.items(), cases):
         seconds, *others = start(files, workers)
         table.add(way, files, workers, seconds, files * workers / seconds, *others)
-    by_workers, by_files = table.where("files", most_files), table.where("workers", _FIXED_WORKERS)
+    by_workers, by_files = table.select("files", most_files), table.select("workers", _FIXED_WORKERS)
     by_files = replace(by_files, rows=sorted(by_files.rows, key=itemgetter(1)))
     rates = by_workers.lines("way", "workers", "files known/s")
     trend = [by_workers.cells("files known/s")[0] * workers for workers in _WORKERS]
@@ -287,7 +293,7 @@ def run_start_up(quick: bool) -> Outcome:
         panel("Metadata that all workers come to know", "workers", "files a second", rates, note=note),
         panel("What the bucket asks for it", "workers", "dollars", [dollars[0], dollars[-1]]),
     ]
-    return Outcome([table], panels, _remarks(most_files))
+    return ExperimentResult([table], panels, _remarks(most_files))
 
 
 def _remarks(files: int) -> tuple[str, ...]:

@@ -30,16 +30,23 @@ import numpy as np
 
 from stoker._base.clock import run_virtual
 from stoker._base.meter import Operation, ReaderWrapper
-from stoker._base.sizes import counted
+from stoker._base.sizes import format_count
 from stoker._base.task_group import task_group
-from stoker._diagnostics.latency import BucketModel, Late, LogNormal
+from stoker._diagnostics.latency import BucketModel, LateTail, LogNormal
 from stoker._fetch.config import NextBatch, PipelineConfig
 from stoker._format.manifest import Manifest
 from stoker._order.order import OrderConfig
 from stoker.abc import Readable
-from stoker_sim._bucket import BucketView, ModelledReader, Shared, SimulatedBucket, described, size_of
-from stoker_sim._experiments import Outcome, Panel, Series, Table, published
-from stoker_sim._scenario import Scenario, one_by_one, simulate, slot_bytes
+from stoker_sim._bucket import (
+    BucketView,
+    ModelledReader,
+    ProcessorSharing,
+    SimulatedBucket,
+    create_size_lookup,
+    synthetic_manifest,
+)
+from stoker_sim._experiments import ExperimentResult, Panel, Series, Table, load_paper
+from stoker_sim._scenario import Scenario, aligned_slot_bytes, simulate, whole_object_fetch
 
 
 @dataclass(eq=False)
@@ -50,7 +57,7 @@ class Disk:
         rng: generator of rotational delays.
         settle_seconds: duration of the shortest seek, in seconds.
         stroke_seconds: duration of the longest seek, in seconds; others grow with the square root of the distance.
-        turn_seconds: duration of one rotation, in seconds; each read waits for a random part of it.
+        rotation_seconds: duration of one rotation, in seconds; each read waits for a random part of it.
         bytes_per_second: transfer rate.
         pieces: number of consecutive reads of a file at nearby positions: its record, and its bytes.
     """
@@ -58,7 +65,7 @@ class Disk:
     rng: random.Random
     settle_seconds: float = 0.001
     stroke_seconds: float = 0.016
-    turn_seconds: float = 60 / 7200
+    rotation_seconds: float = 60 / 7200
     bytes_per_second: float = 150e6
     pieces: int = 2
 
@@ -78,14 +85,14 @@ class Disk:
             await self._read(place + piece * 1e-9, size_bytes if piece == self.pieces - 1 else 0)
 
     async def _read(self, place: float, size_bytes: int) -> None:
-        await self._turn(place)
+        await self._acquire_head(place)
         try:
             seek_seconds = self._seek_seconds(abs(place - self._head))
             self._head = place
-            turn_seconds = self.rng.random() * self.turn_seconds
+            turn_seconds = self.rng.random() * self.rotation_seconds
             await asyncio.sleep(seek_seconds + turn_seconds + size_bytes / self.bytes_per_second)
         finally:
-            self._pass_on()
+            self._release_head()
 
     def _seek_seconds(self, distance: float) -> float:
         """Return the duration of a seek over a distance from 0 to 1, in seconds; 0 if the distance is 0."""
@@ -93,7 +100,7 @@ class Disk:
             return 0.0
         return self.settle_seconds + (self.stroke_seconds - self.settle_seconds) * math.sqrt(distance)
 
-    async def _turn(self, place: float) -> None:
+    async def _acquire_head(self, place: float) -> None:
         """Wait until the head may move to a position."""
         if not self._is_busy:
             self._is_busy = True
@@ -104,10 +111,10 @@ class Disk:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._pass_on()
+                self._release_head()
             raise
 
-    def _pass_on(self) -> None:
+    def _release_head(self) -> None:
         """Give the head to the nearest pending request."""
         self._waiting = [each for each in self._waiting if not each[1].done()]
         if not self._waiting:
@@ -118,7 +125,7 @@ class Disk:
         nearest[1].set_result(None)
 
 
-class DiskView(ModelledReader):
+class DiskReader(ModelledReader):
     """Reader of a disk's files as objects.
 
     Args:
@@ -149,7 +156,7 @@ class Processors:
     def __init__(self, cores: int) -> None:
         self.cores = cores
         self.busy_seconds = 0.0
-        self._shared = Shared(lambda jobs: min(1.0, cores / jobs))
+        self._shared = ProcessorSharing(lambda jobs: min(1.0, cores / jobs))
 
     async def work(self, seconds: float) -> None:
         """Wait as long as work of this many core-seconds takes beside the other jobs."""
@@ -157,7 +164,7 @@ class Processors:
         await self._shared.serve(seconds)
 
 
-class DecodingView(ReaderWrapper[Readable]):
+class DecodingReader(ReaderWrapper[Readable]):
     """Wrapper of a store that decodes each answer after it has arrived.
 
     Args:
@@ -232,7 +239,7 @@ async def train(
             await step()
 
 
-_PAPER = published("ipdl")
+_PAPER = load_paper("ipdl")
 _BATCH = _PAPER["batch_samples"]
 _SAMPLE_BYTES = 2_500
 _DECODE_SECONDS = 0.5e-3
@@ -248,19 +255,19 @@ _SEED = 1
 def _disk(manifest: Manifest) -> Readable:
     places = np.random.default_rng(_SEED).random(len(manifest))
     disk = Disk(random.Random(_SEED))  # noqa: S311 - a model's
-    return DiskView(disk, size_of(manifest), lambda key: float(places[int(key.rpartition("/")[2])]))
+    return DiskReader(disk, create_size_lookup(manifest), lambda key: float(places[int(key.rpartition("/")[2])]))
 
 
 def _bucket(model: BucketModel, manifest: Manifest) -> Readable:
-    return BucketView(SimulatedBucket(model, size_of(manifest)), random.Random(_SEED))  # noqa: S311 - a model's
+    return BucketView(SimulatedBucket(model, create_size_lookup(manifest)), random.Random(_SEED))  # noqa: S311 - a model's
 
 
 _CLUSTER = BucketModel(first_byte=LogNormal(0.004, 0.012), connection_bytes_per_second=100e6)
-_LATE_BUCKET = BucketModel(first_byte=Late(LogNormal(0.02, 0.08), _LATE_FRACTION, _LATE_SECONDS))
+_LATE_BUCKET = BucketModel(first_byte=LateTail(LogNormal(0.02, 0.08), _LATE_FRACTION, _LATE_SECONDS))
 
 
 @dataclass(slots=True)
-class _Steps:
+class _StepLatency:
     """Durations of steps, a :class:`~stoker._diagnostics.latency.Latency` that records the start of each step."""
 
     begun_seconds: list[float] = field(default_factory=list)
@@ -271,23 +278,23 @@ class _Steps:
         return _STEP_SECONDS
 
 
-class _Found(NamedTuple):
+class _LoaderResult(NamedTuple):
     """Result of a loader.
 
     Attributes:
         seconds: mean time of ten batches, in seconds.
-        least_seconds: minimum time of ten batches, in seconds.
+        min_seconds: minimum time of ten batches, in seconds.
         spread: standard deviation of that time over its mean.
         processor: fraction of the machine's cores that was busy, 0 to 1.
     """
 
     seconds: float
-    least_seconds: float
+    min_seconds: float
     spread: float
     processor: float
 
     @classmethod
-    def of(cls, steps: _Steps, busy_seconds: float, cores: int) -> _Found:
+    def from_steps(cls, steps: _StepLatency, busy_seconds: float, cores: int) -> _LoaderResult:
         begun = np.array(steps.begun_seconds)
         tens = begun[_WINDOW_BATCHES:] - begun[:-_WINDOW_BATCHES]
         spread = round(float(tens.std() / tens.mean()), 6)
@@ -295,12 +302,12 @@ class _Found(NamedTuple):
         return cls(float(tens.mean()), float(tens.min()), spread, float(processor))
 
 
-_ByWorkers = dict[int, _Found]
+_ByWorkers = dict[int, _LoaderResult]
 _Trend = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _StoreCase:
     """A store of samples, and the published trends.
 
     Attributes:
@@ -321,40 +328,46 @@ class _Place:
 def _disk_trends(found: _ByWorkers) -> Iterator[_Trend]:
     alone = found[1].seconds
     less = 1 - alone / found[0].seconds
-    yield "0 and 1 alike", f"1 takes {less:.0%} less than 0", _holds(abs(less) < 0.1)
+    yield "0 and 1 alike", f"1 takes {less:.0%} less than 0", _yes_or_no(abs(less) < 0.1)
     more = found[2].seconds / alone - 1
-    yield "2 worse", f"2 takes {more:.0%} more than 1", _holds(more > 0.1)
+    yield "2 worse", f"2 takes {more:.0%} more than 1", _yes_or_no(more > 0.1)
     for workers in (4, 8):
-        ours = f"the fastest ten take {found[workers].least_seconds:.1f} s, with 1 worker {alone:.1f} s on average"
-        yield f"{workers} better for some batches", ours, _holds(found[workers].least_seconds < alone)
+        ours = f"the fastest ten take {found[workers].min_seconds:.1f} s, with 1 worker {alone:.1f} s on average"
+        yield f"{workers} better for some batches", ours, _yes_or_no(found[workers].min_seconds < alone)
         ours = f"varies by {found[workers].spread:.0%}, with 1 worker by {found[1].spread:.1%}"
-        yield f"{workers} unsteady", ours, _holds(found[workers].spread > 0.1 > found[1].spread)
+        yield f"{workers} unsteady", ours, _yes_or_no(found[workers].spread > 0.1 > found[1].spread)
 
 
 def _cluster_trends(found: _ByWorkers) -> Iterator[_Trend]:
     best = min(found[0].seconds, found[1].seconds)
-    yield "2 much better than 0 and 1", f"{found[2].seconds / best:.0%} of it", _holds(found[2].seconds < 0.7 * best)
+    yield (
+        "2 much better than 0 and 1",
+        f"{found[2].seconds / best:.0%} of it",
+        _yes_or_no(found[2].seconds < 0.7 * best),
+    )
     least = min(each.seconds for each in found.values())
     for workers in (4, 8):
         ours = f"{found[workers].seconds:.2f} s, the least is {least:.2f} s; varies by {found[workers].spread:.1%}"
         is_best = found[workers].seconds < 1.1 * least and found[workers].spread < 0.05
-        yield f"{workers} best, and steady", ours, _holds(is_best)
+        yield f"{workers} best, and steady", ours, _yes_or_no(is_best)
 
 
-def _holds(value: bool) -> str:
+def _yes_or_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
 _PLACES = (
-    _Place(name="one disk", store=_disk, trends=_disk_trends, **_PAPER["disk"]),
-    _Place(name="a cluster's memory", store=partial(_bucket, _CLUSTER), trends=_cluster_trends, **_PAPER["cluster"]),
+    _StoreCase(name="one disk", store=_disk, trends=_disk_trends, **_PAPER["disk"]),
+    _StoreCase(
+        name="a cluster's memory", store=partial(_bucket, _CLUSTER), trends=_cluster_trends, **_PAPER["cluster"]
+    ),
 )
-_LATE = _Place(name="a bucket", cores=_PAPER["cluster"]["cores"], store=partial(_bucket, _LATE_BUCKET))
+_LATE = _StoreCase(name="a bucket", cores=_PAPER["cluster"]["cores"], store=partial(_bucket, _LATE_BUCKET))
 
 
-def _with_workers(place: _Place, workers: int, batches: int) -> _Found:
-    manifest, steps, processors = _dataset(), _Steps(), Processors(place.cores)
-    store = DecodingView(place.store(manifest), processors, _DECODE_SECONDS)
+def _run_workers(place: _StoreCase, workers: int, batches: int) -> _LoaderResult:
+    manifest, steps, processors = _dataset(), _StepLatency(), Processors(place.cores)
+    store = DecodingReader(place.store(manifest), processors, _DECODE_SECONDS)
     drawn = np.random.default_rng(_SEED).permutation(len(manifest))[: batches * _BATCH].reshape(batches, _BATCH)
 
     async def load(sample: int) -> None:
@@ -364,37 +377,41 @@ def _with_workers(place: _Place, workers: int, batches: int) -> _Found:
         await processors.work(steps.draw())  # the training loop keeps one core busy during a step
 
     run_virtual(train(drawn.tolist(), load, step, workers=workers, hand_over_seconds=_HAND_OVER_SECONDS))
-    return _Found.of(steps, processors.busy_seconds, place.cores)
+    return _LoaderResult.from_steps(steps, processors.busy_seconds, place.cores)
 
 
-def _with_schedule(place: _Place, depth: int, readers: int, batches: int) -> _Found:
-    manifest, steps, processors = _dataset(), _Steps(), Processors(place.cores - 1)  # one core runs the training loop
+def _run_schedule(place: _StoreCase, depth: int, readers: int, batches: int) -> _LoaderResult:
+    manifest, steps, processors = (
+        _dataset(),
+        _StepLatency(),
+        Processors(place.cores - 1),
+    )  # one core runs the training loop
     feed = PipelineConfig(
         order=OrderConfig(seed=_SEED, window=1),
         batch_size=_BATCH,
-        memory_bytes=manifest.file_bytes + ((depth + 2) * _BATCH) * 2 * slot_bytes(_SAMPLE_BYTES),
+        memory_bytes=manifest.file_bytes + ((depth + 2) * _BATCH) * 2 * aligned_slot_bytes(_SAMPLE_BYTES),
         limit=batches * _BATCH,
         schedule=NextBatch(depth),
-        fetch=one_by_one(readers, deadline_seconds=3600.0),
+        fetch=whole_object_fetch(readers, deadline_seconds=3600.0),
     )
     simulate(
         Scenario(
             manifest=manifest,
             feed=feed,
-            store=DecodingView(place.store(manifest), processors, _DECODE_SECONDS),
+            store=DecodingReader(place.store(manifest), processors, _DECODE_SECONDS),
             compute=steps,
             seed=_SEED,
         )
     )
-    return _Found.of(steps, processors.busy_seconds + batches * _STEP_SECONDS, place.cores)
+    return _LoaderResult.from_steps(steps, processors.busy_seconds + batches * _STEP_SECONDS, place.cores)
 
 
 def _dataset() -> Manifest:
     samples = _PAPER["dataset_samples"]
-    return described(super_samples=samples, samples=1, super_sample_bytes=_SAMPLE_BYTES, head_bytes=256)
+    return synthetic_manifest(super_samples=samples, samples=1, super_sample_bytes=_SAMPLE_BYTES, head_bytes=256)
 
 
-def run(quick: bool) -> Outcome:
+def run(quick: bool) -> ExperimentResult:
     """Run loader workers and our schedules."""
     batches = 20 if quick else 100
     workers = (0, 1, 2, 4, 8) if quick else _PAPER["workers"]
@@ -403,16 +420,16 @@ def run(quick: bool) -> Outcome:
     columns = ("data", "loader", "workers or depth", "s per 10 batches", "fastest 10", "spread", "processors")
     table, trends = Table("ipdl", columns), Table("ipdl-trends", ("data", "published", "ours", "holds"))
     for place in _PLACES:
-        by_workers = {number: _with_workers(place, number, batches) for number in workers}
+        by_workers = {number: _run_workers(place, number, batches) for number in workers}
         table.rows.extend((place.name, "DataLoader", number, *found) for number, found in by_workers.items())
         for readers, depth in product(_READERS, shown):
-            found = _with_schedule(place, depth, readers, batches)
-            table.add(place.name, f"NextBatch, {counted(readers, 'reader')}", depth, *found)
+            found = _run_schedule(place, depth, readers, batches)
+            table.add(place.name, f"NextBatch, {format_count(readers, 'reader')}", depth, *found)
         trends.rows.extend((place.name, *trend) for trend in place.trends(by_workers))
     for depth in depths:
-        found = _with_schedule(_LATE, depth, _LATE_READERS, batches)
-        table.add(_LATE.name, f"NextBatch, {counted(_LATE_READERS, 'reader')}", depth, *found)
-    return Outcome([table, trends], _panels(table), _REMARKS)
+        found = _run_schedule(_LATE, depth, _LATE_READERS, batches)
+        table.add(_LATE.name, f"NextBatch, {format_count(_LATE_READERS, 'reader')}", depth, *found)
+    return ExperimentResult([table, trends], _panels(table), _REMARKS)
 
 
 def _panels(table: Table) -> list[Panel]:
@@ -423,10 +440,10 @@ def _panels(table: Table) -> list[Panel]:
     }
     panels = []
     for (column, label), place in product(labels.items(), _PLACES):
-        lines = table.where("data", place.name).lines("loader", "workers or depth", column)
+        lines = table.select("data", place.name).lines("loader", "workers or depth", column)
         note = f"published trend: {place.trend}" if column == "s per 10 batches" else ""
         panels.append(Panel(f"From {place.name}", "workers or depth", label, lines, note=note))
-    late = table.where("data", _LATE.name)
+    late = table.select("data", _LATE.name)
     depths, seconds = late.cells("workers or depth"), late.cells("s per 10 batches")
     alone = Series("steps alone", depths, [_WINDOW_BATCHES * _STEP_SECONDS] * len(depths))
     title = f"From a bucket, {_LATE_FRACTION:.0%} of its answers {_LATE_SECONDS} s late; {_LATE_READERS} readers"

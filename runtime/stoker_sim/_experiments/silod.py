@@ -14,24 +14,32 @@ from itertools import accumulate, product
 from operator import attrgetter
 from statistics import mean, median, quantiles
 
-from stoker._base.sizes import counted
-from stoker._cache.eviction import Residents, Uniform
+from stoker._base.sizes import format_count
+from stoker._cache.eviction import CacheEntries, NoEviction
 from stoker._diagnostics.latency import BucketModel, Constant, Latency, LogNormal
 from stoker._fetch.config import FetchConfig
 from stoker._order.order import OrderConfig
-from stoker_sim._allocation import POLICIES, Cluster, Job, Policy, Share, Submission, completions
-from stoker_sim._bucket import described
-from stoker_sim._caches import SimulatedTier, TierModel
-from stoker_sim._experiments import Outcome, Panel, Series, Table
-from stoker_sim._scenario import Scenario, by_lanes, simulate
+from stoker_sim._allocation import (
+    POLICIES,
+    AllocationPolicy,
+    Cluster,
+    JobShare,
+    Submission,
+    TrainingJob,
+    simulate_queue,
+)
+from stoker_sim._bucket import synthetic_manifest
+from stoker_sim._caches import CacheModel, SimulatedCache
+from stoker_sim._experiments import ExperimentResult, Panel, Series, Table
+from stoker_sim._scenario import Scenario, create_lane_scenario, simulate
 
 _GPUS = 96
 _CACHE_BYTES = 2 * 10**12
-_LOAD = 0.7
+_GPU_UTILIZATION = 0.7
 """Utilization of the GPUs if no job waited for data."""
 _BANDWIDTHS = (0.125e9, 0.25e9, 0.375e9, 0.5e9, 1e9, 2e9)
 """Bandwidths from the bucket in bytes a second: 1 to 16 Gbit/s."""
-_SHOWN = 0.25e9
+_DRAWN_BANDWIDTH = 0.25e9
 """Bandwidth for which all jobs are drawn, in bytes a second."""
 _PUBLISHED = 7.4
 _HOUR = 3600.0
@@ -46,10 +54,10 @@ _MIX = (
 )
 """Kinds of jobs, equally likely: name, bytes of the data set, and bytes a second that one GPU of 2020 trains."""
 _GPUS_OF_A_JOB = (1, 1, 1, 2, 2, 4, 8)
-_LEAST_HOURS, _MOST_HOURS = 1.0, 24.0
+_MIN_HOURS, _MAX_HOURS = 1.0, 24.0
 
 
-def queue(jobs: int, seed: int, *, share_data: bool = False) -> list[Submission]:
+def create_queue(jobs: int, seed: int, *, share_data: bool = False) -> list[Submission]:
     """Return a random queue of jobs of the mix, with log-uniform lengths and exponential gaps.
 
     Args:
@@ -62,8 +70,8 @@ def queue(jobs: int, seed: int, *, share_data: bool = False) -> list[Submission]
     for number in range(jobs):
         (kind, dataset_bytes, gpu_rate), gpus = rng.choice(_MIX), rng.choice(_GPUS_OF_A_JOB)
         rate = gpu_rate * gpus
-        hours = _LEAST_HOURS * (_MOST_HOURS / _LEAST_HOURS) ** rng.random()
-        job = Job(
+        hours = _MIN_HOURS * (_MAX_HOURS / _MIN_HOURS) ** rng.random()
+        job = TrainingJob(
             name=f"{number}: {kind}",
             dataset=kind if share_data else None,
             dataset_bytes=dataset_bytes,
@@ -71,13 +79,15 @@ def queue(jobs: int, seed: int, *, share_data: bool = False) -> list[Submission]
         )
         epochs = max(2, round(hours * _HOUR * rate / dataset_bytes))
         drawn.append(Submission(job=job, seconds=0.0, epochs=epochs, gpus=gpus))
-    gap_seconds = mean(each.gpus * each.least_seconds for each in drawn) / (_LOAD * _GPUS)
+    gap_seconds = mean(each.gpus * each.min_seconds for each in drawn) / (_GPU_UTILIZATION * _GPUS)
     gaps = (rng.expovariate(1 / gap_seconds) for _ in drawn)
     return [replace(each, seconds=seconds) for each, seconds in zip(drawn, accumulate(gaps), strict=True)]
 
 
 _GREEDY, _MAX_MIN, _EQUAL = (POLICIES[name] for name in ("greedy", "max-min", "equal"))
-_BY_EFFICIENCY = Policy(name="efficiency alone", cache=_MAX_MIN.cache, bandwidth=_GREEDY.bandwidth)
+_BY_EFFICIENCY = AllocationPolicy(
+    name="efficiency alone", divide_cache=_MAX_MIN.divide_cache, divide_bandwidth=_GREEDY.divide_bandwidth
+)
 """SiloD's greedy placement, without the improvement of ours by the resulting rates."""
 _WAYS = {
     **{f"{policy.name}, own data": (policy, False) for policy in (_GREEDY, _BY_EFFICIENCY, _MAX_MIN, _EQUAL)},
@@ -93,20 +103,20 @@ _FACTORS = (
 """Name, our case, and the case it is compared with."""
 
 
-def _hours(way: str, bandwidth: float, jobs: int, seeds: Sequence[int]) -> list[float]:
+def _completion_hours(way: str, bandwidth: float, jobs: int, seeds: Sequence[int]) -> list[float]:
     """Return the completion times of all jobs in hours, queue by queue, in the order of submission."""
     policy, shares_data = _WAYS[way]
     cluster, hours = Cluster(cache_bytes=_CACHE_BYTES, bytes_per_second=bandwidth), list[float]()
     for seed in seeds:
-        done = completions(queue(jobs, seed, share_data=shares_data), cluster, _GPUS, policy)
-        hours += [each.seconds / _HOUR for each in sorted(done, key=lambda each: each.submission.seconds)]
+        done = simulate_queue(create_queue(jobs, seed, share_data=shares_data), cluster, _GPUS, policy)
+        hours += [each.duration_seconds / _HOUR for each in sorted(done, key=lambda each: each.submission.seconds)]
     return hours
 
 
-def run_allocate(quick: bool) -> Outcome:
+def run_allocate(quick: bool) -> ExperimentResult:
     """Run queues of jobs and return completion times by policy."""
     jobs, seeds, bandwidths = (80, (1,), (0.25e9, 1e9)) if quick else (150, (1, 2, 3), _BANDWIDTHS)
-    found = {(way, at): _hours(way, at, jobs, seeds) for at, way in product(bandwidths, _WAYS)}
+    found = {(way, at): _completion_hours(way, at, jobs, seeds) for at, way in product(bandwidths, _WAYS)}
     means = {case: mean(hours) for case, hours in found.items()}
     columns = ("Gbit/s", "way", "mean JCT h", "median h", "95% h", "x equal, own data", "x no cache")
     table = Table("silod", columns)
@@ -114,7 +124,7 @@ def run_allocate(quick: bool) -> Outcome:
         cuts = quantiles(hours, n=20)
         over_equal, over_none = (means[other, at] / means[name, at] for other in ("equal, own data", "no cache"))
         table.add(at * 8 / 1e9, name, means[name, at], cuts[9], cuts[18], over_equal, over_none)
-    return Outcome([table], _panels(table, found, means), _remarks(means, jobs, seeds))
+    return ExperimentResult([table], _panels(table, found, means), _remarks(means, jobs, seeds))
 
 
 _Means = dict[tuple[str, float], float]
@@ -132,7 +142,7 @@ def _panels(table: Table, found: dict[tuple[str, float], list[float]], means: _M
     jobs = [
         Series(way, sorted(hours), [place / len(hours) for place in range(1, len(hours) + 1)])
         for (way, at), hours in found.items()
-        if at == _SHOWN
+        if at == _DRAWN_BANDWIDTH
     ]
     share = "part of the jobs that is done"
     return [
@@ -168,7 +178,7 @@ _RATE = 400e6
 _FIRST_BYTE = LogNormal(0.02, 0.08)
 _GOOD = 0.05
 _SEED = 1
-_UNSEEN = 0.01
+_UNREAD_FRACTION = 0.01
 """Fraction of the data set that a node has not read when its cache counts as filled."""
 
 
@@ -200,56 +210,60 @@ _LITTLE = Circumstances(super_samples=2000, memory_bytes=512 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class EstimateCase:
     """A job whose rate is estimated and simulated.
 
     Attributes:
         kind: kind of the case.
         supply: bandwidth of the job over the bandwidth that it needs to train at its full rate.
         share: allocation of the job.
-        around: all other figures.
-        kept: entries of a cache that it shares with other jobs; None for its own.
+        circumstances: all other figures.
+        shared_entries: entries of a cache that it shares with other jobs; None for its own.
     """
 
     kind: str
     supply: float
-    share: Share
-    around: Circumstances
-    kept: Residents[str] | None = None
+    share: JobShare
+    circumstances: Circumstances
+    shared_entries: CacheEntries[str] | None = None
 
     def error(self) -> float:
         """Return the relative difference of the simulated rate from the estimate."""
-        return simulated_rate(self.share, self.around, self.kept) / self.share.rate - 1
+        return simulate_rate(self.share, self.circumstances, self.shared_entries) / self.share.rate - 1
 
 
-def simulated_rate(share: Share, around: Circumstances, kept: Residents[str] | None = None) -> float:
+def simulate_rate(
+    share: JobShare, circumstances: Circumstances, shared_entries: CacheEntries[str] | None = None
+) -> float:
     """Return the simulated rate of a job with a warm cache, in bytes a second.
 
     Args:
         share: allocation of the job.
-        around: all other figures.
-        kept: entries, by key, of a cache that several jobs on one node share; None for a cache on each of the job's
-            nodes.
+        circumstances: all other figures.
+        shared_entries: entries, by key, of a cache that several jobs on one node share; None for a cache on each of the
+            job's nodes.
     """
-    scenario = _scenario(share, around)
-    if kept is None:
-        model = TierModel(limit_bytes=share.cache_bytes // share.job.nodes, policy=around.policy)
+    scenario = _scenario(share, circumstances)
+    if shared_entries is None:
+        model = CacheModel(limit_bytes=share.cache_bytes // share.job.nodes, policy=circumstances.policy)
         run = simulate(replace(scenario, caches=[model]))
     else:
-        model, rng = TierModel(limit_bytes=kept.capacity), random.Random(0)  # noqa: S311 - a model's
-        run = simulate(replace(scenario, tiers=lambda *_: [SimulatedTier(kept, attrgetter("key"), model, rng)]))
-    cold = _cold_epochs(share.job.nodes)
-    warm = range(cold, cold + around.warm_epochs)
+        model, rng = CacheModel(limit_bytes=shared_entries.capacity), random.Random(0)  # noqa: S311 - a model's
+        run = simulate(
+            replace(scenario, tiers=lambda *_: [SimulatedCache(shared_entries, attrgetter("key"), model, rng)])
+        )
+    cold = _fill_epochs(share.job.nodes)
+    warm = range(cold, cold + circumstances.warm_epochs)
     seconds = sum(max(each.seconds for each in run.of_epoch(epoch)) for epoch in warm)
     return len(warm) * scenario.manifest.size_bytes / seconds
 
 
-def _scenario(share: Share, around: Circumstances) -> Scenario:
+def _scenario(share: JobShare, around: Circumstances) -> Scenario:
     """Return the scenario of a job without its cache; one extra epoch lets the counted ones fetch ahead."""
     job = share.job
     super_sample_bytes = job.dataset_bytes // around.super_samples
-    return by_lanes(
-        described(super_samples=around.super_samples, samples=_SAMPLES, super_sample_bytes=super_sample_bytes),
+    return create_lane_scenario(
+        synthetic_manifest(super_samples=around.super_samples, samples=_SAMPLES, super_sample_bytes=super_sample_bytes),
         OrderConfig(seed=_SEED, lanes=job.nodes),
         _SAMPLES,
         around.memory_bytes,
@@ -259,21 +273,21 @@ def _scenario(share: Share, around: Circumstances) -> Scenario:
             total_bytes_per_second=share.bytes_per_second or math.inf,  # without a limit it can fill its cache
         ),
         compute=Constant(super_sample_bytes * job.nodes / job.compute_bytes_per_second),
-        epochs=_cold_epochs(job.nodes) + around.warm_epochs + 1,
+        epochs=_fill_epochs(job.nodes) + around.warm_epochs + 1,
         in_step=True,
         seed=_SEED,
     )
 
 
-def _cold_epochs(nodes: int) -> int:
+def _fill_epochs(nodes: int) -> int:
     """Return the number of epochs until the caches of nodes are filled, each with a random part of the data set.
 
     One extra epoch lets the fetches complete that were in flight at the end of the last of these epochs.
     """
-    return 1 + (1 if nodes == 1 else math.ceil(math.log(_UNSEEN) / math.log(1 - 1 / nodes)))
+    return 1 + (1 if nodes == 1 else math.ceil(math.log(_UNREAD_FRACTION) / math.log(1 - 1 / nodes)))
 
 
-def cases(quick: bool = False) -> Iterator[Case]:
+def cases(quick: bool = False) -> Iterator[EstimateCase]:
     """Yield the cases, kind by kind."""
     rates = (_RATE,) if quick else (_RATE, 100e6, 800e6)
     cached = (0.0, 0.9) if quick else (0.0, 0.25, 0.5, 0.75, 0.9)
@@ -282,30 +296,32 @@ def cases(quick: bool = False) -> Iterator[Case]:
         replace(around, warm_epochs=1) if quick else around for around in (_USUAL, _SLOW, _SEVERAL, _LITTLE)
     )
     for rate, part, supply in product(rates, cached, supplies):
-        yield _case("one node", rate, part, supply, usual)
+        yield _create_case("one node", rate, part, supply, usual)
     for part, supply in product(cached, supplies):
-        yield _case("one node, slow answers", _RATE, part, supply, slow)
+        yield _create_case("one node, slow answers", _RATE, part, supply, slow)
     for nodes, part, supply in product((2,) if quick else (2, 4), cached, (0.5, 1.25)):
-        yield _case("several nodes", _RATE, part, supply, several, nodes=nodes)
+        yield _create_case("several nodes", _RATE, part, supply, several, nodes=nodes)
     shares, few = ((0.9,), (1.0,)) if quick else ((0.5, 0.9), (0.5, 0.8, 1.0, 1.25))
     for policy, part, supply in product(("uniform", "next-use"), shares, few):
-        yield _case(f"one node, little memory, {policy}", _RATE, part, supply, replace(little, policy=policy))
+        yield _create_case(f"one node, little memory, {policy}", _RATE, part, supply, replace(little, policy=policy))
     for part, supply in product(cached[1:], supplies):
-        kept = Residents[str](Uniform(), round(part * _USUAL.super_samples * _SUPER_SAMPLE_BYTES))
+        kept = CacheEntries[str](NoEviction(), round(part * _USUAL.super_samples * _SUPER_SAMPLE_BYTES))
         for rate in (_RATE, _RATE / 3):
-            yield replace(_case("two jobs, one data set", rate, part, supply, usual), kept=kept)
+            yield replace(_create_case("two jobs, one data set", rate, part, supply, usual), shared_entries=kept)
 
 
-def _case(kind: str, rate: float, part: float, supply: float, around: Circumstances, nodes: int = 1) -> Case:
+def _create_case(
+    kind: str, rate: float, part: float, supply: float, around: Circumstances, nodes: int = 1
+) -> EstimateCase:
     size_bytes = around.super_samples * _SUPER_SAMPLE_BYTES
-    job = Job(name=kind, dataset_bytes=size_bytes, compute_bytes_per_second=rate, nodes=nodes)
+    job = TrainingJob(name=kind, dataset_bytes=size_bytes, compute_bytes_per_second=rate, nodes=nodes)
     cache_bytes = round(part * job.cacheable_bytes)
-    needed = rate * job.missed(cache_bytes)
-    share = Share(job=job, cache_bytes=cache_bytes, bytes_per_second=supply * needed)
-    return Case(kind=kind, supply=supply, share=share, around=around)
+    needed = rate * job.miss_rate(cache_bytes)
+    share = JobShare(job=job, cache_bytes=cache_bytes, bytes_per_second=supply * needed)
+    return EstimateCase(kind=kind, supply=supply, share=share, circumstances=around)
 
 
-def run_estimate(quick: bool) -> Outcome:
+def run_estimate(quick: bool) -> ExperimentResult:
     """Run the estimate of a rate beside the fetcher in virtual time."""
     columns = ("kind", "nodes", "f* MB/s", "cached", "supply", "estimate MB/s", "simulated MB/s", "error")
     table = Table("silod-estimator", columns)
@@ -314,15 +330,15 @@ def run_estimate(quick: bool) -> Outcome:
         rates = job.compute_bytes_per_second, share.rate, share.rate * (1 + error)
         full, estimate, simulated = (rate / 1e6 for rate in rates)
         table.add(case.kind, job.nodes, full, share.hit_rate, case.supply, estimate, simulated, error)
-    kinds = {kind: table.where("kind", kind) for kind in dict.fromkeys(table.cells("kind"))}
+    kinds = {kind: table.select("kind", kind) for kind in dict.fromkeys(table.cells("kind"))}
     panels = [_panel(kind, of_kind) for kind, of_kind in kinds.items()]
-    return Outcome([table], panels, [_remark(kind, of_kind.cells("error")) for kind, of_kind in kinds.items()])
+    return ExperimentResult([table], panels, [_remark(kind, of_kind.cells("error")) for kind, of_kind in kinds.items()])
 
 
 def _panel(kind: str, table: Table) -> Panel:
     series = []
     for part in dict.fromkeys(table.cells("cached")):
-        of = table.where("cached", part)
+        of = table.select("cached", part)
         series.append(Series(f"{part:.0%} cached", of.cells("supply"), of.cells("error"), kind="points"))
     label = "bandwidth / bandwidth that the full rate needs"
     return Panel(kind, label, "simulated / estimate - 1", series)
@@ -332,6 +348,7 @@ def _remark(kind: str, errors: Sequence[float]) -> str:
     sizes = sorted(map(abs, errors))
     within = sum(size < _GOOD for size in sizes) / len(sizes)
     return (
-        f"{kind}: {counted(len(sizes), 'case')}, error {median(sizes):.1%} in the median and {sizes[-1]:.1%} at most; "
+        f"{kind}: {format_count(len(sizes), 'case')}, error {median(sizes):.1%} in the median and "
+        f"{sizes[-1]:.1%} at most; "
         f"{within:.0%} of them are within {_GOOD:.0%}."
     )

@@ -19,13 +19,13 @@ import stoker
 from golden.v1.make_fixtures import FOLDER, bucket, dump, write_file, write_json
 from stoker._fanout.job import JobConfig, plan_job
 from stoker._maintenance.compaction import compact
-from stoker._pack.catalog import digest_bytes
+from stoker._pack.catalog import encode_digest
 from stoker._pack.merge import merge
 from stoker._pack.record import MODES, PackRecord, record_key
 from stoker._sources import open_source
 from stoker._sources.folders import files_schema
-from stoker._sources.parts import KeySlice, Part
-from stoker_functions._deployment import Deployment, Settings
+from stoker._sources.parts import KeySlice, SourcePart
+from stoker_functions._deployment import Deployment, DeploymentSettings
 from stoker_functions._pack import pack
 from support.deployments import content, plenty
 from support.earlier_versions import files_of, stored
@@ -39,7 +39,7 @@ JOB = "0123456789abcdef"
 @contextmanager
 def deployed(server: RedisServer, options: stoker.S3Options) -> Iterator[Deployment]:
     """Return a deployment for the data set, with its catalog in Redis."""
-    settings = Settings(
+    settings = DeploymentSettings(
         datasets={"train": URL},
         sources=(RAW,),
         catalog=server.url,
@@ -49,13 +49,13 @@ def deployed(server: RedisServer, options: stoker.S3Options) -> Iterator[Deploym
     yield Deployment(settings, open_url=lambda url: stoker.open_store(url, options=options))
 
 
-async def parts(options: stoker.S3Options) -> list[Part]:
+async def parts(options: stoker.S3Options) -> list[SourcePart]:
     """Write raw objects, and return three parts of four each; the last one is of a job."""
     store = stoker.open_store(RAW, options=options)
     objects = [await store.put(f"{number:05d}.bin", content(number, 64)) for number in range(12)]
     await store.close()
     return [
-        Part(
+        SourcePart(
             dataset=URL,
             dataset_id="d" * 16,
             source=RAW,
@@ -75,7 +75,7 @@ async def run_functions(opened: Deployment, options: stoker.S3Options) -> list[d
     try:
         first, second, third = await parts(options)
         await pack(first.to_json(), opened, plenty())
-        await merge(opened.dataset(URL), opened.catalog(URL), now_seconds=NOW_SECONDS)
+        await merge(opened.dataset_store(URL), opened.catalog(URL), now_seconds=NOW_SECONDS)
         await pack(second.to_json(), opened, plenty())
         await (await opened.catalog(URL).journal(third.run)).save(third.record())
         return [plain_record(record) for record in await opened.catalog(URL).records()]
@@ -86,7 +86,7 @@ async def run_functions(opened: Deployment, options: stoker.S3Options) -> list[d
 async def run_compaction(opened: Deployment) -> None:
     """Compact what the functions packed."""
     try:
-        await compact(opened.dataset(URL), opened.catalog(URL), now_seconds=NOW_SECONDS + 60)
+        await compact(opened.dataset_store(URL), opened.catalog(URL), now_seconds=NOW_SECONDS + 60)
     finally:
         await opened.close()
 
@@ -152,7 +152,7 @@ def make_records(complete: PackRecord) -> None:
     for name, record in made.items():
         write_file(FOLDER / "records" / f"{name}.safetensors", record.to_bytes())
     committed = {record_key(each.run): ('"a tag"', each) for each in made.values() if each.is_committed}
-    write_file(FOLDER / "digest.safetensors", digest_bytes(committed))
+    write_file(FOLDER / "digest.safetensors", encode_digest(committed))
     write_json("records.json", {name: plain_record(record) for name, record in made.items()})
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import safetensors
 
 from stoker import Array, Schema, Text
-from stoker._fetch.gather import PickedRows, RaggedValues, gather
-from stoker._fetch.super_samples import locate
+from stoker._fetch.gather import RaggedValues, RowLocations, gather
+from stoker._fetch.super_samples import locate_values
 from stoker._format import manifest as manifests_module
 from stoker._format import supersample, tensorfile
 from stoker._format.manifest import Manifest, PackRun
@@ -72,8 +72,8 @@ def _check_gather(opened: SuperSample, data: bytes) -> None:
     memory = memoryview(b"\xaa" * base + data + b"\xaa" * 64)
     rows = np.array([*range(head.samples), 0], np.int64)[::-1]
     which = np.zeros(len(rows), np.int64)
-    values_at = locate(head.schema, memory, [head], np.array([base]), which, rows)
-    picked = PickedRows(which, rows, values_at)
+    values_at = locate_values(head.schema, memory, [head], np.array([base]), which, rows)
+    picked = RowLocations(which, rows, values_at)
     for name, values in gather(picked, head.schema).items():
         column = head.schema[name]
         for place, row in enumerate(rows.tolist()):
@@ -130,7 +130,7 @@ def _read_manifest(data: bytes) -> str:
     written = manifest.to_bytes()
     assert Manifest.from_bytes(written).to_bytes() == written
     assert manifest.file_bytes == len(written)
-    longer = manifest.extended(manifest.rows, PackRun("f" * 16, 0, len(manifest)))
+    longer = manifest.append_runs(manifest.rows, PackRun("f" * 16, 0, len(manifest)))
     assert [longer.rows.tag(len(manifest) + row) for row in range(len(manifest))] == [
         manifest.rows.tag(row) for row in range(len(manifest))
     ]
@@ -197,11 +197,11 @@ def _read_framing(data: bytes) -> str:
 FRAMING = (
     tensorfile.parse_length,
     tensorfile.parse_header,
-    tensorfile._unique,
-    tensorfile._natural,
-    tensorfile._tensor,
+    tensorfile._check_unique_keys,
+    tensorfile._parse_natural,
+    tensorfile._parse_tensor,
 )
-HEAD = (Head.parse, supersample._metadata, supersample._samples)
+HEAD = (Head.parse, supersample._parse_metadata, supersample._sample_count)
 
 FILES = {
     "framing": Reader(
@@ -227,10 +227,10 @@ FILES = {
         errors=(FormatError, ChecksumError),
         refusing=(
             Manifest.from_bytes,
-            manifests_module._parsed_version,
-            manifests_module._parsed_rows,
-            manifests_module._parsed_text_tags,
-            manifests_module._parsed_runs,
+            manifests_module._parse_version,
+            manifests_module._parse_rows,
+            manifests_module._parse_text_tags,
+            manifests_module._parse_runs,
         ),
     ),
     "pack record": Reader(
@@ -241,8 +241,8 @@ FILES = {
         refusing=(
             PackRecord.from_bytes,
             PackRecord._check,
-            record_module._matched,
-            record_module._parsed_replaces,
+            record_module._check_match,
+            record_module._parse_replaces,
         ),
     ),
 }

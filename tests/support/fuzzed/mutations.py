@@ -199,7 +199,7 @@ def _taken_apart(data: bytes) -> tuple[dict[str, str], list[_Part]]:
 
 
 def _put_together(metadata: dict[str, str], parts: Sequence[_Part]) -> bytes:
-    tensors = tensorfile.laid_out((part.name, part.dtype, part.shape) for part in parts)
+    tensors = tensorfile.lay_out((part.name, part.dtype, part.shape) for part in parts)
     return tensorfile.encode_header(metadata, tensors) + b"".join(part.content for part in parts)
 
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from stoker import Schema
 from stoker._format import schema as schema_module
 from stoker._stores import gcs, s3
-from stoker._stores.http import Reply, error_of, retry_after_seconds
+from stoker._stores.http import HttpResponse, create_error, retry_after_seconds
 from stoker.errors import SchemaError, ServerError, StateError, StoreError, UnexpectedAnswerError
-from stoker_torch._state import RunState, _source_of, checked_integer
+from stoker_torch._state import RunState, _parse_source, read_integer
 from support.fuzzed.files import SMALL
 from support.fuzzed.mutations import mutated_bytes, mutated_json
 from support.fuzzed.reader import Reader
@@ -104,14 +104,14 @@ def _checked(error: StoreError, headers: dict[str, str]) -> str:
 
 def _read_s3_refusal(data: bytes) -> str:
     status, headers, body = _http(data)
-    reply = Reply(status=status, headers=headers, body=body)
-    return _checked(s3._refused("s3://bucket/key", reply), headers)
+    reply = HttpResponse(status=status, headers=headers, body=body)
+    return _checked(s3._parse_error("s3://bucket/key", reply), headers)
 
 
 def _read_gcs_refusal(data: bytes) -> str:
     status, headers, body = _http(data)
-    reply = Reply(status=status, headers=headers, body=body)
-    return _checked(error_of("gs://bucket/key", reply, gcs._BY_CODE, *gcs._explained(reply)), headers)
+    reply = HttpResponse(status=status, headers=headers, body=body)
+    return _checked(create_error("gs://bucket/key", reply, gcs._BY_CODE, *gcs._parse_error(reply)), headers)
 
 
 def _s3_refusals() -> list[bytes]:
@@ -175,14 +175,14 @@ TEXTS = {
         seeds=_schemas,
         mutate=mutated_json,
         errors=(SchemaError,),
-        refusing=(schema_module._parsed.__wrapped__, schema_module._column_from_json),
+        refusing=(schema_module._parse_schema.__wrapped__, schema_module._column_from_json),
     ),
     "loader state": Reader(
         read=_read_state,
         seeds=_states,
         mutate=mutated_json,
         errors=(StateError,),
-        refusing=(RunState.from_dict, _source_of, checked_integer),
+        refusing=(RunState.from_dict, _parse_source, read_integer),
     ),
     "refusal of S3": Reader(
         read=_read_s3_refusal, seeds=_s3_refusals, mutate=_mutated_answer, errors=(), kinds=S3_ERRORS
@@ -195,6 +195,6 @@ TEXTS = {
         seeds=_gcs_objects,
         mutate=mutated_json,
         errors=(ServerError, UnexpectedAnswerError),
-        refusing=(gcs._object_info, gcs._said),
+        refusing=(gcs._object_info, gcs._read_field),
     ),
 }

@@ -10,7 +10,7 @@ from contextlib import suppress
 from stoker.errors import CredentialsError, WireError
 from stoker_warm import _auth as handshake
 from stoker_warm import _frames as wire
-from stoker_warm._auth import NodeHandshake, ProxyHandshake, Secret
+from stoker_warm._auth import NodeHandshake, ProxyHandshake, WarmSecret
 from stoker_warm._frames import HEADER_BYTES, MAX_HEAD_BYTES, Frame, FrameReader, Kind, encode_frame
 from support.fuzzed.mutations import mutated_bytes, mutated_json
 from support.fuzzed.reader import Reader
@@ -18,7 +18,7 @@ from support.fuzzed.reader import Reader
 __all__ = ["WIRES", "frames_of"]
 
 GUARD = b"\xa5" * 16
-SECRET = Secret(bytes(32))
+SECRET = WarmSecret(bytes(32))
 GREETING = {"instance": "0123456789abcdef", "term": 3, "hash": "é"}
 BODY = bytes(range(256))
 
@@ -49,7 +49,7 @@ def frames_of(data: bytes, most_bytes: int) -> tuple[list[tuple[Frame, bytes]], 
             assert taken > 0, "nowhere to receive to"
             buffer[:taken] = left[:taken]
             left = left[taken:]
-            for frame in reader.received(taken):
+            for frame in reader.receive(taken):
                 assert (frame.kind, frame.body_bytes) == begun[-1]
                 assert len(begun) == len(frames) + 1
                 frames.append((frame, bytes(memories[-1][len(GUARD) : -len(GUARD)])))
@@ -112,21 +112,21 @@ def _mutated_frames(data: bytes, pool: Sequence[bytes], rng: random.Random) -> b
 
 
 def _proof() -> bytes:
-    peer = NodeHandshake(SECRET, "warm-7", GREETING, nonce=lambda: b"p" * 32)
-    message = peer.received(Kind.CHALLENGE, {"nonce": (b"x" * 32).hex()})
+    peer = NodeHandshake(SECRET, "warm-7", GREETING, create_nonce=lambda: b"p" * 32)
+    message = peer.receive(Kind.CHALLENGE, {"nonce": (b"x" * 32).hex()})
     assert message is not None
     return wire._dumps(message[1]).encode()
 
 
 def _read_handshake(data: bytes) -> str:
-    head = wire._parsed_head(data)
-    proxy = ProxyHandshake(SECRET, nonce=lambda: b"x" * 32)
+    head = wire._parse_head(data)
+    proxy = ProxyHandshake(SECRET, create_nonce=lambda: b"x" * 32)
     peer = NodeHandshake(SECRET, "warm-8", {})
     with suppress(WireError, CredentialsError):
-        peer.received(Kind.CHALLENGE, head)
-        peer.received(Kind.WELCOME, head)
+        peer.receive(Kind.CHALLENGE, head)
+        peer.receive(Kind.WELCOME, head)
     assert peer.peer is None
-    proxy.received(Kind.PROOF, head)
+    proxy.receive(Kind.PROOF, head)
     assert proxy.peer is not None
     assert proxy.peer == {"node": "warm-7", **GREETING}, "something else was proven"
     return "read"
@@ -139,13 +139,13 @@ WIRES = {
         mutate=_mutated_frames,
         errors=(WireError,),
         kinds=("read", "unfinished"),
-        refusing=(wire._parsed_header, wire._check_lengths, wire._parsed_head, wire._check_flat),
+        refusing=(wire._parse_header, wire._check_lengths, wire._parse_head, wire._check_flat),
     ),
     "handshake of the warm tier": Reader(
         read=_read_handshake,
         seeds=lambda: [_proof()],
         mutate=mutated_json,
         errors=(WireError, CredentialsError),
-        refusing=(ProxyHandshake.received, handshake._field),
+        refusing=(ProxyHandshake.receive, handshake._parse_field),
     ),
 }

@@ -11,8 +11,8 @@ from typing import Any
 from unittest.mock import patch
 
 from stoker import Array, Schema
-from stoker._base.fields import Fields
-from stoker._sources.parts import KeySlice, Part
+from stoker._base.fields import JsonFields
+from stoker._sources.parts import KeySlice, SourcePart
 from stoker.abc import ObjectInfo
 from stoker_functions._commit import commit, compact
 from stoker_functions._deployment import Deployment
@@ -21,9 +21,9 @@ from stoker_functions._instance import answer_request
 from stoker_functions._pack import pack
 from stoker_functions._shuffle_job.work import shuffle
 from stoker_functions.serve._service import serve_url
-from stoker_warm._auth import Secret
-from stoker_warm._events import Report, Wake
-from stoker_warm._shard import Version
+from stoker_warm._auth import WarmSecret
+from stoker_warm._events import NodeReport, WakeEvent
+from stoker_warm._shard import StoreVersion
 from support.deployments import Place, plenty
 from support.materialized import WAYS, phases
 from support.outside_names.shape import shape
@@ -50,7 +50,7 @@ def events(_: Path) -> list[str]:
     """Return the fields of each event, those that are taken from it, and those of the answer."""
     with _taken() as lines:
         lines += asyncio.run(_all())
-        Report.parse(_report())
+        NodeReport.parse(_report())
     return [line for line in lines if not line.startswith(_ELEMENTS)]
 
 
@@ -58,36 +58,36 @@ def events(_: Path) -> list[str]:
 def _taken() -> Iterator[list[str]]:
     """Collect the fields that are asked for, by what has them."""
     lines: list[str] = []
-    take, contains = Fields._take, Fields.__contains__
+    take, contains = JsonFields._take, JsonFields.__contains__
 
-    def noted_take(fields: Fields, name: str, default: object) -> Any:
+    def noted_take(fields: JsonFields, name: str, default: object) -> Any:
         lines.append(f"{fields._what} takes {name} ({'required' if default is None else 'optional'})")
         return take(fields, name, default)
 
-    def noted_contains(fields: Fields, name: str) -> bool:
+    def noted_contains(fields: JsonFields, name: str) -> bool:
         lines.append(f"{fields._what} may have {name}")
         return contains(fields, name)
 
-    with patch.object(Fields, "_take", noted_take), patch.object(Fields, "__contains__", noted_contains):
+    with patch.object(JsonFields, "_take", noted_take), patch.object(JsonFields, "__contains__", noted_contains):
         yield lines
 
 
 async def _all() -> list[str]:
     place, lines = Place(), list[str]()
-    deployment = place.deployment(warm_secret=Secret.generate().reveal())
+    deployment = place.deployment(warm_secret=WarmSecret.generate().reveal())
     raw = await place.put(range(20))
     part = place.part(raw, job=_JOB)
     for each in (part, *_other_parts(place, raw[0])):
         lines += shape("pack event", each.to_json())
-        Part.from_json(each.to_json())
+        SourcePart.from_json(each.to_json())
     lines += _answer("pack", await pack(part.to_json(), deployment, plenty()))
     job = {"dataset": place.dataset, "job": _JOB, "runs": [part.run], "mode": "create"}
     lines += _answer("commit", await commit(job, deployment, plenty()))
     lines += _answer("compact", await compact({"dataset": place.dataset}, deployment, plenty()))
     lines += await _shuffled(place, deployment)
     lines += await _ingested(deployment)
-    lines += shape("warm_node event", Wake(node="warm-1", proxy="127.0.0.1:1").to_event())
-    Wake.parse(Wake(node="warm-1", proxy="127.0.0.1:1").to_event())
+    lines += shape("warm_node event", WakeEvent(node="warm-1", proxy="127.0.0.1:1").to_event())
+    WakeEvent.parse(WakeEvent(node="warm-1", proxy="127.0.0.1:1").to_event())
     lines += shape("warm_node answers", _report())
     lines += _answer("serve", await serve_url(_URL_REQUEST, deployment, plenty()))
     lines += await _hosted(deployment)
@@ -95,7 +95,7 @@ async def _all() -> list[str]:
     return lines
 
 
-def _other_parts(place: Place, raw: ObjectInfo) -> Iterator[Part]:
+def _other_parts(place: Place, raw: ObjectInfo) -> Iterator[SourcePart]:
     keys = KeySlice(after="", until=raw.key, objects=1, fingerprint="0" * 64)
     yield place.part((), keys=keys)
     yield place.part([raw], is_remembered=True)
@@ -131,4 +131,4 @@ def _answer(name: str, document: dict[str, Any]) -> list[str]:
 
 
 def _report() -> dict[str, Any]:
-    return Report(instance="0" * 16, version=Version(1, 2), held_bytes=3, limit_bytes=4).to_json()
+    return NodeReport(instance="0" * 16, version=StoreVersion(1, 2), held_bytes=3, limit_bytes=4).to_json()

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from stoker._cost.prices import CachePrices, DiskPrices, FunctionPrices, MachinePrices, PriceTier, StorePrices
 from stoker_sim._commands.allocate import read_jobs
-from stoker_sim._scenario_file import Section, read_scenario
+from stoker_sim._scenario_file import TomlSection, read_scenario
 from stoker_torch import Loader, StreamDataset
 from support.datasets import pack_numbers
 from support.outside_names.shape import shape
@@ -97,40 +97,40 @@ def _with_url() -> str:
 def _asked(what: str) -> Iterator[set[str]]:
     """Collect the fields that are asked for, whether they are there or not."""
     lines: set[str] = set()
-    take, config, each, within = Section._take, Section.config, Section.each, Section.within
-    contains = Section.__contains__
+    take, config, each, within = TomlSection._pop, TomlSection.create_config, TomlSection.sections, TomlSection.section
+    contains = TomlSection.__contains__
 
-    def note(section: Section, name: str) -> None:
-        lines.add(f"{what} {re.sub(r'[0-9]+(?=])', '', section._named(name))}")
+    def note(section: TomlSection, name: str) -> None:
+        lines.add(f"{what} {re.sub(r'[0-9]+(?=])', '', section._full_name(name))}")
 
-    def noted_take(section: Section, name: str, default: object) -> Any:
+    def noted_take(section: TomlSection, name: str, default: object) -> Any:
         note(section, name)
         return take(section, name, default)
 
-    def noted_config(section: Section, kind: type[Any], **given: Any) -> Any:
+    def noted_config(section: TomlSection, kind: type[Any], **given: Any) -> Any:
         for name, hint in get_type_hints(kind).items():
             if hint in (int, float, bool):
                 note(section, name)
         return config(section, kind, **given)
 
-    def noted_each(section: Section, name: str) -> list[Section]:
+    def noted_each(section: TomlSection, name: str) -> list[TomlSection]:
         note(section, name)
         return each(section, name)
 
-    def noted_within(section: Section, name: str) -> Section:
+    def noted_within(section: TomlSection, name: str) -> TomlSection:
         note(section, name)
         return within(section, name)
 
-    def noted_contains(section: Section, name: str) -> bool:
+    def noted_contains(section: TomlSection, name: str) -> bool:
         note(section, name)
         return contains(section, name)
 
     with (
-        patch.object(Section, "__contains__", noted_contains),
-        patch.object(Section, "_take", noted_take),
-        patch.object(Section, "config", noted_config),
-        patch.object(Section, "each", noted_each),
-        patch.object(Section, "within", noted_within),
+        patch.object(TomlSection, "__contains__", noted_contains),
+        patch.object(TomlSection, "_pop", noted_take),
+        patch.object(TomlSection, "create_config", noted_config),
+        patch.object(TomlSection, "sections", noted_each),
+        patch.object(TomlSection, "section", noted_within),
     ):
         yield lines
 

@@ -11,9 +11,9 @@ from stoker._shared.client import ServerAddress
 from stoker._stores.location import parse_url
 from stoker.errors import ConfigError
 from stoker_functions.serve import Refusal, Request
-from stoker_functions.serve._messages import parse
-from stoker_warm._config import Fleet
-from stoker_warm._tier import server_url
+from stoker_functions.serve._messages import parse_request
+from stoker_warm._config import WarmDeployment
+from stoker_warm._tier import parse_server_url
 
 __all__ = ["urls"]
 
@@ -34,13 +34,13 @@ def urls(_: Path) -> Iterator[str]:
         parse_url(text)
         yield f"store {text}"
     for scheme, text in _WARM.items():
-        Fleet.parse(text)
+        WarmDeployment.parse(text)
         yield from (f"tier {scheme}:// with {name}=" for name in _listed_settings(text))
     for text in _SERVERS:
-        ServerAddress.parse(server_url(text))
+        ServerAddress.parse(parse_server_url(text))
         yield f"tier {text}"
     for scheme in ("https", "warm"):
-        ServerAddress.parse(server_url(f"{scheme}://10.0.0.5:7412?fingerprint={_FINGERPRINT}"))
+        ServerAddress.parse(parse_server_url(f"{scheme}://10.0.0.5:7412?fingerprint={_FINGERPRINT}"))
         yield f"tier {scheme}:// with fingerprint="
     for text in _CACHES:
         CacheSpec.parse(text)
@@ -54,7 +54,7 @@ def urls(_: Path) -> Iterator[str]:
 
 def _listed_settings(text: str) -> list[str]:
     try:
-        Fleet.parse(f"{text}{'&' if '?' in text else '?'}nothing=1")
+        WarmDeployment.parse(f"{text}{'&' if '?' in text else '?'}nothing=1")
     except ConfigError as error:
         return str(error).rpartition("there are ")[2].split(", ")
     raise AssertionError(f"{text} takes any setting")
@@ -62,7 +62,7 @@ def _listed_settings(text: str) -> list[str]:
 
 def _listed_parameters(path: str) -> list[str]:
     try:
-        parse(Request(method="GET", path=path, query="nothing=1", headers={}))
+        parse_request(Request(method="GET", path=path, query="nothing=1", headers={}))
     except Refusal as refusal:
         return str(refusal).rpartition("at most once: ")[2].split(", ")
     raise AssertionError(f"{path} takes any parameter")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from stoker._cache.keeper import is_name, name_of, rows_of, size_of
-from stoker_sim._bucket import described
+from stoker_sim._bucket import synthetic_manifest
 from support.tiers import MANIFEST
 
 
@@ -29,7 +29,7 @@ def test_the_largest_object_has_a_name_like_any_other() -> None:
 
 
 def test_rows_are_found_by_name_also_where_contents_are_alike() -> None:
-    alike = described(super_samples=50, samples=3, super_sample_bytes=5000)
+    alike = synthetic_manifest(super_samples=50, samples=3, super_sample_bytes=5000)
     for manifest in (MANIFEST, alike):
         names = [name_of(manifest.ref(row)) for row in range(len(manifest))]
         assert rows_of(names, manifest) == {name: row for row, name in enumerate(names)}
@@ -38,7 +38,7 @@ def test_rows_are_found_by_name_also_where_contents_are_alike() -> None:
 
 
 def test_rows_are_those_of_the_version_that_is_asked() -> None:
-    smaller = MANIFEST.without([replace(MANIFEST.runs[0], first_number=0, rows=5)])
+    smaller = MANIFEST.remove_runs([replace(MANIFEST.runs[0], first_number=0, rows=5)])
     here, gone = name_of(MANIFEST.ref(7)), name_of(MANIFEST.ref(2))
     assert rows_of([here, gone], smaller) == {here: 2}
     assert np.array_equal(smaller.rows.crc32c[2:3], MANIFEST.rows.crc32c[7:8])

@@ -26,7 +26,9 @@ def test_a_cache_is_a_place_a_limit_and_a_policy(
     text: str, path: str | None, limit_bytes: int, is_of_node: bool, policy: str
 ) -> None:
     place = None if path is None else Path(path)
-    assert CacheSpec.parse(text) == CacheSpec(path=place, limit_bytes=limit_bytes, is_of_node=is_of_node, policy=policy)
+    assert CacheSpec.parse(text) == CacheSpec(
+        path=place, limit_bytes=limit_bytes, is_per_node=is_of_node, policy=policy
+    )
 
 
 def test_a_path_is_taken_from_here_and_from_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

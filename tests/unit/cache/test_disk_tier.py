@@ -440,7 +440,7 @@ def test_what_survives_a_version_that_no_longer_has_it_does_not_stand_in_the_way
     async def check() -> None:
         await left(tmp_path, 18, 19, held=2)
         tier = disk_tier(tmp_path, 2)
-        await tier.follow(MANIFEST.without([replace(MANIFEST.runs[0], first_number=18, rows=2)]), future())
+        await tier.follow(MANIFEST.remove_runs([replace(MANIFEST.runs[0], first_number=18, rows=2)]), future())
         await offer(tier, 0, 1)
         assert await present(tier) == {0, 1}
         await tier.close()
@@ -557,7 +557,7 @@ def test_a_cancelled_read_ends_at_once_and_its_thread_writes_nothing_more(tmp_pa
         assert done
         assert reading.cancelled()
         stuck.go.set()
-        while tier._left:  # noqa: ASYNC110 - what a thread does, nobody is told
+        while tier._hung_reads:  # noqa: ASYNC110 - what a thread does, nobody is told
             await asyncio.sleep(0.01)
         assert not any(into)
         assert await kept(tier, 1) == body(1)
@@ -579,7 +579,7 @@ def test_a_disk_that_hangs_takes_two_late_reads_and_then_refuses_until_they_end(
         with pytest.raises(StoreError, match=r"disk:.* does not respond: 2 cancelled reads have not ended"):
             await kept(tier, 1)
         stuck.go.set()
-        while tier._left:  # noqa: ASYNC110 - what a thread does, nobody is told
+        while tier._hung_reads:  # noqa: ASYNC110 - what a thread does, nobody is told
             await asyncio.sleep(0.01)
         assert await kept(tier, 2) == body(2)
         await tier.close()
@@ -664,14 +664,14 @@ def test_what_comes_while_a_cancelled_start_has_not_ended_waits_for_it(
 ) -> None:
     async def check() -> None:
         await left(tmp_path, 1)
-        before, begun, go, tidied = open_files(), threading.Event(), threading.Event(), disk_folder._tidied
+        before, begun, go, tidied = open_files(), threading.Event(), threading.Event(), disk_folder._clean_up_part
 
         def slowly(handle: int) -> list[str]:
             begun.set()
             assert go.wait(60)
             return tidied(handle)
 
-        monkeypatch.setattr(disk_folder, "_tidied", slowly)
+        monkeypatch.setattr(disk_folder, "_clean_up_part", slowly)
         tier = disk_tier(tmp_path, 3)
         starting = asyncio.ensure_future(tier.follow(MANIFEST, future()))
         assert await asyncio.to_thread(begun.wait, 60)

@@ -13,7 +13,7 @@ from stoker._cache.tiers import open_tier
 from stoker._shared.secret import TierSecret
 from stoker.abc import Readable
 from stoker.errors import ConfigError, MissingExtraError
-from stoker_warm._auth import Secret
+from stoker_warm._auth import WarmSecret
 
 STORE = open_store("memory://data")
 
@@ -33,7 +33,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
 
 def test_the_schemes_of_warm_tiers_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"warm", "warm+gcf", "warm+lambda"} <= set(plugin_names("stoker.tiers"))
-    monkeypatch.setenv("STOKER_WARM_SECRET", Secret.generate().reveal())
+    monkeypatch.setenv("STOKER_WARM_SECRET", WarmSecret.generate().reveal())
     monkeypatch.setenv("STOKER_TIER_SECRET", TierSecret.generate().reveal())
     assert open_tier("warm+lambda://stoker?listen=127.0.0.1:0", store=STORE).name == "warm"
     assert open_tier("warm://127.0.0.1:7412", store=STORE, processes=4).name == "shared"

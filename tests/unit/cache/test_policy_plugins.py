@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker._cache.eviction import POLICIES, Fifo, Residents, policy_factory, policy_names
+from stoker._cache.eviction import POLICIES, CacheEntries, Fifo, policy_factory, policy_names
 from stoker._cache.tiers import CacheSpec
 from stoker.abc import EvictionPolicy, NextUseOracle
 from stoker.errors import ConfigError, MissingExtraError, StokerError
@@ -114,7 +114,7 @@ def test_a_policy_that_evicts_what_is_not_there_is_an_error_and_the_account_stay
 ) -> None:
     monkeypatch.setattr(Liar, "said", said)
     policy: EvictionPolicy[str] = policy_factory("liar")(future())
-    residents = Residents(policy, 3)
+    residents = CacheEntries(policy, 3)
     for key in "abc":
         residents.offer(key)
     with pytest.raises(StokerError, match=r"Liar names .* choose another policy"):

@@ -12,7 +12,7 @@ from stoker import open_store
 from stoker._format.manifest import PackRun
 from stoker._pack.record import PackRecord
 from stoker._sources.folders import files_schema
-from stoker._sources.parts import Part
+from stoker._sources.parts import SourcePart
 from stoker.abc import ObjectInfo, Store
 from stoker.cli import main
 from support.leftovers import leave_half
@@ -24,7 +24,7 @@ JOB, OTHER = "a" * 16, "f" * 16
 async def _begun(store: Store, number: int, job: str) -> PackRecord:
     """Leave what a function that packs one object has written when it is killed."""
     raw = (ObjectInfo(key=f"{number}.bin", size_bytes=3, tag="t"),)
-    record = Part(
+    record = SourcePart(
         dataset=store.url,
         dataset_id="d" * 16,
         source="memory://raw",

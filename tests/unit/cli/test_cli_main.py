@@ -86,7 +86,7 @@ def test_of_two_contributions_with_one_name_ours_is_taken() -> None:
     with pytest.MonkeyPatch.context() as patch:
         ours = list(entry_points(group="stoker.commands"))
         patch.setattr(cli, "entry_points", lambda group: [theirs, *ours, theirs])
-        assert cli._contributed()["plan"].value == "stoker_sim._commands:plan_command"
+        assert cli._find_entry_points()["plan"].value == "stoker_sim._commands:plan_command"
 
 
 def test_the_list_of_commands_imports_none_of_them() -> None:
@@ -140,7 +140,7 @@ def test_an_unknown_flag_is_answered_with_the_usage_of_its_command(capsys: pytes
     assert more == "see: stoker info --help"
 
 
-@pytest.mark.parametrize("name", cli._ORDER)
+@pytest.mark.parametrize("name", cli._COMMAND_ORDER)
 def test_help_begins_with_the_commands_own_options_and_ends_with_the_buckets(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,7 +237,7 @@ def test_a_flag_that_the_store_does_not_have_is_refused(arguments: list[str], ur
 def test_a_data_set_and_its_source_may_not_lie_in_each_other(source: str, destination: str) -> None:
 
     with pytest.raises(ConfigError, match="SRC"):
-        pack._check_apart(source, destination.replace("{cwd}", str(Path.cwd()).lstrip("/")))
+        pack._check_no_overlap(source, destination.replace("{cwd}", str(Path.cwd()).lstrip("/")))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_data_set_and_its_source_may_not_lie_in_each_other(source: str, destin
     [("s3://b/x", "s3://b/xy"), ("in", "out"), ("in/raw", "in"), ("s3://b/x.tar", "s3://b"), ("s3://a/x", "gs://a/x")],
 )
 def test_neighbours_are_fine(source: str, destination: str) -> None:
-    pack._check_apart(source, destination)
+    pack._check_no_overlap(source, destination)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from stoker import Array, Bytes, Column, Ragged, Text
 from stoker._maintenance.inspection import BadObject
-from stoker.cli.output import bad_object, counted, describe, json_text, preview, printable, table
+from stoker.cli.output import describe, format_bad_object, format_count, json_text, make_printable, preview, table
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_values_are_previewed_on_one_line(column: Column, value: Any, text: str)
 
 
 def test_control_characters_never_reach_a_terminal() -> None:
-    assert printable("a\x1b]0;x\x07\x9b\u200b ü") == "a\\x1b]0;x\\x07\\x9b\\u200b ü"
+    assert make_printable("a\x1b]0;x\x07\x9b\u200b ü") == "a\\x1b]0;x\\x07\\x9b\\u200b ü"
 
 
 def test_tables_are_aligned_without_trailing_spaces() -> None:
@@ -61,12 +61,12 @@ def test_tables_are_aligned_without_trailing_spaces() -> None:
 
 
 def test_a_bad_object_is_named_once() -> None:
-    assert bad_object(BadObject("data/1", "data/1 has 0 bytes, not 9")) == "data/1: has 0 bytes, not 9"
-    assert bad_object(BadObject("data/1", "its header lies")) == "data/1: its header lies"
+    assert format_bad_object(BadObject("data/1", "data/1 has 0 bytes, not 9")) == "data/1: has 0 bytes, not 9"
+    assert format_bad_object(BadObject("data/1", "its header lies")) == "data/1: its header lies"
 
 
 def test_one_is_singular_and_a_thousand_has_a_comma() -> None:
-    assert [counted(count, "object") for count in (0, 1, 1000)] == ["0 objects", "1 object", "1,000 objects"]
+    assert [format_count(count, "object") for count in (0, 1, 1000)] == ["0 objects", "1 object", "1,000 objects"]
 
 
 def test_json_has_no_number_that_json_has_not() -> None:

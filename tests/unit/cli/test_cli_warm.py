@@ -17,10 +17,10 @@ from stoker._shared.secret import TierSecret
 from stoker.abc import ObjectRef
 from stoker.errors import DeadlineError
 from stoker.testing import run_virtual
-from stoker_warm._auth import Secret
+from stoker_warm._auth import WarmSecret
 from stoker_warm._commands import warm as warm_command
-from stoker_warm._commands.warm import Bench, measured
-from stoker_warm._config import Fleet
+from stoker_warm._commands.warm import BenchTarget, run_bench
+from stoker_warm._config import WarmDeployment
 from support.ports import kept_port
 
 VARIABLE = "STOKER_WARM_SECRET"
@@ -114,21 +114,21 @@ class Kept:
 @contextmanager
 def keeping(monkeypatch: pytest.MonkeyPatch, kept: Kept) -> Iterator[list[str]]:
     """Have the command find this tier; yields what it is asked, which ends with its close."""
-    monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
-    monkeypatch.setenv(TENANT, Secret.generate().reveal())
+    monkeypatch.setenv(VARIABLE, WarmSecret.generate().reveal())
+    monkeypatch.setenv(TENANT, WarmSecret.generate().reveal())
 
     @asynccontextmanager
-    async def opened(_: str) -> AsyncIterator[Bench]:
-        yield Bench(kept, kept.status, kept.flush)
+    async def opened(_: str) -> AsyncIterator[BenchTarget]:
+        yield BenchTarget(kept, kept.status, kept.flush)
         await kept.close()
 
     @asynccontextmanager
-    async def proxy_of(_: Fleet, __: TierSecret) -> AsyncIterator[Kept]:
+    async def proxy_of(_: WarmDeployment, __: TierSecret) -> AsyncIterator[Kept]:
         yield kept
         await kept.close()
 
     monkeypatch.setattr(warm_command, "_opened", opened)
-    monkeypatch.setattr(warm_command, "_proxy_of", proxy_of)
+    monkeypatch.setattr(warm_command, "_run_proxy", proxy_of)
     yield kept.asked
     assert kept.asked.pop() == "close"
 
@@ -138,7 +138,7 @@ def test_a_secret_is_made_that_nodes_and_proxies_take(capsys: pytest.CaptureFixt
     for _ in range(2):
         assert cli.main(["warm", "secret"]) == 0
         made.add(text := capsys.readouterr().out.removesuffix("\n"))
-        assert Secret.parse(text).reveal() == text
+        assert WarmSecret.parse(text).reveal() == text
     assert len(made) == 2
 
 
@@ -270,7 +270,9 @@ class Silent(Kept):
 def test_the_bench_does_not_wait_for_ever() -> None:
     silent = Silent()
     with pytest.raises(DeadlineError, match="put away"):
-        run_virtual(measured(Bench(silent, silent.status, silent.flush), objects=1, size_bytes=10, at_once=1))
+        run_virtual(
+            run_bench(BenchTarget(silent, silent.status, silent.flush), objects=1, size_bytes=10, concurrency=1)
+        )
 
 
 class Refusing(Kept):
@@ -285,7 +287,9 @@ def test_the_bench_of_a_tier_without_room_ends_at_once_and_counts_what_was_accep
     async def check() -> None:
         refusing = Refusing({**TOLD, "pending_bytes": 0, "declined": 0})
         begun = asyncio.get_running_loop().time()
-        found = await measured(Bench(refusing, refusing.status, refusing.flush), objects=4, size_bytes=10, at_once=1)
+        found = await run_bench(
+            BenchTarget(refusing, refusing.status, refusing.flush), objects=4, size_bytes=10, concurrency=1
+        )
         assert (found["written"], found["read"]) == (0, 0)
         assert asyncio.get_running_loop().time() - begun < 1.0
 
@@ -305,7 +309,7 @@ class Busy(Kept):
 
 def test_the_bench_does_not_count_what_others_have_written() -> None:
     busy = Busy({**TOLD, "pending_bytes": 0})
-    found = run_virtual(measured(Bench(busy, busy.status, busy.flush), objects=4, size_bytes=10, at_once=1))
+    found = run_virtual(run_bench(BenchTarget(busy, busy.status, busy.flush), objects=4, size_bytes=10, concurrency=1))
     assert (found["written"], found["read"]) == (4, 4)
 
 
@@ -314,14 +318,14 @@ def test_without_a_secret_or_a_url_nothing_is_begun(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv(TENANT, Secret.generate().reveal())
+    monkeypatch.setenv(TENANT, WarmSecret.generate().reveal())
     more = ["--forget"] if action == "down" else []
     assert cli.main(["warm", action, FLEET, *more]) == 2
     assert VARIABLE in capsys.readouterr().err
     monkeypatch.setenv(VARIABLE, "hunter2-is-too-short")
     assert cli.main(["warm", action, FLEET, *more]) == 2
     assert "hunter2" not in capsys.readouterr().err
-    monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
+    monkeypatch.setenv(VARIABLE, WarmSecret.generate().reveal())
     assert cli.main(["warm", action, "s3://bucket", *more]) == 2
     assert "no kind of warm tier" in capsys.readouterr().err
 
@@ -339,8 +343,8 @@ def test_without_a_secret_or_a_url_nothing_is_begun(
 def test_a_proxy_of_which_something_is_missing_is_not_begun(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
-    monkeypatch.setenv(TENANT, Secret.generate().reveal())
+    monkeypatch.setenv(VARIABLE, WarmSecret.generate().reveal())
+    monkeypatch.setenv(TENANT, WarmSecret.generate().reveal())
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     assert cli.main(["warm", "proxy", *arguments]) == 2
@@ -351,7 +355,7 @@ def test_a_proxy_of_which_something_is_missing_is_not_begun(
 
 def test_a_proxy_may_have_as_many_connections_as_the_system_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)  # so that nothing is begun
-    monkeypatch.setenv(TENANT, Secret.generate().reveal())
+    monkeypatch.setenv(TENANT, WarmSecret.generate().reveal())
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before - 1, most))
     try:
@@ -365,8 +369,8 @@ def test_a_proxy_may_have_as_many_connections_as_the_system_lets_it(monkeypatch:
 def test_a_removed_flag_or_setting_is_accepted_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
-    monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
-    monkeypatch.setenv(TENANT, Secret.generate().reveal())
+    monkeypatch.setenv(VARIABLE, WarmSecret.generate().reveal())
+    monkeypatch.setenv(TENANT, WarmSecret.generate().reveal())
     wrong = ["--certificate", "/nowhere/c.pem", "--key", "/nowhere/k.pem"]  # so that nothing is begun
     assert cli.main(["warm", "proxy", f"{FLEET}&put_back=2", *flags, *wrong]) == 2
     warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stoker: warning: ")]
@@ -380,7 +384,7 @@ def test_a_removed_flag_or_setting_is_accepted_with_a_warning(
 def test_a_proxy_that_is_not_there_is_said_to_be_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str
 ) -> None:
-    monkeypatch.setenv(TENANT, Secret.generate().reveal())
+    monkeypatch.setenv(TENANT, WarmSecret.generate().reveal())
     assert cli.main(["warm", action, f"http://127.0.0.1:{kept_port()}"]) == 1
     told = capsys.readouterr().err
     assert told.startswith("stoker: error: ")
@@ -391,7 +395,7 @@ def test_who_shares_a_proxy_needs_the_tenant_s_secret(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv(TENANT, raising=False)
-    monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
+    monkeypatch.setenv(VARIABLE, WarmSecret.generate().reveal())
     for arguments in (["status", PROXY], ["bench", PROXY], ["proxy", FLEET]):
         assert cli.main(["warm", *arguments]) == 2
         assert f"{TENANT} is not set" in capsys.readouterr().err

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs_version
 
-from stoker._trace.picture import Section, Summary, html_figure, ring_fill
-from stoker._trace.recording import Filled, Held, Recording
+from stoker._trace.picture import TraceSection, TraceSummary, html_figure, ring_fill
+from stoker._trace.recording import Recording, SlotFill, SlotHold
 from stoker.cli import main
 from stoker.errors import ConfigError
 from stoker.trace import ChromeTrace, Phase, Span, Wait, read_trace
@@ -96,9 +96,9 @@ def test_a_page_has_the_layout_of_the_picture() -> None:
     """Short waits keep their width, since their colour is not opaque; slots stand from the first, at the top, down."""
     span = Span(Phase.TRANSFER, 0.0, 1.0, "data/0")
     waits = [Wait(batch=0, epoch=0, spans=(span,))]
-    fetches = [Filled(slot, "data/0", 0.0, 1.0, (span,)) for slot in (7, 2, 11)]
-    recording = Recording(waits=waits, fetches=fetches, held=[Held(7, 1.0, 2.0)])
-    figure = html_figure(recording, Section(0.0, 2.0), "title")
+    fetches = [SlotFill(slot, "data/0", 0.0, 1.0, (span,)) for slot in (7, 2, 11)]
+    recording = Recording(waits=waits, fetches=fetches, held=[SlotHold(7, 1.0, 2.0)])
+    figure = html_figure(recording, TraceSection(0.0, 2.0), "title")
     assert [each.text for each in figure.layout.annotations[:3]] == [
         "training loop: what it waits for",
         "fill of the ring",
@@ -257,14 +257,14 @@ def test_a_long_trace_is_shown_around_its_worst_wait(tmp_path: Path) -> None:
         run = TracedRun(objects=2000, compute_seconds=0.01, sinks=[sink])
         run.store.late = {1500: 5.0}
         run.run()
-    summary = Summary.of(read_trace(path))
+    summary = TraceSummary.of(read_trace(path))
     (_, worst), *_ = summary.worst()
-    section = Section.of(summary, None, None)
+    section = TraceSection.of(summary, None, None)
     assert section.begin_seconds < worst.spans[0].begin_seconds < section.end_seconds
-    assert 300 < len(section.cut(read_trace(path)).fetches) < 800
-    assert Section.of(summary, 1.0, 2.0) == Section(1.0, 3.0)
+    assert 300 < len(section.select(read_trace(path)).fetches) < 800
+    assert TraceSection.of(summary, 1.0, 2.0) == TraceSection(1.0, 3.0)
 
 
 def test_a_section_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="no waits or fetches to draw"):
-        Section.of(Summary(), None, None)
+        TraceSection.of(TraceSummary(), None, None)

@@ -14,10 +14,10 @@ import pytest
 
 from stoker import Prices
 from stoker._cost.prices import GB_BYTES
-from stoker_functions._deployment import Settings
-from stoker_functions._warm_node import shelf_bytes
-from stoker_warm._config import Fleet, WarmConfig
-from stoker_warm._connection import HANDSHAKE_SECONDS
+from stoker_functions._deployment import DeploymentSettings
+from stoker_functions._warm_node import shard_limit_bytes
+from stoker_warm._config import WarmConfig, WarmDeployment
+from stoker_warm._connection import HANDSHAKE_TIMEOUT_SECONDS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "deploy.md").read_text("utf-8")
@@ -106,7 +106,7 @@ def test_urls_of_warm_tiers_are_understood_and_listen_where_nodes_may_reach_them
     for url in urls:
         for each, value in stands_for.items():
             url = url.replace(each, value)
-        ports.add(Fleet.parse(url).listen.port)
+        ports.add(WarmDeployment.parse(url).listen.port)
     (port,) = ports
     assert re.search(rf"^    warmPort: {port}$", (ROOT / "serverless.yml").read_text(), re.MULTILINE)
 
@@ -115,13 +115,13 @@ def test_what_the_page_says_of_nodes_is_so() -> None:
     words, config = " ".join(PAGE.split()), WarmConfig()
     osls = (ROOT / "serverless.yml").read_text()
     (megabytes,) = re.findall(r"warmMemory: (\d+)", osls)
-    shelf = shelf_bytes(Settings(memory_bytes=int(megabytes) << 20)) / GB_BYTES
+    shelf = shard_limit_bytes(DeploymentSettings(memory_bytes=int(megabytes) << 20)) / GB_BYTES
     assert f"of {int(megabytes):,} MB" in words
     assert f"{shelf:.1f} GiB of shards a node" in words
     assert f"`{config.code}` leaves {config.code.data / config.code.shards:.0%}" in words
     assert "Twelve nodes" in words
     assert config.nodes == 12
-    assert HANDSHAKE_SECONDS == 5
+    assert HANDSHAKE_TIMEOUT_SECONDS == 5
     assert "does not prove within five seconds" in words
 
 

@@ -14,11 +14,11 @@ import pytest
 from hcl2.utils import SerializationOptions
 
 from stoker._base.sizes import parse_bytes
-from stoker._pack.record import REMEMBERED_SECONDS
+from stoker._pack.record import SOURCE_RETENTION_SECONDS
 from stoker._stores.access_token import DATASET_NAME
 from stoker_functions import gcp
-from stoker_functions._deployment import INGEST_KINDS, Ingest, Settings
-from stoker_functions._executors.gcf import size_of
+from stoker_functions._deployment import INGEST_KINDS, DeploymentSettings, IngestSettings
+from stoker_functions._executors.gcf import deployed_size
 from stoker_warm._config import WarmConfig
 from support.function_rights import RIGHTS
 
@@ -127,7 +127,7 @@ def test_what_a_function_would_not_understand_is_refused_before_it_is_deployed()
     assert json.dumps(INGEST_KINDS) in kinds
     assert "image-folder" in classes
     wanted = re.findall(r"(\w+) *= *optional\(\w+(?:\(\w+\))?, ([^)]*)\)", (FOLDER / "variables.tf").read_text())
-    default = Ingest(dataset="train")
+    default = IngestSettings(dataset="train")
     assert {name: json.loads(value) for name, value in wanted} == {
         "kind": default.kind,
         "classes": list(default.classes),
@@ -251,7 +251,7 @@ def test_the_environment_of_a_function_is_one_that_it_understands(functions: dic
     assert {*re.findall(r"\bSTOKER_[A-Z_]+\b", text)} <= _known_variables()
     for function in functions.values():
         assert 1 <= function["timeout_seconds"] <= 3600
-        Settings.from_environment({"STOKER_TIMEOUT_SECONDS": str(function["timeout_seconds"])})
+        DeploymentSettings.from_environment({"STOKER_TIMEOUT_SECONDS": str(function["timeout_seconds"])})
 
 
 def _known_variables() -> set[str]:
@@ -263,7 +263,7 @@ def _known_variables() -> set[str]:
             read.add(key)
             return super().get(key, default)
 
-    Settings.from_environment(Environment())
+    DeploymentSettings.from_environment(Environment())
     return read
 
 
@@ -296,9 +296,9 @@ def test_a_node_does_one_thing_at_a_time_and_may_have_a_second_instance(
 def test_a_node_is_called_and_billed_as_what_it_is(resources: dict[str, Blocks], warm: dict[str, Any]) -> None:
     (tables,) = parsed(FOLDER / "warm.tf")["locals"]
     assert tables["warm_nodes"] == '${toset([for number in range(var.warm_nodes) : "warm-${number}"])}'
-    assert WarmConfig().name_of(7) == "warm-7"
+    assert WarmConfig().node_name(7) == "warm-7"
     assert resources["google_cloud_run_v2_service"]["warm"]["name"] == "${var.prefix}-${each.key}"
-    assert size_of("warm-7") == (parse_bytes(warm["memory"] + "B"), float(warm["cpu"]))
+    assert deployed_size("warm-7") == (parse_bytes(warm["memory"] + "B"), float(warm["cpu"]))
     assert callable(gcp.warm_node)
     assert 'FUNCTION_TARGET        = "warm_node"' in (FOLDER / "warm.tf").read_text()
 
@@ -407,7 +407,7 @@ def test_what_cannot_be_packed_ends_among_dead_letters_and_no_subscription_expir
         assert each["expiration_policy"] == [{"ttl": ""}]
         assert 2 * functions["ingest"]["timeout_seconds"] <= each["ack_deadline_seconds"] <= 600
         kept_seconds += int(each["message_retention_duration"].removesuffix("s"))
-    assert kept_seconds < REMEMBERED_SECONDS
+    assert kept_seconds < SOURCE_RETENTION_SECONDS
     (alert,) = resources["google_monitoring_alert_policy"].values()
     assert "google_pubsub_subscription.dead_letters.name" in json.dumps(alert["conditions"])
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker import RetryPolicy
-from stoker._base.progress import Amount
+from stoker._base.progress import WorkAmount
 from stoker.abc import Answer
 from stoker.errors import (
     ConfigError,
@@ -323,11 +323,11 @@ def test_a_platform_that_throttles_for_long_while_calls_still_run_is_borne() -> 
 
 
 def test_progress_counts_tasks_once_and_their_bytes() -> None:
-    shown: list[Amount] = []
+    shown: list[WorkAmount] = []
     executor = ScriptedExecutor(slow_once({4}, 10_000))
     driver = Driver(executor, config(start=10), on_progress=shown.append)
     run_virtual(driver.run(numbered(10, size_bytes=7)))
-    assert shown == [Amount(count=done, size_bytes=7 * done) for done in range(1, 11)]
+    assert shown == [WorkAmount(count=done, size_bytes=7 * done) for done in range(1, 11)]
 
 
 def test_one_report_covers_runs_one_after_the_other() -> None:

@@ -14,7 +14,7 @@ from stoker import open_store
 from stoker._fanout import job as job_module
 from stoker._fanout.job import JobConfig, PackJob, plan_job
 from stoker._sources import open_source
-from stoker._sources.parts import Part
+from stoker._sources.parts import SourcePart
 from stoker.abc import Store
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, SchemaError
 from support.packing import fresh_store, numbered, pack
@@ -44,7 +44,7 @@ def planned(url: str, store: Store | None = None, **changes: Any) -> PackJob:
 
 def test_the_tasks_are_all_parts_of_the_source_and_the_commit_names_their_runs_in_order() -> None:
     job = planned(raw())
-    parts = [Part.from_json(task.event) for task in job.tasks]
+    parts = [SourcePart.from_json(task.event) for task in job.tasks]
     assert [item.key for part in parts for item in part.objects] == [f"{number:04}.bin" for number in range(40)]
     assert {task.function for task in job.tasks} == {"pack"}
     assert {(part.job, part.dataset_id) for part in parts} == {(job.id, job.id)}
@@ -87,7 +87,7 @@ def test_parts_of_an_array_are_rows() -> None:
 def test_more_parts_than_one_commit_takes_are_refused_before_anything_is_packed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(job_module, "MAX_PARTS", 3)
+    monkeypatch.setattr(job_module, "MAX_RANGES", 3)
     with pytest.raises(ConfigError, match="4 parts, more than the 3 that one commit allows; make parts larger"):
         planned(raw())
 

@@ -6,7 +6,7 @@ from stoker._fanout.board import Ramp
 
 
 def ramp(start: int = 8, most: int = 1000) -> Ramp:
-    return Ramp(start=start, most=most, period_seconds=1.0)
+    return Ramp(start=start, max_limit=most, period_seconds=1.0)
 
 
 def filled(ramp: Ramp, periods: int, *, begin_seconds: float = 0.0) -> list[int]:
@@ -49,14 +49,14 @@ def test_it_does_not_grow_while_it_is_not_reached() -> None:
 
 def test_a_throttle_halves_what_runs_and_growth_goes_on_by_steps() -> None:
     mine = ramp(64, 1000)
-    mine.throttled(0.0, 64, 3.0)
+    mine.record_throttle(0.0, 64, 3.0)
     assert mine.limit == 32
     assert filled(mine, 8, begin_seconds=3.0) == [36, 40, 44, 48, 52, 56, 60, 63]
 
 
 def test_it_pauses_at_the_most_that_was_taken_before_more_is_tried() -> None:
     mine = ramp(64, 1000)
-    mine.throttled(0.0, 64, 3.0)
+    mine.record_throttle(0.0, 64, 3.0)
     limits = filled(mine, 45, begin_seconds=3.0)
     assert limits[7:37] == [63] * 30
     assert limits[37:41] == [67, 71, 75, 79]
@@ -65,21 +65,21 @@ def test_it_pauses_at_the_most_that_was_taken_before_more_is_tried() -> None:
 def test_throttles_of_calls_that_were_sent_before_the_cut_count_once() -> None:
     mine = ramp(64)
     for _ in range(40):
-        mine.throttled(2.0, 64, 3.0)
+        mine.record_throttle(2.0, 64, 3.0)
     assert mine.limit == 32
-    mine.throttled(3.5, 32, 4.0)
+    mine.record_throttle(3.5, 32, 4.0)
     assert mine.limit == 16
 
 
 def test_a_throttle_below_the_limit_halves_what_ran() -> None:
     mine = ramp(64)
-    mine.throttled(0.0, 10, 1.0)
+    mine.record_throttle(0.0, 10, 1.0)
     assert mine.limit == 5
 
 
 def test_at_least_one_call_may_always_run() -> None:
     mine = ramp(1)
     for second in range(5):
-        mine.throttled(second + 0.5, 1, second + 1.0)
+        mine.record_throttle(second + 0.5, 1, second + 1.0)
     assert mine.limit == 1
     assert filled(mine, 31, begin_seconds=9.0)[-2:] == [2, 3]

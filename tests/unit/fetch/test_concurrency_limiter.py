@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from stoker._base.task_group import Limiter
-from stoker._fetch.concurrency import Aimd
+from stoker._fetch.concurrency import AimdLimit
 from stoker.testing import run_virtual
 
 
@@ -47,7 +47,7 @@ def test_an_extra_permit_goes_over_the_limit_and_holds_back_the_next() -> None:
             assert gate.held == 2
             waiter = asyncio.create_task(_hold(gate))
             await asyncio.sleep(1)
-            assert gate.saturated
+            assert gate.has_waiters
             gate.release()
         await waiter
         assert gate.held == 0
@@ -75,12 +75,12 @@ def test_a_cancelled_wait_holds_no_permit(cancel_before_grant: bool) -> None:
 
 def test_a_lower_limit_lets_nobody_in_until_enough_have_left() -> None:
     async def main() -> None:
-        aimd = Aimd(start=4, least=1, most=4)
+        aimd = AimdLimit(start=4, min_limit=1, max_limit=4)
         gate = Limiter(aimd.limit)
         holders = [asyncio.create_task(_hold(gate, seconds=1.0 + number)) for number in range(4)]
         late = asyncio.create_task(_hold(gate))
         await asyncio.sleep(0.5)
-        aimd.throttled(0.5, 0.5)
+        aimd.record_throttle(0.5, 0.5)
         gate.limit = aimd.limit
         assert gate.limit == 2
         await asyncio.sleep(2.0)

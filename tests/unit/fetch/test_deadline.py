@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stoker._base.retry import Deadline
+from stoker._base.retry import SuspensionAwareDeadline
 from stoker.testing import VirtualClockLoop, run_virtual
 from support.fetching import seconds
 
@@ -15,17 +15,17 @@ def jump(by_seconds: float) -> None:
     loop.jump(by_seconds)
 
 
-async def sleep_under(deadline: Deadline, seconds_to_begin: float, grace_seconds: float) -> None:
+async def sleep_under(deadline: SuspensionAwareDeadline, seconds_to_begin: float, grace_seconds: float) -> None:
     async with deadline:
         deadline.start(seconds_to_begin, grace_seconds)
         await asyncio.sleep(1e6)
 
 
 async def ended_after(seconds_to_begin: float, grace_seconds: float) -> float:
-    deadline = Deadline()
+    deadline = SuspensionAwareDeadline()
     with pytest.raises(TimeoutError):
         await sleep_under(deadline, seconds_to_begin, grace_seconds)
-    assert deadline.expired
+    assert deadline.is_expired
     return seconds()
 
 
@@ -35,9 +35,9 @@ def test_it_ends_its_block_after_the_time_and_the_grace() -> None:
 
 def test_it_does_not_count_before_it_is_started_nor_from_anew() -> None:
     async def start_twice() -> None:
-        deadline = Deadline()
+        deadline = SuspensionAwareDeadline()
         async with deadline:
-            assert not deadline.forbids(1e9)
+            assert not deadline.expires_within(1e9)
             await asyncio.sleep(1000.0)
             deadline.start(5.0, 0.0)
             await asyncio.sleep(4.0)
@@ -54,12 +54,12 @@ def test_it_does_not_count_before_it_is_started_nor_from_anew() -> None:
 
 def test_a_wait_beyond_the_time_is_forbidden_although_there_is_grace() -> None:
     async def main() -> None:
-        deadline = Deadline()
+        deadline = SuspensionAwareDeadline()
         async with deadline:
             deadline.start(5.0, 60.0)
-            assert not deadline.forbids(4.9)
-            assert deadline.forbids(5.0)
-        assert not deadline.expired
+            assert not deadline.expires_within(4.9)
+            assert deadline.expires_within(5.0)
+        assert not deadline.is_expired
 
     run_virtual(main())
 
@@ -82,16 +82,16 @@ def test_a_timer_that_is_late_by_a_little_is_late_by_other_work() -> None:
 
 
 def test_errors_of_the_block_come_through_and_nothing_counts_behind_it() -> None:
-    async def fail(deadline: Deadline) -> None:
+    async def fail(deadline: SuspensionAwareDeadline) -> None:
         async with deadline:
             deadline.start(5.0, 0.0)
             raise KeyError("mine")
 
     async def main() -> None:
-        deadline = Deadline()
+        deadline = SuspensionAwareDeadline()
         with pytest.raises(KeyError, match="mine"):
             await fail(deadline)
         await asyncio.sleep(10.0)
-        assert not deadline.expired
+        assert not deadline.is_expired
 
     run_virtual(main())

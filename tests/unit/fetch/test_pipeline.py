@@ -13,7 +13,7 @@ from stoker._base.threads import LoopThread
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.config import PipelineConfig
 from stoker._fetch.pipeline import BatchPipeline
-from stoker._order.sharding import Partition
+from stoker._order.sharding import RankSharding
 from stoker.errors import NotFoundError
 from support.faulty_store import FaultyStore, Weather
 from support.packed_objects import packed_objects
@@ -30,12 +30,12 @@ def test_behind_an_error_an_epoch_goes_on_as_it_was_dealt_and_ends_where_it_was_
     try:
         config = PipelineConfig(order=OrderConfig(shuffle="none"), batch_size=20, memory_bytes=1 << 20)
         pipeline = BatchPipeline(store, MANIFEST, config, thread)
-        assert isinstance(pipeline.partition, Partition)
+        assert isinstance(pipeline.partition, RankSharding)
         pipeline.start(0, partition=replace(pipeline.partition, batch_size=5), end_epoch=2)
         found: list[Batch] = []
         with pytest.raises(NotFoundError):
             found.extend(islice(iter(pipeline.next, None), 40))
-        assert pipeline.place is None
+        assert pipeline.position is None
         store.objects[lost] = body
         found.extend(islice(iter(pipeline.next, None), 40))
         assert [len(batch) for batch in found] == [5] * 24

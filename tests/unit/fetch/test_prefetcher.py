@@ -88,7 +88,7 @@ def test_fetch_size_issues_whole_fetches_as_the_consumer_advances() -> None:
         running = asyncio.create_task(bench.prefetcher.run())
         issued = []
         for index in range(8):
-            bench.prefetcher.reached(index // 2, index + 1)
+            bench.prefetcher.advance(index // 2, index + 1)
             await asyncio.sleep(1)
             await bench.take(index)
             issued.append(bench.prefetcher.stats.issued)
@@ -105,7 +105,7 @@ def test_next_batch_stays_one_step_ahead() -> None:
         bench = Bench(schedule=NextBatch(), slots=20)
         running = asyncio.create_task(bench.prefetcher.run())
         for step in range(5):
-            bench.prefetcher.reached(step, 2 * step)
+            bench.prefetcher.advance(step, 2 * step)
             await asyncio.sleep(1)
             assert bench.prefetcher.stats.issued == 2 * (step + 2)
         running.cancel()
@@ -319,7 +319,7 @@ def test_a_hedge_does_not_take_the_last_slot_from_an_item_that_is_being_issued()
 
         def hedge() -> None:
             """Stand in for a hedge whose turn comes between the decision to issue an item and the item's own."""
-            if bench.ring.spare:
+            if bench.ring.unreserved:
                 taken.append(bench.ring.acquire())
 
         plan = bench.prefetcher._items

@@ -6,15 +6,15 @@ import numpy as np
 
 from stoker import OrderConfig
 from stoker._fetch.batch_stream import StepQueue
-from stoker._order.sharding import Partition
-from stoker._order.steps import Steps, Stretch
+from stoker._order.sharding import RankSharding
+from stoker._order.steps import PositionRange, SuperSampleSteps
 
 SAMPLES = np.array([7, 9, 8, 10, 7, 8])
 
 
-def steps() -> Steps:
-    partition = Partition(samples=int(SAMPLES.sum()), batch_size=8)
-    return Steps(SAMPLES, Stretch(order=OrderConfig(window=2), partition=partition, end_epoch=2))
+def steps() -> SuperSampleSteps:
+    partition = RankSharding(samples=int(SAMPLES.sum()), batch_size=8)
+    return SuperSampleSteps(SAMPLES, PositionRange(order=OrderConfig(window=2), sharding=partition, end_epoch=2))
 
 
 def test_an_item_is_told_of_when_the_next_one_is_asked_for_and_the_last_at_the_end() -> None:

@@ -35,7 +35,7 @@ async def added(batcher: Batcher[int], items: Sequence[int]) -> list[BaseExcepti
 def test_items_of_a_second_are_one_batch_and_those_behind_it_another() -> None:
     async def main() -> None:
         work = Work()
-        batcher = Batcher(work, most_items=10, wait_seconds=1.0)
+        batcher = Batcher(work, max_items=10, wait_seconds=1.0)
         start = asyncio.get_running_loop().time()
         first = asyncio.ensure_future(added(batcher, [0, 2]))
         await asyncio.sleep(0.9)
@@ -52,7 +52,7 @@ def test_items_of_a_second_are_one_batch_and_those_behind_it_another() -> None:
 def test_a_full_batch_does_not_wait() -> None:
     async def main() -> None:
         work = Work()
-        batcher = Batcher(work, most_items=3, wait_seconds=1.0)
+        batcher = Batcher(work, max_items=3, wait_seconds=1.0)
         start = asyncio.get_running_loop().time()
         await added(batcher, [0, 2, 4, 6, 8, 10, 12])
         assert work.batches == [[0, 2, 4], [6, 8, 10], [12]]
@@ -64,7 +64,7 @@ def test_a_full_batch_does_not_wait() -> None:
 def test_a_batch_that_is_full_just_as_its_time_is_up_leaves_the_next_one_its_own_time() -> None:
     async def main() -> None:
         work = Work()
-        batcher = Batcher(work, most_items=2, wait_seconds=1.0)
+        batcher = Batcher(work, max_items=2, wait_seconds=1.0)
         start = asyncio.get_running_loop().time()
 
         async def add_late(item: int) -> None:
@@ -80,7 +80,7 @@ def test_a_batch_that_is_full_just_as_its_time_is_up_leaves_the_next_one_its_own
 
 def test_each_request_ends_as_its_item_does() -> None:
     async def main() -> None:
-        ends = await added(Batcher(Work(), most_items=10, wait_seconds=1.0), [0, 1, 2, 3])
+        ends = await added(Batcher(Work(), max_items=10, wait_seconds=1.0), [0, 1, 2, 3])
         assert [str(end) if end else None for end in ends] == [None, "1 is odd", None, "3 is odd"]
 
     run_virtual(main())
@@ -88,7 +88,7 @@ def test_each_request_ends_as_its_item_does() -> None:
 
 def test_where_the_work_fails_every_request_of_the_batch_does_and_none_of_the_next() -> None:
     async def main() -> None:
-        batcher = Batcher(Work(), most_items=2, wait_seconds=1.0)
+        batcher = Batcher(Work(), max_items=2, wait_seconds=1.0)
         ends = await added(batcher, [0, 100, 2, 4])
         assert [type(end) for end in ends] == [OSError, OSError, type(None), type(None)]
 
@@ -98,7 +98,7 @@ def test_where_the_work_fails_every_request_of_the_batch_does_and_none_of_the_ne
 def test_a_request_that_is_cancelled_leaves_its_item_in_the_batch_and_the_others_alone() -> None:
     async def main() -> None:
         work = Work(seconds=5.0)
-        batcher = Batcher(work, most_items=10, wait_seconds=1.0)
+        batcher = Batcher(work, max_items=10, wait_seconds=1.0)
         requests = [asyncio.create_task(batcher.add(item)) for item in (0, 2, 4)]
         await asyncio.sleep(0.5)
         requests[0].cancel()
@@ -113,7 +113,7 @@ def test_a_request_that_is_cancelled_leaves_its_item_in_the_batch_and_the_others
 def test_while_a_batch_is_worked_on_the_next_one_collects() -> None:
     async def main() -> None:
         work = Work(seconds=10.0)
-        batcher = Batcher(work, most_items=4, wait_seconds=1.0)
+        batcher = Batcher(work, max_items=4, wait_seconds=1.0)
         start = asyncio.get_running_loop().time()
         requests = []
         for item in range(0, 16, 2):

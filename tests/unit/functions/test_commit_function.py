@@ -12,11 +12,11 @@ import pytest
 
 from stoker import Bytes, RetryingStore, Schema, Text, open_store
 from stoker._format import versions
-from stoker._maintenance.garbage import gc
+from stoker._maintenance.garbage import collect_garbage
 from stoker._maintenance.recovery import rebuild_manifest
-from stoker._pack.merge import Known, merge
-from stoker._pack.record import REMEMBERED_SECONDS, PackRecord, record_key
-from stoker._sources.parts import Part
+from stoker._pack.merge import DedupIndex, merge
+from stoker._pack.record import SOURCE_RETENTION_SECONDS, PackRecord, record_key
+from stoker._sources.parts import SourcePart
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import DatasetExistsError, EventError, PackError, StokerError
 from stoker.testing import DyingStore, WatchedStore, run_virtual
@@ -29,7 +29,7 @@ from support.packing import stored
 JOB = "a" * 16
 
 
-async def packed(place: Place, raw: range | list[ObjectInfo], **changes: Any) -> Part:
+async def packed(place: Place, raw: range | list[ObjectInfo], **changes: Any) -> SourcePart:
     """Pack raw objects, or those of these numbers, as a run of its own, and return what it was made of."""
     objects = await place.put(raw) if isinstance(raw, range) else raw
     part = place.part(objects, **{"is_remembered": True, **changes})
@@ -69,11 +69,11 @@ def test_with_nothing_that_waits_nothing_is_remembered(monkeypatch: pytest.Monke
         await packed(place, range(10))
         await commit_all(place)
 
-        class Unwanted(Known):
+        class Unwanted(DedupIndex):
             def __init__(self, names: object) -> None:
                 raise AssertionError("millions of names are sorted in vain")
 
-        monkeypatch.setattr("stoker._pack.merge.Known", Unwanted)
+        monkeypatch.setattr("stoker._pack.merge.DedupIndex", Unwanted)
         assert (await commit_all(place))["samples"] == 10
         await packed(place, range(10, 20))
         with pytest.raises(AssertionError, match="in vain"):
@@ -260,9 +260,11 @@ def test_runs_of_another_data_set_or_with_other_columns_are_refused_and_do_not_s
         await packed(place, range(20, 30))
         result = await commit_all(place)
         assert (result["refused"], result["samples"]) == ([foreign.run], 20)
-        unfinished = (await gc(open_store(place.dataset))).unfinished
+        unfinished = (await collect_garbage(open_store(place.dataset))).unfinished
         assert {each.run for each in unfinished.values() if each.is_refused} == {foreign.run, elsewhere.run}
-        assert set((await gc(open_store(place.dataset), abandoned=[foreign.run])).unfinished) == {elsewhere.run}
+        assert set((await collect_garbage(open_store(place.dataset), abandoned=[foreign.run])).unfinished) == {
+            elsewhere.run
+        }
         with pytest.raises(PackError, match="packed for another data set"):
             await commit(job_event(place, [elsewhere.run], "append"), place.deployment(), plenty())
 
@@ -382,10 +384,10 @@ def test_what_waits_for_its_commit_cannot_be_given_up_and_jobs_and_unfinished_ru
         before = await stored(store)
         for named in ([waits.run], [JOB, waits.run]):
             with pytest.raises(PackError, match=f"the next commit to {place.dataset} adds 1 run .*: {waits.run}"):
-                await gc(store, delete=True, abandoned=named)
-        assert set((await gc(store, delete=True)).unfinished) == {waits.run, job.run, unfinished.run}
+                await collect_garbage(store, delete=True, abandoned=named)
+        assert set((await collect_garbage(store, delete=True)).unfinished) == {waits.run, job.run, unfinished.run}
         assert await stored(store) == before
-        report = await gc(store, delete=True, abandoned=[JOB, unfinished.run])
+        report = await collect_garbage(store, delete=True, abandoned=[JOB, unfinished.run])
         assert set(report.unfinished) == {waits.run}
         assert sorted(report.records) == sorted([record_key(job.run), record_key(unfinished.run)])
         assert {info.key.split("/")[1] for info in report.objects} == {job.run}
@@ -418,7 +420,7 @@ def test_a_run_that_is_packed_again_when_it_was_compacted_away_is_not_added_agai
             await commit(event, place.deployment(), plenty())
             done = await compact({"dataset": place.dataset, "super_sample_bytes": 9000}, place.deployment(), plenty())
             assert done["objects_after"] == 1
-            await gc(open_store(place.dataset), delete=True, keep_versions=1)
+            await collect_garbage(open_store(place.dataset), delete=True, keep_versions=1)
             assert record_key(part.run) not in await place.keys("packs/")
             assert (await commit(event, place.deployment(), plenty()))["samples"] == 10
             await pack(part.to_json(), place.deployment(), plenty())
@@ -444,7 +446,7 @@ def test_raw_objects_are_remembered_for_longer_than_a_queue_keeps_messages() -> 
             assert merged.manifest is not None
             assert merged.manifest.samples == samples
             assert (record_key(part.run) in await place.keys("packs/")) == (days > 15)
-        assert REMEMBERED_SECONDS == 15 * 86_400
+        assert SOURCE_RETENTION_SECONDS == 15 * 86_400
 
     asyncio.run(main())
 

@@ -15,19 +15,19 @@ import pytest
 from stoker import RetryingStore, open_store
 from stoker._format import versions
 from stoker._format.manifest import PackRun
-from stoker._maintenance.compaction import _MOST_REPLACED, Compacted
+from stoker._maintenance.compaction import _MAX_REPLACED_RUNS, CompactionResult
 from stoker._maintenance.compaction import compact as compact_dataset
-from stoker._maintenance.garbage import gc
+from stoker._maintenance.garbage import collect_garbage
 from stoker._maintenance.inspection import verify
 from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.catalog import BucketCatalog
-from stoker._pack.merge import remembered
+from stoker._pack.merge import collect_source_names
 from stoker._pack.record import PackRecord, record_key
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import DeadlineError, EventError, NotFoundError, StokerError
 from stoker.testing import DyingStore, WatchedStore, run_virtual
 from stoker_functions._commit import commit, compact
-from stoker_functions._deployment import Deadline
+from stoker_functions._deployment import InvocationDeadline
 from stoker_functions._pack import pack
 from support.deployments import Place, TardyStore, plenty
 from support.packing import contents, stored
@@ -141,7 +141,7 @@ def test_what_the_time_does_not_allow_is_left_for_another_invocation() -> None:
         states: list[str] = []
         while not states or states[-1] == "packing":
             # 20 MB a second, of which there are far less than a second: room for two super-samples
-            result = await compact(event(place), place.deployment(), Deadline.after(0.001))
+            result = await compact(event(place), place.deployment(), InvocationDeadline.after(0.001))
             states.append(result["state"])
         assert len(states) > 2
         assert np.median(await sizes(place)) >= TARGET_BYTES / 2
@@ -156,7 +156,9 @@ def test_a_compaction_that_is_too_slow_is_a_typed_error_and_changes_nothing_that
         await trickled(place, [3] * 30)
         before = await place.manifest()
         with pytest.raises(DeadlineError, match="did not come to its end"):
-            await compact(event(place), place.deployment(lambda store: TardyStore(store, 3.0)), Deadline.after(10))
+            await compact(
+                event(place), place.deployment(lambda store: TardyStore(store, 3.0)), InvocationDeadline.after(10)
+            )
         after = await place.manifest()
         assert before is not None
         assert after is not None
@@ -214,7 +216,7 @@ def test_two_compactions_that_share_a_third_one_out_do_not_lose_its_names() -> N
         assert 4500 > last > max(others)
         assert min(first, second) > 4500
 
-        async def compacted(target_bytes: int, limit_bytes: int) -> Compacted:
+        async def compacted(target_bytes: int, limit_bytes: int) -> CompactionResult:
             store = RetryingStore(TardyStore(open_store(place.dataset), 0.01))
             now_seconds = time.time()
             return await compact_dataset(
@@ -247,7 +249,9 @@ def test_a_compaction_that_does_not_have_the_samples_that_it_takes_the_place_of_
         part = place.part(await place.put([50]), super_sample_bytes=TARGET_BYTES)
         await pack(part.to_json(), place.deployment(), plenty())
         records = {record.run: record for record in await catalog.records()}
-        forged = replace(records.pop(part.run), replaces=manifest.runs, sources=remembered(records.values(), 0))
+        forged = replace(
+            records.pop(part.run), replaces=manifest.runs, sources=collect_source_names(records.values(), 0)
+        )
         await open_store(place.dataset).put(record_key(forged.run), forged.to_bytes())
         await commit({"dataset": place.dataset}, place.deployment(), plenty())
         assert sorted(await place.numbers()) == list(range(12))
@@ -310,9 +314,9 @@ def test_older_versions_can_be_read_until_the_garbage_is_collected() -> None:
         store = open_store(place.dataset)
         samples = await contents(store)
         await compact(event(place), place.deployment(), plenty())
-        await gc(store, delete=True)
+        await collect_garbage(store, delete=True)
         assert await contents(store, await versions.read_manifest(store, 3)) == samples
-        report = await gc(store, delete=True, keep_versions=1)
+        report = await collect_garbage(store, delete=True, keep_versions=1)
         assert len(report.objects) == 30
         assert await contents(store) == samples
         assert await verify(store, await versions.read_manifest(store)) == []
@@ -327,7 +331,7 @@ def test_raw_objects_that_were_compacted_are_not_taken_in_again() -> None:
         for _ in range(3):
             await compact(event(place), place.deployment(), plenty())
             await commit({"dataset": place.dataset}, place.deployment(), plenty())
-            await gc(open_store(place.dataset), delete=True, keep_versions=1)
+            await collect_garbage(open_store(place.dataset), delete=True, keep_versions=1)
             await trickled(place, [7] * 8, raw=raw[4:])
             assert sorted(await place.numbers()) == list(range(60))
 
@@ -406,13 +410,13 @@ def test_what_was_compacted_several_times_is_rebuilt_once_without_any_manifest(c
                 await store.delete(key)
             report = await rebuild_manifest(store)
             assert (report.lost, sorted(await place.numbers())) == ((), list(range(60)))
-            await gc(store, delete=True, keep_versions=1)
+            await collect_garbage(store, delete=True, keep_versions=1)
 
     asyncio.run(main())
 
 
 def test_of_very_many_runs_as_many_are_compacted_as_a_record_can_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker._maintenance.compaction._MOST_REPLACED", 12)
+    monkeypatch.setattr("stoker._maintenance.compaction._MAX_REPLACED_RUNS", 12)
 
     async def main() -> None:
         place = Place()
@@ -429,7 +433,7 @@ def test_of_very_many_runs_as_many_are_compacted_as_a_record_can_name(monkeypatc
 
 
 def test_a_record_can_name_as_many_runs_as_a_compaction_takes_the_place_of() -> None:
-    runs = tuple(PackRun(f"{n:016x}", (1 << 32) - 1, (1 << 32) - 1) for n in range(_MOST_REPLACED))
+    runs = tuple(PackRun(f"{n:016x}", (1 << 32) - 1, (1 << 32) - 1) for n in range(_MAX_REPLACED_RUNS))
     record = PackRecord(run="a" * 16, identity="0" * 64, source="x" * 10_000, mode="deferred", replaces=runs)
     assert PackRecord.from_bytes(record.to_bytes()).replaces == runs
 
@@ -446,7 +450,7 @@ def test_what_is_left_of_a_run_is_rebuilt_when_the_rest_was_compacted_twice_and_
             done = await compact(event(place, super_sample_bytes=4000), place.deployment(), plenty())
             assert (done["objects_before"], done["objects_after"]) == (2, 1)
             await commit({"dataset": place.dataset}, place.deployment(), plenty())
-            await gc(store, delete=True, keep_versions=1)
+            await collect_garbage(store, delete=True, keep_versions=1)
         before = await place.numbers()
         assert sorted(before) == [*range(16), 20, 21, 40, 41]
         for key in [*await place.keys("manifests/"), "manifest.safetensors"]:

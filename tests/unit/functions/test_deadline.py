@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import ConnectionLostError, DeadlineError
 from stoker.testing import run_virtual
-from stoker_functions._deployment import Deadline
+from stoker_functions._deployment import InvocationDeadline
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def test_a_tenth_of_the_time_is_reserved_within_bounds_and_never_more_than_half(
 ) -> None:
     async def main() -> None:
         await asyncio.sleep(100)
-        deadline = Deadline.after(seconds)
+        deadline = InvocationDeadline.after(seconds)
         assert deadline.remaining_seconds() == pytest.approx(seconds)
         assert deadline.at_seconds - deadline.stop_at_seconds == pytest.approx(reserved_seconds)
 
@@ -28,7 +28,7 @@ def test_a_tenth_of_the_time_is_reserved_within_bounds_and_never_more_than_half(
 
 def test_it_comes_nearer() -> None:
     async def main() -> None:
-        deadline, near = Deadline.after(20), []
+        deadline, near = InvocationDeadline.after(20), []
         for _ in range(2):
             await asyncio.sleep(9)
             near.append(deadline.is_near)
@@ -41,7 +41,7 @@ def test_it_comes_nearer() -> None:
 
 def test_an_invocation_that_begins_behind_its_end_has_no_time() -> None:
     async def main() -> None:
-        deadline = Deadline.after(-5)
+        deadline = InvocationDeadline.after(-5)
         assert deadline.is_near
         assert deadline.remaining_seconds() == 0
 
@@ -50,7 +50,7 @@ def test_an_invocation_that_begins_behind_its_end_has_no_time() -> None:
 
 def test_what_is_not_done_when_it_is_time_to_stop_is_cancelled_with_an_error_that_says_what() -> None:
     async def main() -> None:
-        deadline = Deadline.after(20)
+        deadline = InvocationDeadline.after(20)
         ended: list[float] = []
 
         async def work() -> None:
@@ -70,11 +70,11 @@ def test_what_is_not_done_when_it_is_time_to_stop_is_cancelled_with_an_error_tha
 
 def test_what_is_done_in_time_and_what_fails_by_itself_is_left_alone() -> None:
     async def main() -> None:
-        async with Deadline.after(20).limit("this"):
+        async with InvocationDeadline.after(20).limit("this"):
             await asyncio.sleep(17)
         for error in (TimeoutError, ConnectionLostError, DeadlineError, asyncio.CancelledError):
             with pytest.raises(error, match="its own"):
-                async with Deadline.after(20).limit("this"):
+                async with InvocationDeadline.after(20).limit("this"):
                     raise error("its own")
 
     run_virtual(main())

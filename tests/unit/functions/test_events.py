@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker._pack.merge import Job
+from stoker._pack.merge import FanoutJob
 from stoker.errors import EventError
 from stoker_functions._commit import read_commit_event, read_compact_event
 
@@ -17,9 +17,9 @@ def test_a_commit_is_of_everything_that_waits_or_of_a_job() -> None:
     assert read_commit_event({"dataset": "s3://b/train"}) == ("s3://b/train", None)
     assert read_commit_event({"dataset": "s3://b/train", "job": ""})[1] is None
     event = {"dataset": "s3://b/train", "job": JOB, "runs": [B, A]}
-    assert read_commit_event(event)[1] == Job(id=JOB, runs=(B, A), creates=False)
-    assert read_commit_event({**event, "mode": "append"})[1] == Job(id=JOB, runs=(B, A), creates=False)
-    assert read_commit_event({**event, "mode": "create"})[1] == Job(id=JOB, runs=(B, A), creates=True)
+    assert read_commit_event(event)[1] == FanoutJob(id=JOB, runs=(B, A), creates=False)
+    assert read_commit_event({**event, "mode": "append"})[1] == FanoutJob(id=JOB, runs=(B, A), creates=False)
+    assert read_commit_event({**event, "mode": "create"})[1] == FanoutJob(id=JOB, runs=(B, A), creates=True)
 
 
 def test_a_job_may_have_as_many_runs_as_a_fan_out_has_parts() -> None:

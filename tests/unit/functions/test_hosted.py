@@ -28,7 +28,7 @@ from stoker.errors import (
 )
 from stoker.testing import run_virtual
 from stoker_functions._commit import commit
-from stoker_functions._deployment import Deadline, Deployment
+from stoker_functions._deployment import Deployment, InvocationDeadline
 from stoker_functions._ingest import ingest_object
 from stoker_functions._instance import answer_request
 from support.deployments import Place, TardyStore
@@ -63,7 +63,7 @@ async def told(instance: Deployment, event: dict[str, Any]) -> tuple[str, int]:
 
 def test_the_answer_is_what_the_handler_returns() -> None:
     async def main() -> None:
-        async def echo(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+        async def echo(event: object, deployment: Deployment, deadline: InvocationDeadline) -> dict[str, Any]:
             return {"event": event, "seconds": deadline.remaining_seconds()}
 
         found = await answer_request(echo, b'{"a": [1]}', hosted(Place(), timeout_seconds=300.0))
@@ -92,7 +92,7 @@ def test_the_answer_is_what_the_handler_returns() -> None:
 )
 def test_an_error_is_named_and_its_status_says_whether_to_try_again(error: type[StokerError], status: int) -> None:
     async def main() -> None:
-        async def fail(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+        async def fail(event: object, deployment: Deployment, deadline: InvocationDeadline) -> dict[str, Any]:
             raise error("what is wrong")
 
         found = await answer_request(fail, b"{}", hosted(Place()))
@@ -104,7 +104,7 @@ def test_an_error_is_named_and_its_status_says_whether_to_try_again(error: type[
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, "{}".encode("utf-16")[:3]])
 def test_a_body_that_is_no_json_is_an_event_error(body: bytes) -> None:
     async def main() -> None:
-        async def never(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+        async def never(event: object, deployment: Deployment, deadline: InvocationDeadline) -> dict[str, Any]:
             raise AssertionError
 
         answer, status = await answer_request(never, body, hosted(Place()))
@@ -115,7 +115,7 @@ def test_a_body_that_is_no_json_is_an_event_error(body: bytes) -> None:
 
 def test_a_mistake_of_ours_is_not_taken_for_one_of_the_caller() -> None:
     async def main() -> None:
-        async def broken(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+        async def broken(event: object, deployment: Deployment, deadline: InvocationDeadline) -> dict[str, Any]:
             raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):

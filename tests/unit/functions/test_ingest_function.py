@@ -17,7 +17,7 @@ import pytest
 from stoker import Array, Schema, Text, open_store
 from stoker._format import versions
 from stoker._format.supersample import SuperSample
-from stoker._maintenance.garbage import gc
+from stoker._maintenance.garbage import collect_garbage
 from stoker._maintenance.inspection import verify
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.packer import AsyncPacker
@@ -27,7 +27,7 @@ from stoker.abc import ObjectInfo, Store
 from stoker.errors import ConfigError, EventError, PermissionDeniedError, StoreError
 from stoker.testing import WatchedStore, run_virtual
 from stoker_functions._commit import commit
-from stoker_functions._deployment import Deadline, Deployment, Ingest
+from stoker_functions._deployment import Deployment, IngestSettings, InvocationDeadline
 from stoker_functions._ingest import ingest_queue
 from support.deployments import Place, TardyStore, plenty
 
@@ -169,7 +169,7 @@ def test_an_object_that_cannot_be_packed_fails_alone() -> None:
         assert await committed(place) == expected
         records = await BucketCatalog(open_store(place.dataset)).records()
         assert {record.state for record in records} == {"committed"}, "the runs that could not be finished are left"
-        await gc(open_store(place.dataset), delete=True)
+        await collect_garbage(open_store(place.dataset), delete=True)
         assert await committed(place) == expected
         assert await ingested(place, one_each([objects[7], objects[31]])) == []
         assert await committed(place) == list(range(40))
@@ -321,7 +321,7 @@ def test_of_images_those_of_an_unknown_class_fail_alone_and_what_is_no_image_is_
         store = open_store(place.raw)
         keys = ["cat/1.jpg", "dog/2.JPEG", "bird/3.png", "cat/deep/4.webp", "cat/readme.txt", "5.jpg"]
         objects = [await store.put(key, key.encode()) for key in keys]
-        images = Ingest(dataset="train", kind="image-folder", classes=("dog", "cat"), super_sample_bytes=2000)
+        images = IngestSettings(dataset="train", kind="image-folder", classes=("dog", "cat"), super_sample_bytes=2000)
         assert await ingested(place, one_each(objects), ingest=images) == ["bird/3.png"]
         await commit({"dataset": place.dataset}, place.deployment(), plenty())
         found = {text(sample, "path"): int(sample["label"]) for sample in await samples(place)}
@@ -336,7 +336,7 @@ def test_labels_are_those_of_the_data_set_that_is_there() -> None:
         store = open_store(place.raw)
         for classes in (("dog", "cat"), ("bird", "cat", "dog")):
             info = await store.put(f"cat/{len(classes)}.jpg", b"x")
-            images = Ingest(dataset="train", kind="image-folder", classes=classes, super_sample_bytes=2000)
+            images = IngestSettings(dataset="train", kind="image-folder", classes=classes, super_sample_bytes=2000)
             assert await ingested(place, one_each([info]), ingest=images) == []
             await commit({"dataset": place.dataset}, place.deployment(), plenty())
         assert [int(sample["label"]) for sample in await samples(place)] == [1, 1]
@@ -360,7 +360,7 @@ def test_of_tars_each_is_a_run_and_a_bad_one_fails_alone() -> None:
         store = open_store(place.raw)
         contents = {"a.tar": tar_of(range(40)), "b.tar": b"no tar" * 200, "c.TAR": tar_of(range(40, 50)), "d.txt": b"x"}
         objects = [await store.put(key, data) for key, data in contents.items()]
-        tars = Ingest(dataset="train", kind="webdataset", super_sample_bytes=2000)
+        tars = IngestSettings(dataset="train", kind="webdataset", super_sample_bytes=2000)
         assert await ingested(place, one_each(objects), ingest=tars) == ["b.tar"]
         assert await ingested(place, one_each(objects), ingest=tars) == ["b.tar"]
         result = await commit({"dataset": place.dataset}, place.deployment(), plenty())
@@ -376,7 +376,7 @@ def test_the_first_tar_of_all_is_opened_as_often_as_any_other() -> None:
     async def main() -> None:
         place = S3Place()
         store = open_store(place.raw)
-        tars = Ingest(dataset="train", kind="webdataset", super_sample_bytes=2000)
+        tars = IngestSettings(dataset="train", kind="webdataset", super_sample_bytes=2000)
         reads: list[list[str]] = []
         for number, key in enumerate(["first.tar", "second.tar"]):
             info = await store.put(key, tar_of(range(10 * number, 10 * number + 10)))
@@ -407,7 +407,7 @@ def test_what_was_taken_in_before_somebody_else_created_the_data_set_is_in_it(ki
         else:
             objects, count = [await store.put("a.tar", tar_of(range(30)))], 30
             schema = Schema({"key": Text(), "cls": Array("int64")})
-        taken = Ingest(dataset="train", kind=kind, super_sample_bytes=2000)
+        taken = IngestSettings(dataset="train", kind=kind, super_sample_bytes=2000)
         assert await ingested(place, one_each(objects), ingest=taken) == []
         config = PackConfig(schema=schema, super_sample_bytes=2000, source="laptop")
         async with AsyncPacker(data, config) as packer:
@@ -453,7 +453,7 @@ def test_what_does_not_come_to_its_end_in_time_is_kept_by_the_queue_and_the_rest
         monkeypatch.setattr("stoker_functions._ingest._RUN_BYTES", 40_000)
         left, rounds = {info.key: info for info in objects}, []
         while left:
-            result = await ingest_queue(one_each(list(left.values())), slow, Deadline.after(15))
+            result = await ingest_queue(one_each(list(left.values())), slow, InvocationDeadline.after(15))
             failed = [failure["itemIdentifier"] for failure in result["batchItemFailures"]]
             left = {key: left[key] for key in failed}
             rounds.append(len(left))
@@ -474,7 +474,7 @@ def test_without_time_nothing_is_begun() -> None:
             async def before(self, number: int, operation: str, key: str) -> None:
                 calls.append(operation)
 
-        result = await ingest_queue(one_each(objects), place.deployment(Noting), Deadline.after(0))
+        result = await ingest_queue(one_each(objects), place.deployment(Noting), InvocationDeadline.after(0))
         assert len(result["batchItemFailures"]) == 10
         assert "put" not in calls
 

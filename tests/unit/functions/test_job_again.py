@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from stoker import open_store
-from stoker._maintenance.garbage import gc
+from stoker._maintenance.garbage import collect_garbage
 from stoker._maintenance.recovery import rebuild_manifest
 from stoker_functions._commit import commit, compact
 from stoker_functions._pack import pack
@@ -47,7 +47,7 @@ def test_without_its_manifests_a_compacted_job_is_rebuilt_once() -> None:
             await store.delete(key)
         await rebuild_manifest(store)
         assert sorted(await place.numbers()) == list(range(30))
-        await gc(store, delete=True, keep_versions=1)
+        await collect_garbage(store, delete=True, keep_versions=1)
         assert sorted(await place.numbers()) == list(range(30))
 
     asyncio.run(main())

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.abc import ObjectInfo
 from stoker.errors import EventError
-from stoker_functions._ingest import Notified, cloud_storage_object, queue_messages
+from stoker_functions._ingest import NotifiedObject, parse_queue_messages, parse_storage_object
 
 ETAG = "d41d8cd98f00b204e9800998ecf8427e"
 
@@ -68,8 +68,8 @@ def sqs_record(body: object, name: str = "059f36b4-87a3-44ab-83d2-661975830a7d")
     }
 
 
-def objects_of(*records: dict[str, Any]) -> tuple[Notified, ...]:
-    (message,) = queue_messages({"Records": [sqs_record({"Records": list(records)})]})
+def objects_of(*records: dict[str, Any]) -> tuple[NotifiedObject, ...]:
+    (message,) = parse_queue_messages({"Records": [sqs_record({"Records": list(records)})]})
     if message.error is not None:
         raise message.error
     return message.objects
@@ -77,7 +77,9 @@ def objects_of(*records: dict[str, Any]) -> tuple[Notified, ...]:
 
 def test_a_notification_as_amazon_documents_it_tells_of_an_object() -> None:
     (found,) = objects_of(s3_record())
-    assert found == Notified("s3://amzn-s3-demo-bucket", ObjectInfo(key="happy/face.jpg", size_bytes=1024, tag=ETAG))
+    assert found == NotifiedObject(
+        "s3://amzn-s3-demo-bucket", ObjectInfo(key="happy/face.jpg", size_bytes=1024, tag=ETAG)
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_the_message_that_a_bucket_sends_when_it_is_connected_tells_of_nothing()
         "RequestId": "5582815E1AEA5ADF",
         "HostId": "8cLeGAmw098X5cv4Zkwcmo8vvZa3eH3eKxsPzbB9wrR+YstdA6Knx4Ip8EXAMPLE",
     }
-    (message,) = queue_messages({"Records": [sqs_record(body)]})
+    (message,) = parse_queue_messages({"Records": [sqs_record(body)]})
     assert (message.objects, message.error) == ((), None)
 
 
@@ -205,7 +207,7 @@ def without(*way: str) -> dict[str, Any]:
 )
 def test_a_message_that_is_malformed_has_an_error_and_spoils_no_other(body: object) -> None:
     good = {"Records": [s3_record()]}
-    messages = queue_messages({"Records": [sqs_record(good, "1"), sqs_record(body, "2"), sqs_record(good, "3")]})
+    messages = parse_queue_messages({"Records": [sqs_record(good, "1"), sqs_record(body, "2"), sqs_record(good, "3")]})
     assert [(message.id, len(message.objects), message.error is None) for message in messages] == [
         ("1", 1, True),
         ("2", 0, False),
@@ -217,17 +219,17 @@ def test_a_message_that_is_malformed_has_an_error_and_spoils_no_other(body: obje
 
 def test_the_largest_batch_of_a_queue_is_read() -> None:
     records = [sqs_record({"Records": [s3_record(f"{number}")]}, str(number)) for number in range(10_000)]
-    messages = queue_messages({"Records": records})
+    messages = parse_queue_messages({"Records": records})
     assert [message.id for message in messages] == [str(number) for number in range(10_000)]
     assert [message.objects[0].info.key for message in messages] == [str(number) for number in range(10_000)]
     with pytest.raises(EventError, match="at most 10000"):
-        queue_messages({"Records": [*records, records[0]]})
+        parse_queue_messages({"Records": [*records, records[0]]})
 
 
 @pytest.mark.parametrize("event", [None, "x", [], {}, {"Records": {}}, {"Records": ["x"]}, {"Records": [{"body": ""}]}])
 def test_what_is_no_event_of_a_queue_is_refused_as_a_whole(event: object) -> None:
     with pytest.raises(EventError, match="queue event"):
-        queue_messages(event)
+        parse_queue_messages(event)
 
 
 def storage_data(**changes: Any) -> dict[str, Any]:
@@ -255,14 +257,14 @@ def storage_data(**changes: Any) -> dict[str, Any]:
 
 
 def test_an_event_as_google_documents_it_tells_of_an_object() -> None:
-    assert cloud_storage_object(storage_data()) == Notified(
+    assert parse_storage_object(storage_data()) == NotifiedObject(
         "gs://sample-bucket", ObjectInfo(key="folder/Test.cs", size_bytes=352, tag="1587627537231057")
     )
 
 
 @pytest.mark.parametrize("name", ["a+b %2B.jpg", "漢/😀", "folder/"])
 def test_names_of_googles_objects_are_not_decoded(name: str) -> None:
-    assert cloud_storage_object(storage_data(name=name)).info.key == name
+    assert parse_storage_object(storage_data(name=name)).info.key == name
 
 
 @pytest.mark.parametrize(
@@ -284,4 +286,4 @@ def test_names_of_googles_objects_are_not_decoded(name: str) -> None:
 )
 def test_what_tells_of_no_object_of_google_is_refused(data: object) -> None:
     with pytest.raises(EventError, match="storage event"):
-        cloud_storage_object(data)
+        parse_storage_object(data)

@@ -23,7 +23,7 @@ from stoker.errors import (
     StoreError,
 )
 from stoker.testing import DyingStore, WatchedStore, run_virtual
-from stoker_functions._deployment import Deadline
+from stoker_functions._deployment import InvocationDeadline
 from stoker_functions._pack import pack
 from support.deployments import Place, TardyStore, plenty
 from support.packing import stored
@@ -91,7 +91,9 @@ def test_it_stops_before_the_deadline_and_the_same_event_goes_on_to_the_same_obj
         states: list[str] = []
         while not states or states[-1] == "packing":
             started = asyncio.get_running_loop().time()
-            result = await pack(event, place.deployment(lambda store: TardyStore(store, 0.3)), Deadline.after(4.0))
+            result = await pack(
+                event, place.deployment(lambda store: TardyStore(store, 0.3)), InvocationDeadline.after(4.0)
+            )
             assert asyncio.get_running_loop().time() - started < 4
             states.append(result["state"])
         assert len(states) > 1
@@ -105,7 +107,7 @@ def test_an_invocation_that_comes_to_nothing_says_so_instead_of_going_round_for_
         place = Place()
         event = place.part(await place.put(range(20))).to_json()
         with pytest.raises(PackError, match=r"not finish a single super-sample of 1\.95 KiB in 4 s"):
-            await pack(event, place.deployment(lambda store: TardyStore(store, 1.5)), Deadline.after(4.0))
+            await pack(event, place.deployment(lambda store: TardyStore(store, 1.5)), InvocationDeadline.after(4.0))
 
     run_virtual(main())
 

@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from stoker import open_store
-from stoker._maintenance.garbage import gc
+from stoker._maintenance.garbage import collect_garbage
 from stoker._pack.record import PackRecord, record_key
 from stoker.errors import ConnectionLostError, CredentialsError, PackError
 from stoker.testing import WatchedStore
@@ -225,14 +225,14 @@ def test_collecting_garbage_while_functions_pack_takes_nothing_of_theirs(server:
         class Collecting(WatchedStore):
             async def after(self, number: int, operation: str, key: str) -> None:
                 if operation == "put":
-                    await gc(store, delete=True, keep_versions=1)
+                    await collect_garbage(store, delete=True, keep_versions=1)
 
         collecting = place.deployment(Collecting, catalog=server.url, catalog_password=PASSWORD)
         assert (await pack(part.to_json(), collecting, plenty()))["state"] == "complete"
         await collecting.close()
-        await gc(store, delete=True, keep_versions=1)
+        await collect_garbage(store, delete=True, keep_versions=1)
         await commit({"dataset": place.dataset}, opened, plenty())
-        await gc(store, delete=True, keep_versions=1)
+        await collect_garbage(store, delete=True, keep_versions=1)
         assert sorted(await place.numbers()) == list(range(60))
 
     with_deployment(server, main)
@@ -245,11 +245,11 @@ def test_what_is_complete_only_in_memory_cannot_be_given_up(server: RedisServer)
         unfinished = place.part(await place.put(range(20, 40)))
         await (await opened.catalog(place.dataset).journal(unfinished.run)).save(unfinished.record())
         before = await stored(store)
-        assert set((await gc(store, delete=True)).unfinished) == {record.run, unfinished.run}
+        assert set((await collect_garbage(store, delete=True)).unfinished) == {record.run, unfinished.run}
         with pytest.raises(PackError, match=f"adds 1 run .*: {record.run}"):
-            await gc(store, delete=True, abandoned=[record.run, unfinished.run])
+            await collect_garbage(store, delete=True, abandoned=[record.run, unfinished.run])
         assert await stored(store) == before
-        await gc(store, delete=True, abandoned=[unfinished.run])
+        await collect_garbage(store, delete=True, abandoned=[unfinished.run])
         assert (await commit({"dataset": place.dataset}, opened, plenty()))["samples"] == 20
         assert await place.numbers() == list(range(20))
 
@@ -263,7 +263,7 @@ def test_a_run_that_was_forgotten_while_it_was_packed_is_not_taken_for_finished(
         class Forgetting(WatchedStore):
             async def before(self, number: int, operation: str, key: str) -> None:
                 if key == f"data/{part.run}/00000003":
-                    await opened.catalog(place.dataset).forget([part.run])
+                    await opened.catalog(place.dataset).delete_records([part.run])
 
         forgetting = place.deployment(Forgetting, catalog=server.url, catalog_password=PASSWORD)
         with pytest.raises(PackError, match="was deleted while it was packed"):

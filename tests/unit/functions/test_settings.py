@@ -11,13 +11,13 @@ import pytest
 
 from stoker.errors import ConfigError, EventError
 from stoker_functions import _deployment as settings_module
-from stoker_functions._deployment import Ingest, Settings
+from stoker_functions._deployment import DeploymentSettings, IngestSettings
 
 SECRET = "correct-horse-battery"
 
 
 def test_an_empty_environment_allows_nothing() -> None:
-    found = Settings.from_environment({})
+    found = DeploymentSettings.from_environment({})
     assert (dict(found.datasets), found.sources, found.ingest, found.catalog) == ({}, (), None, "bucket")
     assert (found.catalog_password, found.token_keys, found.timeout_seconds) == (None, "", 60.0)
     for ask in (found.dataset, found.source):
@@ -27,7 +27,7 @@ def test_an_empty_environment_allows_nothing() -> None:
 
 def test_every_variable_is_read() -> None:
     ingest = {"dataset": "train", "kind": "image-folder", "classes": ["cat", "dog"], "super_sample_bytes": 1 << 20}
-    found = Settings.from_environment(
+    found = DeploymentSettings.from_environment(
         {
             "STOKER_DATASETS": " train=s3://data/train\n\tother=gs://data/o ",
             "STOKER_SOURCES": "s3://raw/a  gs://raw",
@@ -42,7 +42,7 @@ def test_every_variable_is_read() -> None:
     )
     assert dict(found.datasets) == {"train": "s3://data/train", "other": "gs://data/o"}
     assert found.sources == ("s3://raw/a", "gs://raw")
-    assert found.ingest == Ingest(
+    assert found.ingest == IngestSettings(
         dataset="train", kind="image-folder", classes=("cat", "dog"), super_sample_bytes=1 << 20
     )
     assert (found.catalog, found.catalog_password) == ("rediss://cache.example:6380/1", SECRET)
@@ -52,7 +52,9 @@ def test_every_variable_is_read() -> None:
 
 def test_variables_that_are_set_to_nothing_are_as_if_they_were_not_set() -> None:
     names = ("DATASETS", "SOURCES", "INGEST", "CATALOG", "CATALOG_PASSWORD", "TOKEN_KEYS", "TIMEOUT_SECONDS")
-    assert Settings.from_environment({f"STOKER_{name}": "" for name in names}) == Settings.from_environment({})
+    assert DeploymentSettings.from_environment(
+        {f"STOKER_{name}": "" for name in names}
+    ) == DeploymentSettings.from_environment({})
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_variables_that_are_set_to_nothing_are_as_if_they_were_not_set() -> None
 def test_a_variable_that_is_not_valid_is_named(name: str, value: str) -> None:
     environ = {"STOKER_DATASETS": "train=s3://data/train", name: value}
     with pytest.raises(ConfigError, match=name):
-        Settings.from_environment(environ)
+        DeploymentSettings.from_environment(environ)
 
 
 @pytest.mark.parametrize(
@@ -111,22 +113,22 @@ def test_a_variable_that_is_not_valid_is_named(name: str, value: str) -> None:
 )
 def test_a_secret_in_the_wrong_place_is_refused_without_repeating_it(name: str, value: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Settings.from_environment({name: value})
+        DeploymentSettings.from_environment({name: value})
     assert SECRET not in f"{caught.value!r} {caught.value} {caught.value.__cause__}"
 
 
 @pytest.mark.parametrize("source", ["s3://b", "s3://b/", "s3://b/data", "s3://b/data/train"])
 def test_where_raw_objects_are_taken_in_no_data_set_lies_among_them(source: str) -> None:
     environ = {"STOKER_DATASETS": "o=s3://other train=s3://b/data/train", "STOKER_SOURCES": f"s3://raw {source}"}
-    assert Settings.from_environment(environ).sources == ("s3://raw", source)
+    assert DeploymentSettings.from_environment(environ).sources == ("s3://raw", source)
     with pytest.raises(ConfigError, match="without end"):
-        Settings.from_environment({**environ, "STOKER_INGEST": '{"dataset": "o"}'})
+        DeploymentSettings.from_environment({**environ, "STOKER_INGEST": '{"dataset": "o"}'})
     apart = {**environ, "STOKER_SOURCES": "s3://b/raw s3://b/data/training", "STOKER_INGEST": '{"dataset": "o"}'}
-    assert Settings.from_environment(apart).ingest is not None
+    assert DeploymentSettings.from_environment(apart).ingest is not None
 
 
 def test_secrets_do_not_show() -> None:
-    found = Settings(catalog="redis://cache", catalog_password=SECRET, token_keys=f"k:{SECRET}")
+    found = DeploymentSettings(catalog="redis://cache", catalog_password=SECRET, token_keys=f"k:{SECRET}")
     assert SECRET not in f"{found} {found!r} {[found]}"
 
 
@@ -155,7 +157,7 @@ def test_secrets_do_not_show() -> None:
 def test_what_lies_at_a_place_or_below_it_is_allowed_and_nothing_else(
     root: str, inside: list[str], outside: list[str]
 ) -> None:
-    found = Settings(datasets={"train": root}, sources=(root,))
+    found = DeploymentSettings(datasets={"train": root}, sources=(root,))
     for ask in (found.dataset, found.source):
         for url in inside:
             assert ask(url) == url
@@ -168,7 +170,7 @@ def test_what_lies_at_a_place_or_below_it_is_allowed_and_nothing_else(
     "url", ["", "s3://", "http://b/train", "s3://k:s@b/train", "\0", "s3://b/\ud800", "file://h/x"]
 )
 def test_what_is_no_url_is_an_event_error(url: str) -> None:
-    found = Settings(datasets={"train": "s3://b/train"}, sources=("s3://b",))
+    found = DeploymentSettings(datasets={"train": "s3://b/train"}, sources=("s3://b",))
     for ask in (found.dataset, found.source):
         with pytest.raises(EventError):
             ask(url)
@@ -180,7 +182,7 @@ def test_of_folders_dots_are_resolved_and_links_followed(tmp_path: Path) -> None
         folder.mkdir(parents=True)
     (root / "out").symlink_to(secret)
     (root / "in").symlink_to(root / "a")
-    found = Settings(sources=(str(root),))
+    found = DeploymentSettings(sources=(str(root),))
     for url in (str(root), f"{root}/a", f"file://{root}/a", f"{root}/x/../a", f"{root}/in", f"{root}/./"):
         assert found.source(url) == url
     for url in (
@@ -203,7 +205,7 @@ def test_of_folders_dots_are_resolved_and_links_followed(tmp_path: Path) -> None
 def test_a_place_that_is_itself_a_link_is_what_it_leads_to(tmp_path: Path) -> None:
     (tmp_path / "real" / "a").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    found = Settings(sources=(f"{tmp_path}/link",))
+    found = DeploymentSettings(sources=(f"{tmp_path}/link",))
     assert found.source(f"{tmp_path}/real/a")
     assert found.source(f"{tmp_path}/link/a")
 
@@ -221,17 +223,17 @@ def limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     [("536870912\n", 536870912), ("max\n", None), ("9223372036854771712", None), ("", None), ("nonsense", None)],
 )
 def test_memory_is_what_the_control_group_says(limits: list[Path], text: str, expected: int | None) -> None:
-    at_hand: Any = Settings.from_environment({}).memory_bytes
+    at_hand: Any = DeploymentSettings.from_environment({}).memory_bytes
     assert at_hand >= 512 << 20
     assert at_hand <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") or at_hand == 512 << 20
     for file in limits:
         file.write_text(text)
-        found = Settings.from_environment({}).memory_bytes
+        found = DeploymentSettings.from_environment({}).memory_bytes
         assert found == expected or (expected is None and found >= 512 << 20)
         file.unlink()
 
 
 def test_memory_is_what_lambda_says_before_all_else(limits: list[Path]) -> None:
     limits[0].write_text("999999999")
-    assert Settings.from_environment({"AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "1769"}).memory_bytes == 1769 << 20
-    assert Settings.from_environment({"AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "a lot"}).memory_bytes == 999999999
+    assert DeploymentSettings.from_environment({"AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "1769"}).memory_bytes == 1769 << 20
+    assert DeploymentSettings.from_environment({"AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "a lot"}).memory_bytes == 999999999

@@ -11,7 +11,7 @@ import pytest
 from stoker import open_store
 from stoker.abc import Store
 from stoker.errors import BudgetError, ConfigError, DeadlineError, EventError, NotFoundError
-from stoker_functions._deployment import Deadline, Deployment, Settings
+from stoker_functions._deployment import Deployment, DeploymentSettings, InvocationDeadline
 from stoker_functions._shuffle_job.work import ShuffleTask, shuffle
 from stoker_torch import Loader
 from support.datasets import numbers, pack_numbers
@@ -30,10 +30,10 @@ def invoked(
 
     async def invoke() -> dict[str, Any]:
         allowed = {"datasets": {"train": url}, "memory_bytes": MEMORY_BYTES, **settings}
-        deployment = Deployment(Settings(**allowed))
+        deployment = Deployment(DeploymentSettings(**allowed))
         try:
             now = asyncio.get_running_loop().time()
-            return await shuffle(event, deployment, Deadline(now + seconds, now + stop_seconds))
+            return await shuffle(event, deployment, InvocationDeadline(now + seconds, now + stop_seconds))
         finally:
             await deployment.close()
 
@@ -54,7 +54,7 @@ def test_every_event_delivered_twice_makes_an_epoch_that_a_loader_reads(way: Any
         assert {**first, **varies} == {**second, **varies}
     with Loader(url, batch_size=8, shuffle="materialized", seed=7, lanes=2) as loader:
         assert sorted(numbers(loader)) == list(range(SAMPLES))
-        assert loader._resources.feed.is_materialized
+        assert loader._resources.pipeline.is_materialized
 
 
 @pytest.mark.parametrize(

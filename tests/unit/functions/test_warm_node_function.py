@@ -13,33 +13,33 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError, EventError, ThrottledError
-from stoker_functions._deployment import Deadline, Deployment, Settings
+from stoker_functions._deployment import Deployment, DeploymentSettings, InvocationDeadline
 from stoker_functions._instance import answer_request
-from stoker_functions._warm_node import RESERVED_BYTES, shelf_bytes, warm_node
-from stoker_warm._auth import Secret
-from stoker_warm._events import Report, Task, Wake
+from stoker_functions._warm_node import RESERVED_BYTES, shard_limit_bytes, warm_node
+from stoker_warm._auth import WarmSecret
+from stoker_warm._events import NodeReport, NodeTask, WakeEvent
 
-SECRET = Secret.generate()
+SECRET = WarmSecret.generate()
 ENVIRONMENT = {"STOKER_WARM_SECRET": SECRET.reveal(), "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "1024"}
 
 
-def settings(**changes: str) -> Settings:
+def settings(**changes: str) -> DeploymentSettings:
     """Return what a node's environment says: nothing of data sets or buckets."""
-    return Settings.from_environment({**ENVIRONMENT, **changes})
+    return DeploymentSettings.from_environment({**ENVIRONMENT, **changes})
 
 
 def event(**changes: Any) -> dict[str, Any]:
-    return {**Wake(node="warm-3", proxy="127.0.0.1:1", task=Task.WARM).to_event(), **changes}
+    return {**WakeEvent(node="warm-3", proxy="127.0.0.1:1", task=NodeTask.WARM).to_event(), **changes}
 
 
 async def called(deployment: Deployment, given: object, seconds: float = 10.0) -> dict[str, Any]:
-    return await warm_node(given, deployment, Deadline.after(seconds))
+    return await warm_node(given, deployment, InvocationDeadline.after(seconds))
 
 
 def test_a_node_has_its_memory_for_shards_but_for_what_the_program_takes() -> None:
-    assert shelf_bytes(settings()) == (1 << 30) - RESERVED_BYTES
-    assert shelf_bytes(settings(AWS_LAMBDA_FUNCTION_MEMORY_SIZE="193")) == 1 << 20
-    assert shelf_bytes(settings(STOKER_WARM_SHELF_BYTES="100MiB")) == 100 << 20
+    assert shard_limit_bytes(settings()) == (1 << 30) - RESERVED_BYTES
+    assert shard_limit_bytes(settings(AWS_LAMBDA_FUNCTION_MEMORY_SIZE="193")) == 1 << 20
+    assert shard_limit_bytes(settings(STOKER_WARM_SHELF_BYTES="100MiB")) == 100 << 20
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_node_has_its_memory_for_shards_but_for_what_the_program_takes() -> No
 )
 def test_a_node_without_memory_for_shards_says_so(changes: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="no room for shards"):
-        shelf_bytes(settings(**changes))
+        shard_limit_bytes(settings(**changes))
 
 
 def test_a_limit_that_is_no_number_of_bytes_is_named() -> None:
@@ -78,7 +78,7 @@ def test_settings_do_not_show_the_secret() -> None:
 def test_an_instance_is_one_node_from_one_invocation_to_the_next_and_another_instance_is_another() -> None:
     async def check() -> None:
         one, other = Deployment(settings()), Deployment(settings())
-        reports = [Report.parse(await called(deployment, event())) for deployment in (one, one, other)]
+        reports = [NodeReport.parse(await called(deployment, event())) for deployment in (one, one, other)]
         assert reports[0] == reports[1]
         assert reports[0].instance != reports[2].instance
         assert (reports[0].held_bytes, reports[0].limit_bytes) == (0, (1 << 30) - RESERVED_BYTES)

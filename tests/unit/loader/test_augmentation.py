@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from stoker import SampleContext
 from stoker.errors import ConfigError
 from stoker_torch import Loader, LoaderConfig, StreamDataset
-from stoker_torch._user_functions import with_context
+from stoker_torch._user_functions import add_context_argument
 from support.datasets import pack_numbers
 
 SAMPLES = 150
@@ -156,7 +156,7 @@ class Method:
 )
 def test_a_function_asks_by_the_name_of_a_parameter(function: Callable[..., Any], result: Any) -> None:
     LoaderConfig(batch_size=1, transform=function)
-    assert with_context(function)("text", SampleContext(seed=0, epoch=0, sample=7)) == result
+    assert add_context_argument(function)("text", SampleContext(seed=0, epoch=0, sample=7)) == result
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_a_dropped_buffer_is_used_again() -> None:
     pool = BufferPool()
     for _ in range(10):
         rows(pool)
-    assert pool.made == 1
+    assert pool.buffers_made == 1
 
 
 @pytest.mark.parametrize(
@@ -61,20 +61,20 @@ def test_whatever_is_made_of_a_buffer_keeps_it_from_being_used_again(hold: Any) 
     pool = BufferPool()
     held = hold(rows(pool))
     other = rows(pool, start=100)
-    assert pool.made == 2
+    assert pool.buffers_made == 2
     del held, other
     rows(pool)
     rows(pool)
-    assert pool.made == 2
+    assert pool.buffers_made == 2
 
 
 def test_a_buffer_of_about_the_size_serves_and_others_do_not() -> None:
     pool = BufferPool()
     rows(pool, count=300)
     rows(pool, count=500)  # both between 4 and 8 KiB
-    assert pool.made == 1
+    assert pool.buffers_made == 1
     rows(pool, count=10)
-    assert pool.made == 2
+    assert pool.buffers_made == 2
 
 
 class FakeCuda:
@@ -107,16 +107,16 @@ def test_a_buffer_waits_for_an_event_that_was_recorded_after_it_was_dropped(monk
     held = rows(pool)
     assert cuda.recorded == 0
     other = rows(pool)
-    assert (pool.made, cuda.recorded) == (2, 0)
+    assert (pool.buffers_made, cuda.recorded) == (2, 0)
     del held
     third = rows(pool)  # the first is dropped, its event has not passed
-    assert (pool.made, cuda.recorded) == (3, 1)
+    assert (pool.buffers_made, cuda.recorded) == (3, 1)
     cuda.passed = True
     fourth = rows(pool)
-    assert (pool.made, cuda.recorded) == (3, 1)
+    assert (pool.buffers_made, cuda.recorded) == (3, 1)
     del other, third, fourth
     rows(pool)
-    assert (pool.made, cuda.recorded) == (3, 2)  # an event of an earlier use counts for nothing
+    assert (pool.buffers_made, cuda.recorded) == (3, 2)  # an event of an earlier use counts for nothing
 
 
 def test_pinning_without_a_gpu_is_a_warning_and_not_an_error(

@@ -303,8 +303,8 @@ def test_a_copy_is_a_reader_and_its_end_is_not_the_end_of_the_files(cache: DiskC
 def test_a_forked_child_reads_and_takes_nothing_along_when_it_ends(cache: DiskCache) -> None:
     cache.put(0, 41)
     with (
-        cache._writing,
-        cache._looking,
+        cache._write_lock,
+        cache._index_lock,
     ):  # threads of the parent are writing at the moment of the fork
         child = multiprocessing.get_context("fork").Process(target=_use_as_child, args=(cache,))
         child.start()

@@ -76,7 +76,7 @@ def test_a_busy_loop_finds_its_values_made(thread: LoopThread) -> None:
 
 
 def test_a_loop_that_asks_at_once_makes_its_values_itself(thread: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker_torch._iteration._BUSY_SECONDS", 1e6)
+    monkeypatch.setattr("stoker_torch._iteration._MIN_BUSY_SECONDS", 1e6)
     maker = Maker()
     ahead = DoubleBuffer(maker, 100, lambda: True, thread)
     assert [ahead.next() for _ in range(100)] == [(number,) for number in range(100)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker_torch._stream_reader import MAX_EPOCH, MAX_WORKERS, EpochBoard, Turn, Worker
+from stoker_torch._stream_reader import MAX_EPOCH, MAX_WORKERS, EpochBoard, EpochTurn, Worker
 
 ALONE = Worker()
 
@@ -24,8 +24,8 @@ def epochs(board: EpochBoard, base_seed: int) -> set[int]:
 def test_epochs_of_one_process_follow_one_another_and_looking_ahead_changes_nothing() -> None:
     board = EpochBoard()
     for epoch in range(3):
-        assert board.coming(ALONE) == board.coming(ALONE) == Turn(1, epoch)
-        assert board.begin(ALONE) == Turn(1, epoch)
+        assert board.next_turn(ALONE) == board.next_turn(ALONE) == EpochTurn(1, epoch)
+        assert board.begin(ALONE) == EpochTurn(1, epoch)
 
 
 @given(
@@ -52,7 +52,7 @@ def test_workers_agree_when_one_begins_while_another_finds_out(
 ) -> None:
     board = EpochBoard()
     one, other = workers_of(5, 2)
-    begun: list[Turn] = []
+    begun: list[EpochTurn] = []
     words = EpochBoard._words.fget  # type: ignore[attr-defined]
     left = iter(range(reads, -1, -1))
 
@@ -63,7 +63,7 @@ def test_workers_agree_when_one_begins_while_another_finds_out(
         return words(board)
 
     if is_ordered:
-        board.order(4)
+        board.set_next(4)
     monkeypatch.setattr(EpochBoard, "_words", property(read))
     turn = board.begin(one)
     monkeypatch.undo()
@@ -88,12 +88,12 @@ def test_what_the_parent_orders_comes_next_everywhere_also_backwards() -> None:
     board = EpochBoard()
     epochs(board, 1)
     epochs(board, 2)
-    assert not board.is_ordered()
-    board.order(5)
-    assert board.is_ordered()
+    assert not board.has_next()
+    board.set_next(5)
+    assert board.has_next()
     assert (epochs(board, 2), epochs(board, 3)) == ({5}, {6})
-    board.order(0)
-    board.order(1)
+    board.set_next(0)
+    board.set_next(1)
     assert (epochs(board, 3), board.begin(ALONE).epoch) == ({1}, 2)
 
 
@@ -101,10 +101,10 @@ def test_workers_that_have_states_of_their_own_agree_on_their_epoch_and_go_on_fr
     board = EpochBoard()
     for base_seed in range(4):
         epochs(board, base_seed)
-    assert {board.begin(worker, 1) for worker in workers_of(9)} == {Turn(2, 1)}
+    assert {board.begin(worker, 1) for worker in workers_of(9)} == {EpochTurn(2, 1)}
     assert epochs(board, 10) == {2}
-    board.order(7)
-    assert {board.begin(worker, 4) for worker in workers_of(11)} == {Turn(4, 4)}
+    board.set_next(7)
+    assert {board.begin(worker, 4) for worker in workers_of(11)} == {EpochTurn(4, 4)}
     assert epochs(board, 12) == {5}
 
 
@@ -118,21 +118,21 @@ def test_it_knows_whether_workers_began_the_latest_iteration() -> None:
     board.begin(ALONE)
     assert not board.is_in_workers()
     epochs(board, 5)
-    board.order(0)
+    board.set_next(0)
     assert not board.is_in_workers()
 
 
 def test_only_the_turn_that_was_ordered_with_a_state_needs_it() -> None:
     board = EpochBoard()
-    turn = board.order(3, with_state=True)
+    turn = board.set_next(3, with_state=True)
     assert board.needs_state(turn)
     assert not board.needs_state(turn._replace(epoch=4))
-    assert not board.needs_state(board.order(3))
+    assert not board.needs_state(board.set_next(3))
 
 
 def test_the_last_worker_and_the_last_epoch_have_room() -> None:
     board = EpochBoard()
-    board.order(MAX_EPOCH)
+    board.set_next(MAX_EPOCH)
     assert board.begin(Worker.of(MAX_WORKERS - 1, MAX_WORKERS, 2**63 - 1)).epoch == MAX_EPOCH
     with pytest.raises(ConfigError, match=f"worker {MAX_WORKERS}"):
         Worker.of(MAX_WORKERS, MAX_WORKERS + 1, 0)

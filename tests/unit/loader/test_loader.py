@@ -392,7 +392,7 @@ def test_reused_buffers_are_few_when_batches_are_dropped(url: str) -> None:
         for _ in range(3):
             assert sorted(numbers(loader)) == list(range(500))
         assert loader._buffers is not None
-        assert loader._buffers.made <= 8
+        assert loader._buffers.buffers_made <= 8
 
 
 def test_rank_and_world_size_come_from_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

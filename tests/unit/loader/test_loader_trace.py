@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker._trace.picture import Summary
+from stoker._trace.picture import TraceSummary
 from stoker._trace.recording import Recording
 from stoker.errors import ConfigError
 from stoker.trace import ChromeTrace, Wait, read_trace
@@ -31,7 +31,7 @@ def test_a_trace_has_every_batch_and_the_waits_of_the_statistics(url: str, tmp_p
     recording = Recording.of(read_trace(path))
     assert len(recording.waits) == stats.batches == 21
     assert [wait.epoch for wait in recording.waits] == [0] * 10 + [1] * 10 + [2]
-    for phase, (seconds, _) in Summary.of(read_trace(path)).phases.items():
+    for phase, (seconds, _) in TraceSummary.of(read_trace(path)).phases.items():
         assert seconds == pytest.approx(stats.waits[phase], abs=1e-4)
     assert {each.object for each in recording.fetches} == {
         loader.manifest.key(row) for row in range(len(loader.manifest))

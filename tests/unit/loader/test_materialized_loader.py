@@ -63,7 +63,7 @@ def full(epoch: int = 0, samples: int = SAMPLES) -> list[int]:
 
 
 def is_materialized(made: Loader) -> bool:
-    return made._resources.feed.is_materialized
+    return made._resources.pipeline.is_materialized
 
 
 def as_lists(batch: dict[str, Any]) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def test_an_epoch_takes_one_request_for_each_object_and_one_for_its_manifest(url
         before = mine.stats()
         assert numbers(mine) == full()
         after = mine.stats()
-        objects = len(mine._resources.feed.opened.origin.manifest)
+        objects = len(mine._resources.pipeline.source.dataset.manifest)
         hedges = after.hedges - before.hedges
         assert after.get_requests - before.get_requests - hedges == objects + 1
 
@@ -248,7 +248,7 @@ def test_one_epoch_after_the_other_uses_the_same_memory(url: str) -> None:
         memory = []
         for _ in range(4):
             next(iter(mine))
-            memory.append(mine._resources.feed.opened.ring.memory.obj)
+            memory.append(mine._resources.pipeline.source.ring.memory.obj)
         assert memory[0] is memory[1]
         assert memory[2] is memory[3], "that of full, which is larger"
 

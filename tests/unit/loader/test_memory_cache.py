@@ -11,7 +11,7 @@ import torch
 
 from stoker.errors import ConfigError, SampleError, StokerError
 from stoker_torch import MemoryCache
-from stoker_torch._sample_cache import held_bytes
+from stoker_torch._sample_cache import sample_bytes
 
 
 def held(cache: MemoryCache, indices: range) -> list[int]:
@@ -78,9 +78,9 @@ def test_a_sample_larger_than_the_limit_is_not_kept_and_costs_no_other_its_place
 
 def test_what_a_sample_keeps_in_memory_is_counted_with_what_it_is_a_view_of() -> None:
     whole = torch.zeros(1000, dtype=torch.float64)
-    assert held_bytes(whole[:2]) == 8000
-    assert held_bytes(np.zeros(1000)[:2]) == 8000
-    assert 16000 < held_bytes({"a": [whole], "b": (np.zeros(1000), 3, "text", None)}) < 16800
+    assert sample_bytes(whole[:2]) == 8000
+    assert sample_bytes(np.zeros(1000)[:2]) == 8000
+    assert 16000 < sample_bytes({"a": [whole], "b": (np.zeros(1000), 3, "text", None)}) < 16800
 
 
 def test_a_sample_that_does_not_tell_its_size_is_an_error_only_where_size_matters() -> None:

@@ -15,7 +15,7 @@ import stoker
 from stoker._fetch.gather import Columns, RaggedValues
 from stoker._format.tensorfile import DTYPES
 from stoker_torch import RaggedColumn
-from stoker_torch._tensors import pinned, stacked, to_tensor, to_tensors
+from stoker_torch._tensors import pin_batch, stack_values, to_tensor, to_tensors
 
 LENGTHS = [2, 0, 3, 1]
 
@@ -138,21 +138,21 @@ def test_values_are_stacked_as_default_collate_stacks_them(values: list[Any]) ->
     for count in (1, 2, 3):
         for some in itertools.product(values, repeat=count):
             alike = [torch.as_tensor(value) if values is ARRAYS else value for value in some]
-            expected, found = default_collate(alike), stacked(some)
+            expected, found = default_collate(alike), stack_values(some)
             assert found.dtype == expected.dtype, some
             assert torch.equal(found, expected), some
 
 
 def test_numpys_booleans_are_stacked_beside_other_numbers_too() -> None:
-    assert stacked([np.bool_(True), np.bool_(False)]).dtype == torch.bool
-    assert stacked([3, np.bool_(True)]).tolist() == [3, 1]
+    assert stack_values([np.bool_(True), np.bool_(False)]).dtype == torch.bool
+    assert stack_values([3, np.bool_(True)]).tolist() == [3, 1]
 
 
 @pytest.mark.parametrize(
     "values", [[1, "a"], [1, None], [torch.ones(2), torch.ones(3)], [torch.ones(()), 1], ["a", "b"], [{}, {}]]
 )
 def test_what_makes_no_tensor_makes_a_list(values: list[Any]) -> None:
-    found = stacked(values)
+    found = stack_values(values)
     assert isinstance(found, list)
     assert all(one is other for one, other in zip(found, values, strict=True))
 
@@ -197,7 +197,7 @@ def test_pinning_reaches_every_tensor_and_column_of_a_batch() -> None:
     Pair = namedtuple("Pair", "left right")
     x = torch.zeros(2).as_subclass(Tensor)
     column = RaggedColumn(stoker.Ragged("int64"), x, x)
-    batch = pinned({"x": x, "r": column, "l": [x, "text"], "t": (x, 1), "p": Pair(x, None)})
+    batch = pin_batch({"x": x, "r": column, "l": [x, "text"], "t": (x, 1), "p": Pair(x, None)})
     assert batch["x"].is_pinned()
     assert batch["r"].is_pinned()
     assert batch["l"][0].is_pinned()
@@ -205,6 +205,6 @@ def test_pinning_reaches_every_tensor_and_column_of_a_batch() -> None:
     assert batch["t"][0].is_pinned()
     assert isinstance(batch["p"], Pair)
     assert batch["p"].left.is_pinned()
-    again = pinned(batch)
+    again = pin_batch(batch)
     assert again["x"] is batch["x"]
     assert again["r"] is batch["r"]

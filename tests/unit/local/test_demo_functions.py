@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from stoker import Operation, Prices
-from stoker._base.meter import Reading
+from stoker._base.meter import MeterReading
 from stoker.errors import ConfigError
 from stoker_local._demo.function_run import (
-    Epoch,
+    EpochDelivery,
     FunctionDemoConfig,
     Snapshot,
     bill_table,
-    block,
     bucket_reading,
+    display_lines,
     function_table,
-    line,
-    one_by_one,
+    per_sample_dollars,
+    summary_line,
 )
 from stoker_local._demo.training import Digits, RawImages
 from stoker_local.functions import FunctionStatistics, Happening
@@ -42,7 +42,7 @@ def counts(**requests: int) -> dict[str, Any]:
     return {"requests": requests, "bytes_out": 0}
 
 
-def requests(**of_each: int) -> Reading:
+def requests(**of_each: int) -> MeterReading:
     return bucket_reading(counts(**of_each))
 
 
@@ -87,29 +87,31 @@ def test_more_images_than_there_are_moves_are_refused() -> None:
         RawImages(some_digits(1), 10)
 
 
-def delivered(images: RawImages, *keys: str) -> Epoch:
-    epoch = Epoch()
+def delivered(images: RawImages, *keys: str) -> EpochDelivery:
+    epoch = EpochDelivery()
     for key in keys:
-        epoch.note(images, key, images.contents.get(key, b""), int(key[0]))
+        epoch.record(images, key, images.contents.get(key, b""), int(key[0]))
     return epoch
 
 
 def test_an_epoch_that_has_every_image_once_has_not_failed() -> None:
     images = RawImages(some_digits(), 4)
-    assert delivered(images, *reversed(images.contents)).failures(images) == []
+    assert delivered(images, *reversed(images.contents)).describe_failures(images) == []
 
 
 def test_what_is_missing_twice_strange_or_changed_is_told() -> None:
     images = RawImages(some_digits(), 4)
     keys = list(images.contents)
-    assert delivered(images, *keys[1:]).failures(images) == ["1 images are missing, such as 0/00000.png"]
-    twice = delivered(images, *keys, keys[2]).failures(images)
+    assert delivered(images, *keys[1:]).describe_failures(images) == ["1 images are missing, such as 0/00000.png"]
+    twice = delivered(images, *keys, keys[2]).describe_failures(images)
     assert twice == ["1 images are delivered more than once, such as 2/00002.png"]
-    assert delivered(images, *keys, "3/x.png").failures(images) == ["1 images are not what was put, such as 3/x.png"]
+    assert delivered(images, *keys, "3/x.png").describe_failures(images) == [
+        "1 images are not what was put, such as 3/x.png"
+    ]
     for content, label in ((b"another", 0), (images.contents[keys[0]], 1)):
         epoch = delivered(images, *keys[1:])
-        epoch.note(images, keys[0], content, label)
-        assert epoch.failures(images) == ["1 images are not what was put, such as 0/00000.png"]
+        epoch.record(images, keys[0], content, label)
+        assert epoch.describe_failures(images) == ["1 images are not what was put, such as 0/00000.png"]
 
 
 # --- the bill ---------------------------------------------------------------------------------------------------------
@@ -121,8 +123,8 @@ def test_the_bill_adds_functions_and_requests_and_leaves_out_those_that_brought_
     assert found.requests[Operation.PUT] == 10
     assert PRICES.dollars(found) == pytest.approx(1000 * GET + 10 * PUT + 5 * PUT)
     everything = f"{0.75 + PRICES.dollars(found):.6f}: functions $0.750000, requests ${PRICES.dollars(found):.6f};"
-    assert f"bill     ${everything}" in block(a_moment(functions=used, requests=found), PRICES)
-    rows = bill_table(a_moment(functions=used, requests=found), Epoch(), PRICES)
+    assert f"bill     ${everything}" in display_lines(a_moment(functions=used, requests=found), PRICES)
+    rows = bill_table(a_moment(functions=used, requests=found), EpochDelivery(), PRICES)
     assert rows[6].split()[:5] == ["dollars", "for", "3.0", "GB-s", "$0.750000"]
 
 
@@ -131,12 +133,12 @@ def test_puts_under_way_that_the_bucket_has_not_seen_yet_are_no_negative_bill() 
 
 
 def test_one_request_of_each_kind_for_every_sample_costs_what_the_price_list_says() -> None:
-    assert one_by_one(1_000_000, PRICES, Operation.GET, Operation.PUT) == pytest.approx(0.4 + 5.0)
+    assert per_sample_dollars(1_000_000, PRICES, Operation.GET, Operation.PUT) == pytest.approx(0.4 + 5.0)
 
 
 def test_the_table_of_the_bill_sets_both_ways_side_by_side() -> None:
     packed = a_moment(requests=requests(GetObject=2600, PutObject=90, ListObjectsV2=10), visible_super_samples=5)
-    rows = [row.split() for row in bill_table(packed, Epoch(gets=7, dollars=7 * GET), PRICES)]
+    rows = [row.split() for row in bill_table(packed, EpochDelivery(gets=7, dollars=7 * GET), PRICES)]
     assert rows[2][-2:] == ["5", "2,500"]
     assert rows[3][-2:] == ["2,600", "2,500"]
     assert rows[4][-2:] == ["100", "2,500"]
@@ -162,14 +164,14 @@ CROWDED = a_moment(
 
 
 def test_nothing_is_wider_than_80_columns() -> None:
-    assert max(map(len, block(CROWDED, PRICES))) < 78
-    assert len(line(CROWDED)) < 78
-    assert max(map(len, bill_table(CROWDED, Epoch(), PRICES))) < 78
+    assert max(map(len, display_lines(CROWDED, PRICES))) < 78
+    assert len(summary_line(CROWDED)) < 78
+    assert max(map(len, bill_table(CROWDED, EpochDelivery(), PRICES))) < 78
 
 
 def test_the_block_keeps_its_height_whatever_happens() -> None:
-    assert len(block(CROWDED, PRICES)) == len(block(a_moment(functions=CROWDED.functions), PRICES))
-    assert len(block(CROWDED, PRICES)) < 24
+    assert len(display_lines(CROWDED, PRICES)) == len(display_lines(a_moment(functions=CROWDED.functions), PRICES))
+    assert len(display_lines(CROWDED, PRICES)) < 24
 
 
 def test_the_block_tells_the_newest_of_what_happened_to_instances_and_not_every_call() -> None:
@@ -179,13 +181,13 @@ def test_the_block_tells_the_newest_of_what_happened_to_instances_and_not_every_
         *[happening("invoke")] * 9,
         happening("error", detail="Runtime.ExitError"),
     ]
-    *_, first, second = [row for row in block(a_moment(happenings=happenings), PRICES) if row]
+    *_, first, second = [row for row in display_lines(a_moment(happenings=happenings), PRICES) if row]
     assert first == "  1.0 s  ingest/1 is killed during an invocation"
     assert second == "  1.0 s  ingest/1 fails: Runtime.ExitError"
 
 
 def test_the_line_and_the_table_count_what_was_done_to_the_functions() -> None:
-    assert "2 of 3 busy, 5 killed, 4 frozen" in line(a_moment())
+    assert "2 of 3 busy, 5 killed, 4 frozen" in summary_line(a_moment())
     functions = {"ingest": figures(instances=3, busy=2, cold_starts=7, invocations=40, errors=6, gb_seconds=31.4,
                                    faults={"kill": 5, "duplicate": 1})}  # fmt: skip
     assert function_table(functions)[-1].split() == ["ingest", "3", "2", "7", "40", "6", "5", "0", "1", "31"]

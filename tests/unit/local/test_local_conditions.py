@@ -6,7 +6,7 @@ import pytest
 
 from stoker_local._s3.model import S3Error, StoredObject
 from stoker_local._s3.multipart import parse_copy_source
-from stoker_local._s3.operations import COPY_SOURCE_IF, read_outcome
+from stoker_local._s3.operations import COPY_SOURCE_IF, evaluate_read_conditions
 
 MODIFIED_AT = 784_111_777.9  # Sun, 06 Nov 1994 08:49:37.9 GMT
 STORED = StoredObject(data=b"", tag='"tag"', modified_at=MODIFIED_AT)
@@ -16,21 +16,24 @@ STORED = StoredObject(data=b"", tag='"tag"', modified_at=MODIFIED_AT)
     "date", ["Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"]
 )
 def test_a_time_is_read_in_each_form_of_http_and_compared_in_whole_seconds(date: str) -> None:
-    assert read_outcome({"if-modified-since": date}, STORED) is HTTPStatus.NOT_MODIFIED
-    assert read_outcome({"if-unmodified-since": date}, STORED) is HTTPStatus.OK
-    assert read_outcome({"if-modified-since": date.replace("37", "36")}, STORED) is HTTPStatus.OK
-    assert read_outcome({"if-unmodified-since": date.replace("37", "36")}, STORED) is HTTPStatus.PRECONDITION_FAILED
+    assert evaluate_read_conditions({"if-modified-since": date}, STORED) is HTTPStatus.NOT_MODIFIED
+    assert evaluate_read_conditions({"if-unmodified-since": date}, STORED) is HTTPStatus.OK
+    assert evaluate_read_conditions({"if-modified-since": date.replace("37", "36")}, STORED) is HTTPStatus.OK
+    assert (
+        evaluate_read_conditions({"if-unmodified-since": date.replace("37", "36")}, STORED)
+        is HTTPStatus.PRECONDITION_FAILED
+    )
 
 
 @pytest.mark.parametrize("date", ["", "0", "Sun, 06 Nov 999999 08:49:37 GMT", "\xff"])
 def test_what_is_no_date_is_no_condition(date: str) -> None:
-    assert read_outcome({"if-modified-since": date, "if-unmodified-since": date}, STORED) is HTTPStatus.OK
+    assert evaluate_read_conditions({"if-modified-since": date, "if-unmodified-since": date}, STORED) is HTTPStatus.OK
 
 
 def test_conditions_on_a_copys_source_are_apart_from_those_on_its_destination() -> None:
     headers = {"if-match": '"other"', f"{COPY_SOURCE_IF}none-match": "tag"}
-    assert read_outcome(headers, STORED) is HTTPStatus.PRECONDITION_FAILED
-    assert read_outcome(headers, STORED, prefix=COPY_SOURCE_IF) is HTTPStatus.NOT_MODIFIED
+    assert evaluate_read_conditions(headers, STORED) is HTTPStatus.PRECONDITION_FAILED
+    assert evaluate_read_conditions(headers, STORED, prefix=COPY_SOURCE_IF) is HTTPStatus.NOT_MODIFIED
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from stoker._stores.options import is_this_machine
+from stoker._stores.options import is_loopback
 from stoker_local import BucketConfig, BucketSpec, GcsConfig, KeyPair, LocalBucket, running_bucket
-from stoker_local.__main__ import _config, _parser, main
+from stoker_local.__main__ import _bucket_config, _parser, main
 from support.local_bucket import exchange, signed_request
 
 OPEN = BucketSpec(name="open", anonymous=True)
@@ -32,13 +32,13 @@ def address(bucket: LocalBucket) -> tuple[str, int]:
     + [(host, False) for host in ELSEWHERE],
 )
 def test_this_machine_is_told_from_others(host: str, here: bool) -> None:
-    assert is_this_machine(host) is here
+    assert is_loopback(host) is here
 
 
 def test_by_default_only_this_machine_is_served() -> None:
-    assert is_this_machine(BucketConfig().host)
-    assert is_this_machine(GcsConfig().host)
-    assert is_this_machine(_parser().parse_args(["bucket"]).host)
+    assert is_loopback(BucketConfig().host)
+    assert is_loopback(GcsConfig().host)
+    assert is_loopback(_parser().parse_args(["bucket"]).host)
 
 
 @pytest.mark.parametrize("host", ELSEWHERE)
@@ -64,7 +64,7 @@ def test_other_machines_are_let_in_with_one() -> None:
 
 def test_the_program_makes_a_secret_up_where_others_can_reach_it(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bucket", "--host", EVERYWHERE]
-    first, second = (_config(_parser().parse_args(arguments)).keys[0].secret_key for _ in range(2))
+    first, second = (_bucket_config(_parser().parse_args(arguments)).keys[0].secret_key for _ in range(2))
     assert first != second
     assert len(first) == 64
     assert main([*arguments, "--anonymous"]) == 1

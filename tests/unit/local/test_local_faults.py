@@ -3,13 +3,13 @@ from collections import Counter
 import pytest
 
 from stoker_local import Fault, FaultKind, FaultPlan
-from stoker_local._network import FaultInjector, cut_answer
+from stoker_local._network import FaultInjector, split_response
 
 HEAD, BODY = b"HEAD\r\n\r\n", bytes(range(256)) * 1000
 
 
 def _sent(fault: Fault | None, body: bytes = BODY) -> tuple[bytes, bytes]:
-    before, after = cut_answer(HEAD, body, fault)
+    before, after = split_response(HEAD, body, fault)
     return b"".join(before), b"".join(after)
 
 
@@ -19,7 +19,7 @@ def test_without_a_fault_the_answer_is_sent_whole() -> None:
 
 
 def test_a_small_answer_is_one_write() -> None:
-    assert cut_answer(HEAD, b"small", None) == ([HEAD + b"small"], [])
+    assert split_response(HEAD, b"small", None) == ([HEAD + b"small"], [])
 
 
 @pytest.mark.parametrize("kind", [FaultKind.RESET, FaultKind.TRUNCATE])

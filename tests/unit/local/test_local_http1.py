@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_local._http1 import BadRequestError, Response, compose_head, parse_head
+from stoker_local._http1 import BadRequestError, ServerResponse, compose_head, parse_head
 
 
 def test_a_request_head_is_parsed_into_decoded_parts() -> None:
@@ -75,9 +75,9 @@ def test_any_bytes_are_parsed_or_refused(noise: bytes) -> None:
 
 
 def test_a_response_head_states_the_length_of_the_body() -> None:
-    head = compose_head(Response(headers={"ETag": '"x"'}, body=bytes(7)), keep_alive=False)
+    head = compose_head(ServerResponse(headers={"ETag": '"x"'}, body=bytes(7)), keep_alive=False)
     assert head == b'HTTP/1.1 200 OK\r\nETag: "x"\r\nContent-Length: 7\r\nConnection: close\r\n\r\n'
 
 
 def test_no_content_has_no_length() -> None:
-    assert compose_head(Response(status=204), keep_alive=True) == b"HTTP/1.1 204 No Content\r\n\r\n"
+    assert compose_head(ServerResponse(status=204), keep_alive=True) == b"HTTP/1.1 204 No Content\r\n\r\n"

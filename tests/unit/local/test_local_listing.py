@@ -1,12 +1,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_local._s3.model import Page, list_page
+from stoker_local._s3.model import ListingPage, list_page
 
 _KEYS = st.sets(st.text(st.sampled_from("ab/é\ud7ff\U0010ffff"), min_size=1, max_size=6), max_size=30)
 
 
-def _all_pages(keys: list[str], limit: int, **query: str) -> list[Page]:
+def _all_pages(keys: list[str], limit: int, **query: str) -> list[ListingPage]:
     pages = [list_page(keys, start="", limit=limit, **query)]
     while (start := pages[-1].next_start) is not None:
         pages.append(list_page(keys, start=start, limit=limit, **query))
@@ -43,4 +43,4 @@ def test_a_start_within_a_common_prefix_still_lists_it() -> None:
 
 
 def test_a_page_of_nothing_claims_no_next_page() -> None:
-    assert list_page(["a"], prefix="", limit=0) == Page(keys=(), prefixes=(), next_start=None)
+    assert list_page(["a"], prefix="", limit=0) == ListingPage(keys=(), prefixes=(), next_start=None)

@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_local._http1 import Request
+from stoker_local._http1 import ServerRequest
 from stoker_local._s3.model import S3Error
 from stoker_local._s3.signature import decode_payload
 
 
-def _request(**headers: str) -> Request:
+def _request(**headers: str) -> ServerRequest:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Request(method="PUT", raw_path="/b/k", path="/b/k", query=(), headers=named, body_bytes=0, keep_alive=True)
+    return ServerRequest(
+        method="PUT", raw_path="/b/k", path="/b/k", query=(), headers=named, body_bytes=0, keep_alive=True
+    )
 
 
 def _chunked(parts: list[bytes], *trailer: str) -> bytes:

@@ -37,7 +37,7 @@ def test_idle_time_is_not_saved_beyond_the_burst() -> None:
 def test_connections_share_the_total_rate_and_each_keeps_its_own() -> None:
     shaper = Shaper(Shape(connection_bytes_per_second=1e6, total_bytes_per_second=2e6, software_pacing=True))
     with socket.socket() as one, socket.socket() as other:
-        first, second = shaper.pacers(one), shaper.pacers(other)
+        first, second = shaper.create_pacers(one), shaper.create_pacers(other)
     assert first[0] is second[0]
     assert first[1] is not second[1]
 
@@ -45,7 +45,7 @@ def test_connections_share_the_total_rate_and_each_keeps_its_own() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux paces sockets")
 def test_linux_paces_a_connection_in_the_kernel() -> None:
     with socket.socket() as connection:
-        assert Shaper(Shape(connection_bytes_per_second=90e6)).pacers(connection) == ()
+        assert Shaper(Shape(connection_bytes_per_second=90e6)).create_pacers(connection) == ()
         assert connection.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == 90_000_000
 
 
@@ -87,9 +87,17 @@ def test_an_impossible_shape_is_refused(wrong: dict[str, float]) -> None:
 
 def test_gets_that_come_too_fast_are_refused_or_wait() -> None:
     refusing = Shaper(Shape(gets_per_second=10, gets_burst=3))
-    assert [refusing.get_delay(now) for now in (0.0, 0.0, 0.0, 0.0, 0.05, 0.11, 0.11)] == [0, 0, 0, None, None, 0, None]
+    assert [refusing.rate_limit_delay(now) for now in (0.0, 0.0, 0.0, 0.0, 0.05, 0.11, 0.11)] == [
+        0,
+        0,
+        0,
+        None,
+        None,
+        0,
+        None,
+    ]
     waiting = Shaper(Shape(gets_per_second=10, gets_burst=2, gets_wait=True))
-    assert [waiting.get_delay(0.0) for _ in range(4)] == pytest.approx([0.0, 0.0, 0.1, 0.2])
-    assert Shaper(Shape()).get_delay(0.0) == 0.0
+    assert [waiting.rate_limit_delay(0.0) for _ in range(4)] == pytest.approx([0.0, 0.0, 0.1, 0.2])
+    assert Shaper(Shape()).rate_limit_delay(0.0) == 0.0
     with pytest.raises(ValueError, match=r"gets_per_second must be .*, not -1"):
         Shape(gets_per_second=-1)

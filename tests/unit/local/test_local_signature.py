@@ -10,7 +10,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from stoker_local import BucketSpec, KeyPair
-from stoker_local._http1 import Request, parse_head
+from stoker_local._http1 import ServerRequest, parse_head
 from stoker_local._s3 import S3Service
 from support.local_bucket import signed_request
 
@@ -51,18 +51,18 @@ def service(clock: Clock) -> S3Service:
     return S3Service(region="us-east-1", keys=keys, buckets=buckets, clock=clock)
 
 
-def _signed(path: str, **signing: object) -> tuple[Request, bytes]:
+def _signed(path: str, **signing: object) -> tuple[ServerRequest, bytes]:
     head, _, body = signed_request(f"{HOST}{path}", **signing).partition(b"\r\n\r\n")  # type: ignore[arg-type]  # as its own
     return parse_head(head), body
 
 
-def _answer(service: S3Service, request: Request, body: bytes = b"") -> tuple[int, str]:
-    response = service.perform(service.call(request, body))
+def _answer(service: S3Service, request: ServerRequest, body: bytes = b"") -> tuple[int, str]:
+    response = service.perform(service.route(request, body))
     text = bytes(response.body).decode()
     return response.status, text.partition("<Code>")[2].partition("</Code>")[0]
 
 
-def _unsigned(path: str, **headers: str) -> Request:
+def _unsigned(path: str, **headers: str) -> ServerRequest:
     lines = "".join(f"\r\n{name.replace('_', '-')}: {value}" for name, value in headers.items())
     return parse_head(f"GET {path} HTTP/1.1\r\nHost: x{lines}".encode())
 
@@ -89,7 +89,7 @@ def test_an_unknown_key_is_named_so(service: S3Service) -> None:
     assert _answer(service, request) == (403, "InvalidAccessKeyId")
 
 
-TAMPERING: dict[str, Callable[[Request], Request]] = {
+TAMPERING: dict[str, Callable[[ServerRequest], ServerRequest]] = {
     "method": lambda r: replace(r, method="DELETE"),
     "path": lambda r: replace(r, path="/home/other"),
     "query": lambda r: replace(r, query=(*r.query, ("x", "y"))),
@@ -143,7 +143,7 @@ def _presigned(path: str, *, expires_seconds: int = 60) -> str:
     return str(request.url).removeprefix(HOST)
 
 
-def _get(target: str) -> Request:
+def _get(target: str) -> ServerRequest:
     return parse_head(f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1:9".encode())
 
 
@@ -194,7 +194,7 @@ def test_a_key_is_held_to_its_buckets_and_to_reading(service: S3Service) -> None
 
 def test_a_bucket_abroad_redirects_to_its_region(service: S3Service) -> None:
     request, _ = _signed("/abroad/k")
-    response = service.perform(service.call(request, b""))
+    response = service.perform(service.route(request, b""))
     assert response.status == 301
     assert response.headers["x-amz-bucket-region"] == "eu-west-1"
     assert _answer(service, _signed("/abroad/k", region="eu-west-1")[0]) == (404, "NoSuchKey")
@@ -202,7 +202,7 @@ def test_a_bucket_abroad_redirects_to_its_region(service: S3Service) -> None:
 
 def test_a_scope_of_a_third_region_is_told_the_right_one(service: S3Service) -> None:
     request, _ = _signed("/abroad/k", region="ap-south-1")
-    response = service.perform(service.call(request, b""))
+    response = service.perform(service.route(request, b""))
     assert response.status == 400
     assert b"<Code>AuthorizationHeaderMalformed</Code>" in bytes(response.body)
     assert b"<Region>eu-west-1</Region>" in bytes(response.body)

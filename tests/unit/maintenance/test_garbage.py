@@ -9,7 +9,7 @@ import pytest
 
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, object_key, version_key
-from stoker._maintenance.garbage import Unfinished, gc
+from stoker._maintenance.garbage import UnfinishedRun, collect_garbage
 from stoker._maintenance.inspection import verify
 from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.record import record_key
@@ -24,7 +24,7 @@ def test_nothing_of_a_finished_data_set_is_garbage() -> None:
     async def main() -> None:
         store = await data_set()
         before = await stored(store)
-        report = await gc(store, delete=True)
+        report = await collect_garbage(store, delete=True)
         assert (report.objects, report.records, report.versions, report.unfinished) == ((), (), (), {})
         assert await stored(store) == before
 
@@ -37,11 +37,11 @@ def test_orphans_are_listed_first_and_deleted_when_told() -> None:
         for number in range(3):
             await store.put(object_key("e" * 16, number), bytes(100))
         await store.put("data/notes.txt", b"of the user's")
-        listed = await gc(store)
+        listed = await collect_garbage(store)
         assert [info.key for info in listed.objects] == [object_key("e" * 16, n) for n in range(3)]
         assert (listed.size_bytes, listed.is_deleted) == (300, False)
         assert len(await stored(store, "data/e")) == 3
-        deleted = await gc(store, delete=True)
+        deleted = await collect_garbage(store, delete=True)
         assert (deleted.objects, deleted.is_deleted) == (listed.objects, True)
         assert not await stored(store, "data/e")
         assert "data/notes.txt" in await stored(store)
@@ -56,11 +56,11 @@ def test_an_unfinished_pack_is_protected_until_it_is_given_up_by_its_name(leave:
         store = await data_set()
         run_id = await leave(store, "unfinished")
         before = await stored(store)
-        report = await gc(store, delete=True)
+        report = await collect_garbage(store, delete=True)
         assert set(report.unfinished) == {run_id}
         assert report.unfinished[run_id].objects == len(await stored(store, f"data/{run_id}/")) > 0
         assert await stored(store) == before
-        report = await gc(store, delete=True, abandoned=[run_id])
+        report = await collect_garbage(store, delete=True, abandoned=[run_id])
         assert report.records == (record_key(run_id),)
         assert not await stored(store, f"data/{run_id}/")
         assert await labels(store) == list(range(45))
@@ -74,10 +74,10 @@ def test_the_run_of_a_damaged_record_is_protected_too() -> None:
         store = await data_set()
         run_id = await leave_half(store, "half")
         await store.put(record_key(run_id), b"damaged")
-        report = await gc(store, delete=True)
-        assert report.unfinished == {run_id: Unfinished(run=run_id, objects=10, record=None)}
+        report = await collect_garbage(store, delete=True)
+        assert report.unfinished == {run_id: UnfinishedRun(run=run_id, objects=10, record=None)}
         assert len(await stored(store, f"data/{run_id}/")) == 10
-        await gc(store, delete=True, abandoned=[run_id])
+        await collect_garbage(store, delete=True, abandoned=[run_id])
         assert not await stored(store, f"data/{run_id}/")
 
     asyncio.run(main())
@@ -89,8 +89,8 @@ def test_old_versions_go_when_told_with_what_only_they_cover() -> None:
         manifest = await versions.read_manifest(store)
         await store.put(manifest.key(4), b"damaged")
         await rebuild_manifest(store)
-        assert (await gc(store)).objects == ()
-        report = await gc(store, keep_versions=1, delete=True)
+        assert (await collect_garbage(store)).objects == ()
+        report = await collect_garbage(store, keep_versions=1, delete=True)
         assert report.versions == (1, 2)
         assert [info.key for info in report.objects] == [manifest.key(4)]
         assert await versions.list_versions(store) == [3]
@@ -98,7 +98,7 @@ def test_old_versions_go_when_told_with_what_only_they_cover() -> None:
         await pack(store, numbered(3, 45), mode="append", source="later")
         assert (await versions.read_manifest(store)).version == 4
         with pytest.raises(ConfigError, match="at least 1"):
-            await gc(store, keep_versions=0)
+            await collect_garbage(store, keep_versions=0)
 
     asyncio.run(main())
 
@@ -108,7 +108,7 @@ def test_a_pointer_that_stayed_behind_is_moved_before_versions_are_deleted() -> 
         store = await data_set()
         await pack(store, numbered(3, 45), mode="append", source="third")
         await store.put(POINTER_KEY, (await store.get(version_key(1)))[0])
-        await gc(store, keep_versions=1, delete=True)
+        await collect_garbage(store, keep_versions=1, delete=True)
         assert (await versions.read_manifest(store)).version == 3
         await pack(store, numbered(3, 48), mode="append", source="fourth")
         assert await labels(store) == list(range(51))
@@ -128,7 +128,7 @@ def test_nothing_is_deleted_where_a_manifest_was_lost() -> None:
         ]
         for abandoned in ([], [second]):
             with pytest.raises(PackError, match="rebuild-manifest"):
-                await gc(store, delete=True, abandoned=abandoned)
+                await collect_garbage(store, delete=True, abandoned=abandoned)
         assert await stored(store) == before
 
     asyncio.run(main())
@@ -138,15 +138,15 @@ def test_without_a_data_set_only_what_is_given_up_is_garbage() -> None:
     async def main() -> None:
         store = fresh_store()
         with pytest.raises(NotFoundError, match="no data set"):
-            await gc(store, delete=True)
+            await collect_garbage(store, delete=True)
         run_id = await leave_unfinished(store, "only", mode="create")
         orphan = "e" * 16
         await store.put(object_key(orphan, 0), b"of a pack whose record is lost")
         before = await stored(store)
-        report = await gc(store, delete=True)
+        report = await collect_garbage(store, delete=True)
         assert (report.objects, report.records, set(report.unfinished)) == ((), (), {run_id})
         assert await stored(store) == before
-        await gc(store, delete=True, abandoned=[orphan, run_id])
+        await collect_garbage(store, delete=True, abandoned=[orphan, run_id])
         assert await stored(store) == {}
 
     asyncio.run(main())
@@ -159,7 +159,7 @@ def test_only_what_is_unfinished_can_be_given_up(what: str) -> None:
         before = await stored(store)
         run_id = (await versions.read_manifest(store)).runs[0].run if what != "nothing" else "no run"
         with pytest.raises(ConfigError, match=f"has the id '{run_id}'; list them with: stoker gc memory"):
-            await gc(store, delete=True, abandoned=[run_id])
+            await collect_garbage(store, delete=True, abandoned=[run_id])
         assert await stored(store) == before
 
     asyncio.run(main())
@@ -171,7 +171,7 @@ def test_a_version_that_cannot_be_read_stops_the_collection() -> None:
         await store.put(version_key(1), flipped((await store.get(version_key(1)))[0]))
         before = await stored(store)
         with pytest.raises(ChecksumError, match="damaged"):
-            await gc(store, delete=True)
+            await collect_garbage(store, delete=True)
         assert await stored(store) == before
 
     asyncio.run(main())
@@ -191,10 +191,10 @@ def test_a_packer_that_starts_while_garbage_is_collected_loses_nothing() -> None
 
     async def main() -> None:
         rehearsal = WatchedStore(await data_set())
-        await gc(rehearsal, delete=True)
+        await collect_garbage(rehearsal, delete=True)
         for at in range(len(rehearsal.calls)):
             store = await data_set()
-            await gc(Meanwhile(store, at), delete=True)
+            await collect_garbage(Meanwhile(store, at), delete=True)
             assert await labels(store) == [*range(45), *range(100, 106)]
 
     asyncio.run(main())

@@ -13,8 +13,8 @@ import pytest
 from stoker import Array, Bytes, Schema, open_store
 from stoker._base.checksum import crc32c
 from stoker._format import versions
-from stoker._format.manifest import PackRun, Rows, object_key
-from stoker._format.supersample import Origin, SuperSample
+from stoker._format.manifest import ManifestRows, PackRun, object_key
+from stoker._format.supersample import PackOrigin, SuperSample
 from stoker._maintenance.inspection import BadObject, verify
 from stoker.abc import ObjectInfo, ObjectRef, Store
 from stoker.errors import BucketNotFoundError, PermissionDeniedError
@@ -85,10 +85,10 @@ def _impostor(change: dict[str, Any], schema: Schema = SCHEMA) -> Callable[[Stor
             "run": run_id,
             "ordinal": manifest.runs[-1].rows,
         } | change
-        data, packed = built(schema, [{"data": b"x", "label": 1}], Origin(**(origin | change)))
+        data, packed = built(schema, [{"data": b"x", "label": 1}], PackOrigin(**(origin | change)))
         key = object_key(run_id, manifest.runs[-1].rows)
         await store.put(key, data)
-        successor = manifest.extended(Rows.of([packed]), PackRun(run_id, manifest.runs[-1].rows, 1))
+        successor = manifest.append_runs(ManifestRows.of([packed]), PackRun(run_id, manifest.runs[-1].rows, 1))
         await versions.publish(store, successor)
         return key
 

@@ -10,9 +10,9 @@ import pytest
 from stoker import Array, Bytes, RetryingStore, Schema, open_store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, object_key, version_key
-from stoker._format.supersample import Origin
+from stoker._format.supersample import PackOrigin
 from stoker._maintenance.compaction import compact
-from stoker._maintenance.garbage import gc
+from stoker._maintenance.garbage import collect_garbage
 from stoker._maintenance.inspection import verify
 from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.catalog import BucketCatalog
@@ -73,7 +73,7 @@ def test_the_number_of_a_lost_version_is_not_given_again() -> None:
         for key in (POINTER_KEY, version_key(1), version_key(2)):
             await store.delete(key)
         assert (await rebuild_manifest(store)).manifest.version == 3
-        assert (await gc(store)).objects == ()
+        assert (await collect_garbage(store)).objects == ()
 
     asyncio.run(main())
 
@@ -189,10 +189,10 @@ def test_an_orphan_that_is_damaged_or_foreign_is_refused() -> None:
         manifest = await versions.read_manifest(store)
         await store.put(object_key(half, 1), flipped((await store.get(object_key(half, 1)))[0]))
         sample = [{"data": b"x", "label": 1}]
-        foreign = Origin(dataset="other", run="1" * 16, ordinal=0)
-        misplaced = Origin(dataset=manifest.dataset, run="2" * 16, ordinal=5)
+        foreign = PackOrigin(dataset="other", run="1" * 16, ordinal=0)
+        misplaced = PackOrigin(dataset=manifest.dataset, run="2" * 16, ordinal=5)
         other = Schema({"label": Array("int64"), "data": Bytes()})
-        reordered = Origin(dataset=manifest.dataset, run="3" * 16, ordinal=0)
+        reordered = PackOrigin(dataset=manifest.dataset, run="3" * 16, ordinal=0)
         await store.put(object_key("1" * 16, 0), built(SCHEMA, sample, foreign)[0])
         await store.put(object_key("2" * 16, 0), built(SCHEMA, sample, misplaced)[0])
         await store.put(object_key("3" * 16, 0), built(other, sample, reordered)[0])

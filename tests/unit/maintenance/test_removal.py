@@ -12,7 +12,7 @@ import pytest
 from stoker import open_store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, version_key
-from stoker._maintenance.garbage import plan_removal, remove
+from stoker._maintenance.garbage import plan_removal, remove_dataset
 from stoker.abc import Store
 from stoker.errors import NotFoundError, StoreError
 from stoker.testing import WatchedStore
@@ -45,9 +45,9 @@ def test_all_that_is_the_data_sets_goes_and_what_is_not_stays() -> None:
         assert removal.manifest is not None
         assert removal.manifest.samples == 25
         assert {info.key for info in removal.others} == {key for key in FOREIGN if key.count("/") and key[0] != "x"}
-        await remove(store, removal)
+        await remove_dataset(store, removal)
         assert set(await stored(store)) == set(FOREIGN)
-        assert await versions.newest_manifest(store) is None
+        assert await versions.find_newest_manifest(store) is None
         await pack(store, numbered(3))
 
     run(check)
@@ -80,7 +80,7 @@ def test_what_a_killed_pack_left_can_be_removed() -> None:
             await pack(store, breaking(numbered(20)))
         removal = await plan_removal(store)
         assert removal.manifest is None
-        await remove(store, removal)
+        await remove_dataset(store, removal)
         assert await stored(store) == {}
 
     run(check)
@@ -91,7 +91,7 @@ def test_super_samples_without_manifest_and_records_can_be_removed() -> None:
         await pack(store, numbered(20))
         for key in (POINTER_KEY, version_key(1), *await stored(store, "packs/")):
             await store.delete(key)
-        await remove(store, await plan_removal(store))
+        await remove_dataset(store, await plan_removal(store))
         assert await stored(store) == {}
 
     run(check)
@@ -102,7 +102,7 @@ def test_a_data_set_with_a_damaged_manifest_can_be_removed() -> None:
         await pack(store, numbered(20))
         await store.put(POINTER_KEY, b"damaged")
         await store.put(version_key(1), b"damaged")
-        await remove(store, await plan_removal(store))
+        await remove_dataset(store, await plan_removal(store))
         assert await stored(store) == {}
 
     run(check)
@@ -127,9 +127,9 @@ def test_a_removal_that_is_cut_off_anywhere_is_ended_by_the_next() -> None:
         store = _Failing(inner)
         store.left = count
         try:
-            await remove(store, await plan_removal(store))
+            await remove_dataset(store, await plan_removal(store))
         except StoreError:
-            await remove(inner, await plan_removal(inner))
+            await remove_dataset(inner, await plan_removal(inner))
         assert await stored(inner) == {}
         return store.left > 0
 

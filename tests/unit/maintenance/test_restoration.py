@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from stoker import Array, Bytes, Schema, Text, open_store
-from stoker._maintenance.inspection import restored
+from stoker._maintenance.inspection import restore_record
 from stoker._pack.packer import AsyncPacker
 from stoker._pack.plan import PackConfig
 from stoker._pack.record import PackRecord, record_key
-from stoker._pack.run import Cutter
+from stoker._pack.run import SuperSampleWriter
 from stoker.abc import Store
 from stoker.errors import FormatError
 from stoker.testing import WatchedStore
@@ -56,7 +56,7 @@ def test_restoring_a_run_of_many_super_samples_does_not_keep_their_heads() -> No
         memory = Memory()
         for _ in range(ROUNDS):
             with memory.round():
-                assert (await restored(store, begun(record))).to_bytes() == anonymous_record(record).to_bytes()
+                assert (await restore_record(store, begun(record))).to_bytes() == anonymous_record(record).to_bytes()
         return memory.peak_bytes
 
     assert asyncio.run(main()) < 5 << 20
@@ -87,7 +87,7 @@ def test_the_record_is_as_it_was_written(
     async def main() -> None:
         store = fresh_store()
         record = await packed(store, schema, samples, super_sample_bytes)
-        found = await restored(store, begun(record))
+        found = await restore_record(store, begun(record))
         assert found.state == "complete"
         assert found.to_bytes() == anonymous_record(record).to_bytes()  # no head has the hash of the whole
 
@@ -104,7 +104,7 @@ def test_a_head_within_the_first_read_costs_one_request_and_larger_ones_two_or_t
             store = fresh_store()
             record = await packed(store, schema, [values] * 6, limit)
             watched = WatchedStore(store)
-            await restored(watched, begun(record))
+            await restore_record(watched, begun(record))
             assert [call for call in watched.calls if call.startswith("list")] == [f"list data/{record.run}/"]
             reads = [call for call in watched.calls if call.startswith("get")]
             assert len(record) <= len(reads) <= requests * len(record)
@@ -119,7 +119,7 @@ def test_of_a_run_with_gaps_the_prefix_counts_and_it_is_not_finished() -> None:
             record = await packed(store, Schema({"b": Bytes()}), [{"b": b"x" * 300}] * 16, 700)
             assert len(record) == 8
             await store.delete(f"data/{record.run}/{missing:08d}")
-            found = await restored(store, begun(record))
+            found = await restore_record(store, begun(record))
             assert (found.state, len(found)) == ("packing", missing)
             assert found.run == record.run
 
@@ -130,14 +130,14 @@ def test_what_is_known_is_never_taken_back() -> None:
     async def main() -> None:
         store = fresh_store()
         record = await packed(store, Schema({"b": Bytes()}), [{"b": b"x" * 300}] * 16, 700)
-        assert await restored(store, record) is record
+        assert await restore_record(store, record) is record
         committed = replace(record, state="committed", version=3)
-        assert await restored(store, committed) is committed
+        assert await restore_record(store, committed) is committed
         for number in range(8):
             await store.delete(f"data/{record.run}/{number:08d}")
-        assert await restored(store, record) is record
+        assert await restore_record(store, record) is record
         start = begun(record)
-        assert await restored(store, start) is start
+        assert await restore_record(store, start) is start
 
     asyncio.run(main())
 
@@ -148,7 +148,7 @@ def test_objects_that_are_no_super_samples_of_the_run_are_passed_over_where_they
         record = await packed(store, Schema({"b": Bytes()}), [{"b": b"x" * 300}] * 16, 700)
         for key in ("readme", "00000099", "0", "00000003/x"):
             await store.put(f"data/{record.run}/{key}", b"nothing of ours")
-        assert (await restored(store, begun(record))).to_bytes() == anonymous_record(record).to_bytes()
+        assert (await restore_record(store, begun(record))).to_bytes() == anonymous_record(record).to_bytes()
 
     asyncio.run(main())
 
@@ -175,13 +175,13 @@ def test_what_has_a_number_and_is_no_super_sample_of_the_run_is_a_format_error(w
         }[what]
         await store.put(key, other)
         with pytest.raises(FormatError):
-            await restored(store, begun(record))
+            await restore_record(store, begun(record))
 
     asyncio.run(main())
 
 
 def one(schema: Schema, dataset: str, run: str, number: int) -> bytes:
-    cutter = Cutter(schema, 1000, dataset=dataset, run=run)
+    cutter = SuperSampleWriter(schema, 1000, dataset=dataset, run=run)
     cutter.skip(number, 0)
     cutter.add(dict.fromkeys(schema, b"x"))
     cut = cutter.finish()
@@ -197,7 +197,7 @@ def test_the_names_of_raw_objects_and_the_job_are_those_of_the_first_record() ->
             part = place.part(await place.put(range(20)), **changes)
             await pack(part.to_json(), place.deployment(), plenty())
             complete = PackRecord.from_bytes((await store.get(record_key(part.run)))[0])
-            assert (await restored(store, part.record())).to_bytes() == anonymous_record(complete).to_bytes()
+            assert (await restore_record(store, part.record())).to_bytes() == anonymous_record(complete).to_bytes()
             assert (len(complete.sources), complete.job) == (20 if part.is_remembered else 0, part.job)
 
     asyncio.run(main())

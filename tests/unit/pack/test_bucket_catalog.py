@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from stoker import Array, Schema
-from stoker._format.manifest import Manifest, PackRun, Rows
-from stoker._format.supersample import Packed
-from stoker._pack.catalog import DIGEST_KEY, BucketCatalog, digest_bytes, digested
-from stoker._pack.record import REMEMBERED_SECONDS, SOURCE_BYTES, PackRecord, record_key
+from stoker._format.manifest import Manifest, ManifestRows, PackRun
+from stoker._format.supersample import SuperSampleRecord
+from stoker._pack.catalog import DIGEST_KEY, BucketCatalog, decode_digest, encode_digest
+from stoker._pack.record import SOURCE_HASH_BYTES, SOURCE_RETENTION_SECONDS, PackRecord, record_key
 from stoker.abc import Store
 from stoker.errors import ChecksumError, FormatError, PermissionDeniedError, StokerError
 from stoker.testing import WatchedStore
@@ -31,11 +31,11 @@ NOW_SECONDS = 1_700_000_000
 def complete(number: int) -> PackRecord:
     """Return the record of a finished run of two samples."""
     run = f"{number:016x}"
-    packed = Packed(
+    packed = SuperSampleRecord(
         ordinal=0, size_bytes=500, samples=2, head_bytes=300, head_crc32c=1, crc32c=number, tag=f"{number:032x}"
     )
-    prefix = Manifest(dataset="d", version=1, schema=SCHEMA, rows=Rows.of([packed]), runs=(PackRun(run, 0, 1),))
-    sources = np.random.default_rng(number).integers(0, 256, (2, SOURCE_BYTES), np.uint8)
+    prefix = Manifest(dataset="d", version=1, schema=SCHEMA, rows=ManifestRows.of([packed]), runs=(PackRun(run, 0, 1),))
+    sources = np.random.default_rng(number).integers(0, 256, (2, SOURCE_HASH_BYTES), np.uint8)
     return PackRecord(
         run=run,
         identity="0" * 64,
@@ -100,7 +100,7 @@ def test_the_digest_is_written_again_when_enough_is_not_in_it() -> None:
             most = max(most, counts(store)["get"])
         assert most <= 1 + 356
         data, _ = await store.get(DIGEST_KEY)
-        assert len(digested(data)) > 700
+        assert len(decode_digest(data)) > 700
 
     asyncio.run(main())
 
@@ -165,7 +165,7 @@ def test_instances_that_write_the_digest_at_the_same_time_go_on_writing_it() -> 
         await written(store, [committed(number) for number in range(600, 900)])
         await instances[0].records()
         data, _ = await store.get(DIGEST_KEY)
-        assert len(digested(data)) == 900
+        assert len(decode_digest(data)) == 900
 
     asyncio.run(main())
 
@@ -173,7 +173,7 @@ def test_instances_that_write_the_digest_at_the_same_time_go_on_writing_it() -> 
 def test_raw_objects_are_named_for_as_long_as_anybody_wants_to_know() -> None:
     async def main() -> None:
         store = fresh_store()
-        ages_seconds = [0, REMEMBERED_SECONDS, REMEMBERED_SECONDS + 1]
+        ages_seconds = [0, SOURCE_RETENTION_SECONDS, SOURCE_RETENTION_SECONDS + 1]
         await written(store, [committed(n, NOW_SECONDS - age) for n, age in enumerate(ages_seconds)])
         catalog = BucketCatalog(store)
         for _ in range(2):
@@ -221,30 +221,30 @@ def test_a_digest_comes_back_from_its_bytes_and_one_that_is_damaged_anywhere_doe
     entries = {
         record_key(f"{n:016x}"): (tag, replace(committed(n), prefix=None)) for n, tag in enumerate(["a", "", "é", "d"])
     }
-    data = digest_bytes(entries)
-    again = digested(data)
-    assert digest_bytes(again) == data
+    data = encode_digest(entries)
+    again = decode_digest(data)
+    assert encode_digest(again) == data
     assert {key: tag for key, (tag, _) in again.items()} == {key: tag for key, (tag, _) in entries.items()}
-    assert digested(digest_bytes({})) == {}
+    assert decode_digest(encode_digest({})) == {}
     for position in range(0, len(data), 5):
         damaged = bytearray(data)
         damaged[position] ^= 1 << position % 8
         with pytest.raises((ChecksumError, StokerError)):
-            digested(bytes(damaged))
+            decode_digest(bytes(damaged))
     for end in range(0, len(data), 11):
         with pytest.raises(StokerError):
-            digested(data[:end])
+            decode_digest(data[:end])
 
 
 def test_a_hostile_digest_is_read_or_refused() -> None:
     pool = [
-        digest_bytes({record_key(f"{n:016x}"): (f"tag {n}", replace(committed(n), prefix=None)) for n in range(count)})
+        encode_digest({record_key(f"{n:016x}"): (f"tag {n}", replace(committed(n), prefix=None)) for n in range(count)})
         for count in (0, 1, 3)
     ]
     rng, outcomes = random.Random(5), Counter[str]()
     for _ in range(1000):
         try:
-            digested(mutated_file(rng.choice(pool), pool, rng))
+            decode_digest(mutated_file(rng.choice(pool), pool, rng))
         except (FormatError, ChecksumError) as error:
             outcomes[type(error).__name__] += 1
         else:
@@ -254,4 +254,4 @@ def test_a_hostile_digest_is_read_or_refused() -> None:
 
 def test_a_digest_has_no_record_that_is_not_committed() -> None:
     with pytest.raises(StokerError, match="which is not committed"):
-        digested(digest_bytes({record_key("1" * 16): ("t", complete(1))}))
+        decode_digest(encode_digest({record_key("1" * 16): ("t", complete(1))}))

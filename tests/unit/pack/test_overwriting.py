@@ -14,7 +14,7 @@ from stoker import Array, RetryingStore, Schema
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, version_key
 from stoker._maintenance.compaction import compact
-from stoker._maintenance.garbage import gc
+from stoker._maintenance.garbage import collect_garbage
 from stoker._maintenance.inspection import verify
 from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.catalog import BucketCatalog
@@ -144,10 +144,10 @@ def test_garbage_of_the_earlier_version_is_found(caplog: pytest.LogCaptureFixtur
         with caplog.at_level(logging.WARNING, logger="stoker"):
             await overwrite(store, 5)
         assert f"stoker gc --keep-versions 1 --delete {store.url}" in caplog.text
-        assert (await gc(store, delete=True)).objects == ()
-        assert len((await gc(store, delete=True, keep_versions=1)).objects) == 7
+        assert (await collect_garbage(store, delete=True)).objects == ()
+        assert len((await collect_garbage(store, delete=True, keep_versions=1)).objects) == 7
         assert await labels(store) == list(range(5))
-        assert (await gc(store)).unfinished == {}
+        assert (await collect_garbage(store)).unfinished == {}
 
     run(check)
 

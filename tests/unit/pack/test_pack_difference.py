@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stoker import Array, Bytes, Column, Ragged, Schema, Text
-from stoker._pack.plan import schema_difference
+from stoker._pack.plan import describe_schema_difference
 
 COLUMNS: dict[str, Column] = {"data": Bytes(), "label": Array("int64", classes=("cat", "dog"))}
 
@@ -34,18 +34,18 @@ COLUMNS: dict[str, Column] = {"data": Bytes(), "label": Array("int64", classes=(
     ],
 )
 def test_a_difference_names_what_differs_and_nothing_else(given: dict[str, Column], said: str) -> None:
-    assert schema_difference(Schema(COLUMNS), Schema(given)) == said
+    assert describe_schema_difference(Schema(COLUMNS), Schema(given)) == said
 
 
 def test_classes_that_one_side_lacks_are_a_difference_even_where_there_are_none() -> None:
     empty, without = Schema({"x": Array("int64", classes=())}), Schema({"x": Array("int64")})
-    assert schema_difference(empty, without) == "column 'x' without names of its classes"
-    assert schema_difference(without, empty) == "column 'x' with names of its classes"
+    assert describe_schema_difference(empty, without) == "column 'x' without names of its classes"
+    assert describe_schema_difference(without, empty) == "column 'x' with names of its classes"
 
 
 def test_a_difference_stays_readable_with_a_thousand_columns_and_classes() -> None:
     many = {f"c{number}": Array("int64", classes=("x" * 10_000,) * 1000) for number in range(1000)}
     others = {name: Array("int64", classes=("y" * 10_000,) * 1000) for name in many}
-    assert len(schema_difference(Schema(many), Schema(others))) < 2000
-    assert len(schema_difference(Schema(many), Schema(dict(reversed(many.items()))))) < 200
-    assert schema_difference(Schema(many), Schema({"c0": many["c0"]})).endswith("and 994 more")
+    assert len(describe_schema_difference(Schema(many), Schema(others))) < 2000
+    assert len(describe_schema_difference(Schema(many), Schema(dict(reversed(many.items()))))) < 200
+    assert describe_schema_difference(Schema(many), Schema({"c0": many["c0"]})).endswith("and 994 more")

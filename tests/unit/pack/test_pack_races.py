@@ -10,7 +10,7 @@ import pytest
 
 from stoker._format import versions
 from stoker._format.manifest import Manifest
-from stoker._maintenance.garbage import gc
+from stoker._maintenance.garbage import collect_garbage
 from stoker._pack.packer import AsyncPacker
 from stoker.abc import Store
 from stoker.errors import DatasetExistsError, PackError
@@ -154,7 +154,7 @@ def test_a_pack_whose_record_is_collected_as_abandoned_stops_before_it_commits()
             async with AsyncPacker(store, config(mode="append")) as packer:
                 for sample in numbered(60):
                     await packer.write(sample)
-                await gc(store, delete=True, abandoned=list((await gc(store)).unfinished))
+                await collect_garbage(store, delete=True, abandoned=list((await collect_garbage(store)).unfinished))
 
         with pytest.raises(PackError, match="was deleted while the pack was running"):
             await packing()

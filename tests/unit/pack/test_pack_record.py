@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from stoker import Array, Schema
-from stoker._format.manifest import Manifest, PackRun, Rows
+from stoker._format.manifest import Manifest, ManifestRows, PackRun
 from stoker._pack.record import PackRecord
-from stoker._pack.run import Cutter
+from stoker._pack.run import SuperSampleWriter
 from stoker.errors import ChecksumError, StokerError
 from stoker.testing import WatchedStore
 from support.memory import ROUNDS, Memory
@@ -77,12 +77,12 @@ def test_the_records_bytes_stay_proportional_to_the_manifest() -> None:
 
 def test_records_of_one_data_set_do_not_keep_its_schema_each() -> None:
     schema = Schema({"label": Array("int64", classes=tuple(f"class {n}" for n in range(5000)))})
-    cutter = Cutter(schema, 1000, dataset="d", run="a" * 16)
+    cutter = SuperSampleWriter(schema, 1000, dataset="d", run="a" * 16)
     cutter.add({"label": 1})
     cut = cutter.finish()
     assert cut is not None
     prefix = Manifest(
-        dataset="d", version=1, schema=schema, rows=Rows.of([cut.packed]), runs=(PackRun("a" * 16, 0, 1),)
+        dataset="d", version=1, schema=schema, rows=ManifestRows.of([cut.packed]), runs=(PackRun("a" * 16, 0, 1),)
     )
     data = PackRecord(run="a" * 16, identity="0" * 64, source="s", mode="deferred", prefix=prefix).to_bytes()
     assert len(data) > 50_000

@@ -401,7 +401,7 @@ def test_tasks_that_write_and_commit_at_once_lose_nothing() -> None:
 def test_super_samples_that_are_not_numbered_without_gaps_or_repeats_are_not_committed(numbers: list[int]) -> None:
     async def submit_out_of_order(store: Store) -> None:
         async with AsyncPacker(store, config()) as packer:
-            cuts = [cut for sample in numbered(10) if (cut := packer.cut(sample))]
+            cuts = [cut for sample in numbered(10) if (cut := packer.encode(sample))]
             for number in numbers:  # as if two threads had cut at the same time
                 await packer.submit(cuts[number])
 
@@ -409,7 +409,7 @@ def test_super_samples_that_are_not_numbered_without_gaps_or_repeats_are_not_com
         store = fresh_store()
         with pytest.raises(PackError, match="nothing was committed"):
             await submit_out_of_order(store)
-        assert await versions.newest_manifest(store) is None
+        assert await versions.find_newest_manifest(store) is None
 
     asyncio.run(main())
 

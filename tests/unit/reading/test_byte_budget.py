@@ -11,7 +11,7 @@ from stoker.testing import run_virtual
 
 
 async def holding(budget: ByteBudget, size_bytes: int, log: list[int], seconds: float = 1.0) -> None:
-    async with budget.hold(size_bytes):
+    async with budget.reserve(size_bytes):
         log.append(size_bytes)
         await asyncio.sleep(seconds)
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from stoker import Array, OrderConfig, Schema
-from stoker._fetch.range_plan import super_samples_read
-from stoker._format.manifest import Manifest, PackRun, Rows
-from stoker._order.sharding import Partition
-from stoker._order.steps import Steps, Stretch
+from stoker._fetch.range_plan import count_super_samples_read
+from stoker._format.manifest import Manifest, ManifestRows, PackRun
+from stoker._order.sharding import RankSharding
+from stoker._order.steps import PositionRange, SuperSampleSteps
 
 
 def manifest(super_samples: int, samples_each: int) -> Manifest:
     column = np.full(super_samples, 1000, "<u4")
-    rows = Rows(
+    rows = ManifestRows(
         size_bytes=column,
         samples=np.full(super_samples, samples_each, "<u4"),
         head_bytes=column // 10,
@@ -36,9 +36,11 @@ def manifest(super_samples: int, samples_each: int) -> Manifest:
 def test_the_super_samples_of_an_epoch_are_foreseen(shuffle: Any, limit: int, lanes: int, world_size: int) -> None:
     index = manifest(super_samples=56, samples_each=25)
     order = OrderConfig(seed=1, shuffle=shuffle, window=6, lanes=lanes)
-    partition = Partition(samples=limit, lanes=lanes, batch_size=4, rank=0, world_size=world_size)
-    steps = Steps(index.rows.samples, Stretch(order=order, partition=partition, epoch=0, position=0, end_epoch=1))
+    partition = RankSharding(samples=limit, lanes=lanes, batch_size=4, rank=0, world_size=world_size)
+    steps = SuperSampleSteps(
+        index.rows.samples, PositionRange(order=order, sharding=partition, epoch=0, position=0, end_epoch=1)
+    )
     walked = 0
     while (step := steps.next()) is not None:
         walked += len(step.first_uses)
-    assert super_samples_read(index, order, partition) == pytest.approx(walked, abs=2 * lanes / world_size + 1)
+    assert count_super_samples_read(index, order, partition) == pytest.approx(walked, abs=2 * lanes / world_size + 1)

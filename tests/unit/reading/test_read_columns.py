@@ -17,7 +17,7 @@ from stoker import FetchConfig, Schema
 from stoker._fetch.config import GAP_BYTES
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import gather
-from stoker._fetch.super_samples import SuperSampleReading, column_parts
+from stoker._fetch.super_samples import SuperSampleReader, column_parts
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import Head
 from stoker._memory.ring import Ring
@@ -73,13 +73,13 @@ class Bench:
         self.ring = Ring(4, MANIFEST.largest_bytes)
         self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(0), config=config, tiers=tiers)
         self.columns = {name: SCHEMA[name] for name in columns}
-        self.reading = SuperSampleReading(manifest, self.columns, self.fetcher, self.ring)
+        self.reading = SuperSampleReader(manifest, self.columns, self.fetcher, self.ring)
 
     async def check(self, row: int) -> None:
         """Read a super-sample, and compare every value of it."""
         slot = await self.reading.fetch(row)
         rows = np.arange(COUNTS[row])
-        picked = self.reading.picked([slot], np.zeros_like(rows), rows)
+        picked = self.reading.locate([slot], np.zeros_like(rows), rows)
         assert picked.super_samples.tolist() == [row] * COUNTS[row]
         found = gather(picked, self.columns)
         first = sum(COUNTS[:row])

@@ -12,7 +12,7 @@ import pytest
 from stoker import Array, Bytes, Ragged, Schema, Text
 from stoker._fetch.config import GAP_BYTES
 from stoker._format.supersample import Head
-from stoker._memory.budget import SampleMemory, head_bytes_held
+from stoker._memory.budget import SampleMemory, open_head_bytes
 from stoker.errors import BudgetError
 from stoker.testing import run_virtual
 from support.faulty_store import Weather
@@ -127,7 +127,7 @@ def test_a_large_sample_asked_for_alone_is_read_in_parallel_ranges() -> None:
 
 
 def test_heads_used_longest_ago_make_room_and_are_read_again() -> None:
-    cost = head_bytes_held(SCHEMA, max(head.head_bytes for head in HEADS))
+    cost = open_head_bytes(SCHEMA, max(head.head_bytes for head in HEADS))
     bodies = max(map(len, OBJECTS.values()))
     fixed = SampleMemory.plan(MANIFEST, 0, 10 * bodies).manifest_bytes
     reading = bench(columns=["label"], memory_bytes=fixed + bodies + 2 * cost, hedge=False)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker._shared.folder import ObjectFolder
-from stoker._shared.objects import IDLE_SECONDS, STALE_SECONDS, ObjectMemory, ObjectPlace, create_buffer
+from stoker._shared.folder import FolderStorage
+from stoker._shared.objects import IDLE_SECONDS, STALE_SECONDS, BoundedStorage, MemoryStorage, create_buffer
 from stoker.errors import ConfigError
 
 TENANT = "0123456789abcdef"
@@ -28,10 +28,10 @@ class Clock:
         return self.seconds
 
 
-Create = Callable[[int, Clock], ObjectPlace[Any]]
+Create = Callable[[int, Clock], BoundedStorage[Any]]
 
 
-def keep(place: ObjectPlace[Any], key: str, data: bytes, group: str = "t/a") -> bool:
+def keep(place: BoundedStorage[Any], key: str, data: bytes, group: str = "t/a") -> bool:
     """Have a place keep an object; return whether it does."""
     if not place.reserve(key, len(data), group):
         return False
@@ -39,15 +39,15 @@ def keep(place: ObjectPlace[Any], key: str, data: bytes, group: str = "t/a") -> 
     async def written() -> None:
         buffer = await create_buffer(len(data))
         buffer[:] = data
-        await place.keep(key, buffer)
+        await place.store(key, buffer)
 
     asyncio.run(written())
     return True
 
 
-def read(place: ObjectPlace[Any], key: str) -> bytes | None:
+def read(place: BoundedStorage[Any], key: str) -> bytes | None:
     async def found() -> bytes | None:
-        async with place.reading(key) as where:
+        async with place.pin(key) as where:
             if where is None:
                 return None
             return where.read_bytes() if isinstance(where, Path) else bytes(where)
@@ -65,10 +65,10 @@ def name(number: int) -> str:
 
 @pytest.fixture(params=["memory", "disk"])
 def create(request: pytest.FixtureRequest, tmp_path: Path) -> Create:
-    def created(limit_bytes: int, clock: Clock) -> ObjectPlace[Any]:
+    def created(limit_bytes: int, clock: Clock) -> BoundedStorage[Any]:
         if request.param == "memory":
-            return ObjectMemory(limit_bytes, clock)
-        return ObjectFolder(tmp_path / "tier", limit_bytes, believe, clock)
+            return MemoryStorage(limit_bytes, clock)
+        return FolderStorage(tmp_path / "tier", limit_bytes, believe, clock)
 
     return created
 
@@ -89,7 +89,7 @@ def test_an_object_that_is_being_written_is_not_read_and_gives_its_room_back(cre
     assert place.reserve(f"t/{name(1)}", 60, "t/a")
     assert read(place, f"t/{name(1)}") is None
     assert not place.reserve(f"t/{name(2)}", 60, "t/a")
-    place.give_up(f"t/{name(1)}")
+    place.cancel_reservation(f"t/{name(1)}")
     assert place.reserve(f"t/{name(2)}", 60, "t/a")
     place.close()
 
@@ -129,7 +129,7 @@ def test_an_object_that_is_being_read_stays(create: Create) -> None:
     assert keep(place, f"t/{name(1)}", b"a" * 100)
 
     async def while_it_is_read() -> None:
-        async with place.reading(f"t/{name(1)}"):
+        async with place.pin(f"t/{name(1)}"):
             clock.seconds += STALE_SECONDS
             assert not place.reserve(f"t/{name(2)}", 50, "t/a")
             place.drop(f"t/{name(1)}")
@@ -158,7 +158,7 @@ def test_what_is_larger_than_the_limit_is_declined(create: Create) -> None:
 )
 def test_memory_is_within_its_limit_and_reads_what_was_kept(steps: list[tuple[str, int, int, str, int]]) -> None:
     clock = Clock()
-    place: ObjectPlace[Any] = ObjectMemory(100, clock)
+    place: BoundedStorage[Any] = MemoryStorage(100, clock)
     kept: dict[str, bytes] = {}
     for action, number, size, group, passed in steps:
         clock.seconds += passed
@@ -177,7 +177,7 @@ def test_memory_is_within_its_limit_and_reads_what_was_kept(steps: list[tuple[st
 
 
 def test_a_folder_takes_over_what_is_there_and_removes_what_cannot_be_used(tmp_path: Path) -> None:
-    first = ObjectFolder(tmp_path, 1000, believe)
+    first = FolderStorage(tmp_path, 1000, believe)
     for number in range(3):
         assert keep(first, f"{TENANT}/{name(number)}", bytes([number]) * 100)
     first.close()
@@ -188,7 +188,7 @@ def test_a_folder_takes_over_what_is_there_and_removes_what_cannot_be_used(tmp_p
     for each in strangers[:2]:
         each.write_bytes(b"a stranger's")
     strangers[2].symlink_to(strangers[0])
-    second = ObjectFolder(tmp_path, 250, believe)
+    second = FolderStorage(tmp_path, 250, believe)
     assert second.statistics().objects == 2
     assert all(each.read_bytes() == b"a stranger's" for each in strangers)
     files = {file.name for file in set(tmp_path.glob("*/objects/*")) - set(strangers)}
@@ -206,11 +206,11 @@ def test_a_file_that_was_damaged_between_two_servers_is_removed_at_its_first_use
         return bytes(data) == b"a" * 100
 
     for number in range(2):
-        first = ObjectFolder(tmp_path, 1000, is_sound)
+        first = FolderStorage(tmp_path, 1000, is_sound)
         assert keep(first, f"{TENANT}/{name(number)}", b"a" * 100)
         first.close()
     (tmp_path / TENANT / "objects" / name(0)).write_bytes(b"b" * 100)
-    second = ObjectFolder(tmp_path, 1000, is_sound)
+    second = FolderStorage(tmp_path, 1000, is_sound)
     for _ in range(2):
         assert read(second, f"{TENANT}/{name(0)}") is None
         assert read(second, f"{TENANT}/{name(1)}") == b"a" * 100
@@ -221,21 +221,21 @@ def test_a_file_that_was_damaged_between_two_servers_is_removed_at_its_first_use
 
 
 def test_a_folder_is_used_by_one_server(tmp_path: Path) -> None:
-    first = ObjectFolder(tmp_path, 1000, believe)
+    first = FolderStorage(tmp_path, 1000, believe)
     with pytest.raises(ConfigError, match="another server uses it"):
-        ObjectFolder(tmp_path, 1000, believe)
+        FolderStorage(tmp_path, 1000, believe)
     first.close()
-    ObjectFolder(tmp_path, 1000, believe).close()
+    FolderStorage(tmp_path, 1000, believe).close()
 
 
 def test_a_folder_that_cannot_be_used_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="tier cannot be used"):
-        ObjectFolder(tmp_path / "file" / "tier", 1000, believe)
+        FolderStorage(tmp_path / "file" / "tier", 1000, believe)
 
 
 def test_a_file_that_somebody_else_has_removed_is_forgotten(tmp_path: Path) -> None:
-    folder = ObjectFolder(tmp_path, 1000, believe)
+    folder = FolderStorage(tmp_path, 1000, believe)
     assert keep(folder, f"{TENANT}/{name(1)}", b"a" * 100)
     (tmp_path / TENANT / "objects" / name(1)).unlink()
     assert read(folder, f"{TENANT}/{name(1)}") is None
@@ -259,15 +259,15 @@ def test_a_file_whose_writing_was_cancelled_is_gone_when_its_room_is_given_back(
     monkeypatch.setattr(Path, "replace", slow)
 
     async def main() -> None:
-        folder = ObjectFolder(tmp_path, 1000, believe)
+        folder = FolderStorage(tmp_path, 1000, believe)
         assert folder.reserve(f"{TENANT}/{name(1)}", 100, "g")
-        writing = asyncio.create_task(folder.keep(f"{TENANT}/{name(1)}", memoryview(bytes(100))))
+        writing = asyncio.create_task(folder.store(f"{TENANT}/{name(1)}", memoryview(bytes(100))))
         await asyncio.to_thread(begun.wait, 30)
         writing.cancel()
         asyncio.get_running_loop().call_later(0.05, go.set)
         with pytest.raises(asyncio.CancelledError):
             await writing
-        folder.give_up(f"{TENANT}/{name(1)}")
+        folder.cancel_reservation(f"{TENANT}/{name(1)}")
         assert folder.statistics().used_bytes == 0
         folder.close()
 
@@ -304,13 +304,13 @@ def test_a_tenant_below_its_share_takes_from_the_one_that_holds_most_and_no_more
 
 
 def test_what_one_tenant_is_writing_leaves_half_of_a_memory_to_others() -> None:
-    place = ObjectMemory(100, Clock())
+    place = MemoryStorage(100, Clock())
     assert place.reserve(f"hog/{name(1)}", 30, "hog/a")
     assert place.reserve(f"hog/{name(2)}", 20, "hog/a")
     assert not place.reserve(f"hog/{name(3)}", 20, "hog/a")
     assert place.reserve(f"small/{name(1)}", 50, "small/a"), "a single one may be as large as fits"
-    place.give_up(f"hog/{name(1)}")
-    asyncio.run(place.keep(f"hog/{name(2)}", memoryview(bytes(20))))
+    place.cancel_reservation(f"hog/{name(1)}")
+    asyncio.run(place.store(f"hog/{name(2)}", memoryview(bytes(20))))
     assert place.reserve(f"hog/{name(3)}", 30, "hog/a")
     place.close()
 
@@ -320,10 +320,10 @@ def test_an_object_that_is_dropped_while_it_is_read_leaves_with_its_last_reader(
     assert keep(place, f"t/{name(1)}", b"a" * 100)
 
     async def main() -> None:
-        async with place.reading(f"t/{name(1)}") as first:
-            async with place.reading(f"t/{name(1)}"):
+        async with place.pin(f"t/{name(1)}") as first:
+            async with place.pin(f"t/{name(1)}"):
                 place.drop(f"t/{name(1)}")
-                async with place.reading(f"t/{name(1)}") as found:
+                async with place.pin(f"t/{name(1)}") as found:
                     assert found is None
             assert first is not None
             assert place.statistics().used_bytes == 100

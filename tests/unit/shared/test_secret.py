@@ -38,7 +38,14 @@ def test_a_server_has_a_secret_for_each_tenant() -> None:
 
 
 def test_nothing_that_is_derived_is_another_or_the_secret() -> None:
-    found = {SECRET.token, SECRET.metrics_token, SECRET.tenant, SECRET.group("d"), SECRET.group("e"), SECRET.reveal()}
+    found = {
+        SECRET.token,
+        SECRET.metrics_token,
+        SECRET.tenant,
+        SECRET.group_id("d"),
+        SECRET.group_id("e"),
+        SECRET.reveal(),
+    }
     assert len(found | {SECRET.shards_key.hex(), SECRET._names_key.hex()}) == 8
     assert SECRET.reveal() not in repr(SECRET)
     with pytest.raises(TypeError, match="cannot be pickled"):
@@ -48,7 +55,7 @@ def test_nothing_that_is_derived_is_another_or_the_secret() -> None:
 def test_a_name_depends_on_secret_and_identity_and_size_and_on_whether_the_identity_is_strong() -> None:
     ref, _ = object_of(1)
     refs = [ref, replace(ref, size_bytes=9_999), replace(ref, sha256_128=None), replace(ref, sha256_128=bytes(16))]
-    names = {secret.name(each) for secret in (SECRET, OTHER_SECRET) for each in refs}
+    names = {secret.object_name(each) for secret in (SECRET, OTHER_SECRET) for each in refs}
     assert len(names) == 8
     assert all(map(is_name, names))
     assert {size_of(name) for name in names} == {10_000, 9_999}
@@ -56,7 +63,7 @@ def test_a_name_depends_on_secret_and_identity_and_size_and_on_whether_the_ident
 
 def test_the_name_of_bytes_is_that_of_their_object() -> None:
     ref, data = object_of(1)
-    name = SECRET.name(ref)
+    name = SECRET.object_name(ref)
     assert SECRET.is_name_of(name, memoryview(data))
     assert not SECRET.is_name_of(name, memoryview(data[:-1]))
     assert not OTHER_SECRET.is_name_of(name, memoryview(data))

@@ -16,7 +16,7 @@ from aiohttp import web
 
 import stoker
 from stoker import Array
-from stoker._base.breaker import FAILURES
+from stoker._base.breaker import FAILURE_THRESHOLD
 from stoker._base.meter import ReaderWrapper
 from stoker._cache.tiers import open_tier
 from stoker._format.manifest import Manifest
@@ -24,11 +24,11 @@ from stoker._format.versions import read_manifest
 from stoker._shared import read_through
 from stoker._shared import server as tier_server
 from stoker._shared.address import Address
-from stoker._shared.certificate import ephemeral_tls
-from stoker._shared.client import ServerAddress, SharedTier, _Copies
-from stoker._shared.folder import ObjectFolder
-from stoker._shared.read_through import ReadThrough, is_sound
-from stoker._shared.serving import Endpoint
+from stoker._shared.certificate import create_ephemeral_tls
+from stoker._shared.client import ServerAddress, SharedTier, _BufferPool
+from stoker._shared.folder import FolderStorage
+from stoker._shared.read_through import ReadThrough, is_valid_object
+from stoker._shared.serving import ListenAddress
 from stoker.abc import CorrectedTier, ObjectRef, PlacedTier, Readable, Tier
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, StoreError
 from stoker.testing import TierTests, WatchedStore
@@ -62,7 +62,7 @@ class TestSharedTier(TierTests):
 def test_it_reads_what_another_machine_has_offered_over_tls_that_it_knows_by_its_fingerprint() -> None:
     async def main() -> None:
         ref, data = object_of(1, 3_000_000)
-        endpoint = Endpoint(address=Address("127.0.0.1", 0), tls=ephemeral_tls())
+        endpoint = ListenAddress(address=Address("127.0.0.1", 0), tls=create_ephemeral_tls())
         async with running(server_of(1 << 24), endpoint) as url, client_of(url) as one, client_of(url) as two:
             await offered(one, ref, data)
             assert await read(two, ref) == data
@@ -359,7 +359,7 @@ def test_a_bucket_that_fails_costs_a_miss_and_is_told_in_the_log(
 
 def test_a_bucket_that_hangs_is_left_alone_after_a_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack(tmp_path / "data", 100)
-    monkeypatch.setattr(tier_server, "_SOURCE_SECONDS", 0.01)
+    monkeypatch.setattr(tier_server, "_FETCH_TIMEOUT_SECONDS", 0.01)
 
     class Hanging(ReaderWrapper[Readable]):
         reads = 0
@@ -378,8 +378,8 @@ def test_a_bucket_that_hangs_is_left_alone_after_a_few_reads(tmp_path: Path, mon
             for row in range(8):
                 assert await read(tier, manifest.ref(row)) is None
                 await until(lambda: not server._fetches)
-            assert store.reads == FAILURES
-            assert server.stats.fetch_failures == FAILURES
+            assert store.reads == FAILURE_THRESHOLD
+            assert server.stats.fetch_failures == FAILURE_THRESHOLD
 
     asyncio.run(main())
 
@@ -397,32 +397,32 @@ def test_objects_that_are_named_without_sha256_outlive_the_server_on_disk(
         for fetched in (2, 1):
             source = ReadThrough(store, [SECRET])
             await source.refresh()
-            folder = ObjectFolder(tmp_path / "tier", 1 << 20, partial(is_sound, [SECRET], [source]))
+            folder = FolderStorage(tmp_path / "tier", 1 << 20, partial(is_valid_object, [SECRET], [source]))
             server = server_of(100, folder=folder, sources=[source])
             async with running(server) as url, client_of(url) as tier:
                 for ref in refs:
                     await until_async(partial(read, tier, ref))
             assert server.stats.fetched == fetched, "one is here, and one was damaged"
-            damaged = tmp_path / "tier" / SECRET.tenant / "objects" / SECRET.name(refs[0])
+            damaged = tmp_path / "tier" / SECRET.tenant / "objects" / SECRET.object_name(refs[0])
             damaged.write_bytes(bytes(refs[0].size_bytes))
 
     asyncio.run(main())
 
 
 def test_copies_of_mixed_sizes_never_exceed_their_limit() -> None:
-    copies, held = _Copies(1000), list[bytearray]()
+    copies, held = _BufferPool(1000), list[bytearray]()
     rng = random.Random(1)
     for _ in range(2000):
         if held and rng.random() < 0.5:
-            copies.give_back(held.pop(rng.randrange(len(held))))
-        elif (buffer := copies.take(size_bytes := rng.choice((1, 10, 100, 600)))) is not None:
+            copies.release(held.pop(rng.randrange(len(held))))
+        elif (buffer := copies.acquire(size_bytes := rng.choice((1, 10, 100, 600)))) is not None:
             assert size_bytes <= len(buffer) <= 2 * size_bytes
             held.append(buffer)
         assert sum(map(len, [*held, *copies._spare])) <= 1000
     for buffer in held:
-        copies.give_back(buffer)
-    assert copies.take(1000) is not None
-    assert copies.take(1) is None
+        copies.release(buffer)
+    assert copies.acquire(1000) is not None
+    assert copies.acquire(1) is None
 
 
 @pytest.mark.parametrize("status", [302, 400, 403, 429, 500, 502, 503, 507, 520])

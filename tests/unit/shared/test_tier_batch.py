@@ -14,8 +14,16 @@ import pytest
 import stoker
 from stoker._format.versions import read_manifest
 from stoker._shared import protocol
-from stoker._shared.folder import ObjectFolder
-from stoker._shared.protocol import HEAD, MISSING, BatchAnswer, Part, PartInto, encode_request, parse_request
+from stoker._shared.folder import FolderStorage
+from stoker._shared.protocol import (
+    LENGTH,
+    MISSING_LENGTH,
+    BatchResponse,
+    ObjectRange,
+    RangeInto,
+    encode_request,
+    parse_request,
+)
 from stoker._shared.read_through import ReadThrough
 from stoker.abc import ObjectRef
 from stoker.errors import CredentialsError, StoreError, TruncatedError, UnexpectedAnswerError
@@ -23,7 +31,7 @@ from support.shared_tier import IS_SOUND, OTHER_SECRET, SECRET, client_of, objec
 from support.waiting import until
 
 TOKEN = {"Authorization": f"Bearer {SECRET.token}"}
-NAME = SECRET.name(object_of(1)[0])
+NAME = SECRET.object_name(object_of(1)[0])
 
 
 def parts_of(*asked: tuple[int, int, int]) -> tuple[list[tuple[ObjectRef, int, memoryview]], list[bytes]]:
@@ -41,7 +49,7 @@ def test_parts_are_filled_in_any_order_from_their_servers_and_missing_ones_are_t
     tmp_path: Path, is_on_disk: bool
 ) -> None:
     async def main() -> None:
-        folders = [ObjectFolder(tmp_path / each, 1 << 20, IS_SOUND) if is_on_disk else None for each in "ab"]
+        folders = [FolderStorage(tmp_path / each, 1 << 20, IS_SOUND) if is_on_disk else None for each in "ab"]
         servers = [server_of(100 if is_on_disk else 1 << 20, folder=folder) for folder in folders]
         async with running(servers[0]) as one, running(servers[1]) as two, client_of(one, two) as tier:
             for number in range(8):
@@ -59,7 +67,7 @@ def test_parts_are_filled_in_any_order_from_their_servers_and_missing_ones_are_t
 
 
 def test_a_large_batch_is_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "MAX_PARTS", 4)
+    monkeypatch.setattr(protocol, "MAX_RANGES", 4)
     monkeypatch.setattr(protocol, "MAX_BATCH_BYTES", 15_000)
 
     async def main() -> None:
@@ -122,7 +130,7 @@ def test_what_is_no_batch_is_refused(body: bytes) -> None:
             async with session.post(f"{url}/objects", data=BytesIO(body), headers=TOKEN) as response:
                 assert response.status in (400, 413)
             async with session.post(f"{url}/objects", data=f"{NAME} 0 1\n".encode(), headers=TOKEN) as response:
-                assert (response.status, await response.read()) == (200, HEAD.pack(MISSING))
+                assert (response.status, await response.read()) == (200, LENGTH.pack(MISSING_LENGTH))
 
     asyncio.run(main())
 
@@ -138,30 +146,30 @@ def test_a_batch_wants_a_token_and_finds_the_tenant_s_own_objects_only() -> None
             await offered(tier, *object_of(1))
             other = {"Authorization": f"Bearer {OTHER_SECRET.token}"}
             async with session.post(f"{url}/objects", data=f"{NAME} 0 10\n".encode(), headers=other) as response:
-                assert await response.read() == HEAD.pack(MISSING)
+                assert await response.read() == LENGTH.pack(MISSING_LENGTH)
 
     asyncio.run(main())
 
 
-RIGHT = HEAD.pack(4) + b"abcd" + HEAD.pack(MISSING) + HEAD.pack(2) + b"xy"
+RIGHT = LENGTH.pack(4) + b"abcd" + LENGTH.pack(MISSING_LENGTH) + LENGTH.pack(2) + b"xy"
 
 
 @pytest.mark.parametrize("step", [1, 3, 7, 100])
 def test_a_stream_is_taken_in_any_pieces(step: int) -> None:
     memories = [memoryview(bytearray(size)) for size in (4, 3, 2)]
-    answer = BatchAnswer("a", [PartInto(NAME, 0, into) for into in memories])
+    answer = BatchResponse("a", [RangeInto(NAME, 0, into) for into in memories])
     for start in range(0, len(RIGHT), step):
-        answer.take(RIGHT[start : start + step])
+        answer.receive(RIGHT[start : start + step])
     assert answer.finish() == [True, False, True]
     assert [bytes(each) for each in memories] == [b"abcd", bytes(3), b"xy"]
 
 
 HOSTILE = {
-    "too long a part": (HEAD.pack(5) + b"abcde", UnexpectedAnswerError),
-    "too short a part": (HEAD.pack(3) + b"abc" + RIGHT[12:], UnexpectedAnswerError),
-    "negative": (HEAD.pack(-2), UnexpectedAnswerError),
-    "huge": (HEAD.pack((1 << 63) - 1), UnexpectedAnswerError),
-    "unasked": (RIGHT + HEAD.pack(MISSING), UnexpectedAnswerError),
+    "too long a part": (LENGTH.pack(5) + b"abcde", UnexpectedAnswerError),
+    "too short a part": (LENGTH.pack(3) + b"abc" + RIGHT[12:], UnexpectedAnswerError),
+    "negative": (LENGTH.pack(-2), UnexpectedAnswerError),
+    "huge": (LENGTH.pack((1 << 63) - 1), UnexpectedAnswerError),
+    "unasked": (RIGHT + LENGTH.pack(MISSING_LENGTH), UnexpectedAnswerError),
     "part of a head behind": (RIGHT + b"\0", TruncatedError),
     "nothing": (b"", TruncatedError),
     "ends in a part": (RIGHT[:-1], TruncatedError),
@@ -216,9 +224,9 @@ def test_a_range_beyond_the_object_s_end_is_an_error() -> None:
 
 
 def test_a_request_is_read_as_it_was_written() -> None:
-    asked = [PartInto(NAME, start, memoryview(bytes(size))) for start, size in ((0, 1), (17, 9_000), (9_999, 1))]
+    asked = [RangeInto(NAME, start, memoryview(bytes(size))) for start, size in ((0, 1), (17, 9_000), (9_999, 1))]
     parsed = parse_request(encode_request(asked))
-    assert parsed == [Part(name, start, start + len(into)) for name, start, into in asked]
+    assert parsed == [ObjectRange(name, start, start + len(into)) for name, start, into in asked]
 
 
 def test_a_reader_of_a_batch_that_leaves_holds_nothing() -> None:
@@ -241,7 +249,7 @@ def test_a_reader_of_a_batch_that_leaves_holds_nothing() -> None:
 
 def test_a_file_that_is_damaged_within_a_batch_breaks_the_stream_off(tmp_path: Path) -> None:
     async def main() -> None:
-        folder = ObjectFolder(tmp_path, 1 << 20, IS_SOUND)
+        folder = FolderStorage(tmp_path, 1 << 20, IS_SOUND)
         async with running(server_of(100, folder=folder)) as url, client_of(url) as tier:
             ref, data = object_of(1)
             await offered(tier, ref, data)

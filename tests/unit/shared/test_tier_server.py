@@ -20,15 +20,15 @@ import pytest
 from stoker._shared import address, serving
 from stoker._shared import server as tier_server
 from stoker._shared.address import Address
-from stoker._shared.certificate import ephemeral_tls
-from stoker._shared.folder import ObjectFolder
-from stoker._shared.serving import Endpoint
+from stoker._shared.certificate import create_ephemeral_tls
+from stoker._shared.folder import FolderStorage
+from stoker._shared.serving import ListenAddress
 from stoker.errors import ConfigError
 from support.shared_tier import IS_SOUND, OTHER_SECRET, SECRET, client_of, object_of, read, running, server_of
 from support.waiting import until, until_async
 
 REF, DATA = object_of(1)
-NAME = SECRET.name(REF)
+NAME = SECRET.object_name(REF)
 TOKEN = {"Authorization": f"Bearer {SECRET.token}"}
 Ask = Callable[..., Awaitable[tuple[int, bytes, Any]]]
 
@@ -183,7 +183,7 @@ def test_a_full_server_declines_and_goes_on() -> None:
     async def main(ask: Ask, server: Any) -> None:
         other, data = object_of(2)
         await ask("PUT", f"/objects/{NAME}", data=DATA)
-        assert (await ask("PUT", f"/objects/{SECRET.name(other)}", data=data))[0] == 507
+        assert (await ask("PUT", f"/objects/{SECRET.object_name(other)}", data=data))[0] == 507
         assert (await ask("GET", f"/objects/{NAME}"))[:2] == (200, DATA)
 
     asking(main, limit_bytes=15_000)
@@ -198,7 +198,7 @@ def test_a_machine_that_has_no_memory_left_declines(monkeypatch: pytest.MonkeyPa
     async def main(ask: Ask, server: Any) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(mmap, "mmap", refuse)
-            assert (await ask("PUT", f"/objects/{SECRET.name(large)}", data=BytesIO(data)))[0] == 507
+            assert (await ask("PUT", f"/objects/{SECRET.object_name(large)}", data=BytesIO(data)))[0] == 507
         assert server.statistics()["memory"].used_bytes == 0
 
     asking(main, limit_bytes=1 << 22)
@@ -263,7 +263,7 @@ def test_metrics_are_prometheus_s_and_health_is_everybody_s() -> None:
 
 
 def test_what_has_no_room_in_memory_is_kept_on_disk_and_read_again_by_the_next_server(tmp_path: Path) -> None:
-    objects = {SECRET.name(ref): data for ref, data in map(object_of, range(4))}
+    objects = {SECRET.object_name(ref): data for ref, data in map(object_of, range(4))}
 
     async def fill(ask: Ask, server: Any) -> None:
         for name, data in objects.items():
@@ -272,7 +272,7 @@ def test_what_has_no_room_in_memory_is_kept_on_disk_and_read_again_by_the_next_s
             assert (await ask("GET", f"/objects/{name}"))[:2] == (200, data)
             assert (await ask("GET", f"/objects/{name}", headers=TOKEN | {"Range": "bytes=7-8"}))[1] == data[7:9]
 
-    asking(fill, limit_bytes=15_000, folder=ObjectFolder(tmp_path, 100_000, IS_SOUND))
+    asking(fill, limit_bytes=15_000, folder=FolderStorage(tmp_path, 100_000, IS_SOUND))
     files = sorted(tmp_path.glob("*/objects/*"))
     assert len(files) == 3
     spoilt = files[0].name
@@ -284,11 +284,11 @@ def test_what_has_no_room_in_memory_is_kept_on_disk_and_read_again_by_the_next_s
             assert (status, body) == ((404, body) if file.name == spoilt else (200, objects[file.name]))
         assert not files[0].exists()
 
-    asking(read, folder=ObjectFolder(tmp_path, 100_000, IS_SOUND))
+    asking(read, folder=FolderStorage(tmp_path, 100_000, IS_SOUND))
 
 
 def test_a_connection_without_a_token_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_GUEST_SECONDS", 0.05)
+    monkeypatch.setattr(serving, "_AUTHENTICATION_SECONDS", 0.05)
 
     async def main() -> None:
         async with running(server_of()) as url:
@@ -303,7 +303,7 @@ def test_a_connection_without_a_token_is_closed_after_a_while(monkeypatch: pytes
 
 
 def test_silent_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_MAX_GUESTS", 4)
+    monkeypatch.setattr(serving, "_MAX_UNAUTHENTICATED", 4)
 
     async def main() -> None:
         async with running(server_of()) as url, aiohttp.ClientSession() as session:
@@ -319,10 +319,10 @@ def test_silent_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_strangers_who_are_slow_to_speak_tls_are_as_few_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_MAX_GUESTS", 4)
+    monkeypatch.setattr(serving, "_MAX_UNAUTHENTICATED", 4)
 
     async def main() -> None:
-        endpoint = Endpoint(address=Address("127.0.0.1", 0), tls=ephemeral_tls())
+        endpoint = ListenAddress(address=Address("127.0.0.1", 0), tls=create_ephemeral_tls())
         async with running(server_of(), endpoint) as url, client_of(url) as tier:
             host, port = url.removeprefix("https://").partition("?")[0].split(":")
             strangers = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
@@ -338,12 +338,12 @@ def test_strangers_who_are_slow_to_speak_tls_are_as_few_as_others(monkeypatch: p
 
 
 def test_a_connection_that_makes_way_within_its_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_MAX_GUESTS", 1)
+    monkeypatch.setattr(serving, "_MAX_UNAUTHENTICATED", 1)
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
 
     async def main() -> None:
-        endpoint = Endpoint(address=Address("127.0.0.1", 0), tls=ephemeral_tls())
+        endpoint = ListenAddress(address=Address("127.0.0.1", 0), tls=create_ephemeral_tls())
         async with running(server_of(), endpoint) as url:
             host, port = url.removeprefix("https://").partition("?")[0].split(":")
 
@@ -409,7 +409,7 @@ def test_an_upload_that_ends_early_is_not_kept_and_said_to_nobody(caplog: pytest
 
 
 def test_off_loopback_a_server_shows_a_certificate_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address, "is_this_machine", lambda _: False)
+    monkeypatch.setattr(address, "is_loopback", lambda _: False)
 
     async def main() -> None:
         async with running(server_of()) as url:
@@ -421,13 +421,13 @@ def test_off_loopback_a_server_shows_a_certificate_of_its_own(monkeypatch: pytes
 
 def test_a_server_that_listens_everywhere_must_say_where_it_is() -> None:
     with pytest.raises(ConfigError, match="--advertise"):
-        Endpoint(address=Address("0.0.0.0", 0))  # noqa: S104 - what is refused
-    everywhere = Endpoint(address=Address("0.0.0.0", 0), advertised="tier.internal", tls=None)  # noqa: S104 - see above
+        ListenAddress(address=Address("0.0.0.0", 0))  # noqa: S104 - what is refused
+    everywhere = ListenAddress(address=Address("0.0.0.0", 0), advertised="tier.internal", tls=None)  # noqa: S104 - see above
     assert everywhere.url(7412, None) == "http://tier.internal:7412"
 
 
 def test_two_certificates_are_two() -> None:
-    assert ephemeral_tls().fingerprint != ephemeral_tls().fingerprint
+    assert create_ephemeral_tls().fingerprint != create_ephemeral_tls().fingerprint
 
 
 def test_a_server_without_room_says_so_before_the_body_is_sent() -> None:
@@ -454,7 +454,7 @@ def test_slow_uploads_keep_no_others_from_the_disk(tmp_path: Path) -> None:
             await go.wait()
             yield DATA[5000:]
 
-        objects = {SECRET.name(ref): data for ref, data in map(object_of, range(2, 8))}
+        objects = {SECRET.object_name(ref): data for ref, data in map(object_of, range(2, 8))}
         headers = TOKEN | {"Content-Length": str(len(DATA))}
         offers = [
             asyncio.ensure_future(ask("PUT", f"/objects/{each}", data=slow(), headers=headers)) for each in objects
@@ -465,7 +465,7 @@ def test_slow_uploads_keep_no_others_from_the_disk(tmp_path: Path) -> None:
         go.set()
         await asyncio.gather(*offers)
 
-    asking(main, limit_bytes=100, folder=ObjectFolder(tmp_path, 1 << 20, IS_SOUND))
+    asking(main, limit_bytes=100, folder=FolderStorage(tmp_path, 1 << 20, IS_SOUND))
 
 
 def test_what_is_sent_from_disk_is_counted(tmp_path: Path) -> None:
@@ -480,20 +480,20 @@ def test_what_is_sent_from_disk_is_counted(tmp_path: Path) -> None:
         assert (await ask("GET", path))[1] == DATA
         await until(lambda: server.stats.sent_bytes == 10 + len(DATA))
 
-    asking(main, limit_bytes=100, folder=ObjectFolder(tmp_path, 1 << 20, IS_SOUND))
+    asking(main, limit_bytes=100, folder=FolderStorage(tmp_path, 1 << 20, IS_SOUND))
 
 
 def test_a_reader_that_stands_still_is_left_also_where_the_object_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tier_server, "_TRANSFER_SECONDS", 0.2)
-    monkeypatch.setattr(tier_server, "_LEAST_BYTES_PER_SECOND", 1 << 30)
+    monkeypatch.setattr(tier_server, "_MIN_BYTES_PER_SECOND", 1 << 30)
     large, data = object_of(2, 20_000_000)
 
     async def main() -> None:
-        server = server_of(100, folder=ObjectFolder(tmp_path, 1 << 26, IS_SOUND))
+        server = server_of(100, folder=FolderStorage(tmp_path, 1 << 26, IS_SOUND))
         async with running(server) as url, aiohttp.ClientSession() as session:
-            name = SECRET.name(large)
+            name = SECRET.object_name(large)
             async with session.put(f"{url}/objects/{name}", headers=TOKEN, data=BytesIO(data)) as response:
                 assert response.status == 201
             host, port = url.removeprefix("http://").split(":")

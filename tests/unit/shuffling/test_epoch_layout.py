@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 from stoker import Array, Order, OrderConfig, Schema
-from stoker._format.manifest import Manifest, PackRun, Rows
-from stoker._format.supersample import Packed
-from stoker._order.order import MAX_EPOCH, MAX_SLICES, EpochLayout, even_slices
+from stoker._format.manifest import Manifest, ManifestRows, PackRun
+from stoker._format.supersample import SuperSampleRecord
+from stoker._order.order import MAX_EPOCH, MAX_SLICES, EpochLayout, even_slice_count
 from stoker.errors import ConfigError
 
 
 def manifest_of(counts: list[int], *, dataset: str = "digits", version: int = 1) -> Manifest:
     packed = [
-        Packed(ordinal=number, size_bytes=10_000, samples=count, head_bytes=9_000, head_crc32c=1, crc32c=2)
+        SuperSampleRecord(ordinal=number, size_bytes=10_000, samples=count, head_bytes=9_000, head_crc32c=1, crc32c=2)
         for number, count in enumerate(counts)
     ]
     return Manifest(
         dataset=dataset,
         version=version,
         schema=Schema({"x": Array("int64")}),
-        rows=Rows.of(packed),
+        rows=ManifestRows.of(packed),
         runs=(PackRun("0" * 16, 0, len(counts)),),
     )
 
@@ -58,20 +58,20 @@ def test_where_a_sample_is_is_found_from_either_side(lanes: int) -> None:
 def test_slices_are_whole_lanes_or_equal_parts_of_one(lanes: int) -> None:
     epoch = layout(lanes)
     for at_least in range(1, 40):
-        slices = even_slices(at_least, lanes)
+        slices = even_slice_count(at_least, lanes)
         assert slices >= at_least
         starts = epoch.slice_starts(slices)
         assert (starts[0], starts[-1], len(starts)) == (0, SAMPLES, slices + 1)
         sizes = np.diff(starts)
         assert sizes.max() - sizes.min() <= max(1, lanes // slices)
         for start, stop in itertools.pairwise(starts.tolist()):
-            within = epoch.lanes_within(start, stop)
+            within = epoch.lane_row_counts(start, stop)
             assert sum(within) == stop - start
             assert len(within) == max(1, lanes // slices)
 
 
 def test_the_least_slices_that_are_even_are_taken() -> None:
-    assert [even_slices(count, 12) for count in (1, 2, 3, 4, 5, 7, 12, 13, 25)] == [1, 2, 3, 4, 6, 12, 12, 24, 36]
+    assert [even_slice_count(count, 12) for count in (1, 2, 3, 4, 5, 7, 12, 13, 25)] == [1, 2, 3, 4, 6, 12, 12, 24, 36]
 
 
 @pytest.mark.parametrize(("lanes", "slices"), [(4, 3), (4, 6), (4, 0), (4, -4), (1, MAX_SLICES + 1)])
@@ -84,8 +84,8 @@ def test_more_lanes_than_samples_leave_lanes_empty() -> None:
     epoch = layout(300)
     starts = epoch.slice_starts(300)
     assert np.diff(starts).tolist() == [1] * 100 + [0] * 200
-    assert epoch.lanes_within(0, 100) == [1] * 100
-    assert epoch.lanes_within(100, 100) == []
+    assert epoch.lane_row_counts(0, 100) == [1] * 100
+    assert epoch.lane_row_counts(100, 100) == []
 
 
 def test_everything_that_fixes_the_sequence_fixes_the_folder_and_the_ids() -> None:

@@ -104,7 +104,7 @@ def test_every_rank_gets_the_positions_that_are_dealt_to_it(
             )
             feed.start(0, start)
             assert feed.is_materialized
-            for number, (step, is_last) in enumerate(feed.partition.walk(start)):
+            for number, (step, is_last) in enumerate(feed.partition.steps(start)):
                 store.is_gone = gone_after is not None and number >= gone_after
                 batch = feed.next()
                 assert batch is not None
@@ -271,7 +271,7 @@ def test_the_next_epoch_is_fetched_while_the_last_batch_of_the_one_before_is_use
         store = WatchedStore(open_store(three))
         feed = feed_of(store, thread, order=full_order(1), batch_size=10, end_epoch=2)
         assert taken(feed, 0) == full_of(0)
-        assert feed.place == (1, 0)
+        assert feed.position == (1, 0)
         until(feed.is_ready)
         before = replace(feed.counters)
         batch = feed.next()
@@ -296,7 +296,7 @@ def test_an_epoch_that_is_made_after_the_last_batch_before_it_is_read_all_the_sa
     try:
         feed = feed_of(open_store(url), thread, order=full_order(1), batch_size=10, end_epoch=2)
         assert taken(feed, 0) == full_of(0)
-        assert feed.place is None
+        assert feed.position is None
         materialize(url, epoch=1, object_bytes=400)
         assert taken(feed, 1) == full_of(1)
         assert feed.is_materialized
@@ -348,7 +348,7 @@ def test_a_bucket_that_is_silent_between_two_epochs_does_not_keep_the_last_batch
             if self.is_silent and "/manifests/" in key:
                 await asyncio.sleep(3600)
 
-    monkeypatch.setattr("stoker._fetch.materialized_pipeline._AHEAD_SECONDS", 0.05)
+    monkeypatch.setattr("stoker._fetch.materialized_pipeline._LOOKAHEAD_TIMEOUT_SECONDS", 0.05)
     thread = LoopThread()
     try:
         store = Silent(open_store(three))

@@ -11,12 +11,12 @@ import pytest
 from stoker import Array, Operation, Prices, Schema
 from stoker._base.meter import Meter
 from stoker._fetch.materialized_pipeline import read_epoch
-from stoker._format.manifest import Manifest, PackRun, Rows
-from stoker._format.supersample import Packed
+from stoker._format.manifest import Manifest, ManifestRows, PackRun
+from stoker._format.supersample import SuperSampleRecord
 from stoker._format.versions import read_manifest
 from stoker._stores.object_store import MeteredStore
 from stoker.errors import BudgetError, ConfigError
-from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, chosen_plan, plan_ways
+from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, choose_plan, plan_ways
 from stoker_functions._shuffle_job.work import ShuffleTask, Way
 from support.materialized import WAYS, carry_out, layout_of
 from support.packing import fresh_store, pack
@@ -28,7 +28,7 @@ GIB = 1 << 30
 def data_set(size_bytes: float, sample_bytes: int, object_bytes: int = 8 << 20) -> Manifest:
     """Return the manifest of a data set of one large column and a label."""
     head_bytes = 1000 + 20 * (object_bytes // sample_bytes)
-    packed = Packed(
+    packed = SuperSampleRecord(
         ordinal=0,
         size_bytes=object_bytes,
         samples=object_bytes // sample_bytes,
@@ -38,7 +38,7 @@ def data_set(size_bytes: float, sample_bytes: int, object_bytes: int = 8 << 20) 
     )
     count = math.ceil(size_bytes / object_bytes)
     schema = Schema({"image": Array("uint8", (sample_bytes - 12,)), "label": Array("int64")})
-    rows = Rows.of([packed] * count)
+    rows = ManifestRows.of([packed] * count)
     return Manifest(dataset="d", version=1, schema=schema, rows=rows, runs=(PackRun("0" * 16, 0, count),))
 
 
@@ -62,7 +62,7 @@ def plans(manifest: Manifest, *, lanes: int = 8, slices: int = 1, **worker: Any)
 
 
 def chosen(manifest: Manifest, **settings: Any) -> Way:
-    return chosen_plan(list(plans(manifest, **settings).values())).way
+    return choose_plan(list(plans(manifest, **settings).values())).way
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_where_no_way_works_every_reason_is_given() -> None:
     manifest = data_set(1000 * GIB, 3000)
     found = plans(manifest, task_seconds=5.0)
     with pytest.raises(BudgetError, match=r"ranged: .*streamed: .*scattered: "):
-        chosen_plan(list(found.values()))
+        choose_plan(list(found.values()))
     with pytest.raises(BudgetError, match="MiB in all"):
         plans(manifest, memory_bytes=64 << 20)
 
@@ -184,7 +184,7 @@ def test_what_is_foreseen_is_what_is_counted(way: Way, slices: int) -> None:
         metered = MeteredStore(store, Meter("memory://"))
         phases = plan.phases(dataset="any", version=1, seed=7, epoch=0, lanes=2, keep=0)
         await carry_out(metered, phases, MEMORY_BYTES)
-        reading = metered.meter.reading()
+        reading = metered.meter.snapshot()
         slack = 0.2 if way == "ranged" else 0.05
         assert reading.requests[Operation.GET] == pytest.approx(plan.get_requests, rel=slack, abs=6)
         assert reading.read_bytes == pytest.approx(plan.read_bytes, rel=slack)

@@ -16,8 +16,8 @@ import pytest
 from stoker import Array, Bytes, Order, OrderConfig, Prices, Schema, open_store
 from stoker._base.meter import FolderStore
 from stoker._fetch.materialized_pipeline import read_epoch
-from stoker._format.manifest import POINTER_KEY, Manifest, PackRun, Rows, version_key
-from stoker._format.supersample import Packed, SuperSample
+from stoker._format.manifest import POINTER_KEY, Manifest, ManifestRows, PackRun, version_key
+from stoker._format.supersample import SuperSample, SuperSampleRecord
 from stoker._format.versions import read_manifest
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import BudgetError, DeadlineError, NotFoundError, PackError, StoreError
@@ -454,11 +454,11 @@ def test_a_record_of_something_else_is_an_error(change: Callable[[Manifest, str]
         layout = await layout_of(store, tasks[0][0])
         run = layout.run_id("slice", 0, SAMPLES, 2000)
         packed = [
-            Packed(ordinal=number, size_bytes=90_000, samples=20, head_bytes=80_000, head_crc32c=1, crc32c=1)
+            SuperSampleRecord(ordinal=number, size_bytes=90_000, samples=20, head_bytes=80_000, head_crc32c=1, crc32c=1)
             for number in range(3)
         ]
         schema = layout.manifest.schema
-        rows = Rows.of(packed)
+        rows = ManifestRows.of(packed)
         manifest = Manifest(dataset=layout.dataset, version=1, schema=schema, rows=rows, runs=(PackRun(run, 0, 3),))
         await store.put(f"{layout.folder}parts/{run}.safetensors", change(manifest, run).to_bytes())
 
@@ -467,9 +467,9 @@ def test_a_record_of_something_else_is_an_error(change: Callable[[Manifest, str]
 
 def with_samples(manifest: Manifest, samples: int) -> Manifest:
     """Return a manifest whose second super-sample has so many samples."""
-    packed = [manifest.rows.packed(row, row) for row in range(len(manifest))]
+    packed = [manifest.rows.record(row, row) for row in range(len(manifest))]
     packed[1] = replace(packed[1], samples=samples)
-    return replace(manifest, rows=Rows.of(packed))
+    return replace(manifest, rows=ManifestRows.of(packed))
 
 
 def test_a_version_that_does_not_exist_is_named() -> None:

@@ -16,12 +16,12 @@ import pytest
 from stoker import Array, Bytes, RetryingStore, Schema, open_store
 from stoker._sources import ObjectSource
 from stoker._sources.folders import files_schema
-from stoker._sources.parts import MAX_PART_OBJECTS, Part, open_part, split
+from stoker._sources.parts import MAX_PART_OBJECTS, SourcePart, open_part, split_source
 from stoker.abc import ObjectInfo, SourceListing, Store
 from stoker.errors import ConfigError, NotFoundError, ObjectChangedError, PackError, SchemaError, StoreError
 from support.places import look, put_all, read_all, tar_of, with_source, with_store
 
-COMMON = Part(
+COMMON = SourcePart(
     dataset="memory://elsewhere",
     dataset_id="d" * 16,
     source="",
@@ -79,17 +79,20 @@ def few_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def parts_of(
     url: str, part_bytes: int, kind: str | None = None, *, follow_links: bool = False, **changes: Any
-) -> list[Part]:
+) -> list[SourcePart]:
     """Return the parts of a source as they arrive at a function: through JSON."""
 
-    async def work(source: ObjectSource) -> list[Part]:
-        return [Part.from_json(part.to_json()) for part in split(source, replace(COMMON, **changes), part_bytes)]
+    async def work(source: ObjectSource) -> list[SourcePart]:
+        return [
+            SourcePart.from_json(part.to_json())
+            for part in split_source(source, replace(COMMON, **changes), part_bytes)
+        ]
 
-    found: list[Part] = with_source(url, work, kind, follow_links=follow_links)
+    found: list[SourcePart] = with_source(url, work, kind, follow_links=follow_links)
     return found
 
 
-def samples_of(*parts: Part, start: int = 0) -> list[dict[str, Any]]:
+def samples_of(*parts: SourcePart, start: int = 0) -> list[dict[str, Any]]:
     """Return the samples of parts, one behind the other, of each from its number ``start`` on."""
 
     async def work(store: Store) -> list[dict[str, Any]]:
@@ -177,7 +180,7 @@ class Unread(ObjectSource):
 
 
 def test_a_part_has_only_so_many_objects_however_small_they_are() -> None:
-    parts = list(split(Unread(2 * MAX_PART_OBJECTS + 1), COMMON, 1 << 40))
+    parts = list(split_source(Unread(2 * MAX_PART_OBJECTS + 1), COMMON, 1 << 40))
     assert [len(part.objects) for part in parts] == [MAX_PART_OBJECTS, MAX_PART_OBJECTS, 1]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from stoker import Array, Packer
 from stoker._base.checksum import crc32c
-from stoker._sources.containers import BEGINNING_BYTES, begins_like, named_like
+from stoker._sources.containers import SNIFFED_BYTES, detect_by_content, detect_by_name
 from stoker.errors import ConfigError, PackError
 from support.places import look, put_all, read_all, tar_of
 
@@ -49,7 +49,7 @@ from support.places import look, put_all, read_all, tar_of
     ],
 )
 def test_a_container_is_known_by_its_name(name: str, kind: str | None) -> None:
-    assert named_like(name) == kind
+    assert detect_by_name(name) == kind
 
 
 def _zip() -> bytes:
@@ -97,13 +97,13 @@ BEGINNINGS = {
 
 @pytest.mark.parametrize("kind", BEGINNINGS)
 def test_a_container_is_known_by_how_it_begins(kind: str) -> None:
-    assert begins_like(BEGINNINGS[kind][:BEGINNING_BYTES]) == kind
+    assert detect_by_content(BEGINNINGS[kind][:SNIFFED_BYTES]) == kind
 
 
 def test_a_super_sample_is_known_by_how_it_begins() -> None:
     with Packer("memory://containers-own", schema={"x": Array("int64")}) as packer:
         packer.write({"x": 1})
-    found = [begins_like(sample["data"]) for _, sample in read_all("memory://containers-own", "files")]
+    found = [detect_by_content(sample["data"]) for _, sample in read_all("memory://containers-own", "files")]
     assert set(found) == {"safetensors file"}
 
 
@@ -126,7 +126,7 @@ def test_a_super_sample_is_known_by_how_it_begins() -> None:
     ],
 )
 def test_what_is_no_container_is_not_taken_for_one(beginning: bytes) -> None:
-    assert begins_like(beginning) is None
+    assert detect_by_content(beginning) is None
 
 
 def test_documents_that_are_zip_archives_are_files() -> None:

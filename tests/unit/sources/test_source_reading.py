@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker._base.task_group import MAX_AHEAD_BYTES, MAX_READS, in_order
-from stoker._sources.listing import ByteStream, spans
+from stoker._base.task_group import MAX_AHEAD_BYTES, MAX_READS, run_in_order
+from stoker._sources.listing import ByteStream, split_range
 from stoker._stores.location import parse_url
 from stoker._stores.object_store import MemoryStore
 from stoker.errors import TruncatedError
@@ -43,7 +43,7 @@ def test_results_come_in_order_although_the_last_job_ends_first() -> None:
         jobs = Jobs(5)
         for end in reversed(jobs.ends):
             end.set()
-        return [result async for result in in_order(jobs.all())]
+        return [result async for result in run_in_order(jobs.all())]
 
     assert asyncio.run(check()) == [0, 1, 2, 3, 4]
 
@@ -52,7 +52,7 @@ def test_results_come_in_order_although_the_last_job_ends_first() -> None:
 def test_jobs_run_ahead_within_a_number_and_a_sum_of_bytes(size_bytes: int, expected: int) -> None:
     async def check() -> int:
         jobs = Jobs(100, size_bytes)
-        results = in_order(jobs.all())
+        results = run_in_order(jobs.all())
         first = asyncio.ensure_future(anext(results))
         for _ in range(10):
             await asyncio.sleep(0)
@@ -71,7 +71,7 @@ def test_closing_early_cancels_and_awaits_what_runs() -> None:
     async def check() -> None:
         jobs = Jobs(100)
         jobs.ends[0].set()
-        results = in_order(jobs.all())
+        results = run_in_order(jobs.all())
         assert await anext(results) == 0
         await asyncio.sleep(0)
         await results.aclose()
@@ -89,7 +89,7 @@ def test_an_error_comes_at_its_place_and_ends_the_rest() -> None:
     async def check() -> None:
         jobs = Jobs(3)
         jobs.ends[0].set()
-        results = in_order([jobs.all()[0], (1, fail), *jobs.all()[1:]])
+        results = run_in_order([jobs.all()[0], (1, fail), *jobs.all()[1:]])
         assert await anext(results) == 0
         with pytest.raises(TruncatedError):
             await anext(results)
@@ -99,8 +99,8 @@ def test_an_error_comes_at_its_place_and_ends_the_rest() -> None:
 
 
 def test_spans_tile_the_range() -> None:
-    assert list(spans(3, 12, 4)) == [(3, 7), (7, 11), (11, 12)]
-    assert list(spans(5, 5, 4)) == []
+    assert list(split_range(3, 12, 4)) == [(3, 7), (7, 11), (11, 12)]
+    assert list(split_range(5, 5, 4)) == []
 
 
 def test_a_stream_reads_and_skips_across_its_spans() -> None:
@@ -109,7 +109,7 @@ def test_a_stream_reads_and_skips_across_its_spans() -> None:
         stream = ByteStream(store, await store.put("x", content), 10, 90, span_bytes=7)
         assert await stream.read(20) == content[10:30]
         await stream.skip(15)
-        assert (stream.position, stream.remaining) == (45, 45)
+        assert (stream.position, stream.remaining_bytes) == (45, 45)
         assert await stream.read(0) == b""
         assert await stream.read(45) == content[45:90]
         assert bytes(await stream.read_some()) == b""

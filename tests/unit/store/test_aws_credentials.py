@@ -57,7 +57,7 @@ def with_endpoint(say: Say, use: Callable[[str], Awaitable[None]], monkeypatch: 
 
 
 def found() -> AwsCredentials:
-    return AwsCredentials(profile=None, otherwise="")
+    return AwsCredentials(profile=None, other_remedies="")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_keys_that_last_are_used_while_the_endpoint_fails_by_reads_and_by_writes
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said = [keys("first", timedelta(minutes=5))]
-    monkeypatch.setattr("stoker._stores.http_objects._AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("stoker._stores.http_objects._RENEWAL_PAUSE_SECONDS", 0.0)
 
     async def use(_: str) -> None:
         store = open_store("s3://bucket", options=S3Options(endpoint_url="http://127.0.0.1:1"))
@@ -154,10 +154,10 @@ def test_on_a_machine_of_amazons_a_silent_metadata_service_may_answer_later(
 
 def test_static_keys_never_end() -> None:
     async def main() -> None:
-        mine = AwsCredentials(profile=None, keys=("AK", "SK", None), otherwise="")
+        mine = AwsCredentials(profile=None, keys=("AK", "SK", None), other_remedies="")
         assert (await mine.current()).keys.access_key == "AK"
         assert mine.life_seconds == float("inf")
-        identity = await mine.identity()
+        identity = await mine.describe()
         assert (identity.kind, identity.expires) == ("given keys", None)
 
     asyncio.run(main())

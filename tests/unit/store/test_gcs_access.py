@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from stoker import GcsOptions
-from stoker._stores.gcs import GcsAccess
+from stoker._stores.gcs import GcsStoreClient
 from stoker.errors import ConnectionLostError, CredentialsError, DeadlineError, ServerError, StoreError, ThrottledError
 from support.web import served
 
@@ -29,7 +29,9 @@ def user_file(folder: Path, token_url: str) -> Path:
     return file
 
 
-def with_token_server(folder: Path, answers: list[web.Response], check: Callable[[GcsAccess], Awaitable[None]]) -> None:
+def with_token_server(
+    folder: Path, answers: list[web.Response], check: Callable[[GcsStoreClient], Awaitable[None]]
+) -> None:
     """Run ``check`` on an access whose tokens come from a server that gives ``answers``, one after the other."""
 
     async def answer(_: web.Request) -> web.Response:
@@ -39,7 +41,7 @@ def with_token_server(folder: Path, answers: list[web.Response], check: Callable
         app = web.Application()
         app.router.add_post("/token", answer)
         async with served(app) as root:
-            access = GcsAccess("bucket", GcsOptions(credentials_file=user_file(folder, f"{root}/token")))
+            access = GcsStoreClient("bucket", GcsOptions(credentials_file=user_file(folder, f"{root}/token")))
             try:
                 await check(access)
             finally:
@@ -55,7 +57,7 @@ def token(value: str, seconds: int = 3600) -> web.Response:
 
 
 def test_many_requests_share_one_token(tmp_path: Path) -> None:
-    async def check(access: GcsAccess) -> None:
+    async def check(access: GcsStoreClient) -> None:
         assert set(await asyncio.gather(*(access.credentials.current() for _ in range(8)))) == {"one"}
         assert access.headers("one")["Authorization"] == "Bearer one"
 
@@ -63,7 +65,7 @@ def test_many_requests_share_one_token(tmp_path: Path) -> None:
 
 
 def test_a_token_about_to_end_is_replaced_before_it_does(tmp_path: Path) -> None:
-    async def check(access: GcsAccess) -> None:
+    async def check(access: GcsStoreClient) -> None:
         assert await access.credentials.current() == "short"
         assert await access.credentials.current() == "long"
         assert await access.credentials.current() == "long"
@@ -72,7 +74,7 @@ def test_a_token_about_to_end_is_replaced_before_it_does(tmp_path: Path) -> None
 
 
 def test_a_refused_token_is_renewed_once_for_all_who_used_it(tmp_path: Path) -> None:
-    async def check(access: GcsAccess) -> None:
+    async def check(access: GcsStoreClient) -> None:
         used = await access.credentials.current()
         assert used is not None
         assert await asyncio.gather(*(access.credentials.renew(used) for _ in range(8))) == ["two"] * 8
@@ -82,7 +84,7 @@ def test_a_refused_token_is_renewed_once_for_all_who_used_it(tmp_path: Path) -> 
 
 
 def test_a_cancelled_wait_for_a_token_leaves_the_others_theirs(tmp_path: Path) -> None:
-    async def check(access: GcsAccess) -> None:
+    async def check(access: GcsStoreClient) -> None:
         waits = [asyncio.ensure_future(access.credentials.current()) for _ in range(3)]
         await asyncio.sleep(0)
         waits[0].cancel()
@@ -94,7 +96,7 @@ def test_a_cancelled_wait_for_a_token_leaves_the_others_theirs(tmp_path: Path) -
 
 
 def test_refused_credentials_are_a_credentials_error_without_secrets(tmp_path: Path) -> None:
-    async def check(access: GcsAccess) -> None:
+    async def check(access: GcsStoreClient) -> None:
         with pytest.raises(CredentialsError, match="400") as caught:
             await access.credentials.current()
         assert "hush" not in str(caught.value)
@@ -123,7 +125,7 @@ def test_refused_credentials_are_a_credentials_error_without_secrets(tmp_path: P
 def test_a_failure_of_the_token_endpoint_that_may_pass_is_transient(
     tmp_path: Path, answer: web.Response, kind: type[StoreError]
 ) -> None:
-    async def check(access: GcsAccess) -> None:
+    async def check(access: GcsStoreClient) -> None:
         with pytest.raises(kind) as caught:
             await access.credentials.current()
         if answer.headers.get("Retry-After"):
@@ -134,9 +136,9 @@ def test_a_failure_of_the_token_endpoint_that_may_pass_is_transient(
 
 
 def test_a_token_that_lasts_is_used_while_the_endpoint_fails(tmp_path: Path) -> None:
-    async def check(access: GcsAccess) -> None:
+    async def check(access: GcsStoreClient) -> None:
         assert [await access.credentials.current() for _ in range(3)] == ["lasting"] * 3
-        assert (await access.credentials.identity()).is_renewed
+        assert (await access.credentials.describe()).is_renewed
 
     with_token_server(tmp_path, [token("lasting", seconds=120), web.Response(status=503)], check)
 
@@ -150,7 +152,7 @@ def test_a_machine_of_googles_whose_metadata_service_is_out_may_have_a_token_lat
     monkeypatch.setattr("gcloud.aio.auth.token.GCE_ENDPOINT_TOKEN", "http://127.0.0.1:1/token")
 
     async def main() -> None:
-        access = GcsAccess("bucket", GcsOptions())
+        access = GcsStoreClient("bucket", GcsOptions())
         try:
             with pytest.raises(ConnectionLostError):
                 await access.credentials.current()
@@ -163,7 +165,7 @@ def test_a_machine_of_googles_whose_metadata_service_is_out_may_have_a_token_lat
 def test_an_unreachable_token_server_is_a_lost_connection(tmp_path: Path) -> None:
     async def main() -> None:
         file = user_file(tmp_path, "http://127.0.0.1:1/token")
-        access = GcsAccess("bucket", GcsOptions(credentials_file=file))
+        access = GcsStoreClient("bucket", GcsOptions(credentials_file=file))
         try:
             with pytest.raises(ConnectionLostError):
                 await access.credentials.current()
@@ -178,7 +180,7 @@ def test_a_machine_without_any_account_says_how_to_give_one(tmp_path: Path, monk
     monkeypatch.setattr("gcloud.aio.auth.token.GCE_ENDPOINT_TOKEN", "http://127.0.0.1:1/token")
 
     async def main() -> None:
-        access = GcsAccess("bucket", GcsOptions())
+        access = GcsStoreClient("bucket", GcsOptions())
         try:
             with pytest.raises(CredentialsError, match="gcloud auth application-default login"):
                 await access.credentials.current()
@@ -191,7 +193,7 @@ def test_a_machine_without_any_account_says_how_to_give_one(tmp_path: Path, monk
 @pytest.mark.parametrize("options", [GcsOptions(anonymous=True), GcsOptions(endpoint_url="http://emulator")])
 def test_anonymous_and_emulated_requests_carry_no_token(options: GcsOptions) -> None:
     async def main() -> None:
-        access = GcsAccess("bucket", options)
+        access = GcsStoreClient("bucket", options)
         try:
             assert await access.credentials.current() is None
             assert "Authorization" not in access.headers(None)
@@ -203,7 +205,7 @@ def test_anonymous_and_emulated_requests_carry_no_token(options: GcsOptions) -> 
 
 def test_the_project_to_bill_goes_with_every_request() -> None:
     async def main() -> None:
-        access = GcsAccess("bucket", GcsOptions(anonymous=True, user_project="payer"))
+        access = GcsStoreClient("bucket", GcsOptions(anonymous=True, user_project="payer"))
         try:
             assert access.headers(None)["X-Goog-User-Project"] == "payer"
         finally:

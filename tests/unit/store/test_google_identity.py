@@ -73,7 +73,7 @@ def test_a_service_accounts_key_signs_for_the_function_and_the_token_is_kept(
             use(monkeypatch, tmp_path, **service_account(f"{url}/token"))
             mine, others = IdentityTokens(FUNCTION, None), IdentityTokens(f"{FUNCTION}-other", None)
             taken = [await mine.current(), await mine.current(), await others.current()]
-            mine.drop("token-1")
+            mine.discard("token-1")
             return [*taken, await mine.current()]
 
     assert asyncio.run(tokens()) == ["token-1", "token-1", "token-2", "token-3"]
@@ -95,7 +95,7 @@ def test_a_refused_token_is_dropped_once_however_many_calls_it_was_refused_to(
             mine, taken = IdentityTokens(FUNCTION, None), []
             for _ in range(3):  # all of them had sent the first one
                 taken.append(await mine.current())
-                mine.drop("token-1")
+                mine.discard("token-1")
             return [*taken, await mine.current()]
 
     assert asyncio.run(tokens()) == ["token-1", "token-2", "token-2", "token-2"]
@@ -111,12 +111,12 @@ def test_a_token_is_kept_until_shortly_before_the_end_that_it_names(
 ) -> None:
     named = {} if left_seconds is None else {"exp": int(time.time()) + left_seconds}
     token = jwt.encode(named, "k" * 32, algorithm="HS256")
-    assert google_identity._good_seconds(token) == pytest.approx(kept_seconds, abs=5)
+    assert google_identity._token_life_seconds(token) == pytest.approx(kept_seconds, abs=5)
 
 
 @pytest.mark.parametrize("token", ["", "opaque", "a.b.c", "\u00e9.x.y"])
 def test_of_a_token_that_names_no_end_the_usual_life_is_assumed(token: str) -> None:
-    assert google_identity._good_seconds(token) == 3300
+    assert google_identity._token_life_seconds(token) == 3300
 
 
 def test_calls_at_once_ask_for_one_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from stoker import HttpOptions
-from stoker._stores.http import Call, Destination, Reply
-from stoker._stores.http_direct import DirectReader, _Connection
+from stoker._stores.http import Destination, HttpRequest, HttpResponse
+from stoker._stores.http_direct import DirectTransport, _HttpConnection
 from stoker.errors import ConnectionLostError, DeadlineError, StoreError, TruncatedError
 from stoker.testing import run_virtual
 from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, saying, serving, with_server
@@ -24,16 +24,16 @@ def open_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-async def read(reader: DirectReader, server: Server, into: bytearray | None = None) -> Reply:
+async def read(reader: DirectTransport, server: Server, into: bytearray | None = None) -> HttpResponse:
     into = bytearray(len(BODY)) if into is None else into
-    call = Call(method="GET", url=f"{server.url}/k", headers={}, address="s3://b/k")
-    reply = await reader.read(call, Destination(memoryview(into), 0, len(BODY)))
+    call = HttpRequest(method="GET", url=f"{server.url}/k", headers={}, address="s3://b/k")
+    reply = await reader.send(call, Destination(memoryview(into), 0, len(BODY)))
     assert into == BODY
     return reply
 
 
 def test_a_connection_is_used_again() -> None:
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         for _ in range(3):
             await read(reader, server)
         assert server.requests == [1, 1, 1]
@@ -42,7 +42,7 @@ def test_a_connection_is_used_again() -> None:
 
 
 def test_reads_at_once_have_a_connection_each_up_to_the_limit() -> None:
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         await asyncio.gather(*(read(reader, server) for _ in range(8)))
         assert server.connections == 3
         assert len(server.requests) == 8
@@ -58,7 +58,7 @@ def test_a_read_over_a_connection_that_the_server_has_closed_is_sent_again() -> 
         await writer.drain()
         await reader.readexactly(1)  # hangs up where the next request begins, without a word
 
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         await read(reader, server)
         await read(reader, server)
         assert server.requests == [1, 2]
@@ -70,7 +70,7 @@ def test_a_fresh_connection_that_breaks_without_a_word_is_an_error() -> None:
     async def hang_up(_: Server, reader: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
 
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         with pytest.raises(ConnectionLostError, match="before a response came"):
             await read(reader, server)
         assert server.connections == 1
@@ -84,7 +84,7 @@ def test_a_connection_that_broke_in_the_middle_is_not_used_again() -> None:
         writer.write(WHOLE[:-1] if server.connections == 1 else WHOLE)
         await writer.drain()
 
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         with pytest.raises(TruncatedError, match="s3://b/k"):
             await read(reader, server)
         await read(reader, server)
@@ -103,7 +103,7 @@ def test_a_server_that_speaks_without_being_asked_is_hung_up_on() -> None:
         await writer.drain()
         await reader.read()
 
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         await read(reader, server)
         await until(lambda: server.hung_up > 0)
         await read(reader, server)
@@ -113,7 +113,7 @@ def test_a_server_that_speaks_without_being_asked_is_hung_up_on() -> None:
 
 
 def test_what_comes_behind_an_answer_is_not_the_next_one() -> None:
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         for count in range(1, 4):
             await read(reader, server)
             assert server.connections == count
@@ -124,10 +124,10 @@ def test_what_comes_behind_an_answer_is_not_the_next_one() -> None:
 def test_a_refusals_connection_is_used_again_unless_something_comes_behind_it() -> None:
     refusal = b"HTTP/1.1 403 No\r\nContent-Length: 2\r\n\r\nno"
 
-    async def use(server: Server, reader: DirectReader, connections: int) -> None:
-        call = Call(method="GET", url=f"{server.url}/k", headers={}, address="s3://b/k")
+    async def use(server: Server, reader: DirectTransport, connections: int) -> None:
+        call = HttpRequest(method="GET", url=f"{server.url}/k", headers={}, address="s3://b/k")
         for _ in range(2):
-            reply = await reader.read(call, Destination(memoryview(bytearray(len(BODY))), 0, len(BODY)))
+            reply = await reader.send(call, Destination(memoryview(bytearray(len(BODY))), 0, len(BODY)))
             assert (reply.status, reply.body) == (403, b"no")
         assert server.connections == connections
 
@@ -138,7 +138,7 @@ def test_a_refusals_connection_is_used_again_unless_something_comes_behind_it() 
 def test_an_endpoint_may_be_an_ipv6_address() -> None:
     async def main() -> None:
         async with serving(answer_all, host="::1") as server:
-            reader = DirectReader(HttpOptions(), server.url)
+            reader = DirectTransport(HttpOptions(), server.url)
             await read(reader, server)
             await reader.close()
 
@@ -153,7 +153,7 @@ def test_a_request_is_sent_again_once_and_only_on_a_fresh_connection() -> None:
             writer.write(WHOLE)
             await reader.readexactly(1)
 
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         await read(reader, server)
         with pytest.raises(ConnectionLostError):
             await read(reader, server)
@@ -170,7 +170,7 @@ def test_what_was_answered_by_a_single_byte_is_not_sent_again() -> None:
         writer.write(b"H")
         await writer.drain()
 
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         await read(reader, server)
         with pytest.raises(ConnectionLostError):
             await read(reader, server)
@@ -183,9 +183,9 @@ def test_what_was_answered_by_a_single_byte_is_not_sent_again() -> None:
 def test_a_server_that_drips_is_not_silent_unless_it_pauses_for_too_long(
     monkeypatch: pytest.MonkeyPatch, gap_seconds: float, is_silent: bool
 ) -> None:
-    heard, updated = 0, _Connection.buffer_updated
+    heard, updated = 0, _HttpConnection.buffer_updated
 
-    def hear(connection: _Connection, count: int) -> None:
+    def hear(connection: _HttpConnection, count: int) -> None:
         nonlocal heard
         heard += count
         updated(connection, count)
@@ -205,11 +205,11 @@ def test_a_server_that_drips_is_not_silent_unless_it_pauses_for_too_long(
                 now_seconds += gap_seconds
                 await asyncio.sleep(0)  # for timers that are due
 
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         with pytest.raises(DeadlineError) if is_silent else nullcontext():
             await read(reader, server)
 
-    monkeypatch.setattr(_Connection, "buffer_updated", hear)
+    monkeypatch.setattr(_HttpConnection, "buffer_updated", hear)
     with_server(drip, use, read_timeout_seconds=1)
 
 
@@ -220,7 +220,7 @@ def test_a_silent_server_is_given_up_and_its_connection_closed() -> None:
         await writer.drain()
         await reader.read()
 
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         with pytest.raises(DeadlineError, match=r"sent nothing for 0\.1 s"):
             await read(reader, server)
         await until(lambda: server.hung_up > 0)
@@ -237,7 +237,7 @@ def test_a_cancelled_read_writes_nothing_more_wherever_it_stood() -> None:
             await asyncio.sleep(0)
         await reader.read()
 
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         for turns in range(60):
             into = bytearray(len(BODY))
             task = asyncio.ensure_future(read(reader, server, into))
@@ -256,13 +256,13 @@ def test_a_storm_of_cancellations_loses_no_permit_and_no_descriptor() -> None:
     guard = b"\xa5" * 64
     chance = random.Random(1)
 
-    async def use(server: Server, reader: DirectReader) -> None:
-        call = Call(method="GET", url=f"{server.url}/k", headers={}, address="s3://b/k")
+    async def use(server: Server, reader: DirectTransport) -> None:
+        call = HttpRequest(method="GET", url=f"{server.url}/k", headers={}, address="s3://b/k")
         before = open_descriptors()
         for _ in range(100):
             memories = [bytearray(guard + bytes(len(BODY)) + guard) for _ in range(10)]
             places = [Destination(memoryview(memory)[64:-64], 0, len(BODY)) for memory in memories]
-            tasks = [asyncio.ensure_future(reader.read(call, place)) for place in places]
+            tasks = [asyncio.ensure_future(reader.send(call, place)) for place in places]
             for _ in range(chance.randrange(20)):
                 await asyncio.sleep(0)
             for task in tasks:
@@ -293,7 +293,7 @@ def test_a_reset_at_any_point_is_a_typed_error_and_the_next_read_begins_anew(poi
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         writer.transport.abort()
 
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         # What is received before the reset may be lost with it.
         late = TruncatedError if point and point >= len(HEAD) else ConnectionLostError
         with pytest.raises((ConnectionLostError, late)):
@@ -309,7 +309,7 @@ def test_closing_breaks_what_is_under_way() -> None:
     async def say_nothing(_: Server, reader: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         task = asyncio.ensure_future(read(reader, server))
         await until(lambda: server.connections > 0)
         await reader.close()
@@ -321,7 +321,7 @@ def test_closing_breaks_what_is_under_way() -> None:
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_closing_breaks_what_waits_for_a_connection_or_makes_one(kept: bool) -> None:
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         if kept:
             await read(reader, server)
         tasks = [asyncio.ensure_future(read(reader, server)) for _ in range(5)]
@@ -341,7 +341,7 @@ def test_nobody_listening_is_a_connection_lost() -> None:
         server = Server(url=f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
         listening.close()
         await listening.wait_closed()
-        reader = DirectReader(HttpOptions(), server.url)
+        reader = DirectTransport(HttpOptions(), server.url)
         with pytest.raises(ConnectionLostError, match="could not be made"):
             await read(reader, server)
 
@@ -350,7 +350,7 @@ def test_nobody_listening_is_a_connection_lost() -> None:
 
 def test_a_host_without_an_address_is_a_connection_lost() -> None:
     async def main() -> None:
-        reader = DirectReader(HttpOptions(), "http://no-such-host.invalid:80")
+        reader = DirectTransport(HttpOptions(), "http://no-such-host.invalid:80")
         with pytest.raises(ConnectionLostError, match="could not be made"):
             await read(reader, Server(url="http://no-such-host.invalid:80"))
 
@@ -364,7 +364,7 @@ def test_a_connection_that_takes_too_long_to_make_is_a_deadline(monkeypatch: pyt
     monkeypatch.setattr("stoker._stores.http_direct.start_connection", never)
 
     async def main() -> None:
-        reader = DirectReader(HttpOptions(), "http://127.0.0.1:80")
+        reader = DirectTransport(HttpOptions(), "http://127.0.0.1:80")
         with pytest.raises(DeadlineError, match="took more than 10 s"):
             await read(reader, Server(url="http://127.0.0.1:80"))
         assert asyncio.get_running_loop().time() == 10.0
@@ -389,7 +389,7 @@ def test_every_connection_begins_with_another_address(monkeypatch: pytest.Monkey
 
     async def main() -> None:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
-        reader = DirectReader(HttpOptions(), "http://bucket.example")
+        reader = DirectTransport(HttpOptions(), "http://bucket.example")
         for _ in range(4):
             with pytest.raises(StoreError):
                 await read(reader, Server(url="http://bucket.example"))

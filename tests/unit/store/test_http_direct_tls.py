@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import pytest
 
 from stoker import HttpOptions
-from stoker._stores.http import Call, Destination, Reply
-from stoker._stores.http_direct import Dialer, DirectReader, _Connection
+from stoker._stores.http import Destination, HttpRequest, HttpResponse
+from stoker._stores.http_direct import Connector, DirectTransport, _HttpConnection
 from stoker.errors import ConnectionLostError, DeadlineError, TruncatedError
 from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, saying, serving, with_server
 from support.tls import Authority, make_authority
@@ -29,12 +29,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return make_authority(tmp_path_factory.mktemp("tls"))
 
 
-async def read(reader: DirectReader, server: Server) -> Reply:
+async def read(reader: DirectTransport, server: Server) -> HttpResponse:
     """Read the body between guard bytes."""
     memory = bytearray(GUARD + bytes(len(BODY)) + GUARD)
-    call = Call(method="GET", url=f"{server.url}/k", headers={}, address="s3://b/k")
+    call = HttpRequest(method="GET", url=f"{server.url}/k", headers={}, address="s3://b/k")
     try:
-        reply = await reader.read(call, Destination(memoryview(memory)[64:-64], 0, len(BODY)))
+        reply = await reader.send(call, Destination(memoryview(memory)[64:-64], 0, len(BODY)))
         assert memory[64:-64] == BODY
     except asyncio.CancelledError:
         seen = bytes(memory)
@@ -56,7 +56,7 @@ def test_records_of_any_size_make_an_answer(authority: Authority) -> None:
             writer.write(WHOLE[len(HEAD) + 9 :] if size == 1 else b"")
             await writer.drain()
 
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         for _ in range(4):
             await read(reader, server)
         assert server.connections == 1
@@ -85,7 +85,7 @@ def test_a_connection_that_ends_early_is_a_typed_error(
         if not farewell:
             writer.transport.abort()
 
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         with pytest.raises(error, match="s3://b/k"):
             await read(reader, server)
 
@@ -101,7 +101,7 @@ def test_a_connection_that_ended_while_it_was_idle_is_replaced(authority: Author
         if not farewell:
             writer.transport.abort()
 
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         for count in (1, 2, 3):
             await read(reader, server)
             assert server.connections == count
@@ -111,7 +111,7 @@ def test_a_connection_that_ended_while_it_was_idle_is_replaced(authority: Author
 
 
 def test_what_comes_behind_an_answer_is_not_the_next_one(authority: Authority) -> None:
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         for count in (1, 2, 3):
             await read(reader, server)
             assert server.connections == count
@@ -122,7 +122,7 @@ def test_what_comes_behind_an_answer_is_not_the_next_one(authority: Authority) -
 def test_a_storm_of_cancellations_loses_no_permit_and_no_connection(authority: Authority) -> None:
     chance = random.Random(1)
 
-    async def use(server: Server, reader: DirectReader) -> None:
+    async def use(server: Server, reader: DirectTransport) -> None:
         for _ in range(40):
             tasks = [asyncio.ensure_future(read(reader, server)) for _ in range(5)]
             for _ in range(chance.randrange(40)):
@@ -130,7 +130,7 @@ def test_a_storm_of_cancellations_loses_no_permit_and_no_connection(authority: A
             for task in tasks:
                 task.cancel()
             for result in await asyncio.gather(*tasks, return_exceptions=True):
-                assert isinstance(result, Reply | asyncio.CancelledError)
+                assert isinstance(result, HttpResponse | asyncio.CancelledError)
         await asyncio.gather(*(read(reader, server) for _ in range(6)))
         await reader.close()
         await until(lambda: server.hung_up == server.connections)
@@ -142,9 +142,9 @@ def test_a_handshake_that_nobody_takes_part_in_is_a_deadline(authority: Authorit
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             url = f"https://127.0.0.1:{listening.getsockname()[1]}"
-            reader = DirectReader(HttpOptions(connect_timeout_seconds=0.1), url, ca_bundle=str(authority.bundle))
+            reader = DirectTransport(HttpOptions(connect_timeout_seconds=0.1), url, ca_bundle=str(authority.bundle))
             with pytest.raises(DeadlineError, match=r"took more than 0\.1 s"):
-                await reader.read(Call(method="GET", url=f"{url}/k", headers={}, address="s3://b/k"))
+                await reader.send(HttpRequest(method="GET", url=f"{url}/k", headers={}, address="s3://b/k"))
 
     asyncio.run(main())
 
@@ -157,14 +157,14 @@ def test_a_server_that_speaks_no_tls_is_a_connection_lost(authority: Authority) 
     async def main() -> None:
         async with serving(refuse) as server:
             url = server.url.replace("http", "https")
-            reader = DirectReader(HttpOptions(), url, ca_bundle=str(authority.bundle))
+            reader = DirectTransport(HttpOptions(), url, ca_bundle=str(authority.bundle))
             with pytest.raises(ConnectionLostError, match="could not be made"):
-                await reader.read(Call(method="GET", url=f"{url}/k", headers={}, address="s3://b/k"))
+                await reader.send(HttpRequest(method="GET", url=f"{url}/k", headers={}, address="s3://b/k"))
 
     asyncio.run(main())
 
 
-class _Cancelling(_Connection):
+class _Cancelling(_HttpConnection):
     """Cancels whoever is connecting, just when the handshake is done."""
 
     def __init__(self, task: asyncio.Task[object]) -> None:
@@ -183,7 +183,7 @@ class _Cancelling(_Connection):
 def test_a_connection_cancelled_as_it_is_made_is_closed_without_waiting_for_the_server(authority: Authority) -> None:
     async def main() -> None:
         async with serving(answer_all, tls=authority.server) as server:
-            dialer = Dialer(server.url, ssl.create_default_context(cafile=authority.bundle), 10)
+            dialer = Connector(server.url, ssl.create_default_context(cafile=authority.bundle), 10)
             made: list[_Cancelling] = []
 
             def make() -> _Cancelling:
@@ -238,10 +238,10 @@ def hanging_up(authority: Authority, answer: bytes) -> Iterator[str]:
 )
 def test_nothing_is_lost_of_an_answer_behind_which_the_server_hangs_up(authority: Authority, answer: bytes) -> None:
     async def main(url: str) -> None:
-        reader = DirectReader(HttpOptions(), url, ca_bundle=str(authority.bundle))
+        reader = DirectTransport(HttpOptions(), url, ca_bundle=str(authority.bundle))
         for _ in range(8):
             asyncio.get_running_loop().call_later(0.01, time.sleep, 0.05)  # the answer and its end are there at once
-            reply = await reader.read(Call(method="GET", url=f"{url}/k", headers={}, address="s3://b/k"))
+            reply = await reader.send(HttpRequest(method="GET", url=f"{url}/k", headers={}, address="s3://b/k"))
             assert reply.body == LARGE
         await reader.close()
 

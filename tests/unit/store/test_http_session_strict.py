@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 
 from stoker import HttpOptions
-from stoker._stores.http import Call, Destination
-from stoker._stores.http_session import SessionReader, open_session
+from stoker._stores.http import Destination, HttpRequest
+from stoker._stores.http_session import SessionTransport, open_session
 from stoker.errors import ServerError
 from support.speaking import BODY, HEAD, WHOLE, Server, Speak, serving
 
@@ -59,14 +59,14 @@ def run(speak: Speak, use: Use) -> None:
 
 async def read(session: aiohttp.ClientSession, server: Server) -> bytes:
     into = bytearray(len(BODY))
-    call = Call(method="GET", url=f"{server.url}/x", headers={}, address="x")
-    await SessionReader(session).read(call, Destination(memoryview(into), 0, len(BODY)))
+    call = HttpRequest(method="GET", url=f"{server.url}/x", headers={}, address="x")
+    await SessionTransport(session).send(call, Destination(memoryview(into), 0, len(BODY)))
     return bytes(into)
 
 
 async def ask(session: aiohttp.ClientSession, server: Server, method: str = "GET") -> bytes:
-    call = Call(method=method, url=f"{server.url}/x", headers={}, address="x")
-    return (await SessionReader(session).read(call)).body
+    call = HttpRequest(method=method, url=f"{server.url}/x", headers={}, address="x")
+    return (await SessionTransport(session).send(call)).body
 
 
 @pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)

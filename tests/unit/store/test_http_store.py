@@ -17,7 +17,7 @@ from stoker import HttpOptions, ServedOptions, open_store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._stores.google_credentials import IdentityTokens
-from stoker._stores.http_store import Bearer, RowIndex, ServedAccess
+from stoker._stores.http_store import BearerCredentials, RowIndex, ServedStoreClient
 from stoker._stores.location import parse_url
 from stoker.abc import Store
 from stoker.errors import (
@@ -163,7 +163,7 @@ def test_no_proof_of_who_reads_goes_beyond_the_function(
     async def token(_: IdentityTokens) -> str:
         return "MARKER-identity"
 
-    monkeypatch.setattr(IdentityTokens, "current", token)
+    monkeypatch.setattr(IdentityTokens, "active_pipeline", token)
     enter(monkeypatch, KeyPair(access_key="key", secret_key="MARKER-secret", session_token="MARKER-session"))
     met = meet(read_pointer, redirecting("BUCKET/key"), http=HttpOptions(transport=transport), **identity)
     assert met.result == BODY[10:20]
@@ -273,12 +273,12 @@ def test_a_function_is_reached_over_tls_that_is_verified_and_cannot_send_us_to_w
 def test_only_a_function_on_this_machine_sends_us_to_this_machine_without_tls(
     function: str, location: str, is_followed: bool
 ) -> None:
-    access = ServedAccess(function, Bearer(None), HttpOptions())
+    access = ServedStoreClient(function, BearerCredentials(None), HttpOptions())
     if is_followed:
-        assert access._checked(location, "") == location
+        assert access._check_redirect(location, "") == location
     else:
         with pytest.raises(StoreError, match="only https"):
-            access._checked(location, "")
+            access._check_redirect(location, "")
 
 
 def test_a_redirect_of_a_redirect_is_not_followed() -> None:

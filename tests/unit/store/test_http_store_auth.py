@@ -17,7 +17,7 @@ from aiohttp import web
 from stoker import ServedOptions, open_store
 from stoker._format.manifest import POINTER_KEY
 from stoker._stores import google_credentials as google_identity
-from stoker._stores.http_store import auth_of, callers_of
+from stoker._stores.http_store import credentials_factory, resolve_auth
 from stoker.abc import Store
 from stoker.errors import (
     ConfigError,
@@ -95,7 +95,7 @@ OWN = "https://data.example/v1/train"
 def test_what_the_options_say_counts_then_a_token_then_the_host(
     url: str, options: dict[str, Any], token: str, auth: str | None
 ) -> None:
-    assert auth_of(url, ServedOptions(**options), {"STOKER_TOKEN": token}) == auth
+    assert resolve_auth(url, ServedOptions(**options), {"STOKER_TOKEN": token}) == auth
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_options_of_different_kinds_exclude_each_other(options: dict[str, Any]) 
 @pytest.mark.parametrize("token", ["", None])
 def test_a_token_that_is_wanted_and_not_there_is_told(token: str | None) -> None:
     with pytest.raises(ConfigError, match="set STOKER_TOKEN"):
-        callers_of(OWN, ServedOptions(auth="token", token=token), {"STOKER_TOKEN": ""})()
+        credentials_factory(OWN, ServedOptions(auth="token", token=token), {"STOKER_TOKEN": ""})()
 
 
 @pytest.mark.parametrize("auth", ["token", "aws", "google"])
@@ -131,7 +131,7 @@ def test_who_has_no_credentials_is_told_the_flag_that_does_without(monkeypatch: 
     monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", "http://127.0.0.1:1/?audience={audience}")
 
     async def current() -> None:
-        await callers_of(LAMBDA, ServedOptions(auth=auth), {})().current()
+        await credentials_factory(LAMBDA, ServedOptions(auth=auth), {})().current()
 
     with pytest.raises((ConfigError, CredentialsError), match=r"ServedOptions\(anonymous=True\) or --anonymous"):
         asyncio.run(current())
@@ -154,7 +154,7 @@ def test_a_request_is_signed_for_lambda_in_the_region_of_the_host_else_the_confi
         monkeypatch.setenv(name, value)
 
     async def headers() -> Any:
-        caller = callers_of(url, ServedOptions(**options), environment)()
+        caller = credentials_factory(url, ServedOptions(**options), environment)()
         return caller.headers(f"{url}/manifest?version=1", {"Range": "bytes=0-0"}, await caller.current())
 
     sent = asyncio.run(headers())
@@ -167,7 +167,7 @@ def test_a_host_that_tells_no_region_wants_one(monkeypatch: pytest.MonkeyPatch) 
     enter(monkeypatch, FIRST)
 
     async def call() -> None:
-        callers_of(OWN, ServedOptions(auth="aws"), {})()
+        credentials_factory(OWN, ServedOptions(auth="aws"), {})()
 
     with pytest.raises(ConfigError, match="set AWS_REGION"):
         asyncio.run(call())
@@ -347,7 +347,7 @@ def test_an_identity_token_is_made_out_to_the_service_and_used_while_it_is_good(
 )
 def test_a_token_is_for_what_stands_before_the_data_set(metadata: list[str], url: str, audience: str) -> None:
     async def proof() -> Any:
-        return await callers_of(url, ServedOptions(), {})().current()
+        return await credentials_factory(url, ServedOptions(), {})().current()
 
     assert asyncio.run(proof()) == "token-1"
     assert metadata == [audience]

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from stoker import open_store
-from stoker._base.threads import in_thread
-from stoker._stores.local import is_partial, locked, sweep
+from stoker._base.threads import run_in_thread
+from stoker._stores.local import is_partial, lock_folder, remove_partial_files
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import (
     BucketNotFoundError,
@@ -81,10 +81,10 @@ def test_the_next_change_in_a_folder_removes_what_a_killed_writer_left_there(
 
 def test_an_unfinished_write_is_not_taken_for_a_killed_one(tmp_path: Path) -> None:
     async def check(store: Store) -> None:
-        with locked(tmp_path / "root"):
+        with lock_folder(tmp_path / "root"):
             write = asyncio.ensure_future(store.put("x", b"whole"))
             await until(lambda: any(is_partial(path.name) for path in (tmp_path / "root").iterdir()))
-            sweep(tmp_path / "root")
+            remove_partial_files(tmp_path / "root")
         await write
         assert (await store.get("x"))[0] == b"whole"
 
@@ -101,7 +101,7 @@ def test_a_write_that_is_swept_before_it_has_its_lock_begins_again(
     def flock(handle: int, operation: int) -> None:
         if not swept:
             swept.append(operation)  # before the sweep's own lock comes here
-            sweep(tmp_path / "root")
+            remove_partial_files(tmp_path / "root")
             assert not list((tmp_path / "root").iterdir())
         real(handle, operation)
 
@@ -272,7 +272,7 @@ def test_what_the_system_refuses_is_a_typed_error_that_names_object_and_remedy(
     async def check(store: Store) -> None:
         await store.put("name", b"1")
         with monkeypatch.context() as patch:
-            patch.setattr(os, "open", refuse)
+            patch.setattr(os, "add_function", refuse)
             for use in (store.get("name"), store.head("name"), store.put("name", b"2")):
                 with pytest.raises(kind, match=f"name.*{words}"):
                     await use
@@ -316,7 +316,7 @@ def test_a_writer_waits_for_another_ones_lock_before_it_replaces(tmp_path: Path)
 
     async def check(store: Store) -> None:
         await store.put("x", b"old")
-        with locked(root):
+        with lock_folder(root):
             write = asyncio.ensure_future(store.put("x", b"new"))
             await until(lambda: any(is_partial(path.name) for path in root.iterdir()))
             await asyncio.sleep(0.02)  # time enough for a writer that does not wait to be caught
@@ -336,7 +336,7 @@ def test_a_cancelled_call_ends_only_when_its_thread_has() -> None:
         assert release.wait(60)
 
     async def main() -> None:
-        call = asyncio.ensure_future(in_thread(work))
+        call = asyncio.ensure_future(run_in_thread(work))
         await asyncio.sleep(0)
         for _ in range(3):
             call.cancel()

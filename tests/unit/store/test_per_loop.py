@@ -55,10 +55,10 @@ def test_a_taken_value_is_made_anew() -> None:
     things = PerLoop(Thing)
 
     async def main() -> None:
-        assert things.take() is None
+        assert things.pop() is None
         first = things.get()
-        assert things.take() is first
-        assert things.take() is None
+        assert things.pop() is first
+        assert things.pop() is None
         assert things.get() is not first
 
     asyncio.run(main())
@@ -66,7 +66,7 @@ def test_a_taken_value_is_made_anew() -> None:
 
 def test_after_a_fork_the_inherited_value_is_kept_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[object] = []
-    monkeypatch.setattr("stoker._base.threads._inherited", kept)
+    monkeypatch.setattr("stoker._base.threads._inherited_objects", kept)
     things = PerLoop(Thing)
 
     async def main() -> None:

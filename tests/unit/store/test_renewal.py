@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker._stores.http_objects import Identity, RenewedCredentials
+from stoker._stores.http_objects import CredentialsInfo, RenewableCredentials
 from stoker.errors import ConnectionLostError, CredentialsError, StoreError
 from stoker.testing import run_virtual
 
@@ -32,7 +32,7 @@ class Endpoint:
         return f"token-{len(self.asked)}", LIFE_SECONDS
 
 
-class Tokens(RenewedCredentials[str]):
+class Tokens(RenewableCredentials[str]):
     """What an endpoint gives."""
 
     margin_seconds = MARGIN_SECONDS
@@ -44,11 +44,11 @@ class Tokens(RenewedCredentials[str]):
     async def fetch(self) -> tuple[str, float]:
         return await self._endpoint.fetch()
 
-    async def identity(self) -> Identity:
+    async def describe(self) -> CredentialsInfo:
         raise NotImplementedError
 
 
-def run(endpoint: Endpoint, use: Callable[[RenewedCredentials[str]], Awaitable[None]]) -> None:
+def run(endpoint: Endpoint, use: Callable[[RenewableCredentials[str]], Awaitable[None]]) -> None:
     async def main() -> None:
         await use(Tokens(endpoint))
 
@@ -61,7 +61,7 @@ def test_a_token_that_lasts_is_used_while_the_endpoint_fails(
 ) -> None:
     endpoint = Endpoint((3390.0, 3550.0), error=error)
 
-    async def use(held: RenewedCredentials[str]) -> None:
+    async def use(held: RenewableCredentials[str]) -> None:
         for _ in range(3550):
             assert await held.current() == "token-1"
             await asyncio.sleep(1.0)
@@ -77,7 +77,7 @@ def test_a_token_that_lasts_is_used_while_the_endpoint_fails(
 def test_without_a_token_that_lasts_the_failure_is_told() -> None:
     endpoint = Endpoint((0.0, 10.0), (3000.0, 9000.0))
 
-    async def use(held: RenewedCredentials[str]) -> None:
+    async def use(held: RenewableCredentials[str]) -> None:
         with pytest.raises(ConnectionLostError):
             await held.current()
         await asyncio.sleep(10.0)
@@ -92,7 +92,7 @@ def test_without_a_token_that_lasts_the_failure_is_told() -> None:
 def test_nobody_waits_for_a_renewal_but_who_does_it() -> None:
     endpoint = Endpoint(slow_seconds=5.0)
 
-    async def use(held: RenewedCredentials[str]) -> None:
+    async def use(held: RenewableCredentials[str]) -> None:
         loop = asyncio.get_running_loop()
         await held.current()
         await asyncio.sleep(LIFE_SECONDS - MARGIN_SECONDS)
@@ -109,12 +109,12 @@ def test_nobody_waits_for_a_renewal_but_who_does_it() -> None:
 def test_a_refused_token_is_not_used_again() -> None:
     endpoint = Endpoint((1.0, 20.0))
 
-    async def use(held: RenewedCredentials[str]) -> None:
+    async def use(held: RenewableCredentials[str]) -> None:
         await held.current()
         await asyncio.sleep(1.0)
-        held.drop("another")
+        held.discard("another")
         assert await held.current() == "token-1"
-        held.drop("token-1")
+        held.discard("token-1")
         with pytest.raises(ConnectionLostError):
             await held.current()
         await asyncio.sleep(20.0)

@@ -8,8 +8,8 @@ import pytest
 from stoker import ConfigError, NotFoundError, S3Options, open_store
 from stoker._base.meter import PriceKey
 from stoker._stores.aws_credentials import botocore_session
-from stoker._stores.object_store import metered, price_key
-from stoker._stores.s3 import Target, _target
+from stoker._stores.object_store import price_key, with_meter
+from stoker._stores.s3 import S3Endpoint, _resolve_endpoint
 from stoker_local import LocalBucket
 
 ENVIRONMENT = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
@@ -25,12 +25,12 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
 
 
-def resolve(options: S3Options, bucket: str = "bucket", **environment: str) -> Target:
-    return _target(bucket, options, botocore_session(options.profile, None), environment)
+def resolve(options: S3Options, bucket: str = "bucket", **environment: str) -> S3Endpoint:
+    return _resolve_endpoint(bucket, options, botocore_session(options.profile, None), environment)
 
 
 def test_aws_is_addressed_by_virtual_host_in_the_region() -> None:
-    assert resolve(S3Options(region="eu-west-1")) == Target(
+    assert resolve(S3Options(region="eu-west-1")) == S3Endpoint(
         endpoint_url=None, region="eu-west-1", base_url="https://bucket.s3.eu-west-1.amazonaws.com"
     )
 
@@ -97,7 +97,7 @@ def test_prices_of_a_store_in_use_are_found_without_another_session_of_botocore(
             await store.head("x")
         monkeypatch.delenv("AWS_ENDPOINT_URL")
         monkeypatch.setattr("stoker._stores.s3.botocore_session", None)
-        found = price_key(metered(store))
+        found = price_key(with_meter(store))
         await store.close()
         return found
 

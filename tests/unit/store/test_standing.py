@@ -10,21 +10,21 @@ import pytest
 
 from stoker import GcsOptions, S3Options, ServedOptions, StoreOptions, open_store
 from stoker._stores.access_token import Grant
-from stoker._stores.http import Call, Reply, parse_date
-from stoker._stores.http_objects import Endpoint, HttpObjects, Identity
-from stoker._stores.http_store import ServedAccess
+from stoker._stores.http import HttpRequest, HttpResponse, parse_date
+from stoker._stores.http_objects import CredentialsInfo, EndpointInfo, HttpObjectStore
+from stoker._stores.http_store import ServedStoreClient
 from stoker.errors import ConnectionLostError
 from stoker_functions.serve import TokenKeys
 
 KEYS: dict[str, Any] = {"access_key_id": "MARKER", "secret_access_key": "MARKER"}
 
 
-def introduced(url: str, options: StoreOptions, *, endpoint: bool = False) -> Identity | Endpoint:
-    async def ask() -> Identity | Endpoint:
+def introduced(url: str, options: StoreOptions, *, endpoint: bool = False) -> CredentialsInfo | EndpointInfo:
+    async def ask() -> CredentialsInfo | EndpointInfo:
         store = open_store(url, options=options)
         try:
-            assert isinstance(store, HttpObjects)
-            return await (store.endpoint() if endpoint else store.identity())
+            assert isinstance(store, HttpObjectStore)
+            return await (store.describe_endpoint() if endpoint else store.describe_credentials())
         finally:
             await store.close()
 
@@ -45,7 +45,7 @@ def introduced(url: str, options: StoreOptions, *, endpoint: bool = False) -> Id
     ],
 )
 def test_the_kind_of_credentials_is_told_and_nothing_else(url: str, options: StoreOptions, kind: str) -> None:
-    assert introduced(url, options) == Identity(kind=kind)
+    assert introduced(url, options) == CredentialsInfo(kind=kind)
 
 
 @pytest.mark.parametrize(
@@ -66,19 +66,21 @@ def test_a_token_of_ours_tells_its_end_and_no_more() -> None:
     grant = Grant(datasets=("MARKER",), not_before_seconds=1_000_000_000, expires_seconds=1_000_003_600)
     token = TokenKeys({"MARKER": b"MARKER" * 6}).sign(grant)
     found = introduced("stoker+https://b/v1/x", ServedOptions(token=token))
-    assert found == Identity(kind="a token of stoker's", expires=datetime(2001, 9, 9, 2, 46, 40, tzinfo=UTC))
+    assert found == CredentialsInfo(kind="a token of stoker's", expires=datetime(2001, 9, 9, 2, 46, 40, tzinfo=UTC))
 
 
 def test_the_region_of_a_lambda_function_is_in_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def answer(self: ServedAccess, call: Call, destination: object) -> Reply:
+    async def answer(self: ServedStoreClient, call: HttpRequest, destination: object) -> HttpResponse:
         assert "Authorization" not in call.headers
-        return Reply(status=403, headers={"Date": "Sat, 21 Nov 2026 21:10:32 GMT"})
+        return HttpResponse(status=403, headers={"Date": "Sat, 21 Nov 2026 21:10:32 GMT"})
 
-    monkeypatch.setattr(ServedAccess, "_carried", answer)
+    monkeypatch.setattr(ServedStoreClient, "_send_to_origin", answer)
     options = ServedOptions(token="MARKER")
     url = "https://abc.lambda-url.eu-west-3.on.aws/v1/x"
     date = datetime(2026, 11, 21, 21, 10, 32, tzinfo=UTC)
-    assert introduced(f"stoker+{url}", options, endpoint=True) == Endpoint(address=url, region="eu-west-3", date=date)
+    assert introduced(f"stoker+{url}", options, endpoint=True) == EndpointInfo(
+        address=url, region="eu-west-3", date=date
+    )
 
 
 def test_a_date_header_is_read_and_nonsense_is_none() -> None:

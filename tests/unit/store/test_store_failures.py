@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from stoker._stores.http import Reply, error_of, retry_after_seconds
+from stoker._stores.http import HttpResponse, create_error, retry_after_seconds
 from stoker.errors import ServerError, StoreError
 
 
@@ -49,9 +49,9 @@ def test_a_date_counts_from_now_where_the_answer_has_none(date: str | None) -> N
 
 @pytest.mark.parametrize("status", [500, 502, 504, 506, 507, 508, 511, 520, 521, 522, 523, 524, 529, 530, 598, 599])
 def test_every_failure_inside_the_store_may_pass(status: int) -> None:
-    assert type(error_of("s3://b/x", Reply(status=status, headers={}), {})) is ServerError
+    assert type(create_error("s3://b/x", HttpResponse(status=status, headers={}), {})) is ServerError
 
 
 @pytest.mark.parametrize("status", [501, 505, 400, 405, 411])
 def test_what_the_store_cannot_do_does_not_pass(status: int) -> None:
-    assert type(error_of("s3://b/x", Reply(status=status, headers={}), {})) is StoreError
+    assert type(create_error("s3://b/x", HttpResponse(status=status, headers={}), {})) is StoreError

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from stoker import HttpOptions
-from stoker._stores.http import Call, Destination, HttpReader, Reply
+from stoker._stores.http import Destination, HttpRequest, HttpResponse, HttpTransport
 from stoker._stores.http_session import Connections
 from stoker.errors import ConfigError, ConnectionLostError, ServerError, StoreError, TruncatedError
 
@@ -52,7 +52,7 @@ def transport(request: pytest.FixtureRequest) -> Transport:
 
 
 @asynccontextmanager
-async def reader_of(url: str, transport: Transport) -> AsyncIterator[HttpReader]:
+async def reader_of(url: str, transport: Transport) -> AsyncIterator[HttpTransport]:
     connections = Connections(HttpOptions(transport=transport), url)
     try:
         yield connections.reader
@@ -60,15 +60,15 @@ async def reader_of(url: str, transport: Transport) -> AsyncIterator[HttpReader]
         await connections.close()
 
 
-def read(transport: Transport, answer: bytes, start: int = 2, end: int = 7) -> tuple[Reply, bytes, bytes]:
+def read(transport: Transport, answer: bytes, start: int = 2, end: int = 7) -> tuple[HttpResponse, bytes, bytes]:
     """Return the reply, the caller's memory and the request of a read of ``[start, end)``."""
     into = bytearray(end - start)
-    replies: list[Reply] = []
+    replies: list[HttpResponse] = []
 
     async def use(url: str) -> None:
         async with reader_of(url, transport) as reader:
-            call = Call(method="GET", url=url, headers={}, address="s3://b/k")
-            replies.append(await reader.read(call, Destination(memoryview(into), start, end)))
+            call = HttpRequest(method="GET", url=url, headers={}, address="s3://b/k")
+            replies.append(await reader.send(call, Destination(memoryview(into), start, end)))
 
     asked = serve(answer, use)
     return replies[0], bytes(into), asked
@@ -79,7 +79,7 @@ def test_a_range_arrives_in_the_callers_memory_with_the_objects_size(transport: 
     assert into == BODY[2:7]
     assert reply.size_bytes == 10
     assert reply.headers["ETag"] == "x"
-    assert not reply.refused
+    assert not reply.is_error
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_the_beginning_of_what_was_asked_for_is_told(transport: Transport, answe
 
     async def use(url: str) -> None:
         async with reader_of(url, transport) as reader:
-            call = Call(method="GET", url=url, headers={}, address="s3://b/k")
+            call = HttpRequest(method="GET", url=url, headers={}, address="s3://b/k")
             destination = Destination(memoryview(bytearray(5)), 2, 7, lambda: begun.append(None))
             with suppress(StoreError):
-                await reader.read(call, destination)
+                await reader.send(call, destination)
 
     serve(answer, use)
     assert len(begun) == told
@@ -173,7 +173,7 @@ def test_what_is_no_http_is_a_transient_error(transport: Transport, answer: byte
 def test_a_redirect_is_returned_not_followed(transport: Transport) -> None:
     moved = head("Location: http://127.0.0.1:1/elsewhere", "Content-Length: 3", status="301 Moved") + b"why"
     reply, into, _ = read(transport, moved)
-    assert (reply.refused, reply.status, reply.body) == (True, 301, b"why")
+    assert (reply.is_error, reply.status, reply.body) == (True, 301, b"why")
     assert into == bytes(5)
 
 
@@ -186,7 +186,7 @@ def test_an_invalid_url_is_a_configuration_error(transport: Transport) -> None:
     async def main() -> None:
         with pytest.raises(ConfigError):
             async with reader_of("http:///nohost", transport) as reader:
-                await reader.read(Call(method="GET", url="http:///nohost", headers={}, address="s3://b/k"))
+                await reader.send(HttpRequest(method="GET", url="http:///nohost", headers={}, address="s3://b/k"))
 
     asyncio.run(main())
 
@@ -194,5 +194,5 @@ def test_an_invalid_url_is_a_configuration_error(transport: Transport) -> None:
 @pytest.mark.parametrize("value", ["secret\n", "sec\r\nret: 1", " secret", "s\u00e9cret", "sec\x00ret"])
 def test_a_header_that_http_cannot_carry_is_a_configuration_error_that_does_not_tell_it(value: str) -> None:
     with pytest.raises(ConfigError, match="header X-Token") as caught:
-        Call(method="GET", url="http://host/k", headers={"X-Token": value}, address="s3://b/k")
+        HttpRequest(method="GET", url="http://host/k", headers={"X-Token": value}, address="s3://b/k")
     assert "cret" not in str(caught.value)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker import GcsOptions, S3Options, open_store
-from stoker._stores.options import proxy_of
+from stoker._stores.options import find_proxy
 from stoker.abc import Store
 from stoker.errors import ConfigError, ConnectionLostError, StoreError
 from support.stores import keys_of, read_range
@@ -240,18 +240,18 @@ def test_a_proxy_that_refuses_or_is_not_there_is_a_lost_connection_without_its_p
 
 
 def test_the_proxy_is_the_one_that_the_environment_names_for_the_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert proxy_of("https://host") is None
+    assert find_proxy("https://host") is None
     monkeypatch.setenv("ALL_PROXY", "any:1")
     monkeypatch.setenv("HTTPS_PROXY", "tls:2")
     monkeypatch.setenv("NO_PROXY", "near,.far.example")
-    assert proxy_of("http://host") == "http://any:1"
-    assert proxy_of("https://host:9000") == "http://tls:2"
-    assert proxy_of("https://near:9000") is None
-    assert proxy_of("https://x.far.example") is None
-    assert {proxy_of(f"http://{host}:9000") for host in ("127.0.0.1", "[::1]", "localhost")} == {None}
+    assert find_proxy("http://host") == "http://any:1"
+    assert find_proxy("https://host:9000") == "http://tls:2"
+    assert find_proxy("https://near:9000") is None
+    assert find_proxy("https://x.far.example") is None
+    assert {find_proxy(f"http://{host}:9000") for host in ("127.0.0.1", "[::1]", "localhost")} == {None}
     monkeypatch.setenv("HTTPS_PROXY", "socks5://user:secret-part@host")
     with pytest.raises(ConfigError) as caught:
-        proxy_of("https://host")
+        find_proxy("https://host")
     assert "secret-part" not in str(caught.value)
 
 

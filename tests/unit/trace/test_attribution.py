@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 
 from stoker import FetchConfig, FetchSize
-from stoker._base.fetch_record import Strand, strand
-from stoker._base.recorder import Recorder, explained
+from stoker._base.fetch_record import Strand, start_strand
+from stoker._base.recorder import Recorder, explain_wait
 from stoker.abc import ObjectRef
 from stoker.errors import StoreError, TransientError
 from stoker.testing import VirtualClockLoop, run_virtual
@@ -43,7 +43,7 @@ def test_requests_that_fail(fault: str) -> None:
     run = TracedRun(config=UNHEDGED)
     run.store.script = lambda number, key: fault if number < 2 else None
     assert told(run.run()) is Phase.RETRY
-    assert run.recorder.worst()[0].spans[0].object == run.refs[0].key
+    assert run.recorder.worst_waits()[0].spans[0].object == run.refs[0].key
 
 
 def test_a_pause_that_the_store_asks_for() -> None:
@@ -92,7 +92,7 @@ def test_a_late_request_that_is_hedged() -> None:
     run = TracedRun(weather=Weather(tail_sigma=0.0), config=FetchConfig(split_parts=1))
     run.store.late = {4: 5.0}
     assert told(run.run()) is Phase.HEDGE
-    worst = run.recorder.worst()[0]
+    worst = run.recorder.worst_waits()[0]
     assert run.fetcher.stats.hedge_wins == 1
     assert next(iter(worst.by_cause())) == (Phase.HEDGE, run.refs[4].key)
     assert f"hedge of {run.refs[4].key}" in str(worst)
@@ -151,7 +151,7 @@ def fetch_of(*strands: tuple[str, list[tuple[Phase, float]], float], ready: floa
     fetch = Fetch(0, 0, 0.0, ready_seconds=ready)
     for key, marks, end in strands:
         strand = Strand(fetch, key, *marks[0])
-        strand.marks += marks[1:]
+        strand.phase_starts += marks[1:]
         strand.end_seconds = end
         fetch.add(strand)
     return fetch
@@ -197,14 +197,14 @@ def test_time_between_two_strands_is_nobodys() -> None:
 def test_a_wait_that_begins_before_the_issue_and_ends_behind_the_arrival_is_explained_without_a_gap() -> None:
     fetch = fetch_of(("a", [(Phase.TRANSFER, 1.0)], 2.0), ready=2.0)
     fetch.issued_seconds = 1.0
-    spans = explained(fetch, 0.5, 2.25)
+    spans = explain_wait(fetch, 0.5, 2.25)
     assert spans == [
         Span(Phase.QUEUE, 0.5, 1.0, "a"),
         Span(Phase.TRANSFER, 1.0, 2.0, "a"),
         Span(Phase.OTHER, 2.0, 2.25, "a"),
     ]
-    assert explained(fetch, 1.25, 1.5) == [Span(Phase.TRANSFER, 1.25, 1.5, "a")]
-    assert explained(None, 1.0, 2.0) == [Span(Phase.OTHER, 1.0, 2.0)]
+    assert explain_wait(fetch, 1.25, 1.5) == [Span(Phase.TRANSFER, 1.25, 1.5, "a")]
+    assert explain_wait(None, 1.0, 2.0) == [Span(Phase.OTHER, 1.0, 2.0)]
 
 
 WHOLE, LOST = True, False
@@ -227,7 +227,7 @@ TWICE = ["first_byte", "transfer", "hedge", "transfer"]
 def test_phases_of_an_attempt(requests: list[Request], phases: list[str]) -> None:
     fetch = Fetch(0, 0, 0.0)
     told = Strand(fetch, "a", Phase.QUEUE, 0.0)
-    told.attempted(requests)
+    told.add_attempt(requests)
     told.end_seconds = 2.0
     fetch.add(told)
     fetch.ready_seconds = 2.0
@@ -256,13 +256,13 @@ def test_a_fetch_that_nobody_holds_is_gone_without_a_search_for_circles() -> Non
     async def fetched() -> None:
         recorder = Recorder()
         for item in range(20):
-            with recorder.following(item, 0) as fetch:
-                with strand("a", Phase.QUEUE) as told:
-                    told.attempted([Request(0.0, 1.0, 2.0, 1, WHOLE)])
-                with strand("a", Phase.VERIFY):
+            with recorder.track(item, 0) as fetch:
+                with start_strand("a", Phase.QUEUE) as told:
+                    told.add_attempt([Request(0.0, 1.0, 2.0, 1, WHOLE)])
+                with start_strand("a", Phase.VERIFY):
                     pass
                 fetch.slot = 0
-            recorder.released(item)
+            recorder.remove_fetch(item)
 
     gc.collect()
     gc.disable()
@@ -277,7 +277,7 @@ def test_of_very_many_requests_the_last_are_kept() -> None:
     fetch = Fetch(0, 0, 0.0)
     told = Strand(fetch, "a", Phase.QUEUE, 0.0)
     for number in range(10_000):
-        told.attempted([Request(number, None, number + 1.0, 1, WHOLE)])
+        told.add_attempt([Request(number, None, number + 1.0, 1, WHOLE)])
     assert 2000 < len(fetch.requests) <= 4096
     assert fetch.requests[-1].sent_seconds == 9_999
 

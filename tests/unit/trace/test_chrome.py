@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stoker._trace.picture import Summary
+from stoker._trace.picture import TraceSummary
 from stoker._trace.recording import Recording
 from stoker.errors import ConfigError
 from stoker.trace import ChromeTrace, Phase, Span, Wait, read_trace
@@ -75,10 +75,10 @@ def test_events_of_a_row_lie_inside_each_other_or_apart(run: tuple[TracedRun, Pa
 def test_what_is_read_back_is_what_was_recorded(run: tuple[TracedRun, Path]) -> None:
     recorder, recording = run[0].recorder, Recording.of(read_trace(run[1]))
     assert len(recording.waits) == len(recording.fetches) == len(recording.held) == 40
-    for phase, (seconds, _) in Summary.of(read_trace(run[1])).phases.items():
+    for phase, (seconds, _) in TraceSummary.of(read_trace(run[1])).phases.items():
         assert seconds == pytest.approx(recorder.seconds[phase], abs=1e-6)
     worst = max(recording.waits, key=lambda wait: wait.seconds)
-    assert worst.batch == recorder.worst()[0].batch
+    assert worst.batch == recorder.worst_waits()[0].batch
     assert {each.object for each in recording.fetches} == {ref.key for ref in run[0].refs}
     for fetch in recording.fetches:
         assert fetch.spans[0].begin_seconds == pytest.approx(fetch.begin_seconds, abs=1e-5)
@@ -88,7 +88,7 @@ def test_what_is_read_back_is_what_was_recorded(run: tuple[TracedRun, Path]) -> 
 
 
 def test_every_request_is_on_record(run: tuple[TracedRun, Path]) -> None:
-    answers, stats = Recording.of(read_trace(run[1])).answers, run[0].fetcher.stats
+    answers, stats = Recording.of(read_trace(run[1])).responses, run[0].fetcher.stats
     assert len(answers) == stats.requests
     assert sum(answer.is_whole for answer in answers) == 40 + stats.checksum_failures
     assert not any(answer.is_whole and not answer.is_begun for answer in answers)

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker._trace.picture import Quantiles, Section, Summary, ring_fill
-from stoker._trace.recording import Filled, Held, Recording, Told
+from stoker._trace.picture import Quantiles, TraceSection, TraceSummary, ring_fill
+from stoker._trace.recording import Recording, SlotFill, SlotHold, TraceEvent
 from stoker.errors import ConfigError
 from stoker.trace import ChromeTrace, Phase, Span, Wait, read_trace
 from support.faulty_store import Weather
@@ -31,7 +31,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_summary_is_that_of_all_that_is_told(path: Path) -> None:
-    whole, summary = Recording.of(read_trace(path)), Summary.of(read_trace(path))
+    whole, summary = Recording.of(read_trace(path)), TraceSummary.of(read_trace(path))
     assert summary.batches == len(whole.waits) == 60
     assert summary.fetches == len(whole.fetches)
     assert summary.waited_seconds == pytest.approx(sum(wait.seconds for wait in whole.waits))
@@ -45,19 +45,19 @@ def test_a_summary_is_that_of_all_that_is_told(path: Path) -> None:
     assert [wait for _, wait in summary.worst()] == by_length[:10]
     assert summary.begin_seconds == min(each.begin_seconds for each in whole.fetches)
     assert summary.end_seconds == max(each.end_seconds for each in whole.held)
-    assert summary.requests == len(whole.answers)
-    assert summary.lost == sum(not answer.is_whole for answer in whole.answers) > 0
-    begun = [answer.first_byte_seconds for answer in whole.answers if answer.is_begun]
+    assert summary.requests == len(whole.responses)
+    assert summary.lost == sum(not answer.is_whole for answer in whole.responses) > 0
+    begun = [answer.first_byte_seconds for answer in whole.responses if answer.is_begun]
     assert summary.first_bytes.quantile(0.5) == pytest.approx(float(np.median(begun)), rel=0.05)
 
 
 def test_of_waits_that_are_equally_long_the_first_are_the_worst() -> None:
-    told = [Told(0, Wait(batch=number, epoch=0, spans=(Span(Phase.TRANSFER, 0.0, 1.0),))) for number in range(30)]
-    assert [wait.batch for _, wait in Summary.of(told, 3).worst()] == [0, 1, 2]
+    told = [TraceEvent(0, Wait(batch=number, epoch=0, spans=(Span(Phase.TRANSFER, 0.0, 1.0),))) for number in range(30)]
+    assert [wait.batch for _, wait in TraceSummary.of(told, 3).worst()] == [0, 1, 2]
 
 
 def test_a_batch_that_was_not_waited_for_is_none_of_the_worst() -> None:
-    summary = Summary.of([Told(0, Wait(batch=0, epoch=0, spans=(Span(Phase.GATHER, 1.0, 1.0),)))])
+    summary = TraceSummary.of([TraceEvent(0, Wait(batch=0, epoch=0, spans=(Span(Phase.GATHER, 1.0, 1.0),)))])
     assert summary.batches == 1
     assert summary.worst() == []
     assert (summary.seconds, summary.begin_seconds, summary.end_seconds) == (0.0, 1.0, 1.0)
@@ -104,9 +104,9 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
     memory = Memory()
     for _ in range(ROUNDS):
         with memory.round():
-            summary = Summary.of(read_trace(tmp_path / "t.json"))
-            section = Section.of(summary, 3.0, 0.1)
-            part = section.cut(read_trace(tmp_path / "t.json"))
+            summary = TraceSummary.of(read_trace(tmp_path / "t.json"))
+            section = TraceSection.of(summary, 3.0, 0.1)
+            part = section.select(read_trace(tmp_path / "t.json"))
     assert summary.batches == summary.requests == 5_000
     assert len(part.waits) == len(part.fetches) == 100
     assert (tmp_path / "t.json").stat().st_size > 3_000_000
@@ -116,30 +116,35 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
 def test_more_than_can_be_drawn_is_refused_before_it_is_in_memory(tmp_path: Path) -> None:
     taken = 0
 
-    def counted() -> Iterator[Told]:
+    def counted() -> Iterator[TraceEvent]:
         nonlocal taken
         for each in read_trace(written(tmp_path / "t.json", 12_000)):
             taken += 1
             yield each
 
     with pytest.raises(ConfigError, match="name fewer with --seconds"):
-        Section(0.0, 100.0).cut(counted())
+        TraceSection(0.0, 100.0).select(counted())
     assert taken < 32_000
 
 
 def test_what_a_killed_run_did_not_release_is_held_until_its_slot_is_used_again_or_the_end() -> None:
     told = [
-        Told(0, what)
+        TraceEvent(0, what)
         for what in (
-            Filled(0, "a", 0.0, 1.0, ()),
-            Held(0, 1.0, 2.0),
-            Filled(0, "b", 3.0, 4.0, ()),
-            Filled(1, "c", 0.0, 2.0, ()),
-            Filled(1, "d", 6.0, 7.0, ()),
+            SlotFill(0, "a", 0.0, 1.0, ()),
+            SlotHold(0, 1.0, 2.0),
+            SlotFill(0, "b", 3.0, 4.0, ()),
+            SlotFill(1, "c", 0.0, 2.0, ()),
+            SlotFill(1, "d", 6.0, 7.0, ()),
         )
     ]
-    recording = Section(0.0, 8.0).cut(told)
-    assert sorted(recording.held) == [Held(0, 1.0, 2.0), Held(0, 4.0, 8.0), Held(1, 2.0, 6.0), Held(1, 7.0, 8.0)]
+    recording = TraceSection(0.0, 8.0).select(told)
+    assert sorted(recording.held) == [
+        SlotHold(0, 1.0, 2.0),
+        SlotHold(0, 4.0, 8.0),
+        SlotHold(1, 2.0, 6.0),
+        SlotHold(1, 7.0, 8.0),
+    ]
     moments, filling, ready = ring_fill(recording)
     assert dict(zip(moments.tolist(), zip(filling.tolist(), ready.tolist(), strict=True), strict=True))[7.0] == (0, 2)
 
@@ -169,16 +174,16 @@ def test_events_that_are_none_of_ours_are_refused(tmp_path: Path, events: list[s
     for text in each_alone if BATCH not in events else [f"{BATCH}\n{events[1]}"]:
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"t\.json is not a trace"):
-            Summary.of(read_trace(path))
+            TraceSummary.of(read_trace(path))
 
 
 def test_a_batch_with_no_end_of_spans_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("\n".join([BATCH, *[WAIT] * 100_001]))
     with pytest.raises(ConfigError, match="more than 100,000 spans of a batch"):
-        Summary.of(read_trace(tmp_path / "t.json"))
+        TraceSummary.of(read_trace(tmp_path / "t.json"))
 
 
 def test_what_others_put_beside_it_is_left_out(tmp_path: Path) -> None:
     other = ['{"ph":"B","pid":2}', X % (1, 0, 1, '"a"', '"theirs"', "{}"), '{"ph":"C","pid":1}']
     (tmp_path / "t.json").write_text("\n".join([*other, BATCH, other[0], WAIT]))
-    assert Summary.of(read_trace(tmp_path / "t.json")).batches == 1
+    assert TraceSummary.of(read_trace(tmp_path / "t.json")).batches == 1

@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError, CredentialsError, WireError
-from stoker_warm._auth import Handshake, Message, NodeHandshake, ProxyHandshake, Secret
+from stoker_warm._auth import Handshake, Message, NodeHandshake, ProxyHandshake, WarmSecret
 from stoker_warm._frames import Head, Kind
 
 KEY = bytes(range(40))
-SECRET = Secret(KEY)
-OTHER = Secret(b"x" * 40)
+SECRET = WarmSecret(KEY)
+OTHER = WarmSecret(b"x" * 40)
 GREETING = {"instance": "0123456789abcdef", "term": 3, "hash": "é", "list": ["a", ""]}
 PRINT = "ab" * 32
 
 
-def node(secret: Secret = SECRET, greeting: Head = GREETING, **options: Any) -> NodeHandshake:
+def node(secret: WarmSecret = SECRET, greeting: Head = GREETING, **options: Any) -> NodeHandshake:
     return NodeHandshake(secret, "warm-7", greeting, **options)
 
 
 def sent(side: Handshake, message: Message | None) -> Message | None:
     assert message is not None
-    return side.received(*message)
+    return side.receive(*message)
 
 
 def shaken(proxy: ProxyHandshake, peer: NodeHandshake) -> None:
@@ -61,10 +61,10 @@ def test_a_wrong_secret_fails_at_the_peer_when_it_hears_so_or_is_welcomed_by_som
     peer = node(OTHER)
     sent(peer, ProxyHandshake(SECRET).begin())
     with pytest.raises(CredentialsError, match="check that STOKER_WARM_SECRET is the same"):
-        peer.received(Kind.FAILED, {})
+        peer.receive(Kind.FAILED, {})
     for head in ({"mac": "00" * 32}, {"mac": SECRET.mac("stoker warm welcome")}):
         with pytest.raises(CredentialsError, match="check that STOKER_WARM_SECRET is the same"):
-            peer.received(Kind.WELCOME, head)
+            peer.receive(Kind.WELCOME, head)
     assert peer.peer is None
 
 
@@ -79,25 +79,25 @@ def test_a_proof_is_good_for_one_challenge_only() -> None:
 
 
 def test_a_welcome_is_good_for_one_proof_only() -> None:
-    proxy = ProxyHandshake(SECRET, nonce=lambda: bytes(32))
+    proxy = ProxyHandshake(SECRET, create_nonce=lambda: bytes(32))
     welcome = sent(proxy, sent(node(), proxy.begin()))
     again = node()
-    sent(again, ProxyHandshake(SECRET, nonce=lambda: bytes(32)).begin())
+    sent(again, ProxyHandshake(SECRET, create_nonce=lambda: bytes(32)).begin())
     with pytest.raises(CredentialsError):
         sent(again, welcome)
 
 
 def test_a_proof_that_is_turned_round_is_no_welcome_nor_the_other_way() -> None:
-    proxy, peer = ProxyHandshake(SECRET, nonce=lambda: bytes(32)), node(nonce=lambda: bytes(32))
+    proxy, peer = ProxyHandshake(SECRET, create_nonce=lambda: bytes(32)), node(nonce=lambda: bytes(32))
     proof = sent(peer, proxy.begin())
     assert proof is not None
     with pytest.raises(CredentialsError):
-        peer.received(Kind.WELCOME, {"mac": proof[1]["mac"]})
+        peer.receive(Kind.WELCOME, {"mac": proof[1]["mac"]})
     welcome = sent(proxy, proof)
     assert welcome is not None
-    other = ProxyHandshake(SECRET, nonce=lambda: bytes(32))
+    other = ProxyHandshake(SECRET, create_nonce=lambda: bytes(32))
     with pytest.raises(CredentialsError):
-        other.received(Kind.PROOF, {**proof[1], "mac": welcome[1]["mac"]})
+        other.receive(Kind.PROOF, {**proof[1], "mac": welcome[1]["mac"]})
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_whatever_is_changed_on_the_way_makes_a_proof_wrong(name: str, value: ob
     assert proof is not None
     assert proof[1].get(name) != value
     with pytest.raises(CredentialsError):
-        proxy.received(Kind.PROOF, {**proof[1], name: value})
-    proxy.received(*proof)
+        proxy.receive(Kind.PROOF, {**proof[1], name: value})
+    proxy.receive(*proof)
 
 
 def test_the_version_is_part_of_what_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_proof_of_another_form_is_no_proof(head: dict[str, object]) -> None:
     proof = sent(node(), proxy.begin())
     assert proof is not None
     with pytest.raises(WireError):
-        proxy.received(Kind.PROOF, {**proof[1], **head} if head else {})
+        proxy.receive(Kind.PROOF, {**proof[1], **head} if head else {})
     assert proxy.peer is None
 
 
@@ -183,16 +183,16 @@ def test_a_proxy_takes_nothing_but_a_proof_and_that_once(kind: Kind) -> None:
     proof = sent(peer, proxy.begin())
     assert proof is not None
     with pytest.raises(WireError):
-        proxy.received(kind, proof[1])
-    proxy.received(*proof)
+        proxy.receive(kind, proof[1])
+    proxy.receive(*proof)
     with pytest.raises(WireError):
-        proxy.received(*proof)
+        proxy.receive(*proof)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in (Kind.CHALLENGE, Kind.FAILED)])
 def test_a_peer_takes_nothing_before_a_challenge(kind: Kind) -> None:
     with pytest.raises(WireError):
-        node().received(kind, {"nonce": "00" * 32, "mac": "00" * 32})
+        node().receive(kind, {"nonce": "00" * 32, "mac": "00" * 32})
 
 
 def test_a_peer_answers_one_challenge_only() -> None:
@@ -206,29 +206,29 @@ def test_a_peer_answers_one_challenge_only() -> None:
 
 
 def test_a_secret_is_at_least_32_bytes() -> None:
-    Secret(bytes(32))
+    WarmSecret(bytes(32))
     with pytest.raises(ConfigError, match="has 31 bytes and needs 32"):
-        Secret(bytes(31))
+        WarmSecret(bytes(31))
 
 
 def test_a_secret_survives_the_environment_with_and_without_padding() -> None:
-    text = Secret.generate().reveal()
-    assert Secret.parse(text).reveal() == Secret.parse(text + "=").reveal() == text
-    assert len(Secret.generate().reveal()) == 43
-    assert Secret.parse("+/" * 22).reveal() == "-_" * 22
+    text = WarmSecret.generate().reveal()
+    assert WarmSecret.parse(text).reveal() == WarmSecret.parse(text + "=").reveal() == text
+    assert len(WarmSecret.generate().reveal()) == 43
+    assert WarmSecret.parse("+/" * 22).reveal() == "-_" * 22
 
 
 @pytest.mark.parametrize("text", ["abc", "!" * 44, "é" * 44, "a" * 45])
 def test_a_text_that_is_no_secret_is_refused_without_being_repeated(text: str) -> None:
     with pytest.raises(ConfigError, match=r"the warm tier's secret.*`stoker warm secret` makes one") as refused:
-        Secret.parse(text)
+        WarmSecret.parse(text)
     assert text not in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
 def test_where_there_is_no_secret_it_is_said_how_one_is_made(text: str) -> None:
     with pytest.raises(ConfigError, match=r"STOKER_WARM_SECRET is not set.*`stoker warm secret`"):
-        Secret.parse(text)
+        WarmSecret.parse(text)
 
 
 def test_a_secret_is_never_shown_sent_or_pickled() -> None:

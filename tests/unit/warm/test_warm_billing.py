@@ -10,15 +10,15 @@ from stoker._base.meter import Egress
 from stoker._cost.prices import GB_BYTES, FunctionPrices, StorePrices
 from stoker.abc import Answer
 from stoker.errors import ConfigError
-from stoker_warm._billing import Bill, Tariff
-from stoker_warm._events import Task
+from stoker_warm._billing import WarmBill, WarmPrices
+from stoker_warm._events import NodeTask
 
 MEMORY = 1536 << 20
 MIB = 1 << 20
 PRICES = Prices.load()
 LAMBDA = PRICES.function("lambda")
 S3 = PRICES.store("s3")
-TARIFF = Tariff(functions=LAMBDA, store=S3)
+TARIFF = WarmPrices(functions=LAMBDA, store=S3)
 ROUND = FunctionPrices(
     name="round", region="", source="", dollars_per_request=1.0, dollars_per_gb_second=10.0, dollars_per_vcpu_second=0.5
 )
@@ -27,65 +27,67 @@ ROUND = FunctionPrices(
 HOUR = 3600.0
 
 
-def call(bill: Bill, purpose: Task, seconds: float = 1.0, **figures: Any) -> None:
+def call(bill: WarmBill, purpose: NodeTask, seconds: float = 1.0, **figures: Any) -> None:
     figures = {"memory_bytes": GB_BYTES, "is_cold": False, "billed_seconds": seconds} | figures
-    bill.called(purpose, Answer(result={}, **figures))
+    bill.count_call(purpose, Answer(result={}, **figures))
 
 
-def an_hour(reads: int, *, served_gb_seconds: float, store: StorePrices = S3, egress: Egress = "same_region") -> Bill:
+def an_hour(
+    reads: int, *, served_gb_seconds: float, store: StorePrices = S3, egress: Egress = "same_region"
+) -> WarmBill:
     """Return the bill of 12 functions that are kept warm each minute, and of reads of 8 MiB."""
-    bill = Bill(tariff=Tariff(functions=LAMBDA, store=store, egress=egress))
+    bill = WarmBill(prices=WarmPrices(functions=LAMBDA, store=store, egress=egress))
     for _ in range(12 * 60):
-        call(bill, Task.WARM, 0.002, memory_bytes=MEMORY)
+        call(bill, NodeTask.WARM, 0.002, memory_bytes=MEMORY)
     for _ in range(reads):
-        call(bill, Task.SERVE, served_gb_seconds)
-        bill.delivered(8 * MIB)
+        call(bill, NodeTask.SERVE, served_gb_seconds)
+        bill.count_read(8 * MIB)
     return bill
 
 
 def test_a_tier_that_did_nothing_costs_nothing() -> None:
-    bill = Bill(tariff=TARIFF)
+    bill = WarmBill(prices=TARIFF)
     assert (bill.dollars(), bill.bucket_dollars, bill.break_even_reads_per_hour(0.0)) == (0.0, 0.0, None)
     assert bill.to_json(0.0)["dollars_per_hour"] is None
 
 
 def test_calls_are_billed_by_what_they_were_for() -> None:
-    bill = Bill(tariff=Tariff(functions=ROUND, store=S3))
-    call(bill, Task.SERVE, 2.0, is_cold=True)
-    call(bill, Task.WARM, 0.5, memory_bytes=2 * GB_BYTES)
-    call(bill, Task.WARM, 0.5, is_cold=None)
-    call(bill, Task.WARM, 3.0, vcpus=2.0)
-    assert bill.dollars(Task.SERVE) == 1.0 + 20.0
-    assert bill.dollars(Task.WARM) == 3.0 + 45.0 + 3.0
+    bill = WarmBill(prices=WarmPrices(functions=ROUND, store=S3))
+    call(bill, NodeTask.SERVE, 2.0, is_cold=True)
+    call(bill, NodeTask.WARM, 0.5, memory_bytes=2 * GB_BYTES)
+    call(bill, NodeTask.WARM, 0.5, is_cold=None)
+    call(bill, NodeTask.WARM, 3.0, vcpus=2.0)
+    assert bill.dollars(NodeTask.SERVE) == 1.0 + 20.0
+    assert bill.dollars(NodeTask.WARM) == 3.0 + 45.0 + 3.0
     assert bill.dollars() == 72.0
     assert bill.to_json(7200.0)["dollars_per_hour"] == 51.0 / 2
-    assert [bill.used[purpose].calls for purpose in Task] == [1, 3]
-    assert [bill.used[purpose].cold_starts for purpose in Task] == [1, 0]
-    assert bill.used[Task.WARM].billed_seconds == 4.0
-    assert bill.used[Task.WARM].gb_seconds == 4.5
-    assert bill.used[Task.WARM].vcpu_seconds == 6.0
+    assert [bill.usage[purpose].calls for purpose in NodeTask] == [1, 3]
+    assert [bill.usage[purpose].cold_starts for purpose in NodeTask] == [1, 0]
+    assert bill.usage[NodeTask.WARM].billed_seconds == 4.0
+    assert bill.usage[NodeTask.WARM].gb_seconds == 4.5
+    assert bill.usage[NodeTask.WARM].vcpu_seconds == 6.0
 
 
 def test_what_was_used_for_each_task_adds_up_to_the_bill() -> None:
     bill = an_hour(10, served_gb_seconds=0.2)
-    dollars = {task: used.dollars(LAMBDA) for task, used in bill.used.items()}
-    assert dollars == {task: bill.dollars(task) for task in Task}
+    dollars = {task: used.cost_dollars(LAMBDA) for task, used in bill.usage.items()}
+    assert dollars == {task: bill.dollars(task) for task in NodeTask}
     assert 0 < sum(dollars.values()) == bill.dollars()
     told = bill.to_json(HOUR)
-    assert (told["serve_dollars"], told["warm_dollars"]) == (dollars[Task.SERVE], dollars[Task.WARM])
+    assert (told["serve_dollars"], told["warm_dollars"]) == (dollars[NodeTask.SERVE], dollars[NodeTask.WARM])
     assert told["dollars"] == bill.dollars()
 
 
 def test_functions_without_prices_cost_nothing() -> None:
-    bill = Bill(tariff=Tariff())
-    call(bill, Task.SERVE)
-    assert (bill.dollars(), bill.used[Task.SERVE].calls) == (0.0, 1)
+    bill = WarmBill(prices=WarmPrices())
+    call(bill, NodeTask.SERVE)
+    assert (bill.dollars(), bill.usage[NodeTask.SERVE].calls) == (0.0, 1)
 
 
 def test_what_was_told_does_not_grow_with_the_bill() -> None:
-    bill = Bill(tariff=TARIFF)
+    bill = WarmBill(prices=TARIFF)
     before = bill.to_json(1.0)
-    call(bill, Task.SERVE)
+    call(bill, NodeTask.SERVE)
     assert before["requests"] == 0
 
 
@@ -118,21 +120,21 @@ def test_a_tier_that_nobody_reads_tells_no_rate() -> None:
 
 
 def test_calls_without_an_answer_are_counted() -> None:
-    bill = Bill(tariff=TARIFF)
-    bill.called(Task.SERVE, None)
+    bill = WarmBill(prices=TARIFF)
+    bill.count_call(NodeTask.SERVE, None)
     assert (bill.dollars(), bill.to_json(1.0)["unanswered"]) == (0.0, 1)
 
 
 @pytest.mark.parametrize("name", ["billed_seconds", "memory_bytes", "vcpus"])
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf])
 def test_figures_that_make_no_sense_are_refused(name: str, value: float) -> None:
-    bill = Bill(tariff=TARIFF)
+    bill = WarmBill(prices=TARIFF)
     with pytest.raises(ConfigError, match=name):
-        call(bill, Task.SERVE, **{name: value})
-    assert bill.used[Task.SERVE].calls == 0
+        call(bill, NodeTask.SERVE, **{name: value})
+    assert bill.usage[NodeTask.SERVE].calls == 0
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
 def test_a_bill_is_of_a_stretch_of_time(seconds: float) -> None:
     with pytest.raises(ConfigError, match="duration"):
-        Bill(tariff=TARIFF).to_json(seconds)
+        WarmBill(prices=TARIFF).to_json(seconds)

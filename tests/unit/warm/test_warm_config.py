@@ -7,10 +7,10 @@ import pytest
 from stoker._shared.address import Address
 from stoker.errors import ConfigError
 from stoker.fanout import ExecutorOptions
-from stoker_warm._auth import Secret
-from stoker_warm._config import Fleet, WarmConfig
-from stoker_warm._erasure import Code
-from stoker_warm._tier import FleetProxy, server_url
+from stoker_warm._auth import WarmSecret
+from stoker_warm._config import WarmConfig, WarmDeployment
+from stoker_warm._erasure import ErasureCode
+from stoker_warm._tier import InProcessProxy, parse_server_url
 from support.warm_platform import MAC
 
 FINGERPRINT = "0123456789abcdef" * 4
@@ -18,14 +18,14 @@ FLEET = "warm+lambda://stoker?listen=10.0.0.5:7411"
 
 
 def test_functions_need_a_prefix_and_where_they_dial_and_have_defaults_for_the_rest() -> None:
-    assert Fleet.parse(FLEET) == Fleet(
+    assert WarmDeployment.parse(FLEET) == WarmDeployment(
         executor="lambda",
         options=ExecutorOptions(prefix="stoker"),
         config=WarmConfig(),
         listen=Address("10.0.0.5", 7411),
     )
-    assert Fleet.parse("warm+gcf://mine?listen=127.0.0.1:0").executor == "gcf"
-    assert Fleet.parse("warm+gcf://mine?listen=127.0.0.1:0").bucket == "gs"
+    assert WarmDeployment.parse("warm+gcf://mine?listen=127.0.0.1:0").executor == "gcf"
+    assert WarmDeployment.parse("warm+gcf://mine?listen=127.0.0.1:0").bucket == "gs"
 
 
 def test_every_setting_of_functions_is_taken() -> None:
@@ -37,7 +37,7 @@ def test_every_setting_of_functions_is_taken() -> None:
     )
     config = WarmConfig(
         nodes=20,
-        code=Code(4, 2),
+        code=ErasureCode(4, 2),
         keep_warm_seconds=45.0,
         linger_seconds=0.5,
         ping_seconds=0.1,
@@ -55,7 +55,7 @@ def test_every_setting_of_functions_is_taken() -> None:
         memory_bytes=1 << 30,
         vcpus=2,
     )
-    assert Fleet.parse(url) == Fleet(
+    assert WarmDeployment.parse(url) == WarmDeployment(
         executor="lambda",
         options=options,
         config=config,
@@ -65,9 +65,9 @@ def test_every_setting_of_functions_is_taken() -> None:
         bucket="s3express",
         egress="other_region",
     )
-    assert Fleet.parse("warm+gcf://p?listen=10.0.0.5:1&project=mine&account=a%40b.iam").options == ExecutorOptions(
-        prefix="p", project="mine", service_account="a@b.iam"
-    )
+    assert WarmDeployment.parse(
+        "warm+gcf://p?listen=10.0.0.5:1&project=mine&account=a%40b.iam"
+    ).options == ExecutorOptions(prefix="p", project="mine", service_account="a@b.iam")
 
 
 @pytest.mark.parametrize(
@@ -104,24 +104,24 @@ def test_every_setting_of_functions_is_taken() -> None:
 )
 def test_what_is_wrong_is_named(url: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        Fleet.parse(url)
+        WarmDeployment.parse(url)
 
 
 @pytest.mark.parametrize("url", ["warm+lambda://user:hunter2@stoker?listen=10.0.0.5:7411", f"{FLEET}&secret=hunter2"])
 def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        Fleet.parse(url)
+        WarmDeployment.parse(url)
     assert "hunter2" not in str(refused.value)
 
 
 def test_a_text_is_wanted() -> None:
     with pytest.raises(ConfigError, match="by a URL"):
-        Fleet.parse(None)  # type: ignore[arg-type]  # as a user may give it
+        WarmDeployment.parse(None)  # type: ignore[arg-type]  # as a user may give it
 
 
 def test_a_setting_that_means_nothing_to_the_functions_is_refused_before_anything_listens() -> None:
     with pytest.raises(ConfigError, match="project means nothing"):
-        FleetProxy(Fleet.parse(f"{FLEET}&project=mine"), Secret.generate(), MAC)
+        InProcessProxy(WarmDeployment.parse(f"{FLEET}&project=mine"), WarmSecret.generate(), MAC)
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,12 @@ def test_a_setting_that_means_nothing_to_the_functions_is_refused_before_anythin
     ],
 )
 def test_a_proxy_elsewhere_is_a_tier_server(url: str, server: str) -> None:
-    assert server_url(url) == server
+    assert parse_server_url(url) == server
 
 
 @pytest.mark.parametrize("setting", ["backup=300s", "put_back=4"])
 def test_a_removed_setting_is_accepted_with_a_warning_that_names_it(setting: str) -> None:
     name = setting.partition("=")[0]
     with pytest.warns(DeprecationWarning, match=f"^{name}= of a warm tier has no effect: .*; leave it out") as caught:
-        assert Fleet.parse(f"{FLEET}&{setting}") == Fleet.parse(FLEET)
+        assert WarmDeployment.parse(f"{FLEET}&{setting}") == WarmDeployment.parse(FLEET)
     assert [each.filename for each in caught] == [__file__]

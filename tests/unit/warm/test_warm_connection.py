@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from stoker.errors import ConnectionLostError, NotFoundError, ServerError, WireError
-from stoker_warm._ends import Answer, ProxyEnd
+from stoker_warm._ends import ProxyConnection, ReplyParts
 from stoker_warm._frames import Buffer, Head, Kind
 from support.warm_connections import SHARD, Server, joined, memory, node_side, proxy_side, run
 from support.warm_wires import Link, LinkConfig
@@ -42,7 +42,7 @@ def test_many_requests_at_once_are_answered_in_their_order_each_in_its_own_memor
     async def test() -> None:
         order: list[int] = []
 
-        async def ask(proxy: ProxyEnd, number: int, into: memoryview) -> None:
+        async def ask(proxy: ProxyConnection, number: int, into: memoryview) -> None:
             reply = await proxy.request(Kind.GET, {"shard": len(into)}, into=into)
             assert reply.body_bytes == len(into)
             order.append(number)
@@ -66,7 +66,7 @@ def test_an_answer_without_a_taker_of_its_body_says_how_long_it_was() -> None:
 
 
 def test_an_error_of_the_handler_is_told_and_the_connection_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(kind: Kind, head: Head, body: bytearray) -> Answer:
+    def broken(kind: Kind, head: Head, body: bytearray) -> ReplyParts:
         if kind is Kind.PING:
             raise RuntimeError("a secret detail")
         if kind is Kind.INDEX:
@@ -116,12 +116,12 @@ def test_notices_arrive_in_order_and_before_what_is_sent_later() -> None:
         Link().join(proxy, node)
         with pytest.raises(ConnectionLostError, match="not ready"):
             node.notify(Kind.HERE, {})
-        await node.ready()
+        await node.wait_authenticated()
         node.notify(Kind.HERE, {"awake": 1})
         node.notify(Kind.LEAVING, {"term": 3})
         await node.flush()
         await node.close()
-        await proxy.closed()
+        await proxy.wait_closed()
         assert heard == [(Kind.HERE, {"awake": 1}), (Kind.LEAVING, {"term": 3})]
 
     run(test)
@@ -132,18 +132,18 @@ def test_a_notice_between_two_answers_changes_nothing_about_their_order() -> Non
         heard: list[Kind] = []
         proxy, wire = proxy_side(lambda _, kind, head: heard.append(kind)), Link()
 
-        def serve(kind: Kind, head: Head, body: bytearray) -> Answer:
+        def serve(kind: Kind, head: Head, body: bytearray) -> ReplyParts:
             node.notify(Kind.HERE, {})
             return Kind.FOUND, {"number": head["number"]}, (SHARD[:20_000],)
 
         node = node_side(serve)
         wire.join(proxy, node)
-        await proxy.ready()
+        await proxy.wait_authenticated()
         replies = await asyncio.gather(*(proxy.request(Kind.GET, {"number": number}) for number in range(5)))
         assert [reply.head["number"] for reply in replies] == list(range(5))
         assert heard == [Kind.HERE] * 5
         await node.close()
-        await proxy.closed()
+        await proxy.wait_closed()
 
     run(test)
 

@@ -85,7 +85,7 @@ def test_many_thousand_pings_at_once_are_answered_within_bounds() -> None:
         def data_received(self, data: bytes) -> None:
             if self.side.peer is not None:
                 self.answered_bytes += len(data)
-            elif (message := self.side.received(*hear(data))) is not None:
+            elif (message := self.side.receive(*hear(data))) is not None:
                 self.transport.write(encode_frame(*message) + encode_frame(Kind.PING) * 20_000)
                 self.transport.pause_reading()
 
@@ -93,7 +93,7 @@ def test_many_thousand_pings_at_once_are_answered_within_bounds() -> None:
         server, flood = Server(), Flood()
         node, wire = node_side(server), Link(LinkConfig(window_bytes=1000))
         wire.join(flood, node)
-        await node.ready()
+        await node.wait_authenticated()
         await asyncio.sleep(10)
         assert 0 < len(node._outbox) <= (16 << 10) // HEADER_BYTES
         assert len(server.asked) < 3000

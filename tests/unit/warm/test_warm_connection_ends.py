@@ -24,8 +24,8 @@ def test_a_connection_that_ends_ends_every_request(whose: str) -> None:
             wire.ends[1].thaw()
             await asyncio.wait(asking)
             assert {type(each.exception()) for each in asking} == {ConnectionLostError}
-            await proxy.closed()
-            await node.closed()
+            await proxy.wait_closed()
+            await node.wait_closed()
             with pytest.raises(ConnectionLostError):
                 await proxy.request(Kind.PING)
             with pytest.raises(ConnectionLostError):
@@ -43,8 +43,8 @@ def test_a_connection_may_break_at_any_byte_of_either_side() -> None:
         link.join(proxy, node)
         into = memory(2000)
         try:
-            await proxy.ready()
-            await node.ready()
+            await proxy.wait_authenticated()
+            await node.wait_authenticated()
             await proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD[:1500]])
             await proxy.request(Kind.GET, {"shard": 2000}, into=into)
             assert into == SHARD[:2000]
@@ -78,12 +78,12 @@ def test_closing_twice_or_before_there_was_a_connection_is_no_error() -> None:
         early = proxy_side()
         await early.close()
         with pytest.raises(ConnectionLostError):
-            await early.ready()
+            await early.wait_authenticated()
         other = node_side()
         Link().join(early, other)
         with pytest.raises(ConnectionLostError):
-            await other.ready()
-        await early.closed()
+            await other.wait_authenticated()
+        await early.wait_closed()
 
     run(test)
 
@@ -100,7 +100,7 @@ def test_a_close_waits_for_a_peer_that_does_not_read_no_longer_than_it_is_told()
             with pytest.raises(ConnectionLostError):
                 await asking
             wire.ends[1].thaw()
-            await node.closed()
+            await node.wait_closed()
 
     run(test)
 
@@ -111,10 +111,10 @@ def test_what_was_said_last_arrives_before_the_close() -> None:
         proxy = proxy_side(lambda _, kind, head: heard.append(head))
         node = node_side()
         Link(LinkConfig(bytes_per_second=1000.0)).join(proxy, node)
-        await node.ready()
+        await node.wait_authenticated()
         node.notify(Kind.LEAVING, {"long": "x" * 500})
         await node.close()
-        await proxy.closed()
+        await proxy.wait_closed()
         assert len(heard) == 1
 
     run(test)

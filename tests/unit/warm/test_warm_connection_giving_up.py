@@ -126,7 +126,7 @@ def test_a_request_that_has_a_deadline_ends_then_wherever_it_is() -> None:
             for _ in range(2):  # the second waits for its turn
                 started = asyncio.get_running_loop().time()
                 with pytest.raises(DeadlineError, match="did not answer PING within 2 s"):
-                    await asyncio.gather(*(proxy.request(Kind.PING, timeout=2) for _ in range(3)))
+                    await asyncio.gather(*(proxy.request(Kind.PING, timeout_seconds=2) for _ in range(3)))
                 assert asyncio.get_running_loop().time() - started == pytest.approx(2)
             assert proxy.is_open
 
@@ -140,7 +140,7 @@ def test_requests_to_a_frozen_peer_neither_pile_up_nor_break_the_connection() ->
             wire.ends[1].freeze()
             for _ in range(50):
                 with pytest.raises(DeadlineError):
-                    await proxy.request(Kind.GET, {"shard": 1000}, timeout=1)
+                    await proxy.request(Kind.GET, {"shard": 1000}, timeout_seconds=1)
             assert len(proxy._requests) == 4
             sent_bytes = wire.ends[0].sent_bytes
             wire.ends[1].thaw()

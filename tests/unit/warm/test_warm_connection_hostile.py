@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stoker.errors import ConnectionLostError, CredentialsError, DeadlineError, WireError
-from stoker_warm._auth import Secret
+from stoker_warm._auth import WarmSecret
 from stoker_warm._frames import Kind, encode_frame
 from support.warm_connections import SHARD, Server, joined, memory, node_side, proxy_side, run
 from support.warm_wires import Link, LinkConfig
@@ -36,10 +36,10 @@ def test_what_was_not_asked_for_closes_the_connection(data: bytes) -> None:
             asking = asyncio.create_task(proxy.request(Kind.GET, into=memory(1000)))
             await asyncio.sleep(1)
             wire.ends[1].write(data)
-            await proxy.closed()
+            await proxy.wait_closed()
             await asyncio.gather(asking, return_exceptions=True)  # one of these is an answer, and then one too many
             assert isinstance(proxy.failure, WireError)
-            await node.closed()
+            await node.wait_closed()
 
     run(test)
 
@@ -49,7 +49,7 @@ def test_an_answer_while_nothing_is_asked_closes_the_connection() -> None:
         async with joined(Server()) as (proxy, _, wire):
             await proxy.request(Kind.PING)
             wire.ends[1].write(encode_frame(Kind.PONG))
-            await proxy.closed()
+            await proxy.wait_closed()
             assert isinstance(proxy.failure, WireError)
             assert "answers nothing that was asked" in str(proxy.failure)
 
@@ -77,7 +77,7 @@ def test_a_node_is_asked_and_told_nothing_else(kind: Kind) -> None:
     async def test() -> None:
         async with joined(Server()) as (_, node, wire):
             wire.ends[0].write(encode_frame(kind))
-            await node.closed()
+            await node.wait_closed()
             assert isinstance(node.failure, WireError)
 
     run(test)
@@ -103,12 +103,12 @@ def test_a_request_cannot_be_answered_before_it_was_sent() -> None:
 
 def test_a_wrong_secret_ends_both_sides_with_what_to_check() -> None:
     async def test() -> None:
-        proxy, node = proxy_side(), node_side(secret=Secret(b"x" * 32))
+        proxy, node = proxy_side(), node_side(secret=WarmSecret(b"x" * 32))
         Link().join(proxy, node)
         for side in (proxy, node):
             with pytest.raises(CredentialsError, match="check that STOKER_WARM_SECRET is the same"):
-                await side.ready()
-            await side.closed()
+                await side.wait_authenticated()
+            await side.wait_closed()
         with pytest.raises(CredentialsError):
             await proxy.request(Kind.PING)
 
@@ -124,8 +124,8 @@ def test_nothing_is_taken_before_the_handshake(first: bytes) -> None:
             wire.join(side, asyncio.Protocol())
             wire.ends[1].write(first)
             with pytest.raises(WireError):
-                await side.ready()
-            await side.closed()
+                await side.wait_authenticated()
+            await side.wait_closed()
         assert server.asked == []
 
     run(test)
@@ -145,9 +145,9 @@ def test_who_is_slow_to_prove_himself_is_sent_away_in_time(seconds_between_bytes
 
         trickling = asyncio.create_task(trickle())
         with pytest.raises(DeadlineError, match="did not end the handshake in 5 s"):
-            await proxy.ready()
+            await proxy.wait_authenticated()
         assert asyncio.get_running_loop().time() == pytest.approx(5)
-        await proxy.closed()
+        await proxy.wait_closed()
         trickling.cancel()
         await asyncio.wait([trickling])
 
@@ -158,9 +158,9 @@ def test_requests_may_follow_right_behind_the_welcome() -> None:
     async def test() -> None:
         proxy, node = proxy_side(), node_side(Server())
         Link().join(proxy, node)
-        await proxy.ready()
+        await proxy.wait_authenticated()
         assert (await proxy.request(Kind.PING)).kind is Kind.PONG
         await proxy.close()
-        await node.closed()
+        await node.wait_closed()
 
     run(test)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import CredentialsError
-from stoker_warm._ends import NodeEnd, ProxyEnd
+from stoker_warm._ends import NodeConnection, ProxyConnection
 from stoker_warm._frames import Kind
 from support.tls import make_authority
 from support.warm_connections import SHARD, Server, memory, node_side, proxy_side
@@ -23,8 +23,8 @@ from support.warm_connections import SHARD, Server, memory, node_side, proxy_sid
 class Pair:
     """Both sides of a connection over loopback."""
 
-    proxy: ProxyEnd
-    node: NodeEnd
+    proxy: ProxyConnection
+    node: NodeConnection
     server: Server
 
 
@@ -41,8 +41,8 @@ async def over_loopback(
             lambda: node_side(serve, fingerprint=fingerprint), "127.0.0.1", port, ssl=client
         )
         try:
-            await node.ready()
-            await proxy.ready()
+            await node.wait_authenticated()
+            await proxy.wait_authenticated()
             yield Pair(proxy, node, serve)
         finally:
             await node.close()
@@ -58,7 +58,7 @@ async def exchange_over(pair: Pair) -> None:
         each.cancel()
     await asyncio.wait(asking)
     assert all(into == SHARD for into in intos[:10])
-    reply = await pair.proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD] * 8, timeout=60)
+    reply = await pair.proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD] * 8, timeout_seconds=60)
     assert reply.head == {"bytes": 8 * len(SHARD)}
 
 

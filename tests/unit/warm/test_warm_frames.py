@@ -7,16 +7,16 @@ import pytest
 
 from stoker.errors import WireError
 from stoker_warm._frames import (
-    ANSWERS,
     HEADER_BYTES,
     MAX_HEAD_BYTES,
     MAX_SHARD_BYTES,
-    NOTICES,
+    NOTICE_KINDS,
+    REPLY_KINDS,
     Frame,
     FrameReader,
     Head,
     Kind,
-    Outgoing,
+    OutgoingFrame,
     encode_frame,
 )
 
@@ -51,7 +51,7 @@ class Receiver:
             assert taken
             buffer[:taken] = data[:taken]
             data = data[taken:]
-            self.frames.extend(self.reader.received(taken))
+            self.frames.extend(self.reader.receive(taken))
 
     def bodies(self) -> list[bytes]:
         assert all(memory.startswith(GUARD) and memory.endswith(GUARD) for memory in self.memories)
@@ -109,7 +109,7 @@ def test_each_frame_is_given_out_before_the_next_one_begins() -> None:
     buffer = receiver.reader.get_buffer()
     data = encode_frame(Kind.PONG) + encode_frame(Kind.GET)
     buffer[: len(data)] = data
-    frames = receiver.reader.received(len(data))
+    frames = receiver.reader.receive(len(data))
     next(frames)
     assert [kind for kind, *_ in receiver.begun] == [Kind.PONG]
     assert [frame.kind for frame in frames] == [Kind.GET]
@@ -219,7 +219,7 @@ def test_what_begin_refuses_ends_the_reader_too() -> None:
     reader.get_buffer()[: len(PING)] = PING
     for _ in range(2):
         with pytest.raises(WireError, match="not asked for"):
-            list(reader.received(len(PING)))
+            list(reader.receive(len(PING)))
 
 
 @pytest.mark.parametrize(
@@ -241,26 +241,26 @@ def test_a_frame_that_the_peer_would_refuse_is_not_made(kind: Kind, head: Head, 
 
 
 def test_notices_are_neither_requests_nor_answers() -> None:
-    assert not NOTICES & (set(ANSWERS) | set().union(*ANSWERS.values()))
+    assert not NOTICE_KINDS & (set(REPLY_KINDS) | set().union(*REPLY_KINDS.values()))
 
 
 def test_every_request_may_be_answered_by_failed_and_no_answer_is_a_request() -> None:
-    assert all(Kind.FAILED in answers for answers in ANSWERS.values())
-    assert not set().union(*ANSWERS.values()) & set(ANSWERS)
+    assert all(Kind.FAILED in answers for answers in REPLY_KINDS.values())
+    assert not set().union(*REPLY_KINDS.values()) & set(REPLY_KINDS)
 
 
 # What is to be sent.
 
 
-def all_of(frame: Outgoing, piece_bytes: int = 1 << 20) -> list[bytes]:
+def all_of(frame: OutgoingFrame, piece_bytes: int = 1 << 20) -> list[bytes]:
     pieces = []
-    while not frame.is_over:
-        pieces.append(bytes(frame.next_piece(piece_bytes)))
+    while not frame.is_complete:
+        pieces.append(bytes(frame.next_chunk(piece_bytes)))
     return pieces
 
 
 def test_a_small_body_is_sent_in_one_piece_with_its_head() -> None:
-    frame = Outgoing(Kind.SET, {}, [b"one", b"", b"two"])
+    frame = OutgoingFrame(Kind.SET, {}, [b"one", b"", b"two"])
     assert not frame.has_begun
     assert all_of(frame) == [encode_frame(Kind.SET, {}, 6) + b"onetwo"]
     assert frame.has_begun
@@ -268,22 +268,22 @@ def test_a_small_body_is_sent_in_one_piece_with_its_head() -> None:
 
 def test_a_large_body_is_sent_as_views_of_its_memory_in_pieces() -> None:
     data = memoryview(bytes(range(250)) * 1000)
-    frame = Outgoing(Kind.SET, {}, [data, data[:10]])
-    frame.next_piece(100_000)
-    piece = frame.next_piece(100_000)
+    frame = OutgoingFrame(Kind.SET, {}, [data, data[:10]])
+    frame.next_chunk(100_000)
+    piece = frame.next_chunk(100_000)
     assert isinstance(piece, memoryview)
     assert piece.obj is data.obj
-    assert not frame.is_over
+    assert not frame.is_complete
     assert [len(piece), *map(len, all_of(frame, 100_000))] == [100_000, 100_000, 50_000, 10]
-    assert frame.is_over
+    assert frame.is_complete
 
 
 def test_a_part_that_is_an_array_counts_its_bytes() -> None:
     words = memoryview(bytearray(80_000)).cast("Q")
-    frame = Outgoing(Kind.SET, {}, [words])
+    frame = OutgoingFrame(Kind.SET, {}, [words])
     assert sum(map(len, all_of(frame))) == len(encode_frame(Kind.SET)) + 80_000
 
 
 def test_a_head_is_never_cut_into_pieces() -> None:
-    frame = Outgoing(Kind.SET, {"a": "b" * 1000}, [bytes(100_000)])
-    assert frame.next_piece(100) == encode_frame(Kind.SET, {"a": "b" * 1000}, 100_000)
+    frame = OutgoingFrame(Kind.SET, {"a": "b" * 1000}, [bytes(100_000)])
+    assert frame.next_chunk(100) == encode_frame(Kind.SET, {"a": "b" * 1000}, 100_000)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from stoker.testing import run_virtual
-from stoker_warm._node_connection import Node
+from stoker_warm._node_connection import NodeClient
 from stoker_warm._proxy import MAX_HEARTBEATS, start_heartbeats
 
 INTERVAL = 60.0
@@ -67,7 +67,7 @@ def play(
             task.add_done_callback(lambda _: coroutine.close())
             return task
 
-        start_heartbeats(cast("list[Node]", nodes), INTERVAL, spawn)
+        start_heartbeats(cast("list[NodeClient]", nodes), INTERVAL, spawn)
         async with asyncio.timeout(seconds + 1.0):
             await work(nodes)
             await asyncio.sleep(seconds - asyncio.get_running_loop().time())

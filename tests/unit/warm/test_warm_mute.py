@@ -11,12 +11,12 @@ import pytest
 from stoker.errors import ConnectionLostError
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
-from stoker_warm._ends import Answer
-from stoker_warm._erasure import Code
+from stoker_warm._ends import ReplyParts
+from stoker_warm._erasure import ErasureCode
 from stoker_warm._frames import Kind
-from stoker_warm._membership import State
+from stoker_warm._membership import NodeState
 from stoker_warm._node import NodeServer
-from stoker_warm._node_connection import Node
+from stoker_warm._node_connection import NodeClient
 from support.warm_one_node import DATA, NAME, SHARD, the_instance
 from support.warm_platform import Mood, Tier
 from support.warm_wires import Link, LinkConfig
@@ -33,19 +33,19 @@ class Mute(NodeServer):
     asked = 0
     links: Sequence[Link]
 
-    def _answer(self, kind: Kind, head: Any, body: bytearray) -> Answer:
+    def _handle_request(self, kind: Kind, head: Any, body: bytearray) -> ReplyParts:
         if kind is Kind.GET:
             self.asked += 1
             if self.is_mute:
                 self.links[-1].config = TRICKLE
-        return super()._answer(kind, head, body)
+        return super()._handle_request(kind, head, body)
 
 
-def check_mute(test: Callable[[Tier, Node, Mute], Awaitable[None]], **settings: Any) -> None:
+def check_mute(test: Callable[[Tier, NodeClient, Mute], Awaitable[None]], **settings: Any) -> None:
     async def main() -> None:
         config = WarmConfig(
             nodes=1,
-            code=Code(1, 0),
+            code=ErasureCode(1, 0),
             **{"read_seconds": READ_SECONDS, "fresh_seconds": 0.5, "linger_seconds": 30.0, **settings},
         )
         async with Tier(config, node_type=Mute) as made:
@@ -59,11 +59,11 @@ def check_mute(test: Callable[[Tier, Node, Mute], Awaitable[None]], **settings: 
 
 
 def test_a_node_that_answers_pings_and_delivers_nothing_is_given_up_after_three_reads_in_vain() -> None:
-    async def test(made: Tier, node: Node, mute: Mute) -> None:
+    async def test(made: Tier, node: NodeClient, mute: Mute) -> None:
         for _ in range(3):
             assert made.believed() == {"warm-0": {SHARD}}
             assert not await made.kept(NAME, DATA)
-        assert node.membership.state is State.GONE
+        assert node.state_machine.state is NodeState.GONE
         assert made.believed() == {}
         assert not await made.kept(NAME, DATA)
         assert mute.asked == 3, "nobody waits for it any more"
@@ -72,7 +72,7 @@ def test_a_node_that_answers_pings_and_delivers_nothing_is_given_up_after_three_
 
 
 def test_whoever_waits_for_a_node_that_is_given_up_is_told_at_once() -> None:
-    async def test(made: Tier, node: Node, mute: Mute) -> None:
+    async def test(made: Tier, node: NodeClient, mute: Mute) -> None:
         for _ in range(2):
             assert not await made.kept(NAME, DATA)
         begun_seconds = asyncio.get_running_loop().time()
@@ -90,9 +90,9 @@ def test_whoever_waits_for_a_node_that_is_given_up_is_told_at_once() -> None:
 
 
 def test_many_reads_at_once_that_are_in_vain_are_one() -> None:
-    async def test(made: Tier, node: Node, mute: Mute) -> None:
+    async def test(made: Tier, node: NodeClient, mute: Mute) -> None:
         assert not any(await asyncio.gather(*[made.kept(NAME, DATA) for _ in range(5)]))
-        assert node.membership.state is not State.GONE
+        assert node.state_machine.state is not NodeState.GONE
         mute.is_mute, made.network.links[-1].config = False, made.network.config
         await asyncio.sleep(15.0)  # until what trickles is over
         assert await made.kept(NAME, DATA)
@@ -101,7 +101,7 @@ def test_many_reads_at_once_that_are_in_vain_are_one() -> None:
 
 
 def test_a_node_that_was_given_up_for_what_it_did_not_deliver_is_tried_once_each_time_it_greets() -> None:
-    async def test(made: Tier, node: Node, mute: Mute) -> None:
+    async def test(made: Tier, node: NodeClient, mute: Mute) -> None:
         for _ in range(3):
             assert not await made.kept(NAME, DATA)
         for turn in range(1, 4):
@@ -109,7 +109,7 @@ def test_a_node_that_was_given_up_for_what_it_did_not_deliver_is_tried_once_each
             assert made.believed() == {"warm-0": {SHARD}}
             assert not await made.kept(NAME, DATA)
             assert mute.asked == 3 + turn
-            assert node.membership.state is State.GONE
+            assert node.state_machine.state is NodeState.GONE
         mute.is_mute = False
         await asyncio.sleep(65.0)
         assert await made.kept(NAME, DATA)
@@ -118,7 +118,7 @@ def test_a_node_that_was_given_up_for_what_it_did_not_deliver_is_tried_once_each
 
 
 def test_reads_for_which_the_wake_left_no_time_are_not_held_against_a_node() -> None:
-    async def test(made: Tier, node: Node, mute: Mute) -> None:
+    async def test(made: Tier, node: NodeClient, mute: Mute) -> None:
         for _ in range(6):
             await asyncio.sleep(5.0)
             made.platform.mood = Mood(warm_seconds=1.5)

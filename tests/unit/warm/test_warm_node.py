@@ -10,12 +10,12 @@ import pytest
 
 from stoker.errors import ConnectionLostError, CredentialsError, ServerError
 from stoker.testing import run_virtual
-from stoker_warm._auth import Secret
-from stoker_warm._ends import ProxyEnd
-from stoker_warm._events import Report, Task, Wake
+from stoker_warm._auth import WarmSecret
+from stoker_warm._ends import ProxyConnection
+from stoker_warm._events import NodeReport, NodeTask, WakeEvent
 from stoker_warm._frames import Frame, Kind
 from stoker_warm._node import NodeServer
-from stoker_warm._shard import LISTED_AT_ONCE, OVERHEAD_BYTES, ShardId, ShardStore
+from stoker_warm._shard import MAX_SHARDS_PER_FRAME, SHARD_OVERHEAD_BYTES, ShardId, ShardStore
 from support.warm_listener import Listener
 from support.warm_platform import ADDRESS, SECRET
 
@@ -29,18 +29,18 @@ def shard(number: int, size_bytes: int = SIZE_BYTES) -> ShardId:
     return ShardId(f"{0:08x}{size_bytes:08x}{number:016x}", 1, 0, 0)
 
 
-async def put(proxy: ProxyEnd, each: ShardId, payload: bytes = b"", **changes: Any) -> Frame:
+async def put(proxy: ProxyConnection, each: ShardId, payload: bytes = b"", **changes: Any) -> Frame:
     payload = payload or bytes(each.size_bytes)
     head = {"shard": each.to_text(), "mac": MAC_TEXT, **changes}
     return await proxy.request(Kind.SET, head, body=(payload,))
 
 
-async def held(proxy: ProxyEnd) -> Report:
+async def held(proxy: ProxyConnection) -> NodeReport:
     """Return what the node says of itself."""
-    return Report.parse((await proxy.request(Kind.PING)).head)
+    return NodeReport.parse((await proxy.request(Kind.PING)).head)
 
 
-def serve(test: Callable[[ProxyEnd], Awaitable[None]], **options: Any) -> None:
+def serve(test: Callable[[ProxyConnection], Awaitable[None]], **options: Any) -> None:
     """Run a test, which is the proxy, during one invocation."""
 
     async def main() -> None:
@@ -51,15 +51,15 @@ def serve(test: Callable[[ProxyEnd], Awaitable[None]], **options: Any) -> None:
     run_virtual(main())
 
 
-def wake(**changes: Any) -> Wake:
-    return Wake(**{"node": "warm-0", "proxy": ADDRESS, "linger_seconds": LINGER_SECONDS, **changes})
+def wake(**changes: Any) -> WakeEvent:
+    return WakeEvent(**{"node": "warm-0", "proxy": ADDRESS, "linger_seconds": LINGER_SECONDS, **changes})
 
 
 # What it answers.
 
 
 def test_a_shard_that_was_put_is_found_with_its_mac_and_another_is_missing() -> None:
-    async def test(proxy: ProxyEnd) -> None:
+    async def test(proxy: ProxyConnection) -> None:
         payload = bytes(range(SIZE_BYTES))
         assert (await put(proxy, shard(1), payload)).kind is Kind.STORED
         into = memoryview(bytearray(SIZE_BYTES))
@@ -72,52 +72,56 @@ def test_a_shard_that_was_put_is_found_with_its_mac_and_another_is_missing() -> 
 
 
 def test_every_answer_to_a_change_says_what_is_held_and_what_went_for_it() -> None:
-    async def test(proxy: ProxyEnd) -> None:
+    async def test(proxy: ProxyConnection) -> None:
         before = await held(proxy)
-        assert (before.version.term, before.held_bytes, before.limit_bytes) == (0, 0, 2 * (SIZE_BYTES + OVERHEAD_BYTES))
+        assert (before.version.change_count, before.held_bytes, before.limit_bytes) == (
+            0,
+            0,
+            2 * (SIZE_BYTES + SHARD_OVERHEAD_BYTES),
+        )
         for number in (1, 2):
             assert (await put(proxy, shard(number))).head["evicted"] == []
         third = dict((await put(proxy, shard(3))).head)
         assert third.pop("evicted") == [shard(1).to_text()]
-        report = Report.parse(third)
-        assert (report.held_bytes, report.version.term) == (before.limit_bytes, 4)
+        report = NodeReport.parse(third)
+        assert (report.held_bytes, report.version.change_count) == (before.limit_bytes, 4)
         assert report == await held(proxy)
         deleted = await proxy.request(Kind.DELETE, {"shards": [shard(2).to_text(), shard(9).to_text()]})
-        assert Report.parse(deleted.head).held_bytes == before.limit_bytes / 2
-        assert Report.parse(deleted.head) == await held(proxy)
+        assert NodeReport.parse(deleted.head).held_bytes == before.limit_bytes / 2
+        assert NodeReport.parse(deleted.head) == await held(proxy)
 
-    serve(test, shelf_bytes=2 * (SIZE_BYTES + OVERHEAD_BYTES))
+    serve(test, shelf_bytes=2 * (SIZE_BYTES + SHARD_OVERHEAD_BYTES))
 
 
 @pytest.mark.parametrize("payload", [bytes(SIZE_BYTES - 1), bytes(SIZE_BYTES + 1)], ids=["shorter", "longer"])
 def test_what_is_not_as_long_as_its_name_says_is_not_kept(payload: bytes) -> None:
-    async def test(proxy: ProxyEnd) -> None:
+    async def test(proxy: ProxyConnection) -> None:
         refused = await put(proxy, shard(1), payload)
         assert (refused.kind, refused.head) == (Kind.REFUSED, {"reason": "of another length"})
-        assert (await held(proxy)).version.term == 0
+        assert (await held(proxy)).version.change_count == 0
 
     serve(test)
 
 
 def test_a_shard_that_is_larger_than_the_shelf_is_refused_and_nothing_goes_for_it() -> None:
-    async def test(proxy: ProxyEnd) -> None:
+    async def test(proxy: ProxyConnection) -> None:
         await put(proxy, shard(1))
         refused = await put(proxy, shard(2, 500))
         assert (refused.kind, refused.head) == (Kind.REFUSED, {"reason": "too large"})
         assert (await proxy.request(Kind.GET, {"shard": shard(1).to_text()})).kind is Kind.FOUND
 
-    serve(test, shelf_bytes=400 + OVERHEAD_BYTES)
+    serve(test, shelf_bytes=400 + SHARD_OVERHEAD_BYTES)
 
 
 def test_what_is_held_is_listed_page_by_page_in_the_order_of_ids() -> None:
-    async def test(proxy: ProxyEnd) -> None:
-        shards = [shard(number, 1) for number in range(LISTED_AT_ONCE + 2)]
+    async def test(proxy: ProxyConnection) -> None:
+        shards = [shard(number, 1) for number in range(MAX_SHARDS_PER_FRAME + 2)]
         for each in reversed(shards):
             await put(proxy, each)
         first = (await proxy.request(Kind.INDEX, {})).head
-        assert (first["shards"], first["more"]) == ([each.to_text() for each in shards[:LISTED_AT_ONCE]], 1)
+        assert (first["shards"], first["more"]) == ([each.to_text() for each in shards[:MAX_SHARDS_PER_FRAME]], 1)
         second = (await proxy.request(Kind.INDEX, {"after": first["shards"][-1]})).head
-        assert (second["shards"], second["more"]) == ([each.to_text() for each in shards[LISTED_AT_ONCE:]], 0)
+        assert (second["shards"], second["more"]) == ([each.to_text() for each in shards[MAX_SHARDS_PER_FRAME:]], 0)
         assert (await proxy.request(Kind.INDEX, {"after": shards[-1].to_text()})).head == {"shards": [], "more": 0}
 
     serve(test)
@@ -134,13 +138,17 @@ def test_what_is_held_is_listed_page_by_page_in_the_order_of_ids() -> None:
         (Kind.SET, {"shard": shard(1).to_text(), "mac": MAC_TEXT + "0"}, "comes with the MAC"),
         (Kind.SET, {"shard": shard(1).to_text(), "mac": MAC_TEXT.upper()}, "comes with the MAC"),
         (Kind.DELETE, {}, "None is not a list of the names of shards"),
-        (Kind.DELETE, {"shards": [shard(1).to_text()] * (LISTED_AT_ONCE + 1)}, "a list of shards has at most 1000"),
+        (
+            Kind.DELETE,
+            {"shards": [shard(1).to_text()] * (MAX_SHARDS_PER_FRAME + 1)},
+            "a list of shards has at most 1000",
+        ),
         (Kind.DELETE, {"shards": ["x"]}, "WireError"),
         (Kind.INDEX, {"after": "x"}, "WireError"),
     ],
 )
 def test_what_makes_no_sense_fails_and_changes_nothing(kind: Kind, head: dict[str, Any], says: str) -> None:
-    async def test(proxy: ProxyEnd) -> None:
+    async def test(proxy: ProxyConnection) -> None:
         before = await held(proxy)
         with pytest.raises(ServerError, match=says):
             await proxy.request(kind, head)
@@ -155,8 +163,8 @@ def test_what_makes_no_sense_fails_and_changes_nothing(kind: Kind, head: dict[st
 def test_a_call_that_keeps_warm_dials_nobody_and_tells_what_is_held() -> None:
     async def main() -> None:
         listener = Listener()
-        told = await listener.node.run(wake(task=Task.WARM), 900.0)
-        assert Report.parse(told) == listener.node.report
+        told = await listener.node.run(wake(task=NodeTask.WARM), 900.0)
+        assert NodeReport.parse(told) == listener.node.report
         assert listener.connections == []
 
     run_virtual(main())
@@ -173,11 +181,11 @@ def test_a_greeting_says_what_the_call_was_for_and_what_is_held() -> None:
         listener = Listener()
         listener.node._store.set(shard(1), MAC_TEXT, bytes(SIZE_BYTES))
 
-        async def check(proxy: ProxyEnd) -> None:
-            peer = await proxy.ready()
+        async def check(proxy: ProxyConnection) -> None:
+            peer = await proxy.wait_authenticated()
             greeting = dict(peer)
             assert greeting.pop("node") == "warm-0"
-            assert Report.parse(greeting) == listener.node.report
+            assert NodeReport.parse(greeting) == listener.node.report
             assert greeting["term"] == 1
 
         await listener.run(check, linger_seconds=0.1)
@@ -194,13 +202,13 @@ def test_the_shelf_and_the_connection_stay_from_one_invocation_to_the_next() -> 
         await asyncio.sleep(1.0)
         assert len(listener.connections) == 1
         assert listener.notices == [Kind.LEAVING, Kind.HERE, Kind.LEAVING], "it says that it is here again"
-        assert Report.parse(told).held_bytes == SIZE_BYTES + OVERHEAD_BYTES
+        assert NodeReport.parse(told).held_bytes == SIZE_BYTES + SHARD_OVERHEAD_BYTES
         await listener.close()
 
     run_virtual(main())
 
 
-async def nothing(_: ProxyEnd) -> None:
+async def nothing(_: ProxyConnection) -> None:
     """Ask for nothing."""
 
 
@@ -269,7 +277,7 @@ def test_a_proxy_that_cannot_be_reached_or_has_another_secret_fails_one_invocati
         told = await listener.node.run(wake(linger_seconds=0.1), 900.0)
         assert told["instance"] == listener.node.report.instance
         await listener.close()
-        stranger = Listener(secret=Secret(b"x" * 32))
+        stranger = Listener(secret=WarmSecret(b"x" * 32))
         for _ in range(2):
             with pytest.raises(CredentialsError, match="STOKER_WARM_SECRET"):
                 await stranger.node.run(wake(), 900.0)
@@ -287,7 +295,7 @@ def test_a_node_that_is_closed_has_no_connection_and_keeps_its_shelf() -> None:
         await listener.node.close()
         await asyncio.sleep(1.0)
         assert not listener.connections[0].is_open
-        assert listener.node.report.version.term == 1
+        assert listener.node.report.version.change_count == 1
         await listener.node.run(wake(linger_seconds=0.1), 900.0)
         assert len(listener.connections) == 2
         await listener.close()

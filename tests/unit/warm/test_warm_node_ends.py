@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stoker.testing import run_virtual
-from stoker_warm._ends import ProxyEnd
+from stoker_warm._ends import ProxyConnection
 from stoker_warm._frames import Kind
 from stoker_warm._shard import ShardId
 from support.warm_listener import Listener
@@ -17,7 +17,7 @@ SHARD = ShardId("0" * 8 + f"{1 << 20:08x}" + "0" * 16, 1, 0, 0)
 LINGER_SECONDS = 60.0
 
 
-async def put_and_get(connection: ProxyEnd) -> None:
+async def put_and_get(connection: ProxyConnection) -> None:
     """Have a node keep a shard of 1 MiB, and read it."""
     payload = bytes(SHARD.size_bytes)
     head = {"shard": SHARD.to_text(), "mac": "0" * 56}
@@ -31,7 +31,7 @@ def test_a_node_whose_proxy_is_gone_does_not_linger() -> None:
     async def check() -> None:
         listener = Listener()
 
-        async def vanish(connection: ProxyEnd) -> None:
+        async def vanish(connection: ProxyConnection) -> None:
             await asyncio.sleep(1.0)
             connection.abort()
 
@@ -45,7 +45,7 @@ def test_a_node_lingers_after_the_last_request_and_says_that_it_goes() -> None:
     async def check() -> None:
         listener = Listener()
 
-        async def ask_twice(connection: ProxyEnd) -> None:
+        async def ask_twice(connection: ProxyConnection) -> None:
             for _ in range(2):
                 await asyncio.sleep(0.4 * LINGER_SECONDS)
                 assert (await connection.request(Kind.PING)).kind is Kind.PONG
@@ -62,7 +62,7 @@ def test_a_node_that_is_told_to_stop_does_not_linger() -> None:
     async def check() -> None:
         listener = Listener()
 
-        async def stop(connection: ProxyEnd) -> None:
+        async def stop(connection: ProxyConnection) -> None:
             await connection.request(Kind.STOP)
 
         assert await listener.run(stop, linger_seconds=LINGER_SECONDS) < 0.1
@@ -84,7 +84,7 @@ def test_a_node_does_not_wait_for_ever_for_a_proxy_that_takes_nothing() -> None:
     async def check() -> None:
         listener = Listener(LinkConfig(bytes_per_second=1 << 20, window_bytes=16 << 10))
 
-        async def stand_still(connection: ProxyEnd) -> None:
+        async def stand_still(connection: ProxyConnection) -> None:
             asking = asyncio.ensure_future(put_and_get(connection))
             await asyncio.sleep(1.5)  # a second there, and half of it back
             listener.network.links[0].ends[1].freeze()

@@ -9,8 +9,8 @@ import pytest
 
 from stoker._shared.client import ServerAddress
 from stoker.errors import ConfigError
-from stoker_warm._config import Fleet
-from stoker_warm._tier import server_url
+from stoker_warm._config import WarmDeployment
+from stoker_warm._tier import parse_server_url
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "docs" / name for name in ("tiers.md", "function-cloud.md")]
@@ -34,14 +34,14 @@ def test_each_url_of_a_tier_is_one(page: Path) -> None:
     assert urls
     for url in urls:
         if url.startswith("warm://"):
-            ServerAddress.parse(server_url(url))
+            ServerAddress.parse(parse_server_url(url))
         else:
-            Fleet.parse(url)
+            WarmDeployment.parse(url)
 
 
 def test_the_table_has_all_settings_and_no_others(rows: list[list[str]]) -> None:
     with pytest.raises(ConfigError, match="there are ") as caught:
-        Fleet.parse(f"{FLEET}&nonsense=1")
+        WarmDeployment.parse(f"{FLEET}&nonsense=1")
     there_are = set(str(caught.value).partition("there are ")[2].split(", "))
     assert {name for names, _ in rows for name in re.findall(r"`(\w+)`", names)} == there_are
 
@@ -55,4 +55,4 @@ def test_settings_given_as_the_table_has_them_change_nothing(rows: list[list[str
     }
     assert {"nodes", "code", "linger", "ping", "wake", "read", "write", "writes", "objects", "pending"} <= set(given)
     told = "".join(f"&{name}={default}" for name, default in given.items())
-    assert Fleet.parse(FLEET + told) == Fleet.parse(FLEET)
+    assert WarmDeployment.parse(FLEET + told) == WarmDeployment.parse(FLEET)

@@ -9,25 +9,25 @@ from contextlib import suppress
 import pytest
 
 from stoker.errors import StokerError
-from stoker_warm._auth import NodeHandshake, Secret
+from stoker_warm._auth import NodeHandshake, WarmSecret
 from stoker_warm._config import WarmConfig
-from stoker_warm._ends import NodeEnd
-from stoker_warm._events import Report
+from stoker_warm._ends import NodeConnection
+from stoker_warm._events import NodeReport
 from stoker_warm._frames import Head
-from stoker_warm._shard import Version
+from stoker_warm._shard import StoreVersion
 from support.warm_connections import INSTANCE, refuse, run
 from support.warm_platform import ADDRESS, SECRET, Tier
 
 CONFIG = WarmConfig(keep_warm_seconds=1e6)
-GREETING = Report(instance=INSTANCE, version=Version(), held_bytes=0, limit_bytes=0).to_json()
+GREETING = NodeReport(instance=INSTANCE, version=StoreVersion(), held_bytes=0, limit_bytes=0).to_json()
 
 
-async def dialled(tier: Tier, node: str, secret: Secret, greeting: Head = GREETING) -> NodeEnd:
+async def dialled(tier: Tier, node: str, secret: WarmSecret, greeting: Head = GREETING) -> NodeConnection:
     """Return the connection of a node that has dialled, when it has ended."""
-    _, end = await tier.network.dial(ADDRESS, lambda: NodeEnd(NodeHandshake(secret, node, greeting), refuse))
+    _, end = await tier.network.dial(ADDRESS, lambda: NodeConnection(NodeHandshake(secret, node, greeting), refuse))
     with suppress(StokerError):
-        await end.ready()
-    await end.closed()
+        await end.wait_authenticated()
+    await end.wait_closed()
     return end
 
 
@@ -39,11 +39,11 @@ def test_a_crowd_that_does_not_know_the_secret_fills_no_log(caplog: pytest.LogCa
 
     async def test() -> None:
         async with Tier(CONFIG) as tier:
-            await asyncio.gather(*(dialled(tier, "warm-0", Secret.generate()) for _ in range(40)))
+            await asyncio.gather(*(dialled(tier, "warm-0", WarmSecret.generate()) for _ in range(40)))
             (first,) = told()
             assert "STOKER_WARM_SECRET" in first
             await asyncio.sleep(11.0)
-            await dialled(tier, "warm-0", Secret.generate())
+            await dialled(tier, "warm-0", WarmSecret.generate())
             (later,) = told()
             assert "39 more" in later
 
@@ -57,7 +57,7 @@ def test_a_peer_that_is_no_node_of_this_proxy_is_turned_away(node: str, caplog: 
             await asyncio.sleep(2.0)
             end = await dialled(tier, node, SECRET)
             assert not end.is_open
-            assert len(tier.proxy._peers._connections) == CONFIG.nodes
+            assert len(tier.proxy._peer_server._connections) == CONFIG.nodes
 
     with caplog.at_level(logging.WARNING):
         run(test)
@@ -80,10 +80,10 @@ def test_a_node_that_says_nonsense_of_itself_is_turned_away(
     async def test() -> None:
         async with Tier(CONFIG) as tier:
             await asyncio.sleep(2.0)
-            known = tier.proxy._nodes[0].membership.instance
+            known = tier.proxy._nodes[0].state_machine.instance
             end = await dialled(tier, "warm-0", SECRET, {**GREETING, **changes})
             assert not end.is_open
-            assert tier.proxy._nodes[0].membership.instance == known
+            assert tier.proxy._nodes[0].state_machine.instance == known
 
     with caplog.at_level(logging.WARNING):
         run(test)

@@ -10,26 +10,26 @@ import pytest
 
 from stoker.errors import StoreError
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
-from stoker_warm._place import WarmPlace, object_name
+from stoker_warm._erasure import ErasureCode
+from stoker_warm._place import WarmStorage, create_object_name
 from support.warm_connections import run
 from support.warm_platform import Tier
 from support.warm_wires import LinkConfig
 
-CONFIG = WarmConfig(nodes=4, code=Code(2, 1))
+CONFIG = WarmConfig(nodes=4, code=ErasureCode(2, 1))
 SIZE = 100_000
 TENANT = "0123456789abcdef"
 KEYS = [f"{TENANT}/{number:08x}{SIZE:08x}{number:016x}" for number in range(6)]
 OBJECTS = {key: bytes([number]) * SIZE for number, key in enumerate(KEYS)}
 
 
-async def filled(tier: Tier, keys: Sequence[str] = KEYS) -> WarmPlace:
+async def filled(tier: Tier, keys: Sequence[str] = KEYS) -> WarmStorage:
     """Return a place that was given objects."""
-    place = WarmPlace(tier.proxy)
+    place = WarmStorage(tier.proxy)
     for key in keys:
         assert place.reserve(key, SIZE, "")
-        await place.keep(key, memoryview(OBJECTS[key]))
-        place.give_up(key)
+        await place.store(key, memoryview(OBJECTS[key]))
+        place.cancel_reservation(key)
     await tier.put()
     return place
 
@@ -46,9 +46,9 @@ def counting_reads(tier: Tier) -> list[str]:
     return found
 
 
-async def read(place: WarmPlace, key: str, *, seconds: float = 0.0) -> bytes | None:
+async def read(place: WarmStorage, key: str, *, seconds: float = 0.0) -> bytes | None:
     """Return an object, after it was needed for some time."""
-    async with place.reading(key) as data:
+    async with place.pin(key) as data:
         await asyncio.sleep(seconds)
         return None if data is None else bytes(data)
 
@@ -108,7 +108,7 @@ def test_memory_is_bounded_however_many_read_and_who_asks_for_more_waits_for_it(
     async def test() -> None:
         async with Tier(CONFIG) as tier:
             await filled(tier)
-            place = WarmPlace(tier.proxy, read_bytes=2 * SIZE)
+            place = WarmStorage(tier.proxy, max_read_bytes=2 * SIZE)
             readers = [asyncio.create_task(read(place, key, seconds=0.1)) for key in KEYS * 20]
             most = 0
             while not all(each.done() for each in readers):
@@ -125,7 +125,7 @@ def test_an_object_that_never_fits_or_that_nodes_have_lost_is_missing_and_leaves
     async def test() -> None:
         async with Tier(CONFIG) as tier:
             place = await filled(tier)
-            assert await read(WarmPlace(tier.proxy, read_bytes=SIZE - 1), KEYS[0]) is None
+            assert await read(WarmStorage(tier.proxy, max_read_bytes=SIZE - 1), KEYS[0]) is None
             for number in range(CONFIG.nodes):
                 tier.platform.reclaim(f"warm-{number}")
             assert [await read(place, key) for key in KEYS] == [None] * len(KEYS)
@@ -155,16 +155,16 @@ def test_a_read_that_fails_fails_for_all_who_wait_for_it() -> None:
 
 def test_offers_are_bounded_before_they_arrive_and_one_that_breaks_off_gives_its_room_back() -> None:
     async def test() -> None:
-        config = WarmConfig(nodes=4, code=Code(2, 1), pending_bytes=2 * SIZE)
+        config = WarmConfig(nodes=4, code=ErasureCode(2, 1), pending_bytes=2 * SIZE)
         async with Tier(config) as tier:
-            place = WarmPlace(tier.proxy)
+            place = WarmStorage(tier.proxy)
             assert [place.reserve(key, SIZE, "") for key in KEYS[:3]] == [True, True, False]
             assert [key in place for key in KEYS[:3]] == [True, True, False]
-            place.give_up(KEYS[0])
+            place.cancel_reservation(KEYS[0])
             assert place.reserve(KEYS[2], SIZE, "")
             assert place.statistics().declined == 1
             assert await read(place, KEYS[2]) is None, "it is on its way"
-            await place.keep(KEYS[2], memoryview(OBJECTS[KEYS[2]]))
+            await place.store(KEYS[2], memoryview(OBJECTS[KEYS[2]]))
             assert not place.reserve(KEYS[3], SIZE, ""), "a copy waits to be written"
             await tier.put()
             assert place.reserve(KEYS[3], SIZE, "")
@@ -175,7 +175,7 @@ def test_offers_are_bounded_before_they_arrive_and_one_that_breaks_off_gives_its
 def test_an_object_whose_shards_cannot_be_sent_is_declined_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with Tier(CONFIG) as tier:
-            place = WarmPlace(tier.proxy)
+            place = WarmStorage(tier.proxy)
             with caplog.at_level(logging.WARNING, "stoker.warm.proxy"):
                 assert not any(place.reserve(key, CONFIG.max_object_bytes + 1, "") for key in KEYS)
             (told,) = caplog.messages
@@ -202,6 +202,6 @@ def test_tenants_have_objects_of_their_own_under_one_name() -> None:
             name = KEYS[0].partition("/")[2]
             for other in ("f" * 16, ""):
                 assert await read(place, f"{other}/{name}") is None
-            assert object_name(KEYS[0])[8:16] == name[8:16], "the size stays in it"
+            assert create_object_name(KEYS[0])[8:16] == name[8:16], "the size stays in it"
 
     run(test)

@@ -11,8 +11,8 @@ import pytest
 from stoker.errors import ConfigError
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
-from stoker_warm._membership import State
+from stoker_warm._erasure import ErasureCode
+from stoker_warm._membership import NodeState
 from stoker_warm._shard import ShardId
 from support.warm_platform import MAC, Mood, Tier, named
 from support.warm_wires import LinkConfig
@@ -32,7 +32,7 @@ def check(
     """Run a test with a tier whose nodes sleep, in virtual time."""
 
     async def main() -> None:
-        config = WarmConfig(nodes=nodes, code=Code.parse(code), **{"wake_seconds": 5.0, **settings})
+        config = WarmConfig(nodes=nodes, code=ErasureCode.parse(code), **{"wake_seconds": 5.0, **settings})
         async with Tier(config, shelf_bytes=shelf_bytes) as tier:
             await asyncio.sleep(2.0)
             await test(tier)
@@ -142,7 +142,7 @@ def test_as_many_shards_as_there_is_parity_for_may_be_lost_and_come_back(code: s
         for name, data in OBJECTS:
             assert await tier.kept(name, data)
 
-    check(test, nodes=Code.parse(code).shards, code=code)
+    check(test, nodes=ErasureCode.parse(code).shards, code=code)
 
 
 @pytest.mark.parametrize("code", ["2+1", "2+2", "3+0"])
@@ -158,13 +158,13 @@ def test_with_one_more_lost_an_object_is_lost_until_it_is_offered_again_and_only
         assert statistics(tier, "losses", "misses") == [1, 0]
         assert not await tier.kept(NAME, DATA)
         assert statistics(tier, "losses", "misses") == [1, 1]
-        terms = {each.name: each.store.version.term for each in tier.platform.all_instances()}
+        terms = {each.name: each.store.version.change_count for each in tier.platform.all_instances()}
         await tier.put((NAME, DATA))
-        written = sum(each.store.version.term - terms[each.name] for each in tier.platform.all_instances())
+        written = sum(each.store.version.change_count - terms[each.name] for each in tier.platform.all_instances())
         assert written == lost
         assert await tier.kept(NAME, DATA)
 
-    check(test, nodes=Code.parse(code).shards, code=code)
+    check(test, nodes=ErasureCode.parse(code).shards, code=code)
 
 
 def test_nodes_that_cannot_be_reached_lose_nothing_and_a_read_ends_in_time() -> None:
@@ -186,7 +186,7 @@ def test_a_damaged_shard_is_an_erasure_and_is_written_anew() -> None:
     async def test(tier: Tier) -> None:
         await tier.put((NAME, DATA))
         store = tier.platform.instances["warm-0"][0].store
-        (shard,) = store.ids()
+        (shard,) = store.list_ids()
         held = store.get(shard)
         assert held is not None
         payload = bytearray(held.payload)
@@ -234,8 +234,8 @@ def test_what_is_to_go_from_a_node_that_is_asked_for_a_list_is_not_believed_agai
     async def test(tier: Tier) -> None:
         await tier.put(*OBJECTS[:2])
         proxy = tier.proxy
-        proxy.objects.drop(NAME)
-        await proxy._learn(proxy._nodes[0])
+        proxy.objects.remove(NAME)
+        await proxy._reconcile(proxy._nodes[0])
         assert not await tier.kept(NAME, DATA)
         await tier.put(OBJECTS[2])
         assert tier.believed() == tier.held()
@@ -248,7 +248,7 @@ def test_writers_at_once_do_not_delete_what_the_other_has_just_put_there() -> No
         await tier.put(*OBJECTS)
         for turn in range(30):
             for name, _ in OBJECTS[turn % 3 :]:
-                tier.proxy.objects.drop(name)
+                tier.proxy.objects.remove(name)
             await tier.put(*OBJECTS[::-1])
         assert tier.believed() == tier.held()
 
@@ -258,8 +258,8 @@ def test_writers_at_once_do_not_delete_what_the_other_has_just_put_there() -> No
 def test_an_object_that_is_dropped_is_not_found_again_and_goes_from_its_nodes() -> None:
     async def test(tier: Tier) -> None:
         await tier.put(*OBJECTS[:2])
-        tier.proxy.objects.drop(NAME)
-        tier.proxy.objects.drop(named(99, 10)[0])  # of which nothing is known
+        tier.proxy.objects.remove(NAME)
+        tier.proxy.objects.remove(named(99, 10)[0])  # of which nothing is known
         assert not await tier.kept(NAME, DATA)
         await tier.put(OBJECTS[2])  # which has the nodes told
         assert [await tier.kept(*each) for each in OBJECTS[:3]] == [False, True, True]
@@ -275,7 +275,7 @@ def test_an_object_that_is_dropped_while_it_is_written_is_not_kept(delay_seconds
     async def test(tier: Tier) -> None:
         tier.proxy.objects.offer(NAME, memoryview(DATA))
         await asyncio.sleep(delay_seconds)
-        tier.proxy.objects.drop(NAME)
+        tier.proxy.objects.remove(NAME)
         await asyncio.sleep(2.0)
         assert statistics(tier, "objects", "pending_bytes") == [0, 0]
         assert not await tier.kept(NAME, DATA)
@@ -291,7 +291,7 @@ def test_an_object_that_is_dropped_while_it_waits_to_be_written_is_not_kept() ->
         for name, data in OBJECTS[:2]:
             tier.proxy.objects.offer(name, memoryview(data))
         await asyncio.sleep(0.0005)  # the first is on its way, and it is not the second's turn
-        tier.proxy.objects.drop(OBJECTS[1][0])
+        tier.proxy.objects.remove(OBJECTS[1][0])
         await asyncio.sleep(2.0)
         assert statistics(tier, "objects", "stored", "pending_bytes") == [1, 1, 0]
         assert [await tier.kept(*each) for each in OBJECTS[:2]] == [True, False]
@@ -307,7 +307,7 @@ def test_an_object_that_is_dropped_while_it_is_read_is_not_written_again() -> No
         reading = asyncio.ensure_future(tier.kept(NAME, DATA))
         await asyncio.sleep(0.0005)
         assert not reading.done()
-        tier.proxy.objects.drop(NAME)
+        tier.proxy.objects.remove(NAME)
         assert await reading
         await asyncio.sleep(2.0)
         assert statistics(tier, "objects") == [0]
@@ -353,7 +353,7 @@ def test_a_closed_proxy_calls_nobody_and_leaves_no_task() -> None:
         calls = len(tier.platform.calls)
         await asyncio.sleep(100.0)
         assert len(tier.platform.calls) == calls
-        assert (len(tier.proxy._tasks), len(tier.proxy._peers._connections)) == (0, 0)
+        assert (len(tier.proxy._tasks), len(tier.proxy._peer_server._connections)) == (0, 0)
 
     check(test)
 
@@ -430,7 +430,7 @@ def test_the_meter_agrees_with_the_platform() -> None:
             await tier.kept(*OBJECTS[3])
             await asyncio.sleep(0.7)
         await asyncio.sleep(100.0)
-        used = tier.proxy.bill.used.values()
+        used = tier.proxy.bill.usage.values()
         counts = tier.platform.counts
         assert sum(each.calls for each in used) == counts.calls
         assert sum(each.cold_starts for each in used) == counts.cold
@@ -442,13 +442,15 @@ def test_the_meter_agrees_with_the_platform() -> None:
 def test_nodes_forget_what_they_hold_on_request_and_the_proxy_names_those_that_do_not_come() -> None:
     async def test(tier: Tier) -> None:
         await tier.put(*OBJECTS)
-        assert await tier.proxy.forget() == []
+        assert await tier.proxy.delete_all() == []
         assert (tier.held(), tier.believed()) == ({}, {})
         tier.platform.mood = Mood(failed=1.0)
         await asyncio.sleep(60.0)
-        assert await tier.proxy.forget() == [f"warm-{number}: warm-{number} cannot be called" for number in range(3)]
+        assert await tier.proxy.delete_all() == [
+            f"warm-{number}: warm-{number} cannot be called" for number in range(3)
+        ]
         tier.platform.mood = Mood()
-        status = await tier.proxy.status(wakes=True)
+        status = await tier.proxy.status(wake_nodes=True)
         assert (status["absent"], status["problems"], status["nodes"]["gone"]) == (0, [], 0)
 
     check(test)
@@ -456,7 +458,7 @@ def test_nodes_forget_what_they_hold_on_request_and_the_proxy_names_those_that_d
 
 def test_a_proxy_that_was_never_started_can_be_closed() -> None:
     async def main() -> None:
-        await Tier(WarmConfig(nodes=3, code=Code(2, 1))).proxy.close()
+        await Tier(WarmConfig(nodes=3, code=ErasureCode(2, 1))).proxy.close()
 
     run_virtual(main())
 
@@ -464,13 +466,13 @@ def test_a_proxy_that_was_never_started_can_be_closed() -> None:
 @pytest.mark.parametrize("wrong", [{"nodes": 2}, {"linger_seconds": 0.0}, {"linger_seconds": 901.0}, {"writes": 0}])
 def test_settings_with_which_nothing_could_be_read_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        WarmConfig(**{"nodes": 3, "code": Code(2, 1), **wrong})
+        WarmConfig(**{"nodes": 3, "code": ErasureCode(2, 1), **wrong})
 
 
 def test_a_node_whose_shards_are_always_late_is_neither_called_again_nor_given_up() -> None:
     async def main() -> None:
         objects = [named(number, 4000) for number in range(5)]
-        async with Tier(WarmConfig(nodes=3, code=Code(2, 1), fresh_seconds=0.5)) as tier:
+        async with Tier(WarmConfig(nodes=3, code=ErasureCode(2, 1), fresh_seconds=0.5)) as tier:
             await tier.put(*objects)
             slow = tier.platform.instances["warm-0"][0]
             slow.link = LinkConfig(bytes_per_second=20_000.0)
@@ -485,6 +487,6 @@ def test_a_node_whose_shards_are_always_late_is_neither_called_again_nor_given_u
             assert statistics.late > 900
             assert len(tier.platform.calls) - calls <= 1
             assert len(tier.platform.all_instances()) == 3, "one instance each"
-            assert tier.proxy._nodes[0].membership.state is State.AWAKE
+            assert tier.proxy._nodes[0].state_machine.state is NodeState.AWAKE
 
     run_virtual(main())

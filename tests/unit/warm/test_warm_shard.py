@@ -21,7 +21,7 @@ MAC = ShardMac(bytes(range(32)))
 def shard(position: int, object_name: str = NAME) -> Shard:
     shard_id = ShardId(object_name, 10, 2, position)
     payload = bytes([position]) * shard_id.size_bytes
-    return Shard(shard_id, MAC.make(shard_id, payload), payload)
+    return Shard(shard_id, MAC.sign(shard_id, payload), payload)
 
 
 def is_right(found: Shard, mac: ShardMac = MAC) -> bool:
@@ -156,18 +156,18 @@ def test_a_shard_does_not_pass_for_that_of_another_position_code_or_object() -> 
 
 def test_bytes_do_not_move_between_the_position_and_the_payload() -> None:
     eleventh, first = ShardId(NAME, 10, 2, 11), ShardId(NAME, 10, 2, 1)
-    assert not MAC.verify(first, b"1payload", MAC.make(eleventh, b"payload"))
-    assert not MAC.verify(eleventh, b"payload", MAC.make(first, b"1payload"))
+    assert not MAC.verify(first, b"1payload", MAC.sign(eleventh, b"payload"))
+    assert not MAC.verify(eleventh, b"payload", MAC.sign(first, b"1payload"))
 
 
 def test_without_the_key_no_mac_is_made_that_passes() -> None:
     other = ShardMac(bytes(32))
     assert not is_right(shard(3), other)
-    assert not is_right(replace(shard(3), mac=other.make(FIRST, shard(3).payload)))
+    assert not is_right(replace(shard(3), mac=other.sign(FIRST, shard(3).payload)))
 
 
 def test_two_macs_of_one_shard_have_nothing_in_common() -> None:
-    macs = [MAC.make(FIRST, b"payload") for _ in range(1000)]
+    macs = [MAC.sign(FIRST, b"payload") for _ in range(1000)]
     assert len({mac[:24] for mac in macs}) == len({mac[24:] for mac in macs}) == 1000
     assert all(MAC.verify(FIRST, b"payload", mac) for mac in macs)
 

@@ -7,12 +7,12 @@ from itertools import chain
 import pytest
 
 from stoker.errors import ConfigError
-from stoker_warm._shard import OVERHEAD_BYTES, Shard, ShardId, ShardStore, Version
+from stoker_warm._shard import SHARD_OVERHEAD_BYTES, Shard, ShardId, ShardStore, StoreVersion
 from support.memory import memory_of
 
 PAYLOAD = b"x" * 100
 MAC, OTHER_MAC = "07" * 28, "08" * 28
-TAKEN_BYTES = len(PAYLOAD) + OVERHEAD_BYTES
+TAKEN_BYTES = len(PAYLOAD) + SHARD_OVERHEAD_BYTES
 
 
 def shard_id(number: int) -> ShardId:
@@ -57,7 +57,7 @@ def test_the_budget_counts_payloads_and_what_each_shard_takes_besides() -> None:
     store = ShardStore(10_000)
     store.set(A, MAC, b"")
     store.set(B, MAC, b"12345")
-    assert store.held_bytes == 2 * OVERHEAD_BYTES + 5
+    assert store.held_bytes == 2 * SHARD_OVERHEAD_BYTES + 5
 
 
 @pytest.mark.parametrize("shards", [30, 1000, 22_000])
@@ -71,20 +71,20 @@ def test_a_shard_takes_no_more_besides_its_payload_than_is_counted_for_it(shards
             store.get(each)
         return store
 
-    assert OVERHEAD_BYTES / 2 < memory_of(filled).kept_bytes / shards <= OVERHEAD_BYTES + 8
+    assert SHARD_OVERHEAD_BYTES / 2 < memory_of(filled).kept_bytes / shards <= SHARD_OVERHEAD_BYTES + 8
 
 
 def test_a_shard_larger_than_the_limit_is_refused_and_nobody_goes() -> None:
     store = shelf_with(A, B, room=2)
     digest = store.version
-    assert store.set(C, MAC, bytes(2 * TAKEN_BYTES - OVERHEAD_BYTES + 1)) is None
-    assert (store.ids(), store.version, store.held_bytes) == ([A, B], digest, 2 * TAKEN_BYTES)
+    assert store.set(C, MAC, bytes(2 * TAKEN_BYTES - SHARD_OVERHEAD_BYTES + 1)) is None
+    assert (store.list_ids(), store.version, store.held_bytes) == ([A, B], digest, 2 * TAKEN_BYTES)
 
 
 def test_a_shard_as_large_as_the_limit_makes_everybody_go() -> None:
     store = shelf_with(A, B, room=2)
-    assert store.set(C, MAC, bytes(2 * TAKEN_BYTES - OVERHEAD_BYTES)) == [A, B]
-    assert (store.ids(), store.held_bytes) == ([C], store.limit_bytes)
+    assert store.set(C, MAC, bytes(2 * TAKEN_BYTES - SHARD_OVERHEAD_BYTES)) == [A, B]
+    assert (store.list_ids(), store.held_bytes) == ([C], store.limit_bytes)
 
 
 def test_a_replacement_that_is_too_large_leaves_what_is_there() -> None:
@@ -97,13 +97,13 @@ def test_a_shard_takes_the_place_of_the_one_with_its_id() -> None:
     store = shelf_with(A, B, room=2)
     assert store.set(A, OTHER_MAC, b"short") == []
     assert store.get(A) == Shard(A, OTHER_MAC, b"short")
-    assert store.held_bytes == TAKEN_BYTES + OVERHEAD_BYTES + 5
+    assert store.held_bytes == TAKEN_BYTES + SHARD_OVERHEAD_BYTES + 5
 
 
 def test_a_shard_that_grows_is_not_told_to_have_gone() -> None:
     store = shelf_with(A, B, C, room=3)
     assert store.set(A, OTHER_MAC, PAYLOAD + b"y") == [B]
-    assert store.ids() == [A, C]
+    assert store.list_ids() == [A, C]
 
 
 def test_without_uses_the_oldest_goes_first() -> None:
@@ -139,7 +139,7 @@ def test_a_use_ends_with_the_shard() -> None:
 def test_looking_at_ids_is_no_use() -> None:
     store = shelf_with(A, B, room=2)
     assert A in store
-    assert store.ids() == [A, B]
+    assert store.list_ids() == [A, B]
     assert store.set(C, MAC, PAYLOAD) == [A]
 
 
@@ -155,8 +155,8 @@ def test_a_negative_limit_is_refused() -> None:
 def test_a_fresh_shelf_has_a_digest_that_no_other_has() -> None:
     fresh, emptied = ShardStore(10_000), shelf_with(A, room=1)
     emptied.delete(A)
-    assert fresh.version == Version(0, 0)
-    assert emptied.version == Version(2, 0)
+    assert fresh.version == StoreVersion(0, 0)
+    assert emptied.version == StoreVersion(2, 0)
 
 
 def test_the_hash_has_64_bits_and_each_shard_its_own() -> None:
@@ -180,16 +180,16 @@ def test_equal_contents_have_equal_hashes_whatever_way_they_came() -> None:
     winding.set(B, OTHER_MAC, PAYLOAD)
     winding.set(B, MAC, PAYLOAD)
     assert winding.set(A, MAC, PAYLOAD) == [D]
-    assert straight.ids() == winding.ids()
+    assert straight.list_ids() == winding.list_ids()
     assert straight.version.hash == winding.version.hash
-    assert straight.version.term < winding.version.term
+    assert straight.version.change_count < winding.version.change_count
 
 
 def test_a_peer_that_missed_changes_has_another_digest_even_with_as_many() -> None:
     current, peer = shelf_with(A, B, room=4), shelf_with(A, room=4)
-    assert current.version.term > peer.version.term
+    assert current.version.change_count > peer.version.change_count
     peer.set(C, MAC, PAYLOAD)
-    assert current.version.term == peer.version.term
+    assert current.version.change_count == peer.version.change_count
     assert current.version != peer.version
 
 
@@ -207,18 +207,18 @@ def test_pages_have_every_shard_once_in_order() -> None:
     ids = [shard_id(number) for number in range(25)]
     store = shelf_with(*reversed(ids), room=25)
     pages, after = [], None
-    while page := store.ids(after, 10):
+    while page := store.list_ids(after, 10):
         pages.append(page)
         after = page[-1]
     assert [len(page) for page in pages] == [10, 10, 5]
-    assert list(chain(*pages)) == store.ids() == ids
+    assert list(chain(*pages)) == store.list_ids() == ids
 
 
 def test_pages_go_on_behind_an_id_that_has_gone() -> None:
     store = shelf_with(A, B, D, room=4)
     store.delete(B)
     store.set(C, MAC, PAYLOAD)
-    assert store.ids(B, 10) == [C, D]
+    assert store.list_ids(B, 10) == [C, D]
 
 
 def test_an_evicted_payload_stays_as_it_is_for_who_sends_it() -> None:

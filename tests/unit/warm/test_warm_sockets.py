@@ -14,26 +14,26 @@ import pytest
 from stoker._shared.address import Address
 from stoker.errors import ConfigError, CredentialsError, MissingExtraError, StokerError
 from stoker.testing import run_virtual
-from stoker_warm._auth import NodeHandshake, ProxyHandshake, Secret, dial
+from stoker_warm._auth import NodeHandshake, ProxyHandshake, WarmSecret, connect_to_proxy
 from stoker_warm._config import WarmConfig
-from stoker_warm._ends import Answer, NodeEnd, ProxyEnd
+from stoker_warm._ends import NodeConnection, ProxyConnection, ReplyParts
 from stoker_warm._frames import Head, Kind
 from stoker_warm._listener import MAX_UNAUTHENTICATED, Listener
 from support.tls import make_authority
 from support.waiting import until
 from support.warm_platform import MemoryListener, Tier
 
-SECRET = Secret(bytes(32))
+SECRET = WarmSecret(bytes(32))
 LOOPBACK = Address("127.0.0.1", 0)
 Pem = tuple[Path, Path]
 """Files of a certificate and of its key."""
 
 
-def ignore(connection: ProxyEnd, kind: Kind, head: Head) -> None:
+def ignore(connection: ProxyConnection, kind: Kind, head: Head) -> None:
     """Take no note of a notice."""
 
 
-def pong(kind: Kind, head: Head, body: bytearray) -> Answer:
+def pong(kind: Kind, head: Head, body: bytearray) -> ReplyParts:
     return Kind.PONG, {}, ()
 
 
@@ -43,42 +43,42 @@ class Host:
     def __init__(self, certificate: Pem | None, limit: int) -> None:
         self.limit = limit
         self.listener = Listener(LOOPBACK, certificate=certificate)
-        self.connections: list[ProxyEnd] = []
+        self.connections: list[ProxyConnection] = []
         self.settling: set[asyncio.Task[None]] = set()
         self.dialled: list[socket.socket] = []
         self.max_unauthenticated = 0
 
     @property
     def unauthenticated(self) -> int:
-        return len(self.listener._guests or ())
+        return len(self.listener._unauthenticated or ())
 
-    def accept(self) -> ProxyEnd:
+    def accept(self) -> ProxyConnection:
         self.max_unauthenticated = max(self.max_unauthenticated, self.unauthenticated)
-        connection = ProxyEnd(ProxyHandshake(SECRET, fingerprint=self.listener.fingerprint), ignore)
+        connection = ProxyConnection(ProxyHandshake(SECRET, fingerprint=self.listener.fingerprint), ignore)
         self.connections.append(connection)
         task = asyncio.get_running_loop().create_task(self._settle(connection))
         self.settling.add(task)
         task.add_done_callback(self.settling.discard)
         return connection
 
-    async def _settle(self, connection: ProxyEnd) -> None:
+    async def _settle(self, connection: ProxyConnection) -> None:
         with suppress(StokerError):
-            await connection.ready()
-        self.listener.settled(connection)
+            await connection.wait_authenticated()
+        self.listener.discard_unauthenticated(connection)
 
-    async def node(self, secret: Secret = SECRET) -> NodeEnd:
+    async def node(self, secret: WarmSecret = SECRET) -> NodeConnection:
         """Return the connection of a node that has dialled, at its end."""
         fingerprint = self.listener.fingerprint
 
-        def made() -> NodeEnd:
+        def made() -> NodeConnection:
             return self.node_end(fingerprint, secret)
 
-        return await dial(Address.parse(self.listener.address), fingerprint, made)
+        return await connect_to_proxy(Address.parse(self.listener.address), fingerprint, made)
 
-    def node_end(self, fingerprint: str | None = None, secret: Secret = SECRET) -> NodeEnd:
+    def node_end(self, fingerprint: str | None = None, secret: WarmSecret = SECRET) -> NodeConnection:
         """Return a node's end that expects a certificate: the listener's if none is given."""
         fingerprint = self.listener.fingerprint if fingerprint is None else fingerprint
-        return NodeEnd(NodeHandshake(secret, "warm-0", {}, fingerprint=fingerprint), pong)
+        return NodeConnection(NodeHandshake(secret, "warm-0", {}, fingerprint=fingerprint), pong)
 
     async def silent(self, count: int) -> list[socket.socket]:
         """Return sockets that have dialled and say nothing."""
@@ -126,9 +126,9 @@ def test_a_node_that_knows_the_secret_is_let_in_and_is_no_stranger_then(certific
     async def test() -> None:
         async with host(certificate) as made:
             node = await made.node()
-            await node.ready()
+            await node.wait_authenticated()
             (connection,) = made.connections
-            await connection.ready()
+            await connection.wait_authenticated()
             assert (await connection.request(Kind.PING)).kind is Kind.PONG
             await until(lambda: not made.unauthenticated)
             made.listener.close()
@@ -144,13 +144,13 @@ def test_those_who_dial_and_keep_silent_take_up_a_bounded_number_of_files_and_ke
     async def test() -> None:
         async with host(certificate) as made:
             node = await made.node()
-            await node.ready()
+            await node.wait_authenticated()
             before = open_files()
             silent = await made.silent(100)
             await until(lambda: open_files() - before - len(silent) <= 8)
             assert made.max_unauthenticated <= 8
             other = await made.node()
-            await other.ready()
+            await other.wait_authenticated()
             assert other.is_open
             assert node.is_open
             await node.close()
@@ -198,7 +198,7 @@ def test_nothing_is_left_of_strangers_when_the_door_closes(certificate: Pem | No
             await made.silent(5)
             made.listener.close()
             for connection in made.connections:
-                await connection.closed()
+                await connection.wait_closed()
             await until(lambda: not made.unauthenticated)
         await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
         await until(lambda: open_files() == before)
@@ -213,11 +213,11 @@ def test_who_does_not_know_the_secret_and_who_speaks_no_tls_is_no_stranger_for_l
         async with host(certificate) as made:
             (sock,) = await made.silent(1)
             await asyncio.get_running_loop().sock_sendall(sock, b"GET / HTTP/1.1\r\nHost: example.com\r\n\r\n")
-            wrong = await made.node(Secret(b"x" * 32))
+            wrong = await made.node(WarmSecret(b"x" * 32))
             with pytest.raises(StokerError):
-                await wrong.ready()
+                await wrong.wait_authenticated()
             for connection in made.connections:
-                await connection.closed()
+                await connection.wait_closed()
             await until(lambda: not made.unauthenticated)
 
     asyncio.run(test())
@@ -255,7 +255,7 @@ def test_a_system_without_files_for_more_is_asked_again(monkeypatch: pytest.Monk
         async with host() as made:
             monkeypatch.setattr(socket.socket, "accept", failing)
             node = await made.node()
-            await node.ready()
+            await node.wait_authenticated()
             await node.close()
         assert not refused
 
@@ -277,17 +277,17 @@ def test_a_proxy_that_nodes_dial_off_loopback_makes_a_certificate_which_they_pin
         try:
             assert listener.address == "10.0.0.5:7411"
             assert len(listener.fingerprint) == 64
-            port = listener._at.port
-            node = await dial(Address("127.0.0.1", port), listener.fingerprint, lambda: made.node_end())
-            await node.ready()
+            port = listener._address.port
+            node = await connect_to_proxy(Address("127.0.0.1", port), listener.fingerprint, lambda: made.node_end())
+            await node.wait_authenticated()
             assert (await made.connections[0].request(Kind.PING)).kind is Kind.PONG
             await node.close()
-            other = await dial(Address("127.0.0.1", port), "ab" * 32, lambda: made.node_end("ab" * 32))
+            other = await connect_to_proxy(Address("127.0.0.1", port), "ab" * 32, lambda: made.node_end("ab" * 32))
             with pytest.raises(CredentialsError, match="expected was abab"):
-                await other.ready()
-            plain = await dial(Address("127.0.0.1", port), "", lambda: made.node_end(""))
+                await other.wait_authenticated()
+            plain = await connect_to_proxy(Address("127.0.0.1", port), "", lambda: made.node_end(""))
             with pytest.raises(StokerError):
-                await plain.ready()
+                await plain.wait_authenticated()
             assert len(made.connections) <= 2, "nobody speaks without TLS"
         finally:
             listener.close()
@@ -300,7 +300,7 @@ def test_two_proxies_do_not_have_the_same_certificate() -> None:
         prints = set()
         for _ in range(2):
             listener = Listener(LOOPBACK, advertised=ELSEWHERE)
-            await listener.open(lambda: ProxyEnd(ProxyHandshake(SECRET), ignore))
+            await listener.open(lambda: ProxyConnection(ProxyHandshake(SECRET), ignore))
             listener.close()
             prints.add(listener.fingerprint)
         assert len(prints) == 2
@@ -314,7 +314,7 @@ def test_where_a_certificate_cannot_be_made_the_extra_is_named(monkeypatch: pyte
     async def test() -> None:
         listener = Listener(LOOPBACK, advertised=ELSEWHERE)
         with pytest.raises(MissingExtraError, match=r"pip install 'stoker\[warm\]'"):
-            await listener.open(lambda: ProxyEnd(ProxyHandshake(SECRET), ignore))
+            await listener.open(lambda: ProxyConnection(ProxyHandshake(SECRET), ignore))
 
     asyncio.run(test())
 
@@ -328,7 +328,7 @@ def test_a_proxy_elsewhere_is_not_dialled_without_tls(host_name: str, monkeypatc
         monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
         address = Address(host_name, 7411)
         with pytest.raises(ConfigError, match="loopback only: pass on the fingerprint") as refused:
-            await dial(address, "", lambda: NodeEnd(NodeHandshake(SECRET, "warm-0", {}), pong))
+            await connect_to_proxy(address, "", lambda: NodeConnection(NodeHandshake(SECRET, "warm-0", {}), pong))
         assert str(address) in str(refused.value)
 
     asyncio.run(test())

@@ -13,7 +13,7 @@ from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.testing import run_virtual
 from stoker_warm._config import WarmConfig
-from stoker_warm._erasure import Code
+from stoker_warm._erasure import ErasureCode
 from stoker_warm._tier import WarmTier
 from support.faulty_store import FaultyStore, Weather, pin
 from support.warm_platform import TIER_SECRET, Tier, warm_name
@@ -35,7 +35,7 @@ class Bench:
             ring=self.ring,
             rng=random.Random(1),
             config=FetchConfig(hedge=False, attempt_seconds=20.0),
-            tiers=[WarmTier.over(tier.proxy, TIER_SECRET)],
+            tiers=[WarmTier.from_proxy(tier.proxy, TIER_SECRET)],
         )
 
     async def fetch_all(self) -> int:
@@ -61,7 +61,7 @@ def check(code: str, test: Callable[[Bench], Awaitable[None]]) -> None:
     """Run a test when all objects are in the tier and its nodes sleep, in virtual time."""
 
     async def main() -> None:
-        made = Code.parse(code)
+        made = ErasureCode.parse(code)
         async with Tier(WarmConfig(nodes=made.shards, code=made)) as tier:
             bench = Bench(tier)
             assert await bench.fetch_all() == len(REFS), "from the bucket, once each"
@@ -130,7 +130,7 @@ def test_an_object_is_told_apart_by_its_bytes_not_by_its_key() -> None:
 def test_an_object_of_which_the_tier_has_other_bytes_is_forgotten_and_comes_from_the_bucket_once() -> None:
     async def test(bench: Bench) -> None:
         ref, proxy = REFS[0], bench.tier.proxy
-        proxy.objects.drop(warm_name(ref))
+        proxy.objects.remove(warm_name(ref))
         await bench.tier.put((warm_name(ref), BODIES[ref.key][::-1]))  # which its MACs cannot tell: they are of these
         before = len(bench.store.sent_seconds)
         for _ in range(3):
@@ -151,7 +151,7 @@ def test_a_late_tier_costs_one_request_of_the_bucket_and_nothing_writes_afterwar
             bench.store,
             ring=bench.ring,
             rng=random.Random(1),
-            tiers=[WarmTier.over(bench.tier.proxy, TIER_SECRET)],
+            tiers=[WarmTier.from_proxy(bench.tier.proxy, TIER_SECRET)],
         )
         for instance in bench.tier.platform.all_instances():
             instance.freeze()

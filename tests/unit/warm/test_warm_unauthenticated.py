@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from stoker_warm._node_connection import Node
+from stoker_warm._node_connection import NodeClient
 from support.warm_one_node import DATA, NAME, SHARD, check, die_in_silence, ping, tasks
 from support.warm_platform import Mood, Tier
 
 
 def test_a_call_that_goes_astray_loses_nothing_and_costs_one_more() -> None:
-    async def test(made: Tier, node: Node) -> None:
+    async def test(made: Tier, node: NodeClient) -> None:
         await made.put((NAME, DATA))
         await asyncio.sleep(2.0)
         made.platform.calls.clear()
@@ -25,7 +25,7 @@ def test_a_call_that_goes_astray_loses_nothing_and_costs_one_more() -> None:
         await asyncio.sleep(2.0)
         assert made.believed() == {"warm-0": {SHARD}} == made.held()
         assert [instance.running for instance in made.platform.all_instances()] == [None, None]
-        assert len(made.proxy._peers._connections) == 1, "nothing is left of the stranger"
+        assert len(made.proxy._peer_server._connections) == 1, "nothing is left of the stranger"
 
     check(test)
 
@@ -33,7 +33,7 @@ def test_a_call_that_goes_astray_loses_nothing_and_costs_one_more() -> None:
 def test_calls_that_keep_going_astray_to_an_empty_instance_lose_nothing() -> None:
     """Of two instances that have nothing to do, this platform takes the wrong one every time."""
 
-    async def test(made: Tier, node: Node) -> None:
+    async def test(made: Tier, node: NodeClient) -> None:
         await made.put((NAME, DATA))
         await asyncio.sleep(2.0)
         made.platform.mood, made.platform.most = Mood(stray=1.0), 2
@@ -49,7 +49,7 @@ def test_calls_that_keep_going_astray_to_an_empty_instance_lose_nothing() -> Non
 
 
 def test_a_node_that_was_taken_back_in_silence_is_believed_to_be_empty_after_one_call_more() -> None:
-    async def test(made: Tier, node: Node) -> None:
+    async def test(made: Tier, node: NodeClient) -> None:
         await made.put((NAME, DATA))
         await asyncio.sleep(2.0)
         made.platform.calls.clear()
@@ -69,7 +69,7 @@ def test_a_node_that_was_taken_back_in_silence_is_believed_to_be_empty_after_one
 def test_the_second_call_is_made_although_nobody_waits_any_more() -> None:
     """Otherwise the stranger would be the one with nothing to do at the next call, and believed."""
 
-    async def test(made: Tier, node: Node) -> None:
+    async def test(made: Tier, node: NodeClient) -> None:
         await made.put((NAME, DATA))
         await asyncio.sleep(2.0)
         made.platform.mood = Mood(stray=1.0)
@@ -78,14 +78,14 @@ def test_the_second_call_is_made_although_nobody_waits_any_more() -> None:
         made.platform.mood = Mood()
         reading.cancel()
         await asyncio.sleep(5.0)
-        assert node.membership.expected.term == 1
+        assert node.state_machine.expected_version.change_count == 1
         assert await made.kept(NAME, DATA)
 
     check(test)
 
 
 def test_readers_of_a_node_in_doubt_wait_no_longer_than_they_would() -> None:
-    async def test(made: Tier, node: Node) -> None:
+    async def test(made: Tier, node: NodeClient) -> None:
         await made.put((NAME, DATA))
         await asyncio.sleep(2.0)
         die_in_silence(made)
@@ -100,7 +100,7 @@ def test_readers_of_a_node_in_doubt_wait_no_longer_than_they_would() -> None:
 
 
 def test_a_platform_that_runs_one_instance_at_a_time_is_not_called_for_ever() -> None:
-    async def test(made: Tier, node: Node) -> None:
+    async def test(made: Tier, node: NodeClient) -> None:
         made.platform.most = 1
         await made.put((NAME, DATA))
         await asyncio.sleep(2.0)

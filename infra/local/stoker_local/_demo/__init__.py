@@ -10,14 +10,16 @@ from stoker.cli.flags import positive
 from stoker.errors import ConfigError, MissingExtraError
 from stoker_local._demo.screen import Screen
 
-_EPOCHS = 8
-_IMAGES = 2500
+_DEFAULT_EPOCHS = 8
+_DEFAULT_IMAGES = 2500
 
 
 def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=7, metavar="N", help="seed of everything random (default: 7)")
     training = parser.add_argument_group("training with and without stoker")
-    training.add_argument("--epochs", type=positive, metavar="N", help=f"epochs of each training (default: {_EPOCHS})")
+    training.add_argument(
+        "--epochs", type=positive, metavar="N", help=f"epochs of each training (default: {_DEFAULT_EPOCHS})"
+    )
     training.add_argument(
         "--workers",
         type=positive,
@@ -26,7 +28,9 @@ def _configure(parser: ArgumentParser) -> None:
     )
     functions = parser.add_argument_group("functions that pack arriving images, with injected faults")
     functions.add_argument("--functions", action="store_true", help="show functions instead of training")
-    functions.add_argument("--images", type=positive, metavar="N", help=f"number of images (default: {_IMAGES:,})")
+    functions.add_argument(
+        "--images", type=positive, metavar="N", help=f"number of images (default: {_DEFAULT_IMAGES:,})"
+    )
 
 
 def _check(args: Namespace) -> None:
@@ -58,11 +62,11 @@ def _run(args: Namespace) -> int:
             if args.functions:
                 from stoker_local._demo import function_run
 
-                config = function_run.FunctionDemoConfig(images=args.images or _IMAGES, seed=args.seed)
+                config = function_run.FunctionDemoConfig(images=args.images or _DEFAULT_IMAGES, seed=args.seed)
                 return function_run.run(config, screen)
             from stoker_local._demo.run import run
 
-            return run(args.epochs or _EPOCHS, args.seed, args.workers, screen)
+            return run(args.epochs or _DEFAULT_EPOCHS, args.seed, args.workers, screen)
         except ModuleNotFoundError as error:
             raise MissingExtraError(f"the demo needs {error.name}; pip install 'stoker[local]'") from error
 

@@ -13,17 +13,17 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from stoker._base.meter import Operation, Reading
-from stoker._base.threads import in_thread
+from stoker._base.meter import MeterReading, Operation
+from stoker._base.threads import run_in_thread
 from stoker._cost.prices import Prices
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker.errors import MissingExtraError
 from stoker_local._bucket import BucketConfig, LocalBucket
 from stoker_local._demo import training
-from stoker_local._demo.run import SHAPE, led_to, quiet_torch, read_counts
-from stoker_local._demo.screen import Screen, aligned, bar
+from stoker_local._demo.run import SHAPE, create_reading, patched_environment, single_threaded_torch
+from stoker_local._demo.screen import Screen, align_columns, progress_bar
 from stoker_local._demo.training import RawImages
-from stoker_local._host import background
+from stoker_local._host import background_tasks
 from stoker_local._s3.model import BucketSpec
 from stoker_local.functions import (
     EventSource,
@@ -53,16 +53,16 @@ _COMPACT_BYTES = 64 << 10
 _CLASSES = [str(digit) for digit in range(10)]
 _INGEST_SECONDS = 6.0  # short, because the messages of a killed instance become visible again only after it
 _OTHER_SECONDS = 60.0
-_TRICKLED_BYTES = 8 << 10  # small, so that there are super-samples to compact
-_CHANCES = {
+_INGEST_BYTES = 8 << 10  # small, so that there are super-samples to compact
+_FAULT_PROBABILITIES = {
     FunctionFaultKind.KILL: 0.12,
     FunctionFaultKind.FREEZE: 0.10,
     FunctionFaultKind.DUPLICATE: 0.10,
     FunctionFaultKind.RECLAIM: 0.05,
 }
-_BATCH = 64
-_LOOK_SECONDS = 0.1
-_TELL_SECONDS = 1.0
+_BATCH_SIZE = 64
+_REFRESH_SECONDS = 0.1
+_LOG_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,9 @@ class FunctionDemoConfig:
 
     def faults(self) -> FunctionFaultPlan:
         """Return the faults that are injected into the functions."""
-        return FunctionFaultPlan(probabilities=_CHANCES, within_seconds=0.12, freeze_seconds=0.5, seed=self.seed)
+        return FunctionFaultPlan(
+            probabilities=_FAULT_PROBABILITIES, within_seconds=0.12, freeze_seconds=0.5, seed=self.seed
+        )
 
 
 def _function(name: str, concurrency: int) -> FunctionSpec:
@@ -120,7 +122,7 @@ def _function(name: str, concurrency: int) -> FunctionSpec:
         "dataset": "digits",
         "kind": "image-folder",
         "classes": _CLASSES,
-        "super_sample_bytes": _TRICKLED_BYTES,
+        "super_sample_bytes": _INGEST_BYTES,
     }
     return FunctionSpec(
         name=name,
@@ -137,43 +139,43 @@ def _function(name: str, concurrency: int) -> FunctionSpec:
 
 
 @dataclass(slots=True)
-class Epoch:
+class EpochDelivery:
     """The samples that one epoch delivered.
 
     Attributes:
-        times: key → number of deliveries of the image.
-        changed: keys of images whose bytes or label differ from the uploaded ones.
+        deliveries: key → number of deliveries of the image.
+        altered_keys: keys of images whose bytes or label differ from the uploaded ones.
         gets: number of GETs that the loader sent.
         dollars: cost of the GETs at list prices, in US dollars.
     """
 
-    times: Counter[str] = field(default_factory=Counter)
-    changed: set[str] = field(default_factory=set)
+    deliveries: Counter[str] = field(default_factory=Counter)
+    altered_keys: set[str] = field(default_factory=set)
     gets: int = 0
     dollars: float = 0.0
 
-    def note(self, images: RawImages, key: str, content: bytes, label: int) -> None:
+    def record(self, images: RawImages, key: str, content: bytes, label: int) -> None:
         """Record a delivered image."""
-        self.times[key] += 1
+        self.deliveries[key] += 1
         if images.contents.get(key) != content or key.partition("/")[0] != str(label):
-            self.changed.add(key)
+            self.altered_keys.add(key)
 
-    def failures(self, images: RawImages) -> list[str]:
+    def describe_failures(self, images: RawImages) -> list[str]:
         """Return a message for every way in which the epoch does not contain each image exactly once, unchanged."""
-        missing = images.contents.keys() - self.times.keys()
-        repeated = [key for key, times in self.times.items() if times > 1]
-        found = {"missing": missing, "delivered more than once": repeated, "not what was put": self.changed}
+        missing = images.contents.keys() - self.deliveries.keys()
+        repeated = [key for key, times in self.deliveries.items() if times > 1]
+        found = {"missing": missing, "delivered more than once": repeated, "not what was put": self.altered_keys}
         return [f"{len(keys):,} images are {what}, such as {min(keys)}" for what, keys in found.items() if keys]
 
 
-def read_epoch(images: RawImages, seed: int, stopped: threading.Event) -> Epoch:
-    """Read one epoch with a Loader, until its end or until ``stopped`` is set."""
-    epoch = Epoch()
-    with Loader(DATASET, batch_size=_BATCH, seed=seed, memory="64MB", epochs=1) as loader:
+def read_epoch(images: RawImages, seed: int, stop: threading.Event) -> EpochDelivery:
+    """Read one epoch with a Loader, until its end or until ``stop`` is set."""
+    epoch = EpochDelivery()
+    with Loader(DATASET, batch_size=_BATCH_SIZE, seed=seed, memory="64MB", epochs=1) as loader:
         for batch in loader:
             for key, content, label in zip(batch["path"], batch["image"], batch["label"].tolist(), strict=True):
-                epoch.note(images, key, bytes(content), label)
-            if stopped.is_set():
+                epoch.record(images, key, bytes(content), label)
+            if stop.is_set():
                 break
         spent = loader.stats()
         epoch.gets, epoch.dollars = spent.get_requests, spent.dollars
@@ -189,32 +191,32 @@ def run(config: FunctionDemoConfig, screen: Screen) -> int:
     """
     if find_spec("awslambdaric") is None:
         raise MissingExtraError("the functions need awslambdaric; pip install 'stoker[local]'")
-    train_digits, _ = training.load()
+    train_digits, _ = training.load_train_and_test()
     images = RawImages(train_digits, config.images)
-    with quiet_torch():
-        return asyncio.run(_demonstrate(config, images, screen))
+    with single_threaded_torch():
+        return asyncio.run(_run_demo(config, images, screen))
 
 
-async def _demonstrate(config: FunctionDemoConfig, images: RawImages, screen: Screen) -> int:
+async def _run_demo(config: FunctionDemoConfig, images: RawImages, screen: Screen) -> int:
     async with LocalBucket(config.bucket()) as bucket:
-        with led_to(bucket.environment()):
+        with patched_environment(bucket.environment()):
             async with function_cloud(config.cloud(), bucket=bucket) as cloud:
                 prices = Prices.load()
                 observer = Observer(bucket, cloud, images)
-                _introduce(config, images, screen)
+                _print_introduction(config, images, screen)
                 try:
-                    async with asyncio.timeout(_LIMIT_SECONDS) as limit, _shown(observer, screen, prices):
-                        packed, epoch = await _perform(config, images, cloud, observer)
+                    async with asyncio.timeout(_LIMIT_SECONDS) as limit, _show_progress(observer, screen, prices):
+                        packed, epoch = await _run_chain(config, images, cloud, observer)
                 except TimeoutError:
                     if not limit.expired():
                         raise
-                    screen.rows(block(observer.look(), prices))
+                    screen.rows(display_lines(observer.snapshot(), prices))
                     return screen.exit_code([f"the demo did not finish within {_LIMIT_SECONDS:.0f} s"])
-                screen.rows(function_table(observer.look().functions))
-                return _conclude(images, packed, epoch, screen, prices)
+                screen.rows(function_table(observer.snapshot().functions))
+                return _print_conclusion(images, packed, epoch, screen, prices)
 
 
-def _introduce(config: FunctionDemoConfig, images: RawImages, screen: Screen) -> None:
+def _print_introduction(config: FunctionDemoConfig, images: RawImages, screen: Screen) -> None:
     """Print the parts of the demo."""
     screen.item("bucket", "S3 on this machine: 20 ms to the first byte, 90 MB/s a connection")
     screen.item("images", f"{len(images):,}, a PNG object each, {images.mean_bytes:.0f} bytes on average")
@@ -228,27 +230,27 @@ def _introduce(config: FunctionDemoConfig, images: RawImages, screen: Screen) ->
     screen.line()
 
 
-async def _perform(
+async def _run_chain(
     config: FunctionDemoConfig, images: RawImages, cloud: FunctionCloud, observer: Observer
-) -> tuple[Snapshot, Epoch]:
+) -> tuple[Snapshot, EpochDelivery]:
     """Run all phases; return the snapshot before the epoch, and the samples that the epoch delivered."""
     cloud.inject(config.faults())
     observer.phase = "raw images arrive, functions pack them"
     await images.put_all(RAW, per_second=_IMAGES_PER_SECOND)
     observer.phase = "functions pack what is left"
     await cloud.queues["raw"].drained()
-    while observer.look().visible < len(images):  # noqa: ASYNC110  (a function's commit has no event)
-        await asyncio.sleep(_LOOK_SECONDS)
+    while observer.snapshot().visible_samples < len(images):  # noqa: ASYNC110  (a function's commit has no event)
+        await asyncio.sleep(_REFRESH_SECONDS)
     observer.phase = "small super-samples become large ones"
     event = {"dataset": DATASET, "super_sample_bytes": _COMPACT_BYTES}
     while (await cloud.invoke(COMPACT, event, waits=True)).error_type:
         pass
-    packed = observer.look()
+    packed = observer.snapshot()
     observer.phase = "training reads an epoch"
-    return packed, await in_thread(partial(read_epoch, images, config.seed))
+    return packed, await run_in_thread(partial(read_epoch, images, config.seed))
 
 
-def _conclude(images: RawImages, packed: Snapshot, epoch: Epoch, screen: Screen, prices: Prices) -> int:
+def _print_conclusion(images: RawImages, packed: Snapshot, epoch: EpochDelivery, screen: Screen, prices: Prices) -> int:
     """Print the bill and the check; return the exit code."""
     screen.rows(bill_table(packed, epoch, prices))
     store, function = prices.store(DATASET), prices.functions["lambda"]
@@ -259,31 +261,31 @@ def _conclude(images: RawImages, packed: Snapshot, epoch: Epoch, screen: Screen,
         f"starts, as measured on this machine, which also runs everything else. List prices of {store.name} and "
         f"{function.name}, {store.region}, {prices.date}.",
     )
-    failures = epoch.failures(images)
+    failures = epoch.describe_failures(images)
     if not failures:
-        delivered = sum(epoch.times.values())
+        delivered = sum(epoch.deliveries.values())
         screen.item("checked", f"the epoch had {delivered:,} samples: every image exactly once, unchanged")
     return screen.exit_code(failures)
 
 
 @asynccontextmanager
-async def _shown(observer: Observer, screen: Screen, prices: Prices) -> AsyncIterator[None]:
+async def _show_progress(observer: Observer, screen: Screen, prices: Prices) -> AsyncIterator[None]:
     """Show the progress until the block is left."""
 
     async def show() -> None:
         while True:
-            await asyncio.sleep(_LOOK_SECONDS if screen.is_terminal else _TELL_SECONDS)
-            now = observer.look()
-            screen.draw(*block(now, prices))
-            screen.milestone(line(now))
+            await asyncio.sleep(_REFRESH_SECONDS if screen.is_terminal else _LOG_SECONDS)
+            now = observer.snapshot()
+            screen.draw(*display_lines(now, prices))
+            screen.milestone(summary_line(now))
 
-    async with background() as tasks:
+    async with background_tasks() as tasks:
         tasks.start(show())
         yield
 
 
-_HAPPENINGS = 5
-_WORDS = {
+_MAX_SHOWN_EVENTS = 5
+_EVENT_TEXTS = {
     "cold-start": "starts cold",
     "kill": "is killed during an invocation",
     "freeze": "is frozen during an invocation",
@@ -296,35 +298,35 @@ _WORDS = {
 _BUCKET, _PREFIX = DATASET_KEY
 
 
-def block(now: Snapshot, prices: Prices) -> list[str]:
+def display_lines(now: Snapshot, prices: Prices) -> list[str]:
     """Return the lines of the redrawn display, at most 78 columns wide."""
     functions, requests = total(now.functions).dollars, prices.dollars(now.requests)
-    put_one_by_one = one_by_one(now.visible, prices, Operation.GET, Operation.PUT)
+    put_one_by_one = per_sample_dollars(now.visible_samples, prices, Operation.GET, Operation.PUT)
     return [
         f"{now.seconds:5.1f} s  {now.phase}",
         "",
-        f"put      {bar(now.put / now.images)} {now.put:,} of {now.images:,} raw images",
-        f"queue    {now.waiting:,} messages waiting, {now.delivered:,} delivered, {now.dead:,} given up",
+        f"put      {progress_bar(now.put_images / now.images)} {now.put_images:,} of {now.images:,} raw images",
+        f"queue    {now.waiting:,} messages waiting, {now.delivered:,} delivered, {now.dead_letters:,} given up",
         "",
         *function_table(now.functions),
         "",
         f"packed   {now.super_samples:,} super-samples, {now.visible_super_samples:,} of them in version {now.version}",
-        f"visible  {bar(now.visible / now.images)} {now.visible:,} samples",
+        f"visible  {progress_bar(now.visible_samples / now.images)} {now.visible_samples:,} samples",
         f"bill     ${functions + requests:.6f}: functions ${functions:.6f}, requests ${requests:.6f};",
         f"         a GET and a PUT for each visible sample: ${put_one_by_one:.6f}",
         "",
-        *_news(now.happenings),
+        *_event_lines(now.events),
     ]
 
 
-def line(now: Snapshot) -> str:
+def summary_line(now: Snapshot) -> str:
     """Return a snapshot as one line."""
     all_of_them = total(now.functions)
     killed, frozen = (all_of_them.faults.get(kind, 0) for kind in ("kill", "freeze"))
     return (
-        f"{now.seconds:3.0f} s: {now.put:,} put, {now.waiting + now.delivered:,} queued; "
+        f"{now.seconds:3.0f} s: {now.put_images:,} put, {now.waiting + now.delivered:,} queued; "
         f"{all_of_them.busy} of {all_of_them.instances} busy, {killed} killed, {frozen} frozen; "
-        f"v{now.version}: {now.visible:,}"
+        f"v{now.version}: {now.visible_samples:,}"
     )
 
 
@@ -332,7 +334,7 @@ def function_table(functions: Mapping[str, FunctionStatistics]) -> list[str]:
     """Return the lines of a table with each function's statistics."""
     head = ["", "alive", "busy", "cold starts", "calls", "errors", "killed", "frozen", "twice", "GB-s"]
     rows = [[name, *_cells(figures)] for name, figures in functions.items()]
-    return aligned([head, *rows])
+    return align_columns([head, *rows])
 
 
 def _cells(figures: FunctionStatistics) -> list[str]:
@@ -342,17 +344,17 @@ def _cells(figures: FunctionStatistics) -> list[str]:
     return [*(f"{count:,}" for count in counts), f"{figures.gb_seconds:,.0f}"]
 
 
-def _news(happenings: Sequence[Happening]) -> list[str]:
+def _event_lines(events: Sequence[Happening]) -> list[str]:
     """Return the newest events as text, padded to a constant number of lines."""
-    worth_telling = [each for each in happenings if each.what in _WORDS and (each.instance or each.what != "reclaim")]
+    worth_telling = [each for each in events if each.what in _EVENT_TEXTS and (each.instance or each.what != "reclaim")]
     lines = [
-        f"{each.seconds:5.1f} s  {each.instance or each.function} {_WORDS[each.what].format(detail=each.detail)}"
-        for each in worth_telling[-_HAPPENINGS:]
+        f"{each.seconds:5.1f} s  {each.instance or each.function} {_EVENT_TEXTS[each.what].format(detail=each.detail)}"
+        for each in worth_telling[-_MAX_SHOWN_EVENTS:]
     ]
-    return lines + [""] * (_HAPPENINGS - len(lines))
+    return lines + [""] * (_MAX_SHOWN_EVENTS - len(lines))
 
 
-def bill_table(packed: Snapshot, epoch: Epoch, prices: Prices) -> list[str]:
+def bill_table(packed: Snapshot, epoch: EpochDelivery, prices: Prices) -> list[str]:
     """Return the lines of a table that compares the costs of super-samples and single objects.
 
     Args:
@@ -362,7 +364,7 @@ def bill_table(packed: Snapshot, epoch: Epoch, prices: Prices) -> list[str]:
     """
     samples, gets, puts = packed.images, Operation.GET, Operation.PUT
     functions, requests = total(packed.functions), packed.requests.requests
-    each = one_by_one(samples, prices, gets, puts)
+    each = per_sample_dollars(samples, prices, gets, puts)
     rows = [
         ["", "packed by functions", "an object a sample"],
         ["objects to train from", f"{packed.visible_super_samples:,}", f"{samples:,}"],
@@ -371,9 +373,9 @@ def bill_table(packed: Snapshot, epoch: Epoch, prices: Prices) -> list[str]:
         ["dollars for requests", f"${prices.dollars(packed.requests):.6f}", f"${each:.6f}"],
         [f"dollars for {functions.gb_seconds:.1f} GB-s", f"${functions.dollars:.6f}", "not counted"],
         ["GETs of an epoch", f"{epoch.gets:,}", f"{samples:,}"],
-        ["dollars of an epoch", f"${epoch.dollars:.6f}", f"${one_by_one(samples, prices, gets):.6f}"],
+        ["dollars of an epoch", f"${epoch.dollars:.6f}", f"${per_sample_dollars(samples, prices, gets):.6f}"],
     ]
-    return aligned(rows)
+    return align_columns(rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,33 +386,33 @@ class Snapshot:
         phase: current phase, as text.
         seconds: time since the start, in seconds.
         images: total number of raw images.
-        put: number of uploaded raw images.
+        put_images: number of uploaded raw images.
         waiting: number of visible messages in the queue.
         delivered: number of hidden messages, which a function has, or had when it was killed.
-        dead: number of messages in the dead-letter queue.
+        dead_letters: number of messages in the dead-letter queue.
         functions: function name → statistics.
         super_samples: number of super-samples in the bucket, visible or not.
         version: version of the manifest; 0 before the first.
         visible_super_samples: number of super-samples in the manifest.
-        visible: number of samples in the manifest.
+        visible_samples: number of samples in the manifest.
         requests: requests to the bucket, without the uploads of the raw images.
-        happenings: events of the functions, oldest first.
+        events: events of the functions, oldest first.
     """
 
     phase: str
     seconds: float
     images: int
-    put: int
+    put_images: int
     waiting: int
     delivered: int
-    dead: int
+    dead_letters: int
     functions: Mapping[str, FunctionStatistics]
     super_samples: int
     version: int
     visible_super_samples: int
-    visible: int
-    requests: Reading
-    happenings: Sequence[Happening]
+    visible_samples: int
+    requests: MeterReading
+    events: Sequence[Happening]
 
 
 class Observer:
@@ -426,46 +428,46 @@ class Observer:
         self._started_at = asyncio.get_running_loop().time()
         self._manifest: tuple[str, Manifest | None] = ("", None)
 
-    def look(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Return the current state."""
-        queue, manifest = self._cloud.queues["raw"], self._newest()
+        queue, manifest = self._cloud.queues["raw"], self._newest_manifest()
         return Snapshot(
             phase=self.phase,
             seconds=asyncio.get_running_loop().time() - self._started_at,
             images=len(self._images),
-            put=self._images.put,
+            put_images=self._images.completed_puts,
             waiting=len(queue.bodies),
             delivered=len(queue) - len(queue.bodies),
-            dead=len(self._cloud.queues["dead"]),
+            dead_letters=len(self._cloud.queues["dead"]),
             functions=self._cloud.statistics(),
             super_samples=sum(key.startswith(f"{_PREFIX}data/") for key in self._bucket.objects[_BUCKET]),
             version=0 if manifest is None else manifest.version,
             visible_super_samples=0 if manifest is None else len(manifest),
-            visible=0 if manifest is None else manifest.samples,
-            requests=bucket_reading(self._bucket.counts.as_dict(), raw_puts=self._images.begun),
-            happenings=self._cloud.events(),
+            visible_samples=0 if manifest is None else manifest.samples,
+            requests=bucket_reading(self._bucket.counts.as_dict(), raw_puts=self._images.started_puts),
+            events=self._cloud.events(),
         )
 
-    def _newest(self) -> Manifest | None:
+    def _newest_manifest(self) -> Manifest | None:
         stored = self._bucket.objects[_BUCKET].get(f"{_PREFIX}{POINTER_KEY}")
         if stored is not None and stored.tag != self._manifest[0]:
             self._manifest = stored.tag, Manifest.from_bytes(stored.data)
         return self._manifest[1]
 
 
-def bucket_reading(counts: Mapping[str, Any], *, raw_puts: int = 0) -> Reading:
+def bucket_reading(counts: Mapping[str, Any], *, raw_puts: int = 0) -> MeterReading:
     """Convert the bucket's counters to a reading, without the uploads of the raw images.
 
     Args:
-        counts: counters as :meth:`~stoker_local._bucket.Counts.as_dict` returns them.
+        counts: counters as :meth:`~stoker_local._bucket.BucketCounters.as_dict` returns them.
         raw_puts: number of started uploads of raw images, which are not counted.
     """
     requests = dict(counts["requests"])
     requests["PutObject"] = max(0, requests.get("PutObject", 0) - raw_puts)
-    return read_counts(DATASET, {**counts, "requests": requests})
+    return create_reading(DATASET, {**counts, "requests": requests})
 
 
-def one_by_one(samples: int, prices: Prices, *operations: Operation) -> float:
+def per_sample_dollars(samples: int, prices: Prices, *operations: Operation) -> float:
     """Return the cost of one request of each operation per sample, in US dollars."""
     store = prices.store(DATASET)
     return samples * sum(store.request_dollars(operation) for operation in operations)

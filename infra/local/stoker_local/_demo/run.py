@@ -15,13 +15,22 @@ from typing import Any
 
 import torch
 
-from stoker._base.meter import Meter, Operation, Reading
+from stoker._base.meter import Meter, MeterReading, Operation
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices
 from stoker_local._bucket import BucketConfig
 from stoker_local._demo import training
-from stoker_local._demo.screen import Screen, aligned, bar
-from stoker_local._demo.training import Batches, RawImages, Timing, accuracy, new_model, open_direct, train, tune
+from stoker_local._demo.screen import Screen, align_columns, progress_bar
+from stoker_local._demo.training import (
+    Batches,
+    RawImages,
+    Timing,
+    accuracy,
+    choose_workers,
+    new_model,
+    open_dataloader,
+    train,
+)
 from stoker_local._host import bucket_process
 from stoker_local._network import Shape
 from stoker_local._s3.model import BucketSpec
@@ -30,7 +39,7 @@ from stoker_torch import Loader, LoaderStatistics
 _BUCKET, _IMAGES, _PACKED = "digits", "images", "packed"
 _BATCH_SIZE = 32
 _SUPER_SAMPLE_BYTES = 16 << 10  # small, so that there are enough super-samples to fetch ahead
-_LEAST_ACCURACY = 0.97
+_MIN_ACCURACY = 0.97
 SHAPE = Shape(first_byte_seconds=0.020, connection_bytes_per_second=90e6)
 _OPERATIONS = {
     "GetObject": Operation.GET,
@@ -51,37 +60,37 @@ def run(epochs: int, seed: int, workers: int | None, screen: Screen) -> int:
         workers: number of the DataLoader's workers; None tries a few.
         screen: output.
     """
-    train_digits, test_digits = training.load()
+    train_digits, test_digits = training.load_train_and_test()
     bucket_config = BucketConfig(buckets=(BucketSpec(name=_BUCKET),), shape=SHAPE)
-    with bucket_process(bucket_config) as bucket, led_to(bucket.environment()), quiet_torch():
+    with bucket_process(bucket_config) as bucket, patched_environment(bucket.environment()), single_threaded_torch():
         screen.item("bucket", "S3 on this machine: 20 ms to the first byte, 90 MB/s a connection")
-        asyncio.run(_fill(train_digits, screen))
-        workers = workers or _tuned(epochs, screen)
+        asyncio.run(_fill_bucket(train_digits, screen))
+        workers = workers or _tune_workers(epochs, screen)
         _warm_up()
 
-        def trained(name: str, how: str, opening: AbstractContextManager[Batches]) -> Result:
+        def trained(name: str, how: str, opening: AbstractContextManager[Batches]) -> TrainingResult:
             """Train on the batches that ``opening`` opens, with the same model, bucket, test and display each time."""
             screen.draw(f"{name} starts ...")
             bucket.reset()
             model = new_model(seed)
             timing = train(opening, model, epochs, partial(_show, name, epochs, screen))
-            reading = read_counts(f"s3://{_BUCKET}", bucket.counts())
+            reading = create_reading(f"s3://{_BUCKET}", bucket.counts())
             reached = accuracy(model, test_digits)
-            return Result(name=name, workers=how, accuracy=reached, timing=timing, reading=reading)
+            return TrainingResult(name=name, workers_text=how, accuracy=reached, timing=timing, reading=reading)
 
-        opening = open_direct(_BUCKET, f"{_IMAGES}/", workers, _BATCH_SIZE, seed)
+        opening = open_dataloader(_BUCKET, f"{_IMAGES}/", workers, _BATCH_SIZE, seed)
         direct = trained("DataLoader", f"{workers} worker processes", opening)
         ended: list[LoaderStatistics] = []
         loader = trained("stoker's Loader", "no worker processes", _open_loader(epochs, seed, ended.append))
-    return _conclude(direct, loader, ended[0].bucket_wait_seconds, screen)
+    return _print_conclusion(direct, loader, ended[0].bucket_wait_seconds, screen)
 
 
-async def _fill(train_digits: training.Digits, screen: Screen) -> None:
+async def _fill_bucket(train_digits: training.Digits, screen: Screen) -> None:
     count = len(train_digits)
     raw = RawImages(train_digits, count)
 
     def show(verb: str, done: int) -> None:
-        screen.draw(f"{verb} {bar(done / count)} {done:,} of {count:,} images")
+        screen.draw(f"{verb} {progress_bar(done / count)} {done:,} of {count:,} images")
 
     images, packed = f"s3://{_BUCKET}/{_IMAGES}", f"s3://{_BUCKET}/{_PACKED}"
     await raw.put_all(images, report=lambda done: show("uploading", done))
@@ -91,7 +100,7 @@ async def _fill(train_digits: training.Digits, screen: Screen) -> None:
     screen.item("packed", f"{len(manifest)} super-samples of {format_bytes(mean_bytes)}, in the same bucket")
 
 
-def _tuned(epochs: int, screen: Screen) -> int:
+def _tune_workers(epochs: int, screen: Screen) -> int:
     tried: list[str] = []
 
     def show(workers: int, seconds: float | None) -> None:
@@ -100,7 +109,7 @@ def _tuned(epochs: int, screen: Screen) -> int:
         else:
             tried.append(f"{seconds:.0f} s with {workers}")
 
-    best = tune(_BUCKET, f"{_IMAGES}/", _BATCH_SIZE, epochs, show)
+    best = choose_workers(_BUCKET, f"{_IMAGES}/", _BATCH_SIZE, epochs, show)
     screen.item("workers", f"of the DataLoader: {', '.join(tried)} expected; it gets {best}")
     return best
 
@@ -132,27 +141,29 @@ def _show(name: str, epochs: int, screen: Screen, step: Timing) -> None:
         f"epoch {step.epoch}/{epochs}, loss {step.loss:.3f}, "
         f"{step.samples / step.loop_seconds:,.0f} images/s, waited {step.stall:.0%}"
     )
-    screen.draw(f"{name} {bar(step.done, 12)} {text}")
+    screen.draw(f"{name} {progress_bar(step.fraction_done, 12)} {text}")
     if step.is_last_of_epoch:
         screen.milestone(f"{name}: {text}")
 
 
-def _conclude(direct: Result, loader: Result, bucket_wait_seconds: float, screen: Screen) -> int:
+def _print_conclusion(
+    direct: TrainingResult, loader: TrainingResult, bucket_wait_seconds: float, screen: Screen
+) -> int:
     prices = Prices.load()
     screen.line()
-    screen.rows(table(direct, loader, prices))
-    screen.item("why", why(direct, loader, bucket_wait_seconds))
+    screen.rows(comparison_table(direct, loader, prices))
+    screen.item("why", explain_difference(direct, loader, bucket_wait_seconds))
     store = prices.store(loader.reading.url)
     screen.item(
         "counted",
         "by the bucket; the DataLoader's bytes and dollars include listing the images once. Dollars are computed from "
         f"these counts at the list prices of {store.name}, {store.region}, {prices.date}.",
     )
-    return screen.exit_code(failures(direct, loader, _LEAST_ACCURACY))
+    return screen.exit_code(find_failures(direct, loader, _MIN_ACCURACY))
 
 
 @contextmanager
-def led_to(variables: Mapping[str, str]) -> Iterator[None]:
+def patched_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for AWS clients, without the user's own settings, and a temporary PyTorch cache."""
     before = dict(os.environ)
     nowhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull, "NO_PROXY": "127.0.0.1"}
@@ -169,7 +180,7 @@ def led_to(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def quiet_torch() -> Iterator[None]:
+def single_threaded_torch() -> Iterator[None]:
     """Limit PyTorch to one thread, so that data loading has another core and no idle thread spins."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -183,43 +194,45 @@ def quiet_torch() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class TrainingResult:
     """Result of one training.
 
     Attributes:
         name: name of the loader.
-        workers: description of its workers.
+        workers_text: description of its workers.
         accuracy: accuracy on the test images, 0 to 1.
         timing: timing of the training.
         reading: requests and bytes that the bucket counted.
     """
 
     name: str
-    workers: str
+    workers_text: str
     accuracy: float
     timing: Timing
-    reading: Reading
+    reading: MeterReading
 
 
-def read_counts(url: str, counts: Mapping[str, Any]) -> Reading:
+def create_reading(url: str, counts: Mapping[str, Any]) -> MeterReading:
     """Convert the bucket's counters to a reading of stoker's meter, to which prices can be applied."""
     requests: Counter[Operation] = Counter(dict.fromkeys(Operation, 0))
     for name, count in counts["requests"].items():
         requests[_OPERATIONS[name]] += count
-    return replace(Meter(url).reading(), requests=requests, read_bytes=counts["bytes_out"])
+    return replace(Meter(url).snapshot(), requests=requests, read_bytes=counts["bytes_out"])
 
 
-def table(direct: Result, loader: Result, prices: Prices) -> list[str]:
+def comparison_table(direct: TrainingResult, loader: TrainingResult, prices: Prices) -> list[str]:
     """Return the lines of the comparison, narrower than 80 columns."""
     columns = [_cells(result, prices) for result in (direct, loader)]
-    return aligned([(label, left, right) for (label, left), (_, right) in zip(*columns, strict=True)], heads=2)
+    return align_columns(
+        [(label, left, right) for (label, left), (_, right) in zip(*columns, strict=True)], header_rows=2
+    )
 
 
-def _cells(result: Result, prices: Prices) -> list[tuple[str, str]]:
+def _cells(result: TrainingResult, prices: Prices) -> list[tuple[str, str]]:
     timing, reading = result.timing, result.reading
     return [
         ("", result.name),
-        ("", result.workers),
+        ("", result.workers_text),
         ("test accuracy", f"{result.accuracy:.1%}"),
         ("wait for data", f"{timing.wait_seconds:.2f} s"),
         ("stall", f"{timing.stall:.1%}"),
@@ -231,7 +244,7 @@ def _cells(result: Result, prices: Prices) -> list[tuple[str, str]]:
     ]
 
 
-def why(direct: Result, loader: Result, bucket_wait_seconds: float) -> str:
+def explain_difference(direct: TrainingResult, loader: TrainingResult, bucket_wait_seconds: float) -> str:
     """Return the explanation of the difference.
 
     Args:
@@ -249,12 +262,12 @@ def why(direct: Result, loader: Result, bucket_wait_seconds: float) -> str:
     )
 
 
-def failures(direct: Result, loader: Result, least_accuracy: float) -> list[str]:
+def find_failures(direct: TrainingResult, loader: TrainingResult, min_accuracy: float) -> list[str]:
     """Return a message for every result that is not as the demo promises."""
     found = [
-        f"with the {result.name}, the model reached an accuracy of {result.accuracy:.1%}, not {least_accuracy:.0%}"
+        f"with the {result.name}, the model reached an accuracy of {result.accuracy:.1%}, not {min_accuracy:.0%}"
         for result in (direct, loader)
-        if result.accuracy < least_accuracy
+        if result.accuracy < min_accuracy
     ]
     if loader.timing.stall >= direct.timing.stall:
         found.append(f"the {loader.name} stalled no less than the {direct.name}")

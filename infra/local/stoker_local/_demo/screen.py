@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TextIO
 
 _REDRAW_SECONDS = 0.1
-_WIDEST = 100
-_LABEL = 8
+_MAX_COLUMNS = 100
+_LABEL_COLUMNS = 8
 _CLEAR = "\r\x1b[K"
 
 
@@ -29,7 +29,7 @@ class Screen:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._drawn_at = -math.inf
+        self._last_draw_at = -math.inf
         self._lines_above = 0
 
     def __enter__(self) -> Screen:
@@ -37,19 +37,19 @@ class Screen:
 
     def __exit__(self, *exception: object) -> None:
         if self.is_terminal:
-            self._write(self._wiped())
+            self._write(self._wipe_sequence())
 
     def line(self, text: str = "") -> None:
         """Write a permanent text, wrapped at the screen's width."""
-        self._stay(self._wrapped(text))
+        self._write_lines(self._wrap(text))
 
     def item(self, label: str, text: str) -> None:
         """Write a label and a permanent text in a column beside it."""
-        self._stay(self._wrapped(f"  {label:<{_LABEL}} {text}", indent=" " * (_LABEL + 3)))
+        self._write_lines(self._wrap(f"  {label:<{_LABEL_COLUMNS}} {text}", indent=" " * (_LABEL_COLUMNS + 3)))
 
     def rows(self, lines: list[str]) -> None:
         """Write permanent lines and an empty line after them."""
-        self._stay([*(f"  {line}" for line in lines), ""])
+        self._write_lines([*(f"  {line}" for line in lines), ""])
 
     def exit_code(self, failures: list[str]) -> int:
         """Write the failures; return the program's exit code, which is 1 if there are any."""
@@ -60,10 +60,10 @@ class Screen:
     def draw(self, *lines: str) -> None:
         """Replace the redrawn lines, on a terminal only; at most ten times a second, clipped to its size."""
         now = time.monotonic()
-        if self.is_terminal and now - self._drawn_at >= _REDRAW_SECONDS:
-            self._drawn_at = now
+        if self.is_terminal and now - self._last_draw_at >= _REDRAW_SECONDS:
+            self._last_draw_at = now
             size = shutil.get_terminal_size()
-            wipe, shown = self._wiped(), [f"  {line}"[: size.columns - 1] for line in lines[: size.lines - 1]]
+            wipe, shown = self._wipe_sequence(), [f"  {line}"[: size.columns - 1] for line in lines[: size.lines - 1]]
             self._lines_above = len(shown) - 1
             self._write(wipe + "\n".join(shown))
 
@@ -72,15 +72,15 @@ class Screen:
         if not self.is_terminal:
             self._write(f"  {text}\n")
 
-    def _stay(self, lines: list[str]) -> None:
-        self._write((self._wiped() if self.is_terminal else "") + "".join(f"{line}\n" for line in lines))
-        self._drawn_at = -math.inf
+    def _write_lines(self, lines: list[str]) -> None:
+        self._write((self._wipe_sequence() if self.is_terminal else "") + "".join(f"{line}\n" for line in lines))
+        self._last_draw_at = -math.inf
 
-    def _wrapped(self, text: str, indent: str = "") -> list[str]:
-        columns = min(shutil.get_terminal_size().columns, _WIDEST)
+    def _wrap(self, text: str, indent: str = "") -> list[str]:
+        columns = min(shutil.get_terminal_size().columns, _MAX_COLUMNS)
         return textwrap.wrap(text, columns - 1, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
-    def _wiped(self) -> str:
+    def _wipe_sequence(self) -> str:
         """Return the control sequence that erases the redrawn lines and moves to their start."""
         above, self._lines_above = self._lines_above, 0
         return f"\r\x1b[{above}A\x1b[J" if above else _CLEAR
@@ -90,16 +90,16 @@ class Screen:
         self._stream.flush()
 
 
-def bar(fraction: float, width: int = 24) -> str:
+def progress_bar(fraction: float, width: int = 24) -> str:
     """Return a progress bar that is filled to ``fraction``, 0 to 1."""
     return f"[{'#' * round(fraction * width):.<{width}}]"
 
 
-def aligned(rows: Sequence[Sequence[str]], *, heads: int = 1) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], *, header_rows: int = 1) -> list[str]:
     """Return the lines of a table: the first column left-aligned, the others right-aligned, a rule below the heads."""
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     lines = [
         "  ".join([f"{label:<{first}}", *(f"{cell:>{width}}" for cell, width in zip(cells, others, strict=True))])
         for label, *cells in rows
     ]
-    return [*lines[:heads], "-" * len(lines[0]), *lines[heads:]]
+    return [*lines[:header_rows], "-" * len(lines[0]), *lines[header_rows:]]

@@ -38,8 +38,8 @@ DECODE = {"image": ImageDecoder(IMAGE_SIDE, IMAGE_SIDE, mode="L")}
 
 _TEST_IMAGES = 297
 _SPLIT_SEED = 0
-_LARGEST_VALUE = 16
-_PUTS_AT_ONCE = 32
+_MAX_PIXEL_VALUE = 16
+_MAX_CONCURRENT_PUTS = 32
 _SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
 """Shifts of the digits, (rows, columns) in pixels, in each round of repetition."""
 
@@ -68,10 +68,10 @@ class Digits:
         return file.getvalue()
 
 
-def load() -> tuple[Digits, Digits]:
+def load_train_and_test() -> tuple[Digits, Digits]:
     """Return 1,500 training images and 297 test images; the split is the same on every machine."""
     bunch = load_digits()
-    images = np.round(bunch.images * (255 / _LARGEST_VALUE)).astype(np.uint8)[..., None]
+    images = np.round(bunch.images * (255 / _MAX_PIXEL_VALUE)).astype(np.uint8)[..., None]
     # The legacy generator, because numpy guarantees a stable stream only for it.
     order = np.random.RandomState(_SPLIT_SEED).permutation(len(images))
     test, train = np.split(order, [_TEST_IMAGES])
@@ -88,8 +88,8 @@ class RawImages:
 
     Attributes:
         contents: key → content of every object.
-        begun: number of started PUTs.
-        put: number of completed PUTs.
+        started_puts: number of started PUTs.
+        completed_puts: number of completed PUTs.
 
     Raises:
         ConfigError: ``count`` is larger than the number of digits and their shifted repetitions.
@@ -103,7 +103,7 @@ class RawImages:
         moved = [np.roll(digits.images, shift, axis=(1, 2)) for shift in _SHIFTS[:rounds]]
         every = Digits(images=np.concatenate(moved), labels=np.tile(digits.labels, rounds))
         self.contents = {f"{every.labels[n]}/{n:05}.png": every.png(n) for n in range(count)}
-        self.begun = self.put = 0
+        self.started_puts = self.completed_puts = 0
 
     def __len__(self) -> int:
         return len(self.contents)
@@ -127,13 +127,13 @@ class RawImages:
         async def put(numbered: tuple[int, str]) -> None:
             number, key = numbered
             await asyncio.sleep(started_at + number / per_second - loop.time())
-            self.begun += 1
+            self.started_puts += 1
             await store.put(key, self.contents[key])
-            self.put += 1
-            report(self.put)
+            self.completed_puts += 1
+            report(self.completed_puts)
 
         try:
-            await for_each(enumerate(self.contents), put, concurrency=_PUTS_AT_ONCE)
+            await for_each(enumerate(self.contents), put, concurrency=_MAX_CONCURRENT_PUTS)
         finally:
             await store.close()
 
@@ -158,8 +158,8 @@ async def pack(source_url: str, url: str, super_sample_bytes: int, report: Repor
         await source.close()
 
 
-_LARGEST_LEARNING_RATE = 4e-3
-_CANDIDATES = (4, 8, 16, 32)
+_MAX_LEARNING_RATE = 4e-3
+_WORKER_CANDIDATES = (4, 8, 16, 32)
 
 
 class Batches(Protocol):
@@ -199,7 +199,7 @@ class Timing:
     Attributes:
         epoch: number of the current epoch, from 1.
         is_last_of_epoch: whether the latest step was the last of its epoch.
-        done: completed fraction of the training, 0 to 1.
+        fraction_done: completed fraction of the training, 0 to 1.
         loss: loss of the latest batch.
         samples: number of samples so far.
         total_seconds: time from before the batches were opened to the end of the latest step, in seconds.
@@ -210,7 +210,7 @@ class Timing:
 
     epoch: int = 1
     is_last_of_epoch: bool = False
-    done: float = 0.0
+    fraction_done: float = 0.0
     loss: float = 0.0
     samples: int = 0
     total_seconds: float = 0.0
@@ -232,20 +232,20 @@ def new_model(seed: int) -> DigitNet:
 
 
 def train(
-    opening: AbstractContextManager[Batches], model: DigitNet, epochs: int, on_step: Callable[[Timing], None]
+    open_batches: AbstractContextManager[Batches], model: DigitNet, epochs: int, on_step: Callable[[Timing], None]
 ) -> Timing:
     """Train a model and return the timing.
 
     Args:
-        opening: context that opens the batches on entry, which is timed, and closes them on exit, which is not.
+        open_batches: context that opens the batches on entry, which is timed, and closes them on exit, which is not.
         model: model to train, in place.
         epochs: number of epochs.
         on_step: is called with the timing after every step.
     """
     timing, made = Timing(), time.perf_counter()
-    with opening as batches:
+    with open_batches as batches:
         steps, optimizer = epochs * len(batches), torch.optim.Adam(model.parameters())
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LARGEST_LEARNING_RATE, total_steps=steps)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _MAX_LEARNING_RATE, total_steps=steps)
         begun = asked = time.perf_counter()
         for number, batch in enumerate((batch for _ in range(epochs) for batch in batches), 1):
             now = time.perf_counter()
@@ -257,7 +257,7 @@ def train(
             optimizer.step()
             schedule.step()
             timing.loss, timing.samples = loss.item(), timing.samples + len(batch["label"])
-            timing.done, timing.epoch = number / steps, -(-number // len(batches))
+            timing.fraction_done, timing.epoch = number / steps, -(-number // len(batches))
             timing.is_last_of_epoch = number % len(batches) == 0
             ended = time.perf_counter()
             timing.total_seconds, timing.loop_seconds = ended - made, ended - begun
@@ -313,7 +313,7 @@ class ImageObjects(Dataset[dict[str, Any]]):
 
 
 @contextmanager
-def open_direct(bucket: str, prefix: str, workers: int, batch_size: int, seed: int) -> Iterator[Batches]:
+def open_dataloader(bucket: str, prefix: str, workers: int, batch_size: int, seed: int) -> Iterator[Batches]:
     """List the images and yield a DataLoader on them with persistent workers."""
     yield DataLoader(
         ImageObjects(bucket, prefix),
@@ -325,7 +325,9 @@ def open_direct(bucket: str, prefix: str, workers: int, batch_size: int, seed: i
     )
 
 
-def tune(bucket: str, prefix: str, batch_size: int, epochs: int, report: Callable[[int, float | None], None]) -> int:
+def choose_workers(
+    bucket: str, prefix: str, batch_size: int, epochs: int, report: Callable[[int, float | None], None]
+) -> int:
     """Choose the number of workers for the fastest training, by trying a few for one epoch each.
 
     Args:
@@ -338,20 +340,20 @@ def tune(bucket: str, prefix: str, batch_size: int, epochs: int, report: Callabl
     """
     images = ImageObjects(bucket, prefix)
     expected_seconds: dict[int, float] = {}
-    for workers in _CANDIDATES[: None if _forks() else 2]:
+    for workers in _WORKER_CANDIDATES[: None if _uses_fork() else 2]:
         report(workers, None)
-        start_seconds, epoch_seconds = _tried(images, workers, batch_size)
+        start_seconds, epoch_seconds = _measure_workers(images, workers, batch_size)
         expected_seconds[workers] = start_seconds + epochs * epoch_seconds
         report(workers, expected_seconds[workers])
     return min(expected_seconds, key=lambda workers: expected_seconds[workers])
 
 
-def _forks() -> bool:
+def _uses_fork() -> bool:
     """Return whether workers are forked; if each has to import PyTorch, many are too much for a laptop."""
     return torch.multiprocessing.get_start_method() == "fork"
 
 
-def _tried(images: ImageObjects, workers: int, batch_size: int) -> tuple[float, float]:
+def _measure_workers(images: ImageObjects, workers: int, batch_size: int) -> tuple[float, float]:
     """Measure the workers' start and one epoch of training; return both durations in seconds."""
     begun = time.perf_counter()
     batches = [[index] for index in range(workers)]

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from stoker_local._http1 import Body, Request, Response
+from stoker_local._http1 import Body, ServerRequest, ServerResponse
 from stoker_local._s3 import multipart, operations
 from stoker_local._s3.model import (
     OWNER,
-    Bucket,
     BucketSpec,
-    Call,
+    BucketState,
     ObjectCreated,
+    S3Call,
     S3Error,
     StoredObject,
     element,
@@ -24,9 +24,9 @@ from stoker_local._s3.model import (
     parse_xml,
     xml_response,
 )
-from stoker_local._s3.signature import KeyPair, decode_payload, read_claim, verify
+from stoker_local._s3.signature import KeyPair, decode_payload, parse_claim, verify
 
-_ROUTES: dict[tuple[str, str, str], tuple[str, Callable[..., Response] | None]] = {
+_ROUTES: dict[tuple[str, str, str], tuple[str, Callable[..., ServerResponse] | None]] = {
     ("GET", "service", ""): ("ListBuckets", None),
     ("PUT", "bucket", ""): ("CreateBucket", None),
     ("HEAD", "bucket", ""): ("HeadBucket", None),
@@ -60,14 +60,14 @@ _ROUTES: dict[tuple[str, str, str], tuple[str, Callable[..., Response] | None]] 
 Copies have the method ``PUT copy`` here, and their handlers also take the source object.
 """
 _OPERATIONS = {name: handler for name, handler in _ROUTES.values() if handler is not None}
-_COPIES = ("CopyObject", "UploadPartCopy")
+_COPY_OPERATIONS = ("CopyObject", "UploadPartCopy")
 _NOT_IMPLEMENTED = (
     "accelerate acl attributes cors encryption inventory legal-hold lifecycle logging metrics notification object-lock "
     "policy policyStatus publicAccessBlock replication requestPayment restore retention select torrent website"
 )
 _SUBRESOURCES = {subresource for _, _, subresource in _ROUTES if subresource}.union(_NOT_IMPLEMENTED.split())
-_READS = ("Get", "Head", "List")  # prefixes of the operations that only read
-_CREATIONS = {
+_READ_PREFIXES = ("Get", "Head", "List")  # prefixes of the operations that only read
+_CREATION_EVENTS = {
     "PutObject": "ObjectCreated:Put",
     "CopyObject": "ObjectCreated:Copy",
     "CompleteMultipartUpload": "ObjectCreated:CompleteMultipartUpload",
@@ -100,19 +100,19 @@ class S3Service:
     ) -> None:
         self.region = region
         self.keys = {key.access_key: key for key in keys}
-        self.buckets: dict[str, Bucket] = {}
+        self.buckets: dict[str, BucketState] = {}
         self.watchers: list[Callable[[ObjectCreated], None]] = []
         self._clock = clock
         for spec in buckets:
             self.add_bucket(spec)
 
-    def add_bucket(self, spec: BucketSpec) -> Bucket:
+    def add_bucket(self, spec: BucketSpec) -> BucketState:
         """Create an empty bucket, which replaces one of the same name, and return it."""
-        bucket = Bucket(spec=spec, region=spec.region or self.region, created_at=self._clock())
+        bucket = BucketState(spec=spec, region=spec.region or self.region, created_at=self._clock())
         self.buckets[spec.name] = bucket
         return bucket
 
-    def call(self, request: Request, body: Body) -> Call:
+    def route(self, request: ServerRequest, body: Body) -> S3Call:
         """Determine the operation, bucket and key of a request, without checking permissions."""
         bucket, _, key = request.path[1:].partition("/")
         level = "object" if key else "bucket" if bucket else "service"
@@ -121,9 +121,9 @@ class S3Service:
         operation, _ = _ROUTES.get((request.method, level, subresource), ("Unknown", None))
         if multipart.COPY_SOURCE in request.headers:
             operation, _ = _ROUTES.get((f"{request.method} copy", level, subresource), (operation, None))
-        return Call(operation=operation, bucket=bucket, key=key, request=request, body=body)
+        return S3Call(operation=operation, bucket=bucket, key=key, request=request, body=body)
 
-    def perform(self, call: Call) -> Response:
+    def perform(self, call: S3Call) -> ServerResponse:
         """Perform an operation and return its response, which may be an S3 error."""
         try:
             return self._perform(call)
@@ -133,57 +133,57 @@ class S3Service:
                 response = replace(response, headers={**response.headers, "x-amz-bucket-region": bucket.region})
             return response
 
-    def _perform(self, call: Call) -> Response:
+    def _perform(self, call: S3Call) -> ServerResponse:
         if call.operation == "Unknown":
             raise S3Error("NotImplemented", "A header or query you provided implies what is not implemented.")
         bucket = self.buckets.get(call.bucket)
         key = self._authenticate(call, bucket)
-        self._check_rights(call, call.bucket, key, reads=call.operation.startswith(_READS))
+        self._check_rights(call, call.bucket, key, reads=call.operation.startswith(_READ_PREFIXES))
         if call.operation == "ListBuckets":
             return self._list_buckets(call)
         if call.operation == "CreateBucket":
             return self._create_bucket(call)
-        bucket = self._bucket(call.bucket)
+        bucket = self._find_bucket(call.bucket)
         if len(call.key.encode()) > _MAX_KEY_BYTES:
             raise S3Error("KeyTooLongError", "Your key is too long")
         if call.key and call.request.query and call.request.parameters.get("versionId", "null") != "null":
             raise S3Error("NoSuchVersion", "The specified version does not exist.", elements={"Key": call.key})
         before = bucket.objects.get(call.key)
-        response = self._perform_in(bucket, call, key)
+        response = self._perform_on_bucket(bucket, call, key)
         stored = bucket.objects.get(call.key)
-        if (event := _CREATIONS.get(call.operation)) and stored is not None and stored is not before:
+        if (event := _CREATION_EVENTS.get(call.operation)) and stored is not None and stored is not before:
             for watch in self.watchers:
                 watch(ObjectCreated(bucket=call.bucket, key=call.key, event=event, stored=stored))
         return response
 
-    def _perform_in(self, bucket: Bucket, call: Call, key: KeyPair | None) -> Response:
+    def _perform_on_bucket(self, bucket: BucketState, call: S3Call, key: KeyPair | None) -> ServerResponse:
         if call.operation not in _OPERATIONS:
-            return self._on_bucket(bucket, call)
-        sources = [self._copy_source(call, key)] if call.operation in _COPIES else []
+            return self._perform_bucket_operation(bucket, call)
+        sources = [self._copy_source(call, key)] if call.operation in _COPY_OPERATIONS else []
         return _OPERATIONS[call.operation](bucket, call, self._clock(), *sources)
 
-    def _bucket(self, name: str) -> Bucket:
+    def _find_bucket(self, name: str) -> BucketState:
         bucket = self.buckets.get(name)
         if bucket is None:
             raise S3Error("NoSuchBucket", "The specified bucket does not exist", elements={"BucketName": name})
         return bucket
 
-    def _copy_source(self, call: Call, key: KeyPair | None) -> StoredObject:
+    def _copy_source(self, call: S3Call, key: KeyPair | None) -> StoredObject:
         """Return the source object of a copy, after checking that ``key`` may read it."""
         name, source_key = multipart.parse_copy_source(call.request.headers[multipart.COPY_SOURCE])
         self._check_rights(call, name, key, reads=True)
-        return self._bucket(name).stored_object(source_key)
+        return self._find_bucket(name).stored_object(source_key)
 
-    def _authenticate(self, call: Call, bucket: Bucket | None) -> KeyPair | None:
+    def _authenticate(self, call: S3Call, bucket: BucketState | None) -> KeyPair | None:
         """Return the key pair that signed a request, or None if the request is unsigned."""
-        claim = read_claim(call.request)
+        claim = parse_claim(call.request)
         if claim is None:
             return None
         key = verify(call.request, claim, self.keys, now=datetime.fromtimestamp(self._clock(), UTC))
         self._check_region(claim.region, bucket)
         return key
 
-    def _check_rights(self, call: Call, name: str, key: KeyPair | None, *, reads: bool) -> None:
+    def _check_rights(self, call: S3Call, name: str, key: KeyPair | None, *, reads: bool) -> None:
         """Raise AccessDenied if ``key`` may not perform the operation in the bucket ``name``."""
         bucket = self.buckets.get(name)
         if key is None:
@@ -195,7 +195,7 @@ class S3Service:
         if bucket is not None and bucket.spec.requester_pays and (key is None or not pays):
             raise S3Error("AccessDenied", "Access Denied: the requester pays for this bucket")
 
-    def _check_region(self, region: str, bucket: Bucket | None) -> None:
+    def _check_region(self, region: str, bucket: BucketState | None) -> None:
         """Refuse a signature for the wrong region: with a redirect if it names the endpoint's, else as malformed."""
         home = self.region if bucket is None else bucket.region
         if region == home:
@@ -211,10 +211,10 @@ class S3Service:
         message = f"The authorization header is malformed; the region '{region}' is wrong; expecting '{home}'"
         raise S3Error("AuthorizationHeaderMalformed", message, elements={"Region": home}, headers=headers)
 
-    def _list_buckets(self, call: Call) -> Response:
+    def _list_buckets(self, call: S3Call) -> ServerResponse:
         query = call.request.parameters
         prefix, start = query.get("prefix", ""), query.get("continuation-token", "")
-        limit = operations.number_parameter(query, "max-buckets", default=10_000, maximum=10_000)
+        limit = operations.int_parameter(query, "max-buckets", default=10_000, maximum=10_000)
         names = [name for name in sorted(self.buckets) if name.startswith(prefix) and name >= start]
         buckets = "".join(
             f"<Bucket>{element('Name', name)}{element('CreationDate', iso_time(bucket.created_at))}</Bucket>"
@@ -223,7 +223,7 @@ class S3Service:
         following = element("ContinuationToken", names[limit]) if len(names) > limit > 0 else ""
         return xml_response("ListAllMyBucketsResult", f"{OWNER}<Buckets>{buckets}</Buckets>{following}")
 
-    def _create_bucket(self, call: Call) -> Response:
+    def _create_bucket(self, call: S3Call) -> ServerResponse:
         body = decode_payload(call.request, call.body)
         region = parse_xml(body).findtext("LocationConstraint") if len(body) else None
         if call.bucket in self.buckets:
@@ -232,17 +232,17 @@ class S3Service:
             self.add_bucket(BucketSpec(name=call.bucket, region=region))
         except ValueError as error:
             raise S3Error("InvalidBucketName", "The specified bucket is not valid.") from error
-        return Response(headers={"Location": f"/{call.bucket}"})
+        return ServerResponse(headers={"Location": f"/{call.bucket}"})
 
-    def _on_bucket(self, bucket: Bucket, call: Call) -> Response:
+    def _perform_bucket_operation(self, bucket: BucketState, call: S3Call) -> ServerResponse:
         if call.operation == "DeleteBucket":
             if bucket.objects:
                 raise S3Error("BucketNotEmpty", "The bucket you tried to delete is not empty")
             del self.buckets[call.bucket]
-            return Response(status=204)
+            return ServerResponse(status=204)
         if call.operation == "GetBucketLocation":
             # The name of the region, which is empty for us-east-1.
             return xml_response("LocationConstraint", "" if bucket.region == "us-east-1" else bucket.region)
         if call.operation == "GetBucketVersioning":
             return xml_response("VersioningConfiguration", "")  # never enabled
-        return Response(headers={"x-amz-bucket-region": bucket.region})
+        return ServerResponse(headers={"x-amz-bucket-region": bucket.region})

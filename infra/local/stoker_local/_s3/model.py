@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from stoker_local._http1 import Body, Request, Response
+from stoker_local._http1 import Body, ServerRequest, ServerResponse
 
-_LAST = chr(sys.maxunicode)
+_LAST_CHARACTER = chr(sys.maxunicode)
 _RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{1,18})?|-([0-9]{1,18}))", re.ASCII)
 
 
@@ -70,7 +70,7 @@ class ObjectMap(UserDict[str, StoredObject]):
         del self.data[key]
         self._sorted = None
 
-    def page(self, *, prefix: str, delimiter: str = "", start: str = "", limit: int) -> Page:
+    def page(self, *, prefix: str, delimiter: str = "", start: str = "", limit: int) -> ListingPage:
         """Return one page of the listing; see :func:`~stoker_local._s3.model.list_page`."""
         if self._sorted is None:
             self._sorted = sorted(self.data)
@@ -78,7 +78,7 @@ class ObjectMap(UserDict[str, StoredObject]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class ListingPage:
     """One page of a listing.
 
     Attributes:
@@ -92,7 +92,9 @@ class Page:
     next_start: str | None
 
 
-def list_page(sorted_keys: Sequence[str], *, prefix: str, delimiter: str = "", start: str = "", limit: int) -> Page:
+def list_page(
+    sorted_keys: Sequence[str], *, prefix: str, delimiter: str = "", start: str = "", limit: int
+) -> ListingPage:
     """Return at most ``limit`` keys and common prefixes at or after ``start`` (inclusive) under ``prefix``.
 
     Keys ascend by code point, which is the order of their UTF-8 bytes. Keys that agree up to the first ``delimiter``
@@ -103,7 +105,7 @@ def list_page(sorted_keys: Sequence[str], *, prefix: str, delimiter: str = "", s
     position = bisect_left(sorted_keys, max(start, prefix))
     while position < len(sorted_keys) and (key := sorted_keys[position]).startswith(prefix):
         if len(keys) + len(prefixes) == limit:
-            return Page(keys=tuple(keys), prefixes=tuple(prefixes), next_start=key if limit else None)
+            return ListingPage(keys=tuple(keys), prefixes=tuple(prefixes), next_start=key if limit else None)
         cut = key.find(delimiter, len(prefix)) if delimiter else -1
         if cut < 0:
             keys.append(key)
@@ -111,19 +113,19 @@ def list_page(sorted_keys: Sequence[str], *, prefix: str, delimiter: str = "", s
         else:
             prefixes.append(key[: cut + len(delimiter)])
             position = bisect_left(sorted_keys, successor(prefixes[-1]), position)
-    return Page(keys=tuple(keys), prefixes=tuple(prefixes), next_start=None)
+    return ListingPage(keys=tuple(keys), prefixes=tuple(prefixes), next_start=None)
 
 
 def successor(prefix: str) -> str:
     """Return the least string greater than every string that starts with ``prefix``."""
-    stem = prefix.rstrip(_LAST)
+    stem = prefix.rstrip(_LAST_CHARACTER)
     if not stem:
-        return _LAST * (len(prefix) + 1024)
+        return _LAST_CHARACTER * (len(prefix) + 1024)
     code = ord(stem[-1]) + 1
     return stem[:-1] + chr(0xE000 if code == 0xD800 else code)
 
 
-def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
+def parse_byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
     """Parse a ``Range`` header into a half-open range, clipped to the object; None means the whole object.
 
     ``a-b`` includes b, ``a-`` extends to the end, ``-n`` is the last n bytes. For a well-formed range that contains no
@@ -140,7 +142,7 @@ def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
     return first or 0, size_bytes if last is None else min(last + 1, size_bytes)
 
 
-_STATUS = {
+_STATUS_BY_CODE = {
     code: status
     for status, codes in {
         301: "PermanentRedirect",
@@ -185,13 +187,13 @@ class S3Error(Exception):
         self.elements = elements or {}
         self.headers = headers or {}
 
-    def response(self, resource: str) -> Response:
+    def response(self, resource: str) -> ServerResponse:
         """Return the error as an HTTP response; ``resource`` is the request's path."""
         fields = {"Code": self.code, "Message": self.message, **self.elements, "Resource": resource}
         inner = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields.items())
         body = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{inner}</Error>'
         headers = {"Content-Type": "application/xml", **self.headers}
-        return Response(status=_STATUS.get(self.code, 400), headers=headers, body=body.encode())
+        return ServerResponse(status=_STATUS_BY_CODE.get(self.code, 400), headers=headers, body=body.encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +226,7 @@ class BucketSpec:
 
 
 @dataclass(slots=True, kw_only=True)
-class Upload:
+class MultipartUpload:
     """A multipart upload in progress.
 
     Attributes:
@@ -243,7 +245,7 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class UploadCompletion:
     """A completed multipart upload, kept because S3 answers a repeated completion with the same success.
 
     Attributes:
@@ -258,7 +260,7 @@ class Completion:
 
 
 @dataclass(slots=True, kw_only=True)
-class Bucket:
+class BucketState:
     """A bucket's contents.
 
     Attributes:
@@ -268,16 +270,16 @@ class Bucket:
         objects: objects by key.
         uploads: multipart uploads in progress, by upload id.
         completions: completed multipart uploads, by upload id.
-        next_upload: number of the next multipart upload.
+        next_upload_number: number of the next multipart upload.
     """
 
     spec: BucketSpec
     region: str
     created_at: float
     objects: ObjectMap = field(default_factory=ObjectMap)
-    uploads: dict[str, Upload] = field(default_factory=dict)
-    completions: dict[str, Completion] = field(default_factory=dict)
-    next_upload: int = 1
+    uploads: dict[str, MultipartUpload] = field(default_factory=dict)
+    completions: dict[str, UploadCompletion] = field(default_factory=dict)
+    next_upload_number: int = 1
 
     def stored_object(self, key: str) -> StoredObject:
         """Return an object.
@@ -292,7 +294,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class S3Call:
     """One S3 operation that a client requests.
 
     Attributes:
@@ -306,7 +308,7 @@ class Call:
     operation: str
     bucket: str
     key: str
-    request: Request
+    request: ServerRequest
     body: Body = b""
 
 
@@ -315,13 +317,13 @@ def element(name: str, text: object) -> str:
     return f"<{name}>{escape(str(text))}</{name}>"
 
 
-def xml_response(root: str, inner: str) -> Response:
+def xml_response(root: str, inner: str) -> ServerResponse:
     """Return a 200 response whose body is ``inner`` within the element ``root``, in S3's namespace."""
     body = (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
         f'<{root} xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{inner}</{root}>'
     )
-    return Response(headers={"Content-Type": "application/xml"}, body=body.encode())
+    return ServerResponse(headers={"Content-Type": "application/xml"}, body=body.encode())
 
 
 def parse_xml(body: Body) -> ElementTree.Element:

@@ -8,15 +8,15 @@ from http import HTTPStatus
 from itertools import pairwise
 from urllib.parse import unquote
 
-from stoker_local._http1 import Body, Response
+from stoker_local._http1 import Body, ServerResponse
 from stoker_local._s3.model import (
     OWNER,
-    Bucket,
-    Call,
-    Completion,
+    BucketState,
+    MultipartUpload,
+    S3Call,
     S3Error,
     StoredObject,
-    Upload,
+    UploadCompletion,
     element,
     iso_time,
     parse_xml,
@@ -26,13 +26,13 @@ from stoker_local._s3.operations import (
     COPY_SOURCE_IF,
     NULL_VERSION,
     check_write_conditions,
-    etag_of,
-    failed,
-    number_parameter,
+    evaluate_read_conditions,
+    int_parameter,
+    key_element_writer,
+    md5_etag,
     object_headers,
-    read_outcome,
-    tags_of_header,
-    url_coder,
+    parse_tag_header,
+    precondition_error,
 )
 from stoker_local._s3.signature import decode_payload
 
@@ -44,10 +44,10 @@ COPY_SOURCE = "x-amz-copy-source"
 _DIRECTIVES = ("COPY", "REPLACE")
 _RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
 _INITIATOR = OWNER.replace("Owner>", "Initiator>")
-_ABOUT = _INITIATOR + OWNER + element("StorageClass", "STANDARD")
+_OWNER_ELEMENTS = _INITIATOR + OWNER + element("StorageClass", "STANDARD")
 
 
-def open_upload(bucket: Bucket, call: Call) -> Upload:
+def find_upload(bucket: BucketState, call: S3Call) -> MultipartUpload:
     """Return the upload in progress that a request names.
 
     Raises:
@@ -59,7 +59,7 @@ def open_upload(bucket: Bucket, call: Call) -> Upload:
     return upload
 
 
-def part_number(call: Call) -> int:
+def part_number(call: S3Call) -> int:
     """Return the part number of a request.
 
     Raises:
@@ -71,26 +71,26 @@ def part_number(call: Call) -> int:
     return int(number)
 
 
-def create_upload(bucket: Bucket, call: Call, now: float) -> Response:
+def create_upload(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """CreateMultipartUpload: upload ids are ascending numbers; they can be guessed, unlike those of S3."""
-    upload_id = f"upload-{bucket.next_upload:08}"
-    bucket.next_upload += 1
-    headers, tags = object_headers(call.request), tags_of_header(call.request.headers.get("x-amz-tagging", ""))
-    bucket.uploads[upload_id] = Upload(key=call.key, initiated_at=now, headers=headers, tags=tags)
+    upload_id = f"upload-{bucket.next_upload_number:08}"
+    bucket.next_upload_number += 1
+    headers, tags = object_headers(call.request), parse_tag_header(call.request.headers.get("x-amz-tagging", ""))
+    bucket.uploads[upload_id] = MultipartUpload(key=call.key, initiated_at=now, headers=headers, tags=tags)
     inner = element("Bucket", call.bucket) + element("Key", call.key) + element("UploadId", upload_id)
     return xml_response("InitiateMultipartUploadResult", inner)
 
 
-def upload_part(bucket: Bucket, call: Call, now: float) -> Response:
+def upload_part(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """UploadPart: a repeated part replaces the previous one."""
-    upload, number = open_upload(bucket, call), part_number(call)
+    upload, number = find_upload(bucket, call), part_number(call)
     data = decode_payload(call.request, call.body)
-    part = StoredObject(data=data, tag=etag_of(data), modified_at=now)
+    part = StoredObject(data=data, tag=md5_etag(data), modified_at=now)
     upload.parts[number] = part
-    return Response(headers={"ETag": part.tag})
+    return ServerResponse(headers={"ETag": part.tag})
 
 
-def complete_upload(bucket: Bucket, call: Call, now: float) -> Response:
+def complete_upload(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """CompleteMultipartUpload: creates the object atomically from the listed parts, in order.
 
     A repeated request, such as one of a client that did not receive the response, succeeds again and changes nothing,
@@ -98,10 +98,10 @@ def complete_upload(bucket: Bucket, call: Call, now: float) -> Response:
     """
     upload_id = _upload_id(call)
     completion = bucket.completions.get(upload_id)
-    if completion is not None and (completion.key, completion.parts) == (call.key, _named_parts(call)):
-        return _completed(call, completion)
-    upload, named = open_upload(bucket, call), _named_parts(call)
-    chosen = _chosen_parts(upload, named)
+    if completion is not None and (completion.key, completion.parts) == (call.key, _parse_part_list(call)):
+        return _completion_response(call, completion)
+    upload, named = find_upload(bucket, call), _parse_part_list(call)
+    chosen = _select_parts(upload, named)
     check_write_conditions(bucket, call)
     digest = hashlib.md5(b"".join(bytes.fromhex(part.tag.strip('"')) for part in chosen), usedforsecurity=False)
     stored = StoredObject(
@@ -114,14 +114,14 @@ def complete_upload(bucket: Bucket, call: Call, now: float) -> Response:
     )
     bucket.objects[call.key] = stored
     del bucket.uploads[upload_id]
-    completion = Completion(key=call.key, parts=named, tag=stored.tag)
+    completion = UploadCompletion(key=call.key, parts=named, tag=stored.tag)
     bucket.completions[upload_id] = completion
     if len(bucket.completions) > _MAX_COMPLETIONS:
         del bucket.completions[next(iter(bucket.completions))]
-    return _completed(call, completion)
+    return _completion_response(call, completion)
 
 
-def _named_parts(call: Call) -> tuple[tuple[int, str], ...]:
+def _parse_part_list(call: S3Call) -> tuple[tuple[int, str], ...]:
     """Return the number and the unquoted ETag of each part in a completion request."""
     nodes = parse_xml(decode_payload(call.request, call.body)).findall("Part")
     named = [(node.findtext("PartNumber") or "", (node.findtext("ETag") or "").strip('"')) for node in nodes]
@@ -130,7 +130,7 @@ def _named_parts(call: Call) -> tuple[tuple[int, str], ...]:
     return tuple((int(number), tag) for number, tag in named)
 
 
-def _chosen_parts(upload: Upload, named: tuple[tuple[int, str], ...]) -> list[StoredObject]:
+def _select_parts(upload: MultipartUpload, named: tuple[tuple[int, str], ...]) -> list[StoredObject]:
     if any(a >= b for (a, _), (b, _) in pairwise(named)):
         raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order.")
     parts = [(upload.parts.get(number), tag) for number, tag in named]
@@ -142,20 +142,20 @@ def _chosen_parts(upload: Upload, named: tuple[tuple[int, str], ...]) -> list[St
     return chosen
 
 
-def _completed(call: Call, completion: Completion) -> Response:
+def _completion_response(call: S3Call, completion: UploadCompletion) -> ServerResponse:
     location = f"http://{call.request.headers.get('host', '')}{call.request.raw_path}"
     inner = element("Location", location) + element("Bucket", call.bucket) + element("Key", call.key)
     return xml_response("CompleteMultipartUploadResult", inner + element("ETag", completion.tag))
 
 
-def abort_upload(bucket: Bucket, call: Call, now: float) -> Response:
+def abort_upload(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """AbortMultipartUpload: discards the upload's parts."""
-    open_upload(bucket, call)
+    find_upload(bucket, call)
     del bucket.uploads[_upload_id(call)]
-    return Response(status=204)
+    return ServerResponse(status=204)
 
 
-def _upload_id(call: Call) -> str:
+def _upload_id(call: S3Call) -> str:
     return call.request.parameters.get("uploadId", "")
 
 
@@ -178,7 +178,7 @@ def parse_copy_source(header: str) -> tuple[str, str]:
     return bucket, key
 
 
-def copy_object(bucket: Bucket, call: Call, now: float, source: StoredObject) -> Response:
+def copy_object(bucket: BucketState, call: S3Call, now: float, source: StoredObject) -> ServerResponse:
     """CopyObject: metadata and tags are the source's, or the request's if their directive is ``REPLACE``."""
     headers = call.request.headers
     replaces_metadata = _directive(call, "metadata") == "REPLACE"
@@ -193,40 +193,40 @@ def copy_object(bucket: Bucket, call: Call, now: float, source: StoredObject) ->
     check_write_conditions(bucket, call)
     copied = StoredObject(
         data=source.data,
-        tag=etag_of(source.data) if source.part_bytes else source.tag,
+        tag=md5_etag(source.data) if source.part_bytes else source.tag,
         modified_at=now,
         headers=object_headers(call.request) if replaces_metadata else source.headers,
-        tags=tags_of_header(headers.get("x-amz-tagging", "")) if replaces_tags else source.tags,
+        tags=parse_tag_header(headers.get("x-amz-tagging", "")) if replaces_tags else source.tags,
     )
     bucket.objects[call.key] = copied
     return _copy_response("CopyObjectResult", copied.tag, now)
 
 
-def upload_part_copy(bucket: Bucket, call: Call, now: float, source: StoredObject) -> Response:
+def upload_part_copy(bucket: BucketState, call: S3Call, now: float, source: StoredObject) -> ServerResponse:
     """UploadPartCopy: copies an object, or a range of it, to a part."""
-    upload, number = open_upload(bucket, call), part_number(call)
+    upload, number = find_upload(bucket, call), part_number(call)
     _check_source_conditions(call, source)
-    data = _copied_bytes(call.request.headers.get(f"{COPY_SOURCE}-range"), source.data)
-    part = StoredObject(data=data, tag=etag_of(data), modified_at=now)
+    data = _slice_source(call.request.headers.get(f"{COPY_SOURCE}-range"), source.data)
+    part = StoredObject(data=data, tag=md5_etag(data), modified_at=now)
     upload.parts[number] = part
     return _copy_response("CopyPartResult", part.tag, now)
 
 
-def _directive(call: Call, what: str) -> str:
-    directive = call.request.headers.get(f"x-amz-{what}-directive", "COPY")
+def _directive(call: S3Call, kind: str) -> str:
+    directive = call.request.headers.get(f"x-amz-{kind}-directive", "COPY")
     if directive not in _DIRECTIVES:
-        raise S3Error("InvalidArgument", f"Unknown {what} directive.")
+        raise S3Error("InvalidArgument", f"Unknown {kind} directive.")
     return directive
 
 
-def _check_source_conditions(call: Call, source: StoredObject) -> None:
+def _check_source_conditions(call: S3Call, source: StoredObject) -> None:
     headers = call.request.headers
-    outcome = read_outcome(headers, source, prefix=COPY_SOURCE_IF)
+    outcome = evaluate_read_conditions(headers, source, prefix=COPY_SOURCE_IF)
     if outcome is not HTTPStatus.OK:  # a copy has no 304
-        raise failed(next(name for name in headers if name.startswith(COPY_SOURCE_IF)))
+        raise precondition_error(next(name for name in headers if name.startswith(COPY_SOURCE_IF)))
 
 
-def _copied_bytes(header: str | None, data: Body) -> Body:
+def _slice_source(header: str | None, data: Body) -> Body:
     """Return the range of ``data`` to copy; unlike a read's range, it is not clipped to the object."""
     if header is None:
         return data
@@ -244,16 +244,16 @@ def _copied_bytes(header: str | None, data: Body) -> Body:
     return memoryview(data)[first : last + 1]
 
 
-def _copy_response(root: str, tag: str, now: float) -> Response:
+def _copy_response(root: str, tag: str, now: float) -> ServerResponse:
     return xml_response(root, element("LastModified", iso_time(now)) + element("ETag", tag))
 
 
-def list_uploads(bucket: Bucket, call: Call, now: float) -> Response:
+def list_uploads(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """ListMultipartUploads: sorted by key, then by upload id, which is by age; delimiters are not implemented."""
     query = call.request.parameters
     if query.get("delimiter"):
         raise S3Error("NotImplemented", "ListMultipartUploads with a delimiter is not implemented.")
-    prefix, limit, coded = query.get("prefix", ""), number_parameter(query, "max-uploads"), url_coder(query)
+    prefix, limit, coded = query.get("prefix", ""), int_parameter(query, "max-uploads"), key_element_writer(query)
     key_marker, id_marker = query.get("key-marker", ""), query.get("upload-id-marker", "")
     after = (key_marker, id_marker or "\U0010ffff") if key_marker else ("", "")
     found = sorted((upload.key, id_) for id_, upload in bucket.uploads.items() if upload.key.startswith(prefix))
@@ -267,18 +267,25 @@ def list_uploads(bucket: Bucket, call: Call, now: float) -> Response:
     parts.append(element("IsTruncated", "true" if len(found) > len(shown) > 0 else "false"))
     for key, upload_id in shown:
         initiated = element("Initiated", iso_time(bucket.uploads[upload_id].initiated_at))
-        parts.append(f"<Upload>{coded('Key', key)}{element('UploadId', upload_id)}{_ABOUT}{initiated}</Upload>")
+        parts.append(
+            f"<Upload>{coded('Key', key)}{element('UploadId', upload_id)}{_OWNER_ELEMENTS}{initiated}</Upload>"
+        )
     return xml_response("ListMultipartUploadsResult", "".join(parts))
 
 
-def list_parts(bucket: Bucket, call: Call, now: float) -> Response:
+def list_parts(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """ListParts: returns one page of an upload's parts, sorted by number."""
     query = call.request.parameters
-    upload, limit = open_upload(bucket, call), number_parameter(query, "max-parts")
-    marker = number_parameter(query, "part-number-marker", default=0, maximum=10_000)
+    upload, limit = find_upload(bucket, call), int_parameter(query, "max-parts")
+    marker = int_parameter(query, "part-number-marker", default=0, maximum=10_000)
     found = [(number, part) for number, part in sorted(upload.parts.items()) if number > marker]
     shown = found[:limit]
-    parts = [element("Bucket", call.bucket), element("Key", call.key), element("UploadId", query["uploadId"]), _ABOUT]
+    parts = [
+        element("Bucket", call.bucket),
+        element("Key", call.key),
+        element("UploadId", query["uploadId"]),
+        _OWNER_ELEMENTS,
+    ]
     parts += [element("PartNumberMarker", marker), element("MaxParts", limit)]
     parts += [element("NextPartNumberMarker", shown[-1][0])] if shown else []
     parts.append(element("IsTruncated", "true" if len(found) > len(shown) > 0 else "false"))

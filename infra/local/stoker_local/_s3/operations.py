@@ -18,17 +18,17 @@ from email.utils import formatdate, parsedate_to_datetime
 from http import HTTPStatus
 from urllib.parse import quote
 
-from stoker_local._http1 import Body, Request, Response, parse_query
+from stoker_local._http1 import Body, ServerRequest, ServerResponse, parse_query
 from stoker_local._s3.model import (
     OWNER,
-    Bucket,
-    Call,
-    Page,
+    BucketState,
+    ListingPage,
+    S3Call,
     S3Error,
     StoredObject,
-    byte_range,
     element,
     iso_time,
+    parse_byte_range,
     parse_xml,
     successor,
     xml_response,
@@ -39,13 +39,13 @@ COPY_SOURCE_IF = "x-amz-copy-source-if-"
 _MAX_TAGS = 10
 _MAX_NAME_CHARACTERS = 128
 _MAX_VALUE_CHARACTERS = 256
-_KEPT_HEADERS = ("cache-control", "content-disposition", "content-language", "content-type", "expires")
-_OVERRIDABLE = (*_KEPT_HEADERS, "content-encoding")
+_STORED_HEADERS = ("cache-control", "content-disposition", "content-language", "content-type", "expires")
+_OVERRIDABLE = (*_STORED_HEADERS, "content-encoding")
 _MAX_KEYS = 1000
 _PART_NUMBER = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
-def read_outcome(headers: Mapping[str, str], stored: StoredObject, *, prefix: str = "if-") -> HTTPStatus:
+def evaluate_read_conditions(headers: Mapping[str, str], stored: StoredObject, *, prefix: str = "if-") -> HTTPStatus:
     """Evaluate a read's conditions: 200 if they hold, 304 if the client has this version, otherwise 412.
 
     ``prefix`` is ``COPY_SOURCE_IF`` for the conditions on the source of a copy.
@@ -57,17 +57,17 @@ def read_outcome(headers: Mapping[str, str], stored: StoredObject, *, prefix: st
     if (tags := headers.get(prefix + "match")) is not None:
         if not _matches(tags, stored.tag):
             return HTTPStatus.PRECONDITION_FAILED
-    elif (time := _posix_time(headers.get(prefix + "unmodified-since"))) is not None and modified_at > time:
+    elif (time := _parse_http_date(headers.get(prefix + "unmodified-since"))) is not None and modified_at > time:
         return HTTPStatus.PRECONDITION_FAILED
     if (tags := headers.get(prefix + "none-match")) is not None:
         if _matches(tags, stored.tag):
             return HTTPStatus.NOT_MODIFIED
-    elif (time := _posix_time(headers.get(prefix + "modified-since"))) is not None and modified_at <= time:
+    elif (time := _parse_http_date(headers.get(prefix + "modified-since"))) is not None and modified_at <= time:
         return HTTPStatus.NOT_MODIFIED
     return HTTPStatus.OK
 
 
-def check_write_conditions(bucket: Bucket, call: Call) -> None:
+def check_write_conditions(bucket: BucketState, call: S3Call) -> None:
     """Check ``If-None-Match: *`` and ``If-Match`` of a write, unless the bucket ignores conditions.
 
     Raises:
@@ -82,11 +82,11 @@ def check_write_conditions(bucket: Bucket, call: Call) -> None:
             message = "A header you provided implies functionality that is not implemented"
             raise S3Error("NotImplemented", message, elements={"Header": "If-None-Match"})
         if call.key in bucket.objects:
-            raise failed("If-None-Match")
+            raise precondition_error("If-None-Match")
     check_delete_condition(bucket, call.key, headers.get("if-match"))
 
 
-def check_delete_condition(bucket: Bucket, key: str, tag: str | None) -> None:
+def check_delete_condition(bucket: BucketState, key: str, tag: str | None) -> None:
     """Check that an object has the ETag ``tag`` before it is replaced or deleted; ``*`` only requires it to exist.
 
     Raises:
@@ -95,10 +95,10 @@ def check_delete_condition(bucket: Bucket, key: str, tag: str | None) -> None:
     if tag is None:
         return
     if not _matches(tag, bucket.stored_object(key).tag):
-        raise failed("If-Match")
+        raise precondition_error("If-Match")
 
 
-def failed(condition: str) -> S3Error:
+def precondition_error(condition: str) -> S3Error:
     """Return the error for a condition that does not hold; ``condition`` is the name of its header."""
     message = "At least one of the pre-conditions you specified did not hold"
     return S3Error("PreconditionFailed", message, elements={"Condition": condition})
@@ -109,7 +109,7 @@ def _matches(condition: str, tag: str) -> bool:
     return "*" in wanted or tag in wanted or tag.strip('"') in wanted
 
 
-def _posix_time(date: str | None) -> int | None:
+def _parse_http_date(date: str | None) -> int | None:
     if date is None:
         return None
     try:
@@ -119,7 +119,7 @@ def _posix_time(date: str | None) -> int | None:
         return None
 
 
-def tags_of_header(header: str) -> Mapping[str, str]:
+def parse_tag_header(header: str) -> Mapping[str, str]:
     """Parse the tags in an ``x-amz-tagging`` header, which are encoded like a query.
 
     Raises:
@@ -131,32 +131,32 @@ def tags_of_header(header: str) -> Mapping[str, str]:
         raise S3Error(
             "InvalidArgument", "The header 'x-amz-tagging' shall be encoded as UTF-8 then URLEncoded."
         ) from error
-    return _checked(pairs)
+    return _validate_tags(pairs)
 
 
-def get_tags(bucket: Bucket, call: Call, now: float) -> Response:
+def get_tags(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """GetObjectTagging."""
     tags = bucket.stored_object(call.key).tags
     listed = (f"<Tag>{element('Key', name)}{element('Value', value)}</Tag>" for name, value in sorted(tags.items()))
     return xml_response("Tagging", f"<TagSet>{''.join(listed)}</TagSet>")
 
 
-def put_tags(bucket: Bucket, call: Call, now: float) -> Response:
+def put_tags(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """PutObjectTagging: replaces all tags."""
     stored = bucket.stored_object(call.key)
     nodes = parse_xml(decode_payload(call.request, call.body)).findall("TagSet/Tag")
-    tags = _checked(tuple((node.findtext("Key") or "", node.findtext("Value") or "") for node in nodes))
+    tags = _validate_tags(tuple((node.findtext("Key") or "", node.findtext("Value") or "") for node in nodes))
     bucket.objects[call.key] = replace(stored, tags=tags)
-    return Response()
+    return ServerResponse()
 
 
-def delete_tags(bucket: Bucket, call: Call, now: float) -> Response:
+def delete_tags(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """DeleteObjectTagging."""
     bucket.objects[call.key] = replace(bucket.stored_object(call.key), tags={})
-    return Response(status=204)
+    return ServerResponse(status=204)
 
 
-def _checked(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+def _validate_tags(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     tags = dict(pairs)
     if len(pairs) > _MAX_TAGS:
         raise S3Error("BadRequest", f"Object tags cannot be greater than {_MAX_TAGS}")
@@ -169,21 +169,21 @@ def _checked(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return tags
 
 
-def etag_of(data: Body) -> str:
+def md5_etag(data: Body) -> str:
     """Return the ETag of an object that was uploaded in one request: its quoted MD5."""
     return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
 
 
-def object_headers(request: Request) -> dict[str, str]:
+def object_headers(request: ServerRequest) -> dict[str, str]:
     """Return the headers of a write that are stored with the object and returned by reads."""
-    kept = {n: v for n, v in request.headers.items() if n in _KEPT_HEADERS or n.startswith("x-amz-meta-")}
+    kept = {n: v for n, v in request.headers.items() if n in _STORED_HEADERS or n.startswith("x-amz-meta-")}
     codings = [c.strip() for c in request.headers.get("content-encoding", "").split(",")]
     if coding := ",".join(c for c in codings if c not in ("", "aws-chunked")):
         kept["content-encoding"] = coding
     return {"content-type": "binary/octet-stream", **kept}
 
 
-def get_object(bucket: Bucket, call: Call, now: float) -> Response:
+def get_object(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """GetObject and HeadObject: the whole object, one range or one part, with conditions."""
     stored = bucket.stored_object(call.key)
     headers = {
@@ -194,29 +194,29 @@ def get_object(bucket: Bucket, call: Call, now: float) -> Response:
     }
     if stored.tags:
         headers["x-amz-tagging-count"] = str(len(stored.tags))
-    match read_outcome(call.request.headers, stored):
+    match evaluate_read_conditions(call.request.headers, stored):
         case HTTPStatus.PRECONDITION_FAILED:
-            raise failed("If-Match" if "if-match" in call.request.headers else "If-Unmodified-Since")
+            raise precondition_error("If-Match" if "if-match" in call.request.headers else "If-Unmodified-Since")
         case HTTPStatus.NOT_MODIFIED:
-            return Response(status=304, headers=headers)
-    span = _span(call, stored)
+            return ServerResponse(status=304, headers=headers)
+    span = _requested_range(call, stored)
     if call.request.query:
         headers |= _query_headers(call, stored)
     if span is None:
-        return Response(headers=headers, body=stored.data)
+        return ServerResponse(headers=headers, body=stored.data)
     headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{len(stored.data)}"
-    return Response(status=206, headers=headers, body=memoryview(stored.data)[span[0] : span[1]])
+    return ServerResponse(status=206, headers=headers, body=memoryview(stored.data)[span[0] : span[1]])
 
 
-def _span(call: Call, stored: StoredObject) -> tuple[int, int] | None:
+def _requested_range(call: S3Call, stored: StoredObject) -> tuple[int, int] | None:
     """Return the half-open range that ``Range`` or ``partNumber`` requests; None is the whole object."""
     header, number = call.request.headers.get("range"), call.request.parameters.get("partNumber")
     if number is not None:
         if header is not None:
             raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
-        return _part_span(number, stored)
+        return _part_range(number, stored)
     size = len(stored.data)
-    span = byte_range(header or "", size)
+    span = parse_byte_range(header or "", size)
     if span is not None and span[0] >= span[1]:
         raise S3Error(
             "InvalidRange",
@@ -227,7 +227,7 @@ def _span(call: Call, stored: StoredObject) -> tuple[int, int] | None:
     return span
 
 
-def _part_span(number: str, stored: StoredObject) -> tuple[int, int] | None:
+def _part_range(number: str, stored: StoredObject) -> tuple[int, int] | None:
     """Return the range of a part of the upload; an object that was uploaded in one request has one part."""
     sizes = stored.part_bytes or (len(stored.data),)
     if not _PART_NUMBER.fullmatch(number) or int(number) < 1:
@@ -238,7 +238,7 @@ def _part_span(number: str, stored: StoredObject) -> tuple[int, int] | None:
     return (start, start + sizes[int(number) - 1]) if stored.data else None
 
 
-def _query_headers(call: Call, stored: StoredObject) -> dict[str, str]:
+def _query_headers(call: S3Call, stored: StoredObject) -> dict[str, str]:
     """Return the headers that the query requests: overrides (``response-content-type=…``) and the number of parts."""
     query = call.request.parameters
     headers = {n: query[f"response-{n}"] for n in _OVERRIDABLE if f"response-{n}" in query}
@@ -251,30 +251,30 @@ def _query_headers(call: Call, stored: StoredObject) -> dict[str, str]:
     return headers
 
 
-def put_object(bucket: Bucket, call: Call, now: float) -> Response:
+def put_object(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """PutObject: replaces the object atomically; it is visible at once."""
     data = decode_payload(call.request, call.body)
-    tags = tags_of_header(call.request.headers.get("x-amz-tagging", ""))
+    tags = parse_tag_header(call.request.headers.get("x-amz-tagging", ""))
     check_write_conditions(bucket, call)
     stored = StoredObject(
         data=memoryview(data).toreadonly(),
-        tag=etag_of(data),
+        tag=md5_etag(data),
         modified_at=now,
         headers=object_headers(call.request),
         tags=tags,
     )
     bucket.objects[call.key] = stored
-    return Response(headers={"ETag": stored.tag})
+    return ServerResponse(headers={"ETag": stored.tag})
 
 
-def delete_object(bucket: Bucket, call: Call, now: float) -> Response:
+def delete_object(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """DeleteObject: succeeds if the object does not exist, unless the request has a condition."""
     check_delete_condition(bucket, call.key, call.request.headers.get("if-match"))
     bucket.objects.pop(call.key, None)
-    return Response(status=204)
+    return ServerResponse(status=204)
 
 
-def delete_objects(bucket: Bucket, call: Call, now: float) -> Response:
+def delete_objects(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """DeleteObjects: deletes up to 1,000 keys, each with its own condition and result."""
     request = parse_xml(decode_payload(call.request, call.body))
     nodes = request.findall("Object")
@@ -298,57 +298,57 @@ def delete_objects(bucket: Bucket, call: Call, now: float) -> Response:
 
 NULL_VERSION = "null"  # version id of every object in a bucket without versioning
 
-Coder = Callable[[str, str], str]
+ElementWriter = Callable[[str, str], str]
 
 
-def list_objects_v2(bucket: Bucket, call: Call, now: float) -> Response:
+def list_objects_v2(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """ListObjectsV2: returns one page; its continuation token encodes the key at which the next page starts."""
     query = call.request.parameters
     token, start_after = query.get("continuation-token"), query.get("start-after", "")
     # The smallest string greater than `start_after` is `start_after` plus NUL; an empty one precedes every key.
     start = _decode_token(token) if token is not None else start_after and start_after + "\0"
-    page, parts = _page(bucket, query, start)
-    coded = url_coder(query)
+    page, parts = _listing_page(bucket, query, start)
+    coded = key_element_writer(query)
     parts += [coded("StartAfter", start_after)] if start_after else []
     parts += [element("ContinuationToken", token)] if token is not None else []
     parts.append(element("KeyCount", len(page.keys) + len(page.prefixes)))
     if page.next_start is not None:
         parts.append(element("NextContinuationToken", _encode_token(page.next_start)))
     owner = OWNER if query.get("fetch-owner") == "true" else ""
-    parts += [f"<Contents>{_entry(bucket, key, coded)}{owner}</Contents>" for key in page.keys]
+    parts += [f"<Contents>{_object_elements(bucket, key, coded)}{owner}</Contents>" for key in page.keys]
     return xml_response("ListBucketResult", "".join(parts + _common_prefixes(page, coded)))
 
 
-def list_objects(bucket: Bucket, call: Call, now: float) -> Response:
+def list_objects(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """ListObjects (version 1): returns one page of the keys after ``marker``."""
     query = call.request.parameters
-    marker, coded = query.get("marker", ""), url_coder(query)
-    page, parts = _page(bucket, query, _after(marker, query))
+    marker, coded = query.get("marker", ""), key_element_writer(query)
+    page, parts = _listing_page(bucket, query, _start_after(marker, query))
     parts.append(coded("Marker", marker))
     if page.next_start is not None and query.get("delimiter"):  # otherwise it equals the last key, and S3 omits it
-        parts.append(coded("NextMarker", _last(page)))
-    parts += [f"<Contents>{_entry(bucket, key, coded)}{OWNER}</Contents>" for key in page.keys]
+        parts.append(coded("NextMarker", _last_name(page)))
+    parts += [f"<Contents>{_object_elements(bucket, key, coded)}{OWNER}</Contents>" for key in page.keys]
     return xml_response("ListBucketResult", "".join(parts + _common_prefixes(page, coded)))
 
 
-def list_object_versions(bucket: Bucket, call: Call, now: float) -> Response:
+def list_object_versions(bucket: BucketState, call: S3Call, now: float) -> ServerResponse:
     """ListObjectVersions: returns one page of a bucket without versioning; each object has one version, ``null``."""
     query = call.request.parameters
-    marker, version, coded = query.get("key-marker", ""), query.get("version-id-marker", ""), url_coder(query)
+    marker, version, coded = query.get("key-marker", ""), query.get("version-id-marker", ""), key_element_writer(query)
     if version and not marker:
         raise S3Error("InvalidArgument", "A version-id marker cannot be specified without a key marker.")
-    page, parts = _page(bucket, query, _after(marker, query))
+    page, parts = _listing_page(bucket, query, _start_after(marker, query))
     parts += [coded("KeyMarker", marker), element("VersionIdMarker", version)]
     if page.next_start is not None:
-        last = _last(page)
+        last = _last_name(page)
         parts.append(coded("NextKeyMarker", last))
         parts += [element("NextVersionIdMarker", NULL_VERSION)] if last in page.keys else []
     about = element("VersionId", NULL_VERSION) + element("IsLatest", "true") + OWNER
-    parts += [f"<Version>{_entry(bucket, key, coded)}{about}</Version>" for key in page.keys]
+    parts += [f"<Version>{_object_elements(bucket, key, coded)}{about}</Version>" for key in page.keys]
     return xml_response("ListVersionsResult", "".join(parts + _common_prefixes(page, coded)))
 
 
-def url_coder(query: dict[str, str]) -> Coder:
+def key_element_writer(query: dict[str, str]) -> ElementWriter:
     """Return the function that writes XML elements with keys, percent-encoded if the request sets ``encoding-type``.
 
     Raises:
@@ -360,7 +360,7 @@ def url_coder(query: dict[str, str]) -> Coder:
     return lambda tag, text: element(tag, quote(text, safe="/-_.~") if encoding else text)
 
 
-def number_parameter(query: dict[str, str], name: str, *, default: int = 1000, maximum: int = 1000) -> int:
+def int_parameter(query: dict[str, str], name: str, *, default: int = 1000, maximum: int = 1000) -> int:
     """Return an integer parameter, reduced to ``maximum`` if it is larger.
 
     Raises:
@@ -372,10 +372,10 @@ def number_parameter(query: dict[str, str], name: str, *, default: int = 1000, m
     return min(int(text), maximum)
 
 
-def _page(bucket: Bucket, query: dict[str, str], start: str) -> tuple[Page, list[str]]:
+def _listing_page(bucket: BucketState, query: dict[str, str], start: str) -> tuple[ListingPage, list[str]]:
     """Return the page that starts at ``start``, and the XML elements that all listings have."""
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-    limit, coded = number_parameter(query, "max-keys"), url_coder(query)
+    limit, coded = int_parameter(query, "max-keys"), key_element_writer(query)
     page = bucket.objects.page(prefix=prefix, delimiter=delimiter, start=start, limit=limit)
     parts = [element("Name", bucket.spec.name), coded("Prefix", prefix), element("MaxKeys", limit)]
     parts += [element("EncodingType", "url")] if "encoding-type" in query else []
@@ -384,21 +384,21 @@ def _page(bucket: Bucket, query: dict[str, str], start: str) -> tuple[Page, list
     return page, parts
 
 
-def _entry(bucket: Bucket, key: str, coded: Coder) -> str:
+def _object_elements(bucket: BucketState, key: str, coded: ElementWriter) -> str:
     stored = bucket.objects[key]
     about = element("LastModified", iso_time(stored.modified_at)) + element("ETag", stored.tag)
     return coded("Key", key) + about + element("Size", len(stored.data)) + element("StorageClass", "STANDARD")
 
 
-def _common_prefixes(page: Page, coded: Coder) -> list[str]:
+def _common_prefixes(page: ListingPage, coded: ElementWriter) -> list[str]:
     return [f"<CommonPrefixes>{coded('Prefix', common)}</CommonPrefixes>" for common in page.prefixes]
 
 
-def _last(page: Page) -> str:
+def _last_name(page: ListingPage) -> str:
     return max(page.keys[-1:] + page.prefixes[-1:])
 
 
-def _after(marker: str, query: dict[str, str]) -> str:
+def _start_after(marker: str, query: dict[str, str]) -> str:
     """Return the start of a listing after ``marker``; a marker that is a common prefix skips all its keys."""
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     cut = marker.find(delimiter, len(prefix)) if delimiter and marker.startswith(prefix) else -1

@@ -19,7 +19,7 @@ from io import BytesIO
 from urllib.parse import quote
 
 from stoker._base.checksum import crc32c
-from stoker_local._http1 import Body, Request
+from stoker_local._http1 import Body, ServerRequest
 from stoker_local._s3.model import S3Error
 
 ALGORITHM = "AWS4-HMAC-SHA256"
@@ -31,7 +31,7 @@ _AUTHORIZATION = re.compile(
     r",\s*Signature=(?P<signature>[0-9a-f]{64})"
 )
 _TIMESTAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z", re.ASCII)
-_UNSIGNED = ("UNSIGNED-PAYLOAD", "STREAMING-UNSIGNED-PAYLOAD-TRAILER")
+_UNSIGNED_PAYLOADS = ("UNSIGNED-PAYLOAD", "STREAMING-UNSIGNED-PAYLOAD-TRAILER")
 _MAX_CHUNK_HEAD_BYTES = 1024
 _CHECKSUMS: dict[str, Callable[[Body], bytes]] = {
     "x-amz-checksum-crc32": lambda data: zlib.crc32(data).to_bytes(4, "big"),
@@ -90,7 +90,7 @@ class Claim:
     expires_seconds: int | None
 
 
-def read_claim(request: Request, *, service: str = "s3") -> Claim | None:
+def parse_claim(request: ServerRequest, *, service: str = "s3") -> Claim | None:
     """Parse the signature in a request's header or query; return None if the request is unsigned.
 
     Services other than S3 do not require the body's hash in the request. If it is missing, ``payload_hash`` is empty,
@@ -100,13 +100,13 @@ def read_claim(request: Request, *, service: str = "s3") -> Claim | None:
         S3Error: the signature is malformed.
     """
     if "authorization" in request.headers:
-        return _header_claim(request, service)
+        return _parse_header_claim(request, service)
     if request.query and any(name == "X-Amz-Signature" for name, _ in request.query):
-        return _query_claim(request, service)
+        return _parse_query_claim(request, service)
     return None
 
 
-def _header_claim(request: Request, service: str) -> Claim:
+def _parse_header_claim(request: ServerRequest, service: str) -> Claim:
     match = _AUTHORIZATION.fullmatch(request.headers["authorization"])
     if match is None:
         raise S3Error("AuthorizationHeaderMalformed", f"The authorization header is not {ALGORITHM}.")
@@ -114,7 +114,7 @@ def _header_claim(request: Request, service: str) -> Claim:
     if service == "s3" and "x-amz-content-sha256" not in headers:
         raise S3Error("InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
     return Claim(
-        **_scope(match["credential"], service),
+        **_parse_scope(match["credential"], service),
         signed_headers=tuple(match["signed_headers"].split(";")),
         signature=match["signature"],
         timestamp=headers.get("x-amz-date", ""),
@@ -124,14 +124,14 @@ def _header_claim(request: Request, service: str) -> Claim:
     )
 
 
-def _query_claim(request: Request, service: str) -> Claim:
+def _parse_query_claim(request: ServerRequest, service: str) -> Claim:
     query = request.parameters
     expires = query.get("X-Amz-Expires", "")
     malformed = query.get("X-Amz-Algorithm") != ALGORITHM or not re.fullmatch(r"[0-9]{1,6}", expires, re.ASCII)
     if malformed or not 0 < int(expires) <= MAX_PRESIGNED_SECONDS:
         raise S3Error("AuthorizationHeaderMalformed", "The query does not hold a valid presigned request.")
     return Claim(
-        **_scope(query.get("X-Amz-Credential", ""), service),
+        **_parse_scope(query.get("X-Amz-Credential", ""), service),
         signed_headers=tuple(query.get("X-Amz-SignedHeaders", "").split(";")),
         signature=query["X-Amz-Signature"],
         timestamp=query.get("X-Amz-Date", ""),
@@ -141,14 +141,14 @@ def _query_claim(request: Request, service: str) -> Claim:
     )
 
 
-def _scope(credential: str, service: str) -> dict[str, str]:
+def _parse_scope(credential: str, service: str) -> dict[str, str]:
     parts = credential.split("/")
     if len(parts) != 5 or parts[4] != "aws4_request" or parts[3] != service:
         raise S3Error("AuthorizationHeaderMalformed", f"The credential is not KEY/DATE/REGION/{service}/aws4_request.")
     return {"access_key": parts[0], "date": parts[1], "region": parts[2], "service": parts[3]}
 
 
-def verify(request: Request, claim: Claim, keys: Mapping[str, KeyPair], *, now: datetime) -> KeyPair:
+def verify(request: ServerRequest, claim: Claim, keys: Mapping[str, KeyPair], *, now: datetime) -> KeyPair:
     """Return the key pair that signed the request.
 
     The region in the scope is not checked here: the caller compares it with the bucket's.
@@ -165,7 +165,7 @@ def verify(request: Request, claim: Claim, keys: Mapping[str, KeyPair], *, now: 
         raise S3Error("ExpiredToken", "The provided token has expired.")
     _check_time(claim, now)
     _check_signed_headers(request, claim)
-    expected = _signature(request, claim, key.secret_key)
+    expected = _compute_signature(request, claim, key.secret_key)
     if not hmac.compare_digest(expected.encode(), claim.signature.encode()):
         raise S3Error(
             "SignatureDoesNotMatch",
@@ -189,7 +189,7 @@ def _check_time(claim: Claim, now: datetime) -> None:
         raise S3Error("AccessDenied", "Request has expired")
 
 
-def _check_signed_headers(request: Request, claim: Claim) -> None:
+def _check_signed_headers(request: ServerRequest, claim: Claim) -> None:
     signed = set(claim.signed_headers)
     unsigned = sorted(n for n in request.headers if (n == "host" or n.startswith("x-amz-")) and n not in signed)
     if unsigned or "host" not in signed:
@@ -197,14 +197,14 @@ def _check_signed_headers(request: Request, claim: Claim) -> None:
         raise S3Error("AccessDenied", f"There were headers present in the request which were not signed: {names}")
 
 
-def _signature(request: Request, claim: Claim, secret_key: str) -> str:
+def _compute_signature(request: ServerRequest, claim: Claim, secret_key: str) -> str:
     headers = request.headers
     pairs = sorted((_quote(n), _quote(v)) for n, v in request.query if n != "X-Amz-Signature")
     canonical = "\n".join(
         (
             request.method,
             # All services except S3 normalize the path and percent-encode it a second time.
-            quote(request.path if claim.service == "s3" else _normalized(request.raw_path), safe="/-_.~"),
+            quote(request.path if claim.service == "s3" else _normalize_path(request.raw_path), safe="/-_.~"),
             "&".join(f"{name}={value}" for name, value in pairs),
             *(f"{name}:{' '.join(headers.get(name, '').split())}" for name in claim.signed_headers),
             "",
@@ -215,11 +215,11 @@ def _signature(request: Request, claim: Claim, secret_key: str) -> str:
     scope = f"{claim.date}/{claim.region}/{claim.service}/aws4_request"
     digest = hashlib.sha256(canonical.encode("latin-1", "replace")).hexdigest()
     to_sign = f"{ALGORITHM}\n{claim.timestamp}\n{scope}\n{digest}"
-    key = _signing_key(secret_key, claim.date, claim.region, claim.service)
+    key = _derive_signing_key(secret_key, claim.date, claim.region, claim.service)
     return hmac.digest(key, to_sign.encode("utf-8", "replace"), "sha256").hex()
 
 
-def _normalized(path: str) -> str:
+def _normalize_path(path: str) -> str:
     """Remove empty and dot segments (RFC 3986, section 5.2.4)."""
     kept: list[str] = []
     for segment in path.split("/"):
@@ -235,14 +235,14 @@ def _quote(text: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _signing_key(secret_key: str, date: str, region: str, service: str) -> bytes:
+def _derive_signing_key(secret_key: str, date: str, region: str, service: str) -> bytes:
     key = b"AWS4" + secret_key.encode()
     for part in (date, region, service, "aws4_request"):
         key = hmac.digest(key, part.encode("utf-8", "replace"), "sha256")
     return key
 
 
-def decode_payload(request: Request, body: Body) -> Body:
+def decode_payload(request: ServerRequest, body: Body) -> Body:
     """Decode an aws-chunked body and verify its checksums; other bodies are returned unchanged.
 
     Checksums in headers and in the trailer are verified, except CRC-64/NVME. Chunk signatures are not implemented.
@@ -259,7 +259,7 @@ def decode_payload(request: Request, body: Body) -> Body:
         digests = {**request.headers, **trailer}
         if request.headers.get("x-amz-decoded-content-length", str(len(body))) != str(len(body)):
             raise S3Error("InvalidRequest", "The body is not as long as x-amz-decoded-content-length says.")
-    elif declared not in _UNSIGNED and hashlib.sha256(body).hexdigest() != declared:
+    elif declared not in _UNSIGNED_PAYLOADS and hashlib.sha256(body).hexdigest() != declared:
         raise S3Error("XAmzContentSHA256Mismatch", "The provided x-amz-content-sha256 is not the body's.")
     _verify_digests(digests, body)
     return body
@@ -285,7 +285,7 @@ def _decode_chunks(body: Body) -> tuple[bytes, dict[str, str]]:
     stream = BytesIO(body)
     chunks: list[bytes] = []
     while True:
-        digits = _line(stream).partition(b";")[0]
+        digits = _read_line(stream).partition(b";")[0]
         if not 0 < len(digits) <= 15 or digits.strip(b"0123456789abcdefABCDEF"):
             raise S3Error("InvalidRequest", "The aws-chunked body is malformed: bad chunk size.")
         size = int(digits, 16)
@@ -295,13 +295,13 @@ def _decode_chunks(body: Body) -> tuple[bytes, dict[str, str]]:
         if stream.read(2) != b"\r\n":
             raise S3Error("InvalidRequest", "The aws-chunked body is malformed: a chunk has a wrong length.")
     trailer: dict[str, str] = {}
-    while stream.tell() < len(body) and (line := _line(stream)):
+    while stream.tell() < len(body) and (line := _read_line(stream)):
         name, _, value = line.decode("latin-1").partition(":")
         trailer[name.strip().lower()] = value.strip()
     return b"".join(chunks), trailer
 
 
-def _line(stream: BytesIO) -> bytes:
+def _read_line(stream: BytesIO) -> bytes:
     line = stream.readline(_MAX_CHUNK_HEAD_BYTES)
     if not line.endswith(b"\r\n"):
         raise S3Error("InvalidRequest", "The aws-chunked body is malformed: a line has no end.")

@@ -19,24 +19,24 @@ from aiohttp import web
 from stoker.errors import MissingExtraError
 from stoker_local._bucket import LocalBucket, client_variables
 from stoker_local._gcs import LocalGcs
-from stoker_local._host import Tasks, background, catch_all, serving
+from stoker_local._host import BackgroundTasks, background_tasks, catch_all_application, serve_application
 from stoker_local._s3.model import ObjectCreated
 from stoker_local.functions._config import FunctionCloudConfig, FunctionFaultInjector, FunctionFaultPlan
-from stoker_local.functions._endpoints import Authority, function_url, invoke_api
-from stoker_local.functions._fleet import Fleet, Pool
-from stoker_local.functions._google import Service, finalized_message, gateway, push
-from stoker_local.functions._processes import AnySpec, InstanceConfig, Warden, warden
-from stoker_local.functions._statistics import FunctionStatistics, Happening, Invocation, Ledger, Outcome
+from stoker_local.functions._endpoints import RequestAuthenticator, function_url, invoke_api
+from stoker_local.functions._fleet import InstancePool, LambdaService
+from stoker_local.functions._google import GoogleService, finalized_message, gateway, push_events
+from stoker_local.functions._processes import AnySpec, InstanceConfig, ProcessSupervisor, process_supervisor
+from stoker_local.functions._statistics import CloudRecorder, FunctionStatistics, Happening, Invocation, Outcome
 from stoker_local.functions._triggers import (
     LocalQueue,
     create_queues,
     created_message,
-    keep_firing,
     matches,
-    opening_message,
-    poll,
+    poll_queue,
+    run_schedule,
     scheduled_event,
-    watching,
+    setup_message,
+    watch_objects,
 )
 
 _MAX_HEADER_BYTES = 1 << 16
@@ -66,8 +66,8 @@ class FunctionCloud:
         self,
         config: FunctionCloudConfig,
         *,
-        tasks: Tasks,
-        warden: Warden,
+        tasks: BackgroundTasks,
+        warden: ProcessSupervisor,
         session: aiohttp.ClientSession,
         clock: Callable[[], float],
         echo: Callable[[str], object],
@@ -79,14 +79,14 @@ class FunctionCloud:
         self.google_urls: dict[str, str] = {}
         self.google_url = ""
         self.tmp = warden.tmp
-        self._fleets: dict[str, Fleet] = {}
-        self._services: dict[str, Service] = {}
+        self._lambda_services: dict[str, LambdaService] = {}
+        self._google_services: dict[str, GoogleService] = {}
         self._faults = FunctionFaultInjector(config.faults)
-        self._ledger = Ledger(clock=asyncio.get_running_loop().time, echo=echo)
+        self._recorder = CloudRecorder(clock=asyncio.get_running_loop().time, echo=echo)
         self._ids = random.Random(config.seed)  # noqa: S311  (reproducible ids, not secrets)
-        self._notified = 0
+        self._notification_count = 0
         self._tasks = tasks
-        self._warden = warden
+        self._supervisor = warden
         self._session = session
         self._clock = clock
 
@@ -108,7 +108,7 @@ class FunctionCloud:
             KeyError: the function does not exist.
             ServiceError: the invocation was throttled.
         """
-        return await self._fleets[function].invoke(self._invocation(event), waits=waits)
+        return await self._lambda_services[function].invoke(self._invocation(event), waits=waits)
 
     def fire(self, schedule: str) -> asyncio.Task[None]:
         """Fire a schedule now; the returned task ends when its event has been handled or all retries have failed.
@@ -121,7 +121,7 @@ class FunctionCloud:
             raise KeyError(schedule)
         config, now = self.config, self._clock()
         event = scheduled_event(fired, region=config.region, account=config.account, event_id=self._new_id(), now=now)
-        return self._fleets[fired.function].accept(self._invocation(event))
+        return self._lambda_services[fired.function].deliver_event(self._invocation(event))
 
     def inject(self, plan: FunctionFaultPlan) -> None:
         """Replace the fault plan, from the next invocation on."""
@@ -129,49 +129,51 @@ class FunctionCloud:
 
     def reclaim(self) -> None:
         """End all idle instances at once."""
-        pools: list[Pool[Any]] = [*self._fleets.values(), *self._services.values()]
+        pools: list[InstancePool[Any]] = [*self._lambda_services.values(), *self._google_services.values()]
         for pool in pools:
             pool.reclaim()
 
     def statistics(self) -> dict[str, FunctionStatistics]:
         """Return the statistics of every function; :func:`~stoker_local.functions.total` sums them."""
-        return self._ledger.statistics()
+        return self._recorder.statistics()
 
     def events(self, since: int = 0) -> list[Happening]:
         """Return the events from number ``since`` on, oldest first; only the newest 10,000 are kept."""
-        return self._ledger.events(since)
+        return self._recorder.events(since)
 
     def log(self, function: str) -> str:
         """Return the output of the function's newest 200 invocations."""
-        return "".join(self._ledger.accounts[function].logs)
+        return "".join(self._recorder.recorders[function].logs)
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def _start(self, stack: AsyncExitStack, *, bucket: LocalBucket | None, gcs: LocalGcs | None) -> None:
         """Start all servers and triggers, which ``stack`` ends; only :func:`function_cloud` calls this."""
         config = self.config
-        authority = Authority(config.keys, region=config.region, clock=self._clock)
-        api = invoke_api(self._fleets, authority, new_id=self._new_id)
+        authority = RequestAuthenticator(config.keys, region=config.region, clock=self._clock)
+        api = invoke_api(self._lambda_services, authority, new_id=self._new_id)
         self.url = await self._serve(stack, api, config.port)
         role = {"AWS_ENDPOINT_URL_LAMBDA": self.url, **(bucket.environment() if bucket else {})}
         for spec in config.functions:
-            fleet = Fleet(self._opened(spec, role, "lambda"), self.queues)
-            self._fleets[spec.name] = fleet
+            fleet = LambdaService(self._instance_config(spec, role, "lambda"), self.queues)
+            self._lambda_services[spec.name] = fleet
             if spec.url_auth:
                 front = function_url(fleet, authority, new_id=self._new_id)
                 self.function_urls[spec.name] = await self._serve(stack, front)
         platform = gcs.environment() if gcs else {}
         for google in config.google:
-            service = Service(self._opened(google, platform, "cloud-run", vcpus=google.cpus), self._session)
-            self._services[google.name] = service
-            self.google_urls[google.name] = await self._serve(stack, catch_all(service.answer))
-        if self._services:
-            self.google_url = await self._serve(stack, gateway(self._services))
+            service = GoogleService(
+                self._instance_config(google, platform, "cloud-run", vcpus=google.cpus), self._session
+            )
+            self._google_services[google.name] = service
+            self.google_urls[google.name] = await self._serve(stack, catch_all_application(service.handle_request))
+        if self._google_services:
+            self.google_url = await self._serve(stack, gateway(self._google_services))
         self._start_triggers()
         if bucket is not None:
-            stack.enter_context(watching(bucket.service.watchers, self._on_created))
+            stack.enter_context(watch_objects(bucket.service.watchers, self._on_created))
         if gcs is not None:
-            stack.enter_context(watching(gcs.watchers, self._on_finalized))
+            stack.enter_context(watch_objects(gcs.watchers, self._on_finalized))
         for queue in self.queues.values():
             stack.callback(queue.close)
 
@@ -180,9 +182,9 @@ class FunctionCloud:
         return Invocation(request_id=self._new_id(), payload=json.dumps(event).encode())
 
     async def _serve(self, stack: AsyncExitStack, application: web.Application, port: int = 0) -> str:
-        return f"http://{await stack.enter_async_context(serving(application, self.config.host, port))}"
+        return f"http://{await stack.enter_async_context(serve_application(application, self.config.host, port))}"
 
-    def _opened(
+    def _instance_config(
         self, spec: AnySpec, environment: Mapping[str, str], platform: str, *, vcpus: float = 0.0
     ) -> InstanceConfig[AnySpec]:
         """Return the configuration that all instances of a function share; add its account to the ledger."""
@@ -190,8 +192,8 @@ class FunctionCloud:
             spec=spec,
             cloud=self.config,
             environment={**environment, **self.config.environment},
-            warden=self._warden,
-            account=self._ledger.open(spec.name, platform, memory_bytes=spec.memory_bytes, vcpus=vcpus),
+            supervisor=self._supervisor,
+            recorder=self._recorder.add_function(spec.name, platform, memory_bytes=spec.memory_bytes, vcpus=vcpus),
             faults=self._faults,
             tasks=self._tasks,
         )
@@ -202,21 +204,21 @@ class FunctionCloud:
             arn = f"arn:aws:sqs:{config.region}:{config.account}:{source.queue}"
             invoke = partial(self.invoke, source.function, waits=True)
             for _ in range(source.concurrency):
-                self._tasks.start(poll(source, self.queues[source.queue], invoke, queue_arn=arn))
+                self._tasks.start(poll_queue(source, self.queues[source.queue], invoke, queue_arn=arn))
         for schedule in config.schedules:
             if schedule.enabled:
-                self._tasks.start(keep_firing(schedule, partial(self.fire, schedule.name)))
+                self._tasks.start(run_schedule(schedule, partial(self.fire, schedule.name)))
         for finalized in config.finalized:
             for _ in range(finalized.concurrency):
-                self._tasks.start(push(self.queues[finalized.queue], self._services[finalized.function]))
+                self._tasks.start(push_events(self.queues[finalized.queue], self._google_services[finalized.function]))
         for notification in config.notifications:
-            self.queues[notification.queue].send(opening_message(notification.bucket, self._clock()))
+            self.queues[notification.queue].send(setup_message(notification.bucket, self._clock()))
 
     def _on_created(self, created: ObjectCreated) -> None:
         for notification in self.config.notifications:
             if matches(notification, created):
-                self._notified += 1
-                message = created_message(created, region=self.config.region, sequence=self._notified)
+                self._notification_count += 1
+                message = created_message(created, region=self.config.region, sequence=self._notification_count)
                 self.queues[notification.queue].send(message)
 
     def _on_finalized(self, created: ObjectCreated) -> None:
@@ -263,8 +265,8 @@ async def function_cloud(
     _check_runtimes(config)
     async with (
         _session() as session,
-        warden(config.tmp) as keeper,
-        background() as tasks,
+        process_supervisor(config.tmp) as keeper,
+        background_tasks() as tasks,
         AsyncExitStack() as stack,
     ):
         cloud = FunctionCloud(config, tasks=tasks, warden=keeper, session=session, clock=clock, echo=echo)

@@ -12,14 +12,14 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from stoker._base.arguments import AtLeastOne, Bound, Bounded, NotNegative, Positive
-from stoker._stores.options import is_this_machine
-from stoker_local._bucket import WELL_KNOWN, JsonConfig, unique_names
-from stoker_local._network import check_probabilities, kind_at
+from stoker._base.arguments import AtLeastOne, BoundedConfig, NotNegative, NumberBound, Positive
+from stoker._stores.options import is_loopback
+from stoker_local._bucket import WELL_KNOWN_KEY, JsonConfig, unique_names
+from stoker_local._network import check_probabilities, draw_kind
 from stoker_local._s3.signature import KeyPair
 
 _LAMBDA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
-_ENVIRONMENT_BYTES = 4096
+_MAX_ENVIRONMENT_BYTES = 4096
 _RATE = re.compile(r"rate\((?P<count>[1-9][0-9]{0,8}) (?P<unit>second|minute|hour|day)(?P<plural>s?)\)", re.ASCII)
 _UNIT_SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
 _SERVICE_NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -28,7 +28,7 @@ _VARIABLE_VALUE = re.compile(r"[\x01-\ud7ff\ue000-\U0010ffff]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionSpec(Bounded):
+class FunctionSpec(BoundedConfig):
     """Configuration of a Lambda function.
 
     Attributes:
@@ -52,13 +52,13 @@ class FunctionSpec(Bounded):
     name: str
     handler: str
     task_root: str = "."
-    memory_mb: Annotated[int, Bound(">=", 128), Bound("<=", 10_240)] = 128
-    timeout_seconds: Annotated[float, Bound(">", 0), Bound("<=", 900)] = 3.0
+    memory_mb: Annotated[int, NumberBound(">=", 128), NumberBound("<=", 10_240)] = 128
+    timeout_seconds: Annotated[float, NumberBound(">", 0), NumberBound("<=", 900)] = 3.0
     concurrency: AtLeastOne[int] = 10
-    tmp_mb: Annotated[int, Bound(">=", 512), Bound("<=", 10_240)] = 512
+    tmp_mb: Annotated[int, NumberBound(">=", 512), NumberBound("<=", 10_240)] = 512
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     url_auth: Literal["", "AWS_IAM", "NONE"] = ""
-    retries: Annotated[int, Bound(">=", 0), Bound("<=", 2)] = 2
+    retries: Annotated[int, NumberBound(">=", 0), NumberBound("<=", 2)] = 2
     on_failure: str = ""
 
     def __post_init__(self) -> None:
@@ -68,9 +68,9 @@ class FunctionSpec(Bounded):
             raise ValueError(f"handler={self.handler!r} of {self.name} is not of the form module.function")
         if not Path(self.task_root).is_dir():
             raise ValueError(f"task_root={self.task_root!r} of {self.name} is not a folder")
-        Bounded.__post_init__(self)
+        BoundedConfig.__post_init__(self)
         size_bytes = check_variables(self.environment, owner=self.name)
-        if size_bytes > _ENVIRONMENT_BYTES:
+        if size_bytes > _MAX_ENVIRONMENT_BYTES:
             raise ValueError(f"the environment of {self.name} has {size_bytes} bytes; Lambda allows 4096")
 
     @property
@@ -80,7 +80,7 @@ class FunctionSpec(Bounded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSpec(Bounded):
+class QueueSpec(BoundedConfig):
     """Configuration of a queue with at-least-once delivery.
 
     Attributes:
@@ -100,10 +100,10 @@ class QueueSpec(Bounded):
     visibility_seconds: Positive[float] = 30.0
     max_receives: AtLeastOne[int] = 5
     dead_letters: str = ""
-    duplicate_probability: Annotated[float, Bound(">=", 0), Bound("<", 1)] = 0.0
+    duplicate_probability: Annotated[float, NumberBound(">=", 0), NumberBound("<", 1)] = 0.0
 
     def __post_init__(self) -> None:
-        Bounded.__post_init__(self)
+        BoundedConfig.__post_init__(self)
         if self.dead_letters == self.name:
             raise ValueError(f"{self.name} cannot be its own queue of dead letters; name another in dead_letters")
 
@@ -126,7 +126,7 @@ class Notification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventSource(Bounded):
+class EventSource(BoundedConfig):
     """Invokes a Lambda function with batches of messages from a queue.
 
     Attributes:
@@ -142,8 +142,8 @@ class EventSource(Bounded):
 
     queue: str
     function: str
-    batch_size: Annotated[int, Bound(">=", 1), Bound("<=", 10_000)] = 10
-    window_seconds: Annotated[float, Bound(">=", 0), Bound("<=", 300)] = 0.0
+    batch_size: Annotated[int, NumberBound(">=", 1), NumberBound("<=", 10_000)] = 10
+    window_seconds: Annotated[float, NumberBound(">=", 0), NumberBound("<=", 300)] = 0.0
     concurrency: AtLeastOne[int] = 2
     report_failures: bool = True
 
@@ -186,7 +186,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoogleSpec(Bounded):
+class GoogleSpec(BoundedConfig):
     """Configuration of a Google Cloud Function (second generation).
 
     Attributes:
@@ -207,11 +207,11 @@ class GoogleSpec(Bounded):
     source: str
     target: str
     signature: Literal["http", "cloudevent"] = "http"
-    memory_mb: Annotated[int, Bound(">=", 128)] = 512
+    memory_mb: Annotated[int, NumberBound(">=", 128)] = 512
     cpus: Positive[float] = 1.0
-    timeout_seconds: Annotated[float, Bound(">", 0), Bound("<=", 3600)] = 60.0
+    timeout_seconds: Annotated[float, NumberBound(">", 0), NumberBound("<=", 3600)] = 60.0
     instances: AtLeastOne[int] = 4
-    concurrency: Annotated[int, Bound(">=", 1), Bound("<=", 1000)] = 1
+    concurrency: Annotated[int, NumberBound(">=", 1), NumberBound("<=", 1000)] = 1
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     token: str = field(default="", repr=False)
 
@@ -222,7 +222,7 @@ class GoogleSpec(Bounded):
             raise ValueError(f"source={self.source!r} of {self.name} is not a file")
         if not self.target.isidentifier():
             raise ValueError(f"target={self.target!r} of {self.name} is not the name of a function")
-        Bounded.__post_init__(self)
+        BoundedConfig.__post_init__(self)
         check_variables(self.environment, owner=self.name)
 
     @property
@@ -237,7 +237,7 @@ class GoogleSpec(Bounded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectFinalized(Bounded):
+class ObjectFinalized(BoundedConfig):
     """Sends a CloudEvent to a Google function for every object that is created in a bucket of the local GCS.
 
     Attributes:
@@ -281,7 +281,7 @@ class FunctionFaultKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionFault(Bounded):
+class FunctionFault(BoundedConfig):
     """One fault.
 
     Attributes:
@@ -301,7 +301,7 @@ class FunctionFault(Bounded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionFaultPlan(Bounded):
+class FunctionFaultPlan(BoundedConfig):
     """Selects the invocations that fail, by script or at random.
 
     Attributes:
@@ -326,7 +326,7 @@ class FunctionFaultPlan(Bounded):
 
     def __post_init__(self) -> None:
         check_probabilities(self.probabilities)
-        Bounded.__post_init__(self)
+        BoundedConfig.__post_init__(self)
 
 
 class FunctionFaultInjector:
@@ -355,7 +355,7 @@ class FunctionFaultInjector:
         self._ordinals[function] += 1
         # One generator per invocation: its fault does not depend on the order in which functions are invoked.
         chance = random.Random(f"{plan.seed}/{function}/{self._ordinals[function]}")  # noqa: S311  (not secrets)
-        kind = kind_at(chance.random(), plan.probabilities)
+        kind = draw_kind(chance.random(), plan.probabilities)
         if kind is None:
             return None
         return FunctionFault(
@@ -402,10 +402,10 @@ class FunctionCloudConfig(JsonConfig):
     """
 
     host: str = "127.0.0.1"
-    port: Annotated[int, Bound(">=", 0), Bound("<=", 65535)] = 0
+    port: Annotated[int, NumberBound(">=", 0), NumberBound("<=", 65535)] = 0
     region: str = "us-east-1"
     account: str = "000000000000"
-    keys: tuple[KeyPair, ...] = (WELL_KNOWN,)
+    keys: tuple[KeyPair, ...] = (WELL_KNOWN_KEY,)
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     functions: tuple[FunctionSpec, ...] = ()
     queues: tuple[QueueSpec, ...] = ()
@@ -422,11 +422,11 @@ class FunctionCloudConfig(JsonConfig):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not is_this_machine(self.host):
+        if not is_loopback(self.host):
             raise ValueError(f"host={self.host!r} is open to other machines; set it to a loopback address")
         if not self.keys:
             raise ValueError("keys are empty, so no request could be signed; set at least one key pair")
-        Bounded.__post_init__(self)
+        BoundedConfig.__post_init__(self)
         if not min(self.event_retry_seconds) >= 0:
             raise ValueError(f"event_retry_seconds={self.event_retry_seconds} must not be negative")
         check_variables(self.environment, owner="every function")

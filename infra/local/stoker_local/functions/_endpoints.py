@@ -19,16 +19,16 @@ from typing import Any
 
 from aiohttp import web
 
-from stoker_local._host import catch_all, read_body
-from stoker_local._http1 import BadRequestError, Request, parse_query
+from stoker_local._host import catch_all_application, read_body
+from stoker_local._http1 import BadRequestError, ServerRequest, parse_query
 from stoker_local._s3.model import S3Error
-from stoker_local._s3.signature import KeyPair, read_claim, verify
-from stoker_local.functions._fleet import Fleet
+from stoker_local._s3.signature import KeyPair, parse_claim, verify
+from stoker_local.functions._fleet import LambdaService
 from stoker_local.functions._statistics import MAX_EVENT_BYTES, MAX_REQUEST_BYTES, Invocation, ServiceError
 
 _MAX_CONTEXT_CHARACTERS = 3583
-_TYPES = ("RequestResponse", "Event", "DryRun")
-_CODES = {
+_INVOCATION_TYPES = ("RequestResponse", "Event", "DryRun")
+_LAMBDA_CODES = {
     "InvalidAccessKeyId": "UnrecognizedClientException",
     "InvalidToken": "UnrecognizedClientException",
     "SignatureDoesNotMatch": "InvalidSignatureException",
@@ -38,12 +38,14 @@ _CODES = {
 }
 
 
-def invoke_api(fleets: Mapping[str, Fleet], authority: Authority, *, new_id: Callable[[], str]) -> web.Application:
+def invoke_api(
+    services: Mapping[str, LambdaService], authenticator: RequestAuthenticator, *, new_id: Callable[[], str]
+) -> web.Application:
     """Return the application of Lambda's ``Invoke`` API, which boto3's and aioboto3's Lambda clients call."""
 
     async def answer(request: web.Request) -> web.Response:
         try:
-            return await _invoke(request, fleets, authority, new_id)
+            return await _invoke(request, services, authenticator, new_id)
         except ServiceError as refusal:
             return refusal.response()
 
@@ -53,25 +55,30 @@ def invoke_api(fleets: Mapping[str, Fleet], authority: Authority, *, new_id: Cal
 
 
 async def _invoke(
-    request: web.Request, fleets: Mapping[str, Fleet], authority: Authority, new_id: Callable[[], str]
+    request: web.Request,
+    services: Mapping[str, LambdaService],
+    authenticator: RequestAuthenticator,
+    new_id: Callable[[], str],
 ) -> web.Response:
     body = await read_body(request, limit_bytes=MAX_REQUEST_BYTES)
     if body is None:
         raise _too_large(MAX_REQUEST_BYTES)
-    authority.admit(request, body)
-    fleet = _named(fleets, request.match_info["name"], request.query.get("Qualifier", "$LATEST"))
+    authenticator.authenticate(request, body)
+    fleet = _find_service(services, request.match_info["name"], request.query.get("Qualifier", "$LATEST"))
     kind = request.headers.get("X-Amz-Invocation-Type", "RequestResponse")
-    if kind not in _TYPES:
-        raise ServiceError("InvalidParameterValueException", f"InvocationType {kind!r} is not one of {_TYPES}.")
+    if kind not in _INVOCATION_TYPES:
+        raise ServiceError(
+            "InvalidParameterValueException", f"InvocationType {kind!r} is not one of {_INVOCATION_TYPES}."
+        )
     if kind == "Event" and len(body) > MAX_EVENT_BYTES:
         raise _too_large(MAX_EVENT_BYTES)
     context = _client_context(request.headers.get("X-Amz-Client-Context", ""))
-    invocation = Invocation(request_id=new_id(), payload=_checked(body), client_context=context)
+    invocation = Invocation(request_id=new_id(), payload=_validate_event(body), client_context=context)
     headers = {"x-amzn-RequestId": invocation.request_id}
     if kind == "DryRun":
         return web.Response(status=204, headers=headers)
     if kind == "Event":
-        fleet.accept(invocation)
+        fleet.deliver_event(invocation)
         return web.Response(status=202, headers=headers)
     outcome = await fleet.invoke(invocation)
     headers["X-Amz-Executed-Version"] = "$LATEST"
@@ -82,10 +89,10 @@ async def _invoke(
     return web.Response(body=outcome.payload, headers=headers, content_type="application/json")
 
 
-def _named(fleets: Mapping[str, Fleet], name: str, qualifier: str) -> Fleet:
+def _find_service(services: Mapping[str, LambdaService], name: str, qualifier: str) -> LambdaService:
     """Return the function of a name, partial ARN or full ARN; ``$LATEST`` is the only version."""
     name = name.removesuffix(":$LATEST").rpartition(":")[2]
-    fleet = fleets.get(name)
+    fleet = services.get(name)
     if fleet is None or qualifier != "$LATEST":
         raise ServiceError("ResourceNotFoundException", f"Function not found: {name}:{qualifier}")
     return fleet
@@ -96,7 +103,7 @@ def _too_large(limit_bytes: int) -> ServiceError:
     return ServiceError("RequestTooLargeException", message)
 
 
-def _checked(body: bytes) -> bytes:
+def _validate_event(body: bytes) -> bytes:
     """Validate and return an event in JSON; an empty body stands for an empty object."""
     try:
         json.loads(body or b"{}")
@@ -118,7 +125,7 @@ def _client_context(header: str) -> str:
         raise ServiceError("InvalidParameterValueException", "Client context is not base64 of JSON.") from error
 
 
-class Authority:
+class RequestAuthenticator:
     """Authenticates signed Lambda requests of one region.
 
     Args:
@@ -132,15 +139,15 @@ class Authority:
         self._region = region
         self._clock = clock
 
-    def admit(self, request: web.BaseRequest, body: bytes) -> KeyPair:
+    def authenticate(self, request: web.BaseRequest, body: bytes) -> KeyPair:
         """Return the key pair that signed a request.
 
         Raises:
             ServiceError: the request is unsigned, wrongly signed, or signed with an unknown or expired key.
         """
         try:
-            head = _head_of(request)
-            claim = read_claim(head, service="lambda")
+            head = _request_head(request)
+            claim = parse_claim(head, service="lambda")
             if claim is None:
                 raise ServiceError("MissingAuthenticationTokenException", "Missing Authentication Token")
             digest = hashlib.sha256(body).hexdigest()
@@ -151,24 +158,24 @@ class Authority:
             claim = replace(claim, payload_hash=claim.payload_hash or digest)
             return verify(head, claim, self._keys, now=datetime.fromtimestamp(self._clock(), UTC))
         except S3Error as refusal:
-            code = _CODES.get(refusal.code, "IncompleteSignatureException")
+            code = _LAMBDA_CODES.get(refusal.code, "IncompleteSignatureException")
             raise ServiceError(code, refusal.message) from refusal
         except (BadRequestError, UnicodeDecodeError) as error:
             raise ServiceError("IncompleteSignatureException", "The request is not UTF-8.") from error
 
 
-def _head_of(request: web.BaseRequest) -> Request:
+def _request_head(request: web.BaseRequest) -> ServerRequest:
     raw_path, _, raw_query = request.raw_path.partition("?")
-    return Request(
+    return ServerRequest(
         method=request.method,
         raw_path=raw_path,
         path=request.path,
         query=parse_query(raw_query),
-        headers=joined_headers(request),
+        headers=header_dict(request),
     )
 
 
-def joined_headers(request: web.BaseRequest) -> dict[str, str]:
+def header_dict(request: web.BaseRequest) -> dict[str, str]:
     """Return the headers by lower-case name; values of a repeated name are joined with commas."""
     return {name.lower(): ",".join(request.headers.getall(name)) for name in request.headers}
 
@@ -179,41 +186,43 @@ _VALUE = re.compile(r"[\t\x20-\x7e\x80-\ud7ff\ue000-\U0010ffff]*")
 _TEXTUAL = ("application/json", "application/javascript", "application/xml")
 
 
-def function_url(fleet: Fleet, authority: Authority, *, new_id: Callable[[], str]) -> web.Application:
+def function_url(
+    service: LambdaService, authenticator: RequestAuthenticator, *, new_id: Callable[[], str]
+) -> web.Application:
     """Return the application of a function URL, open to this machine, or to signed requests only (``AWS_IAM``)."""
 
     async def answer(request: web.Request) -> web.Response:
         if not request.raw_path.startswith("/"):  # meant for a proxy
-            return _refusal(400, "Bad Request")
+            return _error_response(400, "Bad Request")
         body = await read_body(request, limit_bytes=MAX_REQUEST_BYTES)
         if body is None:
-            return _refusal(413, "Request Entity Too Large")
+            return _error_response(413, "Request Entity Too Large")
         request_id = new_id()
         try:
-            caller = authority.admit(request, body).access_key if fleet.spec.url_auth == "AWS_IAM" else ""
+            caller = authenticator.authenticate(request, body).access_key if service.spec.url_auth == "AWS_IAM" else ""
             event = request_event(request, body, caller=caller, request_id=request_id, received_at=time.time())
             payload = json.dumps(event).encode()
             if len(payload) > MAX_REQUEST_BYTES:
-                return _refusal(413, "Request Entity Too Large")
-            outcome = await fleet.invoke(Invocation(request_id=request_id, payload=payload))
+                return _error_response(413, "Request Entity Too Large")
+            outcome = await service.invoke(Invocation(request_id=request_id, payload=payload))
         except UnicodeDecodeError:
-            return _refusal(400, "Bad Request")
+            return _error_response(400, "Bad Request")
         except ServiceError as refusal:
             throttled = refusal.code == "TooManyRequestsException"
-            return _refusal(429, refusal.message) if throttled else _refusal(403, "Forbidden")
+            return _error_response(429, refusal.message) if throttled else _error_response(403, "Forbidden")
         if outcome.error_type:
-            return _refusal(502, "Internal Server Error")
+            return _error_response(502, "Internal Server Error")
         try:
-            response = reply_of(outcome.payload)
+            response = parse_reply(outcome.payload)
         except ValueError:
-            return _refusal(502, "Internal Server Error")
+            return _error_response(502, "Internal Server Error")
         response.headers["x-amzn-RequestId"] = request_id
         return response
 
-    return catch_all(answer)
+    return catch_all_application(answer)
 
 
-def _refusal(status: int, message: str) -> web.Response:
+def _error_response(status: int, message: str) -> web.Response:
     return web.json_response({"Message": message}, status=status)
 
 
@@ -230,10 +239,10 @@ def request_event(
         received_at: time of the request, in POSIX seconds.
     """
     raw_path, _, raw_query = request.raw_path.partition("?")
-    headers = joined_headers(request)
+    headers = header_dict(request)
     headers.pop("cookie", None)
     cookies = [cookie.strip() for line in request.headers.getall("Cookie", []) for cookie in line.split(";")]
-    text = _text_of(body, headers.get("content-type", ""))
+    text = _decode_text(body, headers.get("content-type", ""))
     context = _context(request, headers.get("host", ""), caller=caller, request_id=request_id, received_at=received_at)
     event: dict[str, Any] = {
         "version": "2.0",
@@ -247,7 +256,7 @@ def request_event(
     if cookies:
         event["cookies"] = cookies
     if raw_query:
-        event["queryStringParameters"] = _joined(parse_query(raw_query))
+        event["queryStringParameters"] = _join_values(parse_query(raw_query))
     if body:
         event["body"] = base64.b64encode(body).decode() if text is None else text
     return event
@@ -279,7 +288,7 @@ def _context(
     return context
 
 
-def _text_of(body: bytes, content_type: str) -> str | None:
+def _decode_text(body: bytes, content_type: str) -> str | None:
     """Return a body as text, or None if it must be sent as base64."""
     kind = content_type.partition(";")[0].strip().lower()
     if body and not kind.startswith("text/") and kind not in _TEXTUAL:
@@ -290,14 +299,14 @@ def _text_of(body: bytes, content_type: str) -> str | None:
         return None
 
 
-def _joined(pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
+def _join_values(pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
     joined: dict[str, str] = {}
     for name, value in pairs:
         joined[name] = f"{joined[name]},{value}" if name in joined else value
     return joined
 
 
-def reply_of(payload: bytes) -> web.Response:
+def parse_reply(payload: bytes) -> web.Response:
     """Convert a function's result to an HTTP response; a result without a status code is the body of a 200.
 
     Raises:
@@ -317,33 +326,33 @@ def reply_of(payload: bytes) -> web.Response:
         raise ValueError("headers, body and cookies of a result must be an object, a text and a list")
     response = web.Response(
         status=status,
-        headers=_headers(headers),
-        body=_decoded(body) if result.get("isBase64Encoded") else body.encode(),
+        headers=_reply_headers(headers),
+        body=_decode_base64(body) if result.get("isBase64Encoded") else body.encode(),
     )
-    for cookie in map(_plain, cookies):
+    for cookie in map(_header_value, cookies):
         response.headers.add("set-cookie", cookie)
     return response
 
 
-def _headers(headers: Mapping[str, object]) -> dict[str, str]:
-    sent = {"content-type": "application/json"} | {_name(n): _plain(v) for n, v in headers.items()}
+def _reply_headers(headers: Mapping[str, object]) -> dict[str, str]:
+    sent = {"content-type": "application/json"} | {_header_name(n): _header_value(v) for n, v in headers.items()}
     return {name: value for name, value in sent.items() if name not in _OWN_HEADERS}
 
 
-def _name(name: str) -> str:
+def _header_name(name: str) -> str:
     if not _TOKEN.fullmatch(name):
         raise ValueError(f"{name!r} is not a valid header name")
     return name.lower()
 
 
-def _plain(value: object) -> str:
+def _header_value(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     if not _VALUE.fullmatch(text):
         raise ValueError("the value of a header contains a line end or another forbidden character")
     return text
 
 
-def _decoded(body: str) -> bytes:
+def _decode_base64(body: str) -> bytes:
     try:
         return base64.b64decode(body, validate=True)
     except binascii.Error as error:

@@ -14,25 +14,25 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from stoker_local._host import Tasks
+from stoker_local._host import BackgroundTasks
 from stoker_local.functions._config import FunctionFault, FunctionFaultInjector, FunctionFaultKind, FunctionSpec
 from stoker_local.functions._processes import InstanceConfig, tail
 from stoker_local.functions._sandbox import Sandbox
 from stoker_local.functions._statistics import (
-    Account,
-    Answer,
+    FunctionRecorder,
+    HandlerResult,
     Invocation,
     Outcome,
     ServiceError,
     billed_milliseconds,
-    report,
+    report_lines,
 )
 from stoker_local.functions._triggers import LocalQueue
 
-_STRIKE_LATER = (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE)
+_DELAYED_FAULTS = (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE)
 
 
-class Instance(Protocol):
+class PooledInstance(Protocol):
     """The interface of instances in a pool.
 
     Attributes:
@@ -41,37 +41,44 @@ class Instance(Protocol):
 
     name: str
 
-    async def live(self) -> None:
+    async def run_process(self) -> None:
         """Run the instance until it ends; end it if cancelled."""
 
 
-T = TypeVar("T", bound=Instance)
+T = TypeVar("T", bound=PooledInstance)
 
 
-class Pool(Generic[T]):
+class InstancePool(Generic[T]):
     """The instances of a function.
 
     Attributes:
-        account: statistics and events of the function.
+        recorder: statistics and events of the function.
         tasks: starts the tasks that run the instances.
-        slots: semaphore for the concurrency limit; :meth:`admit` or :meth:`repeat` acquires one slot per invocation.
-        living: instance → task, without instances that are about to end.
+        slots: semaphore for the concurrency limit; :meth:`acquire_slot` or :meth:`deliver_duplicate` acquires one slot
+            per invocation.
+        instances: instance → task, without instances that are about to end.
         idle: idle instance → timer that reclaims it; the most recently used instance is last.
     """
 
     def __init__(
-        self, account: Account, faults: FunctionFaultInjector, tasks: Tasks, *, slots: int, idle_seconds: float
+        self,
+        recorder: FunctionRecorder,
+        faults: FunctionFaultInjector,
+        tasks: BackgroundTasks,
+        *,
+        slots: int,
+        idle_seconds: float,
     ) -> None:
-        self.account = account
+        self.recorder = recorder
         self.tasks = tasks
         self.slots = asyncio.Semaphore(slots)
-        self.living: dict[T, asyncio.Task[None]] = {}
+        self.instances: dict[T, asyncio.Task[None]] = {}
         self.idle: dict[T, asyncio.TimerHandle] = {}
         self._faults = faults
         self._idle_seconds = idle_seconds
-        self._named = 0
+        self._name_count = 0
 
-    async def admit(self, *, waits: bool = False) -> FunctionFault | None:
+    async def acquire_slot(self, *, waits: bool = False) -> FunctionFault | None:
         """Acquire a slot for an invocation; return the fault to inject into it, or None.
 
         Args:
@@ -80,13 +87,13 @@ class Pool(Generic[T]):
         Raises:
             ServiceError: the invocation was throttled.
         """
-        fault = self._faults.draw(self.account.function)
+        fault = self._faults.draw(self.recorder.function)
         kind = fault and fault.kind
-        if fault is not None and kind not in _STRIKE_LATER:
-            self.account.struck(fault.kind)
+        if fault is not None and kind not in _DELAYED_FAULTS:
+            self.recorder.record_fault(fault.kind)
         if kind is FunctionFaultKind.THROTTLE or (self.slots.locked() and not waits):
-            self.account.figures.throttles += 1
-            self.account.note("throttle")
+            self.recorder.figures.throttles += 1
+            self.recorder.record_event("throttle")
             reason = "ReservedFunctionConcurrentInvocationLimitExceeded"
             raise ServiceError("TooManyRequestsException", "Rate Exceeded.", reason=reason)
         if kind is FunctionFaultKind.RECLAIM:
@@ -94,7 +101,7 @@ class Pool(Generic[T]):
         await self.slots.acquire()
         return fault
 
-    def repeat(self, fault: FunctionFault | None, deliver: Callable[[], Awaitable[object]]) -> None:
+    def deliver_duplicate(self, fault: FunctionFault | None, deliver: Callable[[], Awaitable[object]]) -> None:
         """Deliver a duplicate if ``fault`` is one: concurrently if a slot is free, otherwise when one becomes free."""
 
         async def deliver_again() -> None:
@@ -106,48 +113,48 @@ class Pool(Generic[T]):
 
     def start(self, instance: T) -> None:
         """Run a new instance."""
-        self.living[instance] = self.tasks.start(self._live(instance))
-        self.account.started(instances=len(self.living))
+        self.instances[instance] = self.tasks.start(self._run_instance(instance))
+        self.recorder.record_start(instances=len(self.instances))
 
     def next_name(self) -> str:
         """Return the name of a new instance."""
-        self._named += 1
-        return f"{self.account.function}/{self._named}"
+        self._name_count += 1
+        return f"{self.recorder.function}/{self._name_count}"
 
-    def wake(self, instance: T) -> None:
+    def mark_busy(self, instance: T) -> None:
         """Mark an instance as busy: cancel its timer."""
         if timer := self.idle.pop(instance, None):
             timer.cancel()
 
-    def rest(self, instance: T) -> None:
+    def mark_idle(self, instance: T) -> None:
         """Mark an instance as idle; it is reclaimed after ``idle_seconds`` without work."""
         loop = asyncio.get_running_loop()
-        self.idle[instance] = loop.call_later(self._idle_seconds, self._take_back, instance)
+        self.idle[instance] = loop.call_later(self._idle_seconds, self._reclaim_instance, instance)
 
     def reclaim(self) -> None:
         """End all idle instances at once."""
         for instance in list(self.idle):
-            self._take_back(instance)
+            self._reclaim_instance(instance)
 
-    def _take_back(self, instance: T) -> None:
-        self.account.figures.reclaimed += 1
-        self.account.note("reclaim", instance=instance.name)
-        self.living[instance].cancel()
-        self._forget(instance)
+    def _reclaim_instance(self, instance: T) -> None:
+        self.recorder.figures.reclaimed += 1
+        self.recorder.record_event("reclaim", instance=instance.name)
+        self.instances[instance].cancel()
+        self._remove(instance)
 
-    async def _live(self, instance: T) -> None:
+    async def _run_instance(self, instance: T) -> None:
         try:
-            await instance.live()
+            await instance.run_process()
         finally:
-            self._forget(instance)
+            self._remove(instance)
 
-    def _forget(self, instance: T) -> None:
-        self.wake(instance)
-        self.living.pop(instance, None)
-        self.account.figures.instances = len(self.living)
+    def _remove(self, instance: T) -> None:
+        self.mark_busy(instance)
+        self.instances.pop(instance, None)
+        self.recorder.figures.instances = len(self.instances)
 
 
-class Fleet(Pool[Sandbox]):
+class LambdaService(InstancePool[Sandbox]):
     """A Lambda function; each invocation runs in its own task.
 
     The most recently used instance is used next, so that the others can be reclaimed.
@@ -160,7 +167,7 @@ class Fleet(Pool[Sandbox]):
     def __init__(self, config: InstanceConfig[FunctionSpec], queues: Mapping[str, LocalQueue]) -> None:
         self.spec, cloud = config.spec, config.cloud
         super().__init__(
-            config.account, config.faults, config.tasks, slots=self.spec.concurrency, idle_seconds=cloud.idle_seconds
+            config.recorder, config.faults, config.tasks, slots=self.spec.concurrency, idle_seconds=cloud.idle_seconds
         )
         self.arn = f"arn:aws:lambda:{cloud.region}:{cloud.account}:function:{self.spec.name}"
         self._config = config
@@ -178,26 +185,26 @@ class Fleet(Pool[Sandbox]):
         Raises:
             ServiceError: the invocation was throttled.
         """
-        fault = await self.admit(waits=waits)
+        fault = await self.acquire_slot(waits=waits)
         task = self.tasks.start(self._run(invocation, fault))
-        self.repeat(fault, partial(self._run, invocation, None))
+        self.deliver_duplicate(fault, partial(self._run, invocation, None))
         return await asyncio.shield(task)
 
     async def _run(self, invocation: Invocation, fault: FunctionFault | None) -> Outcome:
         """Run the invocation in the slot that was acquired for it."""
-        self.account.figures.busy += 1
+        self.recorder.figures.busy += 1
         try:
-            sandbox, error, init_seconds = await self._ready()
+            sandbox, error, init_seconds = await self._acquire_sandbox()
             if error is None:
-                self.account.note("invoke", instance=sandbox.name)
+                self.recorder.record_event("invoke", instance=sandbox.name)
                 answer, seconds = await sandbox.run(invocation, fault)
             else:
                 answer, seconds = error, 0.0
             if sandbox.is_alive:
-                self.rest(sandbox)
+                self.mark_idle(sandbox)
             else:
-                self._forget(sandbox)  # its process may take a while to end; the next instance must not wait for it
-            return self._outcome(
+                self._remove(sandbox)  # its process may take a while to end; the next instance must not wait for it
+            return self._record_outcome(
                 sandbox,
                 Outcome(
                     request_id=invocation.request_id,
@@ -211,60 +218,60 @@ class Fleet(Pool[Sandbox]):
                 ),
             )
         finally:
-            self.account.figures.busy -= 1
+            self.recorder.figures.busy -= 1
             self.slots.release()
 
-    async def _ready(self) -> tuple[Sandbox, Answer | None, float | None]:
+    async def _acquire_sandbox(self) -> tuple[Sandbox, HandlerResult | None, float | None]:
         """Return an idle instance, or a new one with the error and the duration of its start, in seconds."""
         if sandbox := next(reversed(self.idle), None):
-            self.wake(sandbox)
+            self.mark_busy(sandbox)
             return sandbox, None, None
         sandbox = Sandbox(self.next_name(), self._config, self.arn)
         self.start(sandbox)
         error = await sandbox.start()
         what = "cold-start" if error is None else "start-failed"
-        self.account.note(what, instance=sandbox.name, detail=error.error_type if error else "")
+        self.recorder.record_event(what, instance=sandbox.name, detail=error.error_type if error else "")
         return sandbox, error, sandbox.init_seconds
 
-    def _outcome(self, sandbox: Sandbox, outcome: Outcome) -> Outcome:
+    def _record_outcome(self, sandbox: Sandbox, outcome: Outcome) -> Outcome:
         """Record an invocation that has ended; return its outcome with the last 4 KiB of the complete log."""
         log = b"START RequestId: %b Version: $LATEST\n" % outcome.request_id.encode()
-        log += outcome.log + report(self.spec, outcome)
-        self.account.wrote(log)
-        self.account.figures.invocations += 1
-        self.account.figures.errors += bool(outcome.error_type)
-        self.account.figures.billed_seconds += outcome.billed_milliseconds / 1000
+        log += outcome.log + report_lines(self.spec, outcome)
+        self.recorder.record_log(log)
+        self.recorder.figures.invocations += 1
+        self.recorder.figures.errors += bool(outcome.error_type)
+        self.recorder.figures.billed_seconds += outcome.billed_milliseconds / 1000
         what = "error" if outcome.error_type else "answer"
-        self.account.note(what, instance=sandbox.name, detail=outcome.error_type)
+        self.recorder.record_event(what, instance=sandbox.name, detail=outcome.error_type)
         return replace(outcome, log=tail(log))
 
     # --- events -------------------------------------------------------------------------------------------------
 
-    def accept(self, invocation: Invocation) -> asyncio.Task[None]:
+    def deliver_event(self, invocation: Invocation) -> asyncio.Task[None]:
         """Invoke the function asynchronously; the task ends when the event has been handled or all retries failed."""
-        return self.tasks.start(self._deliver(invocation))
+        return self.tasks.start(self._deliver_with_retries(invocation))
 
-    async def _deliver(self, invocation: Invocation) -> None:
+    async def _deliver_with_retries(self, invocation: Invocation) -> None:
         for attempt in range(1 + self.spec.retries):
             if attempt:
-                self.account.note("retry", detail=str(attempt))
+                self.recorder.record_event("retry", detail=str(attempt))
                 await asyncio.sleep(self._config.cloud.event_retry_seconds[attempt - 1])
-            outcome = await self._attempt(invocation)
+            outcome = await self._invoke_unthrottled(invocation)
             if not outcome.error_type:
                 return
-        self.account.note("dropped", detail=outcome.error_type)
+        self.recorder.record_event("dropped", detail=outcome.error_type)
         if self.spec.on_failure:
-            self._hand_over(invocation, outcome)
+            self._send_to_failure_queue(invocation, outcome)
 
-    def _hand_over(self, invocation: Invocation, outcome: Outcome) -> None:
+    def _send_to_failure_queue(self, invocation: Invocation, outcome: Outcome) -> None:
         """Send a failed event to the failure queue, unless it is too large for a message."""
         try:
-            record = json.dumps(_record(self.arn, invocation, outcome, attempts=1 + self.spec.retries))
+            record = json.dumps(_failure_record(self.arn, invocation, outcome, attempts=1 + self.spec.retries))
             self._queues[self.spec.on_failure].send(record)
         except (ValueError, RecursionError):
-            self.account.note("undelivered", detail=self.spec.on_failure)
+            self.recorder.record_event("undelivered", detail=self.spec.on_failure)
 
-    async def _attempt(self, invocation: Invocation) -> Outcome:
+    async def _invoke_unthrottled(self, invocation: Invocation) -> Outcome:
         """Invoke the function when it has a free slot; an injected throttle is retried and is not a failed attempt."""
         while True:
             try:
@@ -273,7 +280,7 @@ class Fleet(Pool[Sandbox]):
                 await asyncio.sleep(self._config.cloud.event_retry_seconds[0])
 
 
-def _record(arn: str, invocation: Invocation, outcome: Outcome, *, attempts: int) -> dict[str, Any]:
+def _failure_record(arn: str, invocation: Invocation, outcome: Outcome, *, attempts: int) -> dict[str, Any]:
     return {
         "version": "1.0",
         "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),

@@ -29,11 +29,11 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from stoker_local._gcs import resource_of
-from stoker_local._host import catch_all, read_body
+from stoker_local._gcs import object_resource
+from stoker_local._host import catch_all_application, read_body
 from stoker_local._s3.model import ObjectCreated
 from stoker_local.functions._config import FunctionFault, GoogleSpec
-from stoker_local.functions._fleet import Pool
+from stoker_local.functions._fleet import InstancePool
 from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan
 from stoker_local.functions._statistics import ServiceError
 from stoker_local.functions._triggers import LocalQueue
@@ -45,13 +45,13 @@ _HOP_BY_HOP = frozenset(
 )
 _TARGET = re.compile(r"/(?P<name>[a-z0-9-]+)(?P<rest>(?:[/?].*)?)", re.ASCII | re.DOTALL)
 _HEADER_CHARACTERS = "".join(chr(code) for code in range(ord("!"), ord("~") + 1) if chr(code) not in '%"')
-_TYPE = "google.cloud.storage.object.v1.finalized"
+_EVENT_TYPE = "google.cloud.storage.object.v1.finalized"
 _TERMINATION_SECONDS = 10.0
 _START_SECONDS = 60.0
-_LOOK_SECONDS = 0.02
+_CONNECT_INTERVAL_SECONDS = 0.02
 
 
-class Instance(FunctionProcess[GoogleSpec]):
+class GoogleInstance(FunctionProcess[GoogleSpec]):
     """One instance of a Google function; its other methods may be used while :meth:`live` runs.
 
     Attributes:
@@ -64,11 +64,11 @@ class Instance(FunctionProcess[GoogleSpec]):
         super().__init__(name, config)
         self.active = 0
         self.start_seconds = 0.0
-        self._port = reserved_port(config.cloud.host)
-        self.url = f"http://{_bracketed(config.cloud.host)}:{self._port}"
+        self._port = reserve_port(config.cloud.host)
+        self.url = f"http://{_url_host(config.cloud.host)}:{self._port}"
 
     @asynccontextmanager
-    async def _planned(self) -> AsyncIterator[ProcessPlan]:
+    async def _plan_process(self) -> AsyncIterator[ProcessPlan]:
         spec = self._config.spec
         yield ProcessPlan(
             command=self._command(),
@@ -78,7 +78,7 @@ class Instance(FunctionProcess[GoogleSpec]):
             tmp_bytes=spec.memory_bytes,  # on Cloud Run, files count as memory
         )
 
-    async def _leave(self, process: asyncio.subprocess.Process) -> None:
+    async def _terminate(self, process: asyncio.subprocess.Process) -> None:
         """Send SIGTERM and wait at most ten seconds, as Cloud Run does."""
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGCONT)  # a stopped process would not handle the signal
@@ -88,7 +88,7 @@ class Instance(FunctionProcess[GoogleSpec]):
                 await process.wait()
 
     def _command(self) -> tuple[str, ...]:
-        spec, host = self._config.spec, _bracketed(self._config.cloud.host)
+        spec, host = self._config.spec, _url_host(self._config.cloud.host)
         program = Path(sys.executable).with_name("functions-framework")
         return (
             *(str(program), "--target", spec.target, "--source", str(Path(spec.source).absolute())),
@@ -111,7 +111,7 @@ class Instance(FunctionProcess[GoogleSpec]):
             "CLOUD_RUN_TIMEOUT_SECONDS": str(int(spec.timeout_seconds) or 1),
         }
 
-    async def listening(self) -> bool:
+    async def wait_until_listening(self) -> bool:
         """Wait until the instance accepts connections; return False if it ends or takes too long instead."""
         loop = asyncio.get_running_loop()
         started_at = loop.time()
@@ -119,7 +119,7 @@ class Instance(FunctionProcess[GoogleSpec]):
             try:
                 _, writer = await asyncio.open_connection(self._config.cloud.host, self._port)
             except OSError:
-                await asyncio.wait({self.ended}, timeout=_LOOK_SECONDS)
+                await asyncio.wait({self.exit_future}, timeout=_CONNECT_INTERVAL_SECONDS)
                 continue
             writer.close()
             with contextlib.suppress(OSError):
@@ -130,7 +130,7 @@ class Instance(FunctionProcess[GoogleSpec]):
         return False
 
 
-def reserved_port(host: str) -> int:
+def reserve_port(host: str) -> int:
     """Return a free port that the system assigns to no other socket for a minute, unless one binds it by number.
 
     The Functions Framework takes a port, but no open socket. After a connection that this side has closed first, the
@@ -146,22 +146,22 @@ def reserved_port(host: str) -> int:
     return port
 
 
-def _bracketed(host: str) -> str:
+def _url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-class Service(Pool[Instance]):
+class GoogleService(InstancePool[GoogleInstance]):
     """A Google function; each request goes to the first instance with free capacity, otherwise to a new instance."""
 
     def __init__(self, config: InstanceConfig[GoogleSpec], session: aiohttp.ClientSession) -> None:
         self.spec, cloud = config.spec, config.cloud
         slots = self.spec.instances * self.spec.concurrency
-        super().__init__(config.account, config.faults, config.tasks, slots=slots, idle_seconds=cloud.idle_seconds)
+        super().__init__(config.recorder, config.faults, config.tasks, slots=slots, idle_seconds=cloud.idle_seconds)
         self._config = config
         self._session = session
-        self._active_since: dict[Instance, float] = {}
+        self._active_since: dict[GoogleInstance, float] = {}
 
-    async def answer(self, request: web.Request, target: str = "") -> web.Response:
+    async def handle_request(self, request: web.Request, target: str = "") -> web.Response:
         """Answer an HTTP request; ``target`` replaces its path and query unless it is empty."""
         target = target or request.raw_path
         sent, wanted = request.headers.get("Authorization", ""), f"Bearer {self.spec.token}"
@@ -172,46 +172,46 @@ class Service(Pool[Instance]):
         body = await read_body(request, limit_bytes=_MAX_BODY_BYTES)
         if body is None:
             return web.Response(status=413, text="Request Entity Too Large")
-        return await self.call(request.method, target, request.headers, body)
+        return await self.dispatch(request.method, target, request.headers, body)
 
-    async def call(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> web.Response:
+    async def dispatch(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> web.Response:
         """Forward a request to an instance; ``target`` is the path and query, still percent-encoded."""
         forward = partial(self._forward, method, target, headers, body)
         try:
-            fault = await self.admit()
+            fault = await self.acquire_slot()
         except ServiceError:
             return web.Response(status=429, text="Rate exceeded.")
-        self.repeat(fault, partial(self._in_slot, forward, None))
-        return await self._in_slot(forward, fault)
+        self.deliver_duplicate(fault, partial(self._run_in_slot, forward, None))
+        return await self._run_in_slot(forward, fault)
 
-    async def _in_slot(
-        self, forward: Callable[[Instance], Awaitable[web.Response]], fault: FunctionFault | None
+    async def _run_in_slot(
+        self, forward: Callable[[GoogleInstance], Awaitable[web.Response]], fault: FunctionFault | None
     ) -> web.Response:
         """Answer a request within an acquired slot."""
-        instance = self._lease()
+        instance = self._acquire_instance()
         try:
-            if instance.start_seconds or await instance.listening():
-                with instance.striking(fault):
+            if instance.start_seconds or await instance.wait_until_listening():
+                with instance.inject_fault(fault):
                     response = await forward(instance)
             else:
                 response = web.Response(status=503, text="The service has failed to start.")
         finally:
-            self._release(instance)
+            self._release_instance(instance)
             self.slots.release()
-        self.account.figures.errors += response.status >= 500
+        self.recorder.figures.errors += response.status >= 500
         what = "error" if response.status >= 500 else "answer"
-        self.account.note(what, instance=instance.name, detail=str(response.status))
+        self.recorder.record_event(what, instance=instance.name, detail=str(response.status))
         return response
 
     async def _forward(
-        self, method: str, target: str, headers: Mapping[str, str], body: bytes, instance: Instance
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes, instance: GoogleInstance
     ) -> web.Response:
         """Forward a request to an instance and return the instance's response."""
         try:
             async with self._session.request(
                 method,
                 URL(instance.url + target, encoded=True),
-                headers=_end_to_end(headers),
+                headers=_end_to_end_headers(headers),
                 data=BytesIO(body) if body else None,
                 timeout=aiohttp.ClientTimeout(total=self.spec.timeout_seconds),
                 allow_redirects=False,
@@ -222,51 +222,51 @@ class Service(Pool[Instance]):
         except (aiohttp.ClientError, OSError):
             instance.kill()
             return web.Response(status=503, text="The instance ended before it answered.")
-        if instance.exceeds(self.spec.memory_bytes):
+        if instance.exceeds_memory(self.spec.memory_bytes):
             # Cloud Run would have killed it before it could answer.
             instance.kill()
             text = f"Memory limit of {self.spec.memory_mb} MiB exceeded with {instance.peak_bytes >> 20} MiB used."
             return web.Response(status=503, text=text)
         if content is None:
             return web.Response(status=500, text="The response is larger than 32 MiB.")
-        return web.Response(status=answer.status, body=content, headers=_end_to_end(answer.headers))
+        return web.Response(status=answer.status, body=content, headers=_end_to_end_headers(answer.headers))
 
     # --- instances ----------------------------------------------------------------------------------------------
 
-    def _lease(self) -> Instance:
+    def _acquire_instance(self) -> GoogleInstance:
         """Return an instance with capacity for one more request, and count the request; start one if there is none."""
-        usable = (i for i in self.living if i.is_alive and i.active < self.spec.concurrency)
+        usable = (i for i in self.instances if i.is_alive and i.active < self.spec.concurrency)
         instance = next(usable, None)
         if instance is None:
-            instance = Instance(self.next_name(), self._config)
-            self.account.note("cold-start", instance=instance.name)
+            instance = GoogleInstance(self.next_name(), self._config)
+            self.recorder.record_event("cold-start", instance=instance.name)
             self.start(instance)
-        self.wake(instance)
+        self.mark_busy(instance)
         instance.active += 1
         if instance.active == 1:
-            self.account.figures.busy += 1
+            self.recorder.figures.busy += 1
             self._active_since[instance] = asyncio.get_running_loop().time()
         return instance
 
-    def _release(self, instance: Instance) -> None:
+    def _release_instance(self, instance: GoogleInstance) -> None:
         instance.active -= 1
-        self.account.figures.invocations += 1
-        self.account.wrote(instance.output.take())
+        self.recorder.figures.invocations += 1
+        self.recorder.record_log(instance.output.take())
         if instance.active:
             return
-        self.account.figures.busy -= 1
+        self.recorder.figures.busy -= 1
         seconds = asyncio.get_running_loop().time() - self._active_since.pop(instance)
-        self.account.figures.billed_seconds += math.ceil(seconds * _BILLED_STEPS_PER_SECOND) / _BILLED_STEPS_PER_SECOND
+        self.recorder.figures.billed_seconds += math.ceil(seconds * _BILLED_STEPS_PER_SECOND) / _BILLED_STEPS_PER_SECOND
         if instance.is_alive:
-            self.rest(instance)
+            self.mark_idle(instance)
 
 
-def _end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
+def _end_to_end_headers(headers: Mapping[str, str]) -> CIMultiDict[str]:
     """Return the headers that a proxy forwards, including repeated ones."""
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP_BY_HOP)
 
 
-def gateway(services: Mapping[str, Service]) -> web.Application:
+def gateway(services: Mapping[str, GoogleService]) -> web.Application:
     """Return an application that forwards ``/NAME/path?query`` to the service NAME as ``/path?query``."""
 
     async def answer(request: web.Request) -> web.Response:
@@ -275,18 +275,18 @@ def gateway(services: Mapping[str, Service]) -> web.Application:
         if target is None or service is None:
             return web.Response(status=404, text="There is no such function.")
         rest = target["rest"]
-        return await service.answer(request, rest if rest.startswith("/") else f"/{rest}")
+        return await service.handle_request(request, rest if rest.startswith("/") else f"/{rest}")
 
-    return catch_all(answer)
+    return catch_all_application(answer)
 
 
 def finalized_message(created: ObjectCreated) -> str:
     """Return the queue message of an object's event: its headers and body, as JSON."""
-    resource = resource_of(created.bucket, created.key, created.stored)
+    resource = object_resource(created.bucket, created.key, created.stored)
     headers = {
         "ce-specversion": "1.0",
         "ce-id": f"{created.bucket}/{created.stored.tag}",
-        "ce-type": _TYPE,
+        "ce-type": _EVENT_TYPE,
         "ce-source": f"//storage.googleapis.com/projects/_/buckets/{created.bucket}",
         # Characters that a header cannot contain are percent-encoded, as the binding requires.
         "ce-subject": quote(f"objects/{created.key}", safe=_HEADER_CHARACTERS, errors="surrogatepass"),
@@ -296,7 +296,7 @@ def finalized_message(created: ObjectCreated) -> str:
     return json.dumps({"headers": headers, "body": resource})
 
 
-async def push(queue: LocalQueue, service: Service) -> None:
+async def push_events(queue: LocalQueue, service: GoogleService) -> None:
     """Post events to a function until cancelled, one at a time; unacknowledged events become visible again."""
     while True:
         (delivery,) = await queue.receive(1)
@@ -305,6 +305,6 @@ async def push(queue: LocalQueue, service: Service) -> None:
         if service.spec.token:
             headers["Authorization"] = f"Bearer {service.spec.token}"
         body = json.dumps(message["body"]).encode()
-        response = await service.call("POST", "/", headers, body)
+        response = await service.dispatch("POST", "/", headers, body)
         if 200 <= response.status < 300:
             queue.delete(delivery.receipt)

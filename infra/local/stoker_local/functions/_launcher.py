@@ -39,8 +39,8 @@ def launch(settings: dict[str, Any]) -> None:
         (resource.RLIMIT_NOFILE, "open_files"),
     ):
         if settings[name] is not None:
-            _limit(limit, settings[name])
-    _limit(resource.RLIMIT_CORE, 0)
+            _set_limit(limit, settings[name])
+    _set_limit(resource.RLIMIT_CORE, 0)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if settings["tmp_bytes"] is not None:
@@ -52,7 +52,7 @@ def launch(settings: dict[str, Any]) -> None:
     os.execv(settings["command"][0], settings["command"])  # noqa: S606  (what this program is for)
 
 
-def _limit(kind: int, value: int) -> None:
+def _set_limit(kind: int, value: int) -> None:
     hard = resource.getrlimit(kind)[1]
     least = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (least, least))
@@ -76,12 +76,12 @@ def _mount_tmp(libc: ctypes.CDLL, size_bytes: int, keep: list[str]) -> None:
         os.close(descriptor)
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, action: str) -> None:
     if result:
-        sys.exit(f"cannot {what}: {os.strerror(ctypes.get_errno())}")
+        sys.exit(f"cannot {action}: {os.strerror(ctypes.get_errno())}")
 
 
-def guard(lines: Iterable[str]) -> None:
+def reap_groups(lines: Iterable[str]) -> None:
     """Track process groups until the input ends or says ``.``, then kill the remaining groups."""
     groups: set[int] = set()
     for line in lines:
@@ -102,4 +102,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         launch(json.loads(sys.argv[1]))
     else:
-        guard(sys.stdin)
+        reap_groups(sys.stdin)

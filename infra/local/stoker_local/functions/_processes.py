@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-from stoker_local._host import Tasks
+from stoker_local._host import BackgroundTasks
 from stoker_local.functions._config import (
     FunctionCloudConfig,
     FunctionFault,
@@ -28,7 +28,7 @@ from stoker_local.functions._config import (
     FunctionSpec,
     GoogleSpec,
 )
-from stoker_local.functions._statistics import Account
+from stoker_local.functions._statistics import FunctionRecorder
 
 _LAUNCHER = Path(__file__).with_name("_launcher.py")
 _TMP = Path("/tmp")  # noqa: S108  (the function's own)
@@ -36,7 +36,7 @@ _PROBE_SECONDS = 30.0
 ADDRESS_ALLOWANCE_BYTES = 1 << 30
 """Address space beyond resident memory that libraries, stacks and allocator arenas reserve, in bytes."""
 _PIPE_BYTES = 1 << 16
-_KEPT_BYTES = 1 << 16
+_MAX_OUTPUT_BYTES = 1 << 16
 _TAIL_BYTES = 4096
 AnySpec = TypeVar("AnySpec", bound=FunctionSpec | GoogleSpec)
 
@@ -62,19 +62,19 @@ class ProcessPlan:
     open_files: int | None = None
 
 
-class Warden:
+class ProcessSupervisor:
     """Runs processes and ensures that they end with this one; :func:`warden` creates it.
 
     Attributes:
         tmp: kind of the processes' ``/tmp``.
     """
 
-    def __init__(self, tmp: Literal["tmpfs", "folder"], guardian: asyncio.StreamWriter) -> None:
+    def __init__(self, tmp: Literal["tmpfs", "folder"], reaper: asyncio.StreamWriter) -> None:
         self.tmp = tmp
-        self._guardian = guardian
+        self._reaper = reaper
 
     @asynccontextmanager
-    async def running(self, plan: ProcessPlan, output: Output) -> AsyncIterator[asyncio.subprocess.Process]:
+    async def launch(self, plan: ProcessPlan, output: OutputPipe) -> AsyncIterator[asyncio.subprocess.Process]:
         """Run a process in a new process group; leaving the context kills the group and removes its folder.
 
         Args:
@@ -93,21 +93,21 @@ class Warden:
                 cwd=plan.folder,
                 process_group=0,  # so that its children are frozen and killed with it
             )
-            output.started()
-            self._guardian.write(b"+%d\n" % process.pid)
+            output.close_writer()
+            self._reaper.write(b"+%d\n" % process.pid)
             try:
                 yield process
             finally:
                 signal_group(process.pid, signal.SIGKILL)
                 await process.wait()
-                self._guardian.write(b"-%d\n" % process.pid)
+                self._reaper.write(b"-%d\n" % process.pid)
         finally:
             if tmp is not None:
                 shutil.rmtree(tmp, ignore_errors=True)
 
 
 @asynccontextmanager
-async def warden(tmp: Literal["auto", "tmpfs", "folder"]) -> AsyncIterator[Warden]:
+async def process_supervisor(tmp: Literal["auto", "tmpfs", "folder"]) -> AsyncIterator[ProcessSupervisor]:
     """Yield a supervisor whose processes are killed when this process ends, in whatever way.
 
     Raises:
@@ -123,7 +123,7 @@ async def warden(tmp: Literal["auto", "tmpfs", "folder"]) -> AsyncIterator[Warde
     )
     assert guardian.stdin is not None  # noqa: S101  (for the type checker)
     try:
-        yield Warden(chosen, guardian.stdin)
+        yield ProcessSupervisor(chosen, guardian.stdin)
     finally:
         guardian.stdin.write(b".\n")
         guardian.stdin.close()
@@ -144,16 +144,16 @@ def launch_command(plan: ProcessPlan, *, tmp_folder: str | None) -> tuple[str, .
     return (sys.executable, "-I", "-S", str(_LAUNCHER), json.dumps(settings))
 
 
-def choose_tmp(wanted: Literal["auto", "tmpfs", "folder"]) -> Literal["tmpfs", "folder"]:
+def choose_tmp(kind: Literal["auto", "tmpfs", "folder"]) -> Literal["tmpfs", "folder"]:
     """Return the kind of ``/tmp`` that processes get, after testing whether a private one is possible.
 
     Raises:
         OSError: ``tmpfs`` was requested and this system does not allow it.
     """
-    if wanted == "folder" or (wanted == "auto" and sys.platform != "linux"):
+    if kind == "folder" or (kind == "auto" and sys.platform != "linux"):
         return "folder"
     problem = _mount_problem()
-    if wanted == "tmpfs" and problem:
+    if kind == "tmpfs" and problem:
         raise OSError(f"this system does not allow a private /tmp for functions ({problem}); use tmp='folder'")
     return "folder" if problem else "tmpfs"
 
@@ -179,21 +179,21 @@ def peak_memory_bytes(pid: int) -> int:
 
     The peaks are not added, because forked processes share pages.
     """
-    status = _text_of(f"/proc/{pid}/status")
+    status = _read_proc_file(f"/proc/{pid}/status")
     peaks = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
-    return max([int(next(peaks, "0")) << 10, *map(peak_memory_bytes, _children(pid))])
+    return max([int(next(peaks, "0")) << 10, *map(peak_memory_bytes, _child_pids(pid))])
 
 
-def _children(pid: int) -> list[int]:
+def _child_pids(pid: int) -> list[int]:
     threads = f"/proc/{pid}/task"
     try:
         names = os.listdir(threads)  # noqa: PTH208  (pathlib is slow, and this runs after every invocation)
     except OSError:
         return []
-    return [int(child) for name in names for child in _text_of(f"{threads}/{name}/children").split()]
+    return [int(child) for name in names for child in _read_proc_file(f"{threads}/{name}/children").split()]
 
 
-def _text_of(path: str) -> str:
+def _read_proc_file(path: str) -> str:
     """Return the text of a file in ``/proc``; empty if its process or thread has ended."""
     try:
         return Path(path).read_text("ascii", "replace")
@@ -207,7 +207,7 @@ def signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-class Output:
+class OutputPipe:
     """A pipe that collects the output of a process on the event loop.
 
     Output that a process writes before its response is in the pipe when the response arrives, so :meth:`take` returns
@@ -220,11 +220,11 @@ class Output:
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
-        self._kept = bytearray()
+        self._buffer = bytearray()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._reader, self._read)
 
-    def started(self) -> None:
+    def close_writer(self) -> None:
         """Close this process's writing end; the started process has its own copy."""
         os.close(self.writer)
         self.writer = -1
@@ -232,8 +232,8 @@ class Output:
     def take(self) -> bytes:
         """Return the output since the last call, at most its last 64 KiB."""
         self._read_all()
-        taken = bytes(self._kept)
-        self._kept.clear()
+        taken = bytes(self._buffer)
+        self._buffer.clear()
         return taken
 
     def close(self) -> None:
@@ -262,8 +262,8 @@ class Output:
         if not piece:  # every writer has closed the pipe
             self._loop.remove_reader(self._reader)
             return 0
-        self._kept += piece
-        del self._kept[:-_KEPT_BYTES]
+        self._buffer += piece
+        del self._buffer[:-_MAX_OUTPUT_BYTES]
         return len(piece)
 
 
@@ -280,8 +280,8 @@ class InstanceConfig(Generic[AnySpec]):
         spec: configuration of the function.
         cloud: configuration of the cloud.
         environment: environment variables from the platform; the function's own variables override them.
-        warden: runs the processes.
-        account: statistics and events of the function.
+        supervisor: runs the processes.
+        recorder: statistics and events of the function.
         faults: draws the faults of invocations.
         tasks: starts the tasks that run the instances.
     """
@@ -289,10 +289,10 @@ class InstanceConfig(Generic[AnySpec]):
     spec: AnySpec
     cloud: FunctionCloudConfig
     environment: Mapping[str, str] = field(repr=False)
-    warden: Warden
-    account: Account
+    supervisor: ProcessSupervisor
+    recorder: FunctionRecorder
     faults: FunctionFaultInjector
-    tasks: Tasks
+    tasks: BackgroundTasks
 
 
 class FunctionProcess(ABC, Generic[AnySpec]):
@@ -300,7 +300,7 @@ class FunctionProcess(ABC, Generic[AnySpec]):
 
     Attributes:
         name: name of the instance, for logs and statistics.
-        ended: future of the exit code; done once the process has ended and its resources are released.
+        exit_future: future of the exit code; done once the process has ended and its resources are released.
         peak_bytes: peak resident memory at the last measurement, in bytes; 0 if the system does not report it.
         output: output of the processes.
     """
@@ -308,38 +308,38 @@ class FunctionProcess(ABC, Generic[AnySpec]):
     def __init__(self, name: str, config: InstanceConfig[AnySpec]) -> None:
         self.name = name
         self._config = config
-        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.exit_future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.peak_bytes = 0
-        self.output = Output()
+        self.output = OutputPipe()
         self._pid = 0
         self._is_killed = False
 
     @abstractmethod
-    def _planned(self) -> AbstractAsyncContextManager[ProcessPlan]:
+    def _plan_process(self) -> AbstractAsyncContextManager[ProcessPlan]:
         """Yield the plan of the process; resources that it needs exist while the context is open."""
 
-    async def _leave(self, process: asyncio.subprocess.Process) -> None:
+    async def _terminate(self, process: asyncio.subprocess.Process) -> None:
         """Prepare a process for being killed; by default, do nothing."""
 
-    async def live(self) -> None:
+    async def run_process(self) -> None:
         """Run the process until it ends, and release its resources; end it first if cancelled."""
         code = -signal.SIGKILL
         try:
-            async with self._planned() as plan, self._config.warden.running(plan, self.output) as process:
+            async with self._plan_process() as plan, self._config.supervisor.launch(plan, self.output) as process:
                 self._pid = process.pid
                 try:
                     code = await process.wait()
                 except asyncio.CancelledError:
-                    await self._leave(process)
+                    await self._terminate(process)
                     raise
         finally:
-            self.ended.set_result(code)
+            self.exit_future.set_result(code)
             self.output.close()
 
     @property
     def is_alive(self) -> bool:
         """Whether the process has neither ended nor been killed."""
-        return not self._is_killed and not self.ended.done()
+        return not self._is_killed and not self.exit_future.done()
 
     def kill(self) -> None:
         """Kill the process group at once, even if it is frozen."""
@@ -355,7 +355,7 @@ class FunctionProcess(ABC, Generic[AnySpec]):
         self._signal(signal.SIGCONT)
 
     @contextmanager
-    def striking(self, fault: FunctionFault | None) -> Iterator[None]:
+    def inject_fault(self, fault: FunctionFault | None) -> Iterator[None]:
         """Inject a kill or a freeze at its time, unless the block is left earlier; leaving it ends a freeze."""
         if fault is None or fault.kind not in (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE):
             yield
@@ -363,7 +363,7 @@ class FunctionProcess(ABC, Generic[AnySpec]):
         loop = asyncio.get_running_loop()
 
         def strike() -> None:
-            self._config.account.struck(fault.kind)
+            self._config.recorder.record_fault(fault.kind)
             (self.kill if fault.kind is FunctionFaultKind.KILL else self.freeze)()
 
         timers = [
@@ -378,11 +378,11 @@ class FunctionProcess(ABC, Generic[AnySpec]):
             self.thaw()
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._pid and not self.ended.done():
+        if self._pid and not self.exit_future.done():
             signal_group(self._pid, number)
 
-    def exceeds(self, memory_bytes: int) -> bool:
+    def exceeds_memory(self, memory_bytes: int) -> bool:
         """Measure the resident memory of the processes; return whether the peak of one is above ``memory_bytes``."""
-        if not self.ended.done():
+        if not self.exit_future.done():
             self.peak_bytes = max(self.peak_bytes, peak_memory_bytes(self._pid))
         return self.peak_bytes > memory_bytes

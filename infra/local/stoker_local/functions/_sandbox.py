@@ -19,17 +19,17 @@ from enum import StrEnum
 
 from aiohttp import web
 
-from stoker_local._host import read_body, serving
+from stoker_local._host import read_body, serve_application
 from stoker_local.functions._config import FunctionFault, FunctionSpec
 from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan
-from stoker_local.functions._statistics import MAX_RESULT_BYTES, Answer, Invocation, failure
+from stoker_local.functions._statistics import MAX_RESULT_BYTES, HandlerResult, Invocation, failure_result
 
 _SETTLE_SECONDS = 10.0
 _OPEN_FILES = 1024
 _MEMORY_ERRORS = ("MemoryError", "_ArrayMemoryError")  # Python's and numpy's
 _MAX_ERROR_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 1 << 21  # the runtime client sends an error's complete stack trace in one header
-_VERSION = "/2018-06-01/runtime"
+_API_PREFIX = "/2018-06-01/runtime"
 _ERROR_TYPE = re.compile(r"[\w.:$-]{1,255}")
 
 
@@ -51,10 +51,10 @@ class Sandbox(FunctionProcess[FunctionSpec]):
     # --- its process --------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _planned(self) -> AsyncIterator[ProcessPlan]:
+    async def _plan_process(self) -> AsyncIterator[ProcessPlan]:
         spec = self._config.spec
         try:
-            async with self._api.serving(self._config.cloud.host) as address:
+            async with self._api.serve(self._config.cloud.host) as address:
                 yield ProcessPlan(
                     command=(sys.executable, "-m", "awslambdaric", spec.handler),
                     environment=self._environment(address),
@@ -96,63 +96,63 @@ class Sandbox(FunctionProcess[FunctionSpec]):
 
     # --- its work -----------------------------------------------------------------------------------------------
 
-    async def start(self) -> Answer | None:
+    async def start(self) -> HandlerResult | None:
         """Wait until the instance polls for work; return an error if it ends, fails or takes too long instead."""
         loop = asyncio.get_running_loop()
         started_at, limit = loop.time(), self._config.cloud.init_seconds
-        await self._wait_for(self._api.polled, self._api.answer, seconds=limit)
+        await self._wait_for(self._api.poll_future, self._api.result_future, seconds=limit)
         self.init_seconds = loop.time() - started_at
-        if self._api.polled.done():
+        if self._api.poll_future.done():
             return None
-        answer = self._verdict("", f"Init timed out after {limit:.2f} seconds")
-        await self._end()
+        answer = self._final_result("", f"Init timed out after {limit:.2f} seconds")
+        await self._kill_and_wait()
         return answer
 
-    async def run(self, invocation: Invocation, fault: FunctionFault | None) -> tuple[Answer, float]:
+    async def run(self, invocation: Invocation, fault: FunctionFault | None) -> tuple[HandlerResult, float]:
         """Run one invocation; return its result and duration in seconds, once the instance is frozen or has ended."""
-        if self.ended.done():
-            return _exit_of(self.ended.result(), invocation.request_id), 0.0
+        if self.exit_future.done():
+            return _exit_result(self.exit_future.result(), invocation.request_id), 0.0
         loop, limit = asyncio.get_running_loop(), self._config.spec.timeout_seconds
         started_at = loop.time()
         super().thaw()
         self._api.begin(invocation, timeout_seconds=limit)
-        with self.striking(fault):
-            await self._wait_for(self._api.answer, seconds=limit)
+        with self.inject_fault(fault):
+            await self._wait_for(self._api.result_future, seconds=limit)
         seconds = loop.time() - started_at
-        exceeds = self.exceeds(self._config.spec.memory_bytes)
-        answer = self._verdict(invocation.request_id, f"Task timed out after {limit:.2f} seconds")
-        survives = self._api.answer.done()
+        exceeds = self.exceeds_memory(self._config.spec.memory_bytes)
+        answer = self._final_result(invocation.request_id, f"Task timed out after {limit:.2f} seconds")
+        survives = self._api.result_future.done()
         if survives and (exceeds or answer.error_type in _MEMORY_ERRORS):
             # Lambda would have killed it before it could answer.
             message = "Runtime exited with error: signal: killed"
-            answer, survives = failure("Runtime.OutOfMemory", message, invocation.request_id), False
+            answer, survives = failure_result("Runtime.OutOfMemory", message, invocation.request_id), False
         if survives:
-            await self._wait_for(self._api.polled, seconds=_SETTLE_SECONDS)
-        if not (survives and self._api.polled.done()):
-            await self._end()
+            await self._wait_for(self._api.poll_future, seconds=_SETTLE_SECONDS)
+        if not (survives and self._api.poll_future.done()):
+            await self._kill_and_wait()
         return answer, seconds
 
-    def _verdict(self, request_id: str, late: str) -> Answer:
+    def _final_result(self, request_id: str, late: str) -> HandlerResult:
         """Return the result of the start or invocation, in Lambda's terms; ``late`` is the message of a timeout."""
-        if self._api.answer.done():
-            return self._api.answer.result()
-        if self.ended.done():
-            return _exit_of(self.ended.result(), request_id)
-        return failure("Sandbox.Timedout", late, request_id)
+        if self._api.result_future.done():
+            return self._api.result_future.result()
+        if self.exit_future.done():
+            return _exit_result(self.exit_future.result(), request_id)
+        return failure_result("Sandbox.Timedout", late, request_id)
 
-    async def _wait_for(self, *events: asyncio.Future[None] | asyncio.Future[Answer], seconds: float) -> None:
+    async def _wait_for(self, *events: asyncio.Future[None] | asyncio.Future[HandlerResult], seconds: float) -> None:
         """Wait for one of the events or the end of the process, at most ``seconds``."""
-        await asyncio.wait({*events, self.ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({*events, self.exit_future}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _end(self) -> None:
+    async def _kill_and_wait(self) -> None:
         self.kill()
-        await asyncio.wait({self.ended})
+        await asyncio.wait({self.exit_future})
 
 
-def _exit_of(code: int, request_id: str) -> Answer:
+def _exit_result(code: int, request_id: str) -> HandlerResult:
     how = f"signal: {signal.strsignal(-code)}".lower() if code < 0 else f"exit status {code}"
     message = f"Runtime exited with error: {how}" if code else "Runtime exited without providing a reason"
-    return failure("Runtime.ExitError", message, request_id)
+    return failure_result("Runtime.ExitError", message, request_id)
 
 
 class InstanceState(StrEnum):
@@ -165,7 +165,7 @@ class InstanceState(StrEnum):
     DEAD = "dead"
 
 
-_STEPS: Mapping[tuple[InstanceState, str], InstanceState] = {
+_TRANSITIONS: Mapping[tuple[InstanceState, str], InstanceState] = {
     (InstanceState.STARTING, "poll"): InstanceState.FROZEN,
     (InstanceState.STARTING, "fail"): InstanceState.ANSWERED,
     (InstanceState.FROZEN, "invoke"): InstanceState.BUSY,
@@ -184,8 +184,8 @@ class RuntimeApi:
 
     Attributes:
         state: state of the instance.
-        answer: future of the result of the start or current invocation; a start has a result only if it fails.
-        polled: future that is done while the instance waits for work.
+        result_future: future of the result of the start or current invocation; a start has a result only if it fails.
+        poll_future: future that is done while the instance waits for work.
     """
 
     def __init__(self, *, arn: str, on_poll: Callable[[], None]) -> None:
@@ -195,13 +195,13 @@ class RuntimeApi:
         self._loop = asyncio.get_running_loop()
         self._work: asyncio.Queue[tuple[Invocation, int]] = asyncio.Queue()
         self._request_id = ""
-        self.answer: asyncio.Future[Answer] = self._loop.create_future()
-        self.polled: asyncio.Future[None] = self._loop.create_future()
+        self.result_future: asyncio.Future[HandlerResult] = self._loop.create_future()
+        self.poll_future: asyncio.Future[None] = self._loop.create_future()
 
     def begin(self, invocation: Invocation, *, timeout_seconds: float) -> None:
-        """Give an invocation to the instance; from now on, :attr:`answer` is the future of its result."""
+        """Give an invocation to the instance; from now on, :attr:`result_future` is the future of its result."""
         self.step("invoke")
-        self.answer, self.polled = self._loop.create_future(), self._loop.create_future()
+        self.result_future, self.poll_future = self._loop.create_future(), self._loop.create_future()
         self._request_id = invocation.request_id
         deadline_milliseconds = int((time.time() + timeout_seconds) * 1000)
         self._work.put_nowait((invocation, deadline_milliseconds))
@@ -212,25 +212,25 @@ class RuntimeApi:
         Raises:
             HTTPForbidden: the event is not allowed in the current state.
         """
-        if (self.state, event) not in _STEPS:
+        if (self.state, event) not in _TRANSITIONS:
             error = {"errorType": "InvalidStateTransition", "errorMessage": f"{event} while {self.state}"}
             raise web.HTTPForbidden(text=json.dumps(error), content_type="application/json")
-        self.state = _STEPS[self.state, event]
+        self.state = _TRANSITIONS[self.state, event]
 
-    def serving(self, host: str) -> AbstractAsyncContextManager[str]:
+    def serve(self, host: str) -> AbstractAsyncContextManager[str]:
         """Serve on a free port; the context yields the address for the runtime client."""
         app = web.Application()
-        app.router.add_get(f"{_VERSION}/invocation/next", self._next)
-        app.router.add_post(f"{_VERSION}/invocation/{{id}}/response", self._respond)
-        app.router.add_post(f"{_VERSION}/invocation/{{id}}/error", self._fail)
-        app.router.add_post(f"{_VERSION}/init/error", self._fail)
+        app.router.add_get(f"{_API_PREFIX}/invocation/next", self._next)
+        app.router.add_post(f"{_API_PREFIX}/invocation/{{id}}/response", self._respond)
+        app.router.add_post(f"{_API_PREFIX}/invocation/{{id}}/error", self._fail)
+        app.router.add_post(f"{_API_PREFIX}/init/error", self._fail)
         # A pending poll must end when its process dies.
-        return serving(app, host, handler_cancellation=True, max_field_size=_MAX_HEADER_BYTES)
+        return serve_application(app, host, handler_cancellation=True, max_field_size=_MAX_HEADER_BYTES)
 
     async def _next(self, request: web.Request) -> web.Response:
         self.step("poll")
-        if not self.polled.done():
-            self.polled.set_result(None)
+        if not self.poll_future.done():
+            self.poll_future.set_result(None)
         self._on_poll()
         invocation, deadline_milliseconds = await self._work.get()
         headers = {
@@ -245,25 +245,25 @@ class RuntimeApi:
     async def _respond(self, request: web.Request) -> web.Response:
         body = await read_body(request, limit_bytes=MAX_RESULT_BYTES)
         if body is not None:
-            return self._answered(request, Answer(payload=body), status=202)
+            return self._finish(request, HandlerResult(payload=body), status=202)
         message = f"Response payload size exceeded maximum allowed payload size ({MAX_RESULT_BYTES} bytes)."
         error = {"errorType": "Function.ResponseSizeTooLarge", "errorMessage": message}
-        answer = Answer(payload=json.dumps(error).encode(), error_type="Function.ResponseSizeTooLarge")
-        return self._answered(request, answer, status=413)
+        answer = HandlerResult(payload=json.dumps(error).encode(), error_type="Function.ResponseSizeTooLarge")
+        return self._finish(request, answer, status=413)
 
     async def _fail(self, request: web.Request) -> web.Response:
-        return self._answered(request, await _error(request), status=202)
+        return self._finish(request, await _read_error(request), status=202)
 
-    def _answered(self, request: web.Request, answer: Answer, *, status: int) -> web.Response:
+    def _finish(self, request: web.Request, answer: HandlerResult, *, status: int) -> web.Response:
         is_start = "id" not in request.match_info
         if not is_start and request.match_info["id"] != self._request_id:
             return web.json_response({"errorType": "InvalidRequestID"}, status=400)
         self.step("fail" if is_start else "answer")
-        self.answer.set_result(answer)
+        self.result_future.set_result(answer)
         return web.json_response({"status": "OK"}, status=status)
 
 
-async def _error(request: web.Request) -> Answer:
+async def _read_error(request: web.Request) -> HandlerResult:
     """Parse a reported error; a body without a valid error type becomes the message of an ``Unhandled`` error."""
     body = await read_body(request, limit_bytes=_MAX_ERROR_BYTES) or b""
     try:
@@ -271,6 +271,6 @@ async def _error(request: web.Request) -> Answer:
     except (ValueError, TypeError, KeyError, RecursionError):
         error_type = None
     if isinstance(error_type, str) and _ERROR_TYPE.fullmatch(error_type):
-        return Answer(payload=body, error_type=error_type)
+        return HandlerResult(payload=body, error_type=error_type)
     error = {"errorType": "Unhandled", "errorMessage": body.decode("utf-8", "replace")}
-    return Answer(payload=json.dumps(error).encode(), error_type="Unhandled")
+    return HandlerResult(payload=json.dumps(error).encode(), error_type="Unhandled")

@@ -14,8 +14,8 @@ from aiohttp import web
 from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices
 from stoker_local.functions._config import FunctionFaultKind, FunctionSpec
 
-_KEPT_HAPPENINGS = 10_000
-_KEPT_LOGS = 200
+_MAX_EVENTS = 10_000
+_MAX_LOGS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,46 +75,46 @@ class FunctionStatistics:
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class FunctionRecorder:
     """Collects one function's statistics, events and logs.
 
     Attributes:
         function: name of the function.
-        figures: counters so far, without cost, which :meth:`read` adds.
+        figures: counters so far, without cost, which :meth:`statistics` adds.
         logs: output of the newest 200 invocations.
     """
 
     function: str
-    _ledger: Ledger
+    _cloud_recorder: CloudRecorder
     _prices: FunctionPrices
     _memory_bytes: int
     _vcpus: float
     figures: FunctionStatistics = field(default_factory=lambda: FunctionStatistics(faults=Counter()))
-    logs: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LOGS))
+    logs: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_LOGS))
 
-    def note(self, what: str, *, instance: str = "", detail: str = "") -> None:
+    def record_event(self, what: str, *, instance: str = "", detail: str = "") -> None:
         """Add an event of this function to the ledger."""
-        self._ledger.note(self.function, what, instance=instance, detail=detail)
+        self._cloud_recorder.record_event(self.function, what, instance=instance, detail=detail)
 
-    def started(self, *, instances: int) -> None:
+    def record_start(self, *, instances: int) -> None:
         """Count a cold start; ``instances`` is the number of instances after it."""
         self.figures.cold_starts += 1
         self.figures.instances = instances
         self.figures.peak_instances = max(self.figures.peak_instances, instances)
 
-    def struck(self, kind: FunctionFaultKind) -> None:
+    def record_fault(self, kind: FunctionFaultKind) -> None:
         """Count an injected fault."""
         self.figures.faults[kind.value] += 1
-        self.note(kind.value, detail="injected")
+        self.record_event(kind.value, detail="injected")
 
-    def wrote(self, log: bytes) -> None:
+    def record_log(self, log: bytes) -> None:
         """Keep and echo the output of an invocation."""
         if log:
             text = log.decode("utf-8", "replace")
             self.logs.append(text)
-            self._ledger.echo(text)
+            self._cloud_recorder.echo(text)
 
-    def read(self) -> FunctionStatistics:
+    def statistics(self) -> FunctionStatistics:
         """Return a copy of the statistics, including their cost."""
         figures, prices = self.figures, self._prices
         per_second = prices.invocation_dollars(seconds=1.0, memory_bytes=self._memory_bytes, vcpus=self._vcpus)
@@ -127,44 +127,44 @@ class Account:
         )
 
 
-class Ledger:
+class CloudRecorder:
     """Collects the statistics of all functions and the newest 10,000 events.
 
     Attributes:
-        accounts: function name → account.
+        recorders: function name → account.
         echo: is called with the output of every invocation.
     """
 
     def __init__(self, *, clock: Callable[[], float], echo: Callable[[str], object]) -> None:
-        self.accounts: dict[str, Account] = {}
+        self.recorders: dict[str, FunctionRecorder] = {}
         self.echo = echo
         self._prices = Prices.load().functions
         self._clock = clock
         self._started_at = clock()
-        self._happenings: deque[Happening] = deque(maxlen=_KEPT_HAPPENINGS)
+        self._events: deque[Happening] = deque(maxlen=_MAX_EVENTS)
         self._numbers = count()
 
-    def open(self, function: str, platform: str, *, memory_bytes: int, vcpus: float = 0.0) -> Account:
+    def add_function(self, function: str, platform: str, *, memory_bytes: int, vcpus: float = 0.0) -> FunctionRecorder:
         """Create the account of a function, with the prices of ``platform`` (``lambda`` or ``cloud-run``)."""
-        account = Account(function, self, self._prices[platform], memory_bytes, vcpus)
-        self.accounts[function] = account
+        account = FunctionRecorder(function, self, self._prices[platform], memory_bytes, vcpus)
+        self.recorders[function] = account
         return account
 
-    def note(self, function: str, what: str, *, instance: str = "", detail: str = "") -> None:
+    def record_event(self, function: str, what: str, *, instance: str = "", detail: str = "") -> None:
         """Add an event."""
         number, seconds = next(self._numbers), self._clock() - self._started_at
         happening = Happening(
             number=number, seconds=seconds, function=function, instance=instance, what=what, detail=detail
         )
-        self._happenings.append(happening)
+        self._events.append(happening)
 
     def statistics(self) -> dict[str, FunctionStatistics]:
         """Return the statistics of every function."""
-        return {name: account.read() for name, account in self.accounts.items()}
+        return {name: account.statistics() for name, account in self.recorders.items()}
 
     def events(self, since: int) -> list[Happening]:
         """Return the events from number ``since`` on, oldest first; only the newest 10,000 are kept."""
-        return [happening for happening in self._happenings if happening.number >= since]
+        return [happening for happening in self._events if happening.number >= since]
 
 
 def total(figures: Mapping[str, FunctionStatistics]) -> FunctionStatistics:
@@ -180,7 +180,7 @@ def total(figures: Mapping[str, FunctionStatistics]) -> FunctionStatistics:
     return FunctionStatistics(**sums, faults=sum((Counter(each.faults) for each in figures.values()), Counter()))
 
 
-_STATUS = {
+_STATUS_BY_CODE = {
     "IncompleteSignatureException": 400,
     "InvalidParameterValueException": 400,
     "InvalidRequestContentException": 400,
@@ -210,7 +210,7 @@ class Invocation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HandlerResult:
     """The result of a handler, or the error of its instance.
 
     Attributes:
@@ -253,10 +253,10 @@ class Outcome:
         return self.init_seconds is not None
 
 
-def failure(error_type: str, message: str, request_id: str) -> Answer:
+def failure_result(error_type: str, message: str, request_id: str) -> HandlerResult:
     """Return an error in Lambda's format, for an instance that could not report it itself."""
     error = {"errorType": error_type, "errorMessage": f"RequestId: {request_id} Error: {message}"}
-    return Answer(payload=json.dumps(error).encode(), error_type=error_type)
+    return HandlerResult(payload=json.dumps(error).encode(), error_type=error_type)
 
 
 def billed_milliseconds(seconds: float, init_seconds: float | None) -> int:
@@ -264,7 +264,7 @@ def billed_milliseconds(seconds: float, init_seconds: float | None) -> int:
     return math.ceil((seconds + (init_seconds or 0.0)) * 1000)
 
 
-def report(spec: FunctionSpec, outcome: Outcome) -> bytes:
+def report_lines(spec: FunctionSpec, outcome: Outcome) -> bytes:
     """Return the END and REPORT lines that Lambda appends to an invocation's log."""
     fields = [
         f"REPORT RequestId: {outcome.request_id}",
@@ -300,7 +300,7 @@ class ServiceError(Exception):
     @property
     def status(self) -> int:
         """HTTP status of the error."""
-        return _STATUS.get(self.code, 403)
+        return _STATUS_BY_CODE.get(self.code, 403)
 
     def response(self) -> web.Response:
         """Return the HTTP response, which botocore turns into its exception of the same name."""

@@ -27,7 +27,7 @@ from stoker_local.functions._config import EventSource, Notification, QueueSpec,
 from stoker_local.functions._statistics import MAX_REQUEST_BYTES, Outcome, ServiceError
 
 
-async def keep_firing(schedule: Schedule, fire: Callable[[], object]) -> None:
+async def run_schedule(schedule: Schedule, fire: Callable[[], object]) -> None:
     """Call ``fire`` after every period, until cancelled; the periods do not drift if the event loop is late."""
     loop = asyncio.get_running_loop()
     due = loop.time()
@@ -67,7 +67,7 @@ def _iso(posix_seconds: float) -> str:
     return datetime.fromtimestamp(posix_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
-def opening_message(bucket: str, now: float) -> str:
+def setup_message(bucket: str, now: float) -> str:
     """Return the test message that S3 sends when a notification is set up."""
     event = {
         "Service": "Amazon S3",
@@ -122,12 +122,14 @@ def create_queues(specs: Sequence[QueueSpec], *, seed: int, clock: Callable[[], 
 
 
 @contextmanager
-def watching(watchers: list[Callable[[ObjectCreated], None]], react: Callable[[ObjectCreated], None]) -> Iterator[None]:
-    """Call ``react`` on this event loop for every object that is created, even if the bucket runs in another thread."""
+def watch_objects(
+    watchers: list[Callable[[ObjectCreated], None]], callback: Callable[[ObjectCreated], None]
+) -> Iterator[None]:
+    """Call ``callback`` on this event loop for each new object, even if the bucket runs in another thread."""
     loop = asyncio.get_running_loop()
 
     def on_created(created: ObjectCreated) -> None:
-        loop.call_soon_threadsafe(react, created)
+        loop.call_soon_threadsafe(callback, created)
 
     watchers.append(on_created)
     try:
@@ -141,7 +143,7 @@ _RECORD_BYTES = 640  # maximum size of a record without its body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class LocalMessage:
     """An immutable message of a queue.
 
     Attributes:
@@ -149,7 +151,7 @@ class Message:
         body: content.
         sent_at: time of sending, in POSIX seconds.
         first_received_at: time of the first receive, in POSIX seconds; 0 if it was never received.
-        receives: number of receives.
+        receive_count: number of receives.
         receipt: receipt handle of the latest receive, which deletes the message while it is hidden.
     """
 
@@ -157,7 +159,7 @@ class Message:
     body: str
     sent_at: float
     first_received_at: float = 0.0
-    receives: int = 0
+    receive_count: int = 0
     receipt: str = ""
 
 
@@ -189,10 +191,10 @@ class LocalQueue:
         self._chance = chance
         self._dead_letters = dead_letters
         self._clock = clock
-        self._visible: deque[Message] = deque()
-        self._hidden: dict[str, tuple[Message, asyncio.TimerHandle]] = {}
+        self._visible: deque[LocalMessage] = deque()
+        self._hidden: dict[str, tuple[LocalMessage, asyncio.TimerHandle]] = {}
         self._receipts = 0
-        self._changed = asyncio.Event()
+        self._change_event = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<LocalQueue {self.spec.name} {len(self._visible)} visible, {len(self._hidden)} hidden>"
@@ -208,7 +210,7 @@ class LocalQueue:
     async def drained(self) -> None:
         """Wait until the queue has neither visible nor hidden messages."""
         while len(self):
-            await self._change()
+            await self._wait_for_change()
 
     def send(self, body: str) -> str:
         """Send a message and return its id.
@@ -219,7 +221,7 @@ class LocalQueue:
         if not 0 < len(body.encode()) <= _MAX_MESSAGE_BYTES:
             raise ValueError(f"a message for {self.spec.name} has {len(body.encode())} bytes; it takes 1 to 1048576")
         message_id = f"{self._chance.getrandbits(128):032x}"
-        self.add(Message(message_id=message_id, body=body, sent_at=self._clock()))
+        self.add(LocalMessage(message_id=message_id, body=body, sent_at=self._clock()))
         return message_id
 
     async def receive(
@@ -229,7 +231,7 @@ class LocalQueue:
         window_seconds: float = 0.0,
         limit_bytes: int = 6_000_000,
         size_of: Callable[[str], int] = len,
-    ) -> list[Message]:
+    ) -> list[LocalMessage]:
         """Wait for a batch of messages; return and hide them, oldest first.
 
         The batch ends at ``limit`` messages, at ``limit_bytes``, or when the window is over.
@@ -240,27 +242,27 @@ class LocalQueue:
             limit_bytes: maximum total size, in bytes; a longer message is returned alone.
             size_of: returns the size that a body counts, in bytes.
         """
-        taken: list[Message] = []
-        left_bytes = self._take(taken, limit, limit_bytes, size_of)
+        taken: list[LocalMessage] = []
+        left_bytes = self._receive_into(taken, limit, limit_bytes, size_of)
         while not taken:
-            await self._change()
-            left_bytes = self._take(taken, limit, limit_bytes, size_of)
+            await self._wait_for_change()
+            left_bytes = self._receive_into(taken, limit, limit_bytes, size_of)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(window_seconds):
                 while len(taken) < limit and not self._visible:  # a visible message here is one that does not fit
-                    await self._change()
-                    left_bytes = self._take(taken, limit, left_bytes, size_of)
+                    await self._wait_for_change()
+                    left_bytes = self._receive_into(taken, limit, left_bytes, size_of)
         return taken
 
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
+    async def _wait_for_change(self) -> None:
+        self._change_event.clear()
+        await self._change_event.wait()
 
     def delete(self, receipt: str) -> None:
         """Delete a message; a receipt that is no longer valid is ignored."""
         if hidden := self._hidden.pop(receipt, None):
             hidden[1].cancel()
-            self._changed.set()
+            self._change_event.set()
 
     def close(self) -> None:
         """Discard all messages."""
@@ -268,24 +270,26 @@ class LocalQueue:
             timer.cancel()
         self._hidden.clear()
         self._visible.clear()
-        self._changed.set()
+        self._change_event.set()
 
-    def add(self, message: Message) -> None:
+    def add(self, message: LocalMessage) -> None:
         """Append a message, visible."""
         self._visible.append(message)
-        self._changed.set()
+        self._change_event.set()
 
-    def _take(self, taken: list[Message], limit: int, left_bytes: int, size_of: Callable[[str], int]) -> int:
+    def _receive_into(
+        self, taken: list[LocalMessage], limit: int, left_bytes: int, size_of: Callable[[str], int]
+    ) -> int:
         """Hide visible messages and append them to ``taken`` while they fit; return the remaining bytes.
 
         Messages that have been received ``max_receives`` times move to the dead-letter queue instead.
         """
         while self._visible and len(taken) < limit:
             message = self._visible[0]
-            if self._dead_letters is not None and message.receives >= self.spec.max_receives:
+            if self._dead_letters is not None and message.receive_count >= self.spec.max_receives:
                 self._visible.popleft()
-                self._dead_letters.add(replace(message, receives=0, first_received_at=0.0))
-                self._changed.set()
+                self._dead_letters.add(replace(message, receive_count=0, first_received_at=0.0))
+                self._change_event.set()
                 continue
             size_bytes = size_of(message.body)
             if taken and size_bytes > left_bytes:
@@ -295,12 +299,12 @@ class LocalQueue:
             taken.append(self._hide(message))
         return left_bytes
 
-    def _hide(self, message: Message) -> Message:
+    def _hide(self, message: LocalMessage) -> LocalMessage:
         self._receipts += 1
         message = replace(
             message,
             receipt=f"{message.message_id}-{self._receipts}",
-            receives=message.receives + 1,
+            receive_count=message.receive_count + 1,
             first_received_at=message.first_received_at or self._clock(),
         )
         if self._chance.random() < self.spec.duplicate_probability:
@@ -314,7 +318,7 @@ class LocalQueue:
         self.add(message)
 
 
-async def poll(
+async def poll_queue(
     source: EventSource, queue: LocalQueue, invoke: Callable[[dict[str, Any]], Awaitable[Outcome]], *, queue_arn: str
 ) -> None:
     """Invoke a function with batches from a queue until cancelled, one batch at a time.
@@ -332,13 +336,13 @@ async def poll(
             outcome = await invoke(batch_event(batch, queue_arn=queue_arn))
         except ServiceError:
             continue
-        failed = failed_messages(batch, outcome, reports=source.report_failures)
+        failed = failed_messages(batch, outcome, reports_failures=source.report_failures)
         for delivery in batch:
             if delivery.message_id not in failed:
                 queue.delete(delivery.receipt)
 
 
-def batch_event(batch: Sequence[Message], *, queue_arn: str) -> dict[str, Any]:
+def batch_event(batch: Sequence[LocalMessage], *, queue_arn: str) -> dict[str, Any]:
     """Return the event that Lambda passes to a function for a batch."""
     records = [
         {
@@ -346,7 +350,7 @@ def batch_event(batch: Sequence[Message], *, queue_arn: str) -> dict[str, Any]:
             "receiptHandle": delivery.receipt,
             "body": delivery.body,
             "attributes": {
-                "ApproximateReceiveCount": str(delivery.receives),
+                "ApproximateReceiveCount": str(delivery.receive_count),
                 "SentTimestamp": str(int(delivery.sent_at * 1000)),
                 "SenderId": "local",
                 "ApproximateFirstReceiveTimestamp": str(int(delivery.first_received_at * 1000)),
@@ -362,7 +366,7 @@ def batch_event(batch: Sequence[Message], *, queue_arn: str) -> dict[str, Any]:
     return {"Records": records}
 
 
-def failed_messages(batch: Sequence[Message], outcome: Outcome, *, reports: bool) -> set[str]:
+def failed_messages(batch: Sequence[LocalMessage], outcome: Outcome, *, reports_failures: bool) -> set[str]:
     """Return the ids of the messages that were not handled.
 
     These are all messages if the function failed, or if its report is malformed or names a message outside the batch.
@@ -370,7 +374,7 @@ def failed_messages(batch: Sequence[Message], outcome: Outcome, *, reports: bool
     everything = {delivery.message_id for delivery in batch}
     if outcome.error_type:
         return everything
-    if not reports:
+    if not reports_failures:
         return set()
     try:
         result = json.loads(outcome.payload)

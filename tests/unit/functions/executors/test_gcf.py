@@ -22,7 +22,7 @@ from stoker.errors import (
     TransientError,
 )
 from stoker.fanout import ExecutorOptions
-from stoker_functions._executors.gcf import GcfExecutor, size_of
+from stoker_functions._executors.gcf import GcfExecutor, deployed_size
 from support.function_endpoints import Answering, Endpoint, answering, gcf_endpoint
 
 
@@ -81,7 +81,7 @@ def test_what_a_call_is_charged_is_its_time_in_tenths_at_the_size_of_the_functio
     assert (answer.memory_bytes, answer.vcpus, answer.is_cold) == (1 << 30, 0.5, None)
     answer, _, _ = called()
     assert isinstance(answer, Answer)
-    assert (answer.memory_bytes, answer.vcpus) == size_of("echo") == (2 << 30, 1.0)
+    assert (answer.memory_bytes, answer.vcpus) == deployed_size("echo") == (2 << 30, 1.0)
 
 
 def test_a_function_is_charged_at_the_size_that_it_is_deployed_with() -> None:
@@ -89,7 +89,7 @@ def test_a_function_is_charged_at_the_size_that_it_is_deployed_with() -> None:
     rows = re.findall(r'^ +([\w-]+) += \{ cpu = (\d+), memory = "(\d+)Gi"', sizes, re.MULTILINE)
     assert len(rows) == 7
     for name, cpus, gigabytes in rows:
-        assert size_of(name) == (int(gigabytes) << 30, float(cpus)), name
+        assert deployed_size(name) == (int(gigabytes) << 30, float(cpus)), name
         executor = GcfExecutor(ExecutorOptions(region="here", project="mine"))
         assert executor.vcpus(name) == float(cpus)
 

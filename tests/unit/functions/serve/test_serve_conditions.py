@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker_functions.serve import Refusal
-from stoker_functions.serve._messages import asked_range, is_unchanged
+from stoker_functions.serve._messages import is_not_modified, parse_range
 
 ETAG = '"abc"'
 
@@ -28,13 +28,13 @@ ETAG = '"abc"'
     ],
 )
 def test_a_client_that_has_the_object_is_told_so(headers: dict[str, str], unchanged: bool) -> None:
-    assert is_unchanged(headers, ETAG) is unchanged
+    assert is_not_modified(headers, ETAG) is unchanged
 
 
 @pytest.mark.parametrize("wanted", ['"x"', f"W/{ETAG}", '""', '"ABC"'])
 def test_another_object_than_the_one_that_is_wanted_is_412(wanted: str) -> None:
     with pytest.raises(Refusal) as caught:
-        is_unchanged({"if-match": wanted, "if-none-match": ETAG}, ETAG)
+        is_not_modified({"if-match": wanted, "if-none-match": ETAG}, ETAG)
     assert caught.value.status == 412
 
 
@@ -44,7 +44,7 @@ def test_another_object_than_the_one_that_is_wanted_is_412(wanted: str) -> None:
 @pytest.mark.parametrize("name", ["if-match", "if-none-match"])
 def test_a_condition_that_is_none_is_400(name: str, text: str) -> None:
     with pytest.raises(Refusal) as caught:
-        is_unchanged({name: text}, ETAG)
+        is_not_modified({name: text}, ETAG)
     assert caught.value.status == 400
 
 
@@ -65,7 +65,7 @@ def test_a_condition_that_is_none_is_400(name: str, text: str) -> None:
     ],
 )
 def test_one_range_of_bytes_is_cut_to_the_object(text: str, span: tuple[int, int] | None) -> None:
-    assert asked_range({"range": text}, 100, ETAG) == span
+    assert parse_range({"range": text}, 100, ETAG) == span
 
 
 @pytest.mark.parametrize(
@@ -91,22 +91,22 @@ def test_one_range_of_bytes_is_cut_to_the_object(text: str, span: tuple[int, int
 )
 def test_a_range_that_cannot_be_had_is_416_and_says_the_size(text: str) -> None:
     with pytest.raises(Refusal) as caught:
-        asked_range({"range": text}, 100, ETAG)
+        parse_range({"range": text}, 100, ETAG)
     assert caught.value.status == 416
     assert caught.value.headers["Content-Range"] == "bytes */100"
 
 
 def test_a_range_of_another_object_is_ignored() -> None:
-    assert asked_range({"range": "bytes=0-1", "if-range": ETAG}, 100, ETAG) == (0, 2)
+    assert parse_range({"range": "bytes=0-1", "if-range": ETAG}, 100, ETAG) == (0, 2)
     for other in ('"abcd"', f"W/{ETAG}", "Wed, 21 Oct 2015 07:28:00 GMT"):
-        assert asked_range({"range": "bytes=0-1", "if-range": other}, 100, ETAG) is None
+        assert parse_range({"range": "bytes=0-1", "if-range": other}, 100, ETAG) is None
 
 
 @given(st.integers(0, 200), st.integers(0, 200), st.integers(0, 120))
 def test_what_is_answered_lies_within_the_object_and_within_what_was_asked(first: int, last: int, size: int) -> None:
     headers = {"range": f"bytes={first}-{last}"}
     if first < size and first <= last:
-        assert asked_range(headers, size, ETAG) == (first, min(last + 1, size))
+        assert parse_range(headers, size, ETAG) == (first, min(last + 1, size))
     else:
         with pytest.raises(Refusal):
-            asked_range(headers, size, ETAG)
+            parse_range(headers, size, ETAG)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from stoker._stores.access_token import Grant, key_text
+from stoker._stores.access_token import Grant, format_key
 from stoker.errors import ConfigError, EventError
-from stoker_functions._deployment import Deadline, Deployment, Settings
+from stoker_functions._deployment import Deployment, DeploymentSettings, InvocationDeadline
 from stoker_functions.serve import LAMBDA_ANSWER_BYTES, TokenKeys
 from stoker_functions.serve._service import (
-    config_of,
+    create_config,
     serve_scope,
     serve_scope_with_token,
     serve_url,
@@ -29,7 +29,7 @@ SECRET = b"s" * 32
 
 def deployed(use: Callable[[Deployment], Awaitable[Any]]) -> Any:
     """Return what ``use`` does with a deployment that serves ``ds`` and accepts tokens."""
-    settings = Settings(datasets={"ds": pack_numbers(20)}, token_keys=key_text("k", SECRET))
+    settings = DeploymentSettings(datasets={"ds": pack_numbers(20)}, token_keys=format_key("k", SECRET))
 
     async def main() -> Any:
         deployment = Deployment(settings)
@@ -75,7 +75,7 @@ def bearer(start_seconds: int) -> dict[str, str]:
 
 def test_a_function_url_is_answered_from_the_deployments_data_sets() -> None:
     async def use(deployment: Deployment) -> None:
-        answer = await serve_url(event(), deployment, Deadline.after(30))
+        answer = await serve_url(event(), deployment, InvocationDeadline.after(30))
         assert (answer["statusCode"], answer["isBase64Encoded"]) == (200, True)
         config = serving(deployment.settings.datasets["ds"])
         wanted = await asyncio.to_thread(ask, config, "/v1/ds/batches/3", "size=4")
@@ -87,7 +87,7 @@ def test_a_function_url_is_answered_from_the_deployments_data_sets() -> None:
 def test_with_a_token_only_those_that_have_one_are_answered() -> None:
     async def use(deployment: Deployment) -> None:
         for headers, status in ((None, 401), (bearer(0), 401), (bearer(int(time.time())), 200)):
-            answer = await serve_url_with_token(event(headers), deployment, Deadline.after(30))
+            answer = await serve_url_with_token(event(headers), deployment, InvocationDeadline.after(30))
             assert answer["statusCode"] == status
             assert await status_of(await serve_scope_with_token(scope(headers), deployment)) == status
         assert await status_of(await serve_scope(scope(), deployment)) == 200
@@ -99,14 +99,14 @@ def test_what_is_no_request_is_an_error_of_the_event() -> None:
     async def use(deployment: Deployment) -> None:
         for handler in (serve_url, serve_url_with_token):
             with pytest.raises(EventError):
-                await handler({"Records": []}, deployment, Deadline.after(30))
+                await handler({"Records": []}, deployment, InvocationDeadline.after(30))
 
     deployed(use)
 
 
 def test_an_invocation_without_time_is_put_off() -> None:
     async def use(deployment: Deployment) -> None:
-        answer = await serve_url(event(), deployment, Deadline.after(0.5))
+        answer = await serve_url(event(), deployment, InvocationDeadline.after(0.5))
         assert answer["statusCode"] == 503
 
     deployed(use)
@@ -114,11 +114,11 @@ def test_an_invocation_without_time_is_put_off() -> None:
 
 def test_a_deployments_settings_are_those_of_its_service() -> None:
     secret = "QUFB" * 12
-    settings = Settings(datasets={"train": "memory://x/y"}, token_keys=f"k:{secret}", memory_bytes=1 << 30)
-    config = config_of(settings, LAMBDA_ANSWER_BYTES)
+    settings = DeploymentSettings(datasets={"train": "memory://x/y"}, token_keys=f"k:{secret}", memory_bytes=1 << 30)
+    config = create_config(settings, LAMBDA_ANSWER_BYTES)
     assert (config.datasets, config.memory_bytes) == ({"train": "memory://x/y"}, 256 << 20)
     assert config.token_keys is not None
     assert secret not in repr(config)
-    assert config_of(Settings(), 1).token_keys is None
+    assert create_config(DeploymentSettings(), 1).token_keys is None
     with pytest.raises(ConfigError):
-        config_of(Settings(token_keys="k:short"), 1)
+        create_config(DeploymentSettings(token_keys="k:short"), 1)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from stoker import OrderConfig
 from stoker_functions.serve import Refusal, Request
-from stoker_functions.serve._messages import Ask, parse
+from stoker_functions.serve._messages import DatasetRequest, parse_request
 
 
-def asked(path: str, query: str = "", method: str = "GET") -> Ask:
-    return parse(Request(method=method, path=path, query=query))
+def asked(path: str, query: str = "", method: str = "GET") -> DatasetRequest:
+    return parse_request(Request(method=method, path=path, query=query))
 
 
 def refused(path: str, query: str = "", method: str = "GET") -> Refusal:
@@ -25,15 +25,21 @@ def refused(path: str, query: str = "", method: str = "GET") -> Refusal:
 
 
 def test_each_path_asks_for_what_it_says() -> None:
-    assert asked("/v1/train/manifest") == Ask(dataset="train", what="manifest", version=None)
-    assert asked("/v1/train/manifest", "version=3", "HEAD") == Ask(dataset="train", what="manifest", version=3)
-    assert asked("/v1/a-b_9/super-samples/0") == Ask(dataset="a-b_9", what="super-samples", version=None, number=0)
-    assert asked("/v1/t/super-samples/17", "version=2") == Ask(dataset="t", what="super-samples", version=2, number=17)
-    assert asked("/v1/t/batches/0", "size=8") == Ask(
+    assert asked("/v1/train/manifest") == DatasetRequest(dataset="train", what="manifest", version=None)
+    assert asked("/v1/train/manifest", "version=3", "HEAD") == DatasetRequest(
+        dataset="train", what="manifest", version=3
+    )
+    assert asked("/v1/a-b_9/super-samples/0") == DatasetRequest(
+        dataset="a-b_9", what="super-samples", version=None, number=0
+    )
+    assert asked("/v1/t/super-samples/17", "version=2") == DatasetRequest(
+        dataset="t", what="super-samples", version=2, number=17
+    )
+    assert asked("/v1/t/batches/0", "size=8") == DatasetRequest(
         dataset="t", what="batches", version=None, number=0, size=8, epoch=0, order=OrderConfig()
     )
     query = "shuffle=full&size=5&seed=18446744073709551615&epoch=7&version=4&window=3&lanes=2"
-    assert asked("/v1/t/batches/99", query) == Ask(
+    assert asked("/v1/t/batches/99", query) == DatasetRequest(
         dataset="t",
         what="batches",
         version=4,

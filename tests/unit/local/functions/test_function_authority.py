@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stoker_local import KeyPair
 from stoker_local.functions import ServiceError
-from stoker_local.functions._endpoints import Authority
+from stoker_local.functions._endpoints import RequestAuthenticator
 
 URL = "http://127.0.0.1:1"
 KEYS = (
@@ -25,8 +25,8 @@ KEYS = (
 )
 
 
-def authority(now: float | None = None) -> Authority:
-    return Authority(KEYS, region="us-east-1", clock=time.time if now is None else lambda: now)
+def authority(now: float | None = None) -> RequestAuthenticator:
+    return RequestAuthenticator(KEYS, region="us-east-1", clock=time.time if now is None else lambda: now)
 
 
 def received(url: str, headers: dict[str, str], method: str = "POST") -> Request:
@@ -56,20 +56,20 @@ def signed(target: str, *, body: bytes = b"", signer: Any = SigV4Auth, service: 
 )
 @pytest.mark.parametrize("body", [b"", b'{"a": 1}'])
 def test_what_botocore_signs_is_let_in(target: str, body: bytes) -> None:
-    assert authority().admit(signed(target, body=body), body) is KEYS[0]
+    assert authority().authenticate(signed(target, body=body), body) is KEYS[0]
 
 
 def test_a_presigned_request_is_let_in_until_it_expires() -> None:
     request = signed("/p?x=1", signer=SigV4QueryAuth)
-    assert authority().admit(request, b"") is KEYS[0]
+    assert authority().authenticate(request, b"") is KEYS[0]
     with pytest.raises(ServiceError, match="AccessDeniedException: Request has expired"):
-        authority(time.time() + 7200).admit(request, b"")
+        authority(time.time() + 7200).authenticate(request, b"")
 
 
 def test_a_session_token_must_be_the_keys() -> None:
-    assert authority().admit(signed("/", credentials=Credentials("guest", "s", "token")), b"") is KEYS[1]
+    assert authority().authenticate(signed("/", credentials=Credentials("guest", "s", "token")), b"") is KEYS[1]
     with pytest.raises(ServiceError, match="UnrecognizedClientException"):
-        authority().admit(signed("/", credentials=Credentials("guest", "s", "other")), b"")
+        authority().authenticate(signed("/", credentials=Credentials("guest", "s", "other")), b"")
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_a_session_token_must_be_the_keys() -> None:
 )
 def test_a_signature_for_another_key_region_or_service_is_refused(changes: dict[str, Any], code: str) -> None:
     with pytest.raises(ServiceError, match=code):
-        authority().admit(signed("/", **changes), b"")
+        authority().authenticate(signed("/", **changes), b"")
 
 
 def test_another_body_path_query_header_or_time_than_the_signed_one_is_refused() -> None:
     request = signed("/p?x=1", body=b"a", headers={"X-Amz-Invocation-Type": "DryRun"})
-    assert authority().admit(request, b"a")
+    assert authority().authenticate(request, b"a")
     headers = dict(request.headers.items())
     others = [
         (request, b"b"),
@@ -101,21 +101,21 @@ def test_another_body_path_query_header_or_time_than_the_signed_one_is_refused()
     ]
     for other, body in others:
         with pytest.raises(ServiceError, match=r"InvalidSignatureException|AccessDeniedException"):
-            authority().admit(other, body)
+            authority().authenticate(other, body)
     with pytest.raises(ServiceError, match="InvalidSignatureException"):
-        authority(time.time() + 3600).admit(request, b"a")
+        authority(time.time() + 3600).authenticate(request, b"a")
 
 
 def test_a_body_must_be_the_one_whose_hash_the_request_names() -> None:
     request = signed("/", signer=S3SigV4Auth, body=b"a")  # the one signer that sends the hash
-    assert authority().admit(request, b"a") is KEYS[0]
+    assert authority().authenticate(request, b"a") is KEYS[0]
     with pytest.raises(ServiceError, match="The body is not the one that was signed"):
-        authority().admit(request, b"b")
+        authority().authenticate(request, b"b")
 
 
 def test_an_unsigned_request_is_told_that_a_token_is_missing() -> None:
     with pytest.raises(ServiceError) as refusal:
-        authority().admit(received(f"{URL}/", {}), b"")
+        authority().authenticate(received(f"{URL}/", {}), b"")
     answer = refusal.value.response()
     assert (answer.status, answer.headers["x-amzn-ErrorType"]) == (403, "MissingAuthenticationTokenException")
     assert json.loads(answer.text or "")["message"] == "Missing Authentication Token"
@@ -138,4 +138,4 @@ def test_nobody_gets_in_by_chance_and_every_refusal_is_typed(
 ) -> None:
     headers = {"X-Amz-Date": date} if authorization is None else {"Authorization": authorization, "X-Amz-Date": date}
     with pytest.raises(ServiceError):
-        authority().admit(received(f"{URL}/p?{''.join(query)}", headers), b"")
+        authority().authenticate(received(f"{URL}/p?{''.join(query)}", headers), b"")

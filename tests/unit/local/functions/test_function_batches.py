@@ -10,10 +10,12 @@ import pytest
 from stoker.testing import run_virtual
 from stoker_local.functions import EventSource, LocalQueue, Outcome, QueueSpec, ServiceError
 from stoker_local.functions._statistics import MAX_REQUEST_BYTES
-from stoker_local.functions._triggers import Message, batch_event, failed_messages, poll
+from stoker_local.functions._triggers import LocalMessage, batch_event, failed_messages, poll_queue
 
 BATCH = [
-    Message(receipt=f"r{i}", message_id=f"m{i}", body=f"body {i}", sent_at=1.5, first_received_at=2.5, receives=3)
+    LocalMessage(
+        receipt=f"r{i}", message_id=f"m{i}", body=f"body {i}", sent_at=1.5, first_received_at=2.5, receive_count=3
+    )
     for i in range(3)
 ]
 EVERYTHING = {"m0", "m1", "m2"}
@@ -45,12 +47,12 @@ def test_a_batch_is_what_lambda_hands_to_functions() -> None:
 
 @pytest.mark.parametrize("result", [None, {}, {"batchItemFailures": []}, {"batchItemFailures": None}])
 def test_a_batch_of_which_no_failure_is_reported_has_succeeded(result: Any) -> None:
-    assert failed_messages(BATCH, outcome(result), reports=True) == set()
+    assert failed_messages(BATCH, outcome(result), reports_failures=True) == set()
 
 
 def test_the_messages_that_are_named_have_failed() -> None:
     result = {"batchItemFailures": [{"itemIdentifier": "m2"}, {"itemIdentifier": "m0"}]}
-    assert failed_messages(BATCH, outcome(result), reports=True) == {"m0", "m2"}
+    assert failed_messages(BATCH, outcome(result), reports_failures=True) == {"m0", "m2"}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ def test_the_messages_that_are_named_have_failed() -> None:
     ],
 )
 def test_a_report_that_cannot_be_understood_fails_the_whole_batch(result: Any) -> None:
-    assert failed_messages(BATCH, outcome(result), reports=True) == EVERYTHING
+    assert failed_messages(BATCH, outcome(result), reports_failures=True) == EVERYTHING
 
 
 @pytest.mark.parametrize(("body", "count"), [("x", 10_000), ("ü" * 300, 10_000), ('"' * 500_000, 20)])
@@ -88,7 +90,7 @@ def test_no_batch_is_larger_than_an_event_may_be(body: str, count: int) -> None:
             queue.send(body)
         source = EventSource(queue="q", function="f", batch_size=10_000)
         arn = "arn:aws:sqs:eu-central-1:123456789012:" + "q" * 80
-        polling = asyncio.create_task(poll(source, queue, invoke, queue_arn=arn))
+        polling = asyncio.create_task(poll_queue(source, queue, invoke, queue_arn=arn))
         await queue.drained()
         polling.cancel()
         await asyncio.gather(polling, return_exceptions=True)
@@ -112,7 +114,7 @@ def test_a_batch_that_was_throttled_is_left_to_the_queue() -> None:
         queue = LocalQueue(QueueSpec(name="q", visibility_seconds=30.0), chance=random.Random(1))
         queue.send("a")
         source = EventSource(queue="q", function="f")
-        polling = asyncio.create_task(poll(source, queue, invoke, queue_arn="arn:aws:sqs:r:1:q"))
+        polling = asyncio.create_task(poll_queue(source, queue, invoke, queue_arn="arn:aws:sqs:r:1:q"))
         await queue.drained()
         polling.cancel()
         await asyncio.gather(polling, return_exceptions=True)
@@ -123,10 +125,10 @@ def test_a_batch_that_was_throttled_is_left_to_the_queue() -> None:
 
 
 def test_a_function_that_failed_has_failed_with_all_messages() -> None:
-    assert failed_messages(BATCH, outcome({}, error_type="ValueError"), reports=True) == EVERYTHING
+    assert failed_messages(BATCH, outcome({}, error_type="ValueError"), reports_failures=True) == EVERYTHING
 
 
 def test_without_reports_a_batch_succeeds_or_fails_whole() -> None:
     result = {"batchItemFailures": [{"itemIdentifier": "m2"}]}
-    assert failed_messages(BATCH, outcome(result), reports=False) == set()
-    assert failed_messages(BATCH, outcome(result, error_type="E"), reports=False) == EVERYTHING
+    assert failed_messages(BATCH, outcome(result), reports_failures=False) == set()
+    assert failed_messages(BATCH, outcome(result, error_type="E"), reports_failures=False) == EVERYTHING

@@ -5,16 +5,16 @@ import os
 
 import pytest
 
-from stoker_local.functions._processes import Output, tail
+from stoker_local.functions._processes import OutputPipe, tail
 
 
 def test_what_was_written_is_taken_once_and_still_after_the_end() -> None:
     async def scenario() -> None:
-        output = Output()
+        output = OutputPipe()
         os.write(output.writer, b"one ")
         assert output.take() == b"one "
         os.write(output.writer, b"two")
-        output.started()
+        output.close_writer()
         output.close()
         assert (output.take(), output.take()) == (b"two", b"")
 
@@ -23,7 +23,7 @@ def test_what_was_written_is_taken_once_and_still_after_the_end() -> None:
 
 def test_of_much_that_is_written_the_end_is_kept() -> None:
     async def scenario() -> None:
-        output = Output()
+        output = OutputPipe()
         for number in range(100):
             os.write(output.writer, b"%04d" % number * 1024)
             await asyncio.sleep(0)
@@ -38,7 +38,7 @@ def test_of_much_that_is_written_the_end_is_kept() -> None:
 
 def test_taking_ends_though_somebody_writes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        output = Output()
+        output = OutputPipe()
         with monkeypatch.context() as patched:
             patched.setattr(os, "read", lambda descriptor, size: b"x" * size)
             assert set(output.take()) == {ord("x")}

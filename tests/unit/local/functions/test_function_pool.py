@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from stoker.testing import run_virtual
-from stoker_local._host import background
+from stoker_local._host import background_tasks
 from stoker_local.functions import FunctionFault, FunctionFaultKind, FunctionFaultPlan, ServiceError
 from stoker_local.functions._config import FunctionFaultInjector
-from stoker_local.functions._fleet import Pool
-from stoker_local.functions._statistics import Ledger
+from stoker_local.functions._fleet import InstancePool
+from stoker_local.functions._statistics import CloudRecorder
 
 
 class Idler:
@@ -21,7 +21,7 @@ class Idler:
         self.name = name
         self.ends = asyncio.Event()
 
-    async def live(self) -> None:
+    async def run_process(self) -> None:
         try:
             await self.ends.wait()
         finally:
@@ -31,18 +31,18 @@ class Idler:
 @asynccontextmanager
 async def pool_of(
     *names: str, script: tuple[FunctionFault | None, ...] = ()
-) -> AsyncIterator[tuple[Pool[Idler], Ledger]]:
+) -> AsyncIterator[tuple[InstancePool[Idler], CloudRecorder]]:
     """A pool with two slots and these instances, all idle for ten seconds at most."""
-    ledger = Ledger(clock=asyncio.get_running_loop().time, echo=lambda text: None)
-    async with background() as tasks:
-        account = ledger.open("f", "lambda", memory_bytes=1 << 30)
+    ledger = CloudRecorder(clock=asyncio.get_running_loop().time, echo=lambda text: None)
+    async with background_tasks() as tasks:
+        account = ledger.add_function("f", "lambda", memory_bytes=1 << 30)
         faults = FunctionFaultInjector(FunctionFaultPlan(script=script))
-        pool: Pool[Idler] = Pool(account, faults, tasks, slots=2, idle_seconds=10.0)
+        pool: InstancePool[Idler] = InstancePool(account, faults, tasks, slots=2, idle_seconds=10.0)
         for name in names:
             instance = Idler(name)
             pool.start(instance)
             await asyncio.sleep(0)
-            pool.rest(instance)
+            pool.mark_idle(instance)
         yield pool, ledger
 
 
@@ -55,16 +55,16 @@ def test_an_instance_is_taken_back_when_it_has_been_idle_for_so_long() -> None:
         async with pool_of("a", "b") as (pool, ledger):
             a, b = pool.idle
             await asyncio.sleep(6.0)
-            pool.wake(a)
+            pool.mark_busy(a)
             await asyncio.sleep(3.0)
-            pool.rest(a)
+            pool.mark_idle(a)
             assert names(pool.idle) == ["b", "a"]  # the one that worked last is last
             await asyncio.sleep(2.0)
-            assert (names(pool.idle), names(pool.living)) == (["a"], ["a"])
+            assert (names(pool.idle), names(pool.instances)) == (["a"], ["a"])
             assert ledger.statistics()["f"].reclaimed == 1
-            pool.wake(a)
+            pool.mark_busy(a)
             await asyncio.sleep(60.0)
-            assert names(pool.living) == ["a"]
+            assert names(pool.instances) == ["a"]
             assert not b.ends.is_set()  # it was cancelled
 
     run_virtual(scenario())
@@ -75,7 +75,7 @@ def test_an_instance_that_ends_by_itself_is_neither_idle_nor_living_nor_taken_ba
         async with pool_of("a", "b") as (pool, ledger):
             next(iter(pool.idle)).ends.set()
             await asyncio.sleep(2.0)
-            assert (names(pool.idle), names(pool.living)) == (["b"], ["b"])
+            assert (names(pool.idle), names(pool.instances)) == (["b"], ["b"])
             figures = ledger.statistics()["f"]
             assert (figures.instances, figures.cold_starts, figures.reclaimed) == (1, 2, 0)
 
@@ -85,9 +85,9 @@ def test_an_instance_that_ends_by_itself_is_neither_idle_nor_living_nor_taken_ba
 def test_reclaiming_ends_what_is_idle_and_nothing_else() -> None:
     async def scenario() -> None:
         async with pool_of("a", "b") as (pool, ledger):
-            pool.wake(next(iter(pool.idle)))
+            pool.mark_busy(next(iter(pool.idle)))
             pool.reclaim()
-            assert (names(pool.idle), names(pool.living)) == ([], ["a"])
+            assert (names(pool.idle), names(pool.instances)) == ([], ["a"])
             assert [each.instance for each in ledger.events(0)] == ["b"]
 
     run_virtual(scenario())
@@ -97,10 +97,10 @@ def test_one_more_than_there_are_slots_is_throttled_unless_it_waits() -> None:
     async def scenario() -> None:
         async with pool_of() as (pool, ledger):
             for _ in range(2):
-                assert await pool.admit() is None
+                assert await pool.acquire_slot() is None
             with pytest.raises(ServiceError, match="Rate Exceeded"):
-                await pool.admit()
-            waiting = asyncio.create_task(pool.admit(waits=True))
+                await pool.acquire_slot()
+            waiting = asyncio.create_task(pool.acquire_slot(waits=True))
             await asyncio.sleep(5.0)
             assert not waiting.done()
             pool.slots.release()
@@ -116,11 +116,11 @@ def test_faults_that_strike_before_an_invocation_are_counted_and_the_others_hand
     async def scenario() -> None:
         async with pool_of("a", script=(throttle, reclaim, kill)) as (pool, ledger):
             with pytest.raises(ServiceError):
-                await pool.admit()
+                await pool.acquire_slot()
             assert names(pool.idle) == ["a"]
-            assert await pool.admit() is reclaim
+            assert await pool.acquire_slot() is reclaim
             assert names(pool.idle) == []
-            assert await pool.admit() is kill
+            assert await pool.acquire_slot() is kill
             assert ledger.statistics()["f"].faults == {"throttle": 1, "reclaim": 1}
 
     run_virtual(scenario())

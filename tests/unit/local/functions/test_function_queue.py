@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stoker.testing import run_virtual
 from stoker_local.functions import LocalQueue, QueueSpec
-from stoker_local.functions._triggers import Message
+from stoker_local.functions._triggers import LocalMessage
 
 
 def queue(*, dead_letters: LocalQueue | None = None, **changes: Any) -> LocalQueue:
@@ -25,7 +25,7 @@ def test_messages_come_in_order_and_are_gone_once_deleted() -> None:
         first = await q.receive(2)
         assert [delivery.body for delivery in first] == ["a", "b"]
         assert [delivery.message_id for delivery in first] == ids[:2]
-        assert (first[0].receives, first[0].sent_at, first[0].first_received_at) == (1, 1000.0, 1000.0)
+        assert (first[0].receive_count, first[0].sent_at, first[0].first_received_at) == (1, 1000.0, 1000.0)
         assert (q.bodies, len(q)) == (["c"], 3)
         for delivery in first:
             q.delete(delivery.receipt)
@@ -42,7 +42,7 @@ def test_a_message_that_is_not_deleted_comes_back_when_its_visibility_ends() -> 
         (first,) = await q.receive(1)
         (second,) = await q.receive(1)
         assert loop.time() == pytest.approx(30.0)
-        assert (second.message_id, second.receives) == (first.message_id, 2)
+        assert (second.message_id, second.receive_count) == (first.message_id, 2)
         assert second.receipt != first.receipt
         q.delete(first.receipt)  # too late: it belongs to who has it now
         assert len(q) == 1
@@ -59,14 +59,14 @@ def test_a_message_received_too_often_becomes_a_dead_letter() -> None:
         message_id = q.send("bad")
         for receives in (1, 2):
             (delivery,) = await q.receive(1)
-            assert delivery.receives == receives
+            assert delivery.receive_count == receives
         await asyncio.sleep(31)
         assert (q.bodies, dead.bodies) == (["bad"], [])
         q.send("good")
         (delivery,) = await q.receive(1)
         assert (delivery.body, q.bodies) == ("good", [])
         (letter,) = await dead.receive(1)
-        assert (letter.message_id, letter.body, letter.receives) == (message_id, "bad", 1)
+        assert (letter.message_id, letter.body, letter.receive_count) == (message_id, "bad", 1)
         q.close()
         dead.close()
 
@@ -170,7 +170,7 @@ def test_no_message_is_ever_lost(steps: list[str], max_receives: int, duplicates
         q = queue(max_receives=max_receives, dead_letters=dead, duplicate_probability=duplicates)
         sent: dict[str, str] = {}
         deleted: set[str] = set()
-        held: list[Message] = []
+        held: list[LocalMessage] = []
         for step in steps:
             if step == "send":
                 body = str(len(sent))
@@ -189,7 +189,7 @@ def test_no_message_is_ever_lost(steps: list[str], max_receives: int, duplicates
         await asyncio.sleep(60)  # everything is visible again
         kept = {*q.bodies, *dead.bodies}
         assert {message_id for message_id, body in sent.items() if body not in kept} <= deleted
-        assert all(delivery.receives <= max_receives for delivery in held)
+        assert all(delivery.receive_count <= max_receives for delivery in held)
         q.close()
         dead.close()
 

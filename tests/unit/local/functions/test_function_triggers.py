@@ -10,7 +10,7 @@ from stoker.testing import run_virtual
 from stoker_local._s3.model import ObjectCreated, StoredObject
 from stoker_local.functions import Notification, Schedule
 from stoker_local.functions._google import finalized_message
-from stoker_local.functions._triggers import created_message, keep_firing, matches, opening_message, scheduled_event
+from stoker_local.functions._triggers import created_message, matches, run_schedule, scheduled_event, setup_message
 
 
 def created(key: str = "k", bucket: str = "raw") -> ObjectCreated:
@@ -49,7 +49,7 @@ def test_later_notifications_have_greater_sequencers() -> None:
 
 
 def test_the_first_message_of_a_notification_is_a_test_without_records() -> None:
-    message = json.loads(opening_message("raw", 0.0))
+    message = json.loads(setup_message("raw", 0.0))
     assert (message["Event"], message["Bucket"]) == ("s3:TestEvent", "raw")
     assert "Records" not in message
 
@@ -82,7 +82,7 @@ def test_a_schedule_fires_once_in_every_period_however_late_the_loop_is() -> Non
     async def scenario() -> list[float]:
         loop, fired = asyncio.get_running_loop(), list[float]()
         task = asyncio.create_task(
-            keep_firing(Schedule(name="s", function="f", rate="rate(1 minute)"), lambda: fired.append(loop.time()))
+            run_schedule(Schedule(name="s", function="f", rate="rate(1 minute)"), lambda: fired.append(loop.time()))
         )
         await asyncio.sleep(200)
         task.cancel()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from stoker_local.functions._endpoints import reply_of, request_event
+from stoker_local.functions._endpoints import parse_reply, request_event
 
 
 def event_of(headers: Mapping[str, str] | None = None, body: bytes = b"", caller: str = "") -> dict[str, Any]:
@@ -65,14 +65,14 @@ def test_a_result_with_a_status_is_a_response() -> None:
         "body": base64.b64encode(b"\x00\xff").decode(),
         "isBase64Encoded": True,
     }
-    reply = reply_of(json.dumps(result).encode())
+    reply = parse_reply(json.dumps(result).encode())
     assert (reply.status, reply.body) == (206, b"\x00\xff")
     assert list(reply.headers.items()) == [("content-type", "image/png"), ("x-number", "3"), ("set-cookie", "a=1")]
 
 
 @pytest.mark.parametrize("payload", [b'{"a": 1}', b'"text"', b"null", b"not json", b"[" * 100_000])
 def test_a_result_without_a_status_is_itself_the_body(payload: bytes) -> None:
-    reply = reply_of(payload)
+    reply = parse_reply(payload)
     assert (reply.status, reply.body, dict(reply.headers)) == (200, payload, {"content-type": "application/json"})
 
 
@@ -96,4 +96,4 @@ def test_a_result_without_a_status_is_itself_the_body(payload: bytes) -> None:
 )
 def test_a_result_that_cannot_be_sent_is_refused(result: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        reply_of(json.dumps(result).encode())
+        parse_reply(json.dumps(result).encode())

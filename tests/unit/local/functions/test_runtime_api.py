@@ -38,7 +38,7 @@ class Runtime:
 async def runtime() -> AsyncIterator[Runtime]:
     polls: list[InstanceState] = []
     api = RuntimeApi(arn="arn:f", on_poll=lambda: polls.append(api.state))
-    async with api.serving("127.0.0.1") as address, aiohttp.ClientSession() as session:
+    async with api.serve("127.0.0.1") as address, aiohttp.ClientSession() as session:
         yield Runtime(api, session, f"http://{address}/2018-06-01/runtime", polls)
 
 
@@ -53,7 +53,7 @@ def run(scenario: Callable[[Runtime], Awaitable[None]]) -> None:
 def test_a_poll_waits_for_an_event_and_its_answer_is_the_events() -> None:
     async def scenario(client: Runtime) -> None:
         polling = asyncio.create_task(client.poll())
-        await client.api.polled
+        await client.api.poll_future
         assert (client.api.state, client.polls) == (InstanceState.FROZEN, [InstanceState.FROZEN])
         before = time.time()
         client.api.begin(EVENT, timeout_seconds=5.0)
@@ -66,7 +66,7 @@ def test_a_poll_waits_for_an_event_and_its_answer_is_the_events() -> None:
         begun = int(headers["Lambda-Runtime-Deadline-Ms"]) / 1000 - 5.0
         assert before - 0.001 < begun <= after
         assert await client.post("invocation/id/response", b'"done"') == 202
-        assert client.api.answer.result().payload == b'"done"'
+        assert client.api.result_future.result().payload == b'"done"'
         assert client.api.state is InstanceState.ANSWERED
 
     run(scenario)
@@ -75,12 +75,12 @@ def test_a_poll_waits_for_an_event_and_its_answer_is_the_events() -> None:
 def test_an_error_comes_with_its_type() -> None:
     async def scenario(client: Runtime) -> None:
         polling = asyncio.create_task(client.poll())
-        await client.api.polled
+        await client.api.poll_future
         client.api.begin(EVENT, timeout_seconds=5.0)
         await polling
         body = json.dumps({"errorType": "ValueError", "errorMessage": "no"}).encode()
         assert await client.post("invocation/id/error", body) == 202
-        answer = await client.api.answer
+        answer = await client.api.result_future
         assert (answer.error_type, answer.payload) == ("ValueError", body)
 
     run(scenario)
@@ -90,11 +90,11 @@ def test_an_error_that_is_malformed_is_an_error_all_the_same() -> None:
     async def scenario(client: Runtime) -> None:
         for body in (b"", b"[]", b"not json", b'{"errorType": null}', b"\xff"):
             api = RuntimeApi(arn="arn:f", on_poll=lambda: None)
-            async with api.serving("127.0.0.1") as address:
+            async with api.serve("127.0.0.1") as address:
                 url = f"http://{address}/2018-06-01/runtime/init/error"
                 async with client.session.post(url, data=body) as answer:
                     assert answer.status == 202
-            assert api.answer.result().error_type == "Unhandled"
+            assert api.result_future.result().error_type == "Unhandled"
 
     run(scenario)
 
@@ -103,7 +103,7 @@ def test_what_is_out_of_turn_is_refused() -> None:
     async def scenario(client: Runtime) -> None:
         assert await client.post("invocation/id/response") == 400  # there is no such invocation
         polling = asyncio.create_task(client.poll())
-        await client.api.polled
+        await client.api.poll_future
         assert await client.post("init/error") == 403
         status, _, _ = await client.poll()
         assert status == 403
@@ -120,12 +120,12 @@ def test_what_is_out_of_turn_is_refused() -> None:
 def test_an_event_for_an_instance_that_has_just_died_breaks_nothing() -> None:
     async def scenario(client: Runtime) -> None:
         polling = asyncio.create_task(client.poll())
-        await client.api.polled
+        await client.api.poll_future
         polling.cancel()
         await asyncio.gather(polling, return_exceptions=True)
         await client.session.close()
         client.api.begin(EVENT, timeout_seconds=5.0)  # its process has died, which others will notice
         assert client.api.state is InstanceState.BUSY
-        assert not client.api.answer.done()
+        assert not client.api.result_future.done()
 
     run(scenario)
