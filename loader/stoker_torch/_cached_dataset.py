@@ -294,7 +294,7 @@ class CachedDataset(Dataset[Any], Closeable):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes that a worker process needs, which looks up samples and does not fetch them."""
-        return {**self.__dict__, "_service": None, "_finalizer": None}
+        return {**self.__dict__, "_fetch_service": None, "_finalizer": None}
 
 
 class PrefetchSampler(Sampler[int]):

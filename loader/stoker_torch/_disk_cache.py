@@ -377,7 +377,9 @@ class DiskCache(SampleCache):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes that a reader in another process needs, without locks."""
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_writing", "_looking", "_sizes")}
+        state = {
+            name: value for name, value in self.__dict__.items() if name not in ("_write_lock", "_index_lock", "_sizes")
+        }
         return state | {"_pid": -1, "_finalizer": None}
 
     def _check_own(self) -> None:

@@ -33,9 +33,9 @@ class Life:
         self.outcomes: Counter[str] = Counter()
         self.numbers = count(1)
         self.limits = {
-            "OPEN_REQUESTS": rng.choice([1, 3, 64]),
-            "PIECE_BYTES": rng.choice([100, 5000, 1 << 20]),
-            "STALL_SECONDS": rng.choice([2.0, 60.0]),
+            "MAX_OPEN_REQUESTS": rng.choice([1, 3, 64]),
+            "MAX_WRITE_BYTES": rng.choice([100, 5000, 1 << 20]),
+            "STALL_TIMEOUT_SECONDS": rng.choice([2.0, 60.0]),
         }
         link = LinkConfig(
             latency_seconds=rng.choice([0.0, 0.001, 0.1]),

@@ -79,7 +79,7 @@ def test_the_counts_of_cells_are_the_experiments(outcome: ExperimentResult) -> N
 
 def test_what_keeps_a_cell_from_being_met_is_the_experiments(outcome: ExperimentResult) -> None:
     (remark,) = (each for each in outcome.remarks if each.startswith("Not met"))
-    found = re.search(r"(\d+) of the (\d+) s of simulated waits", remark)
+    found = re.search(r"(\d+) s of the (\d+) s", remark)
     assert found
     assert f"if they were {found[1]} s shorter, of {found[2]}, ours would round" in PAGE
 

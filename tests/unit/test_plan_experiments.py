@@ -35,7 +35,7 @@ def _each_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
             load_experiment(name), run=lambda is_quick: outcome(name) if is_quick else load_experiment(name).run(False)
         )
 
-    monkeypatch.setattr(experiments, "load", run_once)
+    monkeypatch.setattr(experiments, "load_experiment", run_once)
 
 
 @pytest.mark.parametrize("name", [name for name in experiments.NAMES if name not in ELSEWHERE])

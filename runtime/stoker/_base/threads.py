@@ -30,7 +30,7 @@ fork_aware_objects: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def _reset_after_fork() -> None:
     for each in list(fork_aware_objects):
-        each.forget_parent()
+        each.reset_after_fork()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)

@@ -81,8 +81,8 @@ _OTHER_REMEDIES = f", set STOKER_TOKEN if the function wants a token, or {_ANONY
 _GOOGLE_DOMAINS = (".run.app", ".cloudfunctions.net")
 # Auth → module that imports the platform's SDK, class of its credentials, extra.
 _PLATFORMS: Mapping[Auth, tuple[str, str, str]] = {
-    "aws": ("stoker._stores.aws_credentials", "AwsCaller", "s3"),
-    "google": ("stoker._stores.google_credentials", "GoogleCaller", "gcs"),
+    "aws": ("stoker._stores.aws_credentials", "AwsServedCredentials", "s3"),
+    "google": ("stoker._stores.google_credentials", "GoogleServedCredentials", "gcs"),
 }
 
 _REDIRECT = 307

@@ -96,14 +96,14 @@ class Kept:
         self.objects[ref.sha256_128] = bytes(data)
         self.told["stored"] += 1
 
-    async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
-        self.asked.append("wake" if wakes else "status")
+    async def status(self, *, wake_nodes: bool = False) -> Mapping[str, Any]:
+        self.asked.append("wake" if wake_nodes else "status")
         return {**self.told}
 
     async def flush(self) -> int:
         return int(self.told["stored"])
 
-    async def forget(self) -> list[str]:
+    async def delete_all(self) -> list[str]:
         self.asked.append("forget")
         return list(self.told["problems"])
 
@@ -127,7 +127,7 @@ def keeping(monkeypatch: pytest.MonkeyPatch, kept: Kept) -> Iterator[list[str]]:
         yield kept
         await kept.close()
 
-    monkeypatch.setattr(warm_command, "_opened", opened)
+    monkeypatch.setattr(warm_command, "_open_bench", opened)
     monkeypatch.setattr(warm_command, "_run_proxy", proxy_of)
     yield kept.asked
     assert kept.asked.pop() == "close"
@@ -299,9 +299,9 @@ def test_the_bench_of_a_tier_without_room_ends_at_once_and_counts_what_was_accep
 class Busy(Kept):
     """A tier that others offer objects to, too."""
 
-    async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
+    async def status(self, *, wake_nodes: bool = False) -> Mapping[str, Any]:
         self.told["stored"] += 5
-        return await super().status(wakes=wakes)
+        return await super().status(wake_nodes=wake_nodes)
 
     async def flush(self) -> int:
         return len(self.objects)

@@ -239,7 +239,7 @@ def test_the_trace_of_more_than_a_scenario_is_refused(
     names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", *names, "--trace", str(tmp_path / "t.json")]) == 2
-    assert "--trace is for one SCENARIO.toml" in capsys.readouterr().err
+    assert "--trace needs a single SCENARIO.toml" in capsys.readouterr().err
 
 
 def test_the_fill_of_the_ring_is_what_the_ring_had(trace: Path) -> None:

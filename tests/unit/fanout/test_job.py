@@ -87,7 +87,7 @@ def test_parts_of_an_array_are_rows() -> None:
 def test_more_parts_than_one_commit_takes_are_refused_before_anything_is_packed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(job_module, "MAX_RANGES", 3)
+    monkeypatch.setattr(job_module, "MAX_PARTS", 3)
     with pytest.raises(ConfigError, match="4 parts, more than the 3 that one commit allows; make parts larger"):
         planned(raw())
 

@@ -66,10 +66,10 @@ def test_opening_a_bucket_imports_the_sdk_of_its_cloud_and_not_the_other(adapter
 import asyncio, json, os, sys
 import stoker_functions.{adapter}
 from stoker_functions._deployment import Deployment
-from stoker_functions._deployment import Settings
+from stoker_functions._deployment import DeploymentSettings
 
 async def main():
-    store = Deployment(Settings(datasets={{"d": "{scheme}://bucket"}})).dataset("{scheme}://bucket")
+    store = Deployment(DeploymentSettings(datasets={{"d": "{scheme}://bucket"}})).dataset_store("{scheme}://bucket")
     try:
         await store.wrapped.get("x")
     except Exception as error:

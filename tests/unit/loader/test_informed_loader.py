@@ -176,7 +176,7 @@ def test_batches_waits_and_what_was_not_there_when_asked_for_are_counted() -> No
         next(batches)
     watched.allow(2)
     watched.await_reads(4)
-    line = batches._line  # type: ignore[attr-defined]
+    line = batches._queue  # type: ignore[attr-defined]
     while line.loaded.qsize() < 2:
         pass
     next(batches)

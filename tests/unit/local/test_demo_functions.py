@@ -51,17 +51,17 @@ def a_moment(**changes: Any) -> Snapshot:
         "phase": "functions pack what is left",
         "seconds": 12.3,
         "images": 2500,
-        "put": 2000,
+        "put_images": 2000,
         "waiting": 70,
         "delivered": 30,
-        "dead": 0,
+        "dead_letters": 0,
         "functions": {"ingest": figures(instances=3, busy=2, faults={"kill": 5, "freeze": 4})},
         "super_samples": 40,
         "version": 3,
         "visible_super_samples": 30,
-        "visible": 1500,
+        "visible_samples": 1500,
         "requests": requests(GetObject=1000, PutObject=10),
-        "happenings": [],
+        "events": [],
     }
     return Snapshot(**{**given, **changes})
 
@@ -151,7 +151,7 @@ def test_the_table_of_the_bill_sets_both_ways_side_by_side() -> None:
 
 CROWDED = a_moment(
     seconds=123.4,
-    put=2500,
+    put_images=2500,
     functions=dict.fromkeys(
         ("ingest", "commit", "compact"),
         figures(
@@ -159,7 +159,7 @@ CROWDED = a_moment(
             faults=dict.fromkeys(("kill", "freeze", "duplicate"), 99),
         ),
     ),
-    happenings=[happening("error", instance="compact/999", detail="Runtime.ImportModuleError")] * 9,
+    events=[happening("error", instance="compact/999", detail="Runtime.ImportModuleError")] * 9,
 )  # fmt: skip
 
 
@@ -181,7 +181,7 @@ def test_the_block_tells_the_newest_of_what_happened_to_instances_and_not_every_
         *[happening("invoke")] * 9,
         happening("error", detail="Runtime.ExitError"),
     ]
-    *_, first, second = [row for row in display_lines(a_moment(happenings=happenings), PRICES) if row]
+    *_, first, second = [row for row in display_lines(a_moment(events=happenings), PRICES) if row]
     assert first == "  1.0 s  ingest/1 is killed during an invocation"
     assert second == "  1.0 s  ingest/1 fails: Runtime.ExitError"
 

@@ -151,7 +151,7 @@ def test_what_is_durable_can_be_skipped_without_reading_it() -> None:
         await interrupted(store, numbered(50))
         async with AsyncPacker(store, config()) as packer:
             assert packer.durable_samples == 48
-            with pytest.raises(ConfigError, match="only the 48"):
+            with pytest.raises(ConfigError, match="exactly the 48"):
                 packer.skip(3)
             packer.skip(48)
             with pytest.raises(ConfigError, match="before the first"):

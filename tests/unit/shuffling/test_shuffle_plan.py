@@ -47,7 +47,7 @@ def plans(manifest: Manifest, *, lanes: int = 8, slices: int = 1, **worker: Any)
     settings = {
         "memory_bytes": int(1.5 * GIB),
         "task_seconds": 900.0,
-        "at_once": 100,
+        "concurrency": 100,
         "prices": prices.functions["lambda"],
         "configured_bytes": 1769 << 20,
         **worker,

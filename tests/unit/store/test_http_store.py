@@ -163,7 +163,7 @@ def test_no_proof_of_who_reads_goes_beyond_the_function(
     async def token(_: IdentityTokens) -> str:
         return "MARKER-identity"
 
-    monkeypatch.setattr(IdentityTokens, "active_pipeline", token)
+    monkeypatch.setattr(IdentityTokens, "current", token)
     enter(monkeypatch, KeyPair(access_key="key", secret_key="MARKER-secret", session_token="MARKER-session"))
     met = meet(read_pointer, redirecting("BUCKET/key"), http=HttpOptions(transport=transport), **identity)
     assert met.result == BODY[10:20]

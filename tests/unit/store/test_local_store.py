@@ -115,14 +115,14 @@ def test_a_process_forked_while_a_folder_is_locked_does_not_keep_the_lock(tmp_pa
     program = """
 import os, signal, sys
 from pathlib import Path
-from stoker._stores.local import locked
+from stoker._stores.local import lock_folder
 folder = Path(sys.argv[1])
-with locked(folder):
+with lock_folder(folder):
     if not (child := os.fork()):
         signal.pause()
 try:
     signal.alarm(20)  # of waiting for a lock that never comes
-    with locked(folder):
+    with lock_folder(folder):
         print("free")
 finally:
     os.kill(child, signal.SIGKILL)
@@ -272,7 +272,7 @@ def test_what_the_system_refuses_is_a_typed_error_that_names_object_and_remedy(
     async def check(store: Store) -> None:
         await store.put("name", b"1")
         with monkeypatch.context() as patch:
-            patch.setattr(os, "add_function", refuse)
+            patch.setattr(os, "open", refuse)
             for use in (store.get("name"), store.head("name"), store.put("name", b"2")):
                 with pytest.raises(kind, match=f"name.*{words}"):
                     await use
@@ -360,8 +360,8 @@ def test_a_writer_killed_while_it_holds_the_lock_stops_nobody(tmp_path: Path) ->
     program = """
 import os, signal, sys
 from pathlib import Path
-from stoker._stores.local import locked
-with locked(Path(sys.argv[1])):
+from stoker._stores.local import lock_folder
+with lock_folder(Path(sys.argv[1])):
     os.kill(os.getpid(), signal.SIGKILL)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -88,7 +88,7 @@ def test_a_welcome_is_good_for_one_proof_only() -> None:
 
 
 def test_a_proof_that_is_turned_round_is_no_welcome_nor_the_other_way() -> None:
-    proxy, peer = ProxyHandshake(SECRET, create_nonce=lambda: bytes(32)), node(nonce=lambda: bytes(32))
+    proxy, peer = ProxyHandshake(SECRET, create_nonce=lambda: bytes(32)), node(create_nonce=lambda: bytes(32))
     proof = sent(peer, proxy.begin())
     assert proof is not None
     with pytest.raises(CredentialsError):
@@ -128,7 +128,7 @@ def test_whatever_is_changed_on_the_way_makes_a_proof_wrong(name: str, value: ob
 def test_the_version_is_part_of_what_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     proxy, peer = ProxyHandshake(SECRET), node()
     proof = sent(peer, proxy.begin())
-    monkeypatch.setattr("stoker_warm._auth.VERSION", 4)
+    monkeypatch.setattr("stoker_warm._auth.PROTOCOL_VERSION", 4)
     with pytest.raises(CredentialsError):
         sent(proxy, proof)
 

@@ -150,7 +150,7 @@ def test_a_notice_between_two_answers_changes_nothing_about_their_order() -> Non
 
 def test_more_requests_than_may_be_open_wait_for_their_turn() -> None:
     async def test() -> None:
-        limits, link = {"OPEN_REQUESTS": 3}, LinkConfig(latency_seconds=0.5)
+        limits, link = {"MAX_OPEN_REQUESTS": 3}, LinkConfig(latency_seconds=0.5)
         async with joined(Server(), limits=limits, link=link) as (proxy, _, _):
             begun_seconds = asyncio.get_running_loop().time()
             waiting = asyncio.gather(*(proxy.request(Kind.PING) for _ in range(10)))

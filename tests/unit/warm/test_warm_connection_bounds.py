@@ -17,7 +17,7 @@ from support.warm_wires import End, Link, LinkConfig
 
 def test_a_peer_that_does_not_read_its_answers_is_served_no_more() -> None:
     async def test() -> None:
-        server, limits = Server(), {"OPEN_REQUESTS": 1000}
+        server, limits = Server(), {"MAX_OPEN_REQUESTS": 1000}
         async with joined(server, limits=limits) as (proxy, node, wire):
             first, second = wire.ends
             first.pause_reading()
@@ -41,7 +41,7 @@ def test_a_peer_that_does_not_read_its_answers_is_served_no_more() -> None:
 
 def test_a_peer_that_takes_nothing_for_too_long_is_given_up() -> None:
     async def test() -> None:
-        limits = {"STALL_SECONDS": 20.0}
+        limits = {"STALL_TIMEOUT_SECONDS": 20.0}
         slow = LinkConfig(bytes_per_second=10_000, window_bytes=100_000)
         async with joined(Server(), limits=limits, link=slow) as (proxy, _, wire):
             await proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD])  # slow is not stalled
@@ -55,7 +55,7 @@ def test_a_peer_that_takes_nothing_for_too_long_is_given_up() -> None:
 
 def test_a_large_body_waits_in_its_own_memory_for_a_slow_peer() -> None:
     async def test() -> None:
-        limits = {"PIECE_BYTES": 100_000}
+        limits = {"MAX_WRITE_BYTES": 100_000}
         slow = LinkConfig(bytes_per_second=1e6, window_bytes=10_000)
         async with joined(Server(), limits=limits, link=slow) as (proxy, _, wire):
             waiting = asyncio.create_task(proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD] * 5))

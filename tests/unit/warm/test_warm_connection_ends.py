@@ -16,7 +16,7 @@ from support.warm_wires import Link, LinkConfig
 @pytest.mark.parametrize("whose", ["ours", "theirs", "the network's"])
 def test_a_connection_that_ends_ends_every_request(whose: str) -> None:
     async def test() -> None:
-        async with joined(Server(), limits={"OPEN_REQUESTS": 3}) as (proxy, node, wire):
+        async with joined(Server(), limits={"MAX_OPEN_REQUESTS": 3}) as (proxy, node, wire):
             wire.ends[1].freeze()
             asking = [asyncio.create_task(proxy.request(Kind.PING)) for _ in range(10)]  # seven wait for their turn
             await asyncio.sleep(1)
@@ -90,7 +90,7 @@ def test_closing_twice_or_before_there_was_a_connection_is_no_error() -> None:
 
 def test_a_close_waits_for_a_peer_that_does_not_read_no_longer_than_it_is_told() -> None:
     async def test() -> None:
-        limits = {"CLOSE_SECONDS": 3.0}
+        limits = {"CLOSE_TIMEOUT_SECONDS": 3.0}
         async with joined(link=LinkConfig(window_bytes=1000), limits=limits) as (proxy, node, wire):
             wire.ends[1].freeze()
             asking = asyncio.create_task(proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD]))

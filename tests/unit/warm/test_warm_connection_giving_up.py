@@ -53,7 +53,7 @@ def test_a_cancelled_request_that_was_not_sent_is_never_heard_of() -> None:
 def test_a_body_that_is_under_way_is_sent_to_its_end_when_its_request_is_cancelled() -> None:
     async def test() -> None:
         server = Server()
-        limits = {"PIECE_BYTES": 10_000}
+        limits = {"MAX_WRITE_BYTES": 10_000}
         slow = LinkConfig(bytes_per_second=1e6, window_bytes=10_000)
         async with joined(server, link=slow, limits=limits) as (proxy, _, _):
             asking = asyncio.create_task(proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD]))
@@ -90,7 +90,7 @@ def test_late_answers_are_thrown_away_and_those_behind_them_keep_their_order() -
 def test_the_bodies_of_answers_to_cancelled_requests_go_nowhere() -> None:
     async def test() -> None:
         slow = LinkConfig(bytes_per_second=1e6, window_bytes=10_000)
-        async with joined(Server(), link=slow, limits={"PIECE_BYTES": 10_000}) as (proxy, _, _):
+        async with joined(Server(), link=slow, limits={"MAX_WRITE_BYTES": 10_000}) as (proxy, _, _):
             intos = [memory(len(SHARD)) for _ in range(5)]
             asking = [asyncio.create_task(proxy.request(Kind.GET, {"shard": len(SHARD)}, into=into)) for into in intos]
             await asyncio.sleep(0.3)
@@ -121,7 +121,7 @@ def test_an_answer_that_crosses_the_cancellation_is_taken_for_nothing_else() -> 
 
 def test_a_request_that_has_a_deadline_ends_then_wherever_it_is() -> None:
     async def test() -> None:
-        async with joined(Server(), limits={"OPEN_REQUESTS": 1}) as (proxy, _, wire):
+        async with joined(Server(), limits={"MAX_OPEN_REQUESTS": 1}) as (proxy, _, wire):
             wire.ends[1].freeze()
             for _ in range(2):  # the second waits for its turn
                 started = asyncio.get_running_loop().time()
@@ -136,7 +136,7 @@ def test_a_request_that_has_a_deadline_ends_then_wherever_it_is() -> None:
 def test_requests_to_a_frozen_peer_neither_pile_up_nor_break_the_connection() -> None:
     async def test() -> None:
         server = Server()
-        async with joined(server, limits={"OPEN_REQUESTS": 4}) as (proxy, _, wire):
+        async with joined(server, limits={"MAX_OPEN_REQUESTS": 4}) as (proxy, _, wire):
             wire.ends[1].freeze()
             for _ in range(50):
                 with pytest.raises(DeadlineError):

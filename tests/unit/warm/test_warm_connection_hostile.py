@@ -85,7 +85,7 @@ def test_a_node_is_asked_and_told_nothing_else(kind: Kind) -> None:
 
 def test_a_request_cannot_be_answered_before_it_was_sent() -> None:
     async def test() -> None:
-        limits = {"PIECE_BYTES": 10_000}
+        limits = {"MAX_WRITE_BYTES": 10_000}
         async with joined(link=LinkConfig(window_bytes=10_000), limits=limits) as (proxy, _, wire):
             wire.ends[1].pause_reading()
             asking = asyncio.create_task(proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD]))

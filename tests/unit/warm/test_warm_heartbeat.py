@@ -28,7 +28,7 @@ class Called:
 
     def __init__(self, seconds: float = 0.0, failure: Exception | None = None) -> None:
         self.seconds, self.failure = seconds, failure
-        self.contact_seconds = asyncio.get_running_loop().time()
+        self.last_contact_seconds = asyncio.get_running_loop().time()
         self.calls: list[float] = []
         self.is_called = False
 
@@ -37,8 +37,8 @@ class Called:
         self.is_called = True
         Called.under_way += 1
         Called.most_under_way = max(Called.most_under_way, Called.under_way)
-        self.contact_seconds = asyncio.get_running_loop().time()
-        self.calls.append(self.contact_seconds)
+        self.last_contact_seconds = asyncio.get_running_loop().time()
+        self.calls.append(self.last_contact_seconds)
         try:
             await asyncio.sleep(self.seconds)
             if self.failure is not None:
@@ -98,7 +98,7 @@ def test_the_interval_begins_with_a_call_however_long_that_takes() -> None:
 def test_traffic_puts_off_a_call_for_a_whole_interval() -> None:
     async def work(nodes: list[Called]) -> None:
         await asyncio.sleep(59.0)
-        nodes[0].contact_seconds = 59.0
+        nodes[0].last_contact_seconds = 59.0
 
     (node,) = play(lambda: [Called()], work, 150.0)
     assert node.calls == [119.0]
@@ -107,7 +107,7 @@ def test_traffic_puts_off_a_call_for_a_whole_interval() -> None:
 def test_a_node_under_steady_traffic_is_never_called() -> None:
     async def work(nodes: list[Called]) -> None:
         for second in range(0, 3600, 30):
-            nodes[0].contact_seconds = float(second)
+            nodes[0].last_contact_seconds = float(second)
             await asyncio.sleep(30.0)
 
     (node,) = play(lambda: [Called()], work, 3601.0)
@@ -122,7 +122,7 @@ def test_a_call_that_fails_ends_no_schedule() -> None:
 def test_only_so_many_are_called_at_a_time_and_one_that_was_contacted_meanwhile_is_not() -> None:
     async def work(nodes: list[Called]) -> None:
         await asyncio.sleep(65.0)
-        nodes[-1].contact_seconds = 65.0
+        nodes[-1].last_contact_seconds = 65.0
 
     nodes = play(lambda: [Called(seconds=10.0) for _ in range(MAX_HEARTBEATS + 2)], work, 100.0)
     assert Called.most_under_way == MAX_HEARTBEATS

@@ -49,18 +49,18 @@ def test_every_state_with_every_event_is_considered() -> None:
 
 
 TABLE = """
-event          SLEEPING AWAKE    MAYBE    GONE
-GREETED        AWAKE    AWAKE    AWAKE    AWAKE
-GREETED_OTHER  AWAKE    refused  refused  AWAKE
-CLAIMED        SLEEPING refused  refused  refused
-HEARD          AWAKE    AWAKE    AWAKE    refused
-BYE            SLEEPING SLEEPING SLEEPING refused
-LOST           SLEEPING MAYBE    MAYBE    refused
-SILENT         SLEEPING MAYBE    MAYBE    GONE
-RETURNED       SLEEPING SLEEPING SLEEPING GONE
-GIVEN_UP       GONE     refused  GONE     GONE
-MUTE           refused  GONE     GONE     refused
-LIED           GONE     GONE     GONE     refused
+event              SLEEPING AWAKE    MAYBE    GONE
+GREETED            AWAKE    AWAKE    AWAKE    AWAKE
+GREETED_OTHER      AWAKE    refused  refused  AWAKE
+GREETED_EMPTY      SLEEPING refused  refused  refused
+MESSAGE            AWAKE    AWAKE    AWAKE    refused
+LEAVING            SLEEPING SLEEPING SLEEPING refused
+DISCONNECTED       SLEEPING MAYBE    MAYBE    refused
+TIMED_OUT          SLEEPING MAYBE    MAYBE    GONE
+CALLS_ENDED        SLEEPING SLEEPING SLEEPING GONE
+ATTEMPTS_EXHAUSTED GONE     refused  GONE     GONE
+NOTHING_DELIVERED  refused  GONE     GONE     refused
+WRONG_SHARDS       GONE     GONE     GONE     refused
 """
 
 

@@ -217,7 +217,7 @@ def test_a_node_dials_anew_where_the_connection_from_before_is_of_no_use(why: st
     async def main() -> None:
         listener = Listener()
         await listener.run(nothing, linger_seconds=0.1)
-        changes: dict[str, Any] = {"linger_seconds": 0.1, "dial_anew": why == "told to"}
+        changes: dict[str, Any] = {"linger_seconds": 0.1, "must_reconnect": why == "told to"}
         if why == "elsewhere":
             listener.network.listen("other:7411", listener._accept)
             changes["proxy"] = "other:7411"

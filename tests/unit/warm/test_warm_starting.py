@@ -34,7 +34,7 @@ class Kept:
     def offer(self, name: str, data: memoryview) -> None:
         self.offered.append(name)
 
-    def drop(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         self.dropped.append(name)
 
     async def close(self) -> None:

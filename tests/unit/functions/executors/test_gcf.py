@@ -40,7 +40,7 @@ class KnownTokens:
     async def current(self) -> str:
         return "an-identity"
 
-    def drop(self, token: str) -> None:
+    def discard(self, token: str) -> None:
         assert token == "an-identity"
         self.forgotten.append(self.asked[-1])
 
